@@ -53,7 +53,7 @@ def test_duplicates_are_found_before_they_are_embedded() -> None:
     assert embedder.embedded == 2
 
 
-def test_a_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -> None:
+def test_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -> None:
     bad = Bad()
     broken = Example(Query("What?", (damaged("pets/cat/9.png"),)), "cat")
     assert kb.add([shown(1), broken, shown(2)], on_error=bad) == AddResult(new=2, failed=1)
@@ -63,7 +63,7 @@ def test_a_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -
         kb.add([broken])
 
 
-def test_one_unfit_example_does_not_spoil_its_batch() -> None:
+def test_one_failing_example_does_not_fail_its_batch() -> None:
     bad = Bad()
     with KnowledgeBase.open(":memory:", OnlyImages()) as kb:
         unfit = asked("no image", source="line 7")
@@ -74,7 +74,7 @@ def test_one_unfit_example_does_not_spoil_its_batch() -> None:
             kb.add([unfit])
 
 
-def test_an_embedder_that_returns_nonsense_stores_nothing(kb: KnowledgeBase) -> None:
+def test_invalid_vectors_are_not_stored(kb: KnowledgeBase) -> None:
     class Nonsense(SeededEmbedder):
         def embed(self, queries: object) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
             return np.full((1, self.dimension), np.nan, np.float32)
@@ -85,15 +85,13 @@ def test_an_embedder_that_returns_nonsense_stores_nothing(kb: KnowledgeBase) -> 
         assert len(nonsense) == 0
 
 
-def test_adding_does_not_keep_the_callers_pixels(kb: KnowledgeBase) -> None:
+def test_adding_does_not_cache_pixels_in_the_callers_images(kb: KnowledgeBase) -> None:
     example = shown(1)
     kb.add([example])
     assert "_decoded" not in vars(example.query.images[0])
 
 
-def test_pixels_that_the_caller_has_decoded_are_not_decoded_again(
-    kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoded_pixels_are_reused(kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch) -> None:
     example = shown(1)
     example.query.images[0].decode()
     monkeypatch.setattr(Image, "_decode", None)
@@ -116,7 +114,7 @@ def test_pixels_that_the_caller_has_decoded_are_not_decoded_again(
         Example(Query("q", choices=("a", "b\0")), "a"),
     ],
 )
-def test_what_is_no_text_is_bad_and_not_a_duplicate(kb: KnowledgeBase, wrong: Example) -> None:
+def test_field_that_is_not_text_fails(kb: KnowledgeBase, wrong: Example) -> None:
     bad = Bad()
     assert kb.add([asked("fine"), wrong], on_error=bad) == AddResult(new=1, failed=1)
     assert len(bad) == 1
@@ -124,7 +122,7 @@ def test_what_is_no_text_is_bad_and_not_a_duplicate(kb: KnowledgeBase, wrong: Ex
         kb.add([wrong])
 
 
-def test_a_row_that_the_table_refuses_is_no_duplicate(kb: KnowledgeBase) -> None:
+def test_constraint_violation_is_not_a_duplicate(kb: KnowledgeBase) -> None:
     broken = with_id(asked("q", None), "0" * 16)  # type: ignore[arg-type]
     with pytest.raises(StoreError):
         kb._rows.put([broken], {"default": EmbeddedBatch("seeded-8", np.ones((1, 8), np.float32))})

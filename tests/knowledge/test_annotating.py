@@ -44,7 +44,7 @@ def kb(path: Path) -> Iterator[KnowledgeBase]:
         yield opened
 
 
-def test_everything_else_stays(kb: KnowledgeBase) -> None:
+def test_annotation_keeps_all_other_fields(kb: KnowledgeBase) -> None:
     for example in list(kb):
         id = str(example.id)
         kb.pin([id])
@@ -60,7 +60,7 @@ def test_everything_else_stays(kb: KnowledgeBase) -> None:
     assert kb.verify(deep=True).problems == ()
 
 
-def test_what_another_handle_has_read_is_not_out_of_date(kb: KnowledgeBase, path: Path) -> None:
+def test_annotation_reaches_other_handles(kb: KnowledgeBase, path: Path) -> None:
     query, red = Query("a"), Eq("tags.hue", "red")
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=1) as other:
         (found,) = other.search(query, 1, include_self=True, where=red)
@@ -72,7 +72,7 @@ def test_what_another_handle_has_read_is_not_out_of_date(kb: KnowledgeBase, path
         assert again.example.rationale == "since"
 
 
-async def test_who_follows_the_changes_is_told(kb: KnowledgeBase) -> None:
+async def test_annotation_appears_in_the_changes(kb: KnowledgeBase) -> None:
     words = BM25Retriever(kb)
     assert [c.score > 0 for c in await words(Query("penguin"), 3)].count(True) == 0
     kb.annotate(kb.ids()[1], rationale="a penguin", tags={})
@@ -82,7 +82,7 @@ async def test_who_follows_the_changes_is_told(kb: KnowledgeBase) -> None:
     assert told == dict.fromkeys(kb.ids(), False)
 
 
-def test_tags_alone_leave_the_rationale(kb: KnowledgeBase) -> None:
+def test_tags_keep_the_rationale(kb: KnowledgeBase) -> None:
     first = kb.ids()[0]
     kb.annotate(first, rationale="Mine.")
     kb.tag(first, {"seen": "1"})
@@ -91,13 +91,13 @@ def test_tags_alone_leave_the_rationale(kb: KnowledgeBase) -> None:
         kb.tag("gone", {"seen": "1"})
 
 
-def test_it_comes_last_in_the_order(kb: KnowledgeBase) -> None:
+def test_annotated_example_moves_to_the_end(kb: KnowledgeBase) -> None:
     first, *others = kb.ids()
     kb.annotate(first, rationale=None)
     assert kb.ids() == [*others, first]
 
 
-def test_no_key_is_given_twice(kb: KnowledgeBase, path: Path) -> None:
+def test_keys_are_never_reused_by_annotations(kb: KnowledgeBase, path: Path) -> None:
     """What was indexed under it would be taken for the new row."""
     kb.annotate(kb.ids()[2], rationale="x")
     kb.delete(kb.ids()[2:])
@@ -107,7 +107,7 @@ def test_no_key_is_given_twice(kb: KnowledgeBase, path: Path) -> None:
     assert len(keys) == len(set(keys)) == 5
 
 
-def test_another_namespace_keeps_its_own(kb: KnowledgeBase, path: Path) -> None:
+def test_annotation_keeps_other_namespaces(kb: KnowledgeBase, path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), namespace="other") as other:
         other.add([asked("b")])
         (id,) = other.ids()
@@ -115,14 +115,14 @@ def test_another_namespace_keeps_its_own(kb: KnowledgeBase, path: Path) -> None:
         assert other.get(id).rationale is None
 
 
-def test_an_id_that_is_gone(kb: KnowledgeBase) -> None:
+def test_annotating_a_deleted_id_is_an_error(kb: KnowledgeBase) -> None:
     gone = kb.ids()[0]
     kb.delete([gone])
     with pytest.raises(NotFoundError):
         kb.annotate(gone, rationale="x")
 
 
-def test_what_cannot_be_stored_changes_nothing(kb: KnowledgeBase) -> None:
+def test_invalid_annotation_changes_nothing(kb: KnowledgeBase) -> None:
     before, id = list(kb), kb.ids()[0]
     for rationale, tags in (("\ud800", {}), ("a\0b", {}), ("x", {"a": "\ud800"})):
         with pytest.raises(LoadError):
@@ -132,7 +132,7 @@ def test_what_cannot_be_stored_changes_nothing(kb: KnowledgeBase) -> None:
     assert list(kb) == before
 
 
-def test_a_killed_writer_leaves_whole_annotations(path: Path) -> None:
+def test_killed_writer_leaves_complete_annotations(path: Path) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
     )

@@ -29,7 +29,7 @@ def kb() -> Iterator[KnowledgeBase]:
         yield opened
 
 
-def test_the_nearest_comes_first(kb: KnowledgeBase) -> None:
+def test_nearest_comes_first(kb: KnowledgeBase) -> None:
     kb.add([asked(f"q{i}") for i in range(20)])
     found = kb.search(Query("q7"), 20)
     assert found[0].example.query.text == "q7"
@@ -45,7 +45,7 @@ def test_l2_scores_are_negative_distances() -> None:
         assert kb.stats().metric == "l2"
 
 
-def test_the_query_itself_is_not_found_unless_asked_for(kb: KnowledgeBase) -> None:
+def test_query_itself_is_excluded_by_default(kb: KnowledgeBase) -> None:
     kb.add([shown(1), shown(1, question="Other?"), shown(2), asked("text")])
     query = shown(1).query
     assert [c.example.query.images for c in kb.search(query, 9) if c.example.query.images] == [
@@ -56,26 +56,26 @@ def test_the_query_itself_is_not_found_unless_asked_for(kb: KnowledgeBase) -> No
     assert stored.id not in {c.example.id for c in kb.search(stored.query, 9)}
 
 
-def test_more_than_there_are_gives_all_there_are(kb: KnowledgeBase) -> None:
+def test_large_k_returns_all_examples(kb: KnowledgeBase) -> None:
     kb.add([asked("a"), asked("b")])
     assert len(kb.search(Query("c"), 100)) == 2
 
 
-def test_many_queries_give_what_each_gives_alone(kb: KnowledgeBase) -> None:
+def test_batch_search_equals_single_searches(kb: KnowledgeBase) -> None:
     kb.add([shown(i) for i in range(12)])
     queries = [shown(i).query for i in (3, 40, 5)]
     assert kb.search_many(queries, 4) == [kb.search(query, 4) for query in queries]
     assert kb.search_many([], 4) == []
 
 
-def test_a_search_within_ids_finds_only_these(kb: KnowledgeBase) -> None:
+def test_search_within_ids_finds_only_these(kb: KnowledgeBase) -> None:
     kb.add([asked(f"q{i}") for i in range(9)])
     chosen = kb.ids()[2:5]
     assert {c.example.id for c in kb.search(Query("x"), 9, within=chosen)} == set(chosen)
     assert kb.search(Query("x"), 9, within=[]) == []
 
 
-def test_an_empty_base_says_so(kb: KnowledgeBase) -> None:
+def test_empty_knowledge_base_is_an_error(kb: KnowledgeBase) -> None:
     with pytest.raises(EmptyKnowledgeBaseError) as raised:
         kb.search(Query("a"), 3)
     assert raised.value.hint
@@ -92,7 +92,7 @@ def test_k_must_be_positive(kb: KnowledgeBase, k: int) -> None:
         kb.search(Query("a"), k)
 
 
-def test_what_was_added_is_there_after_reopening(tmp_path: Path) -> None:
+def test_examples_persist_after_reopening(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(i, f"label {i}") for i in range(3)])
@@ -106,7 +106,7 @@ def test_what_was_added_is_there_after_reopening(tmp_path: Path) -> None:
     assert before.bytes == path.stat().st_size
 
 
-def test_another_embedder_is_refused_and_both_are_named(tmp_path: Path) -> None:
+def test_mismatch_error_names_both_embedders(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with (
         KnowledgeBase.open(path, SeededEmbedder("late")) as late,
@@ -136,7 +136,7 @@ def test_without_an_embedder_rows_can_be_read_and_deleted(tmp_path: Path) -> Non
             kb.add([shown(3)])
 
 
-def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="dot"):
         KnowledgeBase.open(":memory:", None, metric="dot")  # type: ignore[arg-type]
     with pytest.raises(StoreError, match="does not exist"):
@@ -149,9 +149,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("create", [True, False])
-def test_an_empty_file_is_not_made_a_knowledge_base_by_looking(
-    tmp_path: Path, create: bool
-) -> None:
+def test_empty_file_without_embedder_is_an_error(tmp_path: Path, create: bool) -> None:
     path = tmp_path / "empty.db"
     path.touch()
     with pytest.raises(StoreError, match="is empty, not a knowledge base"):
@@ -161,20 +159,20 @@ def test_an_empty_file_is_not_made_a_knowledge_base_by_looking(
         assert len(kb) == 0
 
 
-def test_a_null_byte_is_refused_and_creates_nothing(tmp_path: Path) -> None:
+def test_null_byte_is_refused_and_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="file name contains a NUL"):
         KnowledgeBase.open(f"{tmp_path}/nul\0tail.db", SeededEmbedder())
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_name_that_is_not_utf8_is_opened_and_shown(tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf8_is_opened_and_shown(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"caf\xe9.db")
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         assert kb.stats().path.endswith("caf\ufffd.db")
     assert path.exists()
 
 
-def test_a_busy_file_can_be_written_later(tmp_path: Path) -> None:
+def test_busy_file_can_be_written_later(tmp_path: Path) -> None:
     path = str(tmp_path / "kb.db")
     with (
         KnowledgeBase.open(path, SeededEmbedder()) as holder,
@@ -229,7 +227,7 @@ for i in range(1000):
 """
 
 
-def test_another_process_sees_what_a_killed_one_had_acknowledged(tmp_path: Path) -> None:
+def test_examples_of_a_killed_process_are_visible(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("mine")])
@@ -246,6 +244,6 @@ def test_another_process_sees_what_a_killed_one_had_acknowledged(tmp_path: Path)
 
 
 @pytest.mark.parametrize("namespace", [None, 5, "\ud83d", "a\0b"])
-def test_a_namespace_is_a_text(namespace: str) -> None:
+def test_namespace_is_a_text(namespace: str) -> None:
     with pytest.raises(SettingError, match="namespace"):
         KnowledgeBase.open(":memory:", SeededEmbedder(), namespace=namespace)

@@ -29,26 +29,26 @@ def colour(answer: str, *choices: str, text: str = "Which colour?") -> Example:
     return Example(Query(text, (IMAGE,), choices), answer)
 
 
-def test_the_same_text_with_other_choices_is_another_example(kb: KnowledgeBase) -> None:
+def test_other_choices_make_another_example(kb: KnowledgeBase) -> None:
     one, other, free = colour("red", "red", "blue"), colour("red", "red", "grey"), colour("red")
     assert kb.add([one, other, free]).new == 3
     assert {example.query.choices for example in kb} == {("red", "blue"), ("red", "grey"), ()}
     assert kb.add([one, other, free]).new == 0
 
 
-def test_a_newer_answer_replaces_the_one_with_the_same_choices_only(kb: KnowledgeBase) -> None:
+def test_newer_answer_replaces_only_the_same_choices(kb: KnowledgeBase) -> None:
     kb.replace([colour("red", "red", "blue"), colour("green", "green", "grey")])
     kb.replace([colour("blue", "red", "blue")])
     answers = {example.query.choices: example.answer for example in kb}
     assert answers == {("red", "blue"): "blue", ("green", "grey"): "green"}
 
 
-def test_a_context_is_never_taken_for_choices(kb: KnowledgeBase) -> None:
+def test_context_and_choices_are_not_confused(kb: KnowledgeBase) -> None:
     in_context = replace(colour("red"), tags={"context": "red"})
     assert kb.add([in_context, colour("red", "red")]).new == 2
 
 
-def test_both_survive_an_export(kb: KnowledgeBase, tmp_path: Path) -> None:
+def test_choices_and_context_survive_an_export(kb: KnowledgeBase, tmp_path: Path) -> None:
     kb.add([colour("red", "red", "blue"), colour("red", "red", "grey")])
     kb.export_to(tmp_path / "out")
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as again:
@@ -56,7 +56,7 @@ def test_both_survive_an_export(kb: KnowledgeBase, tmp_path: Path) -> None:
         assert again.ids() == kb.ids()
 
 
-def test_an_export_of_an_earlier_version_is_read(kb: KnowledgeBase, tmp_path: Path) -> None:
+def test_export_of_an_earlier_version_is_read(kb: KnowledgeBase, tmp_path: Path) -> None:
     kb.add([colour("red", "red", "blue")])
     kb.export_to(tmp_path / "out")
     listed = tmp_path / "out" / "examples.jsonl"
@@ -68,7 +68,7 @@ def test_an_export_of_an_earlier_version_is_read(kb: KnowledgeBase, tmp_path: Pa
         assert again.ids() == kb.ids()
 
 
-def test_a_search_may_exclude_the_same_question_only(kb: KnowledgeBase) -> None:
+def test_search_may_exclude_the_same_question_only(kb: KnowledgeBase) -> None:
     asked = colour("red", "red", "blue").query
     stored = {
         "other text": colour("red", "red", "blue", text="Which shape?"),
@@ -97,7 +97,7 @@ def test_a_search_may_exclude_the_same_question_only(kb: KnowledgeBase) -> None:
     assert none == []
 
 
-def test_a_text_question_is_not_shown_its_own_answer(kb: KnowledgeBase) -> None:
+def test_search_excludes_a_text_question_itself(kb: KnowledgeBase) -> None:
     kb.add([Example(Query("Why?"), "because"), Example(Query("How?"), "so")])
     (found,) = kb.search(Query("Why?"), 9, exclude="same-question")
     assert found.example.query.text == "How?"

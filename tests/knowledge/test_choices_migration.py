@@ -54,7 +54,7 @@ def by_question(kb: KnowledgeBase) -> dict[tuple[str, tuple[str, ...]], Example]
     return {(example.query.text, example.query.choices): example for example in kb}
 
 
-def test_ids_are_those_that_the_examples_would_get_today(old: Path) -> None:
+def test_migrated_ids_equal_new_ids(old: Path) -> None:
     before = {key: id for key, id, _ in read(old, OLD_IDS)}
     for namespace, count in (("", 6), ("team", 2)):
         with opened(old, namespace) as kb:
@@ -98,7 +98,7 @@ def test_searches_find_every_row(old: Path) -> None:
                 assert best.score == pytest.approx(1.0)
 
 
-def test_replacing_goes_by_the_choices(old: Path) -> None:
+def test_replace_respects_choices(old: Path) -> None:
     with opened(old) as kb:
         known = by_question(kb)
         for choices, answer in ((("red", "blue"), "blue"), (("up", "down"), "up")):
@@ -110,7 +110,7 @@ def test_replacing_goes_by_the_choices(old: Path) -> None:
         assert answers["up", "down"] == "up"
 
 
-def test_followers_of_the_change_log_learn_the_new_ids(old: Path) -> None:
+def test_changes_report_the_new_ids(old: Path) -> None:
     before = {str(id) for _, id, _ in read(old, "SELECT key, id, 0 FROM examples")}
     (last,) = read(old, "SELECT max(seq) FROM changes")[0]
     with opened(old) as kb:
@@ -123,7 +123,7 @@ def test_followers_of_the_change_log_learn_the_new_ids(old: Path) -> None:
         assert {id for id, deleted in late.items() if not deleted} == there - before
 
 
-def test_a_file_is_migrated_once(old: Path) -> None:
+def test_file_is_migrated_once(old: Path) -> None:
     opened(old).close()
     version, last = (read(old, f"SELECT {what}")[0] for what in VERSION_AND_LAST)
     assert version == (KNOWLEDGE_BASE.version,)
@@ -134,7 +134,7 @@ def test_a_file_is_migrated_once(old: Path) -> None:
 VERSION_AND_LAST = ("user_version FROM pragma_user_version", "max(seq) FROM changes")
 
 
-def test_damaged_rows_stay_as_they_are_and_are_reported(old: Path) -> None:
+def test_damaged_rows_are_kept_and_reported(old: Path) -> None:
     connection = sqlite3.connect(old)
     damaged = ("answer = 'other'", "choices = x'ff'", "question = CAST(x'ff41' AS TEXT)")
     for key, change in enumerate(damaged, 1):
@@ -168,7 +168,7 @@ KNOWLEDGE_BASE.migrate(connection, "kb")
 """
 
 
-def test_a_kill_in_the_middle_changes_nothing(old: Path) -> None:
+def test_killed_migration_changes_nothing(old: Path) -> None:
     before = read(old, OLD_IDS)
     done = subprocess.run([sys.executable, "-c", KILLED, str(old)], env=os.environ, timeout=60)
     assert done.returncode == 9
@@ -178,7 +178,7 @@ def test_a_kill_in_the_middle_changes_nothing(old: Path) -> None:
         assert kb.verify().problems == ()
 
 
-def test_an_older_program_refuses_the_newer_file(old: Path) -> None:
+def test_older_version_rejects_the_newer_file(old: Path) -> None:
     opened(old).close()
     older = replace(KNOWLEDGE_BASE, migrations=KNOWLEDGE_BASE.migrations[:5])
     connection = sqlite3.connect(old, isolation_level=None)
@@ -187,7 +187,7 @@ def test_an_older_program_refuses_the_newer_file(old: Path) -> None:
     connection.close()
 
 
-def test_an_older_process_that_has_the_file_open_cannot_write_old_ids(old: Path) -> None:
+def test_older_open_process_cannot_write_old_ids(old: Path) -> None:
     connection = sqlite3.connect(old, isolation_level=None)
     connection.execute("SELECT count(*) FROM examples").fetchone()
     opened(old).close()
@@ -196,7 +196,7 @@ def test_an_older_process_that_has_the_file_open_cannot_write_old_ids(old: Path)
     connection.close()
 
 
-def test_a_file_that_may_only_be_read_says_what_to_do(old: Path) -> None:
+def test_read_only_old_file_has_a_hint(old: Path) -> None:
     connection = sqlite3.connect(f"file:{old}?mode=ro", uri=True, isolation_level=None)
     with pytest.raises(StoreError, match="has format 5, must be brought to") as caught:
         KNOWLEDGE_BASE.migrate(connection, "kb.db")
@@ -205,7 +205,7 @@ def test_a_file_that_may_only_be_read_says_what_to_do(old: Path) -> None:
     assert read(old, "SELECT * FROM pragma_user_version") == [(5,)]
 
 
-def test_a_digest_matches_what_is_computed_for_a_new_row(old: Path) -> None:
+def test_migrated_digest_equals_a_new_one(old: Path) -> None:
     with opened(old) as kb:
         stored = set(read(old, "SELECT id, question_digest FROM examples"))
         assert {(one.id, question_digest(one)) for one in kb} <= stored

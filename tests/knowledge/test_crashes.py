@@ -103,13 +103,13 @@ def crash(path: Path, rounds: int, seed: int) -> int:
     return len(told.kept)
 
 
-def test_nothing_acknowledged_is_lost_when_writers_are_killed(tmp_path: Path) -> None:
+def test_killed_writers_lose_no_acknowledged_example(tmp_path: Path) -> None:
     assert crash(tmp_path / "kb.db", rounds=2, seed=0) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_nothing_acknowledged_is_lost_in_two_hundred_rounds(tmp_path: Path) -> None:
+def test_two_hundred_kills_lose_no_acknowledged_example(tmp_path: Path) -> None:
     kept = crash(tmp_path / "kb.db", rounds=200, seed=1)
     print(f"{kept} acknowledged examples, none missing")
     assert kept > 1000

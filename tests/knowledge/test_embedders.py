@@ -71,13 +71,13 @@ def test_pixels_embed_images() -> None:
     check_image_embedder(PixelEmbedder(batch_size=2))
 
 
-def test_pixels_tell_digits_apart() -> None:
+def test_pixels_distinguish_digits() -> None:
     digits = list(load_digits())
     vectors = PixelEmbedder().embed([e.query for e in digits])
     assert right_neighbours(vectors, [e.answer for e in digits]) >= 0.99
 
 
-def test_pixels_see_colour() -> None:
+def test_pixels_distinguish_colours() -> None:
     flat = [
         Image.from_pillow(Pillow.new("RGB", (30, 20), colour))
         for colour in ("red", "darkred", "blue", "black")
@@ -87,13 +87,13 @@ def test_pixels_see_colour() -> None:
     assert np.linalg.norm(black) == pytest.approx(1.0)
 
 
-def test_the_tower_embeds_images(vlm: Path) -> None:
+def test_tower_embeds_images(vlm: Path) -> None:
     embedder = TowerEmbedder(vlm, batch_size=2)
     assert embedder.dimension == 80
     check_image_embedder(embedder)
 
 
-def test_the_towers_fingerprint_covers_what_makes_its_vectors(tmp_path: Path, vlm: Path) -> None:
+def test_tower_fingerprint_covers_weights_and_preprocessing(tmp_path: Path, vlm: Path) -> None:
     original = TowerEmbedder(vlm).fingerprint
     decoder = tiny_models.save_fast_vlm(tmp_path / "a", decoder_seed=7)
     tower = tiny_models.save_fast_vlm(tmp_path / "b", seed=7)
@@ -101,7 +101,7 @@ def test_the_towers_fingerprint_covers_what_makes_its_vectors(tmp_path: Path, vl
     assert TowerEmbedder(tower).fingerprint != original
 
 
-def test_the_tower_may_be_used_by_several_threads(vlm: Path) -> None:
+def test_tower_may_be_used_by_several_threads(vlm: Path) -> None:
     embedder = TowerEmbedder(vlm)
     alone = [embedder.embed(queries(seed)) for seed in range(8)]
     with ThreadPoolExecutor(4) as pool:
@@ -109,11 +109,11 @@ def test_the_tower_may_be_used_by_several_threads(vlm: Path) -> None:
     assert np.allclose(alone, together, atol=1e-5)
 
 
-def test_the_bundled_tower_embeds_images() -> None:
+def test_bundled_tower_embeds_images() -> None:
     check_image_embedder(TowerEmbedder.bundled())
 
 
-def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path) -> None:
+def test_folder_without_a_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EmbeddingError, match="gone does not exist"):
         TowerEmbedder(tmp_path / "gone")
     with pytest.raises(EmbeddingError, match="cannot be loaded"):
@@ -127,7 +127,7 @@ def test_clip_embeds_images(clip: Path) -> None:
     check_image_embedder(SentenceEmbedder(clip, batch_size=2))
 
 
-def test_clip_embeds_texts_also_without_images(clip: Path) -> None:
+def test_clip_embeds_texts_without_images(clip: Path) -> None:
     embedder = SentenceEmbedder(clip, mode="text")
     vectors = embedder.embed([Query("abc"), Query("xyz", (solid_image(1),)), Query("abc")])
     assert lengths(vectors) == pytest.approx([1.0] * 3, abs=1e-5)
@@ -136,7 +136,7 @@ def test_clip_embeds_texts_also_without_images(clip: Path) -> None:
     assert embedder.embed([]).shape == (0, embedder.dimension)
 
 
-def test_the_average_weighs_image_and_text_alike(clip: Path) -> None:
+def test_average_weighs_image_and_text_equally(clip: Path) -> None:
     asked = queries(1, 2)
     image, text = (SentenceEmbedder(clip, mode=mode).embed(asked) for mode in ("image", "text"))
     both = SentenceEmbedder(clip, mode="average").embed(asked)
@@ -144,7 +144,7 @@ def test_the_average_weighs_image_and_text_alike(clip: Path) -> None:
     assert np.allclose(both, mean / np.linalg.norm(mean, axis=1, keepdims=True), atol=1e-5)
 
 
-def test_the_average_as_released_takes_the_models_own_lengths(clip: Path) -> None:
+def test_raw_average_keeps_the_models_lengths(clip: Path) -> None:
     asked = queries(1, 2)
     image, text = (
         SentenceEmbedder(clip, mode=mode, normalize=False).embed(asked)
@@ -176,13 +176,13 @@ def test_threads_share_a_tokenizer(clip: Path) -> None:
     assert all(vectors.shape == (3, 12) for vectors in found)
 
 
-def test_a_mode_that_there_is_not_is_refused(clip: Path) -> None:
+def test_unknown_mode_is_rejected(clip: Path) -> None:
     with pytest.raises(SettingError, match="got 'sound'"):
         SentenceEmbedder(clip, mode="sound")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("package", ["torch", "sentence_transformers"])
-def test_the_missing_extra_is_named(
+def test_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)

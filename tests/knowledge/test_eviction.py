@@ -43,7 +43,7 @@ def id_of(kb: KnowledgeBase, text: str) -> str:
     return next(str(example.id) for example in kb if example.query.text == text)
 
 
-def test_without_a_policy_the_least_recently_used_goes() -> None:
+def test_default_policy_evicts_the_least_recently_used() -> None:
     with opened(3) as kb:
         kb.add([asked(text) for text in "abc"])
         kb.used([id_of(kb, "a")])
@@ -52,7 +52,7 @@ def test_without_a_policy_the_least_recently_used_goes() -> None:
         assert {c.example.query.text for c in kb.search(Query("x"), 9)} == set("acd")
 
 
-def test_the_least_frequently_used_goes_but_the_newest_are_spared() -> None:
+def test_least_frequently_used_goes_except_the_newest() -> None:
     with opened(4, LeastFrequentlyUsedEviction(protect=2)) as kb:
         kb.add([asked(text) for text in "abcd"])
         for _ in range(3):
@@ -66,7 +66,7 @@ def test_the_least_frequently_used_goes_but_the_newest_are_spared() -> None:
         assert texts(kb) == "abfg"
 
 
-def test_what_saves_most_stays() -> None:
+def test_largest_savings_stay() -> None:
     with opened(3, LeastSavingsEviction(protect=1)) as kb:
         kb.add([asked(text) for text in "abc"])
         kb.used([id_of(kb, "a")], saved_usd=0.01)
@@ -80,7 +80,7 @@ def test_what_saves_most_stays() -> None:
         assert texts(kb) == "abf"
 
 
-def test_random_eviction_depends_on_its_seed_alone() -> None:
+def test_random_eviction_depends_only_on_its_seed() -> None:
     def survivors(seed: int) -> str:
         with opened(5, RandomEviction(seed)) as kb:
             for text in "abcdefghijklmnop":
@@ -106,7 +106,7 @@ def test_pinned_examples_never_go(policy: Callable[[], Eviction]) -> None:
         assert kb.stats().pinned == 0
 
 
-def test_as_many_pinned_examples_as_the_capacity_can_be_imported(tmp_path: Path) -> None:
+def test_import_of_pinned_examples_up_to_the_capacity(tmp_path: Path) -> None:
     with opened(2) as kb:
         kb.add([asked("a"), asked("b")])
         kb.pin(kb.ids())
@@ -118,7 +118,7 @@ def test_as_many_pinned_examples_as_the_capacity_can_be_imported(tmp_path: Path)
         kb.import_from(tmp_path / "export")
 
 
-def test_when_only_pinned_ones_are_left_nothing_is_stored() -> None:
+def test_full_store_of_pinned_examples_rejects_new_ones() -> None:
     with opened(2) as kb:
         kb.add([asked("a"), asked("b")])
         kb.pin(kb.ids())
@@ -131,7 +131,7 @@ def test_when_only_pinned_ones_are_left_nothing_is_stored() -> None:
         assert texts(kb) == "bc"
 
 
-def test_what_is_known_of_an_example_beyond_its_content() -> None:
+def test_metadata_has_age_pin_and_counters() -> None:
     with opened(9) as kb:
         kb.add([asked("a"), asked("b")])
         first, second = kb.ids()
@@ -155,13 +155,13 @@ def test_pinning_is_all_or_nothing() -> None:
         assert kb.stats().pinned == 0
 
 
-def test_a_batch_larger_than_the_capacity_keeps_as_many_as_fit() -> None:
+def test_batch_larger_than_the_capacity_keeps_the_capacity() -> None:
     with opened(4) as kb:
         assert kb.add([asked(f"q{i}") for i in range(100)]).new == 100
         assert len(kb) == 4
 
 
-def test_each_namespace_has_its_own_room(tmp_path: Path) -> None:
+def test_each_namespace_has_its_own_capacity(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder(), namespace="other") as other:
         other.add([asked(f"q{i}") for i in range(9)])
@@ -193,7 +193,7 @@ def counts(path: Path) -> list[tuple[int, float]]:
     return found
 
 
-def test_uses_that_could_not_be_written_are_written_later(
+def test_failed_writes_of_uses_are_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise an example with large savings would be evicted as if it had none."""
@@ -211,7 +211,7 @@ def test_uses_that_could_not_be_written_are_written_later(
         assert tuple(row) == (2, 0.75)
 
 
-def test_nothing_needs_to_be_protected() -> None:
+def test_protect_may_be_zero() -> None:
     with opened(2, LeastFrequentlyUsedEviction(protect=0)) as kb:
         kb.add([asked("a"), asked("b")])
         kb.used([id_of(kb, "a")])
@@ -230,7 +230,7 @@ def _raising(error: Exception) -> Callable[..., None]:
     return fail
 
 
-def test_many_uses_do_not_wait_for_the_end(tmp_path: Path) -> None:
+def test_many_uses_are_written_early(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked(f"q{i}") for i in range(300)])
@@ -238,7 +238,7 @@ def test_many_uses_do_not_wait_for_the_end(tmp_path: Path) -> None:
         assert len(counts(path)) == 300
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_invalid_settings_are_rejected() -> None:
     for wrong in (
         lambda: opened(0),
         lambda: LeastFrequentlyUsedEviction(protect=-1),
@@ -254,7 +254,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=5), max_size=8),
 )
 @settings(max_examples=40)
-def test_no_commit_leaves_more_than_the_capacity(
+def test_commits_never_exceed_the_capacity(
     capacity: int, policy: int, batches: list[list[int]]
 ) -> None:
     with opened(capacity, POLICIES[policy]()) as kb:
@@ -269,9 +269,7 @@ def test_no_commit_leaves_more_than_the_capacity(
     ("ids", "usd"),
     [(["x"], float("nan")), (["x"], float("inf")), (["x"], "1"), (["\ud83d"], 1.0), ([5], 1.0)],
 )
-def test_a_use_that_cannot_be_written_spoils_no_other(
-    tmp_path: Path, ids: list[str], usd: float
-) -> None:
+def test_invalid_use_does_not_block_others(tmp_path: Path, ids: list[str], usd: float) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a")])
@@ -282,7 +280,7 @@ def test_a_use_that_cannot_be_written_spoils_no_other(
         assert kb._rows.metadata_by_id([1])[1].uses == 1
 
 
-def test_a_file_that_may_only_be_read_can_be_used_and_closed(tmp_path: Path) -> None:
+def test_read_only_file_can_be_used_and_closed(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a")])

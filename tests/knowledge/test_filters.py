@@ -60,13 +60,13 @@ def kb() -> Iterator[KnowledgeBase]:
         (And((And((Eq("label", "y"),)), Range("tags.year", low=0))), "b"),
     ],
 )
-def test_a_filter_chooses(kb: KnowledgeBase, where: Filter, found: str) -> None:
+def test_filter_selects_examples(kb: KnowledgeBase, where: Filter, found: str) -> None:
     assert "".join(e.query.text for e in kb.get_many(kb.ids(where=where))) == found
     hits = kb.search(Query("q"), 9, where=where)
     assert sorted(c.example.query.text for c in hits) == list(found)
 
 
-def test_a_filter_sees_what_is_added_and_deleted_after_it_was_first_used(
+def test_cached_filter_sees_later_changes(
     kb: KnowledgeBase,
 ) -> None:
     red = Eq("tags.hue", "red")
@@ -76,7 +76,7 @@ def test_a_filter_sees_what_is_added_and_deleted_after_it_was_first_used(
     assert {c.example.query.text for c in kb.search(Query("q"), 9, where=red)} == {"b", "d"}
 
 
-def test_a_filter_does_not_collect_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_filter_drops_deleted_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "MAX_DELETED", 10)
     red = Eq("tags.hue", "red")
     with KnowledgeBase.open(":memory:", SeededEmbedder(), capacity=5) as kb:
@@ -87,7 +87,7 @@ def test_a_filter_does_not_collect_what_is_gone(monkeypatch: pytest.MonkeyPatch)
         assert resolved is not None and len(resolved.keys) <= 10 + 2 * 5 + 5
 
 
-def test_only_the_filters_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_recent_filters_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "MAX_FILTERS", 3)
     resolved: list[Filter] = []
     keys_where = SqliteRows.keys_where
@@ -114,13 +114,13 @@ def test_only_the_filters_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) ->
         assert len(kb._searcher._filters) == 3
 
 
-def test_where_and_within_must_both_hold(kb: KnowledgeBase) -> None:
+def test_where_and_within_are_combined(kb: KnowledgeBase) -> None:
     hits = kb.search(Query("q"), 9, where=Eq("tags.hue", "red"), within=kb.ids()[1:])
     assert [c.example.query.text for c in hits] == ["b"]
 
 
 @pytest.mark.parametrize("name", ["colour", "tags.", "id", ""])
-def test_an_unknown_field_says_which_there_are(name: str) -> None:
+def test_unknown_field_error_lists_the_fields(name: str) -> None:
     for filter_of in (Eq, lambda field, value: In(field, (value,)), Range):
         with pytest.raises(SettingError) as raised:
             filter_of(name, "x")
@@ -129,7 +129,7 @@ def test_an_unknown_field_says_which_there_are(name: str) -> None:
         In(name, ())
 
 
-def test_a_range_needs_an_end() -> None:
+def test_range_requires_a_bound() -> None:
     with pytest.raises(SettingError, match="no bound"):
         Range("created")
 
@@ -184,7 +184,7 @@ def test_filters_agree_with_plain_python(tags: list[dict[str, str]], where: Filt
     [("0", True), ("-1", True), ("1e0", True), ("007", False), ("0.50", True)]
     + [(text, False) for text in ("", "abc", "0abc", "inf", "nan", "2", "1 2")],
 )
-def test_a_range_of_numbers_finds_no_other_text(text: str, found: bool) -> None:
+def test_numeric_range_ignores_other_texts(text: str, found: bool) -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([asked("q", text or "none", tags={"n": text})])
         assert len(kb.ids(where=Range("tags.n", -1, 1))) == found
@@ -210,14 +210,14 @@ def test_a_range_of_numbers_finds_no_other_text(text: str, found: bool) -> None:
         lambda: Eq(5, "x"),  # type: ignore[arg-type]
     ],
 )
-def test_values_that_nothing_can_have_are_told(make: Callable[[], Filter]) -> None:
+def test_impossible_filter_values_are_an_error(make: Callable[[], Filter]) -> None:
     with pytest.raises(SettingError) as raised:
         make()
     assert raised.value.hint
 
 
 @pytest.mark.parametrize("day", ["2026-01-01", datetime(2026, 1, 1)])
-def test_an_age_is_a_number_of_seconds(day: Any) -> None:
+def test_created_is_compared_in_seconds(day: Any) -> None:
     for make in (
         lambda: Range("created", low=day),
         lambda: Eq("created", day),
@@ -228,7 +228,7 @@ def test_an_age_is_a_number_of_seconds(day: Any) -> None:
         assert "seconds since 1970" in raised.value.hint
 
 
-def test_conditions_may_be_nested_as_deep_as_one_likes() -> None:
+def test_filters_may_be_nested_deeply() -> None:
     where: Filter = Eq("label", "yes")
     for _ in range(5000):
         where = And((where,))
@@ -238,7 +238,7 @@ def test_conditions_may_be_nested_as_deep_as_one_likes() -> None:
         assert [c.example.answer for c in kb.search(Query("b"), 2, where=where)] == ["yes"]
 
 
-def test_a_filter_has_as_many_parts_as_sqlite_takes_and_no_more() -> None:
+def test_number_of_filter_parts_is_limited() -> None:
     parts: list[Filter] = [Eq("tags.a/b", "x"), Eq("label", "yes"), Range("tags.n", 0, 9)]
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([asked("a", tags={"a/b": "x", "n": "3"})])
@@ -248,7 +248,7 @@ def test_a_filter_has_as_many_parts_as_sqlite_takes_and_no_more() -> None:
             kb.ids(label="yes", source="s", where=whole)
 
 
-def test_one_of_very_many_values_may_be_wanted_and_numbers_be_numpys() -> None:
+def test_in_accepts_many_values_and_numpy_numbers() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b", "7")])
         assert len(kb.ids(where=In("label", tuple(map(str, range(100_000)))))) == 1

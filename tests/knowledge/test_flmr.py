@@ -51,7 +51,7 @@ def document(embedder: FlmrEmbedder, text: str, *images: Image) -> Vectors:
     return rows
 
 
-def test_a_query_has_all_its_tokens_and_those_of_its_images(plain: FlmrEmbedder) -> None:
+def test_query_has_all_its_tokens_and_those_of_its_images(plain: FlmrEmbedder) -> None:
     assert ask(plain, "what is it").shape == (WORDS, 8)
     assert ask(plain, "what is it", noise(1)).shape == (WORDS + PREFIX + PATCHES, 8)
     assert ask(plain, "", noise(1), noise(2)).shape == (WORDS + 2 * (PREFIX + PATCHES), 8)
@@ -77,7 +77,7 @@ def test_batches_and_single_queries_agree(instructed: FlmrEmbedder) -> None:
     assert instructed.embed_queries([]) == []
 
 
-def test_padding_becomes_mask_tokens_that_nobody_attends_to(folder: Path) -> None:
+def test_padding_becomes_mask_tokens_without_attention(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     table = weights["query_text_encoder.bert_model.embeddings.word_embeddings.weight"]
     before = {name: row.clone() for name, row in zip(tiny_models.FLMR_WORDS, table, strict=True)}
@@ -104,7 +104,7 @@ def test_instruction_tokens_are_left_out(instructed: FlmrEmbedder, plain: FlmrEm
     assert len(ask(plain, "what is it")) == WORDS
 
 
-def test_a_kept_token_matters_and_the_patches_look_at_the_question(plain: FlmrEmbedder) -> None:
+def test_kept_tokens_and_patches_depend_on_the_question(plain: FlmrEmbedder) -> None:
     one, other = (ask(plain, text, noise(1)) for text in ("what is red", "what is blue"))
     places = slice(WORDS, WORDS + PREFIX)
     assert np.abs(one[:WORDS] - other[:WORDS]).max() > 0.01
@@ -112,7 +112,7 @@ def test_a_kept_token_matters_and_the_patches_look_at_the_question(plain: FlmrEm
     assert np.abs(one[WORDS + PREFIX :] - other[WORDS + PREFIX :]).max() > 1e-4
 
 
-def test_patches_see_those_that_come_later(plain: FlmrEmbedder) -> None:
+def test_patches_attend_to_later_patches(plain: FlmrEmbedder) -> None:
     pixels = np.zeros((32, 32, 3), np.uint8)
     dark = Image.from_pillow(Pillow.fromarray(pixels))
     pixels[24:, 24:] = 255  # the last patch
@@ -130,7 +130,7 @@ def test_document_punctuation_is_left_out(plain: FlmrEmbedder) -> None:
     assert np.abs(said - changed).max() > 0.01
 
 
-def test_document_images_are_a_switch(plain: FlmrEmbedder, instructed: FlmrEmbedder) -> None:
+def test_document_images_are_optional(plain: FlmrEmbedder, instructed: FlmrEmbedder) -> None:
     text = document(plain, "red", noise(1))
     both = document(instructed, "red", noise(1))
     assert np.array_equal(document(plain, "red"), text)
@@ -140,7 +140,7 @@ def test_document_images_are_a_switch(plain: FlmrEmbedder, instructed: FlmrEmbed
     assert plain.fingerprint != instructed.fingerprint
 
 
-def test_documents_are_what_stock_bert_gives(folder: Path, plain: FlmrEmbedder) -> None:
+def test_documents_equal_stock_bert(folder: Path, plain: FlmrEmbedder) -> None:
     weights = load_file(folder / "model.safetensors")
     part = "context_text_encoder.bert_model."
     bert = BertModel(
@@ -178,6 +178,6 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
         FlmrEmbedder(folder)
 
 
-def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+def test_folder_without_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EmbeddingError, match="cannot be loaded"):
         FlmrEmbedder(tmp_path)

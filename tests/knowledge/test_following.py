@@ -23,7 +23,7 @@ def indexed_rows(tmp_path: Path) -> IndexedRows:
     return IndexedRows(tmp_path / "kb.db")
 
 
-def test_the_index_becomes_a_graph_above_the_threshold(indexed_rows: IndexedRows) -> None:
+def test_index_becomes_a_graph_above_the_threshold(indexed_rows: IndexedRows) -> None:
     indexed_rows.add(90)
     follower = indexed_rows.follow()
     assert isinstance(settled(follower), FlatIndex)
@@ -38,7 +38,7 @@ def test_the_index_becomes_a_graph_above_the_threshold(indexed_rows: IndexedRows
     indexed_rows.rows.close()
 
 
-def test_dead_rows_are_cleared_away_in_the_background(indexed_rows: IndexedRows) -> None:
+def test_dead_rows_are_removed_in_the_background(indexed_rows: IndexedRows) -> None:
     indexed_rows.add(400)
     follower = indexed_rows.follow()
     before = settled(follower)
@@ -57,7 +57,7 @@ def test_dead_rows_are_cleared_away_in_the_background(indexed_rows: IndexedRows)
 
 
 @pytest.mark.parametrize("behind", [0, 1])
-def test_an_index_is_built_again_only_if_the_log_lost_changes_that_it_lacks(
+def test_index_is_rebuilt_only_if_the_log_lost_its_changes(
     indexed_rows: IndexedRows, behind: int
 ) -> None:
     indexed_rows.add(10)
@@ -83,7 +83,7 @@ def test_closing_does_not_wait_for_a_whole_graph(indexed_rows: IndexedRows) -> N
     indexed_rows.rows.close()
 
 
-def test_a_short_process_begins_no_graph(
+def test_short_process_builds_no_graph(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[object] = []
@@ -121,7 +121,7 @@ def test_vectors_read_by_a_short_process_are_loaded_by_the_next(
     indexed_rows.rows.close()
 
 
-def test_few_changes_do_not_write_the_file_again(indexed_rows: IndexedRows) -> None:
+def test_few_changes_do_not_rewrite_the_file(indexed_rows: IndexedRows) -> None:
     indexed_rows.add(300)
     for _ in range(2):
         follower = indexed_rows.follow()
@@ -138,7 +138,7 @@ def test_few_changes_do_not_write_the_file_again(indexed_rows: IndexedRows) -> N
 
 
 @pytest.mark.parametrize(("added", "saved"), [(33, False), (34, True)])
-def test_the_file_is_written_again_when_it_lacks_more_than_a_tenth(
+def test_file_is_rewritten_when_a_tenth_is_missing(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch, added: int, saved: bool
 ) -> None:
     monkeypatch.setattr(index_follower, "SAVE_EVERY", 1)
@@ -157,7 +157,7 @@ def test_the_file_is_written_again_when_it_lacks_more_than_a_tenth(
     indexed_rows.rows.close()
 
 
-def test_a_graph_far_ahead_of_its_file_is_saved_in_the_background(
+def test_old_file_is_rewritten_in_the_background(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_follower, "SAVE_EVERY", 1)
@@ -174,7 +174,7 @@ def test_a_graph_far_ahead_of_its_file_is_saved_in_the_background(
     indexed_rows.rows.close()
 
 
-def test_a_follower_of_a_replaced_view_is_out_of_date(indexed_rows: IndexedRows) -> None:
+def test_follower_of_a_replaced_view_is_stale(indexed_rows: IndexedRows) -> None:
     indexed_rows.add(10)
     view = indexed_rows.rows.views()["default"]
     other = IndexFollower(indexed_rows.rows, replace(view, fingerprint="other"), "cosine", 100)
@@ -192,7 +192,7 @@ def test_a_follower_of_a_replaced_view_is_out_of_date(indexed_rows: IndexedRows)
     indexed_rows.rows.close()
 
 
-def test_a_small_index_is_not_kept(indexed_rows: IndexedRows) -> None:
+def test_small_index_is_not_kept(indexed_rows: IndexedRows) -> None:
     indexed_rows.add(50)
     follower = indexed_rows.follow()
     follower.current()
@@ -201,7 +201,7 @@ def test_a_small_index_is_not_kept(indexed_rows: IndexedRows) -> None:
     indexed_rows.rows.close()
 
 
-def test_an_unfinished_graph_is_continued(
+def test_unfinished_graph_is_continued(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_follower, "SAVE_EVERY", 20)
@@ -227,7 +227,7 @@ def test_an_unfinished_graph_is_continued(
     indexed_rows.rows.close()
 
 
-def test_an_unfinished_graph_of_other_rows_is_forgotten(
+def test_unfinished_graph_of_other_rows_is_discarded(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_follower, "SAVE_EVERY", 20)

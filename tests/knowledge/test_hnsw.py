@@ -30,7 +30,7 @@ def recall(exact: FaissIndex, graph: FaissIndex, **options: object) -> float:
 
 
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
-def test_a_graph_finds_what_comparing_every_row_finds(metric: Metric) -> None:
+def test_graph_matches_exact_search(metric: Metric) -> None:
     exact, graph = pair(clustered(ROWS), metric)
     assert recall(exact, graph) >= 0.99
     scores = [hit.score for hit in graph.search(clustered(1), 5)[0]]
@@ -38,7 +38,7 @@ def test_a_graph_finds_what_comparing_every_row_finds(metric: Metric) -> None:
 
 
 @pytest.mark.parametrize("one_in", [2, 5, 9, 20, 200])
-def test_a_filter_costs_no_recall(one_in: int) -> None:
+def test_filter_keeps_recall(one_in: int) -> None:
     exact, graph = pair(clustered(ROWS))
     assert recall(exact, graph, allowed=range(1, ROWS, one_in)) >= 0.99
 
@@ -57,7 +57,7 @@ def reached(exact: FaissIndex, graph: FaissIndex, k: int, **options: object) -> 
 @pytest.mark.parametrize(
     ("copies", "apart"), [(4, 0), (10, 0), (40, 0), (100, 0), (40, 1e-7), (40, 1e-3)]
 )
-def test_rows_that_repeat_cost_no_recall(copies: int, apart: float) -> None:
+def test_repeated_rows_keep_recall(copies: int, apart: float) -> None:
     noise = np.random.default_rng(2).standard_normal((ROWS, WIDTH)) * apart
     repeated = np.repeat(clustered(ROWS // copies), copies, axis=0) + noise
     exact, graph = pair(repeated.astype(np.float32))
@@ -69,7 +69,7 @@ def test_rows_that_repeat_cost_no_recall(copies: int, apart: float) -> None:
     assert len(graph.search(clustered(1), ROWS, allowed=quarter)[0]) == len(quarter)
 
 
-def test_deleted_rows_cost_no_recall_and_are_not_found() -> None:
+def test_deleted_rows_keep_recall_and_are_not_found() -> None:
     exact, graph = pair(clustered(ROWS))
     gone = [Change(ROWS + i, key, None) for i, key in enumerate(range(1, ROWS, 8), 1)]
     for index in (exact, graph):
@@ -83,7 +83,7 @@ def test_deleted_rows_cost_no_recall_and_are_not_found() -> None:
     assert everything.isdisjoint(range(1, ROWS, 8))
 
 
-def test_a_small_graph_is_exact() -> None:
+def test_small_graph_is_exact() -> None:
     vectors = clustered(200)
     exact, _ = pair(vectors)
     graph = HnswIndex(empty_graph(WIDTH, "cosine"), "cosine", exact_up_to=200)
@@ -92,7 +92,7 @@ def test_a_small_graph_is_exact() -> None:
     assert recall(exact, graph, allowed=range(50, 150)) == 1
 
 
-def test_a_row_with_another_vector_replaces_the_old_one() -> None:
+def test_row_with_another_vector_replaces_the_old_one() -> None:
     for index in pair(clustered(50)):
         other = np.ones(WIDTH, np.float32)
         index.apply([Change(60, 7, other)])
@@ -102,7 +102,7 @@ def test_a_row_with_another_vector_replaces_the_old_one() -> None:
         assert hits[0].key == 7
 
 
-def test_a_copy_has_the_same_rows() -> None:
+def test_copy_has_the_same_rows() -> None:
     _, graph = pair(clustered(300))
     graph.apply([Change(301, 5, None)])
     copy, keys, watermark = graph.copy()

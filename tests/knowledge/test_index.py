@@ -45,7 +45,7 @@ def assert_best(hits: list[SearchHit], truth: dict[int, float], k: int) -> None:
 
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
 @pytest.mark.parametrize("share", [1, 4, 5, 40])
-def test_a_few_allowed_rows_of_many_are_found_in_order(metric: Metric, share: int) -> None:
+def test_few_allowed_rows_of_many_are_found_in_order(metric: Metric, share: int) -> None:
     """Fewer than a tenth of the rows are compared one by one, more by a scan."""
     rng = np.random.default_rng(share)
     vectors = rng.standard_normal((50, WIDTH)).astype(np.float32)
@@ -83,7 +83,7 @@ def test_each_vector_of_a_batch_has_its_own_exclusions() -> None:
     assert second == [SearchHit(2, 1.0)]
 
 
-def test_what_is_deleted_is_not_found_again() -> None:
+def test_deleted_rows_are_not_found() -> None:
     index = filled(np.eye(4, dtype=np.float32))
     index.apply([Change(5, 2, None), Change(6, 9, None)])
     (hits,) = index.search(np.eye(4, dtype=np.float32)[1:2], 9)
@@ -92,7 +92,7 @@ def test_what_is_deleted_is_not_found_again() -> None:
     assert index.watermark == 6
 
 
-def test_applying_changes_twice_does_no_harm() -> None:
+def test_applying_changes_twice_changes_nothing() -> None:
     index = filled(np.eye(4, dtype=np.float32))
     row = np.ones(4, np.float32)
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_applying_changes_twice_does_no_harm() -> None:
     assert hits[0].score == pytest.approx(1.0)
 
 
-def test_an_empty_index_finds_nothing() -> None:
+def test_empty_index_finds_nothing() -> None:
     assert FlatIndex(4, "l2").search(np.zeros((2, 4), np.float32), 3) == [[], []]
 
 

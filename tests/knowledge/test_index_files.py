@@ -31,7 +31,7 @@ kb.wait_for_indexes()
 """
 
 
-def test_leaving_without_closing_loses_nothing(path: Path) -> None:
+def test_exit_without_close_loses_nothing(path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FILLED, path], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
@@ -39,7 +39,7 @@ def test_leaving_without_closing_loses_nothing(path: Path) -> None:
         assert kb.verify().problems == ()
 
 
-def test_a_large_index_is_saved_on_closing(path: Path) -> None:
+def test_large_index_is_saved_on_closing(path: Path) -> None:
     """Otherwise the next start would replay every change since the graph was built."""
     file = path.with_name("kb.db.default.index")
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
@@ -55,9 +55,7 @@ def test_a_large_index_is_saved_on_closing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo])
-def test_what_is_no_file_in_the_place_of_an_index_is_left_out(
-    path: Path, put: Callable[[Path], None]
-) -> None:
+def test_non_file_at_an_index_path_is_ignored(path: Path, put: Callable[[Path], None]) -> None:
     put(path.with_name("kb.db.default.index"))
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
         kb.add([asked(f"q{i}") for i in range(3)])
@@ -67,7 +65,7 @@ def test_what_is_no_file_in_the_place_of_an_index_is_left_out(
         assert "is not a file" in found.problems[0].what
 
 
-def test_index_files_lie_beside_the_database_wherever_one_goes(
+def test_index_files_stay_beside_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -81,7 +79,7 @@ def test_index_files_lie_beside_the_database_wherever_one_goes(
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
-def test_an_index_file_of_vectors_that_were_made_anew_is_only_old(path: Path) -> None:
+def test_index_file_of_replaced_vectors_is_only_old(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
         kb.add([asked(f"q{i}") for i in range(20)])
         kb.search(Query("x"), 1)

@@ -22,7 +22,7 @@ def kb() -> Iterator[KnowledgeBase]:
         yield opened
 
 
-def test_an_id_may_be_shortened_while_it_is_unambiguous(kb: KnowledgeBase) -> None:
+def test_id_may_be_shortened_while_it_is_unambiguous(kb: KnowledgeBase) -> None:
     kb.add([asked(f"q{i}") for i in range(3)])
     id = kb.ids()[1]
     assert kb.get(id[:8]) == kb.get(id)
@@ -34,7 +34,7 @@ def test_an_id_may_be_shortened_while_it_is_unambiguous(kb: KnowledgeBase) -> No
         kb.get(kb.ids()[0][:3])
 
 
-def test_an_ambiguous_id_is_an_error(kb: KnowledgeBase) -> None:
+def test_ambiguous_id_is_an_error(kb: KnowledgeBase) -> None:
     kb.add([asked(f"q{i}") for i in range(600)])  # two of them share four characters
     prefixes = [id[:4] for id in kb.ids()]
     twice = next(prefix for prefix in prefixes if prefixes.count(prefix) > 1)
@@ -50,7 +50,7 @@ def test_deleting_is_all_or_nothing(kb: KnowledgeBase) -> None:
     assert kb.delete(kb.ids()) == 2
 
 
-def test_pictures_are_those_of_the_own_namespace(tmp_path: Path) -> None:
+def test_images_are_those_of_the_namespace(tmp_path: Path) -> None:
     path, embedder = tmp_path / "k.db", SeededEmbedder()
     with (
         KnowledgeBase.open(path, embedder) as ours,
@@ -70,7 +70,7 @@ def test_pictures_are_those_of_the_own_namespace(tmp_path: Path) -> None:
         assert ours.images(hashes) == {}
 
 
-def test_labels_come_in_the_order_in_which_they_were_seen(kb: KnowledgeBase) -> None:
+def test_labels_are_in_order_of_appearance(kb: KnowledgeBase) -> None:
     kb.add([shown(1, "zebra"), asked("x", "b, a", labels=("b", "a")), shown(2, "zebra")])
     kb.add([asked("y", "none", labels=()), asked("z", "a")])
     ids = kb.ids()

@@ -47,7 +47,7 @@ def test_each_subfolder_is_a_class(tmp_path: Path) -> None:
     assert found[0].labels is None
 
 
-def test_a_split_is_a_folder_of_classes(tmp_path: Path) -> None:
+def test_split_is_a_folder_of_classes(tmp_path: Path) -> None:
     save(tmp_path / "train" / "cat" / "1.png", 1)
     save(tmp_path / "test" / "cat" / "2.png", 2)
     assert has_splits(tmp_path)
@@ -64,7 +64,7 @@ def test_a_split_is_a_folder_of_classes(tmp_path: Path) -> None:
         list(load_image_folder(tmp_path, split="val"))
 
 
-def test_labels_that_look_the_same_are_one_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_equal_looking_labels_are_merged(tmp_path: Path) -> None:
     composed, decomposed = (unicodedata.normalize(form, "Bülbül") for form in ("NFC", "NFD"))
     for place, name in enumerate([composed, decomposed, f" {composed} ", "鳥"]):
         save(tmp_path / name / f"{place}.png", place)
@@ -73,7 +73,7 @@ def test_labels_that_look_the_same_are_one_and_nothing_is_lost(tmp_path: Path) -
     assert {e.query.images[0] for e in found} == {solid_image(i) for i in range(4)}
 
 
-def test_a_file_name_that_is_not_utf8_is_loaded(tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf8_is_loaded(tmp_path: Path) -> None:
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
     save(tmp_path / name / "1.png")
     (found,) = load_image_folder(tmp_path)
@@ -81,7 +81,7 @@ def test_a_file_name_that_is_not_utf8_is_loaded(tmp_path: Path) -> None:
     assert str(found.query.images[0].source).encode()
 
 
-def test_images_that_cannot_be_read_are_reported_and_the_rest_loaded(tmp_path: Path) -> None:
+def test_unreadable_images_are_reported(tmp_path: Path) -> None:
     save(tmp_path / "cat" / "good.png")
     (tmp_path / "cat" / "empty.jpg").touch()
     (tmp_path / "cat" / "text.png").write_text("hello")
@@ -98,7 +98,7 @@ def test_images_that_cannot_be_read_are_reported_and_the_rest_loaded(tmp_path: P
 
 
 @pytest.mark.parametrize("make", ["nothing", "images only", "empty classes", "a file"])
-def test_a_folder_without_classes_shows_the_layout(tmp_path: Path, make: str) -> None:
+def test_folder_without_classes_shows_the_layout(tmp_path: Path, make: str) -> None:
     folder = tmp_path
     if make == "images only":
         save(tmp_path / "1.png")
@@ -113,7 +113,7 @@ def test_a_folder_without_classes_shows_the_layout(tmp_path: Path, make: str) ->
     assert not bad
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"gone is not a folder"):
         list(load_image_folder(tmp_path / "gone"))
 
@@ -161,14 +161,14 @@ def test_bad_rows_of_a_table_are_named_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not UCMERCED.exists(), reason="the UCMerced sample is not beside this checkout")
-def test_the_published_sample_loads() -> None:
+def test_published_sample_loads() -> None:
     demo, test = (list(load_manyicl(UCMERCED, split)) for split in ("demo", "test"))
     assert len(demo) == len(test) == 21
     assert len({e.answer for e in demo}) == 21
     assert {e.labels for e in demo} == {None}
 
 
-def test_digits_are_stable_pictures_with_words() -> None:
+def test_digits_are_stable_images_with_word_labels() -> None:
     digits = list(load_digits())
     assert len(digits) == 1797
     assert [e.answer for e in digits[:3]] == ["zero", "one", "two"]
@@ -179,7 +179,7 @@ def test_digits_are_stable_pictures_with_words() -> None:
     assert len({e.query.images[0] for e in digits}) == 1797
 
 
-def test_a_damaged_body_is_left_to_the_knowledge_base(tmp_path: Path) -> None:
+def test_loader_does_not_check_image_bodies(tmp_path: Path) -> None:
     path = tmp_path / "cat" / "half.png"
     path.parent.mkdir()
     path.write_bytes(damaged().data)
@@ -196,7 +196,7 @@ def test_every_kind_of_photograph_is_loaded(tmp_path: Path) -> None:
     assert [e.query.images[0].decode().size for e in found] == [(9, 7)] * 4
 
 
-def test_an_image_in_two_classes_is_reported_and_stays_in_the_first(tmp_path: Path) -> None:
+def test_image_in_two_classes_is_reported_and_stays_in_the_first(tmp_path: Path) -> None:
     for path in ("cat/1.png", "cat/2.png", "dog/3.png"):
         save(tmp_path / path, 1)
     save(tmp_path / "dog" / "4.png", 2)
@@ -209,7 +209,7 @@ def test_an_image_in_two_classes_is_reported_and_stays_in_the_first(tmp_path: Pa
     assert str(tmp_path / "dog" / "3.png") in str(error)
 
 
-def test_a_class_without_a_name_is_reported_once(tmp_path: Path) -> None:
+def test_class_without_a_name_is_reported_once(tmp_path: Path) -> None:
     save(tmp_path / "   " / "1.png", 1)
     save(tmp_path / "   " / "2.png", 2)
     save(tmp_path / "cat" / "3.png", 3)
@@ -222,14 +222,14 @@ def test_a_class_without_a_name_is_reported_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_a_cell_that_is_no_number_is_not_taken_for_no_label(tmp_path: Path, value: str) -> None:
+def test_nan_in_a_table_is_an_error(tmp_path: Path, value: str) -> None:
     table(tmp_path, f",cat,dog\na.png,1,0\nb.png,0,{value}\n")
     bad = Bad()
     assert [e.labels for e in load_manyicl(tmp_path, "demo", on_error=bad)] == [None]
     assert "demo.csv, line 3" in str(bad[0])
 
 
-def test_a_table_names_images_of_its_folder_alone(tmp_path: Path) -> None:
+def test_table_images_must_be_inside_the_folder(tmp_path: Path) -> None:
     outside = save(tmp_path / "x.png", 9)
     folder = tmp_path / "set"
     (folder / "images").mkdir(parents=True)
@@ -242,7 +242,7 @@ def test_a_table_names_images_of_its_folder_alone(tmp_path: Path) -> None:
     assert ["is outside of" in str(error) for error in bad] == [True] * 3
 
 
-def test_a_table_in_a_folder_that_is_not_utf8_has_sources_that_are(tmp_path: Path) -> None:
+def test_table_sources_are_utf8_in_any_folder(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     table(folder, ",cat\na.png,1\ngone.png,1\n")

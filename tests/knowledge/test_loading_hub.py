@@ -46,7 +46,7 @@ def test_class_labels_become_their_names(tmp_path: Path) -> None:
     assert found[1].source == f"{path}, train, row 1"
 
 
-def test_a_folder_of_parquet_files_has_splits(tmp_path: Path) -> None:
+def test_folder_of_parquet_files_has_splits(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for split, shade in (("train", 1), ("test", 2)):
         written(
@@ -60,7 +60,7 @@ def test_a_folder_of_parquet_files_has_splits(tmp_path: Path) -> None:
         list(load_hugging_face(tmp_path, "validation"))
 
 
-def test_a_list_of_labels_is_multi_label(tmp_path: Path) -> None:
+def test_list_of_labels_is_multi_label(tmp_path: Path) -> None:
     kinds = {"feature": CLASS, "_type": "List"}
     path = written(
         tmp_path / "x.parquet",
@@ -74,7 +74,7 @@ def test_a_list_of_labels_is_multi_label(tmp_path: Path) -> None:
     ]
 
 
-def test_questions_and_answers_are_found_without_types(tmp_path: Path) -> None:
+def test_question_and_answer_columns_are_inferred_by_name(tmp_path: Path) -> None:
     path = written(
         tmp_path / "x.parquet",
         {
@@ -102,7 +102,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     assert "a, b, c" in raised.value.hint
 
 
-def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
+def test_columns_that_cannot_be_inferred_are_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "x.parquet", {"image": [solid_image(1).data], "c": [1]}, {})
     with pytest.raises(LoadError, match="label and answer columns"):
         list(load_hugging_face(path))
@@ -132,7 +132,7 @@ def test_files_that_cannot_be_loaded_are_named(tmp_path: Path) -> None:
         list(load_hugging_face(tmp_path / "x.parquet"))
 
 
-def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingDependencyError) as raised:
         list(load_hugging_face(tmp_path))
@@ -140,7 +140,7 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.parametrize("label", [2, -3, None, float("nan"), {"name": "cat"}, b"cat", ""])
-def test_what_is_none_of_the_classes_is_no_label(label: object) -> None:
+def test_label_number_outside_the_classes_is_an_error(label: object) -> None:
     names = Names(question="q", label="l")
     row = {"q": "Which?", "l": label}
     with pytest.raises(LoadError):
@@ -161,7 +161,7 @@ def test_what_is_none_of_the_classes_is_no_label(label: object) -> None:
         (" ", None),
     ],
 )
-def test_an_answer_may_be_nested_and_is_never_a_dict(answer: object, read: str | None) -> None:
+def test_nested_answers_become_text(answer: object, read: str | None) -> None:
     columns = Columns(Names(question="q", answer="a"), (), "?", None)
     if read is None:
         with pytest.raises(LoadError):
@@ -170,7 +170,7 @@ def test_an_answer_may_be_nested_and_is_never_a_dict(answer: object, read: str |
         assert columns.example({"q": "Which?", "a": answer}, "row 0").answer == read
 
 
-def test_images_that_are_paths_lie_beside_the_file(tmp_path: Path) -> None:
+def test_image_paths_must_be_inside_the_folder(tmp_path: Path) -> None:
     outside = tmp_path / "x.png"
     inside = tmp_path / "set" / "a.png"
     inside.parent.mkdir()

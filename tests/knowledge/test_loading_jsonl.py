@@ -62,14 +62,14 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ({"labels": []}, "none", ()),
     ],
 )
-def test_an_answer_may_be_a_label(
+def test_answer_may_be_a_label(
     tmp_path: Path, fields: dict[str, object], answer: str, labels: tuple[str, ...] | None
 ) -> None:
     (found,) = load_jsonl(written(tmp_path, fields))
     assert (found.answer, found.labels, found.query.text) == (answer, labels, IMAGE_QUESTION)
 
 
-def test_an_image_is_a_path_a_data_url_or_base64(tmp_path: Path) -> None:
+def test_image_is_a_path_a_data_url_or_base64(tmp_path: Path) -> None:
     text = base64.b64encode(solid_image(1).data).decode()
     images = ["a.png", str(tmp_path / "a.png"), f"data:image/png;base64,{text}", text]
     rows = [{"image": image, "answer": "x"} for image in images]
@@ -109,12 +109,12 @@ def test_bad_lines_are_named_by_number_and_the_rest_is_loaded(tmp_path: Path) ->
         list(load_jsonl(path))
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"gone\.jsonl cannot be read"):
         list(load_jsonl(tmp_path / "gone.jsonl"))
 
 
-def test_a_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None:
+def test_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None:
     outside = tmp_path / "x.png"
     outside.write_bytes(solid_image(2).data)
     folder = tmp_path / "set"
@@ -140,19 +140,19 @@ def test_a_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None
         {"labels": ["a", "c"], "choices": ["a", "b"]},
     ],
 )
-def test_an_answer_that_cannot_be_is_a_bad_line(tmp_path: Path, fields: dict[str, object]) -> None:
+def test_answer_outside_the_choices_is_an_error(tmp_path: Path, fields: dict[str, object]) -> None:
     bad = Bad()
     assert not list(load_jsonl(written(tmp_path, fields), on_error=bad))
     assert "line 1: " in str(bad[0])
 
 
-def test_an_answer_is_found_among_its_choices_however_it_is_written(tmp_path: Path) -> None:
+def test_answer_matches_its_choices_in_any_form(tmp_path: Path) -> None:
     composed, decomposed = "B\u00fclb\u00fcl", "Bu\u0308lbu\u0308l "
     path = written(tmp_path, {"label": decomposed, "choices": ["x", decomposed]})
     assert [e.answer for e in load_jsonl(path)] == [composed]
 
 
-def test_sources_are_valid_text_whatever_the_folder_is_called(tmp_path: Path) -> None:
+def test_sources_are_valid_text_for_any_folder_name(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     path = written(folder, {"image": "a.png", "answer": "x"})

@@ -59,7 +59,7 @@ def test_changes_keep_their_numbers_and_are_marked(old: Path) -> None:
         assert len({kb._rows.mark(seq) for seq in (1, 2, 3, 5)}) == 4
 
 
-def test_a_file_in_which_nothing_was_stored_is_still_free(tmp_path: Path) -> None:
+def test_empty_file_accepts_any_embedder(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     connection = sqlite3.connect(path, isolation_level=None)
     for statement in str(KNOWLEDGE_BASE.migrations[0]).split(";"):
@@ -71,7 +71,7 @@ def test_a_file_in_which_nothing_was_stored_is_still_free(tmp_path: Path) -> Non
         assert kb.add([asked("a")]).new == 1
 
 
-def test_a_row_from_before_is_shown_and_later_answers_are_still_matched(old: Path) -> None:
+def test_old_rows_are_kept_and_later_answers_matched(old: Path) -> None:
     with KnowledgeBase.open(old, SeededEmbedder()) as kb:
         kb.replace([asked("b", "no")])  # nobody knows what the old rows were asked
         assert [example.answer for example in kb] == ["yes", "yes", "no"]

@@ -48,7 +48,7 @@ def check_port(embedder: MultiVectorEmbedder, queries: list[Query]) -> None:
         assert embed([]) == []
 
 
-def test_an_encoder_gives_a_row_a_token(colbert: MultiVectorEncoderEmbedder) -> None:
+def test_encoder_returns_a_row_per_token(colbert: MultiVectorEncoderEmbedder) -> None:
     check_port(colbert, [Query("abc"), Query("xyzabc", (solid_image(1),))])
     assert [len(rows) for rows in colbert.embed_documents([Query("abc"), Query("abcdef")])] == [
         5,
@@ -56,13 +56,13 @@ def test_an_encoder_gives_a_row_a_token(colbert: MultiVectorEncoderEmbedder) -> 
     ]
 
 
-def test_an_encoder_is_told_apart_by_weights_and_modes(tmp_path: Path, folder: Path) -> None:
+def test_fingerprint_depends_on_weights_and_modes(tmp_path: Path, folder: Path) -> None:
     other = tiny_models.save_colbert(tmp_path, seed=1)
     prints = {MultiVectorEncoderEmbedder(path).fingerprint for path in (folder, other, str(folder))}
     assert len(prints) == 2
 
 
-def test_what_an_encoder_cannot_read_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_unsupported_mode_is_rejected(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="not image"):
         MultiVectorEncoderEmbedder(folder, mode="both")
     with pytest.raises(SettingError, match="mode is unknown"):
@@ -79,7 +79,7 @@ def test_threads_share_an_encoder(colbert: MultiVectorEncoderEmbedder) -> None:
     assert [len(rows) for [rows] in found] == [4, 6, 8, 10, 12]
 
 
-def test_the_tower_gives_an_image_and_the_words_that_mean_something(
+def test_tower_tokens_are_the_image_and_known_words(
     tower: TowerTokenEmbedder,
 ) -> None:
     asked = Query("What tint is it?", (solid_image(1),))
@@ -103,7 +103,7 @@ def test_cells_are_four_more_tokens(tower: TowerTokenEmbedder) -> None:
     assert cells.fingerprint != tower.fingerprint
 
 
-def test_examples_are_found_by_what_they_show_and_say(tower: TowerTokenEmbedder) -> None:
+def test_examples_are_found_by_image_and_text(tower: TowerTokenEmbedder) -> None:
     known = [
         Example(Query(text, (solid_image(shade),)), f"{text} {shade}")
         for text in ("What is its shape?", "What is its hue?")

@@ -51,7 +51,7 @@ def texts(kb: KnowledgeBase) -> set[str]:
     return {c.example.query.text for c in kb.search(Query("any"), 1000)}
 
 
-def test_the_log_of_a_full_cache_stops_growing(path: Path) -> None:
+def test_log_of_a_full_store_stops_growing(path: Path) -> None:
     with opened(path) as kb:
         churn(kb, 0, 300)
         assert logged(kb) <= 20 + 3 * use_counts.KEPT_CHANGES
@@ -60,7 +60,7 @@ def test_the_log_of_a_full_cache_stops_growing(path: Path) -> None:
         assert kb.verify().problems == ()
 
 
-def test_the_log_is_pruned_at_intervals(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_pruned_at_intervals(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(use_counts, "CHECK_EVERY", 10)
     with opened(path) as kb:
         churn(kb, 0, 20)
@@ -74,7 +74,7 @@ def test_the_log_is_pruned_at_intervals(path: Path, monkeypatch: pytest.MonkeyPa
         assert pruned == [30, 50, 70, 90, 110, 130]
 
 
-def test_a_log_without_deletions_keeps_everything(path: Path) -> None:
+def test_log_without_deletions_keeps_everything(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         churn(kb, 0, 100)
         assert logged(kb) == 100
@@ -82,7 +82,7 @@ def test_a_log_without_deletions_keeps_everything(path: Path) -> None:
 
 
 @pytest.mark.parametrize("hnsw_above", [5, 1000])
-def test_a_handle_that_is_far_behind_begins_anew(path: Path, hnsw_above: int) -> None:
+def test_old_handle_rebuilds_its_index(path: Path, hnsw_above: int) -> None:
     with opened(path, hnsw_above) as one, opened(path, hnsw_above) as two:
         churn(one, 0, 20)
         assert len(texts(two)) == 20
@@ -94,7 +94,7 @@ def test_a_handle_that_is_far_behind_begins_anew(path: Path, hnsw_above: int) ->
         assert texts(two) == {str(number) for number in range(183, 203)}
 
 
-def test_an_index_file_that_is_far_behind_is_left_out(path: Path) -> None:
+def test_old_index_file_is_ignored(path: Path) -> None:
     with opened(path, hnsw_above=5) as kb:
         churn(kb, 0, 20)
         texts(kb)
@@ -108,7 +108,7 @@ def test_an_index_file_that_is_far_behind_is_left_out(path: Path) -> None:
         assert kb.verify().problems == ()
 
 
-def test_an_index_file_outlives_the_loss_of_older_changes(path: Path) -> None:
+def test_index_file_survives_pruning_of_older_changes(path: Path) -> None:
     with opened(path, hnsw_above=5) as kb:
         churn(kb, 0, 35)
         texts(kb)
@@ -119,7 +119,7 @@ def test_an_index_file_outlives_the_loss_of_older_changes(path: Path) -> None:
             assert kb.verify().problems == ()
 
 
-def test_an_outsider_that_is_far_behind_is_told(path: Path) -> None:
+def test_old_reader_gets_an_error(path: Path) -> None:
     with opened(path) as kb, opened(path, namespace="other") as other:
         churn(kb, 0, 5)
         seen = list(kb.changes())[-1].seq
@@ -137,7 +137,7 @@ def test_an_outsider_that_is_far_behind_is_told(path: Path) -> None:
         assert [c.id for c in kb.changes() if not c.deleted] == kb.ids()
 
 
-def test_pruning_under_a_reader_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_during_a_read_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bottega.knowledge.base.PAGE", 4)
     with opened(path) as kb:
         churn(kb, 0, 20)

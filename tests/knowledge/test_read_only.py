@@ -70,7 +70,7 @@ def read(path: Path, meanwhile: Callable[[], object] = lambda: None) -> tuple[li
     return [*first.split(), *rest.split()], told
 
 
-def test_a_file_that_nobody_writes_is_searched(kb: KnowledgeBase, path: Path) -> None:
+def test_file_without_a_writer_is_searched(kb: KnowledgeBase, path: Path) -> None:
     kb.close()
     assert [file.name for file in path.parent.iterdir()] == ["kb.db"]
     found, told = read(path)
@@ -78,12 +78,12 @@ def test_a_file_that_nobody_writes_is_searched(kb: KnowledgeBase, path: Path) ->
     assert [file.name for file in path.parent.iterdir()] == ["kb.db"]
 
 
-def test_what_somebody_else_writes_meanwhile_is_found(kb: KnowledgeBase, path: Path) -> None:
+def test_concurrent_writes_are_found(kb: KnowledgeBase, path: Path) -> None:
     found, told = read(path, lambda: kb.add([asked("new")]))
     assert found == ["50", "51"], told
 
 
-def test_a_file_whose_writer_was_killed_says_what_to_do(kb: KnowledgeBase, path: Path) -> None:
+def test_file_of_a_killed_writer_has_a_hint(kb: KnowledgeBase, path: Path) -> None:
     copy = path.parent / "copy.db"
     for end in ("", "-wal"):
         shutil.copy(f"{path}{end}", f"{copy}{end}")
@@ -98,9 +98,7 @@ def test_a_file_whose_writer_was_killed_says_what_to_do(kb: KnowledgeBase, path:
     assert read(copy)[0] == ["50", "50"]
 
 
-def test_a_file_of_an_older_format_says_that_it_must_be_brought_to_this_one(
-    kb: KnowledgeBase, path: Path
-) -> None:
+def test_older_read_only_format_is_an_error(kb: KnowledgeBase, path: Path) -> None:
     with kb._rows.transaction() as connection:
         connection.execute("ALTER TABLE examples RENAME COLUMN question_digest TO asked")
         connection.execute("PRAGMA user_version = 5")

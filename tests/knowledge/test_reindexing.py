@@ -33,7 +33,7 @@ class Stopping(SeededEmbedder):
         return -super().embed(queries)
 
 
-def test_reindexing_goes_on_where_it_stopped(path: Path) -> None:
+def test_interrupted_reindex_resumes(path: Path) -> None:
     told: list[int] = []
     with KnowledgeBase.open(path, SeededEmbedder("old")) as kb:
         kb.add([asked(f"q{i}") for i in range(10)])
@@ -53,7 +53,7 @@ def test_reindexing_goes_on_where_it_stopped(path: Path) -> None:
         KnowledgeBase.open(path, SeededEmbedder("old"))
 
 
-def test_a_handle_whose_vectors_were_replaced_is_told(path: Path) -> None:
+def test_replaced_vectors_reach_other_handles(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder("old")) as kb:
         kb.add([asked("a")])
         assert kb.search(Query("a"), 1)
@@ -64,7 +64,7 @@ def test_a_handle_whose_vectors_were_replaced_is_told(path: Path) -> None:
                 use()
 
 
-def test_a_handle_goes_on_searching_by_its_view_when_another_one_has_joined(path: Path) -> None:
+def test_new_view_does_not_disturb_other_handles(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b")])
         kb.reindex("other", SeededEmbedder("another"))
@@ -73,7 +73,7 @@ def test_a_handle_goes_on_searching_by_its_view_when_another_one_has_joined(path
         assert kb.search(Query("a"), 1)[0].example.query.text == "a"
 
 
-def test_a_view_can_join_later_in_every_namespace(path: Path) -> None:
+def test_view_can_be_added_in_every_namespace(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), namespace="one") as one:
         one.add([asked("a", "first")])
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
@@ -88,7 +88,7 @@ def test_a_view_can_join_later_in_every_namespace(path: Path) -> None:
         assert one.search(Query("first"), 1, by="answers")[0].score == pytest.approx(1.0)
 
 
-def test_an_example_that_the_new_embedder_cannot_read_is_named(path: Path) -> None:
+def test_reindex_names_an_example_that_fails(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(1), asked("no image"), shown(2)])
         with pytest.raises(EmbeddingError, match=kb.ids()[1]):
@@ -112,9 +112,7 @@ class Overtaken(SeededEmbedder):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_of_two_reindexings_at_once_one_raises_and_nothing_is_lost(
-    path: Path, stopped: bool
-) -> None:
+def test_concurrent_reindex_raises_in_one_process(path: Path, stopped: bool) -> None:
     def second() -> None:
         with KnowledgeBase.open(path, None) as other:
             if not stopped:
@@ -132,7 +130,7 @@ def test_of_two_reindexings_at_once_one_raises_and_nothing_is_lost(
         assert kb.verify().problems == ()
 
 
-def test_reindexing_fills_what_a_complete_view_lacks(path: Path) -> None:
+def test_reindex_fills_missing_vectors(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b")])
         with kb._rows.transaction() as connection:
@@ -144,7 +142,7 @@ def test_reindexing_fills_what_a_complete_view_lacks(path: Path) -> None:
         assert kb.verify().problems == ()
 
 
-def test_a_reindexing_that_was_killed_in_an_empty_file_keeps_nothing_out(
+def test_killed_reindex_of_an_empty_file_allows_adding(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> bool:

@@ -29,7 +29,7 @@ def answers(kb: KnowledgeBase) -> list[str]:
     return [example.answer for example in kb]
 
 
-def test_a_newer_answer_takes_the_place_of_the_older_one(kb: KnowledgeBase) -> None:
+def test_newer_answer_replaces_the_older_one(kb: KnowledgeBase) -> None:
     (old,) = kb.replace([shown(1, "cat")])
     other, new = kb.replace([shown(2, "cat"), shown(1, "dog")])
     assert kb.ids() == [other, new]
@@ -38,18 +38,18 @@ def test_a_newer_answer_takes_the_place_of_the_older_one(kb: KnowledgeBase) -> N
     assert kb.search(Query("What?", shown(3).query.images), 5)  # the index follows
 
 
-def test_the_same_answer_again_stays_as_it_is(kb: KnowledgeBase) -> None:
+def test_equal_answer_changes_nothing(kb: KnowledgeBase) -> None:
     first = kb.replace([shown(1)])
     assert kb.replace([shown(1)]) == first == kb.ids()
 
 
-def test_what_was_added_is_replaced_too(kb: KnowledgeBase) -> None:
+def test_added_example_can_be_replaced(kb: KnowledgeBase) -> None:
     kb.add([shown(1, "cat"), shown(1, "cow"), shown(1, "cat", question="Which?")])
     kb.replace([shown(1, "dog")])
     assert answers(kb) == ["cat", "dog"]
 
 
-def test_a_pinned_answer_stays_as_it_is(kb: KnowledgeBase) -> None:
+def test_pinned_answer_stays(kb: KnowledgeBase) -> None:
     (pinned,) = kb.replace([shown(1, "cat")])
     kb.pin([str(pinned)])
     bad = Bad()
@@ -61,7 +61,7 @@ def test_a_pinned_answer_stays_as_it_is(kb: KnowledgeBase) -> None:
     assert not bad
 
 
-def test_what_is_no_longer_pinned_is_replaced(kb: KnowledgeBase) -> None:
+def test_unpinned_answer_is_replaced(kb: KnowledgeBase) -> None:
     kb.pin([str(kb.replace([shown(1, "cat")])[0])])
     kb.replace([shown(1, "dog")])
     kb.unpin(kb.ids())
@@ -71,7 +71,7 @@ def test_what_is_no_longer_pinned_is_replaced(kb: KnowledgeBase) -> None:
     assert not kb.metadata(str(new)).pinned
 
 
-def test_a_pin_that_came_meanwhile_counts(tmp_path: Path) -> None:
+def test_concurrent_pin_counts(tmp_path: Path) -> None:
     """While a newer answer is embedded, an operator pins the older one."""
 
     class Pinning(SeededEmbedder):
@@ -86,7 +86,7 @@ def test_a_pin_that_came_meanwhile_counts(tmp_path: Path) -> None:
         assert kb.replace([shown(1, "dog")]) == first == kb.ids()
 
 
-def test_a_pin_in_another_namespace_keeps_nothing_here(tmp_path: Path) -> None:
+def test_pin_in_another_namespace_has_no_effect(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with (
         KnowledgeBase.open(path, SeededEmbedder(), namespace="a") as one,
@@ -106,13 +106,13 @@ def test_another_context_is_another_question(kb: KnowledgeBase) -> None:
     assert kb.verify().sound
 
 
-def test_of_two_answers_in_one_commit_the_last_counts(kb: KnowledgeBase) -> None:
+def test_last_of_two_answers_in_one_commit_counts(kb: KnowledgeBase) -> None:
     ids = kb.replace([shown(1, "cat"), shown(2, "cat"), shown(1, "dog")])
     assert ids[0] == ids[2]
     assert sorted(answers(kb)) == ["cat", "dog"]
 
 
-def test_a_bad_one_leaves_the_others_and_what_was_there(kb: KnowledgeBase) -> None:
+def test_failed_answer_keeps_the_others(kb: KnowledgeBase) -> None:
     kb.replace([shown(1, "cat")])
     bad = Bad()
     broken = Example(Query("What?", (damaged(),)), "cat")
@@ -139,7 +139,7 @@ def test_replacing_needs_an_embedder(tmp_path: Path) -> None:
         kb.replace([shown(1)])
 
 
-def test_the_older_answer_is_found_by_an_index(tmp_path: Path) -> None:
+def test_older_answer_is_found_by_an_index(tmp_path: Path) -> None:
     KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()).close()
     with closing(sqlite3.connect(tmp_path / "kb.db")) as connection, connection:
         plan = connection.execute(

@@ -37,7 +37,7 @@ def put(rows: SqliteRows, *examples: Example, fingerprint: str = "f") -> list[st
     return [str(example.id) for example in named]
 
 
-def test_every_field_comes_back(path: str) -> None:
+def test_every_field_is_restored(path: str) -> None:
     whole = Example(
         Query("Où?", (solid_image(1), solid_image(2)), ("a", "b")),
         "a, b",
@@ -65,7 +65,7 @@ def test_every_field_comes_back(path: str) -> None:
     assert len(id) == ID_LENGTH
 
 
-def test_images_are_stored_once_and_go_with_their_last_example(path: str) -> None:
+def test_images_are_deleted_with_their_last_example(path: str) -> None:
     rows = SqliteRows(path)
     first, second = put(rows, shown(1, question="Hue?"), shown(1, question="Size?"))
     assert rows.footprint().images == 1
@@ -89,7 +89,7 @@ class Interrupted(SqliteRows):
         return found
 
 
-def test_an_example_that_another_process_annotates_is_found(path: str) -> None:
+def test_example_that_another_process_annotates_is_found(path: str) -> None:
     other = SqliteRows(path)
     (id,) = put(other, shown(1))
     rows = Interrupted(path, lambda: other.annotate(id, {"rationale": "because"}, {}))
@@ -98,7 +98,7 @@ def test_an_example_that_another_process_annotates_is_found(path: str) -> None:
     other.close()
 
 
-def test_a_deleted_example_leaves_nothing_in_the_file(path: str) -> None:
+def test_deleted_example_leaves_nothing_in_the_file(path: str) -> None:
     rows = SqliteRows(path)
     kept, gone = put(rows, shown(1), shown(2))
     rows.add_uses({kept: UsageRecord(1, 100.0, 0.0), gone: UsageRecord(1, 100.0, 0.0)})
@@ -110,7 +110,7 @@ def test_a_deleted_example_leaves_nothing_in_the_file(path: str) -> None:
     connection.close()
 
 
-def test_uses_recorded_late_do_not_make_an_example_look_older(path: str) -> None:
+def test_late_uses_do_not_reduce_last_used(path: str) -> None:
     rows = SqliteRows(path)
     (id,) = put(rows, asked("a"))
     for last in (100.0, 300.0, 200.0):
@@ -120,7 +120,7 @@ def test_uses_recorded_late_do_not_make_an_example_look_older(path: str) -> None
     rows.close()
 
 
-def test_an_id_that_is_there_is_not_stored_again(path: str) -> None:
+def test_existing_id_is_not_stored_again(path: str) -> None:
     rows = SqliteRows(path)
     (id,) = put(rows, asked("a"))
     assert put(rows, asked("a", rationale="later")) == [id]
@@ -129,7 +129,7 @@ def test_an_id_that_is_there_is_not_stored_again(path: str) -> None:
     rows.close()
 
 
-def test_changes_tell_an_index_what_to_do(path: str) -> None:
+def test_changes_contain_vectors_and_deletions(path: str) -> None:
     rows = SqliteRows(path)
     ids = put(rows, asked("a"), asked("b"))
     start = rows.changes_since(0, 10)
@@ -141,7 +141,7 @@ def test_changes_tell_an_index_what_to_do(path: str) -> None:
     rows.close()
 
 
-def test_a_key_is_never_used_again(path: str) -> None:
+def test_key_is_never_reused(path: str) -> None:
     rows = SqliteRows(path)
     (id,) = put(rows, asked("a"))
     key = rows.keys([id])[id]
@@ -151,7 +151,7 @@ def test_a_key_is_never_used_again(path: str) -> None:
     rows.close()
 
 
-def test_a_batch_of_another_embedder_is_refused_whole(path: str) -> None:
+def test_batch_of_another_embedder_is_rejected(path: str) -> None:
     rows = SqliteRows(path)
     put(rows, asked("a"), fingerprint="one")
     with pytest.raises(EmbedderMismatchError, match=r"'one'.*'two'"):
@@ -160,7 +160,7 @@ def test_a_batch_of_another_embedder_is_refused_whole(path: str) -> None:
     rows.close()
 
 
-def test_a_second_writer_is_waited_for_then_reported(path: str) -> None:
+def test_second_writer_causes_a_busy_error(path: str) -> None:
     rows = SqliteRows(path, busy_seconds=0.05)
     (id,) = put(rows, asked("a"))
     other = sqlite3.connect(path, isolation_level=None)
@@ -176,7 +176,7 @@ def test_a_second_writer_is_waited_for_then_reported(path: str) -> None:
     rows.close()
 
 
-def test_a_full_disk_loses_nothing_that_was_stored(path: str) -> None:
+def test_full_disk_keeps_stored_examples(path: str) -> None:
     rows = SqliteRows(path)
     (id,) = put(rows, shown(1))
     pages = rows._writer.execute("PRAGMA page_count").fetchone()[0]
@@ -192,7 +192,7 @@ def test_a_full_disk_loses_nothing_that_was_stored(path: str) -> None:
     rows.close()
 
 
-def test_what_is_not_a_database_is_named(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "notes.db"
     path.write_text("shopping list " * 100)
     with pytest.raises(StoreError, match=r"notes\.db is not a knowledge base"):
@@ -200,7 +200,7 @@ def test_what_is_not_a_database_is_named(tmp_path: Path) -> None:
     assert path.read_text().startswith("shopping")
 
 
-def test_another_programs_database_is_left_alone(path: str) -> None:
+def test_database_of_another_program_is_rejected(path: str) -> None:
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE bookmarks (url TEXT)")
     other.close()
@@ -210,7 +210,7 @@ def test_another_programs_database_is_left_alone(path: str) -> None:
     assert Path(path).read_bytes() == before
 
 
-def test_a_newer_file_asks_for_an_upgrade(path: str) -> None:
+def test_newer_format_suggests_an_upgrade(path: str) -> None:
     SqliteRows(path).close()
     later = sqlite3.connect(path)
     later.execute(f"PRAGMA user_version = {KNOWLEDGE_BASE.version + 1}")
@@ -220,7 +220,7 @@ def test_a_newer_file_asks_for_an_upgrade(path: str) -> None:
     assert "upgrade" in raised.value.hint
 
 
-def test_a_damaged_file_is_an_error_of_ours(path: str) -> None:
+def test_damaged_file_is_a_store_error(path: str) -> None:
     rows = SqliteRows(path)
     put(rows, *(asked(str(i) * 50) for i in range(200)))
     rows.close()
@@ -240,7 +240,7 @@ def test_a_damaged_file_is_an_error_of_ours(path: str) -> None:
     ("column", "value"),
     [("tags", "'{\"a\": '"), ("choices", "'5'"), ("answer", "CAST(x'ff' AS TEXT)")],
 )
-def test_a_flipped_bit_in_a_row_is_damage(path: str, column: str, value: str) -> None:
+def test_flipped_bit_in_a_row_is_a_store_error(path: str, column: str, value: str) -> None:
     rows = SqliteRows(path)
     (id,) = put(rows, asked("a"))
     rows._writer.execute(f"UPDATE examples SET {column} = {value}")
@@ -249,7 +249,7 @@ def test_a_flipped_bit_in_a_row_is_damage(path: str, column: str, value: str) ->
     rows.close()
 
 
-def test_a_flipped_bit_in_labels_or_vectors_is_damage(path: str) -> None:
+def test_flipped_bit_in_labels_or_vectors_is_a_store_error(path: str) -> None:
     rows = SqliteRows(path)
     put(rows, asked("a"))
     rows._writer.execute("UPDATE examples SET labels = '[\"a'")
@@ -287,7 +287,7 @@ except StoreError as error:
 
 
 @pytest.mark.parametrize("folder_mode", ["555", "777"])
-def test_a_file_that_may_not_be_written_can_be_read(public_folder: Path, folder_mode: str) -> None:
+def test_read_only_file_can_be_read(public_folder: Path, folder_mode: str) -> None:
     rows = SqliteRows(str(public_folder / "kb.db"))
     put(rows, asked("a"))
     rows.close()
@@ -296,7 +296,7 @@ def test_a_file_that_may_not_be_written_can_be_read(public_folder: Path, folder_
     assert "may only be read" in done.stdout, done.stderr
 
 
-def test_a_closed_store_says_so(path: str) -> None:
+def test_closed_store_is_an_error(path: str) -> None:
     rows = SqliteRows(path)
     rows.close()
     rows.close()
@@ -306,7 +306,7 @@ def test_a_closed_store_says_so(path: str) -> None:
         put(rows, asked("a"))
 
 
-def test_many_may_create_one_file_at_once(path: str) -> None:
+def test_concurrent_creation_of_a_file(path: str) -> None:
     failures: list[Exception] = []
 
     def write(number: int) -> None:
@@ -330,7 +330,7 @@ def test_many_may_create_one_file_at_once(path: str) -> None:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.97])
-def test_a_truncated_file_is_an_error_of_ours(path: str, share: float) -> None:
+def test_truncated_file_is_a_store_error(path: str, share: float) -> None:
     rows = SqliteRows(path)
     put(rows, *(asked(str(i) * 50) for i in range(300)))
     rows.close()

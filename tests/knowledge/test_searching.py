@@ -47,7 +47,7 @@ class Wrong(SeededEmbedder):
     ],
 )
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
-def test_a_query_whose_vector_is_no_vector_is_told(made: object, metric: Metric) -> None:
+def test_invalid_query_vector_is_an_error(made: object, metric: Metric) -> None:
     embed = Wrong()
     with KnowledgeBase.open(":memory:", embed, metric=metric) as kb:
         kb.add([asked("a"), asked("b")])
@@ -58,7 +58,7 @@ def test_a_query_whose_vector_is_no_vector_is_told(made: object, metric: Metric)
             kb.add([asked("c")])
 
 
-def test_half_a_character_is_told() -> None:
+def test_lone_surrogate_is_an_error() -> None:
     with KnowledgeBase.open(":memory:", TokenEmbedder.bundled()) as kb:
         kb.add([asked("a cat")])
         assert kb.search(Query("a cat \N{CAT FACE}"), 1)
@@ -66,7 +66,7 @@ def test_half_a_character_is_told() -> None:
             kb.search(Query("a cat \ud83d"), 1)
 
 
-def test_vectors_that_are_not_finite_are_not_searched_for() -> None:
+def test_search_rejects_vectors_that_are_not_finite() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([asked("a")])
         with pytest.raises(SettingError, match="NaN"):
@@ -80,7 +80,7 @@ def test_vectors_that_are_not_finite_are_not_searched_for() -> None:
         lambda kb: kb.reindex("default", SeededEmbedder()),
     ],
 )
-def test_a_search_during_upkeep_misses_nothing(
+def test_search_during_a_rebuild_misses_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch, beside: Callable[[KnowledgeBase], object]
 ) -> None:
     filling, go_on = Event(), Event()
@@ -109,7 +109,7 @@ def test_a_search_during_upkeep_misses_nothing(
         assert len(kb.search(Query("q1"), 99)) == 30
 
 
-def test_a_handle_outlives_reindexing_there_and_back(path: Path) -> None:
+def test_handle_survives_reindexing_twice(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder("A")) as kb:
         kb.add([asked("q")])
         assert kb.search(Query("q"), 1)
@@ -119,7 +119,7 @@ def test_a_handle_outlives_reindexing_there_and_back(path: Path) -> None:
         assert kb.search(Query("q"), 1)[0].score == pytest.approx(1.0)
 
 
-def test_the_default_view_has_one_index_by_either_name(path: Path) -> None:
+def test_default_view_has_one_index(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("q")])
         kb.search(Query("q"), 1)
@@ -127,7 +127,7 @@ def test_the_default_view_has_one_index_by_either_name(path: Path) -> None:
         assert len(kb._searcher._followers) == 1
 
 
-def test_a_row_that_went_without_a_word_does_not_hang_a_search(path: Path) -> None:
+def test_unlogged_deletion_does_not_block_search(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b"), asked("c")])
         kb.search(Query("a"), 1, within=kb.ids()[:1])
@@ -136,9 +136,7 @@ def test_a_row_that_went_without_a_word_does_not_hang_a_search(path: Path) -> No
         assert {c.example.query.text for c in kb.search(Query("c"), 3)} == {"a", "b"}
 
 
-def test_a_search_that_cannot_be_set_right_says_what_to_do(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inconsistent_log_has_a_hint(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a")])
         monkeypatch.setattr(SqliteRows, "by_keys", lambda self, keys: {})
@@ -147,7 +145,7 @@ def test_a_search_that_cannot_be_set_right_says_what_to_do(
         assert "--repair" in raised.value.hint
 
 
-def test_the_vector_of_an_example_that_another_process_annotates_is_found(
+def test_vector_is_found_while_another_process_annotates(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = SqliteRows.keys
@@ -179,7 +177,7 @@ class Wider(SeededEmbedder):
         return np.tile(super().embed(queries), 2)
 
 
-def test_another_width_under_the_same_fingerprint_is_refused(path: Path) -> None:
+def test_other_dimension_with_the_same_fingerprint_is_rejected(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a")])
     with KnowledgeBase.open(path, Wider()) as kb:
@@ -193,7 +191,7 @@ def test_another_width_under_the_same_fingerprint_is_refused(path: Path) -> None
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_vector_of_another_length_is_named(path: Path, first: bool) -> None:
+def test_vector_with_a_wrong_length_is_reported(path: Path, first: bool) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a")])
         if not first:
@@ -208,7 +206,7 @@ def test_a_vector_of_another_length_is_named(path: Path, first: bool) -> None:
         assert len(kb.search(Query("a"), 9)) == 2
 
 
-def test_what_cannot_be_looked_up_is_told(path: Path) -> None:
+def test_invalid_ids_are_an_error(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a")])
         uses: list[Callable[[], object]] = [
@@ -225,13 +223,13 @@ def test_what_cannot_be_looked_up_is_told(path: Path) -> None:
         assert len(kb) == 1
 
 
-def test_a_bare_embedder_among_views_is_told(path: Path) -> None:
+def test_embedder_without_a_view_is_an_error(path: Path) -> None:
     with pytest.raises(SettingError) as raised:
         KnowledgeBase.open(path, {"a": SeededEmbedder()})  # type: ignore[dict-item]
     assert "View(embedder)" in raised.value.hint
 
 
-def test_what_looks_damaged_may_only_be_in_the_midst_of_a_write(path: Path) -> None:
+def test_concurrent_write_does_not_look_like_damage(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a")])
         with kb._rows.transaction() as connection:

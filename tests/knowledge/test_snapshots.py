@@ -25,7 +25,7 @@ def indexed_rows(tmp_path: Path) -> IndexedRows:
     return IndexedRows(tmp_path / "kb.db")
 
 
-def test_a_snapshot_is_taken_up_and_caught_up(indexed_rows: IndexedRows, tmp_path: Path) -> None:
+def test_snapshot_is_loaded_and_updated(indexed_rows: IndexedRows, tmp_path: Path) -> None:
     indexed_rows.add(300)
     follower = indexed_rows.follow()
     settled(follower)
@@ -55,7 +55,7 @@ def spoil_end(path: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [spoil_middle, spoil_end, Path.unlink, lambda path: path.write_bytes(b"")]
 )
-def test_a_damaged_snapshot_is_made_again(
+def test_damaged_snapshot_is_rebuilt(
     indexed_rows: IndexedRows, tmp_path: Path, spoil: object
 ) -> None:
     indexed_rows.add(300)
@@ -72,7 +72,7 @@ def test_a_damaged_snapshot_is_made_again(
     indexed_rows.rows.close()
 
 
-def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_again(
+def test_snapshot_that_is_replaced_while_it_is_read_is_read_again(
     indexed_rows: IndexedRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, newer = tmp_path / "kb.db.default.index", tmp_path / "newer"
@@ -101,14 +101,14 @@ def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_again(
 
 
 @pytest.mark.parametrize("size", [8, 512, 4096])
-def test_a_checksum_sees_what_changed_places(size: int) -> None:
+def test_checksum_detects_swapped_words(size: int) -> None:
     data = bytearray(np.random.default_rng(0).bytes(3 * BLOCK))
     before = checksum_of(memoryview(bytes(data)))
     data[:size], data[5 * size : 6 * size] = data[5 * size : 6 * size], data[:size]
     assert checksum_of(memoryview(bytes(data))) != before
 
 
-def test_a_history_with_the_same_last_change_is_another_one(tmp_path: Path) -> None:
+def test_equal_last_change_does_not_mean_equal_history(tmp_path: Path) -> None:
     path, copy = tmp_path / "kb.db", tmp_path / "copy.db"
 
     def put(*texts: str) -> None:
@@ -130,9 +130,7 @@ def test_a_history_with_the_same_last_change_is_another_one(tmp_path: Path) -> N
         assert kb.search(Query("other"), 1)[0].example.query.text == "other"
 
 
-def test_a_copy_that_does_the_same_does_it_as_another(
-    indexed_rows: IndexedRows, tmp_path: Path
-) -> None:
+def test_copy_with_equal_changes_has_other_marks(indexed_rows: IndexedRows, tmp_path: Path) -> None:
     indexed_rows.add(2)
     indexed_rows.rows._writer.execute(f"VACUUM INTO '{tmp_path / 'copy.db'}'")
     copy = IndexedRows(tmp_path / "copy.db")
@@ -146,9 +144,7 @@ def test_a_copy_that_does_the_same_does_it_as_another(
     copy.rows.close()
 
 
-def test_a_snapshot_of_another_history_is_not_believed(
-    indexed_rows: IndexedRows, tmp_path: Path
-) -> None:
+def test_snapshot_of_another_history_is_ignored(indexed_rows: IndexedRows, tmp_path: Path) -> None:
     """The database was put back to an older copy and went another way."""
     indexed_rows.add(200)
     copy = tmp_path / "copy.db"
@@ -172,7 +168,7 @@ def test_a_snapshot_of_another_history_is_not_believed(
     other.rows.close()
 
 
-def test_a_folder_that_may_not_be_written_costs_only_the_snapshot(
+def test_read_only_folder_only_prevents_the_snapshot(
     indexed_rows: IndexedRows, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     indexed_rows.add(200)

@@ -70,20 +70,20 @@ def test_every_text_is_a_unit_vector(words: TokenEmbedder, text: str) -> None:
     assert np.array_equal(vectors[0], vectors[1])
 
 
-def test_paraphrases_are_nearer_than_other_topics(words: TokenEmbedder) -> None:
+def test_paraphrases_are_closer_than_other_topics(words: TokenEmbedder) -> None:
     asked = Query("what is its shape")
     assert cosine(words, asked, Query("its form")) > cosine(words, asked, Query("what is its hue"))
     assert cosine(words, Query("hue"), Query("tint")) > 0.9
     assert cosine(words, Query("nonsense"), Query("hue")) == 0
 
 
-def test_no_text_is_an_error_and_no_queries_are_none(words: TokenEmbedder) -> None:
+def test_empty_text_is_an_error_and_empty_batch_is_not(words: TokenEmbedder) -> None:
     with pytest.raises(EmbeddingError, match="no text"):
         words.embed([Query("", (solid_image(1),))])
     assert words.embed([]).shape == (0, words.dimension)
 
 
-def test_the_fingerprint_covers_what_is_read(tmp_path: Path, words: TokenEmbedder) -> None:
+def test_fingerprint_covers_table_and_tokenizer(tmp_path: Path, words: TokenEmbedder) -> None:
     other = table()
     other[:, -1] = 5
     assert TokenEmbedder(save(tmp_path / "a", other)).fingerprint == words.fingerprint
@@ -91,14 +91,14 @@ def test_the_fingerprint_covers_what_is_read(tmp_path: Path, words: TokenEmbedde
     assert TokenEmbedder(save(tmp_path / "b", other)).fingerprint != words.fingerprint
 
 
-def test_what_is_no_such_model_is_an_error(tmp_path: Path) -> None:
+def test_unsupported_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EmbeddingError, match="cannot be loaded"):
         TokenEmbedder(tmp_path)
     with pytest.raises(EmbeddingError, match="numbers per token"):
         TokenEmbedder(save(tmp_path, table()[:, :100].copy()))
 
 
-def test_dual_is_the_mean_of_both_cosines(words: TokenEmbedder, dual: DualEmbedder) -> None:
+def test_dual_cosine_is_the_mean_of_both(words: TokenEmbedder, dual: DualEmbedder) -> None:
     one, other = Query("its shape", (solid_image(1),)), Query("its hue", (solid_image(900),))
     seen = PixelEmbedder().embed([one, other])
     said = words.embed([one, other])
@@ -116,7 +116,7 @@ def test_dual_is_the_mean_of_both_cosines(words: TokenEmbedder, dual: DualEmbedd
         [Query("its shape"), Query("", (solid_image(1),)), Query("hue", (solid_image(2),))],
     ],
 )
-def test_a_missing_part_is_zero_and_rows_stay_units(
+def test_missing_part_is_zero_and_rows_have_length_one(
     dual: DualEmbedder, queries: Sequence[Query]
 ) -> None:
     vectors = dual.embed(queries)
@@ -133,12 +133,12 @@ def test_neither_image_nor_text_is_an_error(dual: DualEmbedder) -> None:
     assert dual.embed([]).shape == (0, dual.dimension)
 
 
-def test_a_duals_fingerprint_names_both(dual: DualEmbedder, words: TokenEmbedder) -> None:
+def test_duals_fingerprint_names_both(dual: DualEmbedder, words: TokenEmbedder) -> None:
     assert words.fingerprint in dual.fingerprint
     assert PixelEmbedder.fingerprint in dual.fingerprint
 
 
-def test_examples_are_found_by_what_they_show_and_say(dual: DualEmbedder) -> None:
+def test_examples_are_found_by_image_and_text(dual: DualEmbedder) -> None:
     known = [
         Example(Query(text, (solid_image(shade),)), f"{text} {shade}")
         for text in ("its shape", "its hue")

@@ -28,7 +28,7 @@ def example(draw: st.DrawFn) -> Example:
 
 @given(st.composite(example)(), TEXTS)
 @settings(max_examples=60)
-def test_texts_are_given_back_as_they_were(example: Example, namespace: str) -> None:
+def test_texts_are_returned_unchanged(example: Example, namespace: str) -> None:
     with TemporaryDirectory() as folder:
         path, copy, embed = Path(folder) / "kb.db", Path(folder) / "copy.db", SeededEmbedder()
         with KnowledgeBase.open(path, embed, namespace=namespace) as kb:

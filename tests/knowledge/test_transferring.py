@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "kb.db"
 
 
-def test_what_is_exported_is_imported_whole(path: Path, tmp_path: Path) -> None:
+def test_import_restores_an_export(path: Path, tmp_path: Path) -> None:
     whole = Example(
         Query("Où?", (solid_image(1), replace(solid_image(2), source="here.png")), ("a", "b")),
         "a, b",
@@ -51,7 +51,7 @@ def test_what_is_exported_is_imported_whole(path: Path, tmp_path: Path) -> None:
         assert kb.stats().pinned == 0  # what was there is left as it is
 
 
-def test_lines_that_cannot_be_imported_are_named(path: Path, tmp_path: Path) -> None:
+def test_unreadable_lines_are_reported_by_number(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(i) for i in range(4)])
@@ -73,7 +73,7 @@ def test_lines_that_cannot_be_imported_are_named(path: Path, tmp_path: Path) -> 
             kb.import_from(tmp_path / "nowhere")
 
 
-def test_what_is_imported_under_a_capacity_keeps_its_pins(path: Path, tmp_path: Path) -> None:
+def test_import_under_a_capacity_keeps_pins(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked(f"q{i}") for i in range(40)])
@@ -85,7 +85,7 @@ def test_what_is_imported_under_a_capacity_keeps_its_pins(path: Path, tmp_path: 
         assert set(pinned) <= set(kb.ids())
 
 
-def test_an_import_that_was_stopped_has_kept_pins(path: Path, tmp_path: Path) -> None:
+def test_interrupted_import_keeps_pins(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked(f"q{i}") for i in range(4)])
@@ -102,7 +102,7 @@ def test_an_import_that_was_stopped_has_kept_pins(path: Path, tmp_path: Path) ->
         assert kb.stats().pinned == 4
 
 
-def test_an_export_that_was_changed_is_told(path: Path, tmp_path: Path) -> None:
+def test_changed_export_is_an_error(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(1), asked("three"), asked("four"), asked("fine")])
@@ -120,7 +120,7 @@ def test_an_export_that_was_changed_is_told(path: Path, tmp_path: Path) -> None:
     assert [part in str(error) for part, error in zip(told, bad, strict=True)] == [True] * 3
 
 
-def test_what_is_no_folder_of_an_export_is_told(path: Path, tmp_path: Path) -> None:
+def test_folder_without_export_is_an_error(path: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "examples.jsonl")
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         with pytest.raises(LoadError, match="not a regular file"):
@@ -149,7 +149,7 @@ def test_what_is_no_folder_of_an_export_is_told(path: Path, tmp_path: Path) -> N
         ("UPDATE examples SET created = 'now' WHERE key = 1", "must be numbers"),
     ],
 )
-def test_a_damaged_example_is_named_and_the_others_are_written(
+def test_export_reports_a_damaged_example_and_writes_the_others(
     path: Path, tmp_path: Path, statement: str, told: str
 ) -> None:
     bad = Bad()
@@ -167,9 +167,7 @@ def test_a_damaged_example_is_named_and_the_others_are_written(
         assert kb.ids() == others
 
 
-def test_an_example_whose_id_is_damaged_keeps_no_other_from_being_written(
-    path: Path, tmp_path: Path
-) -> None:
+def test_export_skips_an_example_with_a_damaged_id(path: Path, tmp_path: Path) -> None:
     bad = Bad()
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("one"), asked("two")])

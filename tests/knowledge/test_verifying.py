@@ -42,7 +42,7 @@ SPOILED: list[Spoil] = [
 
 
 @pytest.mark.parametrize(("statement", "told", "repairable"), SPOILED)
-def test_verify_finds_and_repairs_what_is_derived(
+def test_verify_repairs_derived_data(
     path: Path, statement: str, told: str, repairable: bool
 ) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
@@ -63,7 +63,7 @@ def test_verify_finds_and_repairs_what_is_derived(
             assert kb.search(Query("three"), 1)[0].score == pytest.approx(1.0)
 
 
-def test_verify_without_the_embedder_says_what_is_needed(path: Path) -> None:
+def test_verify_without_the_embedder_names_it(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a")])
     with KnowledgeBase.open(path, None) as kb:
@@ -88,7 +88,7 @@ def leave_unfinished(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [flip, leave_unfinished])
-def test_verify_looks_at_index_files(path: Path, spoil: Callable[[Path], None]) -> None:
+def test_verify_checks_index_files(path: Path, spoil: Callable[[Path], None]) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
         kb.add([asked(f"q{i}") for i in range(20)])
         kb.search(Query("x"), 1)
@@ -101,7 +101,7 @@ def test_verify_looks_at_index_files(path: Path, spoil: Callable[[Path], None]) 
         assert len(kb.search(Query("x"), 20)) == 20
 
 
-def test_verify_misses_views_and_repairs_them(path: Path) -> None:
+def test_verify_repairs_missing_views(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b")])
         with kb._rows.transaction() as connection:
@@ -116,7 +116,7 @@ def test_verify_misses_views_and_repairs_them(path: Path) -> None:
         assert len(kb.search(Query("a"), 9)) == 2
 
 
-def test_verify_repairs_only_what_it_finds_sound_afterwards(path: Path) -> None:
+def test_verify_checks_its_repairs(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b")])
         with kb._rows.transaction() as connection:
@@ -134,7 +134,7 @@ def test_verify_repairs_only_what_it_finds_sound_afterwards(path: Path) -> None:
         "UPDATE images SET data = 5",
     ],
 )
-def test_verify_goes_on_after_what_cannot_be_read(path: Path, statement: str) -> None:
+def test_verify_continues_after_unreadable_rows(path: Path, statement: str) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(1), asked("two"), asked("three")])
         with kb._rows.transaction() as connection:
@@ -144,7 +144,7 @@ def test_verify_goes_on_after_what_cannot_be_read(path: Path, statement: str) ->
         assert sorted(problem.repaired for problem in found.problems) == [False, True]
 
 
-def test_verify_leaves_what_is_not_its_own(path: Path) -> None:
+def test_verify_keeps_other_files(path: Path) -> None:
     mine = [path.with_name(f"kb.db.{name}") for name in ("old.index", "1.part", "notes.index")]
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a")])
@@ -166,7 +166,7 @@ TURNED = "UPDATE vectors SET vector = substr(vector, 1, 28) || x'0000003f' WHERE
 
 @pytest.mark.parametrize("exact_up_to", [2, 100])
 @pytest.mark.parametrize("statement", [ZEROS, ANOTHERS, TURNED, HUGE, SIGN])
-def test_a_changed_vector_is_found_without_embedding(
+def test_changed_vector_is_found_without_embedding(
     path: Path, statement: str, exact_up_to: int
 ) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=exact_up_to) as kb:
@@ -188,7 +188,7 @@ def test_a_changed_vector_is_found_without_embedding(
 
 
 @pytest.mark.parametrize("statement", [ZEROS, HUGE])
-def test_a_vector_without_a_checksum_must_be_comparable(path: Path, statement: str) -> None:
+def test_vector_without_a_checksum_must_not_be_zero(path: Path, statement: str) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(1), asked("two")])
         with kb._rows.transaction() as connection:
@@ -201,16 +201,14 @@ def test_a_vector_without_a_checksum_must_be_comparable(path: Path, statement: s
         assert kb.verify(repair=True).sound
 
 
-def test_a_vector_of_zeros_that_the_embedder_made_is_sound(path: Path) -> None:
+def test_zero_vector_with_a_checksum_is_valid(path: Path) -> None:
     with KnowledgeBase.open(path, Rounding()) as kb:
         kb.add([asked("nothing"), asked("something")])
         assert kb.verify().problems == ()
 
 
 @pytest.mark.parametrize("statement", [ANOTHERS, TURNED])
-def test_a_vector_that_is_whole_but_wrong_is_found_by_embedding_again(
-    path: Path, statement: str
-) -> None:
+def test_deep_verify_finds_wrong_vectors(path: Path, statement: str) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(1), asked("two"), asked("three")])
         assert kb.verify(deep=True).problems == ()
@@ -226,7 +224,7 @@ def test_a_vector_that_is_whole_but_wrong_is_found_by_embedding_again(
         assert kb.search(Query("two"), 1)[0].score == pytest.approx(1.0)
 
 
-def test_of_many_wrong_vectors_some_are_named(path: Path) -> None:
+def test_first_wrong_vectors_are_named(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked(f"q{i}") for i in range(5)])
         with kb._rows.transaction() as connection:
@@ -246,13 +244,13 @@ class Rounding(SeededEmbedder):
         return (vectors * (1 + 1e-3 * noise)).astype(np.float32)
 
 
-def test_embedding_again_overlooks_what_rounding_does(path: Path) -> None:
+def test_deep_verify_tolerates_rounding(path: Path) -> None:
     with KnowledgeBase.open(path, Rounding()) as kb:
         kb.add([asked("nothing"), *(asked(f"q{i}") for i in range(100))])
         assert kb.verify(deep=True).problems == ()
 
 
-def test_what_cannot_be_embedded_again_is_told(path: Path) -> None:
+def test_deep_verify_reports_embedding_errors(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(1), asked("no image"), shown(2)])
         with kb._rows.transaction() as connection:
@@ -267,7 +265,7 @@ def test_what_cannot_be_embedded_again_is_told(path: Path) -> None:
         assert told == ["vectors 'default' cannot be compared without their embedder"]
 
 
-def test_a_damaged_image_does_not_make_vectors(path: Path) -> None:
+def test_damaged_image_does_not_make_vectors(path: Path) -> None:
     other = solid_image(200)
     with KnowledgeBase.open(path, PixelEmbedder()) as kb:
         kb.add([shown(1)])
@@ -282,7 +280,7 @@ def test_a_damaged_image_does_not_make_vectors(path: Path) -> None:
 @pytest.mark.parametrize(
     "statement", ["UPDATE images SET data = x'00' WHERE rowid = 1", "DELETE FROM images"]
 )
-def test_who_does_what_is_said_of_an_image_has_it_again(path: Path, statement: str) -> None:
+def test_advice_for_a_damaged_image_restores_it(path: Path, statement: str) -> None:
     one, two = shown(1), shown(1, question="Other?")
     with (
         KnowledgeBase.open(path, SeededEmbedder()) as kb,
@@ -311,7 +309,7 @@ def test_who_does_what_is_said_of_an_image_has_it_again(path: Path, statement: s
     ],
 )
 @pytest.mark.parametrize("repair", [False, True])
-def test_what_another_process_takes_away_meanwhile_is_not_wrong(
+def test_concurrent_deletion_is_not_a_problem(
     path: Path,
     monkeypatch: pytest.MonkeyPatch,
     meanwhile: Callable[[KnowledgeBase], object],
@@ -329,7 +327,7 @@ def test_what_another_process_takes_away_meanwhile_is_not_wrong(
         assert kb.verify(repair=repair).problems == ()
 
 
-def test_an_image_that_is_deleted_meanwhile_is_not_missing(path: Path) -> None:
+def test_concurrently_deleted_image_is_not_missing(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(1), shown(2)])
         with kb._rows.transaction() as connection:
@@ -340,7 +338,7 @@ def test_an_image_that_is_deleted_meanwhile_is_not_missing(path: Path) -> None:
         assert list(found) == []
 
 
-def test_an_embedder_of_another_width_repairs_nothing(path: Path) -> None:
+def test_embedder_with_another_dimension_repairs_nothing(path: Path) -> None:
     class Wider(SeededEmbedder):
         dimension = 16
 

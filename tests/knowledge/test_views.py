@@ -26,7 +26,7 @@ def two() -> dict[str, View]:
     return {"text": View(SeededEmbedder("t")), "keywords": View(SeededEmbedder("k"), answers)}
 
 
-def test_each_view_finds_by_its_own_reading(tmp_path: Path) -> None:
+def test_each_view_searches_its_own_content(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, two()) as kb:
         kb.add([asked("a", "one"), asked("b", "two"), asked("one", "three")])
@@ -40,7 +40,7 @@ def test_each_view_finds_by_its_own_reading(tmp_path: Path) -> None:
         assert kb.search(Query("two"), 1, by="keywords")[0].example.query.text == "b"
 
 
-def test_vectors_of_the_callers_own_search_as_queries_do(tmp_path: Path) -> None:
+def test_search_by_vectors_equals_search_by_queries(tmp_path: Path) -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([asked(f"q{i}") for i in range(9)])
         query = Query("q3")
@@ -55,7 +55,7 @@ def test_vectors_of_the_callers_own_search_as_queries_do(tmp_path: Path) -> None
         assert kb.vectors([]).shape == (0, 8)
 
 
-def test_names_and_views_that_are_not_there_are_named() -> None:
+def test_unknown_views_are_an_error() -> None:
     with KnowledgeBase.open(":memory:", two()) as kb:
         with pytest.raises(EmptyKnowledgeBaseError):
             kb.search(Query("a"), 1)
@@ -67,7 +67,7 @@ def test_names_and_views_that_are_not_there_are_named() -> None:
             KnowledgeBase.open(":memory:", wrong)
 
 
-def test_a_file_knows_its_views(tmp_path: Path) -> None:
+def test_file_stores_its_views(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, two()) as kb:
         kb.add([asked("a")])
@@ -87,7 +87,7 @@ def test_a_file_knows_its_views(tmp_path: Path) -> None:
     assert "reindex" in raised.value.hint
 
 
-def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
+def test_namespaces_are_separate(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with (
         KnowledgeBase.open(path, SeededEmbedder(), namespace="one") as one,
@@ -113,7 +113,7 @@ def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
                 outside.search(Query("a"), 1)
 
 
-def test_changes_tell_outsiders_what_happened() -> None:
+def test_changes_report_additions_and_deletions() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b")])
         a, b = kb.ids()

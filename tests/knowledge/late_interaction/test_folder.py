@@ -26,7 +26,7 @@ def contents(place: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("foreign", [FOREIGN, ("half.0",), ("lock", "readme"), ("manifest.json",)])
-def test_a_folder_with_the_users_files_is_refused_and_left_as_it_is(
+def test_folder_with_other_files_is_rejected_and_kept(
     tmp_path: Path, foreign: tuple[str, ...]
 ) -> None:
     for name in foreign:
@@ -38,7 +38,7 @@ def test_a_folder_with_the_users_files_is_refused_and_left_as_it_is(
     assert contents(tmp_path) == before
 
 
-def test_what_the_user_puts_into_an_arrays_folder_stays(tmp_path: Path) -> None:
+def test_other_files_in_an_array_folder_stay(tmp_path: Path) -> None:
     array = opened(tmp_path)
     array.append(names(20), MATRICES[:20])
     array.close()
@@ -54,7 +54,7 @@ def test_what_the_user_puts_into_an_arrays_folder_stays(tmp_path: Path) -> None:
     assert (tmp_path / "half.9").is_dir()
 
 
-def test_a_directory_where_a_file_should_be_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_directory_in_place_of_a_file_is_a_store_error(tmp_path: Path) -> None:
     array = opened(tmp_path)
     (tmp_path / "half.0").mkdir()
     with pytest.raises(StoreError) as raised:
@@ -64,7 +64,7 @@ def test_a_directory_where_a_file_should_be_is_an_error_of_ours(tmp_path: Path) 
     array.close()
 
 
-def test_a_path_that_cannot_be_a_folder_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_invalid_folder_path_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for wrong in (tmp_path / "file", tmp_path / "file" / "below", f"{tmp_path}/a\0b"):
         with pytest.raises(StoreError) as raised:
@@ -73,7 +73,7 @@ def test_a_path_that_cannot_be_a_folder_is_an_error_of_ours(tmp_path: Path) -> N
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_folder_that_was_removed_is_an_error_and_what_is_held_stays(tmp_path: Path) -> None:
+def test_removed_folder_is_an_error_and_keeps_the_state(tmp_path: Path) -> None:
     place = tmp_path / "array"
     array = opened(place)
     array.append(names(3), MATRICES[:3])
@@ -99,7 +99,7 @@ def _nothing_fits(*_: object, **__: object) -> int:
 @pytest.mark.parametrize(
     "failing", ["folder.append", "token_array.write_manifest", "folder.map_array"]
 )
-def test_a_full_disk_loses_nothing(
+def test_full_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     array = opened(tmp_path)
@@ -121,7 +121,7 @@ def test_a_full_disk_loses_nothing(
     assert opened(tmp_path).ids() == [*names(7, start=2), "more"]
 
 
-def test_a_full_disk_does_not_stop_deleting(
+def test_full_disk_does_not_stop_deleting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     array = opened(tmp_path)
@@ -134,7 +134,7 @@ def test_a_full_disk_does_not_stop_deleting(
     index.close()
 
 
-def test_no_room_for_a_temporary_folder_is_an_error_of_ours(
+def test_missing_space_for_a_temporary_folder_is_a_store_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(folder, "mkdtemp", _nothing_fits)

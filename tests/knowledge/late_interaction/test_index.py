@@ -64,20 +64,20 @@ def answers(index: LateInteractionIndex, text: str, k: int) -> list[str]:
     return [candidate.example.answer for candidate in index.search(Query(text), k)]
 
 
-def test_every_token_finds_its_best(knowledge: KnowledgeBase) -> None:
+def test_every_token_matches_its_best(knowledge: KnowledgeBase) -> None:
     with LateInteractionIndex(knowledge, Letters()) as index:
         assert set(answers(index, "red round", 2)) == {"red round", "round red"}
         [select_best] = index.search(Query("red round"), 1)
         assert select_best.score == pytest.approx(2, abs=1e-3)
 
 
-async def test_dense_makes_it_a_retriever(knowledge: KnowledgeBase) -> None:
+async def test_dense_retriever_wraps_the_index(knowledge: KnowledgeBase) -> None:
     with LateInteractionIndex(knowledge, Letters()) as index:
         found = await DenseRetriever(index.search)(Query("blue small"), 2)
     assert {c.example.answer for c in found} == {"blue small", "small blue"}
 
 
-def test_the_index_follows_the_knowledge_base(knowledge: KnowledgeBase) -> None:
+def test_index_follows_the_knowledge_base(knowledge: KnowledgeBase) -> None:
     embed = Letters()
     with LateInteractionIndex(knowledge, embed, batch_size=8) as index:
         assert index.refresh() == len(knowledge) == embed.embedded
@@ -100,7 +100,7 @@ def test_tokens_are_kept_in_the_folder(tmp_path: Path, knowledge: KnowledgeBase)
     assert embed.embedded == 0
 
 
-def test_never_the_query_itself(knowledge: KnowledgeBase) -> None:
+def test_search_excludes_the_query_itself(knowledge: KnowledgeBase) -> None:
     with LateInteractionIndex(knowledge, Letters()) as index:
         own = Query("red red", (solid_image(0),))
         assert "red red" not in [c.example.answer for c in index.search(own, 3)]
@@ -115,7 +115,7 @@ def test_within_restricts_the_search(knowledge: KnowledgeBase) -> None:
         assert {c.example.id for c in found} == set(ids)
 
 
-def test_an_empty_knowledge_base_is_an_error() -> None:
+def test_empty_knowledge_base_is_an_error() -> None:
     with (
         KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as empty,
         LateInteractionIndex(empty, Letters()) as index,
@@ -145,7 +145,7 @@ class Forgetful:
         return self._knowledge.get_many(ids)
 
 
-def test_what_is_deleted_during_a_search_is_not_found(knowledge: KnowledgeBase) -> None:
+def test_deletion_during_a_search_is_respected(knowledge: KnowledgeBase) -> None:
     forgetful = Forgetful(knowledge)
     with LateInteractionIndex(forgetful, Letters()) as index:
         index.refresh()
@@ -176,7 +176,7 @@ class Watched:
         return self._knowledge.changes(0 if self.log == "renumbered" else since)
 
 
-def test_after_the_first_time_only_the_changes_of_others_are_read(tmp_path: Path) -> None:
+def test_later_refreshes_read_only_changes(tmp_path: Path) -> None:
     path, embed = tmp_path / "k.db", Letters()
     with (
         KnowledgeBase.open(path, embed=PixelEmbedder()) as knowledge,
@@ -199,7 +199,7 @@ def test_after_the_first_time_only_the_changes_of_others_are_read(tmp_path: Path
     assert embed.embedded == len(known()) + 1
 
 
-def test_what_comes_back_between_two_looks_is_kept(knowledge: KnowledgeBase) -> None:
+def test_restored_example_keeps_its_tokens(knowledge: KnowledgeBase) -> None:
     embed = Letters()
     with LateInteractionIndex(knowledge, embed) as index:
         index.refresh()
@@ -210,7 +210,7 @@ def test_what_comes_back_between_two_looks_is_kept(knowledge: KnowledgeBase) -> 
 
 
 @pytest.mark.parametrize("log", ["pruned", "renumbered"])
-def test_where_the_log_has_a_gap_the_ids_are_compared(knowledge: KnowledgeBase, log: str) -> None:
+def test_gap_in_the_log_compares_ids(knowledge: KnowledgeBase, log: str) -> None:
     watched = Watched(knowledge)
     with LateInteractionIndex(watched, Letters()) as index:
         index.refresh()
@@ -227,7 +227,7 @@ def test_where_the_log_has_a_gap_the_ids_are_compared(knowledge: KnowledgeBase, 
     assert watched.listed == seen
 
 
-def test_what_is_deleted_before_it_is_read_is_passed_over(knowledge: KnowledgeBase) -> None:
+def test_deletion_before_embedding_is_skipped(knowledge: KnowledgeBase) -> None:
     forgetful = Forgetful(knowledge)
     with LateInteractionIndex(forgetful, Letters()) as index:
         index.refresh()
@@ -251,7 +251,7 @@ class Racing(Forgetful):
         return super().get_many(ids)
 
 
-def test_constant_deleting_fails_no_search(knowledge: KnowledgeBase) -> None:
+def test_constant_deletion_does_not_fail_searches(knowledge: KnowledgeBase) -> None:
     doomed = knowledge.ids()[:30]
     with LateInteractionIndex(Racing(knowledge, doomed), Letters()) as index:
         found = index.search(Query("red round"), 10)
@@ -260,7 +260,7 @@ def test_constant_deleting_fails_no_search(knowledge: KnowledgeBase) -> None:
     assert not set(knowledge.ids()) & set(doomed)
 
 
-def test_deleting_during_the_fetch_leaves_the_next_best(knowledge: KnowledgeBase) -> None:
+def test_deletion_during_the_fetch_returns_the_next_best(knowledge: KnowledgeBase) -> None:
     racing = Racing(knowledge, [])
     with LateInteractionIndex(racing, Letters()) as index:
         select_best = [str(c.example.id) for c in index.search(Query("red round"), 8)]
@@ -270,7 +270,7 @@ def test_deleting_during_the_fetch_leaves_the_next_best(knowledge: KnowledgeBase
     assert not set(found) & (set(select_best) - set(knowledge.ids()))
 
 
-def test_an_example_without_tokens_is_found_last(knowledge: KnowledgeBase) -> None:
+def test_example_without_tokens_is_found_last(knowledge: KnowledgeBase) -> None:
     knowledge.add([example(" ", 9000)])
     with LateInteractionIndex(knowledge, Letters()) as index:
         found = index.search(Query("red round"), 99, exact=True)
@@ -281,9 +281,7 @@ def test_an_example_without_tokens_is_found_last(knowledge: KnowledgeBase) -> No
         assert index.refresh() == 0
 
 
-def test_a_closed_index_says_so_and_writes_nothing(
-    tmp_path: Path, knowledge: KnowledgeBase
-) -> None:
+def test_closed_index_says_so_and_writes_nothing(tmp_path: Path, knowledge: KnowledgeBase) -> None:
     index = LateInteractionIndex(knowledge, Letters(), tmp_path)
     index.refresh()
     index.close()
@@ -326,7 +324,7 @@ RIGHT = np.ones((1, 16), np.float32)
         Odd([RIGHT * np.float32(1e38)]),
     ],
 )
-def test_what_an_embedder_should_not_give_is_an_embedding_error(
+def test_invalid_embedder_output_is_an_embedding_error(
     knowledge: KnowledgeBase, embed: Odd
 ) -> None:
     with LateInteractionIndex(knowledge, embed) as index, pytest.raises(EmbeddingError) as raised:

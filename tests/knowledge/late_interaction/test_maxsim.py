@@ -54,7 +54,7 @@ def asked(matrices: list[Vectors], seed: int) -> Vectors:
 
 @settings(max_examples=30)
 @given(count=st.integers(1, 60), seed=st.integers(0, 9999))
-def test_the_reference_is_the_definition(count: int, seed: int) -> None:
+def test_exact_scores_follow_the_definition(count: int, seed: int) -> None:
     matrices = documents(count, seed=seed)
     query = asked(matrices, seed)
     tokens, offsets = flat(matrices)
@@ -66,7 +66,7 @@ def test_the_reference_is_the_definition(count: int, seed: int) -> None:
 
 @settings(max_examples=30)
 @given(count=st.integers(1, 60), seed=st.integers(0, 9999))
-def test_int8_is_near_the_reference(count: int, seed: int) -> None:
+def test_int8_scores_are_close_to_the_reference(count: int, seed: int) -> None:
     matrices = documents(count, seed=seed)
     query = asked(matrices, seed)
     held = copies(matrices)
@@ -89,7 +89,7 @@ def test_without_torch_int8_scores_are_the_same(monkeypatch: pytest.MonkeyPatch)
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 9999), k=st.integers(1, 20))
-def test_int8_and_rescoring_find_what_the_reference_finds(seed: int, k: int) -> None:
+def test_int8_and_rescoring_match_the_reference(seed: int, k: int) -> None:
     matrices = documents(400, seed=seed)
     query, held = asked(matrices, seed), copies(matrices)
     found, scores = nearest(query, held, np.arange(400), k, SearchEffort(shortlist=1))
@@ -127,6 +127,6 @@ def test_codes_score_a_document_by_its_centroids() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"shortlist": 0.0}, {"shortlist": 1.5}, {"rescored": 0}])
-def test_impossible_efforts_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_efforts_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingError):
         SearchEffort(**wrong)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def check_equal(array: TokenArray, expected: dict[str, Vectors]) -> None:
 
 @settings(max_examples=40)
 @given(steps=STEPS)
-def test_any_sequence_leaves_what_a_rebuilt_array_holds(
+def test_any_sequence_equals_a_rebuilt_array(
     tmp_path_factory: pytest.TempPathFactory, steps: Sequence[Step]
 ) -> None:
     folder = tmp_path_factory.mktemp("array")
@@ -84,7 +84,7 @@ def test_any_sequence_leaves_what_a_rebuilt_array_holds(
 
 @settings(max_examples=30)
 @given(within=st.sets(st.integers(0, 70)), k=st.integers(1, 10), number=st.integers(0, 199))
-def test_within_is_the_exact_search_filtered(within: set[int], k: int, number: int) -> None:
+def test_within_equals_the_filtered_exact_search(within: set[int], k: int, number: int) -> None:
     array = filled(None)
     index = TokenIndex(array, effort=SearchEffort(rescored=64))
     chosen = {f"d{n}" for n in within}
@@ -95,7 +95,7 @@ def test_within_is_the_exact_search_filtered(within: set[int], k: int, number: i
     assert [score for _, score in found] == pytest.approx([s for _, s in expected], abs=1e-4)
 
 
-def test_what_was_stored_is_there_when_opened_again(tmp_path: Path) -> None:
+def test_stored_documents_are_read_again(tmp_path: Path) -> None:
     filled(tmp_path).close()
     array = opened(tmp_path)
     assert len(array) == 50
@@ -104,7 +104,7 @@ def test_what_was_stored_is_there_when_opened_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["half.0", "eighth.0", "offsets.0", "ids.0", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_damaged_array_is_emptied_not_trusted(tmp_path: Path, file: str, damage: str) -> None:
+def test_damaged_array_is_emptied_not_trusted(tmp_path: Path, file: str, damage: str) -> None:
     filled(tmp_path).close()
     path = tmp_path / file
     content = bytearray(path.read_bytes())
@@ -120,14 +120,14 @@ def test_a_damaged_array_is_emptied_not_trusted(tmp_path: Path, file: str, damag
     assert opened(tmp_path).ids() == names(3)
 
 
-def test_another_embedders_array_is_emptied(tmp_path: Path) -> None:
+def test_array_of_another_embedder_is_emptied(tmp_path: Path) -> None:
     filled(tmp_path).close()
     array = opened(tmp_path, "another")
     assert len(array) == 0
     assert not list(tmp_path.glob("half.*"))
 
 
-def test_an_interrupted_append_has_not_happened(tmp_path: Path) -> None:
+def test_interrupted_append_is_ignored(tmp_path: Path) -> None:
     filled(tmp_path, 10).close()
     for file in ("half.0", "ids.0"):
         with (tmp_path / file).open("ab") as half_written:
@@ -151,7 +151,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
-def test_a_closed_array_is_not_written(tmp_path: Path) -> None:
+def test_closed_array_is_not_written(tmp_path: Path) -> None:
     index = TokenIndex(filled(tmp_path, 3))
     index.close()
     for use in (
@@ -164,7 +164,7 @@ def test_a_closed_array_is_not_written(tmp_path: Path) -> None:
     assert opened(tmp_path).ids() == names(3)
 
 
-def test_tokens_that_do_not_fit_are_refused_and_nothing_is_stored() -> None:
+def test_invalid_tokens_are_rejected_and_not_stored() -> None:
     array = filled(None, 3)
     for wrong in (
         np.ones((2, 7)),
@@ -180,7 +180,7 @@ def test_tokens_that_do_not_fit_are_refused_and_nothing_is_stored() -> None:
     assert "zeros" in raised.value.hint
 
 
-def test_much_deleting_compacts(tmp_path: Path) -> None:
+def test_many_deletions_compact_the_array(tmp_path: Path) -> None:
     array = filled(tmp_path)
     index = TokenIndex(array)
     before = (tmp_path / "half.0").stat().st_size
@@ -191,7 +191,7 @@ def test_much_deleting_compacts(tmp_path: Path) -> None:
     assert index.ids() == names(20, start=30)
 
 
-def test_an_empty_array_finds_nothing() -> None:
+def test_empty_array_finds_nothing() -> None:
     index = TokenIndex(opened(None))
     assert index.search(MATRICES[0], 3) == []
     with pytest.raises(SettingError):
@@ -228,7 +228,7 @@ def check_recall(index: TokenIndex) -> None:
     assert sum(found) / (5 * 20) >= 0.95
 
 
-def test_exact_scores_of_an_index_are_the_references() -> None:
+def test_exact_search_returns_reference_scores() -> None:
     array = filled(None)
     [(id, score)] = TokenIndex(array).search(MATRICES[7], 1, exact=True)
     assert id == "d7"
