@@ -12,7 +12,7 @@ from bottega.recipes import rcts
 from bottega.reranking import FlatSearch
 from bottega.types import Prompt, Query, SearchNode, SearchTree
 from tests.builders import solid_image
-from tests.knowledge.doubles import SeededEmbedder, shown
+from tests.knowledge.doubles import SeededEmbedder, image_example
 
 QUERY = Query("What?", (solid_image(7),))
 
@@ -20,7 +20,7 @@ QUERY = Query("What?", (solid_image(7),))
 @pytest.fixture
 def known() -> Iterator[KnowledgeBase]:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
-        opened.add(shown(40 * i, "cat" if i % 2 else "dog") for i in range(24))
+        opened.add(image_example(40 * i, "cat" if i % 2 else "dog") for i in range(24))
         yield opened
 
 

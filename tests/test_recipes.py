@@ -15,7 +15,7 @@ from bottega.recipes import cache_of_thought, visual_rag
 from bottega.recording import PriceTable, TokenPrice
 from bottega.routing import ColdStartRouter, FixedRouter, RandomRouter
 from bottega.types import Answer, Prompt, Query, Trace
-from tests.knowledge.doubles import SeededEmbedder, asked, shown
+from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
 
 
 class Brief(ScriptedGenerator):
@@ -48,10 +48,10 @@ async def test_a_masters_answer_is_shown_to_the_apprentice(cache: KnowledgeBase)
         1, Tier("master", master), then=FixedRouter(Tier("apprentice", apprentice, 1))
     )
     workshop = cache_of_thought(cache, master=master, apprentice=apprentice, route=first)
-    assert await workshop.answer(shown(1).query) == Answer(
+    assert await workshop.answer(image_example(1).query) == Answer(
         "cat", labels=("cat",), rationale="it has whiskers"
     )
-    assert (await workshop.trace(shown(2).query)).tier == "apprentice"
+    assert (await workshop.trace(image_example(2).query)).tier == "apprentice"
     assert turns(apprentice) == ["What?", "it has whiskers\nAnswer: cat", "What?"]
     assert [(one.answer, one.source) for one in cache] == [("cat", "master:gpt")]
 
@@ -72,7 +72,7 @@ async def test_the_master_is_told_to_reason_unless_it_cannot(cache: KnowledgeBas
             reasoning=reasoning,
             labels=("cat", "dog"),
         )
-        await workshop.answer(shown(1).query)
+        await workshop.answer(image_example(1).query)
         assert ("step by step" in turns(master)[-1]) == told
 
 
@@ -85,10 +85,10 @@ async def test_an_empty_cache_leaves_the_apprentice_alone(cache: KnowledgeBase) 
         shots=3,
         route=lambda tiers: RandomRouter(tiers, 0.0),
     )
-    assert (await workshop.answer(shown(1).query)).text == "dog"
+    assert (await workshop.answer(image_example(1).query)).text == "dog"
     assert len(cache) == 0
-    cache.add([shown(2, "cat")])
-    assert len((await workshop.trace(shown(1).query)).candidates) == 1
+    cache.add([image_example(2, "cat")])
+    assert len((await workshop.trace(image_example(1).query)).candidates) == 1
 
 
 async def test_a_static_cache_stays_as_it_is(cache: KnowledgeBase) -> None:
@@ -99,7 +99,7 @@ async def test_a_static_cache_stays_as_it_is(cache: KnowledgeBase) -> None:
         route=lambda tiers: RandomRouter(tiers, 1.0),
         remember=False,
     )
-    await workshop.answer(shown(1).query)
+    await workshop.answer(image_example(1).query)
     assert len(cache) == 0
 
 
@@ -127,7 +127,7 @@ async def test_of_any_number_of_tiers_only_the_last_teaches(cache: KnowledgeBase
 
     workshop = cache_of_thought(cache, tiers=tiers, route=in_turn)
     for number in range(3):
-        await workshop.answer(shown(number).query)
+        await workshop.answer(image_example(number).query)
     assert [tier.name for tier in workshop.tiers] == ["small", "middle", "large"]
     assert [one.answer for one in cache] == ["large"]
     assert made[0].told == ["small", "middle", "large"]
@@ -148,13 +148,13 @@ async def test_an_answer_that_is_not_good_enough_goes_up(cache: KnowledgeBase) -
         route=lambda tiers: RandomRouter(tiers, 0.0),
         escalate=Always,
     )
-    trace = await workshop.trace(shown(1).query)
+    trace = await workshop.trace(image_example(1).query)
     assert (trace.tier, trace.answer.text, len(trace.dismissed)) == ("master", "cat", 1)
     assert len(cache) == 1
 
 
 async def test_what_was_shown_counts_as_used(cache: KnowledgeBase) -> None:
-    cache.add([shown(1, "cat")])
+    cache.add([image_example(1, "cat")])
     tiers = (Tier("apprentice", model("tiny"), 1), Tier("master", model("gpt", "cat")))
     workshop = cache_of_thought(
         cache,
@@ -164,7 +164,7 @@ async def test_what_was_shown_counts_as_used(cache: KnowledgeBase) -> None:
         remember=False,
     )
     for shade in (2, 3):
-        await workshop.answer(shown(shade).query)
+        await workshop.answer(image_example(shade).query)
     metadata = cache.metadata(cache.ids()[0])
     assert metadata.uses == 1
     assert metadata.saved_usd == pytest.approx(1.0)
@@ -190,7 +190,7 @@ async def test_text_questions_are_remembered_too(cache: KnowledgeBase) -> None:
         apprentice=model("tiny"),
         route=lambda tiers: RandomRouter(tiers, 1.0),
     )
-    await workshop.answer(asked("Capital of France?").query)
+    await workshop.answer(text_example("Capital of France?").query)
     assert [one.query.text for one in cache] == ["Capital of France?"]
 
 
@@ -204,9 +204,9 @@ async def test_a_second_question_about_an_image_is_shown_the_first_ones_answer(
     pipeline = cache_of_thought(
         cache, master=ScriptedGenerator(large), apprentice=apprentice, route=routes
     )
-    first = shown(1).query
+    first = image_example(1).query
     await pipeline.answer(first)
-    await pipeline.answer(shown(1, question="Which?").query)
+    await pipeline.answer(image_example(1, question="Which?").query)
     assert turns(apprentice) == ["What?", "it has whiskers\nAnswer: cat", "Which?"]
     await pipeline.answer(first)
     assert turns(apprentice) == ["What?"]
@@ -217,7 +217,7 @@ async def test_answers_to_one_text_with_other_choices_both_stay(cache: Knowledge
     pipeline = cache_of_thought(
         cache, master=master.generator, apprentice=model("tiny"), route=FixedRouter(master)
     )
-    both = [replace(shown(1).query, choices=("cat", other)) for other in ("dog", "cow")]
+    both = [replace(image_example(1).query, choices=("cat", other)) for other in ("dog", "cow")]
     for query in (*both, *both):
         await pipeline.answer(query)
     assert [example.query.choices for example in cache] == [query.choices for query in both]
@@ -227,8 +227,8 @@ async def test_visual_rag_takes_its_labels_from_the_knowledge_base(cache: Knowle
     with pytest.raises(EmptyKnowledgeBaseError, match="no labels") as caught:
         visual_rag(cache, model("small"))
     assert "bottega add" in caught.value.hint
-    cache.add([shown(1, "dog"), shown(2, "cat")])
+    cache.add([image_example(1, "dog"), image_example(2, "cat")])
     pipeline = visual_rag(cache, model("small"))
     assert sorted(pipeline.choices) == ["cat", "dog"]
-    assert (await pipeline.answer(shown(3).query.images[0])).labels == ("dog",)
+    assert (await pipeline.answer(image_example(3).query.images[0])).labels == ("dog",)
     assert visual_rag(cache, model("small"), labels=()).choices == ()

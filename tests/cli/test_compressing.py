@@ -24,7 +24,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.kv_prefix import Geometry
 from bottega.recipes.racc_training import teaching, untrained
 from tests.cli.conftest import Run
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 from tests.paths import ROOT
 
 TOP = """
@@ -211,9 +211,9 @@ def test_what_is_wrong_in_the_file_is_named(
 
 def test_the_files_that_the_documents_show_can_be_read(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "compression.md").read_text("utf-8")
-    shown = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert len(shown) == 2
-    for place, one in enumerate(shown):
+    image_example = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(image_example) == 2
+    for place, one in enumerate(image_example):
         (tmp_path / f"{place}.toml").write_text(one)
     facts, okvqa = (load_plan(tmp_path / f"{place}.toml") for place in range(2))
     assert facts.settings.benchmark.startswith("facts")
@@ -249,8 +249,8 @@ def test_only_what_is_new_is_compressed(
     run: Run, compressor: Path, apprentice: LoadedModel, tmp_path: Path
 ) -> None:
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
-        kb.add([asked(f"The home of n{i} is h{i}.", "") for i in range(70)])
-        kb.add([asked("What is its home?", "h3")])
+        kb.add([text_example(f"The home of n{i} is h{i}.", "") for i in range(70)])
+        kb.add([text_example("What is its home?", "h3")])
     command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
     first = run(*command)
     assert first.code == 0, first.err
@@ -260,7 +260,7 @@ def test_only_what_is_new_is_compressed(
     assert run(*command, "--json").json["compressed"] == 0  # type: ignore[index]
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
         kb.delete([kb.ids()[3]])
-        kb.add([asked("The home of n3 is far away.", "")])
+        kb.add([text_example("The home of n3 is far away.", "")])
         passages = [(str(one.id), one) for one in kb if not one.answer]
     again = run(*command, "--json")
     assert {name: again.json[name] for name in ("passages", "compressed")} == {  # type: ignore[index]
@@ -272,10 +272,10 @@ def test_only_what_is_new_is_compressed(
     store = PassageStore(tmp_path / "store", Manifest(saved.digest, 4, width))
     assert store.get(passages).shape == (70, 4, width)
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
-        (shown,) = [one for one in kb if one.answer]
-    assert store.get([(str(shown.id), shown)]).shape == (1, 4, width)
+        (image_example,) = [one for one in kb if one.answer]
+    assert store.get([(str(image_example.id), image_example)]).shape == (1, 4, width)
     with pytest.raises(StoreError, match="changed"):
-        store.get([(str(shown.id), replace(shown, answer="h4"))])
+        store.get([(str(image_example.id), replace(image_example, answer="h4"))])
 
     other = made(apprentice, tmp_path / "other", seed=1)
     for wrong in ((*command[:3], "--compressor", other, *command[5:]), (*command, "--int8")):
@@ -285,7 +285,7 @@ def test_only_what_is_new_is_compressed(
 
 def test_what_int8_loses_is_measured(run: Run, compressor: Path, tmp_path: Path) -> None:
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
-        kb.add([asked(f"The home of n{i} is h{i}.", "") for i in range(3)])
+        kb.add([text_example(f"The home of n{i} is h{i}.", "") for i in range(3)])
     command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
     done = run(*command, "--int8", "--json")
     assert 0.0005 < done.json["int8_error"] < 0.05  # type: ignore[index]
@@ -298,7 +298,7 @@ def test_the_model_has_to_be_the_one_it_was_trained_with(
     run: Run, compressor: Path, tmp_path: Path
 ) -> None:
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
-        kb.add([asked("What is its home?", "h3")])
+        kb.add([text_example("What is its home?", "h3")])
     command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
     wrong = run(*command, "--model", "bundled:master")
     assert (wrong.code, "another hyper model" in wrong.err) == (1, True)

@@ -16,7 +16,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.rationales import ACCURACY
 from bottega.types import Example
 from tests.cli.conftest import Run
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 from tests.server import Server, ok, raw, refuse
 
 ASKED = ("rationales", "kb.db", "--model", "openai:m", "--candidates", 3, "--predictions", 2)
@@ -37,8 +37,8 @@ async def thinks(request: web.Request) -> web.StreamResponse:
 def kb(tmp_path: Path, run: Run, served: Server) -> Path:
     served.answers = [thinks]
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
-        kb.add([asked(f"q{i}") for i in range(4)])
-        kb.add([asked("known", rationale="By heart."), asked("passage", "")])
+        kb.add([text_example(f"q{i}") for i in range(4)])
+        kb.add([text_example("known", rationale="By heart."), text_example("passage", "")])
         kb.pin([kb.ids()[0]])
     return tmp_path / "kb.db"
 
@@ -137,7 +137,7 @@ def test_table_6_of_the_paper_counts_what_was_rejected_and_not_what_failed(
     monkeypatch.setattr(naming, "OpenAIGenerator", partial(OpenAIGenerator, retries=0))
     served.answers = [share := Share()]
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
-        kb.add([asked(name) for name in RIGHT])
+        kb.add([text_example(name) for name in RIGHT])
     counts = ("--candidates", 2, "--predictions", 4, "--all-candidates")
     command = ("rationales", "kb.db", "--model", "openai:m", *counts, "--json")
     first = run(*command)

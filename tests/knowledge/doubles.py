@@ -28,7 +28,7 @@ class SeededEmbedder:
         return np.stack([vector_of(query) for query in queries])
 
 
-class OnlyImages(SeededEmbedder):
+class ImageOnlyEmbedder(SeededEmbedder):
     def embed(self, queries: Sequence[Query]) -> Vectors:
         for query in queries:
             if not query.images:
@@ -43,22 +43,22 @@ def vector_of(query: Query) -> Vectors:
     return np.asarray(vector / np.linalg.norm(vector), np.float32)
 
 
-def asked(text: str, answer: str = "yes", **fields: object) -> Example:
+def text_example(text: str, answer: str = "yes", **fields: object) -> Example:
     """Without an image."""
     return Example(Query(text), answer, **fields)  # type: ignore[arg-type]
 
 
-def shown(shade: int, answer: str = "cat", question: str = "What?") -> Example:
+def image_example(shade: int, answer: str = "cat", question: str = "What?") -> Example:
     return Example(Query(question, (solid_image(shade),)), answer, source=f"{answer}/{shade}.png")
 
 
-def damaged(source: str = "broken.png") -> Image:
+def damaged_image(source: str = "broken.png") -> Image:
     """The header is fine, the body is cut."""
     whole = solid_image(1, (64, 64))
     return Image.from_bytes(whole.data[: len(whole.data) // 2], source=source)
 
 
-class Bad(list[BottegaError]):
+class ErrorList(list[BottegaError]):
     """An `on_error` that keeps what it was given."""
 
     def __call__(self, error: BottegaError) -> None:

@@ -12,7 +12,7 @@ from bottega.knowledge.ports import EmbeddedBatch
 from bottega.knowledge.records import identity, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
-from tests.knowledge.doubles import asked
+from tests.knowledge.doubles import text_example
 
 WIDTH = 16
 
@@ -33,7 +33,7 @@ class IndexedRows:
         self.added = self.rows.count()
 
     def add(self, number: int) -> None:
-        examples = [asked(f"q{self.added + i}") for i in range(number)]
+        examples = [text_example(f"q{self.added + i}") for i in range(number)]
         named = [with_id(example, identity(example)) for example in examples]
         vectors = clustered(self.added + number)[self.added :]
         self.rows.put(named, {"default": EmbeddedBatch("f", vectors)})

@@ -20,7 +20,14 @@ from bottega.knowledge.ports import EmbeddedBatch
 from bottega.knowledge.records import with_id
 from bottega.types import Example, Query
 from tests.builders import solid_image
-from tests.knowledge.doubles import Bad, OnlyImages, SeededEmbedder, asked, damaged, shown
+from tests.knowledge.doubles import (
+    ErrorList,
+    ImageOnlyEmbedder,
+    SeededEmbedder,
+    damaged_image,
+    image_example,
+    text_example,
+)
 
 
 @pytest.fixture
@@ -31,7 +38,7 @@ def kb() -> Iterator[KnowledgeBase]:
 
 def test_adding_counts_what_is_new(kb: KnowledgeBase) -> None:
     seen: list[int] = []
-    examples = [shown(i) for i in range(5)] + [shown(2), shown(7)]
+    examples = [image_example(i) for i in range(5)] + [image_example(2), image_example(7)]
     assert kb.add(examples, batch_size=3, progress=seen.append) == AddResult(new=6, duplicates=1)
     assert kb.add(examples) == AddResult(duplicates=7)
     assert seen == [3, 3, 1]
@@ -39,8 +46,12 @@ def test_adding_counts_what_is_new(kb: KnowledgeBase) -> None:
 
 
 def test_image_question_and_answer_make_an_example(kb: KnowledgeBase) -> None:
-    base = shown(1, "cat", "What?")
-    variants = [shown(2, "cat", "What?"), shown(1, "dog", "What?"), shown(1, "cat", "Which?")]
+    base = image_example(1, "cat", "What?")
+    variants = [
+        image_example(2, "cat", "What?"),
+        image_example(1, "dog", "What?"),
+        image_example(1, "cat", "Which?"),
+    ]
     assert kb.add([base, *variants, replace(base, rationale="fur")]).new == 4
     assert kb.get(kb.ids()[0]).rationale is None
 
@@ -48,15 +59,17 @@ def test_image_question_and_answer_make_an_example(kb: KnowledgeBase) -> None:
 def test_duplicates_are_found_before_they_are_embedded() -> None:
     embedder = SeededEmbedder()
     with KnowledgeBase.open(":memory:", embedder) as kb:
-        kb.add([shown(1), shown(1)])
-        kb.add([shown(1), shown(2)])
+        kb.add([image_example(1), image_example(1)])
+        kb.add([image_example(1), image_example(2)])
     assert embedder.embedded == 2
 
 
 def test_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -> None:
-    bad = Bad()
-    broken = Example(Query("What?", (damaged("pets/cat/9.png"),)), "cat")
-    assert kb.add([shown(1), broken, shown(2)], on_error=bad) == AddResult(new=2, failed=1)
+    bad = ErrorList()
+    broken = Example(Query("What?", (damaged_image("pets/cat/9.png"),)), "cat")
+    assert kb.add([image_example(1), broken, image_example(2)], on_error=bad) == AddResult(
+        new=2, failed=1
+    )
     assert isinstance(bad[0], ImageError)
     assert "pets/cat/9.png" in str(bad[0])
     with pytest.raises(ImageError):
@@ -64,10 +77,12 @@ def test_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -> 
 
 
 def test_one_failing_example_does_not_fail_its_batch() -> None:
-    bad = Bad()
-    with KnowledgeBase.open(":memory:", OnlyImages()) as kb:
-        unfit = asked("no image", source="line 7")
-        assert kb.add([shown(1), unfit, shown(2)], on_error=bad) == AddResult(new=2, failed=1)
+    bad = ErrorList()
+    with KnowledgeBase.open(":memory:", ImageOnlyEmbedder()) as kb:
+        unfit = text_example("no image", source="line 7")
+        assert kb.add([image_example(1), unfit, image_example(2)], on_error=bad) == AddResult(
+            new=2, failed=1
+        )
         assert isinstance(bad[0], EmbeddingError)
         assert "line 7" in str(bad[0])
         with pytest.raises(EmbeddingError):
@@ -81,18 +96,18 @@ def test_invalid_vectors_are_not_stored(kb: KnowledgeBase) -> None:
 
     with KnowledgeBase.open(":memory:", Nonsense()) as nonsense:
         with pytest.raises(EmbeddingError, match="NaN"):
-            nonsense.add([shown(1)])
+            nonsense.add([image_example(1)])
         assert len(nonsense) == 0
 
 
 def test_adding_does_not_cache_pixels_in_the_callers_images(kb: KnowledgeBase) -> None:
-    example = shown(1)
+    example = image_example(1)
     kb.add([example])
     assert "_decoded" not in vars(example.query.images[0])
 
 
 def test_decoded_pixels_are_reused(kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch) -> None:
-    example = shown(1)
+    example = image_example(1)
     example.query.images[0].decode()
     monkeypatch.setattr(Image, "_decode", None)
     assert kb.add([example]).new == 1
@@ -101,28 +116,28 @@ def test_decoded_pixels_are_reused(kb: KnowledgeBase, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "wrong",
     [
-        asked("q", None),  # type: ignore[arg-type]
+        text_example("q", None),  # type: ignore[arg-type]
         Example(Query(5), "a"),  # type: ignore[arg-type]
-        asked("half \ud83d"),
-        asked("q", source=b"bytes"),
-        asked("q", tags={"\ud83d": "x"}),
-        asked("q", tags={"year": 1999}),
-        asked("q", tags=["a tag"]),
-        asked("q", labels=5),
-        asked("q", labels=("a\0b",)),
+        text_example("half \ud83d"),
+        text_example("q", source=b"bytes"),
+        text_example("q", tags={"\ud83d": "x"}),
+        text_example("q", tags={"year": 1999}),
+        text_example("q", tags=["a tag"]),
+        text_example("q", labels=5),
+        text_example("q", labels=("a\0b",)),
         Example(Query("q", (replace(solid_image(1), source="\ud83d"),)), "a"),
         Example(Query("q", choices=("a", "b\0")), "a"),
     ],
 )
 def test_field_that_is_not_text_fails(kb: KnowledgeBase, wrong: Example) -> None:
-    bad = Bad()
-    assert kb.add([asked("fine"), wrong], on_error=bad) == AddResult(new=1, failed=1)
+    bad = ErrorList()
+    assert kb.add([text_example("fine"), wrong], on_error=bad) == AddResult(new=1, failed=1)
     assert len(bad) == 1
     with pytest.raises(LoadError, match="cannot be stored"):
         kb.add([wrong])
 
 
 def test_constraint_violation_is_not_a_duplicate(kb: KnowledgeBase) -> None:
-    broken = with_id(asked("q", None), "0" * 16)  # type: ignore[arg-type]
+    broken = with_id(text_example("q", None), "0" * 16)  # type: ignore[arg-type]
     with pytest.raises(StoreError):
         kb._rows.put([broken], {"default": EmbeddedBatch("seeded-8", np.ones((1, 8), np.float32))})

@@ -16,7 +16,7 @@ from bottega.errors import LoadError, NotFoundError, SettingError
 from bottega.knowledge import Eq, KnowledgeBase
 from bottega.retrieval import BM25Retriever
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, asked, shown
+from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
 
 # Annotates all examples again and again, and says what is done only once it is.
 WRITER = """
@@ -34,7 +34,13 @@ for i in range(100_000):
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
-        kb.add([shown(1), asked("a", tags={"hue": "red"}, source="s"), asked("b")])
+        kb.add(
+            [
+                image_example(1),
+                text_example("a", tags={"hue": "red"}, source="s"),
+                text_example("b"),
+            ]
+        )
     return tmp_path / "kb.db"
 
 
@@ -51,11 +57,11 @@ def test_annotation_keeps_all_other_fields(kb: KnowledgeBase) -> None:
         kb.used([id], 0.5)
         before = kb.metadata(id)
         kb.annotate(id, rationale="since", tags={"seen": "1"})
-        told = replace(example, rationale="since", tags={**example.tags, "seen": "1"})
-        assert kb.get(id) == told
+        reported = replace(example, rationale="since", tags={**example.tags, "seen": "1"})
+        assert kb.get(id) == reported
         assert kb.metadata(id) == before
         assert before.pinned
-        assert kb.search(example.query, 1, include_self=True)[0].example == told
+        assert kb.search(example.query, 1, include_self=True)[0].example == reported
     assert len(kb) == 3
     assert kb.verify(deep=True).problems == ()
 
@@ -78,8 +84,8 @@ async def test_annotation_appears_in_the_changes(kb: KnowledgeBase) -> None:
     kb.annotate(kb.ids()[1], rationale="a penguin", tags={})
     best = (await words(Query("penguin"), 1))[0]
     assert (best.example.query.text, best.example.rationale) == ("a", "a penguin")
-    told = {change.id: change.deleted for change in kb.changes()}
-    assert told == dict.fromkeys(kb.ids(), False)
+    reported = {change.id: change.deleted for change in kb.changes()}
+    assert reported == dict.fromkeys(kb.ids(), False)
 
 
 def test_tags_keep_the_rationale(kb: KnowledgeBase) -> None:
@@ -101,7 +107,7 @@ def test_keys_are_never_reused_by_annotations(kb: KnowledgeBase, path: Path) -> 
     """What was indexed under it would be taken for the new row."""
     kb.annotate(kb.ids()[2], rationale="x")
     kb.delete(kb.ids()[2:])
-    kb.add([asked("new")])
+    kb.add([text_example("new")])
     with closing(sqlite3.connect(path)) as connection, connection:
         keys = [row[0] for row in connection.execute("SELECT key FROM changes WHERE op = 'put'")]
     assert len(keys) == len(set(keys)) == 5
@@ -109,7 +115,7 @@ def test_keys_are_never_reused_by_annotations(kb: KnowledgeBase, path: Path) -> 
 
 def test_annotation_keeps_other_namespaces(kb: KnowledgeBase, path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), namespace="other") as other:
-        other.add([asked("b")])
+        other.add([text_example("b")])
         (id,) = other.ids()
         kb.annotate(id, rationale="ours")
         assert other.get(id).rationale is None

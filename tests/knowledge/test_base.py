@@ -20,7 +20,7 @@ from bottega.errors import (
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
-from tests.knowledge.doubles import SeededEmbedder, asked, shown
+from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def kb() -> Iterator[KnowledgeBase]:
 
 
 def test_nearest_comes_first(kb: KnowledgeBase) -> None:
-    kb.add([asked(f"q{i}") for i in range(20)])
+    kb.add([text_example(f"q{i}") for i in range(20)])
     found = kb.search(Query("q7"), 20)
     assert found[0].example.query.text == "q7"
     assert found[0].score == pytest.approx(1.0)
@@ -39,17 +39,24 @@ def test_nearest_comes_first(kb: KnowledgeBase) -> None:
 
 def test_l2_scores_are_negative_distances() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder(), metric="l2") as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         assert kb.search(Query("a"), 1)[0].score == pytest.approx(0.0, abs=1e-3)
         assert kb.search(Query("a"), 2)[1].score < 0
         assert kb.stats().metric == "l2"
 
 
 def test_query_itself_is_excluded_by_default(kb: KnowledgeBase) -> None:
-    kb.add([shown(1), shown(1, question="Other?"), shown(2), asked("text")])
-    query = shown(1).query
+    kb.add(
+        [
+            image_example(1),
+            image_example(1, question="Other?"),
+            image_example(2),
+            text_example("text"),
+        ]
+    )
+    query = image_example(1).query
     assert [c.example.query.images for c in kb.search(query, 9) if c.example.query.images] == [
-        shown(2).query.images
+        image_example(2).query.images
     ]
     assert len(kb.search(query, 9, include_self=True)) == 4
     stored = kb.get(kb.ids()[3])
@@ -57,19 +64,19 @@ def test_query_itself_is_excluded_by_default(kb: KnowledgeBase) -> None:
 
 
 def test_large_k_returns_all_examples(kb: KnowledgeBase) -> None:
-    kb.add([asked("a"), asked("b")])
+    kb.add([text_example("a"), text_example("b")])
     assert len(kb.search(Query("c"), 100)) == 2
 
 
 def test_batch_search_equals_single_searches(kb: KnowledgeBase) -> None:
-    kb.add([shown(i) for i in range(12)])
-    queries = [shown(i).query for i in (3, 40, 5)]
+    kb.add([image_example(i) for i in range(12)])
+    queries = [image_example(i).query for i in (3, 40, 5)]
     assert kb.search_many(queries, 4) == [kb.search(query, 4) for query in queries]
     assert kb.search_many([], 4) == []
 
 
 def test_search_within_ids_finds_only_these(kb: KnowledgeBase) -> None:
-    kb.add([asked(f"q{i}") for i in range(9)])
+    kb.add([text_example(f"q{i}") for i in range(9)])
     chosen = kb.ids()[2:5]
     assert {c.example.id for c in kb.search(Query("x"), 9, within=chosen)} == set(chosen)
     assert kb.search(Query("x"), 9, within=[]) == []
@@ -79,7 +86,7 @@ def test_empty_knowledge_base_is_an_error(kb: KnowledgeBase) -> None:
     with pytest.raises(EmptyKnowledgeBaseError) as raised:
         kb.search(Query("a"), 3)
     assert raised.value.hint
-    kb.add([asked("a")])
+    kb.add([text_example("a")])
     kb.delete(kb.ids())
     with pytest.raises(EmptyKnowledgeBaseError):
         kb.search(Query("a"), 3)
@@ -87,7 +94,7 @@ def test_empty_knowledge_base_is_an_error(kb: KnowledgeBase) -> None:
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_k_must_be_positive(kb: KnowledgeBase, k: int) -> None:
-    kb.add([asked("a")])
+    kb.add([text_example("a")])
     with pytest.raises(SettingError):
         kb.search(Query("a"), k)
 
@@ -95,7 +102,7 @@ def test_k_must_be_positive(kb: KnowledgeBase, k: int) -> None:
 def test_examples_persist_after_reopening(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(i, f"label {i}") for i in range(3)])
+        kb.add([image_example(i, f"label {i}") for i in range(3)])
         before, found = kb.stats(), kb.search(Query("x"), 3)
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         assert kb.stats() == before
@@ -114,8 +121,8 @@ def test_mismatch_error_names_both_embedders(tmp_path: Path) -> None:
     ):
         with pytest.raises(EmptyKnowledgeBaseError):
             late.search(Query("a"), 1)
-        early.add([shown(1)])
-        for use in (lambda: late.add([shown(2)]), lambda: late.search(Query("a"), 1)):
+        early.add([image_example(1)])
+        for use in (lambda: late.add([image_example(2)]), lambda: late.search(Query("a"), 1)):
             with pytest.raises(EmbedderMismatchError, match=r"'early'.*'late'"):
                 use()
     with pytest.raises(EmbedderMismatchError, match=r"'early'.*'other'"):
@@ -125,7 +132,7 @@ def test_mismatch_error_names_both_embedders(tmp_path: Path) -> None:
 def test_without_an_embedder_rows_can_be_read_and_deleted(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), shown(2)])
+        kb.add([image_example(1), image_example(2)])
     with KnowledgeBase.open(path, None) as kb:
         assert len(list(kb)) == 2
         assert kb.stats().embedder == "seeded-8"
@@ -133,7 +140,7 @@ def test_without_an_embedder_rows_can_be_read_and_deleted(tmp_path: Path) -> Non
         with pytest.raises(SettingError, match="without an embedder"):
             kb.search(Query("a"), 1)
         with pytest.raises(SettingError, match="without an embedder"):
-            kb.add([shown(3)])
+            kb.add([image_example(3)])
 
 
 def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
@@ -145,7 +152,7 @@ def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
         KnowledgeBase.open(":memory:", SeededEmbedder()) as kb,
         pytest.raises(SettingError, match="batch_size"),
     ):
-        kb.add([shown(1)], batch_size=0)
+        kb.add([image_example(1)], batch_size=0)
 
 
 @pytest.mark.parametrize("create", [True, False])
@@ -178,10 +185,10 @@ def test_busy_file_can_be_written_later(tmp_path: Path) -> None:
         KnowledgeBase.open(path, SeededEmbedder()) as holder,
         KnowledgeBase(SqliteRows(path, busy_seconds=0.05), SeededEmbedder(), path=path) as other,
     ):
-        holder.add([shown(1)])
+        holder.add([image_example(1)])
 
         def while_writing() -> Iterator[Example]:
-            yield shown(2)
+            yield image_example(2)
 
         with holder._rows.transaction():
             with pytest.raises(StoreBusyError):
@@ -192,13 +199,13 @@ def test_busy_file_can_be_written_later(tmp_path: Path) -> None:
 
 
 def test_threads_may_add_search_and_delete_at_once(kb: KnowledgeBase) -> None:
-    kb.add([asked("first")])
+    kb.add([text_example("first")])
     failures: list[Exception] = []
 
     def work(number: int) -> None:
         try:
             for i in range(10):
-                kb.add([asked(f"{number}/{i}")])
+                kb.add([text_example(f"{number}/{i}")])
                 nearest = kb.search(Query(f"{number}/{i}"), 1)[0].example
                 assert nearest.query.text == f"{number}/{i}"
                 if i % 2:
@@ -218,10 +225,10 @@ def test_threads_may_add_search_and_delete_at_once(kb: KnowledgeBase) -> None:
 WRITER = """
 import sys, time
 from bottega.knowledge import KnowledgeBase
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 kb = KnowledgeBase.open(sys.argv[1], SeededEmbedder())
 for i in range(1000):
-    kb.add([asked(f"q{i}")])
+    kb.add([text_example(f"q{i}")])
     print(f"q{i}", flush=True)
     time.sleep(0.001)
 """
@@ -230,7 +237,7 @@ for i in range(1000):
 def test_examples_of_a_killed_process_are_visible(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("mine")])
+        kb.add([text_example("mine")])
         command = [sys.executable, "-c", WRITER, str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
@@ -240,7 +247,7 @@ def test_examples_of_a_killed_process_are_visible(tmp_path: Path) -> None:
             acknowledged += writer.stdout.read().split()
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         assert {"mine", *acknowledged} <= {example.query.text for example in kb}
-        assert kb.add([asked("later")]).new == 1
+        assert kb.add([text_example("later")]).new == 1
 
 
 @pytest.mark.parametrize("namespace", [None, 5, "\ud83d", "a\0b"])

@@ -69,7 +69,7 @@ def test_export_of_an_earlier_version_is_read(kb: KnowledgeBase, tmp_path: Path)
 
 
 def test_search_may_exclude_the_same_question_only(kb: KnowledgeBase) -> None:
-    asked = colour("red", "red", "blue").query
+    text_example = colour("red", "red", "blue").query
     stored = {
         "other text": colour("red", "red", "blue", text="Which shape?"),
         "other choices": colour("red", "red", "grey"),
@@ -87,13 +87,13 @@ def test_search_may_exclude_the_same_question_only(kb: KnowledgeBase) -> None:
         }
         return {names[str(hit.example.id)] for hit in hits}
 
-    assert found(asked) == {"other text", "other choices", "other context"}
-    assert found(replace(asked, context="c")) == {"other text", "other choices"}
-    assert found(replace(asked, images=())) == set(stored)
+    assert found(text_example) == {"other text", "other choices", "other context"}
+    assert found(replace(text_example, context="c")) == {"other text", "other choices"}
+    assert found(replace(text_example, images=())) == set(stored)
     by_id = Query("?", id=next(iter(names)))
     assert found(by_id) == set(stored) - {"other text"}
     assert kb.search(Query("?", (IMAGE,)), 9) == []  # the default excludes the image
-    (none,) = kb.nearest(kb.vectors([next(iter(names))]), 9, excluded_for=[asked])
+    (none,) = kb.nearest(kb.vectors([next(iter(names))]), 9, excluded_for=[text_example])
     assert none == []
 
 

@@ -100,9 +100,9 @@ def test_searches_find_every_row(old: Path) -> None:
 
 def test_replace_respects_choices(old: Path) -> None:
     with opened(old) as kb:
-        known = by_question(kb)
+        migrated = by_question(kb)
         for choices, answer in ((("red", "blue"), "blue"), (("up", "down"), "up")):
-            query = known["Which colour?", ("red", "blue")].query
+            query = migrated["Which colour?", ("red", "blue")].query
             kb.replace([Example(replace(query, choices=choices, id=None), answer)])
         answers = {choices: one.answer for (_, choices), one in by_question(kb).items()}
         assert answers["red", "blue"] == "blue"
@@ -136,8 +136,8 @@ VERSION_AND_LAST = ("user_version FROM pragma_user_version", "max(seq) FROM chan
 
 def test_damaged_rows_are_kept_and_reported(old: Path) -> None:
     connection = sqlite3.connect(old)
-    damaged = ("answer = 'other'", "choices = x'ff'", "question = CAST(x'ff41' AS TEXT)")
-    for key, change in enumerate(damaged, 1):
+    damaged_image = ("answer = 'other'", "choices = x'ff'", "question = CAST(x'ff41' AS TEXT)")
+    for key, change in enumerate(damaged_image, 1):
         connection.execute(f"UPDATE examples SET {change} WHERE key = {key + (key == 3)}")
     connection.execute("UPDATE examples SET tags = '[]' WHERE key = 8")
     connection.commit()

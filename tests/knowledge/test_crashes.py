@@ -21,13 +21,13 @@ WRITER = """
 import os, sys
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder
 path, name = sys.argv[1:]
 kb = KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=30)
 print("opened", flush=True)
 for i in range(100_000):
-    query = Query(f"{name}/{i}", (picture(i % 97),))
+    query = Query(f"{name}/{i}", (solid_image(i % 97),))
     kb.add([Example(query, "yes")])
     print(f"+{name}/{i}", flush=True)
     found = kb.search(query, 1, include_self=True)[0].example
@@ -40,7 +40,7 @@ for i in range(100_000):
 """
 
 
-class Told:
+class Acknowledged:
     """What the writers said: acknowledged, and begun but perhaps not done."""
 
     def __init__(self) -> None:
@@ -87,20 +87,20 @@ def killed(path: Path, names: list[str], seconds: float) -> list[str]:
 
 def crash(path: Path, rounds: int, seed: int) -> int:
     """How many acknowledged examples there were; none of them is missing."""
-    rng, told = random.Random(seed), Told()
+    rng, acknowledged = random.Random(seed), Acknowledged()
     for number in range(rounds):
         names = [f"{number}a", f"{number}b"]
-        told.take(killed(path, names, rng.uniform(0, 0.4)))
+        acknowledged.take(killed(path, names, rng.uniform(0, 0.4)))
         with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=30) as kb:
             there = {example.query.text: example for example in kb}
-            assert told.kept <= there.keys()
-            assert there.keys().isdisjoint(told.gone)
+            assert acknowledged.kept <= there.keys()
+            assert there.keys().isdisjoint(acknowledged.gone)
             assert [p.what for p in kb.verify().problems if ".part" not in p.what] == []
-            if told.kept:
-                wanted = there[rng.choice(sorted(told.kept))]
+            if acknowledged.kept:
+                wanted = there[rng.choice(sorted(acknowledged.kept))]
                 assert kb.search(wanted.query, 1, include_self=True)[0].example == wanted
                 assert len(kb.search(Query("any"), 100_000)) == len(there)
-    return len(told.kept)
+    return len(acknowledged.kept)
 
 
 def test_killed_writers_lose_no_acknowledged_example(tmp_path: Path) -> None:

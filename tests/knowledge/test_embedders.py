@@ -137,22 +137,22 @@ def test_clip_embeds_texts_without_images(clip: Path) -> None:
 
 
 def test_average_weighs_image_and_text_equally(clip: Path) -> None:
-    asked = queries(1, 2)
-    image, text = (SentenceEmbedder(clip, mode=mode).embed(asked) for mode in ("image", "text"))
-    both = SentenceEmbedder(clip, mode="average").embed(asked)
+    query = queries(1, 2)
+    image, text = (SentenceEmbedder(clip, mode=mode).embed(query) for mode in ("image", "text"))
+    both = SentenceEmbedder(clip, mode="average").embed(query)
     mean = image + text
     assert np.allclose(both, mean / np.linalg.norm(mean, axis=1, keepdims=True), atol=1e-5)
 
 
 def test_raw_average_keeps_the_models_lengths(clip: Path) -> None:
-    asked = queries(1, 2)
+    query = queries(1, 2)
     image, text = (
-        SentenceEmbedder(clip, mode=mode, normalize=False).embed(asked)
+        SentenceEmbedder(clip, mode=mode, normalize=False).embed(query)
         for mode in ("image", "text")
     )
     released = SentenceEmbedder(clip, mode="average", average="raw", normalize=False)
     assert lengths(image) != pytest.approx([1.0, 1.0], abs=1e-2)
-    assert np.allclose(released.embed(asked), (image + text) / 2, atol=1e-5)
+    assert np.allclose(released.embed(query), (image + text) / 2, atol=1e-5)
 
 
 def test_fingerprints_of_different_settings_differ(tmp_path: Path, clip: Path) -> None:

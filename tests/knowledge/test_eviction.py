@@ -19,7 +19,7 @@ from bottega.knowledge import (
     RandomEviction,
 )
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 
 POLICIES: list[Callable[[], Eviction]] = [
     lambda: RandomEviction(3),
@@ -45,38 +45,38 @@ def id_of(kb: KnowledgeBase, text: str) -> str:
 
 def test_default_policy_evicts_the_least_recently_used() -> None:
     with opened(3) as kb:
-        kb.add([asked(text) for text in "abc"])
+        kb.add([text_example(text) for text in "abc"])
         kb.used([id_of(kb, "a")])
-        kb.add([asked("d")])
+        kb.add([text_example("d")])
         assert texts(kb) == "acd"
         assert {c.example.query.text for c in kb.search(Query("x"), 9)} == set("acd")
 
 
 def test_least_frequently_used_goes_except_the_newest() -> None:
     with opened(4, LeastFrequentlyUsedEviction(protect=2)) as kb:
-        kb.add([asked(text) for text in "abcd"])
+        kb.add([text_example(text) for text in "abcd"])
         for _ in range(3):
             kb.used([id_of(kb, "a")])
         kb.used([id_of(kb, "b")])
-        kb.add([asked("e")])
+        kb.add([text_example("e")])
         assert texts(kb) == "abde"
-        kb.add([asked("f")])
+        kb.add([text_example("f")])
         assert texts(kb) == "abef"
-        kb.add([asked("g")])
+        kb.add([text_example("g")])
         assert texts(kb) == "abfg"
 
 
 def test_largest_savings_stay() -> None:
     with opened(3, LeastSavingsEviction(protect=1)) as kb:
-        kb.add([asked(text) for text in "abc"])
+        kb.add([text_example(text) for text in "abc"])
         kb.used([id_of(kb, "a")], saved_usd=0.01)
         for _ in range(9):
             kb.used([id_of(kb, "b")], saved_usd=0.0001)
-        kb.add([asked("d")])
+        kb.add([text_example("d")])
         assert texts(kb) == "abd"
-        kb.add([asked("e")])
+        kb.add([text_example("e")])
         assert texts(kb) == "abe"
-        kb.add([asked("f")])
+        kb.add([text_example("f")])
         assert texts(kb) == "abf"
 
 
@@ -84,7 +84,7 @@ def test_random_eviction_depends_only_on_its_seed() -> None:
     def survivors(seed: int) -> str:
         with opened(5, RandomEviction(seed)) as kb:
             for text in "abcdefghijklmnop":
-                kb.add([asked(text)])
+                kb.add([text_example(text)])
             return texts(kb)
 
     assert survivors(1) == survivors(1)
@@ -94,10 +94,10 @@ def test_random_eviction_depends_only_on_its_seed() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_pinned_examples_never_go(policy: Callable[[], Eviction]) -> None:
     with opened(3, policy()) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         assert kb.pin([id_of(kb, "a")]) == 1
         for i in range(20):
-            kb.add([asked(f"{i}")])
+            kb.add([text_example(f"{i}")])
         assert "a" in texts(kb)
         assert kb.stats().pinned == 1
         assert kb.pin(kb.ids()) == 2
@@ -108,7 +108,7 @@ def test_pinned_examples_never_go(policy: Callable[[], Eviction]) -> None:
 
 def test_import_of_pinned_examples_up_to_the_capacity(tmp_path: Path) -> None:
     with opened(2) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         kb.pin(kb.ids())
         kb.export_to(tmp_path / "export")
     with opened(2) as kb:
@@ -120,20 +120,20 @@ def test_import_of_pinned_examples_up_to_the_capacity(tmp_path: Path) -> None:
 
 def test_full_store_of_pinned_examples_rejects_new_ones() -> None:
     with opened(2) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         kb.pin(kb.ids())
         with pytest.raises(StoreFullError, match="pinned") as raised:
-            kb.add([asked("c")])
+            kb.add([text_example("c")])
         assert "unpin" in raised.value.hint
         assert texts(kb) == "ab"
         kb.unpin(kb.ids()[:1])
-        kb.add([asked("c")])
+        kb.add([text_example("c")])
         assert texts(kb) == "bc"
 
 
 def test_metadata_has_age_pin_and_counters() -> None:
     with opened(9) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         first, second = kb.ids()
         before = time.time()
         kb.used([first, first], 0.5)
@@ -149,7 +149,7 @@ def test_metadata_has_age_pin_and_counters() -> None:
 
 def test_pinning_is_all_or_nothing() -> None:
     with opened(9) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         with pytest.raises(NotFoundError):
             kb.pin([kb.ids()[0], "0123456789abcdef"])
         assert kb.stats().pinned == 0
@@ -157,16 +157,16 @@ def test_pinning_is_all_or_nothing() -> None:
 
 def test_batch_larger_than_the_capacity_keeps_the_capacity() -> None:
     with opened(4) as kb:
-        assert kb.add([asked(f"q{i}") for i in range(100)]).new == 100
+        assert kb.add([text_example(f"q{i}") for i in range(100)]).new == 100
         assert len(kb) == 4
 
 
 def test_each_namespace_has_its_own_capacity(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder(), namespace="other") as other:
-        other.add([asked(f"q{i}") for i in range(9)])
+        other.add([text_example(f"q{i}") for i in range(9)])
         with opened(3, path=path) as kb:
-            kb.add([asked(f"q{i}") for i in range(5)])
+            kb.add([text_example(f"q{i}") for i in range(5)])
             assert len(kb) == 3
         assert len(other) == 9
 
@@ -174,7 +174,7 @@ def test_each_namespace_has_its_own_capacity(tmp_path: Path) -> None:
 def test_counts_are_written_in_batches_and_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         a, b = kb.ids()
         kb.used([a, b], saved_usd=1.0)
         kb.used([a, "gone"])
@@ -198,7 +198,7 @@ def test_failed_writes_of_uses_are_repeated(
 ) -> None:
     """Otherwise an example with large savings would be evicted as if it had none."""
     with opened(9, LeastSavingsEviction()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         id = id_of(kb, "a")
         kb.used([id], saved_usd=0.5)
         with monkeypatch.context() as patch:
@@ -213,10 +213,10 @@ def test_failed_writes_of_uses_are_repeated(
 
 def test_protect_may_be_zero() -> None:
     with opened(2, LeastFrequentlyUsedEviction(protect=0)) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         kb.used([id_of(kb, "a")])
         kb.used([id_of(kb, "b")])
-        kb.add([asked("c")])
+        kb.add([text_example("c")])
         assert texts(kb) == "ab"  # the new one was never used
     for policy in (LeastFrequentlyUsedEviction, LeastSavingsEviction):
         with pytest.raises(SettingError, match="got -1"):
@@ -233,7 +233,7 @@ def _raising(error: Exception) -> Callable[..., None]:
 def test_many_uses_are_written_early(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked(f"q{i}") for i in range(300)])
+        kb.add([text_example(f"q{i}") for i in range(300)])
         kb.used(kb.ids())
         assert len(counts(path)) == 300
 
@@ -259,7 +259,7 @@ def test_commits_never_exceed_the_capacity(
 ) -> None:
     with opened(capacity, POLICIES[policy]()) as kb:
         for batch in batches:
-            kb.add([asked(f"{number}") for number in batch])
+            kb.add([text_example(f"{number}") for number in batch])
             assert 0 < len(kb) <= capacity
             assert len(kb.search(Query("any"), 99)) == len(kb)
             kb.used(kb.ids())
@@ -272,7 +272,7 @@ def test_commits_never_exceed_the_capacity(
 def test_invalid_use_does_not_block_others(tmp_path: Path, ids: list[str], usd: float) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         kb.used(kb.ids(), 1.0)
         with pytest.raises(SettingError, match="finite amount"):
             kb.used(ids, usd)
@@ -283,7 +283,7 @@ def test_invalid_use_does_not_block_others(tmp_path: Path, ids: list[str], usd: 
 def test_read_only_file_can_be_used_and_closed(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb._rows._writer.execute("PRAGMA query_only = 1")
         kb.used(kb.ids())

@@ -16,7 +16,7 @@ from bottega.knowledge import search as search_module
 from bottega.knowledge.filters import MAX_PARTS
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 
 ODD = 'a "quoted".name'
 
@@ -26,9 +26,9 @@ def kb() -> Iterator[KnowledgeBase]:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
         opened.add(
             [
-                asked("a", "x", tags={"hue": "red", "year": "9", ODD: "1"}, source="s1"),
-                asked("b", "x, y", labels=("x", "y"), tags={"hue": "red", "year": "10"}),
-                asked("c", "y", tags={"hue": "blue", ODD: "2"}, source="s2"),
+                text_example("a", "x", tags={"hue": "red", "year": "9", ODD: "1"}, source="s1"),
+                text_example("b", "x, y", labels=("x", "y"), tags={"hue": "red", "year": "10"}),
+                text_example("c", "y", tags={"hue": "blue", ODD: "2"}, source="s2"),
             ]
         )
         yield opened
@@ -71,7 +71,7 @@ def test_cached_filter_sees_later_changes(
 ) -> None:
     red = Eq("tags.hue", "red")
     assert len(kb.search(Query("q"), 9, where=red)) == 2
-    kb.add([asked("d", tags={"hue": "red"}), asked("e")])
+    kb.add([text_example("d", tags={"hue": "red"}), text_example("e")])
     kb.delete(kb.ids()[:1])
     assert {c.example.query.text for c in kb.search(Query("q"), 9, where=red)} == {"b", "d"}
 
@@ -81,7 +81,7 @@ def test_cached_filter_drops_deleted_keys(monkeypatch: pytest.MonkeyPatch) -> No
     red = Eq("tags.hue", "red")
     with KnowledgeBase.open(":memory:", SeededEmbedder(), capacity=5) as kb:
         for i in range(20):
-            kb.add([asked(f"{i}/{j}", tags={"hue": "red"}) for j in range(5)])
+            kb.add([text_example(f"{i}/{j}", tags={"hue": "red"}) for j in range(5)])
             assert len(kb.search(Query("q"), 9, where=red)) == 5
         resolved = kb._searcher._filters.get(red)
         assert resolved is not None and len(resolved.keys) <= 10 + 2 * 5 + 5
@@ -99,7 +99,7 @@ def test_only_recent_filters_are_cached(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(SqliteRows, "keys_where", counted)
     first, *rest = (Eq("tags.hue", hue) for hue in ("red", "blue", "green", "pink", "grey"))
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
-        kb.add([asked("a", tags={"hue": "red"})])
+        kb.add([text_example("a", tags={"hue": "red"})])
 
         def search(where: Filter) -> int:
             return len(kb.search(Query("q"), 9, where=where))
@@ -171,7 +171,7 @@ leaves: st.SearchStrategy[Filter] = st.one_of(
 @settings(max_examples=60)
 def test_filters_agree_with_plain_python(tags: list[dict[str, str]], where: Filter) -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
-        kb.add([asked(f"q{i}", tags=each) for i, each in enumerate(tags)])
+        kb.add([text_example(f"q{i}", tags=each) for i, each in enumerate(tags)])
         everything = list(kb)
         expected = [e.id for e in everything if satisfied(e, where)]
         assert kb.ids(where=where) == expected
@@ -186,7 +186,7 @@ def test_filters_agree_with_plain_python(tags: list[dict[str, str]], where: Filt
 )
 def test_numeric_range_ignores_other_texts(text: str, found: bool) -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
-        kb.add([asked("q", text or "none", tags={"n": text})])
+        kb.add([text_example("q", text or "none", tags={"n": text})])
         assert len(kb.ids(where=Range("tags.n", -1, 1))) == found
         assert len(kb.ids(where=And((Range("tags.n", low=-1), Range("tags.n", high=1))))) == found
         assert len(kb.ids(where=Range("label", -1, 1))) == found
@@ -233,7 +233,7 @@ def test_filters_may_be_nested_deeply() -> None:
     for _ in range(5000):
         where = And((where,))
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
-        kb.add([asked("a"), asked("b", "no")])
+        kb.add([text_example("a"), text_example("b", "no")])
         assert len(kb.ids(where=where)) == 1
         assert [c.example.answer for c in kb.search(Query("b"), 2, where=where)] == ["yes"]
 
@@ -241,7 +241,7 @@ def test_filters_may_be_nested_deeply() -> None:
 def test_number_of_filter_parts_is_limited() -> None:
     parts: list[Filter] = [Eq("tags.a/b", "x"), Eq("label", "yes"), Range("tags.n", 0, 9)]
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
-        kb.add([asked("a", tags={"a/b": "x", "n": "3"})])
+        kb.add([text_example("a", tags={"a/b": "x", "n": "3"})])
         whole = And(tuple(parts[i % 3] for i in range(MAX_PARTS - 1)))
         assert len(kb.ids(label="yes", where=whole)) == 1
         with pytest.raises(SettingError, match="got 501"):
@@ -250,7 +250,7 @@ def test_number_of_filter_parts_is_limited() -> None:
 
 def test_in_accepts_many_values_and_numpy_numbers() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
-        kb.add([asked("a"), asked("b", "7")])
+        kb.add([text_example("a"), text_example("b", "7")])
         assert len(kb.ids(where=In("label", tuple(map(str, range(100_000)))))) == 1
         (created,) = kb._rows.read("SELECT created FROM examples WHERE key = 2")[0]
         assert len(kb.ids(where=In("created", (np.float64(created), 0)))) == 1

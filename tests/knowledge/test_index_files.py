@@ -12,7 +12,7 @@ import pytest
 
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def path(tmp_path: Path) -> Path:
 FILLED = """
 import sys
 from bottega.knowledge import KnowledgeBase
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 kb = KnowledgeBase.open(sys.argv[1], SeededEmbedder(), hnsw_above=5)
-kb.add([asked(f"q{i}") for i in range(20)])
+kb.add([text_example(f"q{i}") for i in range(20)])
 kb.nearest(kb.vectors(kb.ids()[:1]), 1)
 kb.wait_for_indexes()
 """
@@ -43,12 +43,12 @@ def test_large_index_is_saved_on_closing(path: Path) -> None:
     """Otherwise the next start would replay every change since the graph was built."""
     file = path.with_name("kb.db.default.index")
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
-        kb.add([asked(f"q{i}") for i in range(20)])
+        kb.add([text_example(f"q{i}") for i in range(20)])
         kb.search(Query("x"), 1)
         kb.wait_for_indexes()
         kb.search(Query("x"), 1)
         built = file.read_bytes()
-        kb.add([asked(f"later {i}") for i in range(3)])
+        kb.add([text_example(f"later {i}") for i in range(3)])
         assert len(kb.search(Query("x"), 99)) == 23
         assert file.read_bytes() == built
     assert file.read_bytes() != built
@@ -58,7 +58,7 @@ def test_large_index_is_saved_on_closing(path: Path) -> None:
 def test_non_file_at_an_index_path_is_ignored(path: Path, put: Callable[[Path], None]) -> None:
     put(path.with_name("kb.db.default.index"))
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
-        kb.add([asked(f"q{i}") for i in range(3)])
+        kb.add([text_example(f"q{i}") for i in range(3)])
         assert len(kb.search(Query("x"), 9)) == 3
         found = kb.verify(repair=True)
         assert not found.sound
@@ -71,7 +71,7 @@ def test_index_files_stay_beside_the_database(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     with KnowledgeBase.open("kb.db", SeededEmbedder(), hnsw_above=5) as kb:
-        kb.add([asked(f"q{i}") for i in range(20)])
+        kb.add([text_example(f"q{i}") for i in range(20)])
         monkeypatch.chdir(tmp_path / "elsewhere")
         kb.search(Query("x"), 1)
         kb.wait_for_indexes()
@@ -81,7 +81,7 @@ def test_index_files_stay_beside_the_database(
 
 def test_index_file_of_replaced_vectors_is_only_old(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
-        kb.add([asked(f"q{i}") for i in range(20)])
+        kb.add([text_example(f"q{i}") for i in range(20)])
         kb.search(Query("x"), 1)
         kb.wait_for_indexes()
     with KnowledgeBase.open(path, None) as kb:

@@ -13,7 +13,7 @@ from bottega.errors import (
 )
 from bottega.knowledge import KnowledgeBase
 from tests.builders import solid_image
-from tests.knowledge.doubles import SeededEmbedder, asked, shown
+from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def kb() -> Iterator[KnowledgeBase]:
 
 
 def test_id_may_be_shortened_while_it_is_unambiguous(kb: KnowledgeBase) -> None:
-    kb.add([asked(f"q{i}") for i in range(3)])
+    kb.add([text_example(f"q{i}") for i in range(3)])
     id = kb.ids()[1]
     assert kb.get(id[:8]) == kb.get(id)
     assert kb.delete([id[:8]]) == 1
@@ -35,7 +35,7 @@ def test_id_may_be_shortened_while_it_is_unambiguous(kb: KnowledgeBase) -> None:
 
 
 def test_ambiguous_id_is_an_error(kb: KnowledgeBase) -> None:
-    kb.add([asked(f"q{i}") for i in range(600)])  # two of them share four characters
+    kb.add([text_example(f"q{i}") for i in range(600)])  # two of them share four characters
     prefixes = [id[:4] for id in kb.ids()]
     twice = next(prefix for prefix in prefixes if prefixes.count(prefix) > 1)
     with pytest.raises(SettingError, match=f"prefix '{twice}' is ambiguous"):
@@ -43,7 +43,7 @@ def test_ambiguous_id_is_an_error(kb: KnowledgeBase) -> None:
 
 
 def test_deleting_is_all_or_nothing(kb: KnowledgeBase) -> None:
-    kb.add([asked("a"), asked("b")])
+    kb.add([text_example("a"), text_example("b")])
     with pytest.raises(NotFoundError):
         kb.delete([*kb.ids(), "0123456789abcdef"])
     assert len(kb) == 2
@@ -56,8 +56,8 @@ def test_images_are_those_of_the_namespace(tmp_path: Path) -> None:
         KnowledgeBase.open(path, embedder) as ours,
         KnowledgeBase.open(path, embedder, namespace="b") as theirs,
     ):
-        ours.add([shown(1), shown(2), shown(2, "dog")])
-        theirs.add([shown(2), shown(3)])
+        ours.add([image_example(1), image_example(2), image_example(2, "dog")])
+        theirs.add([image_example(2), image_example(3)])
         hashes = [solid_image(shade).sha256 for shade in (1, 2, 3, 4)]
         found = ours.images(hashes)
         assert list(found) == [one.sha256 for one in found.values()]
@@ -71,8 +71,14 @@ def test_images_are_those_of_the_namespace(tmp_path: Path) -> None:
 
 
 def test_labels_are_in_order_of_appearance(kb: KnowledgeBase) -> None:
-    kb.add([shown(1, "zebra"), asked("x", "b, a", labels=("b", "a")), shown(2, "zebra")])
-    kb.add([asked("y", "none", labels=()), asked("z", "a")])
+    kb.add(
+        [
+            image_example(1, "zebra"),
+            text_example("x", "b, a", labels=("b", "a")),
+            image_example(2, "zebra"),
+        ]
+    )
+    kb.add([text_example("y", "none", labels=()), text_example("z", "a")])
     ids = kb.ids()
     assert kb.labels() == ["zebra", "b", "a"]
     assert kb.ids_by_label() == {"zebra": [ids[0], ids[2]], "b": [ids[1]], "a": [ids[1], ids[4]]}
@@ -82,9 +88,9 @@ def test_labels_are_in_order_of_appearance(kb: KnowledgeBase) -> None:
 def test_ids_are_filtered_by_label_source_and_tags(kb: KnowledgeBase) -> None:
     kb.add(
         [
-            asked("a", "x", tags={"hue": "red", "size": "big"}, source="s1"),
-            asked("b", "x, y", labels=("x", "y"), tags={"hue": "red"}, source="s2"),
-            asked("c", "y", source="s1"),
+            text_example("a", "x", tags={"hue": "red", "size": "big"}, source="s1"),
+            text_example("b", "x, y", labels=("x", "y"), tags={"hue": "red"}, source="s2"),
+            text_example("c", "y", source="s1"),
         ]
     )
     a, b, c = kb.ids()
@@ -95,7 +101,7 @@ def test_ids_are_filtered_by_label_source_and_tags(kb: KnowledgeBase) -> None:
 
 
 def test_iteration_gives_every_example_in_order(kb: KnowledgeBase) -> None:
-    kb.add([asked(f"q{i}") for i in range(150)])
+    kb.add([text_example(f"q{i}") for i in range(150)])
     assert [example.query.text for example in kb] == [f"q{i}" for i in range(150)]
 
 

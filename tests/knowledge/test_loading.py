@@ -18,7 +18,7 @@ from bottega.knowledge.loaders import (
 )
 from bottega.types import IMAGE_QUESTION
 from tests.builders import solid_image
-from tests.knowledge.doubles import Bad, damaged
+from tests.knowledge.doubles import ErrorList, damaged_image
 
 UCMERCED = Path(__file__).parents[3] / "shared" / "data" / "ucmerced"
 
@@ -86,7 +86,7 @@ def test_unreadable_images_are_reported(tmp_path: Path) -> None:
     (tmp_path / "cat" / "empty.jpg").touch()
     (tmp_path / "cat" / "text.png").write_text("hello")
     save(tmp_path / "stray.png")
-    bad = Bad()
+    bad = ErrorList()
     assert len(list(load_image_folder(tmp_path, on_error=bad))) == 1
     assert [type(error) for error in bad] == [LoadError, ImageError, ImageError]
     assert all(
@@ -106,7 +106,7 @@ def test_folder_without_classes_shows_the_layout(tmp_path: Path, make: str) -> N
         (tmp_path / "cat").mkdir()
     elif make == "a file":
         folder = save(tmp_path / "1.png")
-    bad = Bad()
+    bad = ErrorList()
     with pytest.raises(LoadError) as raised:
         list(load_image_folder(folder, on_error=bad))
     assert raised.value.hint
@@ -145,7 +145,7 @@ def test_several_ones_or_none_make_a_multi_label_set(tmp_path: Path) -> None:
 def test_bad_rows_of_a_table_are_named_by_line(tmp_path: Path) -> None:
     table(tmp_path, ",cat,dog\na.png,1.0\nb.png,x,0\ngone.png,1,0\n\nc.png,1,0\n")
     save(tmp_path / "images" / "c.png", 5)
-    bad = Bad()
+    bad = ErrorList()
     assert [e.query.images[0] for e in load_manyicl(tmp_path, "demo", on_error=bad)] == [
         solid_image(5)
     ]
@@ -182,7 +182,7 @@ def test_digits_are_stable_images_with_word_labels() -> None:
 def test_loader_does_not_check_image_bodies(tmp_path: Path) -> None:
     path = tmp_path / "cat" / "half.png"
     path.parent.mkdir()
-    path.write_bytes(damaged().data)
+    path.write_bytes(damaged_image().data)
     (found,) = load_image_folder(tmp_path)
     with pytest.raises(ImageError, match=r"half\.png is damaged"):
         found.query.images[0].decode()
@@ -200,7 +200,7 @@ def test_image_in_two_classes_is_reported_and_stays_in_the_first(tmp_path: Path)
     for path in ("cat/1.png", "cat/2.png", "dog/3.png"):
         save(tmp_path / path, 1)
     save(tmp_path / "dog" / "4.png", 2)
-    bad = Bad()
+    bad = ErrorList()
     found = list(load_image_folder(tmp_path, on_error=bad))
     assert [Path(str(e.source)).name for e in found] == ["1.png", "2.png", "4.png"]
     (error,) = bad
@@ -213,7 +213,7 @@ def test_class_without_a_name_is_reported_once(tmp_path: Path) -> None:
     save(tmp_path / "   " / "1.png", 1)
     save(tmp_path / "   " / "2.png", 2)
     save(tmp_path / "cat" / "3.png", 3)
-    bad = Bad()
+    bad = ErrorList()
     assert [e.answer for e in load_image_folder(tmp_path, on_error=bad)] == ["cat"]
     assert ["label is empty" in str(error) for error in bad] == [True]
     table(tmp_path, ",cat,\na.png,1,0\n")
@@ -224,7 +224,7 @@ def test_class_without_a_name_is_reported_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_nan_in_a_table_is_an_error(tmp_path: Path, value: str) -> None:
     table(tmp_path, f",cat,dog\na.png,1,0\nb.png,0,{value}\n")
-    bad = Bad()
+    bad = ErrorList()
     assert [e.labels for e in load_manyicl(tmp_path, "demo", on_error=bad)] == [None]
     assert "demo.csv, line 3" in str(bad[0])
 
@@ -235,7 +235,7 @@ def test_table_images_must_be_inside_the_folder(tmp_path: Path) -> None:
     (folder / "images").mkdir(parents=True)
     (folder / "images" / "link.png").symlink_to(outside)
     table(folder, f",cat\n../../x.png,1\n{outside},1\nlink.png,1\na.png,1\n")
-    bad = Bad()
+    bad = ErrorList()
     assert [e.query.images for e in load_manyicl(folder, "demo", on_error=bad)] == [
         (solid_image(0),)
     ]
@@ -246,7 +246,7 @@ def test_table_sources_are_utf8_in_any_folder(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     table(folder, ",cat\na.png,1\ngone.png,1\n")
-    bad = Bad()
+    bad = ErrorList()
     (found,) = load_manyicl(folder, "demo", on_error=bad)
     assert "caf\ufffd".encode() in str(found.source).encode()
     assert str(bad[0]).encode()

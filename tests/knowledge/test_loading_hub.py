@@ -11,7 +11,7 @@ from bottega.knowledge.loaders import load_hugging_face
 from bottega.knowledge.loaders.tables import Columns, Names
 from bottega.types import IMAGE_QUESTION
 from tests.builders import solid_image
-from tests.knowledge.doubles import Bad
+from tests.knowledge.doubles import ErrorList
 
 pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")
@@ -118,7 +118,7 @@ def test_bad_rows_are_named_and_the_rest_loaded(tmp_path: Path) -> None:
         {"image": [broken, stored(1), stored(2)], "label": [0, 1, -1]},
         {"image": IMAGE, "label": CLASS},
     )
-    bad = Bad()
+    bad = ErrorList()
     assert [e.answer for e in load_hugging_face(path, on_error=bad)] == ["dog"]
     assert "row 0" in str(bad[0])
     assert "row 2: label is missing" in str(bad[1])
@@ -178,7 +178,7 @@ def test_image_paths_must_be_inside_the_folder(tmp_path: Path) -> None:
         place.write_bytes(solid_image(shade).data)
     images: list[object] = ["../x.png", str(outside), "a.png", str(inside)]
     path = written(inside.with_name("x.parquet"), {"image": images, "label": ["l"] * 4}, {})
-    bad = Bad()
+    bad = ErrorList()
     found = list(load_hugging_face(path, on_error=bad))
     assert [e.query.images for e in found] == [(solid_image(1),)] * 2
     assert ["is outside of" in str(error) for error in bad] == [True] * 2

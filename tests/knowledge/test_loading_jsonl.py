@@ -11,7 +11,7 @@ from bottega.errors import LoadError
 from bottega.knowledge.loaders import load_jsonl
 from bottega.types import IMAGE_QUESTION, Example, Query
 from tests.builders import solid_image
-from tests.knowledge.doubles import Bad
+from tests.knowledge.doubles import ErrorList
 
 
 def written(folder: Path, *rows: object) -> Path:
@@ -98,7 +98,7 @@ def test_bad_lines_are_named_by_number_and_the_rest_is_loaded(tmp_path: Path) ->
         b'{"answer": "last, without a newl',
     )
     (tmp_path / "empty.png").touch()
-    bad = Bad()
+    bad = ErrorList()
     found = list(load_jsonl(path, on_error=bad))
     assert [e.answer for e in found] == ["first", "yes"]
     numbers = [str(error).split("line ")[1].split(":")[0] for error in bad]
@@ -122,7 +122,7 @@ def test_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None:
     (folder / "link.png").symlink_to(outside)
     images = ["../x.png", "deep/../../x.png", "link.png", "deep/../a.png", str(outside)]
     rows = [{"image": image, "answer": "x"} for image in images]
-    bad = Bad()
+    bad = ErrorList()
     found = list(load_jsonl(written(folder, *rows), on_error=bad))
     assert [e.query.images[0] for e in found] == [solid_image(1), solid_image(2)]
     assert ["is outside of" in str(error) for error in bad] == [True] * 3
@@ -141,7 +141,7 @@ def test_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_answer_outside_the_choices_is_an_error(tmp_path: Path, fields: dict[str, object]) -> None:
-    bad = Bad()
+    bad = ErrorList()
     assert not list(load_jsonl(written(tmp_path, fields), on_error=bad))
     assert "line 1: " in str(bad[0])
 

@@ -12,7 +12,7 @@ import pytest
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
+from tests.knowledge.doubles import SeededEmbedder, text_example, vector_of
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_rows_vectors_and_numbers_are_kept(old: Path) -> None:
         assert kb.search(Query("b"), 1)[0].score == pytest.approx(1.0)
         assert kb.stats().views == {"default": "seeded-8"}
         assert [change.id[0] for change in kb.changes()] == ["a", "b"]
-        kb.add([asked("d")])
+        kb.add([text_example("d")])
         (id,) = set(kb.ids()) - {"a" * 16, "b" * 16}
         assert kb._rows.keys([id]) == {id: 4}  # 3 was given before
         assert kb.get("a" * 16).tags == {"n": "a"}
@@ -54,7 +54,7 @@ def test_changes_keep_their_numbers_and_are_marked(old: Path) -> None:
     with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("DELETE FROM changes WHERE seq = 4")
     with KnowledgeBase.open(old, SeededEmbedder()) as kb:
-        kb.add([asked("d")])
+        kb.add([text_example("d")])
         assert [change.seq for change in kb.changes()] == [1, 2, 5]
         assert len({kb._rows.mark(seq) for seq in (1, 2, 3, 5)}) == 4
 
@@ -68,12 +68,12 @@ def test_empty_file_accepts_any_embedder(tmp_path: Path) -> None:
     connection.execute("PRAGMA user_version = 1")
     connection.close()
     with KnowledgeBase.open(path, SeededEmbedder("any")) as kb:
-        assert kb.add([asked("a")]).new == 1
+        assert kb.add([text_example("a")]).new == 1
 
 
 def test_old_rows_are_kept_and_later_answers_matched(old: Path) -> None:
     with KnowledgeBase.open(old, SeededEmbedder()) as kb:
-        kb.replace([asked("b", "no")])  # nobody knows what the old rows were asked
+        kb.replace([text_example("b", "no")])  # nobody knows what the old rows were asked
         assert [example.answer for example in kb] == ["yes", "yes", "no"]
-        kb.replace([asked("b", "perhaps")])
+        kb.replace([text_example("b", "perhaps")])
         assert [example.answer for example in kb] == ["yes", "yes", "perhaps"]

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from bottega.errors import EmptyKnowledgeBaseError
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.types import Example
-from tests.knowledge.doubles import SeededEmbedder, asked, shown, vector_of
+from tests.knowledge.doubles import SeededEmbedder, image_example, text_example, vector_of
 
 examples = st.lists(
     st.tuples(st.integers(0, 9), st.sampled_from(["a", "b"]), st.booleans()), max_size=6
@@ -22,7 +22,7 @@ examples = st.lists(
 
 
 def build(number: int, answer: str, with_image: bool) -> Example:
-    return shown(number, answer) if with_image else asked(f"q{number}", answer)
+    return image_example(number, answer) if with_image else text_example(f"q{number}", answer)
 
 
 def key_of(example: Example) -> tuple[object, ...]:

@@ -82,14 +82,14 @@ def test_threads_share_an_encoder(colbert: MultiVectorEncoderEmbedder) -> None:
 def test_tower_tokens_are_the_image_and_known_words(
     tower: TowerTokenEmbedder,
 ) -> None:
-    asked = Query("What tint is it?", (solid_image(1),))
-    check_port(tower, [asked, Query("", (solid_image(2),)), Query("hue")])
-    [rows] = tower.embed_queries([asked])
-    [image] = TowerEmbedder.bundled().embed([asked])
+    query = Query("What tint is it?", (solid_image(1),))
+    check_port(tower, [query, Query("", (solid_image(2),)), Query("hue")])
+    [rows] = tower.embed_queries([query])
+    [image] = TowerEmbedder.bundled().embed([query])
     assert np.abs(rows[0, :80] - image).max() < 1e-5
     assert not rows[0, 80:].any()
     assert not rows[1:, :80].any()
-    plain = TokenEmbedder.bundled().token_rows(asked.text)
+    plain = TokenEmbedder.bundled().token_rows(query.text)
     assert 2 <= len(rows) < 1 + len(plain)
     with pytest.raises(EmbeddingError, match="neither"):
         tower.embed_queries([Query("")])
@@ -97,20 +97,20 @@ def test_tower_tokens_are_the_image_and_known_words(
 
 def test_cells_are_four_more_tokens(tower: TowerTokenEmbedder) -> None:
     cells = TowerTokenEmbedder.bundled(cells=True)
-    asked = Query("", (solid_image(1),))
-    check_port(cells, [asked])
-    assert len(cells.embed_queries([asked])[0]) == 5
+    query = Query("", (solid_image(1),))
+    check_port(cells, [query])
+    assert len(cells.embed_queries([query])[0]) == 5
     assert cells.fingerprint != tower.fingerprint
 
 
 def test_examples_are_found_by_image_and_text(tower: TowerTokenEmbedder) -> None:
-    known = [
+    examples = [
         Example(Query(text, (solid_image(shade),)), f"{text} {shade}")
         for text in ("What is its shape?", "What is its hue?")
         for shade in (1, 60_000)
     ]
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
-        knowledge.add(known)
+        knowledge.add(examples)
         with LateInteractionIndex(knowledge, tower) as index:
             [found] = index.search(Query("What tint is it?", (solid_image(59_999),)), 1)
     assert found.example.answer == "What is its hue? 60000"

@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, rule
 from bottega.errors import LogPrunedError
 from bottega.knowledge import KnowledgeBase, use_counts
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 from tests.knowledge.test_store_model import HANDLES, TwoHandles
 
 
@@ -40,7 +40,7 @@ def opened(path: Path, hnsw_above: int = 1000, namespace: str = "") -> Knowledge
 
 def churn(kb: KnowledgeBase, start: int, end: int) -> None:
     for number in range(start, end):
-        kb.add([asked(str(number))])
+        kb.add([text_example(str(number))])
 
 
 def logged(kb: KnowledgeBase) -> int:
@@ -166,7 +166,7 @@ class PrunedHandles(TwoHandles):
         except LogPrunedError:
             self.seen, self.outside = 0, set()
             self.take(handle)
-        assert self.outside == set(self.held.values())
+        assert self.outside == set(self.derived.values())
 
     def take(self, handle: int) -> None:
         for change in self.handles[handle].changes(self.seen):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bottega.knowledge import KnowledgeBase
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 
 # Another user's: a superuser may write everywhere.
 READER = """
@@ -44,7 +44,7 @@ def path(public_folder: Path) -> Path:
 @pytest.fixture
 def kb(path: Path) -> Iterator[KnowledgeBase]:
     with KnowledgeBase.open(path, SeededEmbedder()) as opened:
-        opened.add([asked(f"q{i}") for i in range(50)])
+        opened.add([text_example(f"q{i}") for i in range(50)])
         yield opened
 
 
@@ -66,31 +66,31 @@ def read(path: Path, meanwhile: Callable[[], object] = lambda: None) -> tuple[li
         reader.stdin.flush()
         first = reader.stdout.readline()
         meanwhile()
-        rest, told = reader.communicate("after\n" if first else "")
-    return [*first.split(), *rest.split()], told
+        rest, errors = reader.communicate("after\n" if first else "")
+    return [*first.split(), *rest.split()], errors
 
 
 def test_file_without_a_writer_is_searched(kb: KnowledgeBase, path: Path) -> None:
     kb.close()
     assert [file.name for file in path.parent.iterdir()] == ["kb.db"]
-    found, told = read(path)
-    assert found == ["50", "50"], told
+    found, errors = read(path)
+    assert found == ["50", "50"], errors
     assert [file.name for file in path.parent.iterdir()] == ["kb.db"]
 
 
 def test_concurrent_writes_are_found(kb: KnowledgeBase, path: Path) -> None:
-    found, told = read(path, lambda: kb.add([asked("new")]))
-    assert found == ["50", "51"], told
+    found, errors = read(path, lambda: kb.add([text_example("new")]))
+    assert found == ["50", "51"], errors
 
 
 def test_file_of_a_killed_writer_has_a_hint(kb: KnowledgeBase, path: Path) -> None:
     copy = path.parent / "copy.db"
     for end in ("", "-wal"):
         shutil.copy(f"{path}{end}", f"{copy}{end}")
-    found, told = read(copy)
+    found, errors = read(copy)
     assert found == []
-    assert "was not closed" in told
-    assert "open and close it once" in told
+    assert "was not closed" in errors
+    assert "open and close it once" in errors
     copy.parent.chmod(0o755)
     for file in copy.parent.iterdir():
         file.chmod(0o644)
@@ -103,7 +103,7 @@ def test_older_read_only_format_is_an_error(kb: KnowledgeBase, path: Path) -> No
         connection.execute("ALTER TABLE examples RENAME COLUMN question_digest TO asked")
         connection.execute("PRAGMA user_version = 5")
     kb.close()
-    found, told = read(path)
+    found, errors = read(path)
     assert found == []
-    assert "format 5, must be brought to 8" in told
-    assert "open it, or a copy, once" in told
+    assert "format 5, must be brought to 8" in errors
+    assert "open it, or a copy, once" in errors

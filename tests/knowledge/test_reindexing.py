@@ -11,7 +11,13 @@ from bottega.errors import EmbedderMismatchError, EmbeddingError, StoreError
 from bottega.knowledge import KnowledgeBase, View, reindex
 from bottega.protocols import Vectors
 from bottega.types import Query
-from tests.knowledge.doubles import OnlyImages, SeededEmbedder, asked, shown, vector_of
+from tests.knowledge.doubles import (
+    ImageOnlyEmbedder,
+    SeededEmbedder,
+    image_example,
+    text_example,
+    vector_of,
+)
 
 
 @pytest.fixture
@@ -34,17 +40,17 @@ class Stopping(SeededEmbedder):
 
 
 def test_interrupted_reindex_resumes(path: Path) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     with KnowledgeBase.open(path, SeededEmbedder("old")) as kb:
-        kb.add([asked(f"q{i}") for i in range(10)])
+        kb.add([text_example(f"q{i}") for i in range(10)])
         with pytest.raises(KeyboardInterrupt):
             kb.reindex("default", Stopping(2), batch_size=2)
         assert kb.search(Query("q3"), 1)[0].score == pytest.approx(1.0)  # by the old vectors
         assert kb.stats().views == {"default": "old"}
-        kb.add([asked("later")])
+        kb.add([text_example("later")])
         rest = Stopping(99)
-        assert kb.reindex("default", rest, batch_size=2, progress=told.append) == 7
-        assert (rest.embedded, told) == (7, [4, 2, 2, 2, 1])  # four were there
+        assert kb.reindex("default", rest, batch_size=2, progress=reported.append) == 7
+        assert (rest.embedded, reported) == (7, [4, 2, 2, 2, 1])  # four were there
         assert kb.search(Query("q3"), 1)[0].example.query.text == "q3"
         assert kb.vectors(kb.ids()[:1]) == pytest.approx(-vector_of(Query("q0"))[None])
         assert kb.reindex("default", rest) == 0
@@ -55,18 +61,18 @@ def test_interrupted_reindex_resumes(path: Path) -> None:
 
 def test_replaced_vectors_reach_other_handles(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder("old")) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         assert kb.search(Query("a"), 1)
         with KnowledgeBase.open(path, None) as other:
             assert other.reindex("default", SeededEmbedder("new")) == 1
-        for use in (lambda: kb.search(Query("a"), 1), lambda: kb.add([asked("b")])):
+        for use in (lambda: kb.search(Query("a"), 1), lambda: kb.add([text_example("b")])):
             with pytest.raises(EmbedderMismatchError, match=r"'new'.*'old'"):
                 use()
 
 
 def test_new_view_does_not_disturb_other_handles(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         kb.reindex("other", SeededEmbedder("another"))
         assert kb.search(Query("a"), 1)[0].example.query.text == "a"
         kb.reindex("default", SeededEmbedder("third"))
@@ -75,27 +81,27 @@ def test_new_view_does_not_disturb_other_handles(path: Path) -> None:
 
 def test_view_can_be_added_in_every_namespace(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), namespace="one") as one:
-        one.add([asked("a", "first")])
+        one.add([text_example("a", "first")])
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("b", "second"), asked("c", "third")])
+        kb.add([text_example("b", "second"), text_example("c", "third")])
         answers = View(SeededEmbedder("a"), lambda example: Query(example.answer))
         assert kb.reindex("answers", answers) == 3
     both = {"default": View(SeededEmbedder()), "answers": answers}
     with KnowledgeBase.open(path, both) as kb:
         assert kb.search(Query("third"), 1, by="answers")[0].example.query.text == "c"
-        kb.add([asked("d", "fourth")])
+        kb.add([text_example("d", "fourth")])
     with KnowledgeBase.open(path, both, namespace="one") as one:
         assert one.search(Query("first"), 1, by="answers")[0].score == pytest.approx(1.0)
 
 
 def test_reindex_names_an_example_that_fails(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), asked("no image"), shown(2)])
+        kb.add([image_example(1), text_example("no image"), image_example(2)])
         with pytest.raises(EmbeddingError, match=kb.ids()[1]):
-            kb.reindex("default", OnlyImages("images"))
+            kb.reindex("default", ImageOnlyEmbedder("images"))
         kb.delete([kb.ids()[1]])
-        kb.reindex("default", OnlyImages("images"))
-        assert len(kb.search(shown(3).query, 9)) == 2
+        kb.reindex("default", ImageOnlyEmbedder("images"))
+        assert len(kb.search(image_example(3).query, 9)) == 2
 
 
 class Overtaken(SeededEmbedder):
@@ -122,7 +128,7 @@ def test_concurrent_reindex_raises_in_one_process(path: Path, stopped: bool) -> 
                 other.reindex("default", Stopping(1), batch_size=2)
 
     with KnowledgeBase.open(path, SeededEmbedder("A")) as kb:
-        kb.add([asked(f"q{i}") for i in range(6)])
+        kb.add([text_example(f"q{i}") for i in range(6)])
         with pytest.raises(StoreError, match="another process started to reindex"):
             kb.reindex("default", Overtaken("B", second), batch_size=2)
     with KnowledgeBase.open(path, SeededEmbedder("A" if stopped else "C")) as kb:
@@ -132,7 +138,7 @@ def test_concurrent_reindex_raises_in_one_process(path: Path, stopped: bool) -> 
 
 def test_reindex_fills_missing_vectors(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         with kb._rows.transaction() as connection:
             connection.execute("DELETE FROM vectors WHERE key = 2")
         with KnowledgeBase.open(path, SeededEmbedder()) as other:
@@ -153,5 +159,5 @@ def test_killed_reindex_of_an_empty_file_allows_adding(
             patched.setattr(reindex, "_complete_if_done", killed)
             with pytest.raises(KeyboardInterrupt):
                 kb.reindex("default", SeededEmbedder())
-        assert kb.add([asked("a")]).new == 1
+        assert kb.add([text_example("a")]).new == 1
         assert kb.search(Query("a"), 1)

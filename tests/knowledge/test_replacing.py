@@ -16,7 +16,13 @@ from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.knowledge.writer import PINNED_IDS
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
-from tests.knowledge.doubles import Bad, SeededEmbedder, asked, damaged, shown
+from tests.knowledge.doubles import (
+    ErrorList,
+    SeededEmbedder,
+    damaged_image,
+    image_example,
+    text_example,
+)
 
 
 @pytest.fixture
@@ -30,30 +36,36 @@ def answers(kb: KnowledgeBase) -> list[str]:
 
 
 def test_newer_answer_replaces_the_older_one(kb: KnowledgeBase) -> None:
-    (old,) = kb.replace([shown(1, "cat")])
-    other, new = kb.replace([shown(2, "cat"), shown(1, "dog")])
+    (old,) = kb.replace([image_example(1, "cat")])
+    other, new = kb.replace([image_example(2, "cat"), image_example(1, "dog")])
     assert kb.ids() == [other, new]
     assert old not in kb.ids()
     assert answers(kb) == ["cat", "dog"]
-    assert kb.search(Query("What?", shown(3).query.images), 5)  # the index follows
+    assert kb.search(Query("What?", image_example(3).query.images), 5)  # the index follows
 
 
 def test_equal_answer_changes_nothing(kb: KnowledgeBase) -> None:
-    first = kb.replace([shown(1)])
-    assert kb.replace([shown(1)]) == first == kb.ids()
+    first = kb.replace([image_example(1)])
+    assert kb.replace([image_example(1)]) == first == kb.ids()
 
 
 def test_added_example_can_be_replaced(kb: KnowledgeBase) -> None:
-    kb.add([shown(1, "cat"), shown(1, "cow"), shown(1, "cat", question="Which?")])
-    kb.replace([shown(1, "dog")])
+    kb.add(
+        [
+            image_example(1, "cat"),
+            image_example(1, "cow"),
+            image_example(1, "cat", question="Which?"),
+        ]
+    )
+    kb.replace([image_example(1, "dog")])
     assert answers(kb) == ["cat", "dog"]
 
 
 def test_pinned_answer_stays(kb: KnowledgeBase) -> None:
-    (pinned,) = kb.replace([shown(1, "cat")])
+    (pinned,) = kb.replace([image_example(1, "cat")])
     kb.pin([str(pinned)])
-    bad = Bad()
-    ids = kb.replace([shown(1, "dog"), shown(2, "dog")], on_error=bad)
+    bad = ErrorList()
+    ids = kb.replace([image_example(1, "dog"), image_example(2, "dog")], on_error=bad)
     assert ids == kb.ids() == [pinned, ids[1]]
     assert answers(kb) == ["cat", "dog"]
     assert kb.metadata(str(pinned)).pinned
@@ -62,10 +74,10 @@ def test_pinned_answer_stays(kb: KnowledgeBase) -> None:
 
 
 def test_unpinned_answer_is_replaced(kb: KnowledgeBase) -> None:
-    kb.pin([str(kb.replace([shown(1, "cat")])[0])])
-    kb.replace([shown(1, "dog")])
+    kb.pin([str(kb.replace([image_example(1, "cat")])[0])])
+    kb.replace([image_example(1, "dog")])
     kb.unpin(kb.ids())
-    (new,) = kb.replace([shown(1, "dog")])
+    (new,) = kb.replace([image_example(1, "dog")])
     assert kb.ids() == [new]
     assert answers(kb) == ["dog"]
     assert not kb.metadata(str(new)).pinned
@@ -82,8 +94,8 @@ def test_concurrent_pin_counts(tmp_path: Path) -> None:
             return super().embed(queries)
 
     with KnowledgeBase.open(tmp_path / "kb.db", Pinning()) as kb:
-        first = kb.replace([shown(1, "cat")])
-        assert kb.replace([shown(1, "dog")]) == first == kb.ids()
+        first = kb.replace([image_example(1, "cat")])
+        assert kb.replace([image_example(1, "dog")]) == first == kb.ids()
 
 
 def test_pin_in_another_namespace_has_no_effect(tmp_path: Path) -> None:
@@ -92,32 +104,32 @@ def test_pin_in_another_namespace_has_no_effect(tmp_path: Path) -> None:
         KnowledgeBase.open(path, SeededEmbedder(), namespace="a") as one,
         KnowledgeBase.open(path, SeededEmbedder(), namespace="b") as other,
     ):
-        other.pin([str(other.replace([shown(1, "cat")])[0])])
-        one.replace([shown(1, "cat")])
-        one.replace([shown(1, "dog")])
+        other.pin([str(other.replace([image_example(1, "cat")])[0])])
+        one.replace([image_example(1, "cat")])
+        one.replace([image_example(1, "dog")])
         assert answers(one) == ["dog"]
 
 
 def test_another_context_is_another_question(kb: KnowledgeBase) -> None:
-    french = asked("Colour?", "rot", tags={"context": "in German"})
-    ids = kb.replace([asked("Colour?", "rot"), french, replace(french, answer="blau")])
+    french = text_example("Colour?", "rot", tags={"context": "in German"})
+    ids = kb.replace([text_example("Colour?", "rot"), french, replace(french, answer="blau")])
     assert ids[0] != ids[1] == ids[2]
     assert answers(kb) == ["rot", "blau"]
     assert kb.verify().sound
 
 
 def test_last_of_two_answers_in_one_commit_counts(kb: KnowledgeBase) -> None:
-    ids = kb.replace([shown(1, "cat"), shown(2, "cat"), shown(1, "dog")])
+    ids = kb.replace([image_example(1, "cat"), image_example(2, "cat"), image_example(1, "dog")])
     assert ids[0] == ids[2]
     assert sorted(answers(kb)) == ["cat", "dog"]
 
 
 def test_failed_answer_keeps_the_others(kb: KnowledgeBase) -> None:
-    kb.replace([shown(1, "cat")])
-    bad = Bad()
-    broken = Example(Query("What?", (damaged(),)), "cat")
-    halved = shown(1, "\ud800")
-    ids = kb.replace([broken, shown(2, "dog"), halved], on_error=bad)
+    kb.replace([image_example(1, "cat")])
+    bad = ErrorList()
+    broken = Example(Query("What?", (damaged_image(),)), "cat")
+    halved = image_example(1, "\ud800")
+    ids = kb.replace([broken, image_example(2, "dog"), halved], on_error=bad)
     assert [id is None for id in ids] == [True, False, True]
     assert len(bad) == 2
     assert answers(kb) == ["cat", "dog"]
@@ -129,14 +141,14 @@ def test_other_namespaces_keep_their_answers(tmp_path: Path) -> None:
         KnowledgeBase.open(path, SeededEmbedder(), namespace="a") as one,
         KnowledgeBase.open(path, SeededEmbedder(), namespace="b") as other,
     ):
-        one.replace([shown(1, "cat")])
-        other.replace([shown(1, "dog")])
+        one.replace([image_example(1, "cat")])
+        other.replace([image_example(1, "dog")])
         assert answers(one) == ["cat"]
 
 
 def test_replacing_needs_an_embedder(tmp_path: Path) -> None:
     with KnowledgeBase.open(tmp_path / "kb.db", None) as kb, pytest.raises(SettingError):
-        kb.replace([shown(1)])
+        kb.replace([image_example(1)])
 
 
 def test_older_answer_is_found_by_an_index(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.types import Example, Query
 from tests.builders import solid_image
-from tests.knowledge.doubles import DIMENSION, asked, shown, vector_of
+from tests.knowledge.doubles import DIMENSION, image_example, text_example, vector_of
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_every_field_is_restored(path: str) -> None:
 
 def test_images_are_deleted_with_their_last_example(path: str) -> None:
     rows = SqliteRows(path)
-    first, second = put(rows, shown(1, question="Hue?"), shown(1, question="Size?"))
+    first, second = put(rows, image_example(1, question="Hue?"), image_example(1, question="Size?"))
     assert rows.footprint().images == 1
     rows.delete([first])
     assert rows.footprint().images == 1
@@ -91,7 +91,7 @@ class Interrupted(SqliteRows):
 
 def test_example_that_another_process_annotates_is_found(path: str) -> None:
     other = SqliteRows(path)
-    (id,) = put(other, shown(1))
+    (id,) = put(other, image_example(1))
     rows = Interrupted(path, lambda: other.annotate(id, {"rationale": "because"}, {}))
     assert set(rows.get([id])) == {id}
     rows.close()
@@ -100,7 +100,7 @@ def test_example_that_another_process_annotates_is_found(path: str) -> None:
 
 def test_deleted_example_leaves_nothing_in_the_file(path: str) -> None:
     rows = SqliteRows(path)
-    kept, gone = put(rows, shown(1), shown(2))
+    kept, gone = put(rows, image_example(1), image_example(2))
     rows.add_uses({kept: UsageRecord(1, 100.0, 0.0), gone: UsageRecord(1, 100.0, 0.0)})
     rows.delete([gone])
     rows.close()
@@ -112,7 +112,7 @@ def test_deleted_example_leaves_nothing_in_the_file(path: str) -> None:
 
 def test_late_uses_do_not_reduce_last_used(path: str) -> None:
     rows = SqliteRows(path)
-    (id,) = put(rows, asked("a"))
+    (id,) = put(rows, text_example("a"))
     for last in (100.0, 300.0, 200.0):
         rows.add_uses({id: UsageRecord(2, last, 0.5)})
     found = rows.read("SELECT count, last_used, saved_usd FROM uses")
@@ -122,8 +122,8 @@ def test_late_uses_do_not_reduce_last_used(path: str) -> None:
 
 def test_existing_id_is_not_stored_again(path: str) -> None:
     rows = SqliteRows(path)
-    (id,) = put(rows, asked("a"))
-    assert put(rows, asked("a", rationale="later")) == [id]
+    (id,) = put(rows, text_example("a"))
+    assert put(rows, text_example("a", rationale="later")) == [id]
     assert rows.get([id])[id].rationale is None
     assert rows.footprint().examples == 1
     rows.close()
@@ -131,7 +131,7 @@ def test_existing_id_is_not_stored_again(path: str) -> None:
 
 def test_changes_contain_vectors_and_deletions(path: str) -> None:
     rows = SqliteRows(path)
-    ids = put(rows, asked("a"), asked("b"))
+    ids = put(rows, text_example("a"), text_example("b"))
     start = rows.changes_since(0, 10)
     assert [change.vector is not None for change in start] == [True, True]
     rows.delete(ids[:1])
@@ -143,52 +143,52 @@ def test_changes_contain_vectors_and_deletions(path: str) -> None:
 
 def test_key_is_never_reused(path: str) -> None:
     rows = SqliteRows(path)
-    (id,) = put(rows, asked("a"))
+    (id,) = put(rows, text_example("a"))
     key = rows.keys([id])[id]
     rows.delete([id])
-    put(rows, asked("a"))
+    put(rows, text_example("a"))
     assert rows.keys([id])[id] > key
     rows.close()
 
 
 def test_batch_of_another_embedder_is_rejected(path: str) -> None:
     rows = SqliteRows(path)
-    put(rows, asked("a"), fingerprint="one")
+    put(rows, text_example("a"), fingerprint="one")
     with pytest.raises(EmbedderMismatchError, match=r"'one'.*'two'"):
-        put(rows, asked("b"), fingerprint="two")
+        put(rows, text_example("b"), fingerprint="two")
     assert rows.footprint().examples == 1
     rows.close()
 
 
 def test_second_writer_causes_a_busy_error(path: str) -> None:
     rows = SqliteRows(path, busy_seconds=0.05)
-    (id,) = put(rows, asked("a"))
+    (id,) = put(rows, text_example("a"))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreBusyError) as raised:
-        put(rows, asked("b"))
+        put(rows, text_example("b"))
     assert raised.value.retryable
     assert id in rows.get([id])
     other.execute("COMMIT")
     other.close()
-    put(rows, asked("b"))
+    put(rows, text_example("b"))
     assert rows.footprint().examples == 2
     rows.close()
 
 
 def test_full_disk_keeps_stored_examples(path: str) -> None:
     rows = SqliteRows(path)
-    (id,) = put(rows, shown(1))
+    (id,) = put(rows, image_example(1))
     pages = rows._writer.execute("PRAGMA page_count").fetchone()[0]
     rows._writer.execute(f"PRAGMA max_page_count = {pages + 2}")
     noise = np.random.default_rng(0).bytes(100_000).hex()
     with pytest.raises(StoreFullError) as raised:
-        put(rows, asked("small"), asked(noise))
+        put(rows, text_example("small"), text_example(noise))
     assert "intact" in raised.value.hint
     assert rows.footprint().examples == 1
-    assert rows.get([id])[id].query.images == shown(1).query.images
+    assert rows.get([id])[id].query.images == image_example(1).query.images
     rows._writer.execute("PRAGMA max_page_count = 1000000")
-    put(rows, asked(noise))
+    put(rows, text_example(noise))
     rows.close()
 
 
@@ -222,7 +222,7 @@ def test_newer_format_suggests_an_upgrade(path: str) -> None:
 
 def test_damaged_file_is_a_store_error(path: str) -> None:
     rows = SqliteRows(path)
-    put(rows, *(asked(str(i) * 50) for i in range(200)))
+    put(rows, *(text_example(str(i) * 50) for i in range(200)))
     rows.close()
     data = bytearray(Path(path).read_bytes())
     data[4096:-4096] = b"\xff" * (len(data) - 8192)
@@ -242,7 +242,7 @@ def test_damaged_file_is_a_store_error(path: str) -> None:
 )
 def test_flipped_bit_in_a_row_is_a_store_error(path: str, column: str, value: str) -> None:
     rows = SqliteRows(path)
-    (id,) = put(rows, asked("a"))
+    (id,) = put(rows, text_example("a"))
     rows._writer.execute(f"UPDATE examples SET {column} = {value}")
     with pytest.raises(StoreError, match=r"kb\.db is damaged"):
         rows.get([id])
@@ -251,7 +251,7 @@ def test_flipped_bit_in_a_row_is_a_store_error(path: str, column: str, value: st
 
 def test_flipped_bit_in_labels_or_vectors_is_a_store_error(path: str) -> None:
     rows = SqliteRows(path)
-    put(rows, asked("a"))
+    put(rows, text_example("a"))
     rows._writer.execute("UPDATE examples SET labels = '[\"a'")
     rows._writer.execute("UPDATE vectors SET vector = x'00ff'")
     for read in (rows.labels, lambda: rows.changes_since(0, 9)):
@@ -289,7 +289,7 @@ except StoreError as error:
 @pytest.mark.parametrize("folder_mode", ["555", "777"])
 def test_read_only_file_can_be_read(public_folder: Path, folder_mode: str) -> None:
     rows = SqliteRows(str(public_folder / "kb.db"))
-    put(rows, asked("a"))
+    put(rows, text_example("a"))
     rows.close()
     command = [sys.executable, "-c", READ_ONLY, str(public_folder / "kb.db"), folder_mode]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -303,7 +303,7 @@ def test_closed_store_is_an_error(path: str) -> None:
     with pytest.raises(StoreError, match="is closed"):
         rows.ids_where()
     with pytest.raises(StoreError, match="is closed"):
-        put(rows, asked("a"))
+        put(rows, text_example("a"))
 
 
 def test_concurrent_creation_of_a_file(path: str) -> None:
@@ -312,7 +312,7 @@ def test_concurrent_creation_of_a_file(path: str) -> None:
     def write(number: int) -> None:
         try:
             rows = SqliteRows(path)
-            put(rows, asked(f"{number}"))
+            put(rows, text_example(f"{number}"))
             rows.close()
         except Exception as error:
             failures.append(error)
@@ -332,7 +332,7 @@ def test_concurrent_creation_of_a_file(path: str) -> None:
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.97])
 def test_truncated_file_is_a_store_error(path: str, share: float) -> None:
     rows = SqliteRows(path)
-    put(rows, *(asked(str(i) * 50) for i in range(300)))
+    put(rows, *(text_example(str(i) * 50) for i in range(300)))
     rows.close()
     data = Path(path).read_bytes()
     Path(path).write_bytes(data[: int(len(data) * share)])

@@ -15,7 +15,7 @@ from bottega.knowledge.index import Metric
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
+from tests.knowledge.doubles import SeededEmbedder, text_example, vector_of
 
 
 @pytest.fixture
@@ -50,17 +50,17 @@ class Wrong(SeededEmbedder):
 def test_invalid_query_vector_is_an_error(made: object, metric: Metric) -> None:
     embed = Wrong()
     with KnowledgeBase.open(":memory:", embed, metric=metric) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         embed.made = made
         with pytest.raises(EmbeddingError, match="returned"):
             kb.search(Query("a"), 1)
         with pytest.raises(EmbeddingError, match="returned"):
-            kb.add([asked("c")])
+            kb.add([text_example("c")])
 
 
 def test_lone_surrogate_is_an_error() -> None:
     with KnowledgeBase.open(":memory:", TokenEmbedder.bundled()) as kb:
-        kb.add([asked("a cat")])
+        kb.add([text_example("a cat")])
         assert kb.search(Query("a cat \N{CAT FACE}"), 1)
         with pytest.raises(EmbeddingError, match="surrogates"):
             kb.search(Query("a cat \ud83d"), 1)
@@ -68,7 +68,7 @@ def test_lone_surrogate_is_an_error() -> None:
 
 def test_search_rejects_vectors_that_are_not_finite() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         with pytest.raises(SettingError, match="NaN"):
             kb.nearest(np.full((1, 8), np.nan, np.float32), 1)
 
@@ -94,7 +94,7 @@ def test_search_during_a_rebuild_misses_nothing(
 
     found: list[int] = []
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked(f"q{i}") for i in range(30)])
+        kb.add([text_example(f"q{i}") for i in range(30)])
         monkeypatch.setattr(SqliteRows, "vectors_after", slowly)
         vectors = vector_of(Query("q1"))[None]
         search = Thread(target=lambda: found.append(len(kb.nearest(vectors, 99)[0])))
@@ -111,7 +111,7 @@ def test_search_during_a_rebuild_misses_nothing(
 
 def test_handle_survives_reindexing_twice(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder("A")) as kb:
-        kb.add([asked("q")])
+        kb.add([text_example("q")])
         assert kb.search(Query("q"), 1)
         with KnowledgeBase.open(path, None) as other:
             other.reindex("default", SeededEmbedder("B"))
@@ -121,7 +121,7 @@ def test_handle_survives_reindexing_twice(path: Path) -> None:
 
 def test_default_view_has_one_index(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("q")])
+        kb.add([text_example("q")])
         kb.search(Query("q"), 1)
         kb.search(Query("q"), 1, by="default")
         assert len(kb._searcher._followers) == 1
@@ -129,7 +129,7 @@ def test_default_view_has_one_index(path: Path) -> None:
 
 def test_unlogged_deletion_does_not_block_search(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a"), asked("b"), asked("c")])
+        kb.add([text_example("a"), text_example("b"), text_example("c")])
         kb.search(Query("a"), 1, within=kb.ids()[:1])
         with kb._rows.transaction() as connection:
             connection.execute("DELETE FROM examples WHERE question = 'c'")
@@ -138,7 +138,7 @@ def test_unlogged_deletion_does_not_block_search(path: Path) -> None:
 
 def test_inconsistent_log_has_a_hint(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         monkeypatch.setattr(SqliteRows, "by_keys", lambda self, keys: {})
         with pytest.raises(StoreError) as raised:
             kb.search(Query("a"), 1)
@@ -153,7 +153,7 @@ def test_vector_is_found_while_another_process_annotates(
         KnowledgeBase.open(path, SeededEmbedder()) as kb,
         KnowledgeBase.open(path, SeededEmbedder()) as other,
     ):
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         (id,) = kb.ids()
 
         def keys(rows: SqliteRows, ids: Collection[str]) -> dict[str, int]:
@@ -179,10 +179,10 @@ class Wider(SeededEmbedder):
 
 def test_other_dimension_with_the_same_fingerprint_is_rejected(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
     with KnowledgeBase.open(path, Wider()) as kb:
         with pytest.raises(StoreError, match="8 numbers"):
-            kb.add([asked("b")])
+            kb.add([text_example("b")])
         with pytest.raises(StoreError, match="8 numbers"):
             kb.reindex("default", Wider())
         with pytest.raises(SettingError, match=r"shape \(n, 8\)"):
@@ -193,10 +193,10 @@ def test_other_dimension_with_the_same_fingerprint_is_rejected(path: Path) -> No
 @pytest.mark.parametrize("first", [True, False])
 def test_vector_with_a_wrong_length_is_reported(path: Path, first: bool) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         if not first:
             kb.search(Query("a"), 1)
-        kb.add([asked("b")])
+        kb.add([text_example("b")])
         with kb._rows.transaction() as connection:
             connection.execute("UPDATE vectors SET vector = x'0000803f' WHERE key = 2")
         with pytest.raises(StoreError, match="row 2") as raised:
@@ -208,7 +208,7 @@ def test_vector_with_a_wrong_length_is_reported(path: Path, first: bool) -> None
 
 def test_invalid_ids_are_an_error(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         uses: list[Callable[[], object]] = [
             lambda: kb.get("\ud83d" * 5),
             lambda: kb.search(Query("a"), 1, within=[f"{kb.ids()[0]}\0"]),
@@ -231,7 +231,7 @@ def test_embedder_without_a_view_is_an_error(path: Path) -> None:
 
 def test_concurrent_write_does_not_look_like_damage(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         with kb._rows.transaction() as connection:
             connection.execute("UPDATE examples SET choices = 'no json'")
         with pytest.raises(StoreError, match="damaged") as raised:

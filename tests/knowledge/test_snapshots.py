@@ -16,7 +16,7 @@ from bottega.knowledge.hnsw import HnswIndex
 from bottega.knowledge.index import FlatIndex
 from bottega.knowledge.index_files import BLOCK, IndexSnapshot, checksum_of, load, save
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 from tests.knowledge.indexed_rows import WIDTH, IndexedRows, settled
 
 
@@ -113,7 +113,7 @@ def test_equal_last_change_does_not_mean_equal_history(tmp_path: Path) -> None:
 
     def put(*texts: str) -> None:
         with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
-            kb.add([asked(text) for text in texts])
+            kb.add([text_example(text) for text in texts])
             kb.search(Query("q1"), 1)
             kb.wait_for_indexes()
 

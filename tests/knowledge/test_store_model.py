@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from bottega.errors import EmptyKnowledgeBaseError
 from bottega.knowledge import Eq, KnowledgeBase
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
+from tests.knowledge.doubles import SeededEmbedder, text_example, vector_of
 
 HANDLES, HUES = st.integers(0, 1), ("red", "green", "blue")
 CAPACITY = 40
@@ -40,7 +40,7 @@ class TwoHandles(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.held: dict[str, str] = {}  # question to id
+        self.derived: dict[str, str] = {}  # question to id
         self.pinned: set[str] = set()
         self.rationales: dict[str, str] = {}
         self.handles = [self.opened(), self.opened()]
@@ -53,41 +53,41 @@ class TwoHandles(RuleBasedStateMachine):
     @rule(target=texts, handle=HANDLES, numbers=st.lists(st.integers(0, 99), max_size=12))
     def add(self, handle: int, numbers: list[int]) -> object:
         kb = self.handles[handle]
-        fresh = {str(n) for n in numbers} - self.held.keys()
-        room = CAPACITY - len(self.held)
-        added = kb.add([asked(str(n), tags={"hue": hue_of(str(n))}) for n in numbers])
+        fresh = {str(n) for n in numbers} - self.derived.keys()
+        room = CAPACITY - len(self.derived)
+        added = kb.add([text_example(str(n), tags={"hue": hue_of(str(n))}) for n in numbers])
         assert (added.new, added.duplicates) == (len(fresh), len(numbers) - len(fresh))
         there = {e.query.text: str(e.id) for e in kb}
         assert fresh <= there.keys()
-        assert len(there) == len(self.held) + min(len(fresh), room)
-        assert there.keys() <= self.held.keys() | fresh
+        assert len(there) == len(self.derived) + min(len(fresh), room)
+        assert there.keys() <= self.derived.keys() | fresh
         assert self.pinned <= there.keys()
-        self.held = there
+        self.derived = there
         self.rationales = {t: r for t, r in self.rationales.items() if t in there}
         return multiple(*sorted(fresh))
 
     @rule(handle=HANDLES, text=consumes(texts))
     def delete(self, handle: int, text: str) -> None:
-        if text in self.held:
-            assert self.handles[handle].delete([self.held.pop(text)]) == 1
+        if text in self.derived:
+            assert self.handles[handle].delete([self.derived.pop(text)]) == 1
             self.pinned.discard(text)
             self.rationales.pop(text, None)
 
     @rule(handle=HANDLES, text=texts)
     def pin(self, handle: int, text: str) -> None:
-        if text in self.held and len(self.pinned) < 5:
-            self.handles[handle].pin([self.held[text]])
+        if text in self.derived and len(self.pinned) < 5:
+            self.handles[handle].pin([self.derived[text]])
             self.pinned.add(text)
 
     @rule(handle=HANDLES, text=texts, said=st.text("ab", min_size=1))
     def annotate(self, handle: int, text: str, said: str) -> None:
-        if text in self.held:
-            self.handles[handle].annotate(self.held[text], rationale=said)
+        if text in self.derived:
+            self.handles[handle].annotate(self.derived[text], rationale=said)
             self.rationales[text] = said
 
     @rule(handle=HANDLES)
     def use(self, handle: int) -> None:
-        self.handles[handle].used(list(self.held.values())[:3], saved_usd=0.01)
+        self.handles[handle].used(list(self.derived.values())[:3], saved_usd=0.01)
 
     @rule(handle=HANDLES, number=st.integers(0, 99), k=st.integers(1, 8))
     def search(self, handle: int, number: int, k: int) -> None:
@@ -100,7 +100,7 @@ class TwoHandles(RuleBasedStateMachine):
     def agree(self, handle: int, text: str, k: int, hue: str | None) -> None:
         kb = self.handles[handle]
         where = None if hue is None else Eq("tags.hue", hue)
-        if not self.held:
+        if not self.derived:
             try:
                 kb.search(Query(text), k, where=where)
             except EmptyKnowledgeBaseError:
@@ -110,7 +110,7 @@ class TwoHandles(RuleBasedStateMachine):
         query = vector_of(Query(text))
         scores = {
             each: float(np.dot(query, vector_of(Query(each))))
-            for each in self.held
+            for each in self.derived
             if hue is None or hue_of(each) == hue
         }
         best = sorted(scores.values(), reverse=True)[:k]
@@ -134,7 +134,7 @@ class TwoHandles(RuleBasedStateMachine):
     @invariant()
     def both_handles_count_the_same(self) -> None:
         for kb in getattr(self, "handles", []):
-            assert len(kb) == len(self.held)
+            assert len(kb) == len(self.derived)
 
     def teardown(self) -> None:
         for kb in getattr(self, "handles", []):

@@ -71,8 +71,8 @@ def test_every_text_is_a_unit_vector(words: TokenEmbedder, text: str) -> None:
 
 
 def test_paraphrases_are_closer_than_other_topics(words: TokenEmbedder) -> None:
-    asked = Query("what is its shape")
-    assert cosine(words, asked, Query("its form")) > cosine(words, asked, Query("what is its hue"))
+    query = Query("what is its shape")
+    assert cosine(words, query, Query("its form")) > cosine(words, query, Query("what is its hue"))
     assert cosine(words, Query("hue"), Query("tint")) > 0.9
     assert cosine(words, Query("nonsense"), Query("hue")) == 0
 
@@ -139,12 +139,12 @@ def test_duals_fingerprint_names_both(dual: DualEmbedder, words: TokenEmbedder) 
 
 
 def test_examples_are_found_by_image_and_text(dual: DualEmbedder) -> None:
-    known = [
+    examples = [
         Example(Query(text, (solid_image(shade),)), f"{text} {shade}")
         for text in ("its shape", "its hue")
         for shade in (1, 60_000)
     ]
     with KnowledgeBase.open(":memory:", embed=dual) as knowledge:
-        knowledge.add(known)
+        knowledge.add(examples)
         [found] = knowledge.search(Query("its tint", (solid_image(59_999),)), 1)
     assert found.example.answer == "its hue 60000"

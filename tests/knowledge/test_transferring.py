@@ -12,7 +12,7 @@ from bottega.errors import LoadError, StoreError
 from bottega.knowledge import AddResult, KnowledgeBase, load_jsonl
 from bottega.types import Example, Query
 from tests.builders import solid_image
-from tests.knowledge.doubles import Bad, SeededEmbedder, asked, shown
+from tests.knowledge.doubles import ErrorList, SeededEmbedder, image_example, text_example
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_import_restores_an_export(path: Path, tmp_path: Path) -> None:
         source="there",
     )
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([whole, asked("none", "", labels=()), shown(1)])
+        kb.add([whole, text_example("none", "", labels=()), image_example(1)])
         kb.pin(kb.ids()[:1])
         kb.used(kb.ids()[:2], saved_usd=0.5)
         before = list(kb)
@@ -40,7 +40,7 @@ def test_import_restores_an_export(path: Path, tmp_path: Path) -> None:
         assert written == [1, 1, 1]
         metadata_by_id = kb._rows.metadata_by_id([1, 2, 3])
     assert len(list((tmp_path / "out" / "images").iterdir())) == 2
-    assert len(list(load_jsonl(tmp_path / "out" / "examples.jsonl", on_error=Bad()))) == 2
+    assert len(list(load_jsonl(tmp_path / "out" / "examples.jsonl", on_error=ErrorList()))) == 2
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
         assert kb.import_from(tmp_path / "out") == AddResult(new=3)
         assert list(kb) == before
@@ -54,7 +54,7 @@ def test_import_restores_an_export(path: Path, tmp_path: Path) -> None:
 def test_unreadable_lines_are_reported_by_number(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(i) for i in range(4)])
+        kb.add([image_example(i) for i in range(4)])
         kb.export_to(folder)
         with pytest.raises(StoreError, match="not empty"):
             kb.export_to(folder)
@@ -63,7 +63,7 @@ def test_unreadable_lines_are_reported_by_number(path: Path, tmp_path: Path) -> 
     lines[2] = lines[2].replace("images/", "../")
     lines[3] = '{"question": 5}'
     (folder / "examples.jsonl").write_text("\n".join(lines))
-    bad = Bad()
+    bad = ErrorList()
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
         assert kb.import_from(folder, on_error=bad) == AddResult(new=1)
         assert [f"line {n}" in str(error) for n, error in enumerate(bad, 2)] == [True] * 3
@@ -76,7 +76,7 @@ def test_unreadable_lines_are_reported_by_number(path: Path, tmp_path: Path) -> 
 def test_import_under_a_capacity_keeps_pins(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked(f"q{i}") for i in range(40)])
+        kb.add([text_example(f"q{i}") for i in range(40)])
         kb.pin(pinned := kb.ids()[:3])
         kb.export_to(folder)
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder(), capacity=5) as kb:
@@ -88,7 +88,7 @@ def test_import_under_a_capacity_keeps_pins(path: Path, tmp_path: Path) -> None:
 def test_interrupted_import_keeps_pins(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked(f"q{i}") for i in range(4)])
+        kb.add([text_example(f"q{i}") for i in range(4)])
         kb.pin(kb.ids())
         kb.export_to(folder)
 
@@ -105,7 +105,9 @@ def test_interrupted_import_keeps_pins(path: Path, tmp_path: Path) -> None:
 def test_changed_export_is_an_error(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), asked("three"), asked("four"), asked("fine")])
+        kb.add(
+            [image_example(1), text_example("three"), text_example("four"), text_example("fine")]
+        )
         kb.export_to(folder)
     (image,) = (folder / "images").iterdir()
     image.write_bytes(solid_image(9).data)
@@ -113,11 +115,11 @@ def test_changed_export_is_an_error(path: Path, tmp_path: Path) -> None:
     lines[1] = lines[1].replace("three", "drei")
     lines[2] = lines[2].replace('"uses":0', '"uses":"0"')
     (folder / "examples.jsonl").write_text("\n".join(lines), "utf-8")
-    bad = Bad()
+    bad = ErrorList()
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
         assert kb.import_from(folder, on_error=bad) == AddResult(new=1)
-    told = ("has changed", "id does not match", "numbers")
-    assert [part in str(error) for part, error in zip(told, bad, strict=True)] == [True] * 3
+    messages = ("has changed", "id does not match", "numbers")
+    assert [part in str(error) for part, error in zip(messages, bad, strict=True)] == [True] * 3
 
 
 def test_folder_without_export_is_an_error(path: Path, tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_folder_without_export_is_an_error(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "told"),
+    ("statement", "messages"),
     [
         ("UPDATE images SET data = x'00' WHERE rowid = 1", "the bytes of image"),
         ("UPDATE images SET data = 5 WHERE rowid = 1", "the bytes of image"),
@@ -150,15 +152,15 @@ def test_folder_without_export_is_an_error(path: Path, tmp_path: Path) -> None:
     ],
 )
 def test_export_reports_a_damaged_example_and_writes_the_others(
-    path: Path, tmp_path: Path, statement: str, told: str
+    path: Path, tmp_path: Path, statement: str, messages: str
 ) -> None:
-    bad = Bad()
+    bad = ErrorList()
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), shown(2), asked("three")])
+        kb.add([image_example(1), image_example(2), text_example("three")])
         first, *others = kb.ids()
         with kb._rows.transaction() as connection:
             connection.execute(statement)
-        with pytest.raises(StoreError, match=f"example {first}.* {told}"):
+        with pytest.raises(StoreError, match=f"example {first}.* {messages}"):
             kb.export_to(tmp_path / "stopped")
         assert kb.export_to(tmp_path / "out", on_error=bad) == 2
         assert [first in str(error) and "restore" in error.hint for error in bad] == [True]
@@ -168,9 +170,9 @@ def test_export_reports_a_damaged_example_and_writes_the_others(
 
 
 def test_export_skips_an_example_with_a_damaged_id(path: Path, tmp_path: Path) -> None:
-    bad = Bad()
+    bad = ErrorList()
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("one"), asked("two")])
+        kb.add([text_example("one"), text_example("two")])
         with kb._rows.transaction() as connection:
             connection.execute("UPDATE examples SET id = CAST(id AS BLOB) WHERE key = 1")
         assert kb.export_to(tmp_path / "out", on_error=bad) == 1

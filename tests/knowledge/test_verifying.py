@@ -17,7 +17,7 @@ from bottega.knowledge.verification import find_damaged_images, paged_keys
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.builders import solid_image
-from tests.knowledge.doubles import OnlyImages, SeededEmbedder, asked, shown
+from tests.knowledge.doubles import ImageOnlyEmbedder, SeededEmbedder, image_example, text_example
 
 
 @pytest.fixture
@@ -41,19 +41,19 @@ SPOILED: list[Spoil] = [
 ]
 
 
-@pytest.mark.parametrize(("statement", "told", "repairable"), SPOILED)
+@pytest.mark.parametrize(("statement", "messages", "repairable"), SPOILED)
 def test_verify_repairs_derived_data(
-    path: Path, statement: str, told: str, repairable: bool
+    path: Path, statement: str, messages: str, repairable: bool
 ) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), shown(2), asked("three")])
+        kb.add([image_example(1), image_example(2), text_example("three")])
         kb.search(Query("x"), 1)
         assert kb.verify().problems == ()
         with kb._rows.transaction() as connection:
             connection.execute(statement)
         found = kb.verify()
         assert not found.sound
-        assert any(told in problem.what for problem in found.problems)
+        assert any(messages in problem.what for problem in found.problems)
         repaired = kb.verify(repair=True)
         assert repaired.sound == repairable
         assert kb.verify().sound == repairable
@@ -65,7 +65,7 @@ def test_verify_repairs_derived_data(
 
 def test_verify_without_the_embedder_names_it(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
     with KnowledgeBase.open(path, None) as kb:
         with kb._rows.transaction() as connection:
             connection.execute("DELETE FROM vectors")
@@ -90,7 +90,7 @@ def leave_unfinished(path: Path) -> None:
 @pytest.mark.parametrize("spoil", [flip, leave_unfinished])
 def test_verify_checks_index_files(path: Path, spoil: Callable[[Path], None]) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
-        kb.add([asked(f"q{i}") for i in range(20)])
+        kb.add([text_example(f"q{i}") for i in range(20)])
         kb.search(Query("x"), 1)
         kb.wait_for_indexes()
         assert kb.verify().snapshots == 1
@@ -103,14 +103,14 @@ def test_verify_checks_index_files(path: Path, spoil: Callable[[Path], None]) ->
 
 def test_verify_repairs_missing_views(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         with kb._rows.transaction() as connection:
             connection.execute("DELETE FROM views")
-        told = " ".join(problem.what for problem in kb.verify().problems)
-        assert "2 vectors of no view" in told
-        assert "no vectors at all" in told
+        messages = " ".join(problem.what for problem in kb.verify().problems)
+        assert "2 vectors of no view" in messages
+        assert "no vectors at all" in messages
         with pytest.raises(StoreError, match="have no vectors"):
-            kb.add([asked("c")])
+            kb.add([text_example("c")])
         kb.verify(repair=True)
         assert kb.verify().problems == ()
         assert len(kb.search(Query("a"), 9)) == 2
@@ -118,7 +118,7 @@ def test_verify_repairs_missing_views(path: Path) -> None:
 
 def test_verify_checks_its_repairs(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         with kb._rows.transaction() as connection:
             connection.execute("UPDATE views SET dimension = 3")
         found = kb.verify(repair=True)
@@ -136,7 +136,7 @@ def test_verify_checks_its_repairs(path: Path) -> None:
 )
 def test_verify_continues_after_unreadable_rows(path: Path, statement: str) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), asked("two"), asked("three")])
+        kb.add([image_example(1), text_example("two"), text_example("three")])
         with kb._rows.transaction() as connection:
             connection.execute(statement)
             connection.execute("INSERT INTO changes (op, key, id) VALUES ('put', 99, 'x')")
@@ -147,7 +147,7 @@ def test_verify_continues_after_unreadable_rows(path: Path, statement: str) -> N
 def test_verify_keeps_other_files(path: Path) -> None:
     mine = [path.with_name(f"kb.db.{name}") for name in ("old.index", "1.part", "notes.index")]
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         for name in mine:
             name.write_text("mine")
         assert kb.verify(repair=True).problems == ()
@@ -170,7 +170,7 @@ def test_changed_vector_is_found_without_embedding(
     path: Path, statement: str, exact_up_to: int
 ) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=exact_up_to) as kb:
-        kb.add([shown(1), asked("two"), asked("three")])
+        kb.add([image_example(1), text_example("two"), text_example("three")])
         kb.search(Query("x"), 1)
         kb.wait_for_indexes()
         with kb._rows.transaction() as connection:
@@ -190,7 +190,7 @@ def test_changed_vector_is_found_without_embedding(
 @pytest.mark.parametrize("statement", [ZEROS, HUGE])
 def test_vector_without_a_checksum_must_not_be_zero(path: Path, statement: str) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), asked("two")])
+        kb.add([image_example(1), text_example("two")])
         with kb._rows.transaction() as connection:
             connection.execute(UNCHECKED)
         assert kb.verify().problems == ()
@@ -203,14 +203,14 @@ def test_vector_without_a_checksum_must_not_be_zero(path: Path, statement: str) 
 
 def test_zero_vector_with_a_checksum_is_valid(path: Path) -> None:
     with KnowledgeBase.open(path, Rounding()) as kb:
-        kb.add([asked("nothing"), asked("something")])
+        kb.add([text_example("nothing"), text_example("something")])
         assert kb.verify().problems == ()
 
 
 @pytest.mark.parametrize("statement", [ANOTHERS, TURNED])
 def test_deep_verify_finds_wrong_vectors(path: Path, statement: str) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), asked("two"), asked("three")])
+        kb.add([image_example(1), text_example("two"), text_example("three")])
         assert kb.verify(deep=True).problems == ()
         with kb._rows.transaction() as connection:
             connection.execute(statement)
@@ -226,7 +226,7 @@ def test_deep_verify_finds_wrong_vectors(path: Path, statement: str) -> None:
 
 def test_first_wrong_vectors_are_named(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked(f"q{i}") for i in range(5)])
+        kb.add([text_example(f"q{i}") for i in range(5)])
         with kb._rows.transaction() as connection:
             connection.execute("DELETE FROM vectors")
         (problem,) = kb.verify().problems
@@ -246,29 +246,29 @@ class Rounding(SeededEmbedder):
 
 def test_deep_verify_tolerates_rounding(path: Path) -> None:
     with KnowledgeBase.open(path, Rounding()) as kb:
-        kb.add([asked("nothing"), *(asked(f"q{i}") for i in range(100))])
+        kb.add([text_example("nothing"), *(text_example(f"q{i}") for i in range(100))])
         assert kb.verify(deep=True).problems == ()
 
 
 def test_deep_verify_reports_embedding_errors(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), asked("no image"), shown(2)])
+        kb.add([image_example(1), text_example("no image"), image_example(2)])
         with kb._rows.transaction() as connection:
             connection.execute(ANOTHERS.replace("key = 2", "key = 3"))
             connection.execute(UNCHECKED)
-    with KnowledgeBase.open(path, OnlyImages()) as kb:
-        told = [problem.what for problem in kb.verify(deep=True, repair=True).problems]
-        assert told[0].startswith("1 vectors 'default' are not")
-        assert told[1].startswith("1 vectors 'default' cannot be compared: ")
+    with KnowledgeBase.open(path, ImageOnlyEmbedder()) as kb:
+        messages = [problem.what for problem in kb.verify(deep=True, repair=True).problems]
+        assert messages[0].startswith("1 vectors 'default' are not")
+        assert messages[1].startswith("1 vectors 'default' cannot be compared: ")
     with KnowledgeBase.open(path, None) as kb:
-        told = [problem.what for problem in kb.verify(deep=True).problems]
-        assert told == ["vectors 'default' cannot be compared without their embedder"]
+        messages = [problem.what for problem in kb.verify(deep=True).problems]
+        assert messages == ["vectors 'default' cannot be compared without their embedder"]
 
 
 def test_damaged_image_does_not_make_vectors(path: Path) -> None:
     other = solid_image(200)
     with KnowledgeBase.open(path, PixelEmbedder()) as kb:
-        kb.add([shown(1)])
+        kb.add([image_example(1)])
         before = kb.vectors(kb.ids())
         with kb._rows.transaction() as connection:
             connection.execute("UPDATE images SET data = ?", [other.data])
@@ -281,7 +281,7 @@ def test_damaged_image_does_not_make_vectors(path: Path) -> None:
     "statement", ["UPDATE images SET data = x'00' WHERE rowid = 1", "DELETE FROM images"]
 )
 def test_advice_for_a_damaged_image_restores_it(path: Path, statement: str) -> None:
-    one, two = shown(1), shown(1, question="Other?")
+    one, two = image_example(1), image_example(1, question="Other?")
     with (
         KnowledgeBase.open(path, SeededEmbedder()) as kb,
         KnowledgeBase.open(path, SeededEmbedder(), namespace="there") as there,
@@ -322,14 +322,14 @@ def test_concurrent_deletion_is_not_a_problem(
         yield from keys
 
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), shown(2)])
+        kb.add([image_example(1), image_example(2)])
         monkeypatch.setattr("bottega.knowledge.verification.paged_keys", then)
         assert kb.verify(repair=repair).problems == ()
 
 
 def test_concurrently_deleted_image_is_not_missing(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([shown(1), shown(2)])
+        kb.add([image_example(1), image_example(2)])
         with kb._rows.transaction() as connection:
             connection.execute("UPDATE images SET data = x'00'")
         found = find_damaged_images(kb._rows)
@@ -349,7 +349,7 @@ def test_embedder_with_another_dimension_repairs_nothing(path: Path) -> None:
             return np.ones((len(queries), 16), np.float32)
 
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         with kb._rows.transaction() as connection:
             connection.execute("DELETE FROM vectors WHERE key = 1")
     with KnowledgeBase.open(path, Wider()) as wider:

@@ -15,7 +15,7 @@ from bottega.errors import (
 )
 from bottega.knowledge import KnowledgeBase, View
 from bottega.types import Example, ExampleChange, Query
-from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
+from tests.knowledge.doubles import SeededEmbedder, text_example, vector_of
 
 
 def answers(example: Example) -> Query:
@@ -29,7 +29,7 @@ def two() -> dict[str, View]:
 def test_each_view_searches_its_own_content(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, two()) as kb:
-        kb.add([asked("a", "one"), asked("b", "two"), asked("one", "three")])
+        kb.add([text_example("a", "one"), text_example("b", "two"), text_example("one", "three")])
         assert kb.search(Query("one"), 1)[0].example.query.text == "one"
         assert kb.search(Query("one"), 1, by="keywords")[0].example.query.text == "a"
         assert kb.stats().views == {"text": "t", "keywords": "k"}
@@ -42,7 +42,7 @@ def test_each_view_searches_its_own_content(tmp_path: Path) -> None:
 
 def test_search_by_vectors_equals_search_by_queries(tmp_path: Path) -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
-        kb.add([asked(f"q{i}") for i in range(9)])
+        kb.add([text_example(f"q{i}") for i in range(9)])
         query = Query("q3")
         found = kb.nearest(vector_of(query)[None], 4)
         assert found == [kb.search(query, 4)]
@@ -59,7 +59,7 @@ def test_unknown_views_are_an_error() -> None:
     with KnowledgeBase.open(":memory:", two()) as kb:
         with pytest.raises(EmptyKnowledgeBaseError):
             kb.search(Query("a"), 1)
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         with pytest.raises(SettingError, match="view 'image' does not exist"):
             kb.search(Query("a"), 1, by="image")
     for wrong in ({}, {"a/b": View(SeededEmbedder())}):
@@ -70,12 +70,12 @@ def test_unknown_views_are_an_error() -> None:
 def test_file_stores_its_views(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     with KnowledgeBase.open(path, two()) as kb:
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
     # One of them can be searched, but an example stored with it alone would lack the other.
     with KnowledgeBase.open(path, {"text": View(SeededEmbedder("t"))}) as kb:
         assert len(kb.search(Query("a"), 1)) == 1
         with pytest.raises(SettingError, match="keywords"):
-            kb.add([asked("b")])
+            kb.add([text_example("b")])
     with KnowledgeBase.open(path, SeededEmbedder("k")) as bare:
         assert len(bare.search(Query("yes"), 1)) == 1
     with pytest.raises(EmbedderMismatchError, match=r"'t'.*'other'"):
@@ -93,8 +93,8 @@ def test_namespaces_are_separate(tmp_path: Path) -> None:
         KnowledgeBase.open(path, SeededEmbedder(), namespace="one") as one,
         KnowledgeBase.open(path, SeededEmbedder(), namespace="two") as two,
     ):
-        one.add([asked("a", "x"), asked("b", "x")])
-        assert two.add([asked("a", "x"), asked("c", "z")]).new == 2
+        one.add([text_example("a", "x"), text_example("b", "x")])
+        assert two.add([text_example("a", "x"), text_example("c", "z")]).new == 2
         a = one.ids()[0]
         assert a == two.ids()[0]
         assert one.labels() == ["x"]
@@ -115,17 +115,17 @@ def test_namespaces_are_separate(tmp_path: Path) -> None:
 
 def test_changes_report_additions_and_deletions() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
-        kb.add([asked("a"), asked("b")])
+        kb.add([text_example("a"), text_example("b")])
         a, b = kb.ids()
         first = list(kb.changes(0))
         assert [(c.id, c.deleted) for c in first] == [(a, False), (b, False)]
         kb.delete([a])
-        kb.add([asked("a")])
+        kb.add([text_example("a")])
         assert [(c.id, c.deleted) for c in kb.changes(first[-1].seq)] == [(a, True), (a, False)]
-        held: set[str] = set()
+        derived: set[str] = set()
         for change in kb.changes():
-            held = held - {change.id} if change.deleted else held | {change.id}
-        assert held == set(kb.ids())
+            derived = derived - {change.id} if change.deleted else derived | {change.id}
+        assert derived == set(kb.ids())
         last = list(kb.changes())[-1].seq
         assert list(kb.changes(last)) == []
         assert isinstance(first[0], ExampleChange)

@@ -18,7 +18,7 @@ from bottega.rationales import (
     find_pending,
 )
 from bottega.types import Example, Prompt, Query
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, text_example
 
 
 class CostBudget:
@@ -69,8 +69,8 @@ class Run:
 @pytest.fixture
 def kb() -> Iterator[KnowledgeBase]:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
-        opened.add([asked(f"q{i}", tags={"hue": "red"}, source="s") for i in range(4)])
-        opened.add([asked("known", rationale="By heart."), asked("passage", "")])
+        opened.add([text_example(f"q{i}", tags={"hue": "red"}, source="s") for i in range(4)])
+        opened.add([text_example("known", rationale="By heart."), text_example("passage", "")])
         yield opened
 
 

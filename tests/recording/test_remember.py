@@ -11,14 +11,14 @@ from bottega.errors import BottegaError, StoreFullError
 from bottega.knowledge import KnowledgeBase
 from bottega.recording import CacheRecorder
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
-from tests.knowledge.doubles import SeededEmbedder, asked, damaged, shown
+from tests.knowledge.doubles import SeededEmbedder, damaged_image, image_example, text_example
 
 ANSWERED = Answer("cat", labels=("cat",), rationale="it has whiskers")
 REPLY = Reply("gpt", (Completion("it has whiskers\nAnswer: cat"),))
 
 
 def trace(tier: str = "master", reply: Reply = REPLY, answer: Answer = ANSWERED) -> Trace:
-    query = replace(shown(1).query, id="item-7", choices=("cat", "dog"))
+    query = replace(image_example(1).query, id="item-7", choices=("cat", "dog"))
     return Trace("t", 0.0, query, tier, (), Prompt(()), reply, answer, 0.1)
 
 
@@ -61,8 +61,8 @@ async def test_it_learns_for_an_evaluation(kb: KnowledgeBase) -> None:
 
 async def test_keeping_returns_the_id_under_which_it_lies(kb: KnowledgeBase) -> None:
     remember = CacheRecorder(kb, teachers=())
-    first = await remember.keep(shown(1, "cat"))
-    second = await remember.keep(shown(1, "dog"))
+    first = await remember.keep(image_example(1, "cat"))
+    second = await remember.keep(image_example(1, "dog"))
     assert kb.ids() == [second] != [first]
 
 
@@ -102,7 +102,7 @@ class Counting:
 async def test_those_who_arrive_together_share_a_commit() -> None:
     store = Counting()
     remember = CacheRecorder(store, teachers=())
-    ids = await asyncio.gather(*(remember.keep(asked(f"q{i}")) for i in range(40)))
+    ids = await asyncio.gather(*(remember.keep(text_example(f"q{i}")) for i in range(40)))
     assert ids == [f"q{i}" for i in range(40)]
     assert len(store.groups) <= 3
 
@@ -110,8 +110,8 @@ async def test_those_who_arrive_together_share_a_commit() -> None:
 async def test_a_caller_who_leaves_takes_nothing_along() -> None:
     store = Counting()
     remember = CacheRecorder(store, teachers=())
-    leaving = asyncio.create_task(remember.keep(asked("first")))
-    waiting = asyncio.create_task(remember.keep(asked("second")))
+    leaving = asyncio.create_task(remember.keep(text_example("first")))
+    waiting = asyncio.create_task(remember.keep(text_example("second")))
     await asyncio.sleep(0)
     leaving.cancel()
     assert await waiting == "second"
@@ -121,7 +121,7 @@ async def test_a_caller_who_leaves_takes_nothing_along() -> None:
 async def test_a_store_that_fails_tells_everyone_who_waits() -> None:
     remember = CacheRecorder(Counting(StoreFullError("full")), teachers=())
     failed = await asyncio.gather(
-        *(remember.keep(asked(f"q{i}")) for i in range(3)), return_exceptions=True
+        *(remember.keep(text_example(f"q{i}")) for i in range(3)), return_exceptions=True
     )
     assert [type(one) for one in failed] == [StoreFullError] * 3
 
@@ -132,7 +132,7 @@ async def test_what_cannot_be_stored_is_told_once(
     remember = CacheRecorder(kb, teachers=(), longest=10)
     with caplog.at_level(logging.WARNING):
         for i in range(3):
-            assert await remember.keep(asked("q", f"{i} much too long")) is None
-            assert await remember.keep(Example(Query("?", (damaged(),)), str(i))) is None
+            assert await remember.keep(text_example("q", f"{i} much too long")) is None
+            assert await remember.keep(Example(Query("?", (damaged_image(),)), str(i))) is None
     assert len(caplog.records) == 2
     assert len(kb) == 0

@@ -13,7 +13,7 @@ from bottega.recording.stored_trace import Ended
 from bottega.types import Query, SearchNode, SearchTree
 from tests.builders import candidates, search_tree, searched, solid_image
 from tests.evaluation.explaining.builders import HOSTILE, a_trace, hostile_trace, known, pictures
-from tests.knowledge.doubles import damaged
+from tests.knowledge.doubles import damaged_image
 from tests.recording.test_traces import trace
 
 
@@ -30,7 +30,7 @@ def test_each_node_is_drawn_and_the_chosen_ones_are_marked() -> None:
 
 def test_pictures_that_are_gone_or_damaged_are_said() -> None:
     of = a_trace(search_tree(known()))
-    broken = damaged()
+    broken = damaged_image()
     given = {sha256: image for sha256, image in pictures(of).items() if sha256 in of.images}
     page = render(of, {**given, known()[0].example.query.images[0].sha256: broken}, absent="gone")
     assert f"{len(image_hashes(of)) - 1} images are missing: gone." in page

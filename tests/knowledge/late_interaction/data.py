@@ -23,8 +23,8 @@ def documents(
 
 
 def near(rows: Vectors, rng: np.random.Generator, noise: float) -> Vectors:
-    drawn = rng.normal(size=rows.shape).astype(np.float32)
-    return unit(rows + np.float32(noise) * unit(drawn))
+    offsets = rng.normal(size=rows.shape).astype(np.float32)
+    return unit(rows + np.float32(noise) * unit(offsets))
 
 
 def names(count: int, start: int = 0) -> list[str]:

@@ -37,15 +37,15 @@ class Letters:
 
 
 def _word(word: str) -> Vectors:
-    drawn = np.random.default_rng(sum(map(ord, word))).normal(size=(1, 16))
-    return unit(drawn.astype(np.float32))
+    noise = np.random.default_rng(sum(map(ord, word))).normal(size=(1, 16))
+    return unit(noise.astype(np.float32))
 
 
 def example(text: str, shade: int) -> Example:
     return Example(Query(text, (solid_image(shade),)), text)
 
 
-def known() -> list[Example]:
+def word_examples() -> list[Example]:
     return [
         example(f"{one} {other}", 100 * i + j)
         for i, one in enumerate(WORDS)
@@ -56,7 +56,7 @@ def known() -> list[Example]:
 @pytest.fixture
 def knowledge() -> Iterator[KnowledgeBase]:
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as opened:
-        opened.add(known())
+        opened.add(word_examples())
         yield opened
 
 
@@ -152,7 +152,7 @@ def test_deletion_during_a_search_is_respected(knowledge: KnowledgeBase) -> None
         forgetful.lose = index.search(Query("red round"), 1)[0].example.id
         found = index.search(Query("red round"), 1)
     assert {c.example.answer for c in found} <= {"red round", "round red"}
-    assert len(knowledge) == len(known()) - 1
+    assert len(knowledge) == len(word_examples()) - 1
 
 
 class Watched:
@@ -182,21 +182,21 @@ def test_later_refreshes_read_only_changes(tmp_path: Path) -> None:
         KnowledgeBase.open(path, embed=PixelEmbedder()) as knowledge,
         KnowledgeBase.open(path, embed=PixelEmbedder()) as other,
     ):
-        other.add(known())
+        other.add(word_examples())
         watched = Watched(knowledge)
         with LateInteractionIndex(watched, embed) as index:
-            assert index.refresh() == len(known())
+            assert index.refresh() == len(word_examples())
             deleted = other.ids()[::7]
             other.delete(deleted)
             other.add([example("purple star", 9000), example("short lived", 9001)])
             other.delete([other.ids()[-1]])
-            other.add([one for one in known() if one.answer == "red red"])
+            other.add([one for one in word_examples() if one.answer == "red red"])
             assert answers(index, "purple star", 1) == ["purple star"]
             found = index.search(Query("red round"), 1000)
             assert {c.example.id for c in found} == set(other.ids())
             assert index.refresh() == 0
     assert watched.listed == 1
-    assert embed.embedded == len(known()) + 1
+    assert embed.embedded == len(word_examples()) + 1
 
 
 def test_restored_example_keeps_its_tokens(knowledge: KnowledgeBase) -> None:
@@ -204,9 +204,9 @@ def test_restored_example_keeps_its_tokens(knowledge: KnowledgeBase) -> None:
     with LateInteractionIndex(knowledge, embed) as index:
         index.refresh()
         knowledge.delete(knowledge.ids())
-        knowledge.add(known())
+        knowledge.add(word_examples())
         assert index.refresh() == 0
-        assert len(index.search(Query("red"), 1000)) == embed.embedded == len(known())
+        assert len(index.search(Query("red"), 1000)) == embed.embedded == len(word_examples())
 
 
 @pytest.mark.parametrize("log", ["pruned", "renumbered"])
@@ -234,7 +234,7 @@ def test_deletion_before_embedding_is_skipped(knowledge: KnowledgeBase) -> None:
         knowledge.add([example("purple star", 9000)])
         forgetful.lose = knowledge.ids()[-1]
         assert "purple star" not in answers(index, "purple star", 99)
-    assert len(knowledge) == len(known())
+    assert len(knowledge) == len(word_examples())
 
 
 class Racing(Forgetful):

@@ -46,7 +46,7 @@ def copies(matrices: list[Vectors], *, coded: bool = False) -> TokenCopies:
     )
 
 
-def asked(matrices: list[Vectors], seed: int) -> Vectors:
+def query_near(matrices: list[Vectors], seed: int) -> Vectors:
     """The tokens of one document, seen through noise."""
     rng = np.random.default_rng(seed)
     return near(matrices[rng.integers(len(matrices))], rng, 0.5)
@@ -56,7 +56,7 @@ def asked(matrices: list[Vectors], seed: int) -> Vectors:
 @given(count=st.integers(1, 60), seed=st.integers(0, 9999))
 def test_exact_scores_follow_the_definition(count: int, seed: int) -> None:
     matrices = documents(count, seed=seed)
-    query = asked(matrices, seed)
+    query = query_near(matrices, seed)
     tokens, offsets = flat(matrices)
     assert exact_scores(query, tokens, offsets) == pytest.approx(by_hand(query, matrices), abs=1e-4)
     chosen = np.arange(0, count, 2)
@@ -68,10 +68,10 @@ def test_exact_scores_follow_the_definition(count: int, seed: int) -> None:
 @given(count=st.integers(1, 60), seed=st.integers(0, 9999))
 def test_int8_scores_are_close_to_the_reference(count: int, seed: int) -> None:
     matrices = documents(count, seed=seed)
-    query = asked(matrices, seed)
-    held = copies(matrices)
+    query = query_near(matrices, seed)
+    stored = copies(matrices)
     everything = np.arange(count)
-    rough = int8_scores(query, held.int8_rows, held.scale, held.offsets, everything)
+    rough = int8_scores(query, stored.int8_rows, stored.scale, stored.offsets, everything)
     # What a token is least like counts -1/3 here and down to -1 there.
     exact = [float(np.maximum((query @ m.T).max(axis=1), -64 / 191).sum()) for m in matrices]
     assert np.abs(rough - exact).max() < 0.02 * len(query)
@@ -79,11 +79,11 @@ def test_int8_scores_are_close_to_the_reference(count: int, seed: int) -> None:
 
 def test_without_torch_int8_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     matrices = documents(30, seed=3)
-    query, held = asked(matrices, 3), copies(matrices)
+    query, stored = query_near(matrices, 3), copies(matrices)
     everything = np.arange(30)
-    fast = int8_scores(query, held.int8_rows, held.scale, held.offsets, everything)
+    fast = int8_scores(query, stored.int8_rows, stored.scale, stored.offsets, everything)
     monkeypatch.setitem(sys.modules, "torch", None)
-    plain = int8_scores(query, held.int8_rows, held.scale, held.offsets, everything)
+    plain = int8_scores(query, stored.int8_rows, stored.scale, stored.offsets, everything)
     assert np.abs(fast - plain).max() < 0.01 * len(query)
 
 
@@ -91,9 +91,9 @@ def test_without_torch_int8_scores_are_the_same(monkeypatch: pytest.MonkeyPatch)
 @given(seed=st.integers(0, 9999), k=st.integers(1, 20))
 def test_int8_and_rescoring_match_the_reference(seed: int, k: int) -> None:
     matrices = documents(400, seed=seed)
-    query, held = asked(matrices, seed), copies(matrices)
-    found, scores = nearest(query, held, np.arange(400), k, SearchEffort(shortlist=1))
-    exact = exact_scores(query, held.float16_rows, held.offsets)
+    query, stored = query_near(matrices, seed), copies(matrices)
+    found, scores = nearest(query, stored, np.arange(400), k, SearchEffort(shortlist=1))
+    exact = exact_scores(query, stored.float16_rows, stored.offsets)
     select_best = np.sort(exact)[::-1][:k]
     assert len(set(found.tolist())) == k
     # At most one in a hundred may be missed, so compare the worst that was kept with the best.
@@ -104,12 +104,14 @@ def test_int8_and_rescoring_match_the_reference(seed: int, k: int) -> None:
 
 def test_centroids_leave_the_best_in_the_shortlist() -> None:
     matrices = documents(2000, seed=1, words=200, longest=30)
-    held = copies(matrices, coded=True)
+    stored = copies(matrices, coded=True)
     recalls = []
     for seed in range(20):
-        query = asked(matrices, seed)
-        found, _ = nearest(query, held, np.arange(2000), 20, SearchEffort(shortlist=0.2, small=64))
-        select_best = np.argsort(-exact_scores(query, held.float16_rows, held.offsets))[:20]
+        query = query_near(matrices, seed)
+        found, _ = nearest(
+            query, stored, np.arange(2000), 20, SearchEffort(shortlist=0.2, small=64)
+        )
+        select_best = np.argsort(-exact_scores(query, stored.float16_rows, stored.offsets))[:20]
         recalls.append(len(set(found.tolist()) & set(select_best.tolist())) / 20)
     assert np.mean(recalls) >= 0.99
 
@@ -119,7 +121,7 @@ def test_codes_score_a_document_by_its_centroids() -> None:
     tokens, offsets = flat(matrices)
     centroids = train_centroids(tokens, seed=0)
     codes = nearest_centroids(tokens, centroids)
-    query = asked(matrices, 0)
+    query = query_near(matrices, 0)
     coarse, _ = flat([centroids[codes]])
     exact = exact_scores(query, coarse, offsets)
     assert np.abs(CodeScan(centroids, codes, offsets).scores(query) - exact).max() < 1

@@ -40,13 +40,13 @@ def filled(folder: Path | None, count: int = 50) -> TokenArray:
     return array
 
 
-def held(array: TokenArray) -> dict[str, Vectors]:
+def documents_of(array: TokenArray) -> dict[str, Vectors]:
     return {id: array.document(id) for id in array.ids()}
 
 
 def check_equal(array: TokenArray, expected: dict[str, Vectors]) -> None:
     assert array.ids() == list(expected)
-    for id, rows in held(array).items():
+    for id, rows in documents_of(array).items():
         assert np.array_equal(rows, expected[id].astype(np.float16).astype(np.float32))
 
 
