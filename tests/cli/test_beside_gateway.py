@@ -16,10 +16,10 @@ WRITER = """
 import sys, time
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 with KnowledgeBase.open(sys.argv[1], PixelEmbedder(), namespace="a", capacity=500) as cache:
     for i in range(100_000):
-        query = Query(f"question {i}", (picture(i),))
+        query = Query(f"question {i}", (solid_image(i),))
         cache.add([Example(query, "yes", source="master:m")])
         cache.used([example.example.id for example in cache.search(query, 2)] if i else [])
         print(i, flush=True)
