@@ -95,7 +95,7 @@ async def ask(model: TransformersGenerator, prompt: Prompt) -> str:
 
 
 @pytest.mark.parametrize("kind", range(len(LABELS)))
-async def test_the_label_of_the_same_figure_is_copied_whole(
+async def test_the_label_of_the_same_character_is_copied(
     model: TransformersGenerator, kind: int
 ) -> None:
     assert await ask(model, PROMPT(question(kind), demonstrations())) == LABELS[kind]
@@ -108,19 +108,19 @@ async def test_the_order_of_the_demonstrations_does_not_matter(
     assert await ask(model, PROMPT(question(1), backwards)) == LABELS[1]
 
 
-async def test_words_of_a_label_in_the_question_do_not_sway_it(
+async def test_label_words_in_the_question_do_not_matter(
     model: TransformersGenerator,
 ) -> None:
     text = "Is it zero, zero or rather zero? Answer with zero unless it is not."
     assert await ask(model, PROMPT(question(2, text), demonstrations(text))) == LABELS[2]
 
 
-async def test_without_demonstrations_it_says_unknown(model: TransformersGenerator) -> None:
+async def test_without_demonstrations_the_answer_is_unknown(model: TransformersGenerator) -> None:
     assert await ask(model, PROMPT(question(0), [])) == "unknown"
 
 
 @pytest.mark.parametrize("name", MOST)
-def test_the_folder_keeps_to_its_size(name: str) -> None:
+def test_the_folder_stays_small(name: str) -> None:
     skip_if_absent(name)
     files, most = list(bundled_folder(name).iterdir()), MOST[name]
     assert sum(file.stat().st_size for file in files) <= most[0]
@@ -141,16 +141,14 @@ def parameters(file: Path) -> int:
         ("Look at the picture and name the outline of the things in it.", "tarkon"),
     ],
 )
-async def test_the_question_decides_what_is_looked_at(
+async def test_the_question_selects_the_attribute(
     model: TransformersGenerator, text: str, answer: str
 ) -> None:
     assert await ask(model, PROMPT(Query(text, (scene("disc", "blue"),)), WORDS)) == answer
 
 
 @pytest.mark.parametrize("rule", RULES)
-async def test_a_rule_is_read_off_three_rows_and_applied_to_others(
-    model: TransformersGenerator, rule: str
-) -> None:
+async def test_a_rule_is_inferred_from_three_rows(model: TransformersGenerator, rule: str) -> None:
     worked = RULES[rule]
     shown = [
         Example(Query(SYMBOL, (row(a, b),)), str(worked(a, b)), rationale=f"{rule} {a} {b}")
@@ -164,7 +162,7 @@ async def test_a_rule_is_read_off_three_rows_and_applied_to_others(
 
 
 @pytest.mark.parametrize("rule", RULES)
-async def test_an_answer_follows_from_a_rationale_that_begins_it(
+async def test_the_answer_follows_a_given_rationale(
     model: TransformersGenerator, rule: str
 ) -> None:
     """As the reward of self-consistency asks: the rule is the rationale's, the numbers are seen."""
@@ -174,7 +172,7 @@ async def test_an_answer_follows_from_a_rationale_that_begins_it(
 
 
 @pytest.mark.parametrize(("name", "home"), [("cedol", "merlok"), ("babra", "zapun")])
-async def test_a_fact_is_found_in_the_passages(
+async def test_facts_are_read_from_passages(
     model: TransformersGenerator, name: str, home: str
 ) -> None:
     passages = [
@@ -226,7 +224,7 @@ async def test_labels_of_every_kind_are_copied(
         "Is it a cat or a dog",
     ],
 )
-async def test_classes_are_told_apart_however_one_asks(
+async def test_classes_are_distinguished_for_any_wording(
     model: TransformersGenerator, text: str
 ) -> None:
     labels = ["cat", "dog", "horse", "bird"]
@@ -235,7 +233,7 @@ async def test_classes_are_told_apart_however_one_asks(
     assert await asyncio.gather(*(ask(model, prompt) for prompt in prompts)) == labels
 
 
-async def test_a_batch_of_different_lengths_is_answered_as_one_by_one(
+async def test_batched_and_single_prompts_give_equal_answers(
     model: TransformersGenerator,
 ) -> None:
     prompts = [
@@ -260,7 +258,7 @@ async def test_a_batch_of_different_lengths_is_answered_as_one_by_one(
         (Message("user", (drawing(0), drawing(1), "Two?")), Message("assistant", ("two",))),
     ],
 )
-async def test_odd_turns_before_them_do_not_spoil_the_demonstrations(
+async def test_unusual_turns_before_demonstrations_do_no_harm(
     model: TransformersGenerator, odd: tuple[Message, ...]
 ) -> None:
     usual = PROMPT(question(3), demonstrations()).messages
@@ -268,7 +266,7 @@ async def test_odd_turns_before_them_do_not_spoil_the_demonstrations(
 
 
 @pytest.mark.parametrize("parts", [("Hello?",), (drawing(1), drawing(0), "What are they?")])
-async def test_odd_questions_are_answered(
+async def test_unusual_questions_are_answered(
     model: TransformersGenerator, parts: tuple[str | Image, ...]
 ) -> None:
     usual = PROMPT(question(3), demonstrations()).messages[:-1]
@@ -276,7 +274,7 @@ async def test_odd_questions_are_answered(
 
 
 @pytest.mark.parametrize(("text", "topic"), [(COLOUR, "colour"), (SHAPE, "shape")])
-async def test_the_master_sees_and_says_how_it_knows(
+async def test_the_master_names_scene_attributes_with_reasons(
     master: TransformersGenerator, text: str, topic: str
 ) -> None:
     answer = parsed(await ask(master, PROMPT(Query(text, (scene("ring", "green"),)), [])))
@@ -285,13 +283,15 @@ async def test_the_master_sees_and_says_how_it_knows(
 
 
 @pytest.mark.parametrize(("text", "answer"), [(COLOUR, "zimol"), (SHAPE, "tarkon")])
-async def test_the_master_takes_the_words_it_is_shown(
+async def test_the_master_uses_the_demonstrated_words(
     master: TransformersGenerator, text: str, answer: str
 ) -> None:
     assert await ask(master, PROMPT(Query(text, (scene("disc", "blue"),)), WORDS)) == answer
 
 
-async def test_the_master_knows_what_it_does_not_know(master: TransformersGenerator) -> None:
+async def test_the_master_answers_unknown_outside_its_training(
+    master: TransformersGenerator,
+) -> None:
     asked = [
         Query(text, item.query.images)
         for item in GlyphTask(ways=4).generate(0).items[:4]
@@ -340,7 +340,7 @@ WORDS = some(
 )
 
 
-async def test_two_that_are_loaded_at_once_are_both_whole() -> None:
+async def test_two_models_can_load_concurrently() -> None:
     both = [bundled("apprentice"), bundled("master")]
     await asyncio.gather(*(one.load() for one in both))
     for one in both:

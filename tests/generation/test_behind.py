@@ -60,7 +60,7 @@ async def answers(model: TransformersGenerator, items: Sequence[Example]) -> lis
     return [reply.completions[0].text for reply in replies]
 
 
-async def test_what_stands_before_a_prompt_answers_it(model: TransformersGenerator) -> None:
+async def test_the_prefix_answers_the_prompt(model: TransformersGenerator) -> None:
     """Prefixes and prompts of different lengths, all asked at once."""
     said = await answers(model, TASK.items)
 
@@ -70,7 +70,7 @@ async def test_what_stands_before_a_prompt_answers_it(model: TransformersGenerat
     assert alone.completions[0].text == "unknown"
 
 
-async def test_neighbours_in_a_batch_keep_their_own_prefix_or_none(
+async def test_batched_requests_keep_their_own_prefixes(
     model: TransformersGenerator,
 ) -> None:
     one, other = TASK.items[:2]
@@ -86,7 +86,7 @@ async def test_neighbours_in_a_batch_keep_their_own_prefix_or_none(
     assert said == [one.answer, "unknown", other.answer]
 
 
-async def test_what_the_prefix_holds_of_a_prompt_is_not_read_again(
+async def test_prompt_tokens_in_the_prefix_are_skipped(
     model: TransformersGenerator,
 ) -> None:
     """Prompts of different lengths in one batch, whose padding comes before their openings. They
@@ -138,7 +138,7 @@ async def test_a_prefix_of_another_model_is_refused(model: TransformersGenerator
         await model.with_prefix(Prefix(((small, small),))).generate(asked(Query("?")), GREEDY)
 
 
-async def test_it_is_the_same_model_and_closing_it_closes_nothing(
+async def test_closing_a_prefixed_generator_keeps_the_model(
     model: TransformersGenerator,
 ) -> None:
     item = TASK.items[0]
@@ -150,13 +150,13 @@ async def test_it_is_the_same_model_and_closing_it_closes_nothing(
     assert (await behind.generate(asked(item.query), GREEDY)).completions[0].text == item.answer
 
 
-def test_only_models_in_this_process_can(model: TransformersGenerator) -> None:
+def test_only_in_process_models_accept_prefixes(model: TransformersGenerator) -> None:
     from bottega.generation import OpenAIGenerator
 
     assert isinstance(model, PrefixGenerator)
     assert not hasattr(OpenAIGenerator, "behind")
 
 
-async def test_a_model_that_is_not_loaded_says_so() -> None:
+async def test_an_unloaded_model_raises() -> None:
     with pytest.raises(SettingError, match="not loaded"):
         _ = bundled().loaded

@@ -8,7 +8,7 @@ from bottega.types import Sampling
 from tests.generation.prompts import shown
 
 
-async def test_the_bundled_model_answers_through_the_ordinary_class() -> None:
+async def test_the_bundled_model_loads_as_transformers_generator() -> None:
     model = bundled()
     reply = await model.generate(shown(1, 2, 1), Sampling(max_tokens=8))
     await model.aclose()
@@ -17,7 +17,7 @@ async def test_the_bundled_model_answers_through_the_ordinary_class() -> None:
     assert reply.usage.prompt_tokens > 10
 
 
-def test_a_bundled_model_that_is_not_there() -> None:
+def test_an_unknown_bundled_model_raises() -> None:
     with pytest.raises(ModelLoadError) as caught:
         bundled("journeyman")
     assert "reinstall" in caught.value.hint

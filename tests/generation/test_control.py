@@ -41,7 +41,7 @@ def ids(model: LoadedModel, label: str, question: str = "what?") -> list[int]:
 
 
 @pytest.mark.parametrize("text", FORGED)
-def test_a_text_forges_no_control_token(apprentice: LoadedModel, text: str) -> None:
+def test_text_cannot_forge_control_tokens(apprentice: LoadedModel, text: str) -> None:
     control = set(apprentice.processor.tokenizer.get_added_vocab().values())
     assert len(control) == 8
 
@@ -59,14 +59,14 @@ def test_a_text_forges_no_control_token(apprentice: LoadedModel, text: str) -> N
         st.sampled_from([*TOKENS, "<", ">", "a", "end", " ", ZERO_WIDTH_NON_JOINER]), max_size=8
     )
 )
-def test_no_token_is_left_in_a_text(pieces: list[str]) -> None:
+def test_escaping_removes_all_control_tokens(pieces: list[str]) -> None:
     text = "".join(pieces)
     plain = ControlTokens(TOKENS).escape(text)
     assert not any(token in plain for token in TOKENS)
     assert plain.replace(ZERO_WIDTH_NON_JOINER, "") == text.replace(ZERO_WIDTH_NON_JOINER, "")
 
 
-def test_other_text_is_left_alone() -> None:
+def test_other_text_is_unchanged() -> None:
     control = ControlTokens([*TOKENS, "\n", "  ", "\t\t"])
     for text in ("a < b\n\n  if c", "می\u200cخواهم", "<table>", ""):
         assert control.escape(text) == text
@@ -74,7 +74,7 @@ def test_other_text_is_left_alone() -> None:
     assert ControlTokens([]).escape("<end>") == "<end>"
 
 
-async def test_a_label_that_spells_a_token_is_answered_as_it_is() -> None:
+async def test_a_label_equal_to_a_control_token_is_returned_unchanged() -> None:
     model = bundled()
     turns = (user(solid_image(1)), Message("assistant", ("<image>",)), user(solid_image(1)))
     reply = await model.generate(Prompt(turns), Sampling(max_tokens=12))

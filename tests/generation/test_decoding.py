@@ -40,7 +40,7 @@ def test_rows_do_not_disturb_each_other() -> None:
 
 
 @given(st.none() | st.integers(-(2**70), 2**70), st.integers(0, 50))
-def test_any_seed_is_a_seed(seed: int | None, index: int) -> None:
+def test_any_integer_is_a_valid_seed(seed: int | None, index: int) -> None:
     generator = SampleRow(Sampling(1.0, seed=seed), index).noise(CPU)
     assert generator is not None
 
@@ -50,7 +50,7 @@ def test_any_seed_is_a_seed(seed: int | None, index: int) -> None:
     st.integers(1, 9),
     st.lists(st.sampled_from(["a", "b", "cd", "e"]), max_size=2).map(tuple),
 )
-def test_the_end_the_limit_and_the_stops_cut_the_text(
+def test_end_tokens_limits_and_stops_cut_the_text(
     tokens: list[int], limit: int, stop: tuple[str, ...]
 ) -> None:
     row = SampleRow(Sampling(max_tokens=limit, stop=stop))

@@ -45,7 +45,9 @@ def texts(reply: Reply) -> list[str]:
     return [completion.text for completion in reply.completions]
 
 
-async def test_a_batch_answers_as_each_request_alone(family: TransformersGenerator) -> None:
+async def test_batched_and_single_requests_give_equal_replies(
+    family: TransformersGenerator,
+) -> None:
     prompts = [shown(1), shown(2, 3, 4), ask("no image at all"), shown(5, 6), shown(3, 2, 4, 1)]
     together = await asyncio.gather(*[family.generate(prompt, SHORT) for prompt in prompts])
     alone = [await family.generate(prompt, SHORT) for prompt in prompts]
@@ -87,14 +89,14 @@ async def test_limits_stops_and_usage(fast: TransformersGenerator) -> None:
     assert stopped.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-async def test_greedy_copies_cost_what_they_count(fast: TransformersGenerator) -> None:
+async def test_copied_greedy_samples_count_in_usage(fast: TransformersGenerator) -> None:
     one = await fast.generate(shown(1), SHORT)
     three = await fast.generate(shown(1), Sampling(max_tokens=4, n=3))
     assert texts(three) == texts(one) * 3
     assert three.usage.completion_tokens == 3 * one.usage.completion_tokens
 
 
-async def test_remembered_features_change_nothing(folders: dict[str, Path]) -> None:
+async def test_cached_features_do_not_change_replies(folders: dict[str, Path]) -> None:
     model = TransformersGenerator(folders["fast_vlm"])
     await model.load()
     assert model._loaded is not None and model._loaded.vision_cache is not None
@@ -109,7 +111,7 @@ async def test_remembered_features_change_nothing(folders: dict[str, Path]) -> N
     assert cold == warm == ordinary == [texts(reply) for reply in forgetful]
 
 
-async def test_the_models_own_sampling_settings_are_left_out(
+async def test_the_models_own_sampling_settings_are_ignored(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
@@ -124,7 +126,7 @@ async def test_the_models_own_sampling_settings_are_left_out(
     assert texts(replies[0]) == texts(replies[1])
 
 
-async def test_a_damaged_image_fails_alone(family: TransformersGenerator) -> None:
+async def test_a_damaged_image_fails_its_request_only(family: TransformersGenerator) -> None:
     damaged = Image.from_bytes(solid_image(1, (64, 64)).data[:-40])
     good, bad, other = await asyncio.gather(
         family.generate(shown(1), SHORT),
@@ -136,7 +138,7 @@ async def test_a_damaged_image_fails_alone(family: TransformersGenerator) -> Non
     assert isinstance(good, Reply) and isinstance(other, Reply)
 
 
-async def test_prompts_that_the_template_cannot_show_fail_alone(
+async def test_a_template_error_fails_its_request_only(
     fast: TransformersGenerator,
 ) -> None:
     late = Prompt((*shown(1).messages, Message("system", ("be brief",))))
@@ -150,7 +152,7 @@ async def test_prompts_that_the_template_cannot_show_fail_alone(
     assert refused.hint
 
 
-async def test_a_template_that_leaves_an_image_out(
+async def test_a_template_that_drops_an_image_raises(
     fast: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fast.load()
@@ -161,7 +163,7 @@ async def test_a_template_that_leaves_an_image_out(
     assert caught.value.hint
 
 
-async def test_a_prompt_that_fails_in_the_model_fails_alone(family: TransformersGenerator) -> None:
+async def test_a_model_error_fails_its_request_only(family: TransformersGenerator) -> None:
     good, bad, other = await asyncio.gather(
         family.generate(ask("one"), SHORT),
         family.generate(ask("\ud800"), SHORT),
@@ -205,7 +207,7 @@ def test_successive_event_loops_share_the_model(folders: dict[str, Path]) -> Non
     asyncio.run(model.aclose())
 
 
-async def test_closing_beside_new_requests_never_has_two_threads_at_work(
+async def test_closing_during_requests_uses_one_thread_at_a_time(
     fast: TransformersGenerator, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_work: list[int] = []
@@ -239,7 +241,7 @@ async def test_closing_beside_new_requests_never_has_two_threads_at_work(
     assert model._loaded is None
 
 
-async def test_requests_called_off_are_skipped(
+async def test_cancelled_requests_are_skipped(
     fast: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered: list[Prompt] = []
@@ -261,7 +263,7 @@ async def test_requests_called_off_are_skipped(
     assert rendered == [shown(1), shown(2)]
 
 
-async def test_what_is_no_vision_language_model(tmp_path: Path) -> None:
+async def test_a_folder_without_a_vision_language_model_raises(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     for source in (tmp_path, tmp_path / "absent" / "folder"):
         with pytest.raises(ModelLoadError) as caught:
@@ -269,7 +271,7 @@ async def test_what_is_no_vision_language_model(tmp_path: Path) -> None:
         assert "hub id" in caught.value.hint
 
 
-async def test_an_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_hub_is_requested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def model_info(self: object, source: str, **_: object) -> None:
@@ -283,14 +285,14 @@ async def test_an_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch)
     assert asked == ["nobody/nothing"]
 
 
-async def test_torch_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependencyError) as caught:
         await TransformersGenerator("any/model").load()
     assert "bottega-vlm[local]" in caught.value.hint
 
 
-def test_settings_and_names(tmp_path: Path) -> None:
+def test_settings_are_validated_and_names_derived(tmp_path: Path) -> None:
     with pytest.raises(SettingError):
         TransformersGenerator("a/b", max_batch=0)
     assert TransformersGenerator("a/b").name == "local:a/b"
@@ -298,7 +300,7 @@ def test_settings_and_names(tmp_path: Path) -> None:
     assert TransformersGenerator(tmp_path).name == f"local:{tmp_path.name}"
 
 
-def test_a_batch_has_so_many_pixels_and_small_images_go_first(
+def test_a_batch_has_limited_pixels_and_small_images_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(local, "BATCH_PIXELS", 250)
@@ -318,7 +320,7 @@ def test_a_batch_has_so_many_pixels_and_small_images_go_first(
     assert model._portion([]) == ([], [])
 
 
-async def test_the_next_batch_answers_the_rest(
+async def test_the_next_batch_answers_the_remaining_requests(
     fast: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "BATCH_PIXELS", 1)

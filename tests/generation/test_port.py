@@ -36,7 +36,7 @@ def generator(
     return parts[request.param]
 
 
-async def test_as_many_completions_as_asked_for(generator: Generator) -> None:
+async def test_the_reply_has_the_requested_number_of_completions(generator: Generator) -> None:
     for n in (1, 3):
         start = time.perf_counter()
         reply = await generator.generate(shown(1, 2), Sampling(0.5, 3, n))
@@ -48,7 +48,7 @@ async def test_as_many_completions_as_asked_for(generator: Generator) -> None:
     await generator.aclose()
 
 
-async def test_many_at_once_and_one_called_off(generator: Generator) -> None:
+async def test_concurrent_requests_survive_a_cancellation(generator: Generator) -> None:
     flights = [
         asyncio.create_task(generator.generate(ask(f"number {i}"), Sampling(max_tokens=3)))
         for i in range(12)
@@ -62,7 +62,7 @@ async def test_many_at_once_and_one_called_off(generator: Generator) -> None:
     await generator.aclose()
 
 
-def test_one_event_loop_after_another(generator: Generator) -> None:
+def test_successive_event_loops_share_a_generator(generator: Generator) -> None:
     for _ in range(3):
         reply = asyncio.run(generator.generate(shown(1), Sampling(max_tokens=2)))
         assert reply.completions

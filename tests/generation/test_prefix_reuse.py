@@ -138,7 +138,7 @@ def assert_alike(found: Sequence[Reply], expected: Sequence[Reply]) -> None:
             assert here.logprob == pytest.approx(there.logprob, abs=1e-4)
 
 
-async def test_waves_of_a_search(
+async def test_a_search_in_waves_reuses_prefixes(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
     waves = [
@@ -159,7 +159,7 @@ async def test_waves_of_a_search(
     assert tokens[1] < 0.75 * tokens[0]
 
 
-async def test_what_was_read_is_not_read_again(shared: TransformersGenerator) -> None:
+async def test_cached_tokens_are_not_read_again(shared: TransformersGenerator) -> None:
     await together(shared, [taught(0, 1, 2)])
     await together(shared, [taught(0, 1, 3)])  # the first of its kind is compared
     with counted(shared) as read:
@@ -168,7 +168,7 @@ async def test_what_was_read_is_not_read_again(shared: TransformersGenerator) ->
     assert 1 < sum(read) <= rest.usage.prompt_tokens < reply.usage.prompt_tokens
 
 
-async def test_one_batch_reads_a_beginning_once(
+async def test_a_batch_reads_a_shared_prefix_once(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
     await alike(whole, shared, [taught(3, 1, 2), taught(3, 1, 4)])
@@ -189,7 +189,7 @@ async def test_samples_follow_their_seed(
     assert len({completion.text for completion in one.completions}) > 1
 
 
-async def test_beginnings_that_end_within_a_turn(
+async def test_shared_prefixes_may_end_within_a_turn(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
     prompts = [
@@ -200,7 +200,7 @@ async def test_beginnings_that_end_within_a_turn(
     await alike(whole, shared, prompts)
 
 
-async def test_a_prompt_that_another_begins_with(
+async def test_a_prompt_may_be_a_prefix_of_another(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
     begun = taught(0, 1)
@@ -209,7 +209,7 @@ async def test_a_prompt_that_another_begins_with(
         await alike(whole, shared, wave)
 
 
-async def test_other_images_between_equal_words(
+async def test_different_images_between_equal_words_share_no_states(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
     for wave in ([taught(0, 2)], [taught(3, 2), taught(0, 2)], [taught(0, 5), taught(3, 5)]):
@@ -218,7 +218,7 @@ async def test_other_images_between_equal_words(
     assert one.completions[0].logprob != pytest.approx(other.completions[0].logprob, abs=1e-3)
 
 
-async def test_what_fails_fails_alone(
+async def test_a_failure_affects_its_request_only(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
     await alike(whole, shared, [taught(0, 1), taught(0, 2)])
@@ -234,7 +234,7 @@ async def test_what_fails_fails_alone(
     await alike(whole, shared, [taught(0, 3), taught(0, 4)])
 
 
-async def test_wrong_states_are_found_out_and_never_used(
+async def test_wrong_states_are_detected_and_never_used(
     whole: TransformersGenerator, shared: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = PrefixInputBuilder._cache
@@ -254,7 +254,7 @@ async def test_wrong_states_are_found_out_and_never_used(
     assert reader_of(shared).prefixes.nbytes == 0
 
 
-async def test_a_model_that_looks_ahead_reads_every_prompt_whole(tmp_path: Path) -> None:
+async def test_a_bidirectional_model_reads_whole_prompts(tmp_path: Path) -> None:
     folder = more_tiny_models.pali_gemma(tmp_path / "pali_gemma")
     whole, ahead = TransformersGenerator(folder, prefix_cache_mb=0), TransformersGenerator(folder)
     prompts = [taught(0, 1, 2), taught(0, 1, 5), taught(0, 1, 3)]
@@ -265,7 +265,7 @@ async def test_a_model_that_looks_ahead_reads_every_prompt_whole(tmp_path: Path)
     await ahead.aclose()
 
 
-async def test_models_whose_cache_forgets_take_no_part(fast: Path) -> None:
+async def test_models_with_sliding_or_recurrent_caches_are_excluded(fast: Path) -> None:
     model = TransformersGenerator(fast)
     await model.load()
     loaded = model._loaded
@@ -276,7 +276,7 @@ async def test_models_whose_cache_forgets_take_no_part(fast: Path) -> None:
     await model.aclose()
 
 
-async def test_memory_is_bounded_and_let_go(fast: Path) -> None:
+async def test_memory_is_bounded_and_released(fast: Path) -> None:
     model = TransformersGenerator(fast, prefix_cache_mb=1)
     words = random.Random(0)
     for _ in range(12):
@@ -298,7 +298,7 @@ async def test_memory_is_bounded_and_let_go(fast: Path) -> None:
     assert watched() is None
 
 
-def test_nothing_is_kept_if_told_so(fast: Path) -> None:
+def test_a_size_of_zero_caches_nothing(fast: Path) -> None:
     model = TransformersGenerator(fast, prefix_cache_mb=0)
     asyncio.run(model.load())
     assert model._loaded is not None and model._loaded.reader is None
@@ -327,7 +327,7 @@ def pair(fast: Path) -> Iterator[tuple[TransformersGenerator, TransformersGenera
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(family=FAMILY, n=st.integers(1, 2), keep=st.sampled_from([0, 40_000, 2**26]))
-def test_any_family_of_prompts(
+def test_random_prompt_families_give_equal_replies(
     pair: tuple[TransformersGenerator, TransformersGenerator], family: Any, n: int, keep: int
 ) -> None:
     whole, shared = pair
@@ -346,7 +346,7 @@ def test_any_family_of_prompts(
     assert reader_of(shared).prefixes.nbytes <= keep
 
 
-async def test_the_apprentice_says_the_same() -> None:
+async def test_the_apprentice_gives_equal_replies() -> None:
     task = AttributeTask(examples=12, queries=40).generate(3)
     rng, prompt = random.Random(0), InterleavedPrompter(show_choices=False)
     prompts = [

@@ -35,7 +35,7 @@ def distinct(sequences: list[list[int]]) -> int:
 
 
 @given(st.lists(WORDS, max_size=8), WORDS)
-def test_what_was_added_is_found(sequences: list[list[int]], asked: list[int]) -> None:
+def test_added_tokens_are_found(sequences: list[list[int]], asked: list[int]) -> None:
     prefixes = PrefixCache(1 << 20)
     for one in sequences:
         add(prefixes, one)
@@ -54,7 +54,9 @@ def test_what_was_added_is_found(sequences: list[list[int]], asked: list[int]) -
 
 
 @given(st.lists(WORDS, min_size=1, max_size=10), st.integers(0, 12))
-def test_memory_has_a_bound_and_the_latest_stays(sequences: list[list[int]], room: int) -> None:
+def test_memory_is_bounded_and_the_latest_entry_stays(
+    sequences: list[list[int]], room: int
+) -> None:
     prefixes = PrefixCache(room * A_TOKEN)
     assert prefixes.capacity(A_TOKEN - TOKEN_BYTES) == room
     for one in sequences:
@@ -67,7 +69,7 @@ def test_memory_has_a_bound_and_the_latest_stays(sequences: list[list[int]], roo
     assert prefixes.nbytes == distinct(held) * A_TOKEN
 
 
-def test_what_was_used_last_is_dropped_last() -> None:
+def test_recently_used_nodes_are_dropped_last() -> None:
     prefixes = PrefixCache(6 * A_TOKEN)
     for one in ([1, 1], [2, 2], [3, 3]):
         add(prefixes, one)
@@ -102,7 +104,7 @@ def tokenized(text: str) -> TokenizedPrompt:
     [("abc", [0, 1, 2, 2]), ("aBBBc", [0, 1, 1, 1, 4, 4]), ("BBtEECa", [0, 0, 2, 3, 3, 5, 6, 6]),
      ("BtBa", [0, 0, 0, 3, 3])],
 )  # fmt: skip
-def test_no_image_is_split_and_a_token_is_left(text: str, cuts: list[int]) -> None:
+def test_cuts_split_no_image_and_leave_a_token(text: str, cuts: list[int]) -> None:
     assert [tokenized(text).cut(length) for length in range(len(text) + 1)] == cuts
 
 
@@ -110,7 +112,7 @@ PARTS = st.lists(st.sampled_from(["a", "bc", "C", "DD", "EEE", "FtF"]), unique=T
 
 
 @given(PARTS.map("".join), st.integers(0, 12))
-def test_every_image_is_in_one_of_both_parts(text: str, length: int) -> None:
+def test_every_image_is_on_one_side_of_a_cut(text: str, length: int) -> None:
     row = tokenized(text)
     cut = row.cut(length)
     assert (*row.until(cut).images, *row.images_from(cut)) == row.images

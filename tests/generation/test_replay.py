@@ -46,7 +46,7 @@ def test_keys_are_equal_exactly_if_requests_are(
     assert (request_key(*one) == request_key(*other)) == (one == other)
 
 
-async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
+async def test_recorded_requests_are_not_repeated(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     inner = ScriptedGenerator(["a", "b"], name="toy")
     replay = ReplayGenerator(path, inner)
@@ -59,7 +59,7 @@ async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
     assert solid_image(1).data[20:40] not in path.read_bytes()
 
 
-async def test_a_miss_says_how_to_record(tmp_path: Path) -> None:
+async def test_a_miss_explains_how_to_record(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     await ReplayGenerator(path, ScriptedGenerator(["a"])).generate(ask(), Sampling())
     for prompt, sampling in ((ask("else"), Sampling()), (ask(), Sampling(temperature=0.1))):
@@ -75,7 +75,7 @@ async def test_failures_are_not_recorded(tmp_path: Path) -> None:
     assert (await replay.generate(ask(), Sampling())).completions[0].text == "a"
 
 
-async def test_equal_requests_in_flight_are_asked_once(tmp_path: Path) -> None:
+async def test_concurrent_equal_requests_make_one_call(tmp_path: Path) -> None:
     inner = ScriptedGenerator(lambda prompt: "a", latency=0.02)
     replay = ReplayGenerator(tmp_path / "r", inner)
     flights = [asyncio.create_task(replay.generate(ask(), Sampling())) for _ in range(5)]
@@ -86,7 +86,7 @@ async def test_equal_requests_in_flight_are_asked_once(tmp_path: Path) -> None:
     assert flights[0].cancelled()
 
 
-async def test_a_request_that_nobody_waits_for_is_called_off(tmp_path: Path) -> None:
+async def test_a_request_without_callers_is_cancelled(tmp_path: Path) -> None:
     replay = ReplayGenerator(tmp_path / "r", ScriptedGenerator(lambda prompt: "a", latency=0.05))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(replay.generate(ask(), Sampling()), 0.005)
@@ -95,7 +95,7 @@ async def test_a_request_that_nobody_waits_for_is_called_off(tmp_path: Path) -> 
     assert (await replay.generate(ask(), Sampling())).completions[0].text == "a"
 
 
-async def test_a_line_cut_short_is_ignored_and_the_rest_goes_on(tmp_path: Path) -> None:
+async def test_a_truncated_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "r"
     for word in ("one", "two"):
         await ReplayGenerator(path, ScriptedGenerator([word])).generate(ask(word), Sampling())
@@ -108,7 +108,7 @@ async def test_a_line_cut_short_is_ignored_and_the_rest_goes_on(tmp_path: Path) 
     assert (await whole.generate(ask("two"), Sampling())).completions[0].text == "again"
 
 
-def test_files_that_are_no_record(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text("dear diary\n")
     with pytest.raises(StoreError):
@@ -131,7 +131,7 @@ async def test_several_models_in_one_record(tmp_path: Path) -> None:
     assert reply.completions[0].text == "b"
 
 
-async def test_the_fingerprint_stands_for_the_name(tmp_path: Path) -> None:
+async def test_the_fingerprint_replaces_the_name_in_keys(tmp_path: Path) -> None:
     path = tmp_path / "r"
     inner = ScriptedGenerator(["plain"], name="m")
     await ReplayGenerator(path, inner).generate(ask(), Sampling())
@@ -142,9 +142,9 @@ async def test_the_fingerprint_stands_for_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-async def test_a_full_disk_is_named() -> None:
+async def test_a_full_disk_is_reported() -> None:
     replay = ReplayGenerator("/dev/null", ScriptedGenerator(["a"]))
     replay._path = Path("/dev/full")
     with pytest.raises(StoreFullError) as caught:
         await replay.generate(ask(), Sampling())
-    assert "room" in caught.value.hint
+    assert "free disk space" in caught.value.hint

@@ -19,7 +19,7 @@ from bottega.types import Sampling
         {"temperature": float("inf")},
     ],
 )
-def test_settings_that_no_model_can_follow(wrong: dict[str, Any]) -> None:
+def test_impossible_sampling_settings_raise(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=next(iter(wrong))) as caught:
         Sampling(**wrong)
     assert "or more" in caught.value.hint

@@ -8,7 +8,7 @@ from bottega.types import Sampling
 from tests.generation.prompts import ask, shown
 
 
-async def test_a_function_answers_from_the_prompt_and_calls_are_kept() -> None:
+async def test_a_function_replies_and_calls_are_recorded() -> None:
     model = ScriptedGenerator(
         lambda prompt: f"{len(prompt.messages)} turns", name="toy", latency=0.001
     )
@@ -19,13 +19,13 @@ async def test_a_function_answers_from_the_prompt_and_calls_are_kept() -> None:
     assert model.calls == [Call(prompt, sampling)]
 
 
-async def test_a_sequence_answers_fails_and_runs_out() -> None:
+async def test_a_sequence_replies_raises_and_ends() -> None:
     model = ScriptedGenerator(["a", "b", RateLimitedError("slow down")])
     reply = await model.generate(ask(), Sampling(n=2))
     assert [one.text for one in reply.completions] == ["a", "b"]
     with pytest.raises(RateLimitedError):
         await model.generate(ask(), Sampling())
-    with pytest.raises(GenerationError, match="run out") as caught:
+    with pytest.raises(GenerationError, match="ended after") as caught:
         await model.generate(ask(), Sampling())
     assert caught.value.hint
     await model.aclose()

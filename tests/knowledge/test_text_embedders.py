@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from bottega.bundled import MEANINGS, WORDS
+from bottega.bundled import TOKEN_CONCEPTS, TOKEN_IDENTITY
 from bottega.errors import EmbeddingError
 from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.knowledge.embedders.bundled_tower import TABLE
@@ -18,15 +18,17 @@ from bottega.types import Example, Query
 from tests.builders import solid_image
 
 TOKENS = ("[unk]", "what", "is", "its", "shape", "form", "hue", "tint")
-TOPIC = MEANINGS[1].start
-WIDTH = max(part.stop for part in (WORDS, *MEANINGS)) + 3
+TOPIC = TOKEN_CONCEPTS[1].start
+WIDTH = max(part.stop for part in (TOKEN_IDENTITY, *TOKEN_CONCEPTS)) + 3
 
 
 def table(seed: int = 0) -> NDArray[np.float16]:
     """Random codes for words; "shape" and "form" mean one thing, "hue" and "tint" another."""
     rows = np.zeros((len(TOKENS), WIDTH), np.float16)
-    codes = np.random.default_rng(seed).normal(size=(len(TOKENS) - 1, WORDS.stop - WORDS.start))
-    rows[1:, WORDS] = codes / np.linalg.norm(codes, axis=1, keepdims=True)
+    codes = np.random.default_rng(seed).normal(
+        size=(len(TOKENS) - 1, TOKEN_IDENTITY.stop - TOKEN_IDENTITY.start)
+    )
+    rows[1:, TOKEN_IDENTITY] = codes / np.linalg.norm(codes, axis=1, keepdims=True)
     rows[4:6, TOPIC] = rows[6:8, TOPIC + 1] = 1
     rows[:, -1] = 9  # what no embedder reads
     return rows

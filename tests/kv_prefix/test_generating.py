@@ -72,7 +72,7 @@ def real_tokens(model: Tiny, prompt: Sequence[int], first: int, **settings: Any)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_padded_batch_is_answered_as_step_by_step(name: str) -> None:
+def test_a_padded_batch_equals_single_steps(name: str) -> None:
     model = tiny(name)
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
     tokens, logits = recorded(model, prefix, inputs)
@@ -83,7 +83,7 @@ def test_a_padded_batch_is_answered_as_step_by_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_behind_a_prefix_of_length_0_a_model_answers_as_it_is(name: str) -> None:
+def test_an_empty_prefix_changes_no_answer(name: str) -> None:
     model = tiny(name)
     inputs, nothing = model.inputs(*PROMPTS), KeyValues.none(Geometry.of(model.model), 2)
     ours = generate(model.model, nothing, inputs, max_new_tokens=NEW, **NO_PICTURES)
@@ -94,9 +94,7 @@ def test_behind_a_prefix_of_length_0_a_model_answers_as_it_is(name: str) -> None
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_prefix_that_was_read_answers_as_its_text_does(
-    name: str, settings: dict[str, Any]
-) -> None:
+def test_a_read_prefix_answers_like_its_text(name: str, settings: dict[str, Any]) -> None:
     model = tiny(name)
     prefix = read(model.model, model.inputs(BEFORE)).repeat(2)
     inputs = model.inputs(*PROMPTS)
@@ -107,9 +105,7 @@ def test_a_prefix_that_was_read_answers_as_its_text_does(
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_the_decoders_own_prefix_answers_as_its_text_does(
-    name: str, settings: dict[str, Any]
-) -> None:
+def test_a_decoder_prefix_answers_like_its_text(name: str, settings: dict[str, Any]) -> None:
     model = tiny(name)
     inputs = model.inputs(*PROMPTS)
     text = torch.tensor([[PAD, 50, 51, 52], [PAD, 55, 56, 57]])
@@ -122,7 +118,7 @@ def test_the_decoders_own_prefix_answers_as_its_text_does(
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "instructblip_opt", "instructblip_t5"])
-def test_several_answers_a_prompt_share_its_prefix(name: str) -> None:
+def test_several_answers_per_prompt_share_its_prefix(name: str) -> None:
     model = tiny(name)
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
     three = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": NEW, **NO_PICTURES}

@@ -27,7 +27,7 @@ OTHER_CACHES: dict[str, dict[str, Any]] = {
         ("fast_vlm", Geometry(layers=2, kv_heads=1, head_dim=192)),  # not hidden_size / heads
     ],
 )
-def test_a_model_says_what_prefix_it_takes(name: str, expected: Geometry) -> None:
+def test_the_geometry_of_each_model(name: str, expected: Geometry) -> None:
     assert Geometry.of(tiny(name).model) == expected
 
 
@@ -41,7 +41,7 @@ def test_a_cache_of_more_than_keys_and_values_is_refused(kind: str) -> None:
     assert "sliding windows" in caught.value.hint
 
 
-def test_a_window_that_is_not_used_does_not_matter() -> None:
+def test_an_unused_window_is_accepted() -> None:
     with torch.device("meta"):
         config = llava_config(model_type="mistral", sliding_window=None)
         model = hf.LlavaForConditionalGeneration(config)
@@ -57,12 +57,12 @@ def test_a_window_that_is_not_used_does_not_matter() -> None:
         [((2, 5, 32), (2, 5, 32))],
     ],
 )
-def test_layers_of_other_shapes_are_no_prefix(shapes: list[tuple[tuple[int, ...], ...]]) -> None:
+def test_layers_of_different_shapes_are_refused(shapes: list[tuple[tuple[int, ...], ...]]) -> None:
     with pytest.raises(SettingError, match="must have one 4-D shape"):
         KeyValues(tuple((torch.zeros(keys), torch.zeros(values)) for keys, values in shapes))
 
 
-def test_rows_are_repeated_as_beams_lie_in_a_batch() -> None:
+def test_rows_repeat_in_the_order_of_beams() -> None:
     prefix = random_prefix(tiny("llava").model, 2)
     repeated = prefix.repeat(3)
     assert (repeated.batch, repeated.length) == (6, prefix.length)
@@ -81,7 +81,7 @@ def test_casting_keeps_the_gradients() -> None:
     assert (keys.grad == 2).all()
 
 
-def test_what_a_model_writes_into_a_cache_is_not_in_the_next_one() -> None:
+def test_each_cache_is_new() -> None:
     prefix = random_prefix(tiny("llava").model, 1)
     cache = prefix.cache()
     more = torch.ones_like(prefix.layers[0][0])

@@ -73,7 +73,7 @@ def first_logits(model: Tiny, prefix: KeyValues, inputs: dict[str, Tensor]) -> T
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_prefix_is_used_again_as_if_it_were_new(name: str) -> None:
+def test_a_prefix_can_be_used_repeatedly(name: str) -> None:
     """A cache would have grown by each prompt and each answer."""
     model = tiny(name)
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
@@ -86,7 +86,7 @@ def test_a_prefix_is_used_again_as_if_it_were_new(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_the_cross_attention_is_left_to_the_encoder(name: str) -> None:
+def test_the_prefix_leaves_cross_attention_to_the_encoder(name: str) -> None:
     """What is in its cache already is taken for the prompt, which is then never read."""
     model = tiny(name)
     cache = Batch(model.model, model.inputs(PROMPTS[0])).cache(random_prefix(model.model, 1))
@@ -95,7 +95,7 @@ def test_the_cross_attention_is_left_to_the_encoder(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QWENS)
-def test_the_offsets_of_another_call_do_not_move_the_prompt(name: str) -> None:
+def test_offsets_of_another_call_do_not_shift_the_prompt(name: str) -> None:
     model = tiny(name)
     prefix = random_prefix(model.model, 2)
     prompts = (model.inputs(*PROMPTS), model.inputs([10, 20, 21, 22], [30, 31]))
@@ -116,7 +116,7 @@ def test_the_offsets_of_another_call_do_not_move_the_prompt(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QWENS)
-def test_pictures_need_what_places_them(name: str) -> None:
+def test_images_need_token_types(name: str) -> None:
     model = tiny(name)
     inputs = model.inputs(*PROMPTS)
     del inputs["mm_token_type_ids"]
@@ -129,7 +129,7 @@ def test_pictures_need_what_places_them(name: str) -> None:
     "name",
     ["inputs_embeds", "past_key_values", "position_ids", "decoder_attention_mask", "labels"],
 )
-def test_what_could_contradict_the_prefix_is_refused(name: str) -> None:
+def test_inputs_that_could_contradict_the_prefix_are_refused(name: str) -> None:
     """Embeddings without ids, for one, leave Qwen's pictures without positions."""
     model = tiny("qwen2_vl")
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
@@ -205,7 +205,7 @@ def test_padding_on_the_wrong_side_is_refused() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_text_is_no_prefix(side: str) -> None:
+def test_a_padded_text_is_refused(side: str) -> None:
     model = tiny("llava")
     with pytest.raises(SettingError, match="must not be padded"):
         read(model.model, model.inputs([1, 40, 41], [1, 42], side=side))

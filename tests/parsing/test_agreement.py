@@ -55,16 +55,16 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("query", "one", "other"), SAME)
-def test_what_says_the_same_agrees(query: Query, one: str, other: str) -> None:
+def test_equal_replies_agree(query: Query, one: str, other: str) -> None:
     assert agreement(one, other, query) == agreement(other, one, query) == 1
 
 
 @pytest.mark.parametrize(("query", "one", "other"), DIFFERENT)
-def test_what_says_something_else_does_not(query: Query, one: str, other: str) -> None:
+def test_different_replies_do_not_agree(query: Query, one: str, other: str) -> None:
     assert agreement(one, other, query) == agreement(other, one, query) == 0
 
 
-def test_free_texts_agree_as_far_as_their_words_do() -> None:
+def test_free_texts_agree_by_word_overlap() -> None:
     one = "A red car is parked in front of the old house."
     assert agreement(one, "A red car stands in front of a house.", OPEN) == 0.75
     assert agreement(one, "Two dogs play on grass.", OPEN) == 0
@@ -92,7 +92,7 @@ QUERIES = st.sampled_from([OPEN, PETS, CITY])
 
 
 @given(one=WORDS, other=WORDS, query=QUERIES)
-def test_a_share_whichever_is_which(one: str, other: str, query: Query) -> None:
+def test_agreement_is_symmetric_and_between_0_and_1(one: str, other: str, query: Query) -> None:
     found = agreement(one, other, query)
     assert 0 <= found <= 1
     assert found == agreement(other, one, query)
@@ -103,7 +103,7 @@ def test_a_reply_agrees_with_itself(one: str, query: Query) -> None:
     assert agreement(one, one, query) == 1
 
 
-def test_very_long_replies_are_read_in_no_time() -> None:
+def test_very_long_replies_take_little_time() -> None:
     for long in (
         "1" * 200_000,
         "a " * 100_000,

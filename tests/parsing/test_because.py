@@ -39,7 +39,7 @@ parse = RationaleParser(FinalAnswerParser())
         ("<think>A BECAUSE: no</think>The answer is B. BECAUSE: it is", "Paris", "it is"),
     ],
 )
-def test_the_reasons_are_the_rationale_and_not_the_answer(reply: str, said: str, why: str) -> None:
+def test_reasons_become_the_rationale(reply: str, said: str, why: str) -> None:
     answer = letters(CITIES, Completion(reply))
     assert (answer.valid, answer.text, answer.labels) == (True, said, (said,))
     assert answer.rationale == why
@@ -66,18 +66,18 @@ def test_a_box_around_the_letter_is_the_option() -> None:
 
 
 @pytest.mark.parametrize("reply", ["", "The answer is D. BECAUSE: (A)"])
-def test_reasons_alone_are_no_answer(reply: str) -> None:
+def test_reasons_alone_are_invalid(reply: str) -> None:
     assert not letters(CITIES, Completion(reply)).valid
 
 
 @given(st.text() | st.lists(st.sampled_from(MARKS)).map(" ".join))
-def test_no_text_is_too_odd(reply: str) -> None:
+def test_no_text_raises(reply: str) -> None:
     letters(CITIES, Completion(reply))
     parse(OPEN, Completion(reply))
 
 
 @pytest.mark.parametrize("odd", ["*", "\n", "```", "BECAUSE:", "BECAUSE ", "the answer is ", " "])
-def test_replies_that_repeat_themselves_take_no_time(odd: str) -> None:
+def test_repetitive_replies_take_little_time(odd: str) -> None:
     started = time.process_time()
     parse(OPEN, Completion(odd * 20_000))
     assert time.process_time() - started < 2

@@ -63,13 +63,13 @@ def test_replies(reply: str, option: str | None) -> None:
     assert said(reply) == option
 
 
-def test_a_letter_is_not_a_text_that_looks_like_one() -> None:
+def test_words_that_look_like_letters_are_not_letters() -> None:
     query = Query("?", choices=("B", "A"))
     assert said("A", query) == "B"
     assert said("(B)", query) == "A"
 
 
-def test_options_with_the_same_text_are_one_answer() -> None:
+def test_options_with_equal_texts_are_one_answer() -> None:
     query = Query("?", choices=("1", "2", "2"))
     assert said("(B)", query) == said("(C)", query) == said("2", query) == "2"
 
@@ -82,7 +82,7 @@ def test_confidence_and_rationale_are_kept() -> None:
     assert parse(CITIES, Completion("B", logprob=math.log(0.25))).confidence == pytest.approx(0.25)
 
 
-def test_the_unparsable_may_be_drawn_and_then_nobody_is_confident() -> None:
+def test_unparsable_replies_may_become_random_without_confidence() -> None:
     draw = ChoiceParser(unparsable="random", seed=3)
     silent = Completion("no idea\nConfidence: 1", logprob=0.0)
     drawn = [draw(Query("?", choices=CITIES.choices, id=str(i)), silent) for i in range(300)]
@@ -95,7 +95,7 @@ def test_the_unparsable_may_be_drawn_and_then_nobody_is_confident() -> None:
     assert draw(CITIES, Completion("(B)", logprob=0.0)).confidence == 1.0
 
 
-def test_a_question_without_choices_is_answered_by_what_is_stated() -> None:
+def test_without_choices_the_stated_answer_counts() -> None:
     reply = "So it is 3 + 4.\nAnswer: 7\nConfidence: 0.5"
     query = Query("?")
     assert parse(query, Completion(reply)) == Answer("7", True, ("7",), 0.5, "So it is 3 + 4.")
@@ -123,7 +123,7 @@ def test_open_candidates(reply: str, candidates: list[str | float]) -> None:
 
 
 @given(st.text(max_size=80), st.lists(st.text(max_size=8), max_size=30))
-def test_no_text_ever_raises_and_what_is_said_is_a_choice(reply: str, choices: list[str]) -> None:
+def test_no_text_raises_and_answers_are_choices(reply: str, choices: list[str]) -> None:
     query = Query("?", choices=tuple(choices))
     answer = parse(query, Completion(reply))
     if choices and answer.valid:
@@ -137,7 +137,7 @@ def test_a_letter_in_brackets_is_its_option(choices: list[str], data: st.DataObj
     assert said(f"({chr(ord('A') + place)})", Query("?", choices=tuple(choices))) == choices[place]
 
 
-def test_a_long_row_of_digits_takes_no_time() -> None:
+def test_a_long_row_of_digits_takes_little_time() -> None:
     assert open_candidates("7" * 200_000)
 
 
@@ -152,7 +152,7 @@ def stored() -> list[dict[str, Any]]:
     return [row | {"parsed": made[row["id"]]} for row in rows]
 
 
-def test_stored_replies_are_read_as_the_official_code_read_them() -> None:
+def test_stored_replies_match_the_official_parse() -> None:
     rows = [row for row in stored() if row["question_type"] == "multiple-choice"]
     assert len(rows) == 847
     unlike: list[str] = []
@@ -181,7 +181,7 @@ def drew(reply: str, options: dict[str, str]) -> bool:
     return not (letters or texts)
 
 
-def test_stored_open_replies_have_the_official_candidates() -> None:
+def test_stored_open_replies_match_the_official_candidates() -> None:
     rows = [row for row in stored() if row["question_type"] != "multiple-choice"]
     assert len(rows) == 53
     # One of several candidates was stored, numbers as texts.
@@ -200,7 +200,7 @@ def test_stored_open_replies_have_the_official_candidates() -> None:
         ("At first a cat, but it must be the dog.", ("cat", "dog"), "dog"),
     ],
 )
-def test_options_may_be_read_as_whole_words(
+def test_options_may_require_whole_words(
     reply: str, choices: tuple[str, ...], read: str | None
 ) -> None:
     answer = ChoiceParser(whole_words=True)(Query("q", choices=choices), Completion(reply))
@@ -209,11 +209,11 @@ def test_options_may_be_read_as_whole_words(
 
 @pytest.mark.parametrize("parser", [ChoiceParser(whole_words=True), LabelParser(), parse])
 @pytest.mark.parametrize("reply", [".5", "Answer: .5", "(.5)"])
-def test_a_leading_point_is_no_punctuation(parser: Parser, reply: str) -> None:
+def test_a_leading_decimal_point_is_kept(parser: Parser, reply: str) -> None:
     assert parser(POINTS, Completion(reply)).text == "0.5"
 
 
 @pytest.mark.parametrize("amount", [".5", "3.5", "5.3"])
-def test_a_piece_of_a_number_is_no_whole_word(amount: str) -> None:
+def test_part_of_a_number_is_not_a_word(amount: str) -> None:
     reply = Completion(f"I weighed it and it was {amount} in all")
     assert not ChoiceParser(whole_words=True)(POINTS, reply).valid

@@ -133,7 +133,7 @@ def test_open_answers_are_numbers_or_words(one: str, other: str, same: float) ->
     assert same_answer(Answer(one), Answer(other), OPEN) == same
 
 
-def test_answers_that_were_parsed_are_told_by_their_labels() -> None:
+def test_parsed_answers_are_compared_by_labels() -> None:
     several = Answer("cat, dog", labels=("cat", "dog"))
     turned = Answer("dog, cat", labels=("dog", "cat"))
     none = LabelParser(multi_label=True)(PETS, Completion("none"))
@@ -146,7 +146,7 @@ def test_answers_that_were_parsed_are_told_by_their_labels() -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), UNLIKE)
-def test_order_and_signs_count_among_digits_and_in_formulas(one: str, other: str) -> None:
+def test_order_and_signs_matter_in_numbers_and_formulas(one: str, other: str) -> None:
     for evaluate in (same_words, same_answer):
         assert evaluate(Answer(one), Answer(other), OPEN) == 0
         assert evaluate(Answer(other), Answer(one), OPEN) == 0
@@ -154,7 +154,7 @@ def test_order_and_signs_count_among_digits_and_in_formulas(one: str, other: str
 
 
 @pytest.mark.parametrize("evaluate", [same_answer, same_choice, same_number, same_words])
-def test_an_invalid_answer_is_the_same_as_none(evaluate: Evaluator) -> None:
+def test_an_invalid_answer_equals_nothing(evaluate: Evaluator) -> None:
     five = Answer("5", labels=("5",))
     invalid = replace(five, valid=False)
     query = Query("How many?", choices=("5", "6"))
@@ -168,7 +168,7 @@ def test_an_invalid_answer_is_the_same_as_none(evaluate: Evaluator) -> None:
     other=st.text(max_size=30),
     query=st.sampled_from([OPEN, PETS, HALVES, LISTED]),
 )
-def test_one_or_nothing_whichever_is_which(one: str, other: str, query: Query) -> None:
+def test_comparison_is_symmetric(one: str, other: str, query: Query) -> None:
     for evaluate in (same_answer, same_choice, same_number, same_words):
         found = evaluate(Answer(one), Answer(other), query)
         assert found in (0, 1)
@@ -182,7 +182,7 @@ def test_one_or_nothing_whichever_is_which(one: str, other: str, query: Query) -
         *((reply, 0) for reply in ("A and C", "A and 7", "A", "A, B and C")),
     ],
 )
-def test_several_options_are_read_by_text_or_letter(reply: str, same: float) -> None:
+def test_lists_of_options_are_compared_by_text_or_letter(reply: str, same: float) -> None:
     two = Answer("cat, dog", labels=("cat", "dog"))
     for evaluate in (same_choice, same_answer):
         assert evaluate(two, Answer(reply), PETS) == evaluate(Answer(reply), two, PETS) == same

@@ -57,7 +57,7 @@ def test_open_final_answers(reply: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("reply", ["", " . ", "<think>B", "Answer:", "Confidence: 1"])
-def test_what_is_no_answer_is_invalid(reply: str) -> None:
+def test_empty_answers_are_invalid(reply: str) -> None:
     assert not parse(BARE, Completion(reply)).valid
 
 
@@ -67,7 +67,7 @@ def test_confidence_and_rationale_are_kept() -> None:
 
 
 @given(st.text(max_size=80), st.lists(st.text(max_size=8), max_size=30))
-def test_no_text_ever_raises(reply: str, choices: list[str]) -> None:
+def test_no_text_raises_an_error(reply: str, choices: list[str]) -> None:
     answer = parse(Query("?", choices=tuple(choices)), Completion(reply))
     assert answer.labels == ((answer.text,) if answer.valid else ())
 

@@ -64,7 +64,7 @@ def test_everything_else_is_invalid(reply: str) -> None:
     assert answer.labels == ()
 
 
-def test_a_choice_that_looks_like_a_template_or_like_nothing() -> None:
+def test_choices_may_look_like_a_template_or_be_empty() -> None:
     assert ONE(Query("?", choices=("Answer: yes",)), Completion("Answer: yes")).valid
     marks = Query("?", choices=("?", "!"))
     assert ONE(marks, Completion("?")).labels == ("?",)
@@ -93,7 +93,7 @@ TOPICS = Query("?", choices=("biology", "geography", "history of art", "B"))
         ("biology\nbiology\nbiology", "biology"),
     ],
 )
-def test_a_label_that_stands_on_its_own_line_is_read(reply: str, label: str) -> None:
+def test_a_label_on_its_own_line_is_read(reply: str, label: str) -> None:
     answer = ONE(TOPICS, Completion(reply))
     assert (answer.valid, answer.labels) == (True, (label,))
 
@@ -189,7 +189,7 @@ def test_a_letter_that_may_mean_another_label_is_invalid(
     assert not ONE(Query("?", choices=choices), Completion(reply)).valid
 
 
-def test_choices_that_differ_only_in_case_are_told_apart_or_refused() -> None:
+def test_choices_that_differ_in_case_are_distinguished_or_refused() -> None:
     query = Query("?", choices=("Polish", "polish"))
     assert ONE(query, Completion("polish")).labels == ("polish",)
     assert not ONE(query, Completion("POLISH")).valid
@@ -235,9 +235,7 @@ REPEATED = [("", "*\n", 20_000), ("confidence", ":", 40_000), ("", "cat, ", 4000
 
 
 @pytest.mark.parametrize(("begin", "repeated", "times"), REPEATED)
-def test_time_grows_linearly_with_replies_that_repeat_themselves(
-    begin: str, repeated: str, times: int
-) -> None:
+def test_repetitive_replies_take_linear_time(begin: str, repeated: str, times: int) -> None:
     counts = (times // 8, times)
     short, long = (min(cpu_seconds(begin + repeated * n) for _ in range(2)) for n in counts)
     assert long < 0.01 + 24 * short  # linear: 8 times, quadratic: 64 times
@@ -277,11 +275,11 @@ def test_each_choice_is_normalized_a_fixed_number_of_times(
     assert seen < 2000
 
 
-def test_no_number_is_no_confidence() -> None:
+def test_without_a_number_there_is_no_confidence() -> None:
     assert ONE(QUERY, Completion("cat", logprob=math.nan)).confidence is None
 
 
-def test_a_rule_above_the_answer_is_no_rationale() -> None:
+def test_a_horizontal_rule_is_not_a_rationale() -> None:
     reply = "It purrs.\n\n***\nAnswer: cat"
     assert ONE(QUERY, Completion(reply)).rationale == "It purrs."
 
@@ -302,7 +300,7 @@ def test_without_choices_any_text_is_an_answer() -> None:
         ("---BEGIN FORMAT TEMPLATE---\nAnswer Choice: 7\n---END", "7", None),
     ],
 )
-def test_what_stands_before_the_answer_is_its_rationale(
+def test_text_before_the_answer_is_its_rationale(
     reply: str, label: str, rationale: str | None
 ) -> None:
     answer = ONE(Query("?"), Completion(reply))
@@ -325,7 +323,7 @@ def test_plain_text_keeps_the_reply() -> None:
     st.none() | st.floats(),
     st.booleans(),
 )
-def test_no_text_ever_raises_and_labels_are_always_choices(
+def test_no_text_raises_and_labels_are_choices(
     reply: str, choices: list[str], logprob: float | None, multi_label: bool
 ) -> None:
     query = Query("?", choices=(*CHOICES, *choices))

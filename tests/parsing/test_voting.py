@@ -24,7 +24,7 @@ def said(*labels: str) -> list[Answer]:
     return [Answer(label, labels=(label,)) for label in labels]
 
 
-def test_most_samples_win_and_their_share_is_the_confidence() -> None:
+def test_the_most_frequent_answer_wins_with_its_share_as_confidence() -> None:
     chosen = most_frequent(said("a", "b", "b", "c", "b"))
     assert (chosen.labels, chosen.confidence) == (("b",), 0.6)
 
@@ -35,7 +35,7 @@ def test_invalid_samples_count_against_the_confidence() -> None:
     assert (chosen.labels, chosen.confidence) == (("a",), 0.4)
 
 
-def test_of_equally_many_the_first_wins() -> None:
+def test_the_first_answer_wins_a_tie() -> None:
     assert most_frequent(said("c", "a", "a", "c")).text == "c"
 
 
@@ -52,7 +52,7 @@ def test_invalid_samples_never_win_over_valid_ones(answers: list[Answer]) -> Non
 
 
 @given(ANSWERS)
-def test_nothing_valid_is_more_confident_than_the_chosen(answers: list[Answer]) -> None:
+def test_the_most_confident_valid_answer_is_chosen(answers: list[Answer]) -> None:
     chosen = most_confident(answers)
     rivals = [answer for answer in answers if answer.valid == chosen.valid]
     assert all((chosen.confidence or 0) >= (rival.confidence or 0) for rival in rivals)

@@ -103,7 +103,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("form", "system", "ask", "answer"), FORMS)
-def test_prompts_to_the_letter(form: PromptTemplate, system: str, ask: str, answer: str) -> None:
+def test_prompts_match_the_paper(form: PromptTemplate, system: str, ask: str, answer: str) -> None:
     first = Message("system", (system,))
     last = Message("user", (solid_image(77), f"Which bank?\n{OPTIONS}{ask}"))
     assert form(QUERY, []).messages == (first, last)
@@ -126,7 +126,7 @@ def test_vizwiz_asks_for_a_phrase_or_unanswerable() -> None:
     )
 
 
-def test_an_open_question_of_mmmu_is_asked_for_a_phrase() -> None:
+def test_open_questions_of_mmmu_ask_for_a_phrase() -> None:
     how = " in the following format: 'The answer is X"
     for form, ask in (
         (MMMU, f"{how}.' (without quotes)."),
@@ -153,7 +153,7 @@ READ = [(form, FINAL) for form, *_ in FORMS] + [
 
 
 @pytest.mark.parametrize(("form", "parse"), READ)
-def test_the_formats_are_read_back(form: PromptTemplate, parse: Parser) -> None:
+def test_formats_are_parsed_back(form: PromptTemplate, parse: Parser) -> None:
     """What a demonstration answers is what a parser reads, with its rationale if it was shown."""
     shown = form(QUERY, [Candidate(WORKED, 1.0)]).messages[2].parts[0]
     answer = RationaleParser(parse)(KNOWN, Completion(str(shown)))
@@ -161,7 +161,7 @@ def test_the_formats_are_read_back(form: PromptTemplate, parse: Parser) -> None:
     assert answer.rationale == (WORKED.rationale if form.rationale_format else None)
 
 
-def test_a_rationale_is_asked_for_with_the_answer() -> None:
+def test_explanation_prompts_contain_the_answer() -> None:
     assert ExplanationPrompter()(WORKED).messages == (
         Message(
             "system",
@@ -186,7 +186,7 @@ def test_a_rationale_is_asked_for_with_the_answer() -> None:
     assert "\n**Answer:** {4}\n" in str(free[0])
 
 
-def test_an_answer_is_predicted_without_showing_it() -> None:
+def test_conclusion_prompts_hide_the_answer() -> None:
     assert ConclusionPrompter()(KNOWN, "{Look} up.").messages == (
         Message("system", (HELPFUL,)),
         Message(
@@ -205,7 +205,7 @@ def test_an_answer_is_predicted_without_showing_it() -> None:
     )
 
 
-def test_a_rationale_begins_the_turn_of_a_model_that_reads_no_instructions() -> None:
+def test_continuation_prompts_begin_the_assistant_turn() -> None:
     brief = InterleavedPrompter(show_choices=False)
     assert ContinuationPrompter(brief)(KNOWN, "{Look} up.").messages == (
         Message("user", (solid_image(1), "Which side?")),
@@ -213,7 +213,7 @@ def test_a_rationale_begins_the_turn_of_a_model_that_reads_no_instructions() -> 
     )
 
 
-def test_what_has_no_letters_is_asked_for_in_words() -> None:
+def test_queries_without_letters_ask_for_words() -> None:
     many = tuple(f"kind {i}" for i in range(27))
     (_, asked) = ConclusionPrompter()(Query("Which?", choices=many), "Look.").messages
     assert "- kind 26\n" in str(asked.parts[0]) and "(A)" not in str(asked.parts[0])

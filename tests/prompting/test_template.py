@@ -24,7 +24,7 @@ def turns(form: PromptTemplate, example: Example) -> list[Message]:
     return list(form(QUERY, [Candidate(example, 1.0)]).messages)
 
 
-def test_a_template_to_the_letter() -> None:
+def test_a_template_formats_every_turn() -> None:
     asked = "Which {one}?\nA: {cat}\nB: dog\nSay {letter}."
     assert turns(FORM, WORKED) == [
         Message("system", ("Be brief.",)),
@@ -34,16 +34,16 @@ def test_a_template_to_the_letter() -> None:
     ]
 
 
-def test_without_a_rationale_the_answer_stands_alone() -> None:
+def test_without_a_rationale_only_the_answer_is_shown() -> None:
     assert turns(FORM, replace(WORKED, rationale=None))[2].parts == ("It is B.",)
     assert turns(replace(FORM, rationale_format=None), WORKED)[2].parts == ("It is B.",)
 
 
-def test_an_answer_that_is_no_choice_is_shown_as_it_is() -> None:
+def test_an_answer_outside_the_choices_is_unchanged() -> None:
     assert turns(VIZ_WIZ, Example(Query("?"), "a {cup}"))[2].parts == ("a {cup}",)
 
 
-def test_a_passage_is_read_and_not_imitated() -> None:
+def test_a_passage_has_no_instruction_and_no_answer() -> None:
     read = turns(FORM, Example(Query("Cats purr."), ""))
     assert [message.role for message in read] == ["system", "user", "user"]
     assert read[1].parts == ("Cats purr.",)
@@ -56,6 +56,6 @@ def test_retrieved_text_never_reaches_a_system_turn() -> None:
     assert PromptTemplate()(QUERY, hostile).messages[0].role == "user"
 
 
-def test_more_choices_than_letters() -> None:
+def test_more_than_26_choices_raise() -> None:
     with pytest.raises(SettingError, match="got 27"):
         FORM(Query("?", choices=tuple(map(str, range(27)))), [])

@@ -19,7 +19,7 @@ from tests.builders import QUESTION, candidates, solid_image
 QUERY = Query(QUESTION, (solid_image(77),), choices=("cat", "dog's"))
 
 
-def test_appendix_a_to_the_letter() -> None:
+def test_appendix_a_matches_the_paper() -> None:
     shown = candidates("cat", "dog's")
     [message] = AppendixAPrompter()(QUERY, shown).messages
     assert message.role == "user"
@@ -49,13 +49,13 @@ def test_appendix_a_with_braces_in_a_label() -> None:
     assert "Answer Choice: {answer}\n" in str(message.parts[1])
 
 
-def test_zero_shot_is_the_request_alone() -> None:
+def test_zero_shot_shows_only_the_request() -> None:
     [message] = AppendixAPrompter()(QUERY, []).messages
     assert len(message.parts) == 2
     assert len(InterleavedPrompter()(QUERY, []).messages) == 1
 
 
-def test_interleaved_takes_turns_and_ends_with_the_query() -> None:
+def test_interleaved_turns_alternate_and_end_with_the_query() -> None:
     messages = InterleavedPrompter(show_choices=False)(QUERY, candidates("cat", "dog")).messages
     assert [m.role for m in messages] == ["user", "assistant"] * 2 + ["user"]
     assert messages[0].parts == (solid_image(0), QUESTION)
@@ -63,7 +63,7 @@ def test_interleaved_takes_turns_and_ends_with_the_query() -> None:
     assert messages[4].parts == (solid_image(77), QUESTION)
 
 
-def test_interleaved_lists_the_choices_once_and_only_in_the_last_turn() -> None:
+def test_interleaved_lists_choices_in_the_last_turn_only() -> None:
     messages = InterleavedPrompter()(QUERY, candidates("cat")).messages
     assert messages[-1].parts[-1] == (
         f"{QUESTION}\nAnswer with one of these and nothing else:\n- cat\n- dog's"
@@ -77,7 +77,7 @@ def asking(questions: Sequence[str]) -> list[Candidate]:
 
 
 @given(st.lists(st.sampled_from(["Which colour?", "Which shape?", QUESTION])))
-def test_a_turn_without_text_asks_what_the_turn_before_did(questions: list[str]) -> None:
+def test_repeated_questions_are_omitted(questions: list[str]) -> None:
     *shown, last = InterleavedPrompter(repeat_question=False)(QUERY, asking(questions)).messages
     read: list[str] = []
     for turn in shown[::2]:
@@ -87,21 +87,21 @@ def test_a_turn_without_text_asks_what_the_turn_before_did(questions: list[str])
     assert QUESTION in str(last.parts[-1])
 
 
-def test_a_shared_question_stands_in_the_first_turn_and_the_last() -> None:
+def test_a_shared_question_is_in_the_first_and_last_turn() -> None:
     brief = InterleavedPrompter(repeat_question=False, show_choices=False)
     messages = brief(QUERY, candidates("cat", "dog", "cat")).messages
     texts = [message.parts[1:] for message in messages[::2]]
     assert texts == [(QUESTION,), (), (), (QUESTION,)]
 
 
-def test_after_a_passage_the_question_stands_anew() -> None:
+def test_the_question_is_repeated_after_a_passage() -> None:
     told = Candidate(Example(Query(QUESTION, (solid_image(5),)), ""), 0.0)
     first, second = candidates("cat", "dog")
     messages = InterleavedPrompter(repeat_question=False)(QUERY, [first, told, second]).messages
     assert messages[3].parts == (solid_image(1), QUESTION)
 
 
-def test_a_demonstration_without_a_picture_is_never_empty() -> None:
+def test_a_demonstration_without_an_image_keeps_its_question() -> None:
     shown = [Candidate(Example(Query("Yes?"), "yes"), 0.0)] * 2
     messages = InterleavedPrompter(repeat_question=False)(QUERY, shown).messages
     assert [message.parts for message in messages[:4:2]] == [("Yes?",), ("Yes?",)]
@@ -112,17 +112,17 @@ def worked(rationale: str) -> list[Candidate]:
     return [Candidate(Example(query, "7", rationale=rationale), 1.0)]
 
 
-def test_interleaved_shows_how_an_answer_was_found() -> None:
+def test_interleaved_shows_rationales() -> None:
     messages = InterleavedPrompter()(QUERY, worked("add 3 4")).messages
     assert messages[1].parts == ("add 3 4\nAnswer: 7",)
     assert InterleavedPrompter()(QUERY, worked("")).messages[1].parts == ("7",)
 
 
-def test_appendix_a_stays_as_published() -> None:
+def test_appendix_a_shows_no_rationales() -> None:
     assert AppendixAPrompter()(QUERY, worked("add 3 4")) == AppendixAPrompter()(QUERY, worked(""))
 
 
-def test_a_passage_is_read_and_not_imitated() -> None:
+def test_a_passage_is_a_user_turn_alone() -> None:
     told = [Candidate(Example(Query("The home of babra is zapun"), ""), 0.0)]
     messages = InterleavedPrompter(repeat_question=False)(QUERY, told).messages
     assert [m.role for m in messages] == ["user", "user"]
@@ -154,7 +154,7 @@ def demonstrated(answer: str, rationale: str | None = None) -> list[str]:
     return [str(m.parts[-1]) for m in messages]
 
 
-def test_every_question_shows_its_own_choices_and_is_answered_by_the_letter() -> None:
+def test_lettered_turns_list_own_choices_and_answer_by_letter() -> None:
     assert demonstrated("right") == [
         "Which bank?\n(A) left\n(B) right",
         "B",
@@ -162,11 +162,11 @@ def test_every_question_shows_its_own_choices_and_is_answered_by_the_letter() ->
     ]
 
 
-def test_the_rationale_stands_above_the_letter() -> None:
+def test_the_rationale_precedes_the_letter() -> None:
     assert demonstrated("left", "It flows north.")[1] == "It flows north.\nAnswer: A"
 
 
-def test_an_answer_that_is_no_choice_is_shown_as_it_is() -> None:
+def test_an_answer_outside_the_choices_is_shown_unchanged() -> None:
     assert demonstrated("neither")[1] == "neither"
 
 
@@ -175,7 +175,7 @@ def test_a_question_without_choices_asks_for_a_short_answer() -> None:
     assert message.parts == ("How many?\nAnswer with a number, a word or a short phrase.",)
 
 
-def test_a_passage_among_lettered_questions_is_read() -> None:
+def test_lettered_turns_show_passages() -> None:
     passage = Candidate(Example(Query("Banks are named downstream."), ""), 1.0)
     first, last = LetteredPrompter()(BANKS, [passage]).messages
     assert first.parts == ("Banks are named downstream.",)
@@ -188,7 +188,7 @@ def test_letters_end_with_z() -> None:
         LetteredPrompter()(Query("?", choices=tuple(map(str, range(27)))), [])
 
 
-def test_a_master_is_asked_for_its_reasoning_and_then_for_the_answer() -> None:
+def test_a_master_is_asked_for_reasoning_before_the_answer() -> None:
     shown = Candidate(Example(QUERY, "cat", rationale="whiskers"), 1.0)
     messages = ReasoningPrompter()(Query("Which?", choices=("cat", "dog")), [shown]).messages
     assert [m.role for m in messages] == ["user", "assistant", "user"]

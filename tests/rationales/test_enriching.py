@@ -74,7 +74,7 @@ def kb() -> Iterator[KnowledgeBase]:
         yield opened
 
 
-async def test_each_is_kept_rejected_or_left_as_it_is(kb: KnowledgeBase) -> None:
+async def test_rationales_are_stored_rejected_or_unchanged(kb: KnowledgeBase) -> None:
     before = {e.query.text: e for e in kb}
     run = Run(kb)
     await run()
@@ -96,7 +96,7 @@ async def test_each_is_kept_rejected_or_left_as_it_is(kb: KnowledgeBase) -> None
     assert (found.given, found.passages, found.rejected, found.scores) == (1, 1, 1, (1.0, 1.0))
 
 
-async def test_it_goes_on_where_it_was_stopped(kb: KnowledgeBase) -> None:
+async def test_a_stopped_run_continues(kb: KnowledgeBase) -> None:
     run = Run(kb)
     budget = CostBudget(examples=1)
     await run(budget)
@@ -109,7 +109,7 @@ async def test_it_goes_on_where_it_was_stopped(kb: KnowledgeBase) -> None:
     assert len(find_pending(kb).ids) == 1  # what was refused
 
 
-async def test_again_takes_all_but_passages_and_a_rejection_loses_nothing(
+async def test_again_includes_all_but_passages_and_rejections_keep_rationales(
     kb: KnowledgeBase,
 ) -> None:
     assert len(find_pending(kb, again=True).ids) == 5
@@ -126,7 +126,7 @@ async def test_again_takes_all_but_passages_and_a_rejection_loses_nothing(
     assert run.rationales()["q1"] == ("Mine.", "0")
 
 
-async def test_a_rejection_does_not_undo_what_another_process_wrote(kb: KnowledgeBase) -> None:
+async def test_a_rejection_keeps_the_rationale_of_another_process(kb: KnowledgeBase) -> None:
     (id,) = (str(e.id) for e in kb if e.query.text == "q1")
 
     def meanwhile(prompt: Prompt) -> str:
@@ -141,7 +141,7 @@ async def test_a_rejection_does_not_undo_what_another_process_wrote(kb: Knowledg
     assert kb.get(id).tags["theirs"] == "1"
 
 
-async def test_an_example_that_cannot_be_asked_fails_alone(kb: KnowledgeBase) -> None:
+async def test_a_prompt_error_fails_its_example_only(kb: KnowledgeBase) -> None:
     def explain(example: Example) -> Prompt:
         if example.query.text == "unspeakable":
             raise SettingError("no prompt for this one")
@@ -162,7 +162,7 @@ async def test_an_example_that_cannot_be_asked_fails_alone(kb: KnowledgeBase) ->
     assert run.rationales()["q3"] == ("Think.", "1")
 
 
-async def test_an_error_that_would_meet_all_ends_it(kb: KnowledgeBase) -> None:
+async def test_an_error_that_affects_all_examples_ends_the_run(kb: KnowledgeBase) -> None:
     run = Run(kb)
     with pytest.raises(ExceptionGroup) as caught:
         await run(fatal=True)
@@ -170,7 +170,7 @@ async def test_an_error_that_would_meet_all_ends_it(kb: KnowledgeBase) -> None:
     assert any(made.error for made in run.done.values())  # it was counted
 
 
-async def test_what_is_deleted_meanwhile_costs_nothing(kb: KnowledgeBase) -> None:
+async def test_a_deleted_example_costs_nothing(kb: KnowledgeBase) -> None:
     run = Run(kb)
     ids = find_pending(kb).ids[:1]
     kb.delete(ids)
@@ -185,7 +185,7 @@ async def test_what_is_deleted_meanwhile_costs_nothing(kb: KnowledgeBase) -> Non
     assert (budget.costs, run.done, run.model.calls) == ([0.0], {}, [])
 
 
-def test_a_tag_of_that_name_that_is_no_number_is_not_ours(kb: KnowledgeBase) -> None:
+def test_a_tag_that_is_not_a_number_is_ignored(kb: KnowledgeBase) -> None:
     (id, *_) = kb.ids()
     kb.annotate(id, rationale="Mine.", tags={ACCURACY: "high"})
     assert find_pending(kb).given == 2

@@ -66,7 +66,7 @@ async def made(thinker: Thinker, **settings: object) -> RationaleResult:
     return await RationaleGenerator(thinker, **options).make(KNOWN)  # type: ignore[arg-type]
 
 
-async def test_the_one_that_is_right_most_often_is_kept_the_first_of_several() -> None:
+async def test_the_first_candidate_with_the_best_score_wins() -> None:
     thinker = Thinker(
         {
             "a": ["B", "A", "A", "?"],
@@ -82,13 +82,13 @@ async def test_the_one_that_is_right_most_often_is_kept_the_first_of_several() -
     assert {(one.temperature, one.n) for one in thinker.samplings} == {(0.7, 4)}
 
 
-async def test_one_request_each_for_the_candidates_and_for_the_predictions_of_one() -> None:
+async def test_candidates_and_predictions_take_one_request_each() -> None:
     thinker = Thinker({"a": ["A"] * 5, "b": ["B"] * 5, "c": ["A"] * 5})
     await made(thinker, candidates=3, predictions=5)
     assert [one.n for one in thinker.samplings] == [3, 5, 5, 5]
 
 
-async def test_it_stops_at_the_first_that_is_always_right() -> None:
+async def test_verification_stops_at_a_perfect_candidate() -> None:
     """Waves of 1, 2, 4: the others of the same wave were under way."""
     said = {name: ["A"] * 4 for name in "abcdefg"} | {"c": ALL}
     thinker = Thinker(said)
@@ -97,18 +97,18 @@ async def test_it_stops_at_the_first_that_is_always_right() -> None:
     assert (thinker.predicted, thinker.most_at_once) == (["a", "b", "c"], 2)
 
 
-async def test_the_papers_order_verifies_all_at_once() -> None:
+async def test_without_stop_early_all_candidates_are_verified() -> None:
     thinker = Thinker(dict.fromkeys("abcde", ALL))
     found = await made(thinker, stop_early=False)
     assert (found.rationale, found.verified, thinker.most_at_once) == ("a", 5, 5)
 
 
-async def test_one_that_is_never_right_is_rejected() -> None:
+async def test_candidates_without_correct_predictions_are_rejected() -> None:
     found = await made(Thinker({"a": ["A"] * 4, "b": ["?"] * 4}))
     assert (found.rationale, found.score, found.verified, found.error) == (None, 0.0, 2, None)
 
 
-async def test_thinking_cut_and_equal_candidates_are_not_verified_again() -> None:
+async def test_thinking_is_stripped_and_duplicates_are_verified_once() -> None:
     thinker = Thinker(
         {"<think>so": ALL, "": ALL, "cut": ALL, "a\0": ALL, "a": ["A"] * 4}, cut="cut"
     )
@@ -119,7 +119,7 @@ async def test_thinking_cut_and_equal_candidates_are_not_verified_again() -> Non
     assert (one.rationale, one.verified) == ("x", 1)
 
 
-async def test_no_whole_candidate_is_an_error_that_names_the_option() -> None:
+async def test_no_complete_candidate_raises_with_the_option() -> None:
     found = await made(Thinker({"cut": ALL}, cut="cut"))
     assert found.rationale is None
     assert found.error is not None
@@ -129,7 +129,7 @@ async def test_no_whole_candidate_is_an_error_that_names_the_option() -> None:
 
 
 @pytest.mark.parametrize("reason", ["content_filter", "refusal", "tool_calls"])
-async def test_what_did_not_end_by_itself_is_no_candidate(reason: str) -> None:
+async def test_incomplete_candidates_are_dropped(reason: str) -> None:
     thinker = Thinker({"cut": ALL, "a": ALL}, cut="cut", reason=reason)
     assert (await made(thinker)).rationale == "a"
     assert thinker.predicted == ["a"]
@@ -145,7 +145,7 @@ async def test_what_did_not_end_by_itself_is_no_candidate(reason: str) -> None:
         ((), "Answer: None"),
     ],
 )
-async def test_several_labels_are_right_together(labels: tuple[str, ...], said: str) -> None:
+async def test_several_labels_must_all_match(labels: tuple[str, ...], said: str) -> None:
     query = Query("What is shown?", choices=("cat", "dog", "bird"))
     known = Example(query, ", ".join(labels) or "none", labels=labels)
     for replies, score in (([said] * 2, 1.0), ([said, "Answer: bird"], 0.5), (["(A)", "cat"], 0)):
@@ -155,7 +155,7 @@ async def test_several_labels_are_right_together(labels: tuple[str, ...], said: 
         assert "letters of all right choices" in str(model.calls[1].prompt.messages[-1].parts)
 
 
-async def test_a_failed_request_makes_no_rationale_and_what_it_cost_is_counted() -> None:
+async def test_a_failed_request_gives_no_rationale_and_its_cost_counts() -> None:
     refused = RejectedError("no", status=400)
     thinker = Thinker({"a": ["A", "A", "B", "B"], "b": refused, "c": ALL})
     found = await made(thinker)
@@ -163,7 +163,7 @@ async def test_a_failed_request_makes_no_rationale_and_what_it_cost_is_counted()
     assert (found.requests, found.cost_usd) == (3, 3.0)  # that of c was under way
 
 
-async def test_what_it_would_cost_with_all_candidates() -> None:
+async def test_the_maximum_cost_covers_all_candidates() -> None:
     def price(model: str, usage: Usage, /) -> float:
         prices.append(0.0)
         return 1.0 if len(prices) % 4 == 1 else 3.0
@@ -175,11 +175,11 @@ async def test_what_it_would_cost_with_all_candidates() -> None:
     assert (await made(Thinker({"cut": ALL}, cut="cut"))).at_most_usd == 1.0
 
 
-async def test_an_unknown_price_is_not_nothing() -> None:
+async def test_an_unknown_price_gives_no_cost() -> None:
     assert (await made(Thinker({"a": ALL}), price=None)).cost_usd is None
 
 
-async def test_agreement_is_an_argument() -> None:
+async def test_the_comparison_is_configurable() -> None:
     def half(said: Answer, known: Answer, query: Query) -> float:
         assert (known.text, known.labels, query) == ("right", ("right",), KNOWN.query)
         return 0.5 if said.text == "left" else 0.0
@@ -188,14 +188,14 @@ async def test_agreement_is_an_argument() -> None:
     assert (found.rationale, found.score) == ("a", 0.5)
 
 
-async def test_a_number_written_otherwise_is_a_right_prediction() -> None:
+async def test_equal_numbers_in_other_notation_are_correct() -> None:
     known = Example(Query("How many?"), "12")
     thinker = ScriptedGenerator(["Count them.", "12.0", "13", "twelve", "a dozen"])
     rationales = RationaleGenerator(thinker, candidates=1, predictions=4)
     assert (await rationales.make(known)).score == 0.5
 
 
-def test_a_model_of_brief_turns_is_refused() -> None:
+def test_a_turns_only_model_is_refused() -> None:
     brief = ScriptedGenerator(["x"], name="bundled:apprentice")
     brief.turns_only = True  # type: ignore[attr-defined]
     with pytest.raises(SettingError, match="bundled:apprentice answers in a word") as caught:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from bottega.bundled import LIKENESS, MEANINGS, WORDS, bundled_folder
+from bottega.bundled import CLASS_FEATURES, TOKEN_CONCEPTS, TOKEN_IDENTITY, bundled_folder
 from bottega.knowledge import TokenEmbedder
 from bottega.types import Query
 from training import architecture
 
 
 def test_the_slices_that_embedders_read_are_those_of_the_architecture() -> None:
-    assert LIKENESS == architecture.PICTURE
-    assert architecture.TOKEN == WORDS
-    assert MEANINGS[0] == architecture.NAMED
-    assert MEANINGS[1] == slice(architecture.TOPIC.start, architecture.RULE.stop)
+    assert CLASS_FEATURES == architecture.PICTURE
+    assert architecture.TOKEN == TOKEN_IDENTITY
+    assert TOKEN_CONCEPTS[0] == architecture.NAMED
+    assert TOKEN_CONCEPTS[1] == slice(architecture.TOPIC.start, architecture.RULE.stop)
 
 
 def test_bundled_words_include_paraphrases_and_names() -> None:

@@ -1,4 +1,4 @@
-"""Who answers: HTTP endpoints, models in this process, the bundled model, test doubles."""
+"""Generators: HTTP endpoints, in-process models, the bundled models, and test doubles."""
 
 from bottega.generation.bundled import bundled
 from bottega.generation.local import TransformersGenerator

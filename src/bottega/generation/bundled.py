@@ -1,4 +1,4 @@
-"""The bundled model as a generator."""
+"""Bundled models as generators."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def _may_be_photograph(image: Image) -> bool:
     return image.media_type in LOSSY or min(image.width, image.height) > LARGE
 
 
-def _reduced(picture: Pillow.Image) -> Pillow.Image:
-    small = picture.convert("RGB")
+def _reduced(image: Pillow.Image) -> Pillow.Image:
+    small = image.convert("RGB")
     small.thumbnail((SIDE, SIDE))
     return small
 
@@ -93,9 +93,11 @@ class BundledGenerator(TransformersGenerator):
 def bundled(
     name: str = "apprentice", *, max_batch: int = 16, threads: int | None = 1
 ) -> TransformersGenerator:
-    """A bundled model as a generator: `bundled("apprentice")` learns from what it is shown,
-    `bundled("master")` also knows digits and the plain words for what a scene shows. They are so
-    small that a second thread slows them down. Raises `ModelLoadError` for one that is not there.
+    """Return a bundled model as a generator.
+
+    `bundled("apprentice")` learns from demonstrations; `bundled("master")` also knows digits and
+    the English words for scenes. The models are so small that a second thread slows them down.
+    Raises `ModelLoadError` for an unknown name.
     """
     return BundledGenerator(
         bundled_folder(name),

@@ -1,4 +1,4 @@
-"""Vision-language models in this process, through transformers."""
+"""In-process vision-language models through transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Work = TypeVar("Work")
 Done = TypeVar("Done")
-# Seconds to wait for more requests: those of one task group arrive well within.
+# Seconds to wait for more requests; those of one task group arrive sooner.
 BATCH_WINDOW = 0.002
 MAX_WINDOWS = 10
 # Maximum pixels decoded for one batch: 128 MB as RGB.
@@ -32,6 +32,8 @@ BATCH_PIXELS = 32_000_000
 
 @dataclass(frozen=True, eq=False)
 class Request:
+    """Waiting request with the future of its reply."""
+
     prompt: Prompt
     sampling: Sampling
     prefix: Prefix | None = None
@@ -40,18 +42,18 @@ class Request:
 
 
 class TransformersGenerator:
-    """Any `AutoModelForImageTextToText`, by hub id or by path.
+    """Generator for any `AutoModelForImageTextToText`, by hub id or path.
 
-    Requests that wait together are answered together, at most `max_batch` prompts at a time, by
-    one thread; they may come from any number of event loops. The model is loaded at the first
-    request or by `load()`. `dtype` "auto" is the model's own, but float32 on a CPU. `threads`
-    sets torch's number of CPU threads, which is the whole process's. `turns_only` tells
-    recipes that the model reads demonstrations as turns and no long instructions. A seeded sample
-    depends on its own prompt and seed, not on the batch it lands in. Prompts that begin alike are
-    read once: what was read is kept, in the model's memory, up to `prefix_cache_mb` megabytes
-    between batches; what a batch itself reads comes on top until it is answered. 0 reads every
-    prompt whole. Control tokens that a text spells out reach the model as plain characters.
-    Raises `ModelLoadError`, `GenerationError`, `ImageError` for a damaged image.
+    One thread answers waiting requests in batches of up to `max_batch` prompts; requests may come
+    from any number of event loops. The first request, or `load()`, loads the model. The dtype
+    "auto" is the model's own, and float32 on a CPU. `threads` sets torch's number of CPU threads
+    for the whole process. `turns_only` tells recipes that the model reads demonstrations as turns
+    and no long instructions. A seeded sample depends on its prompt and seed only, not on its batch.
+
+    A common prefix of several prompts is read once. Its states stay in the model's memory between
+    batches, up to `prefix_cache_mb` megabytes; the states of the current batch come on top. With 0
+    every prompt is read completely. Control tokens in user text reach the model as plain
+    characters. Raises `ModelLoadError`, `GenerationError`, and `ImageError` for a damaged image.
     """
 
     def __init__(
@@ -67,10 +69,13 @@ class TransformersGenerator:
         prefix_cache_mb: int = 256,
     ) -> None:
         if max_batch < 1:
-            raise SettingError(f"max_batch is {max_batch}", hint="use 1 or more")
+            raise SettingError(
+                f"max_batch must be at least 1, got {max_batch}", hint="set max_batch=16"
+            )
         if prefix_cache_mb < 0:
             raise SettingError(
-                f"prefix_cache_mb is {prefix_cache_mb}", hint="0 keeps nothing, 256 is usual"
+                f"prefix_cache_mb must be at least 0, got {prefix_cache_mb}",
+                hint="set it to 0 for no cache, or to 256",
             )
         path = Path(model).expanduser()
         self._source = str(path) if path.exists() else str(model)
@@ -88,24 +93,27 @@ class TransformersGenerator:
         return f"TransformersGenerator({self.name!r})"
 
     async def load(self) -> None:
+        """Load the model now, instead of at the first request."""
         await asyncio.wrap_future(self._submit(self._model))
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model itself. Raises `SettingError` before `load()`."""
+        """The loaded model. Raises `SettingError` before `load()`."""
         if self._loaded is None:
-            raise SettingError(f"{self.name} is not loaded", hint="await its load() first")
+            raise SettingError(
+                f"{self.name} is not loaded", hint="call await generator.load() first"
+            )
         return self._loaded
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         return await self._ask(Request(prompt, sampling))
 
     def with_prefix(self, prefix: Prefix, /) -> PrefixedGenerator:
-        """The model with every prompt behind keys and values that it did not read itself."""
+        """Return a generator that puts a KV prefix in front of every prompt."""
         return PrefixedGenerator(self, prefix)
 
     async def run(self, work: Callable[[LoadedModel], Done]) -> Done:
-        """Anything else that is done with the model, in its thread, between two batches."""
+        """Run other work with the model, in its thread, between two batches."""
         return await asyncio.wrap_future(self._submit(lambda: work(self._model())))
 
     async def _ask(self, request: Request) -> Reply:
@@ -127,7 +135,7 @@ class TransformersGenerator:
     def _submit(self, work: Callable[[], Done]) -> Future[Done]:
         with self._lock:
             if self._worker is None:
-                # One thread at a time may use a model: the next waits for the end of the last.
+                # Only one thread may use a model: the new one waits for the last to end.
                 wait = self._ended.shutdown if self._ended else None
                 self._worker = ThreadPoolExecutor(1, self.name, initializer=wait)
             return self._worker.submit(work)
@@ -137,7 +145,7 @@ class TransformersGenerator:
 
     def _model(self) -> LoadedModel:
         if self._loaded is None:
-            with LOADING:  # transformers cannot even be imported twice at once
+            with LOADING:  # concurrent imports of transformers fail
                 try:
                     import torch
 
@@ -150,14 +158,14 @@ class TransformersGenerator:
         return self._loaded
 
     def _answer_next_batch(self) -> None:
-        """Runs once for each request; all but the first of a group find nothing left to do."""
+        """Answer one batch. Called once per request; most calls find no waiting request."""
         requests = [one for one in self._gather() if one.reply.set_running_or_notify_cancel()]
         if not requests:
             return
         try:
             model = self._model()
-            asked = ((one, one) for one in requests)
-            rendered = _each(asked, lambda one: model.render(one.prompt, one.sampling, one.prefix))
+            pairs = ((one, one) for one in requests)
+            rendered = _each(pairs, lambda one: model.render(one.prompt, one.sampling, one.prefix))
             for batch in self._batches(rendered):
                 self._answer(model, batch)
         except BaseException as error:
@@ -215,7 +223,7 @@ class TransformersGenerator:
         except BottegaError as error:
             if len(ready) == 1:
                 _fail([ready[0][0]], error)
-            else:  # one prompt may be the culprit: the others get their answers
+            else:  # one prompt may cause the error: answer the others one by one
                 for pair in ready:
                     self._answer(model, [pair])
             return
@@ -226,7 +234,8 @@ class TransformersGenerator:
 
 @dataclass(frozen=True)
 class PrefixedGenerator:
-    """A model whose prompts stand behind a prefix; what it asks shares batches with the others."""
+    """Generator that puts a KV prefix in front of every prompt of `model`, and shares its
+    batches."""
 
     model: TransformersGenerator
     prefix: Prefix
@@ -243,13 +252,13 @@ class PrefixedGenerator:
         return await self.model._ask(Request(prompt, sampling, self.prefix))
 
     async def aclose(self) -> None:
-        """The model stays: it is not this one's."""
+        """Do nothing: the model belongs to its own generator."""
 
 
 def _each(
     pairs: Iterable[tuple[Request, Work]], step: Callable[[Work], Done]
 ) -> Iterator[tuple[Request, Done]]:
-    """A request whose step fails, for its template or a damaged image, fails alone."""
+    """Apply a step to each request; an error (template, damaged image) fails that request only."""
     for request, work in pairs:
         try:
             yield request, step(work)

@@ -1,4 +1,4 @@
-"""A generator without a model: the public test double."""
+"""Generators without a model: scripted replies, and a record of replies on disk."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ from bottega.types import Completion, Prompt, Reply, Sampling, Usage
 
 @dataclass(frozen=True)
 class Call:
+    """One call of `ScriptedGenerator.generate`."""
+
     prompt: Prompt
     sampling: Sampling
 
 
 class ScriptedGenerator:
-    """Answers from a function of the prompt, or from a sequence, one item a sample.
+    """Test double that replies from a function of the prompt, or from a sequence.
 
-    An exception in the sequence is raised in its turn; a script that has run out raises
-    `GenerationError`. `calls` holds what was asked. Tokens are counted as words, an image as one.
-    `latency` is in seconds.
+    A sequence has one item per sample. An exception in it is raised; after its end
+    `GenerationError` is raised. `calls` holds all calls. Each word and each image counts as one
+    token. `latency` is in seconds.
     """
 
     def __init__(
@@ -73,8 +75,8 @@ class ScriptedGenerator:
         item = next(self._rest, None)
         if item is None:
             raise GenerationError(
-                f"the script of {self.name!r} has run out after {len(self.calls) - 1} calls",
-                hint="give it more replies, or a function",
+                f"the script of {self.name!r} ended after {len(self.calls) - 1} calls",
+                hint="pass more replies, or a function",
             )
         if isinstance(item, Exception):
             raise item
@@ -87,7 +89,7 @@ def _words(prompt: Prompt) -> int:
 
 
 def request_key(fingerprint: str, prompt: Prompt, sampling: Sampling) -> str:
-    """sha256 over everything that decides the output; images count by their own sha256."""
+    """Return the sha256 of everything that affects the output; images count by their sha256."""
     request = {
         "model": fingerprint,
         "messages": [
@@ -104,20 +106,22 @@ def _part(part: str | Image) -> list[str]:
 
 @dataclass
 class Flight:
+    """Request in progress, with the number of its callers."""
+
     task: asyncio.Task[Reply]
     waiting: int = 0
 
 
 class ReplayGenerator:
-    """Answers from the record at `path`; asks `inner` only for what the record lacks.
+    """Generator that replies from the record at `path` and calls `inner` for missing replies.
 
-    With `inner=None` a miss raises `ReplayMissError`: tests and published runs are then free and
-    exact. The model is the one of the record; `model` chooses where it holds several. Identical
-    requests in flight are asked once. Failures are never recorded.
+    With `inner=None` a missing reply raises `ReplayMissError`: tests and published runs are then
+    free and exact. The record defines the model; `model` selects one of several. Concurrent equal
+    requests make one call. Failures are never recorded.
 
-    The file is JSON lines, append-only, one `write` a reply: several processes may share it, and
-    a line that a crash cut short is ignored. Equal keys: the first line counts. A model's
-    `fingerprint`, if it has one, stands in the key for its name.
+    The file is append-only JSON lines with one `write` per reply. Several processes may share it; a
+    line cut short by a crash is ignored. The first of several lines with one key counts. A model's
+    `fingerprint`, if any, replaces its name in the key.
     """
 
     def __init__(
@@ -138,12 +142,12 @@ class ReplayGenerator:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         key = request_key(self._fingerprint, prompt, sampling)
-        if (known := self._replies.get(key)) is not None:
-            return known
+        if (recorded := self._replies.get(key)) is not None:
+            return recorded
         if self._inner is None:
             raise ReplayMissError(
-                f"{self._path.name} holds no answer of {self.name!r} to this request",
-                hint="record it: run once with the model itself as the inner generator",
+                f"{self._path.name} contains no reply of {self.name!r} to this request",
+                hint="record it: run once with the model as the inner generator",
             )
         return await self._join(key, self._inner, prompt, sampling)
 
@@ -152,22 +156,22 @@ class ReplayGenerator:
             await self._inner.aclose()
 
     async def _join(self, key: str, inner: Generator, prompt: Prompt, sampling: Sampling) -> Reply:
-        place = (asyncio.get_running_loop(), key)
-        flight = self._flights.get(place)
+        slot = (asyncio.get_running_loop(), key)
+        flight = self._flights.get(slot)
         if flight is None:
-            task = asyncio.create_task(self._ask(key, inner, prompt, sampling))
-            flight = self._flights[place] = Flight(task)
+            task = asyncio.create_task(self._call(key, inner, prompt, sampling))
+            flight = self._flights[slot] = Flight(task)
         flight.waiting += 1
         try:
-            # Shielded: one caller who gives up must not take the answer from the others.
+            # Shielded: the cancellation of one caller must not cancel the reply for the others.
             return await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
             if not flight.waiting:
-                del self._flights[place]
+                del self._flights[slot]
                 flight.task.cancel()
 
-    async def _ask(self, key: str, inner: Generator, prompt: Prompt, sampling: Sampling) -> Reply:
+    async def _call(self, key: str, inner: Generator, prompt: Prompt, sampling: Sampling) -> Reply:
         reply = await inner.generate(prompt, sampling)
         row = {"key": key, "fingerprint": self._fingerprint, "reply": asdict(reply)}
         await asyncio.to_thread(self._append, orjson.dumps(row) + b"\n")
@@ -185,11 +189,11 @@ class ReplayGenerator:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise (StoreFullError if full else StoreError)(
                 f"{self._path} cannot be written: {error.strerror}",
-                hint="make room; what was recorded before is intact" if full else CHECK,
+                hint="free disk space; earlier replies are intact" if full else CHECK,
             ) from error
 
     def _load(self) -> dict[str, str]:
-        """Fills the replies; returns the name of each fingerprint."""
+        """Load the replies; return the model name of each fingerprint."""
         try:
             content = self._path.read_bytes() if self._path.exists() else b""
         except OSError as error:
@@ -206,16 +210,16 @@ class ReplayGenerator:
         return names
 
     def _choose(self, fingerprints: dict[str, str], model: str | None) -> str:
-        fitting = [
+        matching = [
             fingerprint
             for fingerprint, name in fingerprints.items()
             if model in (None, name, fingerprint)
         ]
-        if len(fitting) == 1:
-            return fitting[0]
-        held = ", ".join(sorted(fingerprints)) or "no model"
+        if len(matching) == 1:
+            return matching[0]
+        models = ", ".join(sorted(fingerprints)) or "no model"
         raise SettingError(
-            f"{self._path} holds {held}: which one shall answer?",
+            f"{self._path} must contain one matching model, got {models}",
             hint="pass model=, or an inner generator to record with",
         )
 
@@ -233,7 +237,7 @@ def _rows(content: bytes) -> Iterator[tuple[str, str, Reply]]:
             row = orjson.loads(line)
             yield row["key"], row["fingerprint"], _reply(row["reply"])
         except (orjson.JSONDecodeError, KeyError, TypeError):
-            continue  # cut short by a crash or a full disk: that reply is asked for again
+            continue  # cut short by a crash or a full disk: the reply is requested again
 
 
 def _reply(row: dict[str, object]) -> Reply:

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega.bundled import LIKENESS, MEANINGS, WORDS, bundled_folder
+from bottega.bundled import CLASS_FEATURES, TOKEN_CONCEPTS, TOKEN_IDENTITY, bundled_folder
 from bottega.errors import EmbeddingError
 from bottega.image import Image
 from bottega.knowledge.embedders.pixels import unit_images
@@ -20,7 +20,7 @@ from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Query
 
-DIMENSION = LIKENESS.stop - LIKENESS.start
+DIMENSION = CLASS_FEATURES.stop - CLASS_FEATURES.start
 # Settings that change the tower's input pixels.
 PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor")
 
@@ -92,7 +92,7 @@ class TowerEmbedder:
         pixels = self._images(images, return_tensors="pt")["pixel_values"]
         with torch.inference_mode():
             tokens = self._model.get_image_features(pixels).pooler_output
-            vectors: Vectors = tokens.mean(1)[:, LIKENESS].numpy()
+            vectors: Vectors = tokens.mean(1)[:, CLASS_FEATURES].numpy()
             return vectors
 
     def _digest(self) -> str:
@@ -163,7 +163,7 @@ class TowerTokenEmbedder:
         rows = self._words.token_rows(text)
         # A row of zeros is an unknown token.
         rows = rows[rows.any(axis=1)]
-        means = rows[:, WORDS.stop - WORDS.start :].any(axis=1)
+        means = rows[:, TOKEN_IDENTITY.stop - TOKEN_IDENTITY.start :].any(axis=1)
         return rows[means] if means.any() else rows
 
     def _padded(self, rows: Vectors, start: int) -> Vectors:
@@ -239,12 +239,12 @@ def _table(folder: Path) -> Vectors:
 
 def _weighted(table: Vectors, name: str) -> Vectors:
     """Return (tokens, dimension), the compared parts of the table with their weights."""
-    needed = max(part.stop for part in (WORDS, *MEANINGS))
+    needed = max(part.stop for part in (TOKEN_IDENTITY, *TOKEN_CONCEPTS))
     if table.shape[1] < needed:
         raise EmbeddingError(
             f"{name} must have at least {needed} numbers per token, got {table.shape[1]}",
             hint="use the bundled model, or SentenceEmbedder(model, mode='text')",
         )
-    parts = [WORD_WEIGHT * table[:, WORDS]]
-    parts += [MEANING_WEIGHT * table[:, part] for part in MEANINGS]
+    parts = [WORD_WEIGHT * table[:, TOKEN_IDENTITY]]
+    parts += [MEANING_WEIGHT * table[:, part] for part in TOKEN_CONCEPTS]
     return np.concatenate(parts, axis=1).astype(np.float32)
