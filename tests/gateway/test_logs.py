@@ -219,7 +219,7 @@ def test_a_line_that_cannot_be_made_is_told() -> None:
     with log_to(out):
         log.warning("%d", "no number")
         log_request(replace(done(), similarity="high"))  # type: ignore[arg-type]
-    assert [line["event"] for line in parsed(out)] == ["a line failed"] * 2
+    assert [line["event"] for line in parsed(out)] == ["log line failed"] * 2
 
 
 def test_loggers_are_as_before_afterwards() -> None:

@@ -1,4 +1,4 @@
-"""The server: what asks a model by doors of its own, everything else by Starlette."""
+"""ASGI application: chat requests go straight to their endpoint, other paths to Starlette."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from bottega.openai_api.errors import ApiError
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")
-CREATED = 1767225600  # of the virtual models: clients want a number
+CREATED = 1767225600  # creation time of the virtual models: clients need a number
 
 
 class App:
-    """The ASGI application. `more` are further routes, such as the administration's;
-    `tier_problems` is what `/readyz` tells of tiers."""
+    """ASGI application of the gateway. `more` are further routes, such as those of the
+    administration API. `/readyz` includes `tier_problems`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class App:
         self._doors = dict.fromkeys(CHAT, chat_endpoint) | dict.fromkeys(RESPONSES, responses)
         self._is_ready = is_ready
         self._gateway = gateway
-        # Set once its socket is bound. On this port `/metrics` needs no key.
+        # Set after its socket is bound. On this port `/metrics` needs no key.
         self.metrics_port: int | None = None
         self._rest = _rest(gateway, self, tier_problems, metrics, more, lifespan)
 
@@ -123,10 +123,10 @@ def _rest(
     async def kept(request: Request) -> Response:
         gateway.check_key(request.headers)
         raise ApiError(
-            "responses are not kept here",
+            "responses are not stored",
             status=404,
             code="not_found",
-            hint="POST /v1/responses with the whole conversation as input; the answer is its reply",
+            hint="POST /v1/responses with the whole conversation as input",
         )
 
     async def told(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Completion of upstream calls after their client has left."""
+"""HTTP endpoint of one chat request: its record, its reply, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ POLL_SECONDS = 0.05
 
 
 class WatchedRequest:
-    """A request under way."""
+    """Request whose task is cancelled once its client disconnects."""
 
     __slots__ = ("_receive", "_watcher", "_work", "has_left")
 
@@ -91,8 +91,8 @@ class WatchedRequest:
 
 
 class DisconnectWatcher:
-    """Listens for the end of clients who have waited for a moment. A task or a timer for every
-    request would cost as much as all else that a replay needs: one timer looks after them all."""
+    """Watcher that listens for the disconnect of clients that have waited for a moment. One timer
+    serves all requests: a task or timer per request would double the cost of a replay."""
 
     def __init__(self) -> None:
         self._new: dict[WatchedRequest, None] = {}
@@ -113,7 +113,7 @@ class DisconnectWatcher:
         )
 
     def _look(self, seen: list[WatchedRequest]) -> None:
-        """Those who were here the last time, too."""
+        """Listen to the requests that were also in progress at the previous tick."""
         for one in seen:
             if one in self._new:
                 del self._new[one]
@@ -138,7 +138,7 @@ CLIENT_LEFT = 499
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of a request, filled in as it goes; told to the watchers when it is over."""
+    """Record of one request, filled in while it is processed and logged when it ends."""
 
     request_id: str
     begun: float = field(default_factory=time.time)
@@ -151,8 +151,8 @@ class RequestRecord:
     route: str = ""
     model: str = ""
     state: State = "failed"
-    fallback: str = ""  # who was to answer and could not
-    why: str = ""  # it passed straight through, or failed
+    fallback: str = ""  # tiers that failed before the one that answered
+    why: str = ""  # reason for a failure, or for passing through without routing
     shots: int = 0
     similarity: float | None = None
     usage: Usage = NO_USAGE
@@ -169,7 +169,7 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class Reply:
-    """Either a `payload` or `events`, which are bytes of a stream as they go out."""
+    """Reply with either a `payload` or `events`, the encoded chunks of a stream."""
 
     headers: Mapping[str, str]
     payload: bytes = b""
@@ -183,8 +183,8 @@ Answer = Callable[
 
 @dataclass(frozen=True)
 class ChatEndpoint:
-    """`answer` gets the headers and a way to read the body; whatever it raises becomes an error of
-    the OpenAI API. `over` is told how each request ended."""
+    """ASGI endpoint that calls `answer` with the headers and a function that reads the body. Its
+    exceptions become errors of the OpenAI API. `over` gets the record of each ended request."""
 
     answer: Answer
     over: Callable[[RequestRecord], None]
@@ -227,9 +227,9 @@ class ChatEndpoint:
             self._failed(error, record)
             if started:
                 raise
-            refusal = to_api_error(error)
-            record.status = refusal.status
-            await _send(send, record, Reply(refusal.headers, refusal.body))
+            api_error = to_api_error(error)
+            record.status = api_error.status
+            await _send(send, record, Reply(api_error.headers, api_error.body))
         finally:
             self.watch.end(watched)
             self.over(record)
@@ -248,7 +248,7 @@ def request_id() -> str:
 
 
 class _LeftError(Exception):
-    """The client left before its body was complete, or before the reply was."""
+    """The client disconnected before its body or the reply was complete."""
 
 
 async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> bytes:
@@ -292,7 +292,7 @@ async def _send(send: Send, record: RequestRecord, reply: Reply) -> None:
         return
     status = record.status
     try:
-        # What has not begun does not clean up behind itself.
+        # Start the generator first: `aclose` skips the `finally` of one that has not started.
         first = await anext(reply.events, b"")
         await _start(send, status, [EVENTS, *UNBUFFERED, *headers])
         record.streamed = True
@@ -305,7 +305,7 @@ async def _send(send: Send, record: RequestRecord, reply: Reply) -> None:
 
 
 async def _cut(send: Send, record: RequestRecord) -> None:
-    """The server does not wait any longer."""
+    """End a reply that the server's shutdown has interrupted with an error."""
     if not record.streamed:
         await _send(send, record, Reply(CLOSING.headers, CLOSING.body))
         return

@@ -1,4 +1,4 @@
-"""What a client is told when it gets no answer: one error, in the shape of the OpenAI API."""
+"""Errors that clients receive, in the format of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bottega.openai_api.request import ChatRequest
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-# The client's libraries would try again what was tried several times already.
+# The gateway has retried already; without this header, the client's library would too.
 FINAL = {"x-should-retry": "false"}
 
 
@@ -42,9 +42,8 @@ class MisconfiguredError(RejectedError):
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """An error of ours as the client may see it; anything else is an accident, of which nothing
-    is told but that it happened. What an upstream said of itself, and where it is, stands in the
-    log alone."""
+    """Return an exception as an error for the client. Details of unexpected exceptions, and the
+    address and messages of upstreams, are for the log only."""
     match error:
         case ApiError():
             return error
@@ -54,14 +53,14 @@ def to_api_error(error: Exception) -> ApiError:
             )
         case RateLimitedError():
             return _upstream(
-                429, "rate_limit_exceeded", f"{MODEL} is asked too often", error.retry_after
+                429, "rate_limit_exceeded", f"{MODEL} gets too many requests", error.retry_after
             )
         case EndpointTimeoutError():
             return _upstream(504, "upstream_timeout", f"{MODEL} did not answer in time")
         case MisconfiguredError():
-            who = f"the tier {error.tier!r} of this gateway" if error.tier else MODEL
-            said = f"{who} is set up wrongly; the gateway's log tells the operator how"
-            return _upstream(502, "upstream_misconfigured", said)
+            tier = f"the tier {error.tier!r} of this gateway" if error.tier else MODEL
+            message = f"{tier} is misconfigured; see the gateway's log"
+            return _upstream(502, "upstream_misconfigured", message)
         case RequestRejectedError():
             return ApiError(
                 error.detail or "the model refused this request",
@@ -91,31 +90,32 @@ CLOSING = ApiError(
     type="server_error",
     code="shutting_down",
     headers={"retry-after": "1", "connection": "close"},
-    hint="try again: another one may answer",
+    hint="try again: another gateway may answer",
 )
 
 
 def unknown_key(key: str) -> ApiError:
-    said, hint = "this API key is not known here", "ask the operator for one"
+    """Return the error for a key that does not exist, or "" for a request without a key."""
+    message, hint = "the API key is unknown", "ask the operator for a key"
     if not key:
-        said, hint = "no API key came with this request", "send Authorization: Bearer KEY; " + hint
-    make = " (`bottega keys add NAME`)"
-    return ApiError(said, status=401, code="invalid_api_key", hint=hint + make)
+        message, hint = "the request has no API key", "send Authorization: Bearer KEY; " + hint
+    command = " (`bottega keys add NAME`)"
+    return ApiError(message, status=401, code="invalid_api_key", hint=hint + command)
 
 
 BUSY = "the gateway is busy; try again later"
-FAILED = "the gateway failed; its log tells why"
-MODEL = "the model behind this gateway"
+FAILED = "the gateway failed; see its log"
+MODEL = "the model of this gateway"
 
 
-def _upstream(status: int, code: str, said: str, wait: float | None = None) -> ApiError:
+def _upstream(status: int, code: str, message: str, wait: float | None = None) -> ApiError:
     kind = "rate_limit_error" if status == 429 else "server_error"
     headers = FINAL if wait is None else {**FINAL, "retry-after": str(math.ceil(wait))}
-    return ApiError(said, status=status, type=kind, code=code, headers=headers)
+    return ApiError(message, status=status, type=kind, code=code, headers=headers)
 
 
 async def send_error(error: ApiError, send: Send) -> None:
-    """Send the refusal as an ASGI response."""
+    """Send the error as an ASGI response."""
     headers = {
         "content-type": "application/json",
         "content-length": str(len(error.body)),
@@ -129,18 +129,19 @@ async def send_error(error: ApiError, send: Send) -> None:
 def unsupported_request(
     request: ChatRequest, capabilities: Sequence[TierCapabilities], named: str = ""
 ) -> ApiError:
-    """`named` is the tier that the client asked for: the only one that could have answered."""
-    it = "it takes" if named else "they take"
+    """Return the error for a request that no tier supports. `named` is the tier that the client
+    requested, if any."""
+    takes = "it takes" if named else "they take"
     found = list(_reasons(request, capabilities))
-    if not found:  # each property is supported by some tier
-        found = [("all of this only apart", "send less at once")]
-    said = ", ".join(reason for reason, _ in found)
-    instead = " and ".join(dict.fromkeys(hint for _, hint in found))
-    who = f"the tier {named!r} cannot" if named else "no tier can"
+    if not found:  # each property is supported by some tier, but no tier supports all
+        found = [("all of this only in separate requests", "send less at once")]
+    reasons = ", ".join(reason for reason, _ in found)
+    hints = " and ".join(dict.fromkeys(hint for _, hint in found))
+    tier = f"the tier {named!r} cannot" if named else "no tier can"
     return ApiError(
-        f"{who} take this request: {it} {said}",
+        f"{tier} take this request: {takes} {reasons}",
         code="unsupported_by_tier",
-        hint=f"ask for the model 'bottega', or {instead}" if named else instead,
+        hint=f"use the model 'bottega', or {hints}" if named else hints,
     )
 
 
@@ -153,20 +154,20 @@ def _reasons(
     )
     found = []
     if request.has_tools and not any(one.tools for one in capabilities):
-        found.append(("no tools", "leave the tools out"))
+        found.append(("no tools", "remove the tools"))
     if request.has_audio and not any(one.audio for one in capabilities):
-        found.append(("no audio", "leave the audio out"))
+        found.append(("no audio", "remove the audio"))
     if images == 0 and request.images:
-        found.append(("no images", "leave the images out"))
+        found.append(("no images", "remove the images"))
     elif images is not None and len(request.images) > images:
-        said = f"at most {images} images, and these are {len(request.images)}"
-        found.append((said, "send fewer images"))
+        found.append((f"at most {images} images, got {len(request.images)}", "send fewer images"))
     if context is not None and request.prompt_tokens > context:
-        said = f"at most {context:,} tokens, and these are about {request.prompt_tokens:,}"
-        found.append((said, "send a shorter text"))
+        reason = f"at most {context:,} tokens, got about {request.prompt_tokens:,}"
+        found.append((reason, "send a shorter text"))
     return found
 
 
 def _most(limits: Sequence[int | None]) -> int | None:
-    known = [limit for limit in limits if limit is not None]
-    return max(known) if len(known) == len(limits) else None
+    """Return the highest limit, None if one of the tiers has no limit."""
+    numbers = [limit for limit in limits if limit is not None]
+    return max(numbers) if len(numbers) == len(limits) else None

@@ -1,4 +1,4 @@
-"""Which addresses a client may make this machine connect to: those of the public internet."""
+"""Download of images from http(s) URLs, from public internet addresses only."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from bottega.openai_api.errors import ApiError
 NOT_PUBLIC_V4 = [
     ipaddress.IPv4Network(network)
     for network in (
-        "0.0.0.0/8",  # this network; Linux takes 0.0.0.0 for loopback
+        "0.0.0.0/8",  # this network; Linux connects 0.0.0.0 to loopback
         "10.0.0.0/8",
-        "100.64.0.0/10",  # carrier-grade NAT, with Alibaba's metadata
+        "100.64.0.0/10",  # carrier-grade NAT, with Alibaba's metadata service
         "127.0.0.0/8",
         "168.63.129.16/32",  # Azure's host, though its address looks public
-        "169.254.0.0/16",  # link-local, with most clouds' metadata
+        "169.254.0.0/16",  # link-local, with most clouds' metadata services
         "172.16.0.0/12",
-        "192.0.0.0/24",  # protocol assignments, with Oracle's metadata
+        "192.0.0.0/24",  # protocol assignments, with Oracle's metadata service
         "192.0.2.0/24",  # documentation
         "192.31.196.0/24",
         "192.52.193.0/24",
@@ -42,7 +42,7 @@ NOT_PUBLIC_V4 = [
         "240.0.0.0/4",  # reserved, broadcast
     )
 ]
-# Everything outside is loopback, mapped, compatible, NAT64, local, link-local or multicast.
+# All other addresses are loopback, mapped, compatible, NAT64, local, link-local or multicast.
 UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
 NOT_PUBLIC_V6 = [
     ipaddress.IPv6Network(network)
@@ -57,8 +57,8 @@ NOT_PUBLIC_V6 = [
 
 
 def is_public(address: str) -> bool:
-    """Global unicast, and nothing that carries another address inside: whoever needs a tunnel or
-    NAT64 to reach an image does not get it here. False for what is no address."""
+    """Return whether the text is a global unicast address that embeds no other address. Tunnels and
+    NAT64 are therefore excluded."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -80,12 +80,12 @@ def _is_special_v6(address: IPv6Address) -> bool:
 
 MAX_URL = 8192
 NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-# What inet_aton takes for an address: 127.1, 0x7f.1, 017700000001, 2130706433.
+# Names that inet_aton parses as addresses: 127.1, 0x7f.1, 017700000001, 2130706433.
 ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?(\d+|0x[0-9a-f]*)")
-# Parsers disagree on what these mean, and no encoded URL holds them.
+# URL parsers disagree on these characters, and encoded URLs do not contain them.
 AMBIGUOUS = re.compile(r"[\\\s\x00-\x20\x7f]")
 REDIRECTS = {301, 302, 303, 307, 308}
-# Nothing of the client's: no cookies, no key, no address. An encoded body could be a bomb.
+# No data of the client: no cookies, key or address. A compressed body could be a bomb.
 HEADERS = {
     "Accept": "image/*",
     "Accept-Encoding": "identity",
@@ -106,12 +106,14 @@ def direct_connector(resolver: AbstractResolver) -> aiohttp.BaseConnector:
 
 
 class ImageFetcher:
-    """Each URL, and each of at most `redirects` that follow, is parsed once, resolved once and
-    refused if any of its addresses is not `allowed`; the connection goes to these addresses,
-    whatever the name means a moment later. TLS is verified by the name.
+    """Image downloader that is safe against requests to internal addresses. Each URL, and each of
+    at most `redirects` redirects, is parsed and resolved once. It is rejected if any of its
+    addresses is not `allowed`. The connection uses exactly these addresses, even if DNS changes in
+    the meantime. TLS is verified against the name.
 
-    `hosts` limits where to (None: anywhere public); `.example.com` stands for all names below it.
-    `seconds` and `max_bytes` are for all of it, `concurrency` bounds what is under way.
+    `hosts` are the allowed hosts (None: all public ones); `.example.com` means all names below it.
+    `seconds` and `max_bytes` limit one download including redirects, `concurrency` the downloads at
+    a time.
     """
 
     def __init__(
@@ -136,11 +138,11 @@ class ImageFetcher:
         self._allowed, self._resolve, self._connect = allowed, resolve, connect
 
     async def fetch(self, url: str, param: str | None = None) -> Image:
-        """`param` names the field that held the URL. Raises `ApiError` (400) for whatever goes
-        wrong; no message tells what the inner network looks like."""
+        """Fetch and decode an image. `param` names the field that contained the URL. Raises
+        `ApiError` (400) for every failure; the messages do not reveal the internal network."""
         if not self.enabled:
             raise _api_error(
-                "Images are not fetched from URLs here.",
+                "Images are not fetched from URLs.",
                 param,
                 "send the image as data:image/png;base64,...",
             )
@@ -151,11 +153,11 @@ class ImageFetcher:
         except _FetchError as rejected:
             raise _api_error(f"The image was not fetched: {rejected}.", param) from rejected
         except ImageError as error:
-            raise _api_error(f"What the URL shows is not used: {error}.", param) from error
+            raise _api_error(f"The URL has no usable image: {error}.", param) from error
         except TimeoutError as error:
-            said = f"The image was not fetched within {self._seconds:g} seconds."
-            raise _api_error(said, param) from error
-        # ValueError: what aiohttp says of a malformed header or URL.
+            message = f"The image was not fetched within {self._seconds:g} seconds."
+            raise _api_error(message, param) from error
+        # aiohttp raises ValueError for a malformed header or URL.
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _api_error("The image was not fetched: its server failed.", param) from error
 
@@ -170,7 +172,7 @@ class ImageFetcher:
 
     def _check_url(self, text: str, base: URL | None = None) -> URL:
         if len(text) > MAX_URL or AMBIGUOUS.search(text):
-            raise _FetchError("its URL is too long, or holds blanks or backslashes")
+            raise _FetchError("its URL is too long, or contains blanks or backslashes")
         try:
             url = URL(text)
             url = url if base is None else base.join(url)
@@ -180,13 +182,13 @@ class ImageFetcher:
         if url.scheme not in ("http", "https") or not host:
             raise _FetchError("only http:// and https:// URLs are fetched")
         if url.raw_user is not None or url.raw_password is not None:
-            raise _FetchError("its URL holds a user name or a password")
+            raise _FetchError("its URL contains a user name or a password")
         if port not in self._ports:
-            raise _FetchError("its port is not among those that are allowed")
+            raise _FetchError("its port is not allowed")
         if not _is_plain(host):
             raise _FetchError("its host name is malformed")
         if self._hosts is not None and not self._is_listed(host):
-            raise _FetchError("its host is not among those that are allowed")
+            raise _FetchError("its host is not allowed")
         return url
 
     def _is_listed(self, host: str) -> bool:
@@ -201,13 +203,13 @@ class ImageFetcher:
             found = [host] if literal else list(await self._resolve(host, url.port or 0))
         except (OSError, UnicodeError):
             found = []
-        # The same words for a name that is unknown: nobody shall list the names of an inner net.
+        # The same message for an unknown name: clients must not enumerate internal host names.
         if not found or not all(map(self._allowed, found)):
             raise _FetchError("its host has no public address")
         return found
 
     async def _get(self, url: URL, addresses: Sequence[str]) -> bytes | str:
-        """The body, or where to look instead."""
+        """Return the body, or the location of a redirect."""
         async with (
             aiohttp.ClientSession(
                 connector=self._connect(_PinnedResolver(addresses)),
@@ -225,9 +227,9 @@ class ImageFetcher:
         if response.status != 200:
             raise _FetchError(f"its server answered {response.status}")
         if not response.content_type.startswith("image/"):
-            raise _FetchError("its server sent something else than an image")
+            raise _FetchError("its server did not send an image")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise _FetchError("its server sent it compressed, though asked not to")
+            raise _FetchError("its server sent a compressed body")
         data = bytearray()
         if (response.content_length or 0) <= self._max_bytes:
             async for chunk in response.content.iter_any():
@@ -240,11 +242,11 @@ class ImageFetcher:
 
 
 class _FetchError(Exception):
-    pass
+    """Reason why an image was not fetched, worded for the client."""
 
 
 class _PinnedResolver(AbstractResolver):
-    """Whatever is asked, it says what was found and checked before."""
+    """Resolver that returns the addresses checked before, for every name."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
@@ -276,7 +278,7 @@ def _is_literal(host: str) -> bool:
 
 
 def _is_plain(host: str) -> bool:
-    """A name as in the DNS, or an address in the form that nobody reads otherwise."""
+    """Return whether the host is a DNS name, or an address in its canonical form."""
     if _is_literal(host):
         return "%" not in host
     return bool(NAME.fullmatch(host)) and not ENDS_IN_A_NUMBER.fullmatch(host)

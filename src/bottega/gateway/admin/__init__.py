@@ -1,1 +1,1 @@
-"""The operator's routes."""
+"""Administration API."""

@@ -1,4 +1,4 @@
-"""A namespace's cache through the administration API: looked at, thinned, filled, taken along."""
+"""Administration of a namespace's cache: statistics, browsing, deletion, import and export."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bottega.openai_api.errors import ApiError
 from bottega.types import Example
 
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-# The first that fits; anything else of ours is the server's own trouble.
+# HTTP status by the first matching class; other errors are status 500.
 STATUS: tuple[tuple[type[BottegaError], int], ...] = (
     (NotFoundError, 404),
     (StoreBusyError, 503),
@@ -59,7 +59,9 @@ def query_number(request: Request, name: str, default: int, most: int) -> int:
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
         raise ApiError(
-            f"{name} is {text[:40]!a}", param=name, hint=f"give a whole number from 0 to {most}"
+            f"{name} must be a whole number from 0 to {most}, got {text[:40]!a}",
+            param=name,
+            hint="use a number in this range, or leave it out",
         )
     return int(text)
 
@@ -82,19 +84,24 @@ def check_length(length: int, most: int) -> None:
 async def read_object(
     request: Request, fields: Mapping[str, tuple[type, ...]], most: int
 ) -> dict[str, object]:
-    """A JSON object of these fields and no others; null is as good as none."""
+    """Read a JSON object with no other fields than these. A field with null counts as absent.
+    Raises `ApiError`."""
     try:
         row = orjson.loads(await read_body(request, most))
     except orjson.JSONDecodeError as error:
         raise ApiError(f"the body is not JSON: {error.msg}", hint="send an object") from error
     if not isinstance(row, dict):
-        raise ApiError("the body is not an object", hint=f"its fields: {', '.join(fields)}")
+        raise ApiError("the body is not an object", hint=f"send an object with {', '.join(fields)}")
     for name, value in row.items():
         if name not in fields:
-            raise ApiError(f"there is no field {name[:40]!a}", hint=f"fields: {', '.join(fields)}")
-        # To Python, true is a number, too.
+            raise ApiError(f"{name[:40]!a} is not a field", hint=f"use {', '.join(fields)}")
+        # An exact comparison, since isinstance(True, int).
         if value is not None and type(value) not in fields[name]:
-            raise ApiError(f"{name} is of the wrong type", param=name, hint="see docs/gateway.md")
+            raise ApiError(
+                f"{name} has the wrong type, got {type(value).__name__}",
+                param=name,
+                hint="see docs/gateway.md",
+            )
     return {name: value for name, value in row.items() if value is not None}
 
 
@@ -104,12 +111,14 @@ PAGE, MAX_PAGE = 20, 200
 MAX_OFFSET = 2**53
 MAX_REPORTED = 100
 IN_MEMORY = 1024 * 1024
-# Whatever the bytes are, a browser runs nothing of them.
+# Stored bytes may be HTML or SVG: browsers must not execute them.
 IMAGE_HEADERS = {**HEADERS, "content-security-policy": "default-src 'none'; sandbox"}
 PROVENANCE, IMPORTED = "provenance", "imported"
 
 
-class Caches:
+class CacheAdmin:
+    """Handlers of the routes below /admin that read or change a namespace's cache."""
+
     def __init__(
         self, open_cache: OpenCache, forget: Callable[[str], None], max_import: int
     ) -> None:
@@ -127,7 +136,7 @@ class Caches:
         return json_response(await asyncio.to_thread(work))
 
     async def browse(self, request: Request, _: Account) -> Response:
-        """The newest first."""
+        """List examples, newest first."""
         limit = query_number(request, "limit", PAGE, MAX_PAGE)
         offset = query_number(request, "offset", 0, MAX_OFFSET)
 
@@ -150,12 +159,13 @@ class Caches:
         return json_response(await asyncio.to_thread(work))
 
     async def image(self, request: Request, _: Account) -> Response:
-        """The bytes as they are stored."""
+        """Return the stored bytes of an image."""
         example = await asyncio.to_thread(lambda: self._open(_namespace(request)).get(_id(request)))
         images, which = example.query.images, int(request.path_params["number"])
         if which >= len(images):
             raise NotFoundError(
-                f"the example has {len(images)} images", hint="they are numbered from 0"
+                f"image {which} does not exist, the example has {len(images)}",
+                hint="use a number from 0",
             )
         return Response(images[which].data, 200, IMAGE_HEADERS, images[which].media_type)
 
@@ -185,8 +195,9 @@ class Caches:
         return json_response(await asyncio.to_thread(work))
 
     async def import_(self, request: Request, account: Account) -> Response:
-        """Lines of JSON with images as data URLs: the lines of `export`, or of `load_jsonl`. What
-        cannot be read is named and left out. An example says that it was imported, and by whom."""
+        """Import JSON lines with images as data URLs, in the format of `export` or `load_jsonl`.
+        Invalid lines are skipped and reported. The examples are marked as imported, with the
+        account's name."""
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
             length = 0
             async for chunk in request.stream():
@@ -214,8 +225,8 @@ class Caches:
         }
 
     async def export(self, request: Request, _: Account) -> Response:
-        """A line of JSON an example. One that is damaged cuts the answer short: `bottega export`
-        names it and writes the others."""
+        """Stream the examples as JSON lines. A damaged example ends the stream; `bottega export`
+        reports it and writes the others."""
         namespace = _namespace(request)
         cache = await asyncio.to_thread(self._open, namespace)
         headers = {**HEADERS, "content-disposition": 'attachment; filename="cache.jsonl"'}

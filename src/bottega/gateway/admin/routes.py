@@ -1,4 +1,4 @@
-"""The administration API under /admin: keys, savings and the caches. For admin keys only."""
+"""Routes of the administration API under /admin, for admin keys only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import savings
-from bottega.gateway.admin.caches import Caches, OpenCache, api_error, json_response, read_object
+from bottega.gateway.admin.caches import (
+    CacheAdmin,
+    OpenCache,
+    api_error,
+    json_response,
+    read_object,
+)
 from bottega.openai_api.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -46,11 +52,12 @@ def admin_routes(
     forget: Callable[[str], None] = lambda namespace: None,
     max_import: int = MAX_IMPORT,
 ) -> list[BaseRoute]:
-    """`open_cache` gives the handle of a namespace that the gateway itself uses; nothing here
-    closes it. `forget` is told a namespace from which examples were deleted, so that no exact
-    repeat brings them back. Both are called in threads. What is refused is raised as `ApiError`."""
-    admin = _Admin(accounts, ledger)
-    caches = Caches(open_cache, forget, max_import)
+    """Return the routes for keys, savings and caches. `open_cache` returns the gateway's own
+    knowledge base of a namespace, which the handlers do not close. `forget` is called with a
+    namespace after a deletion, since the response cache may still contain the deleted answers.
+    Both are called in threads. The handlers raise `ApiError`."""
+    admin = _KeyAdmin(accounts, ledger)
+    caches = CacheAdmin(open_cache, forget, max_import)
     handlers: list[tuple[str, str, Handler]] = [
         ("GET", "/keys", admin.list_keys),
         ("POST", "/keys", admin.add_key),
@@ -93,25 +100,28 @@ def _check_admin(accounts: Accounts, request: Request) -> Account:
     account = accounts.authenticate(token.strip() if scheme.lower() == "bearer" else None)
     if account is None:
         raise ApiError(
-            "this needs an admin key",
+            "the administration API needs an admin key",
             status=401,
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
-            hint="bottega keys add NAME --admin makes one; send it as Authorization: Bearer KEY",
+            hint="create one with bottega keys add NAME --admin;"
+            " send it as Authorization: Bearer KEY",
         )
     if not account.admin:
         raise ApiError(
-            "this key may not administer",
+            "this key is not an admin key",
             status=403,
             type="permission_error",
             code="not_an_admin",
-            hint="bottega keys add NAME --admin makes one that may",
+            hint="create an admin key with bottega keys add NAME --admin",
         )
     return account
 
 
 @dataclass(frozen=True)
-class _Admin:
+class _KeyAdmin:
+    """Handlers of the routes for keys and savings."""
+
     accounts: Accounts
     ledger: Ledger
 
@@ -120,7 +130,7 @@ class _Admin:
         return json_response({"keys": [self._describe(account) for account in found]})
 
     async def add_key(self, request: Request, _: Account) -> Response:
-        """The only answer that ever holds the key."""
+        """Create a key. No other response contains it."""
         fields: dict[str, Any] = await read_object(request, KEY_FIELDS, MAX_KEY_BODY)
         account, token = await asyncio.to_thread(self.accounts.add, **{"name": "", **fields})
         return json_response({"key": token, "account": self._describe(account)}, 201)
@@ -128,7 +138,10 @@ class _Admin:
     async def revoke_key(self, request: Request, _: Account) -> Response:
         id = request.path_params["id"]
         if TOKEN.fullmatch(id):
-            raise ApiError("a key is revoked by its id", hint="paths stand in logs: give no keys")
+            raise ApiError(
+                "keys are revoked by id, got a key",
+                hint="use the id from GET /admin/keys: paths appear in logs",
+            )
         account = await asyncio.to_thread(self.accounts.revoke, id)
         return json_response(self._describe(account))
 
@@ -156,5 +169,7 @@ def _since(text: str | None) -> float | None:
     except ValueError:
         moment = math.nan
     if not math.isfinite(moment):
-        raise ApiError(f"since is {text[:40]!a}", param="since", hint="give unix seconds")
+        raise ApiError(
+            f"since must be a number, got {text[:40]!a}", param="since", hint="use unix seconds"
+        )
     return moment

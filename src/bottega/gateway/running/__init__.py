@@ -1,1 +1,1 @@
-"""From a configuration to a server."""
+"""Construction, startup and reload of the gateway server."""

@@ -1,4 +1,4 @@
-"""One client's connection: what uvicorn leaves open to those who send or read in bad faith."""
+"""Connection time-outs, header limits and the limit of concurrent requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bottega.gateway.limits import Limits
 from bottega.openai_api.errors import ApiError
 
 LIMITS = Limits()
-# The parser joins the pieces of a header anew with each one that comes: what is endless would
-# stop everybody's requests long before the memory is full.
+# The parser concatenates a header again with every chunk. An endless header would block the event
+# loop long before it fills the memory.
 HEADERS_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -25,8 +25,8 @@ HEADERS_TOO_LARGE = (
 
 
 class Connection(HttpToolsProtocol):
-    """Headers have a size and a time to come in, bodies a time; who stops reading an answer is
-    taken for gone. What comes as a header behind a body counts for nothing."""
+    """HTTP connection with limits that uvicorn lacks: the size of headers, and the time to receive
+    headers and bodies and to send a reply. Trailers after a body are ignored."""
 
     header_seconds = 30.0
     message_seconds = 120.0
@@ -35,7 +35,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
-        self._unparsed_bytes = 0  # bytes since the last of a body, or since the message began
+        self._unparsed_bytes = 0  # since the last body chunk or the start of the message
         self._headers_done = False
         self._message_start: float | None = self.loop.time()
         self._write_blocked_since: float | None = None
@@ -104,7 +104,7 @@ async def _error_app(error: ApiError, scope: Scope, receive: Receive, send: Send
 
 
 FULL = ApiError(
-    "the gateway answers as many requests as it can",
+    "the gateway has reached its limit of concurrent requests",
     status=503,
     type="server_error",
     code="overloaded",
@@ -116,8 +116,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Admission:
-    """Counts requests and refuses those that are too many, in the OpenAI API's shape; who watches
-    the gateway always comes in, and is told by `/readyz` when it is `closing`."""
+    """ASGI wrapper that rejects requests above a maximum, with an error of the OpenAI API. Probes
+    are always admitted; `/readyz` fails while it is `closing`."""
 
     def __init__(self, app: App, most: int) -> None:
         self._app = app
@@ -127,7 +127,7 @@ class Admission:
         self._empty = asyncio.Event()
 
     async def close(self, within: float) -> None:
-        """Lets nobody in any more, and waits so many seconds for those that are in."""
+        """Reject further requests and wait for those in progress, at most `within` seconds."""
         self.closing = True
         if self.under_way:
             with suppress(TimeoutError):

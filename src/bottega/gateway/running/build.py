@@ -1,4 +1,4 @@
-"""From a configuration to a gateway that answers."""
+"""Construction of a gateway from its configuration."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ NEVER_MATCHES = re.compile(r"(?!)")
 
 
 def build(config: Config, environment: Mapping[str, str] = os.environ) -> GatewayServer:
-    """Opens the ledger and the accounts; models and caches are loaded when it runs. Raises
-    `SettingError` and `StoreError`."""
+    """Build a gateway: open the ledger and the accounts. Models and caches are loaded when the
+    server starts. Raises `SettingError` and `StoreError`."""
     tier_set = build_tiers(config, environment)
     with _open_stores(config) as (accounts, ledger, opened):
         metrics = Metrics(one.name for one in tier_set.served)
@@ -76,7 +76,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
 
 
 def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
-    """A gateway for a pipeline that somebody else made."""
+    """Build a gateway that serves a user's pipeline. Raises `SettingError` and `StoreError`."""
     with _open_stores(config) as (accounts, ledger, opened):
         metrics = Metrics(tier.name for tier in pipeline.tiers)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
@@ -94,7 +94,8 @@ def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
 
 @contextmanager
 def _open_stores(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]:
-    """Both are closed again if what follows fails."""
+    """Open the accounts and the ledger. On exit, close both unless the caller has called
+    `pop_all`."""
     with ExitStack() as opened:
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         accounts = Accounts.open(config.gateway.data / FILE)
@@ -166,13 +167,14 @@ def key_defaults(config: Config) -> KeyDefaults:
 
 
 def models(config: Config) -> dict[str, str]:
-    """What clients may ask for: by default the router chooses."""
+    """Return the tier of each model name; "" means that the router chooses."""
     names = [VIRTUAL, *sorted(config.aliases)]
     return dict.fromkeys(names, "") | {f"{VIRTUAL}/{t.name}": t.name for t in config.tiers}
 
 
 def _replaying(config: Config) -> ResponseCache | None:
-    """Most of the memory holds bodies: replies are short, images are not."""
+    """Build the response cache. Three quarters of its memory hold request bodies, since images are
+    longer than replies."""
     replay, memory = config.replay, int(config.replay.memory_mb * MB)
     if not (replay.seconds and memory):
         return None
@@ -203,7 +205,8 @@ def build_fetch(given: LimitSettings) -> Fetch | None:
 
 
 def _data_urls() -> Callable[[Image], str]:
-    """The same few examples are shown again and again."""
+    """Return a function that encodes images as data URLs and caches the results: the same examples
+    are shown repeatedly."""
     encoded: SharedLRUCache[str, str] = SharedLRUCache(KEEP_ENCODED, size=len)
 
     def data_url(image: Image) -> str:

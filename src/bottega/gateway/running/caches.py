@@ -75,8 +75,8 @@ from bottega.types import Candidate, Example, Query
 def build_router(
     route: RouteSettings, tiers: Sequence[Tier], retrieve: Retriever, held: int
 ) -> tuple[Router, Escalation | None]:
-    """Objects of one namespace: what one tenant asks changes no other's routes. `held` examples
-    are in its cache already, and warm start so far."""
+    """Return the router and the escalation of one namespace, which share no state with other
+    namespaces. Its cache has `held` examples, which count towards the cold start."""
     router, escalation = _router(route, tiers, retrieve), None
     if route.by == "confidence":
         assert route.below is not None
@@ -121,7 +121,7 @@ EVICTIONS: dict[str, Callable[[], Eviction]] = {
 
 
 class SimilarityFilter:
-    """Leaves out what is less similar than `at_least`."""
+    """Retriever wrapper that drops candidates less similar than `at_least`."""
 
     def __init__(self, retrieve: Retriever, at_least: float) -> None:
         self._retrieve, self._at_least = retrieve, at_least
@@ -132,8 +132,8 @@ class SimilarityFilter:
 
 @dataclass
 class NamespaceOpener:
-    """Opens namespaces, all of one file, all with one embedder. What shadow samples have taught
-    the gates is in the ledger, and outlives the process."""
+    """Opener of namespaces, which share one file and one embedder. The state of their benefit gates
+    is stored in the ledger."""
 
     config: Config
     tier_set: TierSet
@@ -152,14 +152,14 @@ class NamespaceOpener:
         return open_embedder(self.config.cache.embed)
 
     def check(self) -> None:
-        """Raises `StoreError` for a file that waiting makes no cache, before anything is loaded."""
-        if not self.file.is_file() or not self.file.stat().st_size:  # as a kill may leave it
+        """Raise `StoreError` for a file that is not a cache, before any model is loaded."""
+        if not self.file.is_file() or not self.file.stat().st_size:  # empty after a kill
             return
-        with suppress(StoreBusyError):  # there will be another try when it is needed
+        with suppress(StoreBusyError):  # opening a namespace will try again
             KnowledgeBase.open(self.file, None).close()
 
     def open(self, namespace: str) -> OpenNamespace:
-        """Blocks; the first time while the embedder is loaded."""
+        """Open a namespace. Blocks; the first call loads the embedder."""
         base = self._base(namespace)
         try:
             return self._tenant(base, namespace), base
@@ -168,7 +168,7 @@ class NamespaceOpener:
             raise
 
     def record_shadow_sample(self, record: RequestRecord, similarity: float, pair: Pair) -> None:
-        """A shadow sample: counted, and kept with what its gate knows now."""
+        """Count a shadow sample, and store it with the new state of its gate."""
         namespace, gate = record.namespace, self._gates[record.namespace]
         self.ledger.record_shadow(
             namespace, similarity, pair.shown, pair.hidden, time.time(), record.request_id
@@ -200,7 +200,7 @@ class NamespaceOpener:
         config, teachers = self.config, frozenset(self.config.teachers)
         keeper = CacheRecorder(base, teachers=teachers, longest=config.cache.longest)
         timed = BudgetedKeeper(TimedKeeper(keeper, self.metrics.store), self.decoding)
-        # The router and the demonstrations look for the same.
+        # Shared by the router and the demonstrations: one search for both.
         found = self._search(base)
         pipeline = self._pipeline(base, found)
         example = partial(_example, base)
@@ -259,7 +259,7 @@ class NamespaceOpener:
                 try:
                     gate.restore(orjson.loads(state))
                 except (BottegaError, ValueError) as error:
-                    log.warning("the gate of %r measures anew: %s", namespace, error)
+                    log.warning("the gate of %r starts again without samples: %s", namespace, error)
         return self._gates[namespace]
 
 
@@ -281,10 +281,10 @@ OpenNamespace = tuple[Tenant, KnowledgeBase]
 
 
 class NamespacePool:
-    """At most `most` stay open, the least recently used goes first: it is closed once no request
-    holds its workshop any more. `open_one` blocks and is called in a thread, one call at a time, so
-    that an embedder is loaded once. Clients take turns: one that opens many namespaces does not
-    delay the others."""
+    """Pool of at most `most` open namespaces. The least recently used one is evicted, and closed
+    once no request holds its tenant. `open_one` blocks and runs in a thread, one call at a time:
+    this loads an embedder only once. Clients take turns, so a client that opens many namespaces
+    does not delay the others."""
 
     def __init__(self, open_one: Callable[[str], OpenNamespace], most: int) -> None:
         self._open_one = open_one
@@ -297,17 +297,18 @@ class NamespacePool:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self, namespace: str, /) -> Tenant:
-        """Raises `StoreError`; the next call tries again."""
+        """Return the tenant of a namespace. Raises `StoreError`; the next call tries again."""
         return (await self._open(namespace))[0]
 
     def base(self, namespace: str) -> KnowledgeBase:
-        """The handle that the gateway itself uses, for another thread than the event loop's."""
+        """Return the gateway's own knowledge base. Call it from a thread other than the event
+        loop's. Blocks. Raises `StoreError`."""
         if self._loop is None:
-            raise StoreError("the gateway is not running yet", hint="try again in a moment")
+            raise StoreError("the gateway is still starting", hint="try again in a moment")
         return asyncio.run_coroutine_threadsafe(self._open(namespace), self._loop).result()[1]
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """On the event loop, from any thread."""
+        """Schedule work on the event loop, from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(work)
 
@@ -330,12 +331,13 @@ class NamespacePool:
             self._turns.release(1)
 
     def counts(self) -> dict[str, int]:
-        """Examples of each open namespace. Blocks."""
+        """Return the number of examples of each open namespace. Blocks."""
         done = {name: one.result() for name, one in list(self._opened.items()) if one.done()}
         return {name: len(base) for name, (_, base) in done.items()}
 
     async def aclose(self) -> None:
-        """Closes all, also those that a request still holds. What was kept is durable anyway."""
+        """Close all namespaces, even those that a request still uses. Stored examples are
+        durable."""
         await asyncio.gather(*self._opened.values(), return_exceptions=True)
         self._opened.clear()
         for ending in self._endings:
@@ -359,4 +361,4 @@ def _close(base: KnowledgeBase, namespace: str) -> None:
     try:
         base.close()
     except Exception:
-        log.exception("the cache of the namespace %r was not closed as it should", namespace)
+        log.exception("closing the cache of the namespace %r failed", namespace)

@@ -1,4 +1,4 @@
-"""`package.module:attribute`, as uvicorn names an application: a pipeline of the user's own."""
+"""Pipelines that users name as `package.module:attribute`, uvicorn's notation."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ FORM = "write it as package.module:attribute, such as shop:pipeline for shop.py 
 
 
 def load_pipeline(target: str) -> Pipeline:
-    """A `Pipeline`, or what a callable without arguments returns. What the module itself raises
-    goes through, as it would from an import."""
+    """Import a `Pipeline`, or a function without arguments that returns one. Raises `SettingError`;
+    exceptions of the module itself propagate."""
     module, colon, attribute = target.partition(":")
     if not (module and colon and attribute):
-        raise SettingError(f"{target!r} names no pipeline", hint=FORM)
+        raise SettingError(f"the pipeline's name is incomplete, got {target!r}", hint=FORM)
     if (here := str(Path.cwd())) not in sys.path:  # as `python -m` does
         sys.path.insert(0, here)
     try:
         found: object = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # something that the module itself imports
-        raise SettingError(f"there is no module {error.name!r}", hint=FORM) from error
+            raise  # the module imports another one that is missing
+        raise SettingError(f"module {error.name!r} does not exist", hint=FORM) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
-            raise SettingError(f"{module} has no {attribute!r}", hint=FORM)
+            raise SettingError(f"module {module!r} has no attribute {attribute!r}", hint=FORM)
         found = getattr(found, name)
     pipeline = found if isinstance(found, Pipeline) or not callable(found) else found()
     return _checked(pipeline, target)
@@ -40,13 +40,13 @@ def load_pipeline(target: str) -> Pipeline:
 def _checked(pipeline: object, target: str) -> Pipeline:
     if not isinstance(pipeline, Pipeline):
         raise SettingError(
-            f"{target} is {type(pipeline).__name__}, not a Pipeline",
-            hint="name a Pipeline, such as recipes make, or a function that returns one",
+            f"{target} must be a Pipeline, got {type(pipeline).__name__}",
+            hint="name a Pipeline, such as a recipe returns, or a function that returns one",
         )
     if not pipeline.tiers:
         raise SettingError(
-            f"{target} does not say which tiers it has",
-            hint="give Pipeline(tiers=(...)), cheapest first; cache_of_thought does",
+            f"{target} has no tiers",
+            hint="pass Pipeline(tiers=(...)), cheapest first, as cache_of_thought does",
         )
     if pipeline.search is not None:
         raise SettingError(
@@ -62,8 +62,9 @@ def config_of(pipeline: Pipeline, target: str) -> Config:
 
 
 class PipelineTenantPool:
-    """Its own cache and recorder are its own affair: the gateway keeps nothing itself. There is no
-    second namespace, as nothing of the pipeline tells one tenant's examples from another's."""
+    """Tenant pool of a user's pipeline. The gateway stores no examples, since the pipeline has its
+    own recorder. There is only the default namespace, since a pipeline does not separate tenants'
+    examples."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._tenant = Tenant(pipeline)
@@ -75,7 +76,7 @@ class PipelineTenantPool:
                 status=403,
                 type="permission_error",
                 code="no_namespaces",
-                hint="ask with a key of no namespace",
+                hint="use a key without a namespace",
             )
         return self._tenant
 

@@ -1,4 +1,4 @@
-"""The process: a port, uvicorn on it, and an end that lets requests finish."""
+"""The server process: sockets, uvicorn, and a shutdown that lets requests finish."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from bottega.gateway.running.server import GatewayServer, unmap_large_blocks
 
 log = logging.getLogger(__name__)
 
-# The ledger and the log are written by threads: at most so long does the event loop wait for one.
+# Maximum time that the event loop waits for the threads that write the ledger and the log.
 SWITCH_SECONDS = 0.0005
-# After draining: what still runs is cut.
+# After draining, requests that still run are cancelled.
 CUT_SECONDS = 1
-# After that: a thread that loads a model cannot be told to stop.
+# After that the process exits: a thread that loads a model cannot be stopped.
 EXIT_SECONDS = 5.0
 
 
 def bind_socket(listening: ServerSettings) -> socket.socket:
-    """The port, before anything is loaded. Raises `SettingError`."""
+    """Bind the port, before any model is loaded. Raises `SettingError`."""
     host, port = listening.host, listening.port
     try:
         family, *_, address = socket.getaddrinfo(
@@ -52,7 +52,7 @@ def bind_socket(listening: ServerSettings) -> socket.socket:
             raise
     except OSError as error:
         raise SettingError(
-            f"nothing can listen on {host}:{port}: {error.strerror}",
+            f"cannot listen on {host}:{port}: {error.strerror}",
             hint=_bind_hint(error, port),
         ) from error
     return found
@@ -74,13 +74,13 @@ def bind_metrics_socket(listening: ServerSettings) -> socket.socket | None:
 
 def _bind_hint(error: OSError, port: int) -> str:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return "--host 127.0.0.1 is this machine alone, --host :: all of its addresses"
+        return "use --host 127.0.0.1 for this machine only, or --host :: for all its addresses"
     other = port + 1 if 1023 < port < 65535 else 8000
-    return f"--port {other} takes another port, --port 0 any that is free"
+    return f"use --port {other}, or --port 0 for any free port"
 
 
 def base_url(listening: ServerSettings, port: int) -> str:
-    """As a client on this machine writes it."""
+    """Return the base URL for clients on this machine."""
     host = listening.host
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
     return f"http://{f'[{shown}]' if ':' in shown and '[' not in shown else shown}:{port}/v1"
@@ -94,9 +94,9 @@ def run(
     metrics: socket.socket | None = None,
     read: Callable[[], Config] | None = None,
 ) -> None:
-    """Blocks until SIGTERM or SIGINT, and then until requests under way have ended, at most
-    `drain_seconds`; a second signal does not wait. SIGHUP applies the settings that `read` returns;
-    without `read` it ends the process like SIGTERM."""
+    """Serve until SIGTERM or SIGINT, and then until the requests in progress have ended, at most
+    `drain_seconds`. A second signal ends it at once. SIGHUP applies the settings that `read`
+    returns; without `read` it acts like SIGTERM."""
     sys.setswitchinterval(SWITCH_SECONDS)
     unmap_large_blocks()
     gateway_server.when_ready = _freeze_garbage_collector
@@ -114,7 +114,7 @@ def run(
 
 
 def _freeze_garbage_collector() -> None:
-    """By the collector, which would walk over all of it again and again."""
+    """Exclude the loaded models from garbage collection, which would traverse them repeatedly."""
     gc.collect()
     gc.freeze()
 
@@ -126,14 +126,14 @@ def _schedule_exit() -> None:
 
 
 def _exit() -> None:
-    """What was kept is durable: nothing is lost but the rest of a model's loading."""
-    log.warning("stopped, while something was still being loaded or closed")
+    """Exit at once. Stored data are durable; only the loading of a model is lost."""
+    log.warning("stopped while a model or cache was still loading or closing")
     logging.getLogger().handlers[0].close()
     os._exit(0)
 
 
 def uvicorn_config(app: Any) -> uvicorn.Config:
-    """As the gateway meets its clients."""
+    """Return uvicorn's settings."""
     return uvicorn.Config(
         app,
         http=Connection,
@@ -142,12 +142,14 @@ def uvicorn_config(app: Any) -> uvicorn.Config:
         lifespan="on",
         timeout_graceful_shutdown=CUT_SECONDS,
         server_header=False,
-        proxy_headers=False,  # whoever says where he comes from is not believed
+        proxy_headers=False,  # a client could forge its address
         ws="none",
     )
 
 
 class DrainingServer(uvicorn.Server):
+    """Server that finishes the requests in progress before it exits."""
+
     def __init__(
         self,
         config: uvicorn.Config,
@@ -190,8 +192,8 @@ class DrainingServer(uvicorn.Server):
         self._draining = asyncio.ensure_future(self._drained())
 
     async def _drained(self) -> None:
-        """The port stays open meanwhile: `/readyz` tells load balancers, and who comes in spite of
-        it is told to go elsewhere."""
+        """Wait for the requests in progress. The port stays open: load balancers read `/readyz`,
+        and further requests get a 503 error."""
         await self._admission.close(self._seconds)
         self._over()
         self.should_exit = True

@@ -1,4 +1,4 @@
-"""Return of freed memory to the operating system."""
+"""Gateway server: its parts, their startup and their shutdown."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class TenantPool(Tenants, Protocol):
 
 @dataclass
 class GatewayServer:
-    """Everything that serves, with its doors: `app` is what uvicorn runs. Whoever does not run
-    `app` through its lifespan awaits `aclose`."""
+    """All parts of a running gateway. uvicorn runs `app`. A caller that does not run its lifespan
+    must await `aclose`."""
 
     config: Config
     tier_set: TierSet
@@ -76,7 +76,7 @@ class GatewayServer:
     inner: App = field(init=False)
 
     def build_app(self, more: Sequence[BaseRoute] = ()) -> None:
-        """`more` are further routes, such as the administration's."""
+        """Build `app`, with `more` routes such as those of the administration API."""
         chat_endpoint = ChatEndpoint(
             self.gateway.answer, self.over, self.gateway.limits.body_mb * MB
         )
@@ -95,7 +95,7 @@ class GatewayServer:
         self.metrics.lost_rows(lambda: self.ledger.lost)
 
     def over(self, record: RequestRecord) -> None:
-        """What is kept of a request: a row, counts and a line."""
+        """Record a request that has ended: ledger entry, metrics and log line."""
         entry = ledger_entry(record)
         self.ledger.note(entry)
         self.metrics.observe(entry)
@@ -107,7 +107,8 @@ class GatewayServer:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:
-        """The port is open while models and embedders are loaded: `/readyz` says when they are."""
+        """Load models and embedders in the background while the port is open; `/readyz` succeeds
+        once they are loaded."""
         work = [asyncio.create_task(self.warm_up()), asyncio.create_task(self._count())]
         try:
             yield
@@ -118,7 +119,8 @@ class GatewayServer:
             await self.aclose()
 
     async def warm_up(self) -> None:
-        """Ends when the cache is open and a tier can answer; until then it tries again."""
+        """Open the cache and check the tiers, again and again until at least one tier can
+        answer."""
         while True:
             opened, answering = await asyncio.gather(
                 self._succeeds("the cache", self.tenants.open("")),
@@ -132,7 +134,7 @@ class GatewayServer:
             if opened and any(answering):
                 break
             await asyncio.sleep(RETRY_SECONDS)
-        for one in self.tier_set.served:  # the tables of prices take long to load
+        for one in self.tier_set.served:  # the first lookup loads the price tables
             await asyncio.to_thread(self.tier_set.prices, one.upstream.model, Usage())
         self.is_ready = True
         self.when_ready()
@@ -154,8 +156,8 @@ class GatewayServer:
             try:
                 for name, count in (await asyncio.to_thread(self.tenants.counts)).items():
                     self.metrics.cache_entries(name, count)
-            except BottegaError as error:  # closed meanwhile, or a disk that fails
-                log.warning("the cache's entries are not counted: %s", error)
+            except BottegaError as error:  # closed in the meantime, or a failing disk
+                log.warning("counting the cache's examples failed: %s", error)
             await asyncio.sleep(COUNT_SECONDS)
 
     async def aclose(self) -> None:

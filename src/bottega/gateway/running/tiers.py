@@ -1,4 +1,4 @@
-"""The tiers of a configuration as models that answer."""
+"""Construction of tiers from the configuration."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from bottega.types import Usage
 
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
-# What tells how sure an answer is. A local model says it unasked, and one sample is what it gives.
+# Request fields that return an answer's confidence. A local model always returns it, for one
+# sample.
 REMOTE_CONFIDENCE_FIELDS: Body = {"logprobs": True}
 LOCAL_CONFIDENCE_FIELDS: Body = {"n": 1}
 
 
 @dataclass(frozen=True)
 class TierSet:
-    """`served` stand cheapest first. `secrets` are what no log may show."""
+    """The tiers in `served`, cheapest first, with their prices. `secrets` must not appear in
+    logs."""
 
     served: tuple[Served, ...]
     prices: Pricer
@@ -47,7 +49,7 @@ class TierSet:
         return self
 
     def timed(self, metrics: Metrics) -> TierSet:
-        """The same, with its calls and its breakers in the metrics."""
+        """Return a copy that reports calls and breaker states to the metrics."""
         endpoints = {
             one.name: one.upstream for one in self.served if isinstance(one.upstream, HttpUpstream)
         }
@@ -60,8 +62,8 @@ class TierSet:
         return replace(self, served=tuple(served), endpoints=endpoints)
 
     def tier_problems(self) -> dict[str, list[str]]:
-        """The tiers that are left alone for now, as they failed too often, and those whose last
-        call was refused for a key, quota, model name or address."""
+        """Return the tiers that are paused after too many failures, and those whose last call
+        failed because of a key, quota, model name or address."""
         ends = self.endpoints.items()
         return {
             "paused": [name for name, one in ends if one.breaker.state == "open"],
@@ -79,8 +81,8 @@ class TierSet:
 
 
 def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
-    """No model is loaded and nobody is asked yet. Raises `SettingError`, and for what the tiers or
-    the cache would load with a package that is not here `MissingDependencyError`."""
+    """Build the tiers without loading or calling a model. Raises `SettingError`, and
+    `MissingDependencyError` for a package that the tiers or the cache need."""
     with _prefixed_errors(f"{config.file}: cache.embed"):
         check_embedder(config.cache.embed)
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
@@ -106,8 +108,8 @@ def pipeline_tiers(pipeline: Pipeline) -> TierSet:
 
 
 def key_variable(tier: TierSettings) -> str | None:
-    """Without a base URL it is OpenAI that is asked, and OpenAI's own variable that is read; to
-    no other endpoint goes a key that the file does not name."""
+    """Return the environment variable of a tier's key. OPENAI_API_KEY is the default without a
+    base URL only: no other endpoint gets a key that the file does not name."""
     if tier.api_key_env is None and tier.is_remote and tier.base_url is None:
         return OPENAI_KEY
     return tier.api_key_env
@@ -120,7 +122,7 @@ def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str
     if not environment.get(variable):
         raise SettingError(
             f"{file}: the key of tiers.{tier.name} is missing: {variable} is not set",
-            hint=f"export {variable}=... where bottega serve runs, or name another api_key_env",
+            hint=f"export {variable}=... before bottega serve, or set another api_key_env",
         )
     return environment[variable]
 
@@ -174,7 +176,8 @@ def _check_priced(config: Config, served: Sequence[Served], prices: PriceTable) 
         if prices(one.upstream.model, Usage(1, 1)) is None:
             raise SettingError(
                 f"{config.file}: by 'budget' needs the price of tiers.{one.name}",
-                hint=f"[tiers.{one.name}] price = [0.15, 0.60]: US dollars per million tokens",
+                hint=f"set [tiers.{one.name}] price = [0.15, 0.60], in US dollars per million"
+                " tokens",
             )
 
 
@@ -186,7 +189,8 @@ def price_overrides(config: Config, served: Sequence[Served]) -> dict[str, Token
         name = one.upstream.model
         if given.setdefault(name, tier.price) != tier.price:
             raise SettingError(
-                f"{config.file}: two tiers ask {name!r}, at different prices",
-                hint="a price goes by the model's name: serve one of them under another",
+                f"{config.file}: two tiers with the model {name!r} have different prices",
+                hint="prices belong to model names: use one price, or serve one model under"
+                " another name",
             )
     return {name: TokenPrice(*price) for name, price in given.items() if price}

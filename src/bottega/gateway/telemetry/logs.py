@@ -1,7 +1,8 @@
-"""Lines for whoever runs the gateway: one JSON object for each request and each event.
+"""Operator's log: one JSON object per request and per event.
 
-Never in them: prompts, replies, image bytes, keys, query strings. Of an exception that is not about
-the operator's own set-up only type and place are told: its message may quote what a client sent.
+The log never contains prompts, replies, image bytes, keys or query strings. An exception is logged
+with its message only if it concerns the operator's configuration, else with its type and traceback
+positions: its message may quote a client.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from bottega.openai_api.endpoint import redactor
 
 Scrub = Callable[[str], str]
 
-# Before the rest is looked at: megabytes of base64 are quick to find and slow to search.
+# Removed before the other patterns run: base64 is quick to find, and slow to search by megabytes.
 BASE64 = re.compile(r"data:[\w.+-]+/[\w.+-]+[^\s,\"']*,[^\s\"'<>]*|[A-Za-z0-9+/=_-]{100,}")
 QUERY = re.compile(r"\?[^\s\"'<>=]*=[^\s\"'<>]*")
 HEADER = re.compile(
@@ -49,36 +50,37 @@ HEADER = re.compile(
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 MAX_SEARCHED = 64 * 1024
 MAX_TEXT = 2_000
-CACHED_TEXTS = 1_024  # the same models and namespaces come again and again
+CACHED_TEXTS = 1_024  # model names and namespaces repeat
 SHORT_TEXT = 200
 ONE_WORD = 40
-REQUEST = "req_"  # of our own ids, of which no two are alike
+REQUEST = "req_"  # prefix of request ids, which are unique and would only fill the cache
 
 
 def scrubber(secrets: Iterable[str] = ()) -> Scrub:
-    """Takes out these secrets and whatever looks like one, query strings and bytes in base64."""
-    known = frozenset(secret for secret in secrets if secret)
-    redact = redactor(known)
+    """Return a function that removes these secrets, text that looks like a secret, query strings
+    and base64 data."""
+    values = frozenset(secret for secret in secrets if secret)
+    redact = redactor(values)
 
     def scrub(text: str) -> str:
         text = BASE64.sub("[bytes]", text)
         if len(text) > MAX_SEARCHED:
             return "[too long to be searched for secrets]"
-        # Cut only now: half a secret is not recognised.
+        # Truncate last: a truncated secret would not be recognized.
         return HEADER.sub(r"\1[redacted]", redact(QUERY.sub("?[redacted]", text)))[:MAX_TEXT]
 
     scrub_cached = lru_cache(CACHED_TEXTS)(scrub)
 
     def scrub_fast(text: str) -> str:
-        if len(text) <= ONE_WORD and text not in known and text.removeprefix(REQUEST).isalnum():
-            return text  # what looks like a secret has a sign in it
+        if len(text) <= ONE_WORD and text not in values and text.removeprefix(REQUEST).isalnum():
+            return text  # every secret pattern contains punctuation
         return scrub_cached(text) if len(text) < SHORT_TEXT else scrub(text)
 
     return scrub_fast
 
 
 def printable(text: str) -> str:
-    """One line, and nothing that a terminal would obey."""
+    """Return the text without line breaks and terminal control characters."""
     return CONTROLS.sub(" ", text)
 
 
@@ -86,30 +88,31 @@ log = logging.getLogger(__name__)
 
 
 class WarningLogger:
-    """An error's message may quote the client, and a client may cause it all day: its kind is
-    logged, once, and `count` is told each time."""
+    """Logger of problems that do not fail a request. `count` is called each time. Each kind is
+    logged once, without its message: a client can trigger it any number of times, and the message
+    may quote the client."""
 
-    def __init__(self, count: Callable[[str], None] = lambda what: None) -> None:
+    def __init__(self, count: Callable[[str], None] = lambda problem: None) -> None:
         self._count = count
         self._logged: set[tuple[str, str]] = set()
 
-    def __call__(self, what: str, error: BottegaError | None = None) -> None:
-        self._count(what)
+    def __call__(self, problem: str, error: BottegaError | None = None) -> None:
+        self._count(problem)
         kind = "" if error is None else type(error).__name__
-        if (what, kind) not in self._logged:
-            self._logged.add((what, kind))
+        if (problem, kind) not in self._logged:
+            self._logged.add((problem, kind))
             log.warning(
-                "%s: %s (told once; bottega_warnings_total counts)", what, kind or "see above"
+                "%s: %s (logged once; bottega_warnings_total counts)", problem, kind or "see above"
             )
 
 
 Style = Literal["json", "text"]
 STYLES: tuple[Style, ...] = ("json", "text")
-MAX_WAITING = 10_000  # lines, while a terminal stands still
+MAX_WAITING = 10_000  # lines, while the stream is blocked
 WRITE_BATCH = 500
 FLUSH_SECONDS = 0.25
 FRAMES = 12
-# What these say is about files, settings, packages and hosts.
+# Their messages are about the operator's files, settings, packages and hosts.
 SETUP_ERRORS = (
     SettingError,
     StoreError,
@@ -122,15 +125,15 @@ SETUP_ERRORS = (
 
 
 def log_request(entry: Entry, why: str = "", fallback: str = "") -> None:
-    """The line of one request, in a word why it failed or passed straight through, and which tiers
-    it was meant for that failed. It goes straight to the writers: the logging module takes longer
-    than the rest of a replay."""
+    """Log one request: `why` it failed or passed through, in a word, and the tiers that failed
+    before the `fallback`. Bypasses the logging module, which takes longer than the rest of a
+    replay."""
     for writer in _writers:
         writer.put(_RequestLine(entry, why, time.time(), fallback))
 
 
 def error_text(error: BaseException) -> str:
-    """What of an error may stand in a log."""
+    """Return the part of an error that may be logged."""
     name = type(error).__name__
     if isinstance(error, SETUP_ERRORS):
         return f"{name}: {error}"
@@ -150,14 +153,14 @@ class _RequestLine(NamedTuple):
 def log_to(
     stream: TextIO | None = None, style: Style = "json", secrets: Iterable[str] = ()
 ) -> Iterator[Writer]:
-    """All loggers of the process write there, instead of where they did. What was logged is
-    written when this ends, if the stream takes it within a second."""
+    """Redirect all loggers of the process to a stream. On exit, the remaining lines are written if
+    the stream accepts them within a second, and the earlier handlers return."""
     writer = Writer(stream or sys.stderr, style, scrubber(secrets))
     ours, hook = logging.getLogger("bottega"), threading.excepthook
     show_warning = warnings.showwarning
     level = ours.level
     before = [(one, one.handlers[:], one.propagate) for one in _loggers()]
-    for one, _, _ in before:  # uvicorn, for one, brings handlers that hide nothing
+    for one, _, _ in before:  # handlers of libraries such as uvicorn do not remove secrets
         one.handlers[:], one.propagate = [], True
     logging.getLogger().handlers[:] = [writer]
     _writers.append(writer)
@@ -180,7 +183,8 @@ def log_to(
 
 
 class _CapturedLogger(logging.Logger):
-    """Of a library that is loaded meanwhile: a handler of its own would write a second line."""
+    """Logger class for libraries imported during `log_to`. It ignores their own handlers, which
+    would write each line twice."""
 
     def addHandler(self, hdlr: logging.Handler) -> None:
         if not _writers:
@@ -189,17 +193,17 @@ class _CapturedLogger(logging.Logger):
     def callHandlers(self, record: logging.LogRecord) -> None:
         if not _writers:
             super().callHandlers(record)
-        for writer in _writers:  # also where the library has told it not to propagate
+        for writer in _writers:  # even if the library has turned propagation off
             writer.handle(record)
 
 
 def _loggers() -> list[logging.Logger]:
-    known = logging.root.manager.loggerDict.values()
-    return [logging.root, *(one for one in known if isinstance(one, logging.Logger))]
+    loggers = logging.root.manager.loggerDict.values()
+    return [logging.root, *(one for one in loggers if isinstance(one, logging.Logger))]
 
 
 def _log_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Log only the text: the default format also shows a line of source code."""
+    """Log the text only: the default format adds a line of source code."""
     logging.getLogger("bottega.warnings").warning("%s", str(message))
 
 
@@ -210,9 +214,9 @@ def _log_thread_error(hook: threading.ExceptHookArgs) -> None:
 
 
 class Writer(logging.Handler):
-    """Lines go through a queue to a thread, which looks several times a second: nobody who logs
-    waits for a terminal or wakes another thread, and what does not fit into the queue is counted
-    as `lost`."""
+    """Log handler whose thread writes queued lines several times a second. Logging neither waits
+    for the stream nor wakes a thread each time. Lines that do not fit into the queue count as
+    `lost`."""
 
     def __init__(self, stream: TextIO, style: Style, scrub: Scrub) -> None:
         super().__init__()
@@ -252,7 +256,7 @@ class Writer(logging.Handler):
                 reported_lost = self._write(reported_lost)
 
     def _write(self, reported_lost: int) -> int:
-        """Some of the lines; how many that were lost it told of."""
+        """Write up to `WRITE_BATCH` lines. Return the number of lost lines reported so far."""
         some = [self._waiting.popleft() for _ in range(min(WRITE_BATCH, len(self._waiting)))]
         lines, lost = [self._text(one) for one in some], self.lost
         if lost > reported_lost:
@@ -260,7 +264,7 @@ class Writer(logging.Handler):
         try:
             self._stream.write("".join(f"{line}\n" for line in lines))
             self._stream.flush()
-        except (OSError, ValueError):  # nobody reads any more
+        except (OSError, ValueError):  # the reader has closed the stream
             self.lost += len(some)
             return self.lost
         return lost
@@ -270,10 +274,10 @@ class Writer(logging.Handler):
             if isinstance(record, _RequestLine):
                 return self._line(_request(record, self._scrub))
             return self._line(_event(record, self._scrub))
-        except Exception as error:  # a message that its arguments do not fit
+        except Exception as error:  # arguments do not match the format string
             name = "bottega.requests" if isinstance(record, _RequestLine) else record.name
             return self._line(
-                _fields("error", "a line failed", logger=name, error=error_text(error))
+                _fields("error", "log line failed", logger=name, error=error_text(error))
             )
 
 
@@ -293,7 +297,8 @@ def _iso_time(at: float) -> str:
 
 
 def _request(done: _RequestLine, scrub: Scrub) -> dict[str, object]:
-    """Written out, as there is one for every request: putting it together takes half as long."""
+    """Return the fields of a request's line. One literal, without `_fields`, takes half as long,
+    and every request needs one."""
     entry = done.entry
     return {
         "time": _iso_time(done.at),
@@ -325,7 +330,7 @@ def _event(record: logging.LogRecord, scrub: Scrub) -> dict[str, object]:
     ours = record.name.partition(".")[0] == "bottega"
     if isinstance(record.msg, BaseException):
         text = error_text(record.msg)
-    elif not ours:  # asyncio, for one, shows whole exceptions below
+    elif not ours:  # libraries such as asyncio append whole exceptions on further lines
         text = text.strip().partition("\n")[0]
     fields = _fields(record.levelname.lower(), scrub(text), record.created, logger=record.name)
     if record.exc_info and record.exc_info[1] is not None:
@@ -356,7 +361,7 @@ def _json_line(fields: Mapping[str, object]) -> str:
 
 
 def _text_line(fields: Mapping[str, object]) -> str:
-    """For people: time, level and event in columns, the rest as name=value."""
+    """Format for a terminal: time, level and event in columns, the rest as name=value."""
     rest = dict(fields)
     clock, level, event = (str(rest.pop(name)) for name in ("time", "level", "event"))
     more = " ".join(f"{name}={value}" for name, value in rest.items() if value not in (None, ""))

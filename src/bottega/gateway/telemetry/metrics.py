@@ -1,4 +1,4 @@
-"""What Prometheus reads at `/metrics`: bounded labels, and microseconds a request."""
+"""Prometheus metrics at `/metrics`, with bounded labels and microseconds of cost per request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from prometheus_client.utils import floatToGoString
 
 from bottega.gateway.accounting.entries import Entry
 
-Labelled = tuple[str, ...]
+LabelValues = tuple[str, ...]
 
 
 class Histogram:
-    """For one event loop; any thread may read it."""
+    """Histogram with fixed bucket bounds. One event loop writes; any thread may read."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -48,13 +48,13 @@ class Histogram:
         self._sum += other._sum
 
     def read(self) -> tuple[list[tuple[str, float]], float]:
-        """How many were up to each bound, and the sum."""
+        """Return the cumulative count of each bound, and the sum."""
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         return list(zip(names, accumulate(self._counts), strict=True)), self._sum
 
 
 class LazyCollector(Collector):
-    """What is only put together when somebody reads it."""
+    """Collector that builds its metrics only when Prometheus reads them."""
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
         self._families = families
@@ -67,18 +67,18 @@ class LazyCollector(Collector):
 
 
 def counter(
-    name: str, what: str, labels: Sequence[str], rows: Mapping[Labelled, float]
+    name: str, help: str, labels: Sequence[str], rows: Mapping[LabelValues, float]
 ) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"bottega_{name}", what, labels=labels)
+    family = CounterMetricFamily(f"bottega_{name}", help, labels=labels)
     for values, count in rows.items():
         family.add_metric(values, count)
     return family
 
 
 def histogram(
-    name: str, what: str, labels: Sequence[str], rows: Mapping[Labelled, Histogram]
+    name: str, help: str, labels: Sequence[str], rows: Mapping[LabelValues, Histogram]
 ) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(f"bottega_{name}", what, labels=labels)
+    family = HistogramMetricFamily(f"bottega_{name}", help, labels=labels)
     for values, one in rows.items():
         family.add_metric(values, *one.read())
     return family
@@ -88,7 +88,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 FAR, NEAR = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85), (0.9, 0.92, 0.94, 0.96, 0.98, 0.99)
-SIMILARITY = (*FAR, *NEAR, 0.995)  # pictures of one kind differ in the last few per cent
+SIMILARITY = (*FAR, *NEAR, 0.995)  # similarities of images of one kind differ by a few per cent
 SHOTS = (0, 1, 2, 4, 8, 16, 32)
 NAMESPACES = 100
 OTHER = "other"
@@ -101,10 +101,10 @@ class BreakerState(Protocol):
 
 
 class Metrics:
-    """The counters of one gateway, in a registry of its own.
+    """Metrics of one gateway, in a separate registry.
 
-    Nothing that a client says becomes a label: routes are the operator's tiers (any other is
-    `other`), and of namespaces only the first hundred are told apart. For one event loop; any
+    A client cannot create labels: routes are the operator's tiers, and any other route is
+    `other`; only the first hundred namespaces have their own label. One event loop writes; any
     thread may read.
     """
 
@@ -121,35 +121,35 @@ class Metrics:
         self._breaker = self._gauge("breaker_state", "0 closed, 1 half-open, 2 open", "route")
         shadows = self._counter("shadow", "Comparisons with the master's answer", "agreement")
         self.agreed, self.differed = shadows.labels("yes"), shadows.labels("no")
-        self.warned = self._counter("warnings", "What went wrong behind answers", "reason")
+        self.warned = self._counter("warnings", "Non-fatal problems while answering", "reason")
         self._registry.register(LazyCollector(self._families))
 
     def observe(self, entry: Entry) -> None:
-        """Once for each request, after its end."""
+        """Count a request that has ended."""
         key = (entry.namespace, entry.route, entry.state, entry.status)
         (self._tallies.get(key) or self._tally(*key)).add(entry)
 
     def cache_entries(self, namespace: str, count: int) -> None:
-        if (known := self._namespace_label(namespace)) != OTHER:
-            self._entries.labels(known).set(count)
+        if (label := self._namespace_label(namespace)) != OTHER:
+            self._entries.labels(label).set(count)
 
     def breaker(self, route: str, breaker: BreakerState) -> None:
-        """Asked whenever the metrics are read."""
+        """Export the breaker's state, read at each scrape."""
         self._breaker.labels(self._route_label(route)).set_function(lambda: BREAKER[breaker.state])
 
     def lost_rows(self, count: Callable[[], float]) -> None:
-        """Asked whenever the metrics are read."""
+        """Export the number of lost ledger rows, read at each scrape."""
         gauge = self._gauge("ledger_rows_lost", "Requests that the ledger could not write")
         gauge.set_function(count)
 
     def exposition(self) -> bytes:
-        """Blocks for a millisecond or a few."""
+        """Return the metrics as Prometheus text. Blocks for a few milliseconds."""
         return generate_latest(self._registry)
 
     def _tally(self, namespace: str, route: str, state: str, status: int) -> _Tally:
         code = status if 100 <= status < 600 else 0
-        known = (self._namespace_label(namespace), self._route_label(route), state, code)
-        return self._tallies.setdefault(known, _Tally())
+        key = (self._namespace_label(namespace), self._route_label(route), state, code)
+        return self._tallies.setdefault(key, _Tally())
 
     def _namespace_label(self, namespace: str) -> str:
         if namespace not in self._namespaces:
@@ -162,15 +162,15 @@ class Metrics:
         return route if route in self._routes else OTHER
 
     def _families(self) -> Iterator[Metric]:
-        """All tallies, added up by what each family is told apart by."""
-        requests, tokens = Counter[Labelled](), Counter[Labelled]()
-        unpriced, by_namespace = Counter[Labelled](), Counter[Labelled]()
-        cost, spent = defaultdict[Labelled, float](float), defaultdict[Labelled, float](float)
-        seconds: dict[Labelled, Histogram] = {}
+        """Yield the metrics, with the tallies summed over the labels that a metric lacks."""
+        requests, tokens = Counter[LabelValues](), Counter[LabelValues]()
+        unpriced, by_namespace = Counter[LabelValues](), Counter[LabelValues]()
+        cost, spent = defaultdict[LabelValues, float](float), defaultdict[LabelValues, float](float)
+        seconds: dict[LabelValues, Histogram] = {}
         similarity, shots = Histogram(SIMILARITY), Histogram(SHOTS)
-        # What is there from the start can be alerted on.
-        known = [(("", route, "", 0), _Tally()) for route in sorted(self._routes - {""})]
-        for (namespace, route, state, status), one in [*known, *self._tallies.items()]:
+        # Alerts need series that exist from the start.
+        empty = [(("", route, "", 0), _Tally()) for route in sorted(self._routes - {""})]
+        for (namespace, route, state, status), one in [*empty, *self._tallies.items()]:
             if state:
                 requests[route, state, str(status or OTHER)] += one.requests
                 by_namespace[namespace,] += one.requests
@@ -186,34 +186,37 @@ class Metrics:
                 shots.include(one.shots)
         by_outcome = ("route", "state", "status")
         yield counter("requests", "Requests by route, state and status", by_outcome, requests)
-        yield histogram("request_seconds", "Whole requests", ["route"], seconds)
-        yield counter("tokens", "Tokens as upstreams counted them", ["route", "kind"], tokens)
-        yield counter("cost_usd", "US dollars, where the price is known", ["route"], cost)
-        yield counter("unpriced_requests", "Of no known price", ["route"], unpriced)
+        yield histogram("request_seconds", "Duration of requests", ["route"], seconds)
+        yield counter("tokens", "Tokens as reported by upstreams", ["route", "kind"], tokens)
+        yield counter("cost_usd", "Cost in US dollars of priced requests", ["route"], cost)
+        yield counter("unpriced_requests", "Requests without a price", ["route"], unpriced)
         yield counter("namespace_requests", "Requests", ["namespace"], by_namespace)
-        yield counter("namespace_cost_usd", "US dollars", ["namespace"], spent)
-        best = "Of the best example found, shown or not, where one was looked for"
+        yield counter("namespace_cost_usd", "Cost in US dollars", ["namespace"], spent)
+        best = "Similarity of the best example found, shown or not"
         yield histogram("similarity", best, (), {(): similarity})
-        shown = "Shown with an answered request"
+        shown = "Demonstrations of an answered request"
         yield histogram("demonstrations", shown, (), {(): shots})
-        yield histogram("upstream_seconds", "Calls to upstreams", (), {(): self.upstream})
-        stages: dict[Labelled, Histogram] = {("retrieval",): self.retrieval, ("store",): self.store}
-        yield histogram("stage_seconds", "Parts of a request", ["stage"], stages)
+        yield histogram("upstream_seconds", "Duration of upstream calls", (), {(): self.upstream})
+        stages: dict[LabelValues, Histogram] = {
+            ("retrieval",): self.retrieval,
+            ("store",): self.store,
+        }
+        yield histogram("stage_seconds", "Duration of stages", ["stage"], stages)
 
-    def _counter(self, name: str, what: str, *labels: str) -> prometheus_client.Counter:
+    def _counter(self, name: str, help: str, *labels: str) -> prometheus_client.Counter:
         return prometheus_client.Counter(
-            name, what, labels, namespace="bottega", registry=self._registry
+            name, help, labels, namespace="bottega", registry=self._registry
         )
 
-    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
-        return Gauge(name, what, labels, namespace="bottega", registry=self._registry)
+    def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
+        return Gauge(name, help, labels, namespace="bottega", registry=self._registry)
 
 
 _Key = tuple[str, str, str, int]  # namespace, route, state, status
 
 
 class _Tally:
-    """Of the requests that have the same labels."""
+    """Sums over the requests with the same labels."""
 
     def __init__(self) -> None:
         self.requests = self.unpriced = self.prompt = self.completion = self.cached = 0
