@@ -1,5 +1,5 @@
-"""OpenAI's Responses API, without memory: each request becomes a chat completion and is answered as
-one, so keys, limits, routes, examples and repeats are the same."""
+"""OpenAI's Responses API without stored responses. Each request is translated into a chat
+completion, so keys, limits, routes, examples and the response cache apply as usual."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NAMES = {
     "verbosity": "text.verbosity",
     ".image_url.url": ".image_url",
 }
-SPELLED = re.compile("|".join(map(re.escape, NAMES)))
+NAME_PATTERN = re.compile("|".join(map(re.escape, NAMES)))
 
 
 @dataclass(frozen=True)
 class ResponsesEndpoint:
-    """`chat` answers chat completions."""
+    """Handler of the Responses API on top of `chat`, the handler of chat completions."""
 
     chat: Answer
 
@@ -39,36 +39,36 @@ class ResponsesEndpoint:
         headers: Mapping[str, str],
         body: Callable[[], Awaitable[bytes]],
     ) -> Reply:
-        asked: list[tuple[Mapping[str, object], ChatTranslation]] = []
+        requests: list[tuple[Mapping[str, object], ChatTranslation]] = []
 
         async def chat_body() -> bytes:
             raw = await body()
-            given = _object(raw)
-            if given is None:
-                return raw  # the gateway says what is wrong with it
-            asked.append((given, translate(given)))
-            return _written(asked[0][1])
+            request = _object(raw)
+            if request is None:
+                return raw  # the chat handler reports the error
+            requests.append((request, translate(request)))
+            return _encode(requests[0][1])
 
         try:
             reply = await self.chat(record, headers, chat_body)
         except ApiError as error:
-            origins = asked[0][1].origins if asked else ()
+            origins = requests[0][1].origins if requests else ()
             raise to_responses_error(error, origins) from error
-        template = ResponseTemplate(record.request_id.removeprefix("req_"), asked[0][0])
+        template = ResponseTemplate(record.request_id.removeprefix("req_"), requests[0][0])
         if reply.events is None:
             return replace(reply, payload=response_body(reply.payload, template))
         return replace(
-            reply, events=_translated(reply.events, ResponseEvents(template, record.model))
+            reply, events=_translate(reply.events, ResponseEvents(template, record.model))
         )
 
 
 def to_responses_error(error: ApiError, origins: Sequence[str]) -> ApiError:
-    """What was wrong with the chat body, said of the request that it was made of."""
+    """Return an error about the chat body with the field names of the Responses request."""
 
     message, param = str(error), error.param
     if param is not None:
         param = MESSAGE.sub(lambda found: _origin(int(found[1]), origins), param)
-        param = SPELLED.sub(lambda found: NAMES[found[0]], param)
+        param = NAME_PATTERN.sub(lambda found: NAMES[found[0]], param)
         message = message.replace(error.param or param, param)
     return ApiError(
         message,
@@ -93,16 +93,16 @@ def _object(raw: bytes) -> Mapping[str, object] | None:
     return given if isinstance(given, dict) else None
 
 
-def _written(chat: ChatTranslation) -> bytes:
+def _encode(chat: ChatTranslation) -> bytes:
     try:
         return orjson.dumps(chat.body)
-    except orjson.JSONEncodeError as error:  # it reads deeper than it writes
+    except orjson.JSONEncodeError as error:  # orjson parses deeper nesting than it can encode
         raise ApiError(
             "the request has brackets nested too deeply", code="limit_exceeded", hint="send less"
         ) from error
 
 
-async def _translated(
+async def _translate(
     chunks: AsyncGenerator[bytes], events: ResponseEvents
 ) -> AsyncGenerator[bytes]:
     try:
@@ -113,9 +113,9 @@ async def _translated(
             elif chunk.startswith(b":"):  # a comment
                 yield chunk
             else:
-                told = orjson.loads(chunk.removeprefix(b"data: "))
-                failed = isinstance(told.get("error"), dict)
-                for event in events.fail(told["error"]) if failed else events.take(told):
+                data = orjson.loads(chunk.removeprefix(b"data: "))
+                failed = isinstance(data.get("error"), dict)
+                for event in events.fail(data["error"]) if failed else events.take(data):
                     yield event
     finally:
         await chunks.aclose()

@@ -27,7 +27,8 @@ def chat_tools(tools: object) -> list[Body]:
 
 
 def parse_functions(tools: object) -> list[Body]:
-    """What is understood of each. Raises `ApiError` for tools that OpenAI's own servers run."""
+    """Return the supported fields of each function. Raises `ApiError` for tools that run on
+    OpenAI's servers."""
     if tools is None:
         return []
     if not isinstance(tools, list):
@@ -66,12 +67,12 @@ def echoed_tool_choice(choice: object) -> object:
 
 
 def chat_format(shape: object) -> Body | None:
-    told = echoed_format(shape)
-    if told["type"] == "text":
+    response_format = echoed_format(shape)
+    if response_format["type"] == "text":
         return None
-    if told["type"] == "json_object":
-        return told
-    return {"type": "json_schema", "json_schema": _without_type(told)}
+    if response_format["type"] == "json_object":
+        return response_format
+    return {"type": "json_schema", "json_schema": _without_type(response_format)}
 
 
 def echoed_format(shape: object) -> Body:
@@ -103,8 +104,8 @@ def _function(tool: object, where: str) -> Body:
     optional(tool, "description", str, where)
     optional(tool, "parameters", dict, where)
     optional(tool, "strict", bool, where)
-    told = {name: tool[name] for name in FUNCTION_FIELDS if tool.get(name) is not None}
-    return {"type": "function", **told}
+    fields = {name: tool[name] for name in FUNCTION_FIELDS if tool.get(name) is not None}
+    return {"type": "function", **fields}
 
 
 def _named(choice: object, where: str) -> Body:
@@ -135,35 +136,37 @@ def unsupported(message: str, param: str, hint: str) -> ApiError:
 
 
 def named(kind: object) -> str:
-    """Of whatever a client wrote as a type: brackets without end have no repr."""
+    """Return the name of a type field for an error. A deeply nested value has no repr."""
     return repr(kind[:64]) if isinstance(kind, str) else JSON_NAMES[type(kind)]
 
 
-def _without_type(told: Body) -> Body:
-    return {name: value for name, value in told.items() if name != "type"}
+def _without_type(fields: Body) -> Body:
+    return {name: value for name, value in fields.items() if name != "type"}
 
 
 def _not_a_function(kind: object, param: str) -> NoReturn:
     hint = "tools are of type function, and your program runs them"
-    raise unsupported(f"a tool of type {named(kind)} is not supported here", param, hint)
+    raise unsupported(f"a tool of type {named(kind)} is not supported", param, hint)
 
 
-WHOLE = "nothing is kept between requests: send the whole conversation as input"
+WHOLE = "responses are not stored: send the whole conversation as input"
 ROLES = ("user", "assistant", "system", "developer")
-SPOKEN = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
+TEXT_FIELDS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 class Conversation:
-    """`origins` tell where the content of each message stood in the request."""
+    """Chat messages of a Responses input. `origins` are the paths of the contents of the messages
+    in the request."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, object]] = []
         self.origins: list[str] = []
 
     def read(self, given: object) -> None:
-        """Raises `ApiError` for what is no input, and for what a chat cannot hold."""
+        """Add the messages of an input. Raises `ApiError` for an invalid input, and for items that
+        chat completions do not support."""
         if isinstance(given, str):
-            self.say("user", given, "input")
+            self.add("user", given, "input")
             return
         if not isinstance(given, list):
             wrong_type("input", "a string or an array of objects", given)
@@ -173,7 +176,7 @@ class Conversation:
                 wrong_type(where, "an object", item)
             self._read_item(item, where)
 
-    def say(self, role: str, content: object, origin: str, **more: object) -> None:
+    def add(self, role: str, content: object, origin: str, **more: object) -> None:
         self.messages.append({"role": role, "content": content, **more})
         self.origins.append(origin)
 
@@ -181,27 +184,27 @@ class Conversation:
         kind = item.get("type") or ("message" if "role" in item else None)
         match kind:
             case "message":
-                said = _content(item, "content", where)
-                self.say(_role(item, where), said, f"{where}.content")
+                content = _content(item, "content", where)
+                self.add(_role(item, where), content, f"{where}.content")
             case "function_call":
                 self._call(_call(item, where), where)
             case "function_call_output":
-                answered = required_text(item, "call_id", where)
+                call_id = required_text(item, "call_id", where)
                 output = _content(item, "output", where)
-                self.say("tool", output, f"{where}.output", tool_call_id=answered)
+                self.add("tool", output, f"{where}.output", tool_call_id=call_id)
             case "reasoning":
-                pass  # chat completions have no place for what a model thought before
+                pass  # chat completions have no field for earlier reasoning
             case "item_reference" | None:
-                raise unsupported("an item is named by its id only", where, WHOLE)
+                raise unsupported("an item has only an id", where, WHOLE)
             case _:
-                said = f"an item of type {named(kind)} is not supported here"
-                hint = "items are message, function_call, function_call_output and reasoning"
-                raise unsupported(said, f"{where}.type", hint)
+                message = f"an item of type {named(kind)} is not supported"
+                hint = "use message, function_call, function_call_output or reasoning"
+                raise unsupported(message, f"{where}.type", hint)
 
     def _call(self, call: Body, origin: str) -> None:
-        """Calls and the words before them are one turn of the assistant."""
+        """Add a call to the assistant's turn that precedes it."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.say("assistant", None, origin)
+            self.add("assistant", None, origin)
         cast(list[Body], self.messages[-1].setdefault("tool_calls", [])).append(call)
 
 
@@ -227,7 +230,7 @@ def _content(item: Body, name: str, where: str) -> str | list[Body]:
         wrong_type(f"{where}.{name}", "a string or an array of objects", content)
     parts = [_part(part, f"{where}.{name}[{i}]") for i, part in enumerate(content)]
     if len(parts) == 1 and parts[0]["type"] == "text":
-        return cast(str, parts[0]["text"])  # some servers take lists from users only
+        return cast(str, parts[0]["text"])  # some servers accept lists from users only
     return parts
 
 
@@ -235,60 +238,60 @@ def _part(part: object, where: str) -> Body:
     if not isinstance(part, dict):
         wrong_type(where, "an object", part)
     kind = part.get("type")
-    if isinstance(kind, str) and kind in SPOKEN:
-        return {"type": "text", "text": required_text(part, SPOKEN[kind], where)}
+    if isinstance(kind, str) and kind in TEXT_FIELDS:
+        return {"type": "text", "text": required_text(part, TEXT_FIELDS[kind], where)}
     if kind == "input_image":
         return _image(part, where)
     if kind == "input_file":
         hint = "send its text as input_text, or its pages as input_image"
-        raise unsupported("files are not supported here", where, hint)
+        raise unsupported("files are not supported", where, hint)
     require(part, "type", where)
-    hint = "parts are input_text, input_image, output_text and refusal"
-    said = f"a part of type {named(kind)} is not supported here"
-    raise unsupported(said, f"{where}.type", hint)
+    hint = "use input_text, input_image, output_text or refusal"
+    message = f"a part of type {named(kind)} is not supported"
+    raise unsupported(message, f"{where}.type", hint)
 
 
 def _image(part: Body, where: str) -> Body:
     if part.get("file_id"):
         hint = "send the image as image_url, a data URL (data:image/png;base64,...)"
-        raise unsupported("files are not kept here", f"{where}.file_id", hint)
+        raise unsupported("files are not stored", f"{where}.file_id", hint)
     image = {"url": required_text(part, "image_url", where)}
     detail = optional(part, "detail", str, where)
-    # Clients of the Responses API always say it; it is what chat completions assume.
+    # Clients of the Responses API always send "auto", the default of chat completions.
     return {
         "type": "image_url",
         "image_url": image if detail in (None, "auto") else image | {"detail": detail},
     }
 
 
-CHAT = "POST /v1/chat/completions takes it"
-# What the Responses API has and this gateway does not, and what to do instead.
+CHAT = "use POST /v1/chat/completions, which supports it"
+# Fields of the Responses API that the gateway does not support, with a hint.
 MISSING: Mapping[str, str] = {
-    "background": "leave it out and wait for the answer, or read it as a stream",
-    "context_management": "leave it out and shorten the input yourself",
+    "background": "remove it and wait for the answer, or read it as a stream",
+    "context_management": "remove it and shorten the input yourself",
     "conversation": WHOLE,
-    "moderation": "leave it out",
+    "moderation": "remove it",
     "previous_response_id": WHOLE,
-    "prompt": "prompts are not kept here: send their text as instructions and input",
+    "prompt": "prompts are not stored: send their text as instructions and input",
     "top_logprobs": CHAT,
 }
-# Fields of chat completions that would silently say something else here.
+# Fields of chat completions that have another name or no meaning in the Responses API.
 CHAT_ONLY: Mapping[str, str] = {
     "audio": CHAT,
-    "function_call": "it is called tool_choice here",
-    "functions": "they are called tools here",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
     "logprobs": CHAT,
-    "max_completion_tokens": "it is called max_output_tokens here",
-    "max_tokens": "it is called max_output_tokens here",
-    "messages": "they are called input here",
+    "max_completion_tokens": "use max_output_tokens",
+    "max_tokens": "use max_output_tokens",
+    "messages": "use input",
     "modalities": CHAT,
     "n": CHAT,
-    "reasoning_effort": "it is called reasoning.effort here",
-    "response_format": "it is called text.format here",
-    "verbosity": "it is called text.verbosity here",
+    "reasoning_effort": "use reasoning.effort",
+    "response_format": "use text.format",
+    "verbosity": "use text.verbosity",
 }
-# Translated, or without a meaning for what this gateway does: they do not go on as they are.
-OWN = {
+# Fields that are translated, rejected or ignored. All other fields are copied.
+NOT_COPIED = {
     *MISSING,
     *CHAT_ONLY,
     "include",
@@ -310,35 +313,36 @@ OWN = {
 
 @dataclass(frozen=True)
 class ChatTranslation:
-    """`origins` tell where the content of each message stood in the request."""
+    """Chat body of a Responses request. `origins` are the paths of the contents of the messages in
+    the request."""
 
     body: Body
     origins: Sequence[str]
 
 
 def translate(given: Body) -> ChatTranslation:
-    """Raises `ApiError` for what chat completions cannot say."""
+    """Translate a Responses request. Raises `ApiError` for fields without an equivalent."""
     for name, hint in (*MISSING.items(), *CHAT_ONLY.items()):
         if given.get(name):
-            raise unsupported(f"'{name}' is not supported here", name, hint)
+            raise unsupported(f"'{name}' is not supported", name, hint)
     _check_included(given.get("include"))
     conversation = Conversation()
     if instructions := optional(given, "instructions", str):
-        conversation.say("system", instructions, "instructions")
+        conversation.add("system", instructions, "instructions")
     require(given, "input", "")
     conversation.read(given["input"])
     body: dict[str, object] = {
-        name: value for name, value in given.items() if value is not None and name not in OWN
+        name: value for name, value in given.items() if value is not None and name not in NOT_COPIED
     }
     body |= {"messages": conversation.messages, **_settings(given)}
     choice, parallel = given.get("tool_choice"), optional(given, "parallel_tool_calls", bool)
-    asked = {
+    tools = {
         "tools": chat_tools(given.get("tools")),
         "tool_choice": chat_tool_choice(choice),
         "parallel_tool_calls": parallel,
     }
-    if asked["tools"]:  # servers refuse the others without them
-        body |= {name: value for name, value in asked.items() if value is not None}
+    if tools["tools"]:  # servers reject the other two without tools
+        body |= {name: value for name, value in tools.items() if value is not None}
     if given.get("stream") is True:
         body["stream_options"] = {"include_usage": True}
     return ChatTranslation(body, conversation.origins)
@@ -349,9 +353,9 @@ def _check_included(include: object) -> None:
         return
     if not isinstance(include, list) or not all(isinstance(one, str) for one in include):
         wrong_type("include", "an array of strings", include)
-    # The others tell about tools that are refused, or need what only OpenAI's servers have.
+    # Other values concern unsupported tools or features of OpenAI's servers.
     if "message.output_text.logprobs" in include:
-        raise unsupported("log probabilities are not supported here", "include", CHAT)
+        raise unsupported("log probabilities are not supported", "include", CHAT)
 
 
 def _settings(given: Body) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A chat completion as a reply of the Responses API."""
+"""Translation of chat completions into replies and events of the Responses API."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Item = dict[str, object]
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # Sent back as they came, null where they were left out.
 ECHOED_FIELDS = ("instructions", "max_output_tokens", "temperature", "top_p", "user")
-KNOWN_FAILURES = ("server_error", "rate_limit_exceeded")
+FAILURE_CODES = ("server_error", "rate_limit_exceeded")
 
 
 @dataclass(frozen=True)
 class ResponseTemplate:
-    """All of a reply but for what the model said. `given` is the request, checked before."""
+    """Response without the model's output. `given` is the validated request."""
 
-    key: str  # of the request: all ids are made of it
+    key: str  # all ids of the response contain it
     given: Body
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -63,20 +63,20 @@ class ResponseTemplate:
 
     def ended(self, model: str, finish: object, output: list[Item], usage: object) -> Item:
         reason = incomplete_reason(finish)
-        told = {"usage": responses_usage(usage)}
+        fields = {"usage": responses_usage(usage)}
         if reason is None:
-            more = told | {"completed_at": int(time.time())}
+            more = fields | {"completed_at": int(time.time())}
             return self.reply(model, "completed", output, **more)
         details = {"reason": reason}
-        return self.reply(model, "incomplete", output, incomplete_details=details, **told)
+        return self.reply(model, "incomplete", output, incomplete_details=details, **fields)
 
     def failed(self, model: str, error: Mapping[str, object], output: list[Item]) -> Item:
         code = error.get("code")
-        told = {
-            "code": code if code in KNOWN_FAILURES else "server_error",
+        api_error = {
+            "code": code if code in FAILURE_CODES else "server_error",
             "message": error.get("message") or "the model failed",
         }
-        return self.reply(model, "failed", output, error=told)
+        return self.reply(model, "failed", output, error=api_error)
 
     def message(self, index: int, content: list[Item], status: str) -> Item:
         return {
@@ -101,22 +101,22 @@ class ResponseTemplate:
 def response_body(payload: bytes, template: ResponseTemplate) -> bytes:
     completion: dict[str, Any] = orjson.loads(payload)
     choice = completion["choices"][0]
-    said, finish = choice["message"], choice.get("finish_reason")
+    message, finish = choice["message"], choice.get("finish_reason")
     status = "incomplete" if incomplete_reason(finish) else "completed"
-    calls = [one for one in said.get("tool_calls") or () if isinstance(one, dict)]
+    calls = [one for one in message.get("tool_calls") or () if isinstance(one, dict)]
     output: list[Item] = []
-    if (content := _content(said)) or not calls:
+    if (content := _content(message)) or not calls:
         output.append(template.message(0, content or [text_part("")], status))
     for call in calls:
         function = _object(call, "function")
-        told = call.get("id"), function.get("name"), function.get("arguments")
-        output.append(template.call(len(output), *told, status))
+        parts = call.get("id"), function.get("name"), function.get("arguments")
+        output.append(template.call(len(output), *parts, status))
     model, usage = completion.get("model"), completion.get("usage")
     return orjson.dumps(template.ended(str(model), finish, output, usage))
 
 
 def incomplete_reason(finish: object) -> str | None:
-    """Why an answer is not whole."""
+    """Return the reason why an answer is incomplete, None if it is complete."""
     return INCOMPLETE_REASONS.get(finish) if isinstance(finish, str) else None
 
 
@@ -129,7 +129,7 @@ def refusal_part(text: str) -> Item:
 
 
 def arguments_text(value: object) -> str:
-    """Some servers send the object itself."""
+    """Return the arguments of a call as text; some servers send an object."""
     if isinstance(value, str):
         return value
     return "" if value is None else orjson.dumps(value).decode()
@@ -138,22 +138,22 @@ def arguments_text(value: object) -> str:
 def responses_usage(usage: object) -> Item | None:
     if not isinstance(usage, dict):
         return None
-    known = parse_usage({"usage": usage})
+    counts = parse_usage({"usage": usage})
     thought = _object(usage, "completion_tokens_details").get("reasoning_tokens")
     return {
-        "input_tokens": known.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": known.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": known.completion_tokens,
+        "input_tokens": counts.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": counts.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": counts.completion_tokens,
         "output_tokens_details": {
             "reasoning_tokens": thought if type(thought) is int and thought > 0 else 0
         },
-        "total_tokens": known.prompt_tokens + known.completion_tokens,
+        "total_tokens": counts.prompt_tokens + counts.completion_tokens,
     }
 
 
-def _content(said: dict[str, Any]) -> list[Item]:
-    text = joined_text(said.get("content"), "text")
-    refused = said.get("refusal") or joined_text(said.get("content"), "refusal")
+def _content(message: dict[str, Any]) -> list[Item]:
+    text = joined_text(message.get("content"), "text")
+    refused = message.get("refusal") or joined_text(message.get("content"), "refusal")
     parts = [text_part(text)] if text else []
     if isinstance(refused, str) and refused and refused != text:
         parts.append(refusal_part(refused))
@@ -170,8 +170,8 @@ class _Message:
     index: int
     parts: dict[str, str] = field(default_factory=dict)  # by type
 
-    def told(self, template: ResponseTemplate, status: str) -> Item:
-        parts = [_part(kind, said) for kind, said in self.parts.items()]
+    def item(self, template: ResponseTemplate, status: str) -> Item:
+        parts = [_part(kind, text) for kind, text in self.parts.items()]
         return template.message(self.index, parts, status)
 
 
@@ -182,15 +182,15 @@ class _Call:
     name: object = None
     arguments: str = ""
 
-    def told(self, template: ResponseTemplate, status: str) -> Item:
+    def item(self, template: ResponseTemplate, status: str) -> Item:
         return template.call(self.index, self.id, self.name, self.arguments, status)
 
 
 class ResponseEvents:
-    """Each method gives the events that are to be sent now."""
+    """Translator of a chat stream. Each method yields the events to send next."""
 
     def __init__(self, template: ResponseTemplate, model: str) -> None:
-        self._frame = template
+        self._template = template
         self._model = model
         self._count = 0
         self._items: list[_Message | _Call] = []
@@ -213,31 +213,34 @@ class ResponseEvents:
             yield from self._open_part("output_text")
         status = "incomplete" if incomplete_reason(self._finish) else "completed"
         for item in self._items:
-            told = item.told(self._frame, status)
+            output_item = item.item(self._template, status)
             if isinstance(item, _Message):
                 yield from self._close_parts(item)
             else:
-                rest = {name: told[name] for name in ("name", "arguments")}
+                rest = {name: output_item[name] for name in ("name", "arguments")}
                 yield self._event(
-                    "response.function_call_arguments.done", **_at(told, item), **rest
+                    "response.function_call_arguments.done", **_at(output_item, item), **rest
                 )
-            yield self._event("response.output_item.done", output_index=item.index, item=told)
+            yield self._event(
+                "response.output_item.done", output_index=item.index, item=output_item
+            )
         output = self._output(status)
-        reply = self._frame.ended(self._model, self._finish, output, self._usage)
+        reply = self._template.ended(self._model, self._finish, output, self._usage)
         yield self._event(f"response.{reply['status']}", response=reply)
 
     def fail(self, error: Mapping[str, object]) -> Iterator[bytes]:
-        """Told twice: as the end of the response, and so that clients raise an error."""
+        """Yield the failed response, then an error event, which makes clients raise an
+        exception."""
         if not self._count:
             yield from self._begin()
-        reply = self._frame.failed(self._model, error, self._output("incomplete"))
+        reply = self._template.failed(self._model, error, self._output("incomplete"))
         yield self._event("response.failed", response=reply)
-        told = {name: error.get(name) for name in ("code", "message", "param")}
-        yield self._event("error", **told, error=error)
+        fields = {name: error.get(name) for name in ("code", "message", "param")}
+        yield self._event("error", **fields, error=error)
 
     def _begin(self) -> Iterator[bytes]:
         for step in ("created", "in_progress"):
-            reply = self._frame.reply(self._model, "in_progress", [])
+            reply = self._template.reply(self._model, "in_progress", [])
             yield self._event(f"response.{step}", response=reply)
 
     def _step(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
@@ -265,57 +268,57 @@ class ResponseEvents:
         yield self._event("response.content_part.added", **self._in(kind), part=_part(kind, ""))
 
     def _call(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
-        # Servers that send each call whole may leave its number out.
+        # Servers that do not stream calls in pieces may omit the index.
         key = next((delta[name] for name in ("index", "id") if _names(delta.get(name))), None)
         function = delta.get("function")
         function = function if isinstance(function, dict) else {}
-        known = self._calls.get(key)
-        call = known or _Call(len(self._items), delta.get("id"))
+        started = self._calls.get(key)
+        call = started or _Call(len(self._items), delta.get("id"))
         call.name = function.get("name") or call.name
-        if known is None:
+        if started is None:
             self._calls[key] = call
             yield self._added(call)
         if piece := arguments_text(function.get("arguments")):
             call.arguments += piece
-            at = _at(call.told(self._frame, ""), call)
+            at = _at(call.item(self._template, ""), call)
             yield self._event("response.function_call_arguments.delta", **at, delta=piece)
 
     def _close_parts(self, message: _Message) -> Iterator[bytes]:
-        for kind, said in message.parts.items():
-            told: Item = {"text": said, "logprobs": []}
+        for kind, text in message.parts.items():
+            content: Item = {"text": text, "logprobs": []}
             if kind == "refusal":
-                told = {"refusal": said}
-            yield self._event(f"response.{kind}.done", **self._in(kind), **told)
-            part = _part(kind, said)
+                content = {"refusal": text}
+            yield self._event(f"response.{kind}.done", **self._in(kind), **content)
+            part = _part(kind, text)
             yield self._event("response.content_part.done", **self._in(kind), part=part)
 
     def _added(self, item: _Message | _Call) -> bytes:
         self._items.append(item)
-        told = item.told(self._frame, "in_progress")
-        return self._event("response.output_item.added", output_index=item.index, item=told)
+        output_item = item.item(self._template, "in_progress")
+        return self._event("response.output_item.added", output_index=item.index, item=output_item)
 
     def _in(self, kind: str) -> Item:
-        """Where in the output a part of the message stands."""
+        """Return the position of a part of the message in the output."""
         assert self._message is not None
         index = list(self._message.parts).index(kind)
-        told = self._frame.message(self._message.index, [], "")
-        return _at(told, self._message) | {"content_index": index}
+        output_item = self._template.message(self._message.index, [], "")
+        return _at(output_item, self._message) | {"content_index": index}
 
     def _output(self, status: str) -> list[Item]:
-        return [item.told(self._frame, status) for item in self._items]
+        return [item.item(self._template, status) for item in self._items]
 
-    def _event(self, kind: str, **told: object) -> bytes:
-        data = orjson.dumps({"type": kind, "sequence_number": self._count, **told})
+    def _event(self, kind: str, **fields: object) -> bytes:
+        data = orjson.dumps({"type": kind, "sequence_number": self._count, **fields})
         self._count += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def _at(told: Item, item: _Message | _Call) -> Item:
-    return {"item_id": told["id"], "output_index": item.index}
+def _at(output_item: Item, item: _Message | _Call) -> Item:
+    return {"item_id": output_item["id"], "output_index": item.index}
 
 
-def _part(kind: str, said: str) -> Item:
-    return refusal_part(said) if kind == "refusal" else text_part(said)
+def _part(kind: str, text: str) -> Item:
+    return refusal_part(text) if kind == "refusal" else text_part(text)
 
 
 def _names(value: object) -> bool:
