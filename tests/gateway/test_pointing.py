@@ -57,9 +57,9 @@ def test_a_pipeline_is_found_by_its_name(shop: None) -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("shop", "names no pipeline"),
-        ("shop:", "names no pipeline"),
-        ("shopp:pipeline", "no module 'shopp'"),
+        ("shop", "name is incomplete"),
+        ("shop:", "name is incomplete"),
+        ("shopp:pipeline", "module 'shopp' does not exist"),
         ("shop:pipelin", "has no 'pipelin'"),
         ("shop:number", "is int, not a Pipeline"),
         ("shop:untold", "does not say which tiers"),

@@ -64,17 +64,17 @@ async def told(
         (
             chat("bottega/apprentice", tools=ONE_TOOL),
             "the tier 'apprentice' cannot take this request: it takes no tools"
-            " (ask for the model 'bottega', or leave the tools out)",
+            " (use the model 'bottega', or remove the tools)",
         ),
         (
             chat("bottega/apprentice", [{"role": "user", "content": "why " * 4000}]),
             "the tier 'apprentice' cannot take this request: it takes at most 1,200 tokens, and"
-            " these are about 4,571 (ask for the model 'bottega', or send a shorter text)",
+            " these are about 4,571 (use the model 'bottega', or send a shorter text)",
         ),
         (
             chat("bottega/apprentice", shown(solid_image(1).data_url)),
             "the tier 'apprentice' cannot take this request: it takes no images"
-            " (ask for the model 'bottega', or leave the images out)",
+            " (use the model 'bottega', or remove the images)",
         ),
         (
             chat("bottega", [{"role": "user", "content": "why " * 40_000}]),
@@ -158,10 +158,10 @@ async def test_the_image_that_is_not_fetched_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
-        ({}, "no API key came with this request (send Authorization: Bearer KEY;"),
-        ({"Authorization": "Basic c2st"}, "no API key came with this request"),
-        ({"Authorization": "Bearer "}, "no API key came with this request"),
-        ({"Authorization": "Bearer sk-b"}, "this API key is not known here (ask the operator"),
+        ({}, "the request has no API key (send Authorization: Bearer KEY;"),
+        ({"Authorization": "Basic c2st"}, "the request has no API key"),
+        ({"Authorization": "Bearer "}, "the request has no API key"),
+        ({"Authorization": "Bearer sk-b"}, "the API key is unknown (ask the operator"),
     ],
 )
 async def test_no_key_is_not_a_wrong_key(

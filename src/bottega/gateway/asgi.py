@@ -42,7 +42,7 @@ class App:
         lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
         responses = replace(chat_endpoint, answer=ResponsesEndpoint(chat_endpoint.answer).answer)
-        self._doors = dict.fromkeys(CHAT, chat_endpoint) | dict.fromkeys(RESPONSES, responses)
+        self._endpoints = dict.fromkeys(CHAT, chat_endpoint) | dict.fromkeys(RESPONSES, responses)
         self._is_ready = is_ready
         self._gateway = gateway
         # Set after its socket is bound. On this port `/metrics` needs no key.
@@ -58,7 +58,7 @@ class App:
                 return
         chat_endpoint = None
         if scope["type"] == "http" and scope["method"] == "POST":
-            chat_endpoint = self._doors.get(scope["path"])
+            chat_endpoint = self._endpoints.get(scope["path"])
         await (chat_endpoint or self._rest)(scope, receive, send)
 
     def is_ready(self) -> bool:
@@ -120,7 +120,7 @@ def _rest(
             )
         return _json(_model(name))
 
-    async def kept(request: Request) -> Response:
+    async def stored_response(request: Request) -> Response:
         gateway.check_key(request.headers)
         raise ApiError(
             "responses are not stored",
@@ -129,15 +129,15 @@ def _rest(
             hint="POST /v1/responses with the whole conversation as input",
         )
 
-    async def told(request: Request) -> Response:
+    async def exposition(request: Request) -> Response:
         assert metrics is not None
         if not app.is_for_metrics(request.scope):
-            _check_watcher(gateway, request)
+            _check_metrics_access(gateway, request)
         payload, kind = metrics()
         return Response(payload, media_type=kind)
 
     @asynccontextmanager
-    async def life(app: Starlette) -> AsyncGenerator[None]:
+    async def run_lifespan(app: Starlette) -> AsyncGenerator[None]:
         if lifespan is None:
             yield
             return
@@ -149,15 +149,15 @@ def _rest(
         Route("/readyz", readyz),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
-        Route("/v1/responses/{name:path}", kept, methods=["GET", "POST", "DELETE"]),
-        *([Route("/metrics", told)] if metrics is not None else []),
+        Route("/v1/responses/{name:path}", stored_response, methods=["GET", "POST", "DELETE"]),
+        *([Route("/metrics", exposition)] if metrics is not None else []),
         *more,
     ]
-    handlers = {HTTPException: _not_here, ApiError: _refused, Exception: _refused}
-    return Starlette(routes=routes, lifespan=life, exception_handlers=handlers)
+    handlers = {HTTPException: _send_not_found, ApiError: _send_error, Exception: _send_error}
+    return Starlette(routes=routes, lifespan=run_lifespan, exception_handlers=handlers)
 
 
-def _check_watcher(gateway: Gateway, request: Request) -> None:
+def _check_metrics_access(gateway: Gateway, request: Request) -> None:
     """Raise `ApiError` unless the key is an admin's. Metrics name tenants and what they spend, and
     a peer on loopback may be a proxy that serves the public, even without proxy headers."""
     if gateway.authenticate is None:
@@ -180,18 +180,21 @@ def _json(value: object, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    refusal = to_api_error(error)
-    headers = {"x-request-id": request_id(), **refusal.headers}
-    return Response(refusal.body, refusal.status, headers=headers, media_type="application/json")
-
-
-async def _not_here(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    said = f"{request.method} {request.url.path[:200]} is not served here"
-    hint = (
-        "POST /v1/chat/completions and /v1/responses, GET /v1/models, /healthz, /readyz and"
-        " /metrics are"
+async def _send_error(request: Request, error: Exception) -> Response:
+    api_error = to_api_error(error)
+    headers = {"x-request-id": request_id(), **api_error.headers}
+    return Response(
+        api_error.body, api_error.status, headers=headers, media_type="application/json"
     )
-    refusal = ApiError(said, status=error.status_code, code="not_found", hint=hint)
-    return await _refused(request, refusal)
+
+
+async def _send_not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    not_found = ApiError(
+        f"{request.method} {request.url.path[:200]} is not served",
+        status=error.status_code,
+        code="not_found",
+        hint="use POST /v1/chat/completions or /v1/responses, GET /v1/models, /healthz, /readyz or"
+        " /metrics",
+    )
+    return await _send_error(request, not_found)
