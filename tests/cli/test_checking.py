@@ -197,9 +197,9 @@ def test_somebodys_pipeline_says_what_is_known_of_it(
         "from bottega.generation import ScriptedGenerator\n"
         "from bottega.parsing import plain_text\n"
         "from bottega.prompting import InterleavedPrompter\n"
-        "from bottega.routing import always\n"
+        "from bottega.routing import FixedRouter\n"
         "tier = Tier('only', ScriptedGenerator(lambda prompt: 'x', name='mine'), 3)\n"
-        "pipeline = Pipeline(always(tier), InterleavedPrompter(), plain_text, tiers=(tier,))\n"
+        "pipeline = Pipeline(FixedRouter(tier), InterleavedPrompter(), plain_text, tiers=(tier,))\n"
     )
     done = run("serve", "stall:pipeline", "--check")
     sys.modules.pop("stall", None)

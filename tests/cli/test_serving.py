@@ -258,7 +258,7 @@ def test_check_prints_what_would_run(
 def test_what_cannot_be_served_is_said(run: Run, tmp_path: Path) -> None:
     assert "--demo" in run("serve").err
     assert "several gateways" in run("serve", "--demo", "no_shop:pipeline").err
-    assert "no module 'no_shop'" in run("serve", "no_shop:pipeline").err
+    assert "module 'no_shop' does not exist" in run("serve", "no_shop:pipeline").err
     assert "json or text" in run("serve", "--demo", "--log-format", "xml").err
     public = run("serve", "--demo", "--host", "0.0.0.0", "--port", 0)
     assert public.code == 2

@@ -146,7 +146,7 @@ async def test_keys(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     assert desk.ledger.spent_this_month(account.id) == 1.0
     assert listed.json["keys"][1]["spent_this_month_usd"] == 1.0
     whole = await desk("DELETE", f"/keys/{made.json['key']}")
-    assert (whole.status, "by its id" in whole.json["error"]["message"]) == (400, True)
+    assert (whole.status, "by id" in whole.json["error"]["message"]) == (400, True)
     gone = await desk("DELETE", f"/keys/{account.id}")
     assert gone.json["revoked"] > 0
     assert desk.accounts.authenticate(made.json["key"]) is None

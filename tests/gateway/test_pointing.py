@@ -34,11 +34,11 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         from bottega.generation import ScriptedGenerator
         from bottega.parsing import plain_text
         from bottega.prompting import InterleavedPrompter
-        from bottega.routing import BudgetRouter, CoverageRouter, always
+        from bottega.routing import BudgetRouter, CoverageRouter, FixedRouter
 
         tier = Tier("only", ScriptedGenerator(lambda prompt: "of the shop"))
-        pipeline = Pipeline(always(tier), InterleavedPrompter(), plain_text, tiers=(tier,))
-        untold = Pipeline(always(tier), InterleavedPrompter(), plain_text)
+        pipeline = Pipeline(FixedRouter(tier), InterleavedPrompter(), plain_text, tiers=(tier,))
+        untold = Pipeline(FixedRouter(tier), InterleavedPrompter(), plain_text)
         number = 3
 
         def make():
@@ -60,9 +60,9 @@ def test_a_pipeline_is_found_by_its_name(shop: None) -> None:
         ("shop", "name is incomplete"),
         ("shop:", "name is incomplete"),
         ("shopp:pipeline", "module 'shopp' does not exist"),
-        ("shop:pipelin", "has no 'pipelin'"),
-        ("shop:number", "is int, not a Pipeline"),
-        ("shop:untold", "does not say which tiers"),
+        ("shop:pipelin", "has no attribute 'pipelin'"),
+        ("shop:number", "must be a Pipeline, got int"),
+        ("shop:untold", "has no tiers"),
     ],
 )
 def test_what_is_wrong_with_the_name_is_said(shop: None, target: str, said: str) -> None:
@@ -100,7 +100,7 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
         from bottega.generation import ScriptedGenerator
         from bottega.parsing import plain_text
         from bottega.prompting import InterleavedPrompter, ReasoningPrompter, PromptTemplate
-        from bottega.routing import always
+        from bottega.routing import FixedRouter
         from bottega.types import Candidate, Example, Query
 
         brief = ScriptedGenerator(lambda prompt: "cat", name="brief")
@@ -119,7 +119,7 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
 
         traces = []
         pipeline = Pipeline(
-            always(tiers[0]), InterleavedPrompter(), plain_text, retrieve=retrieve, tiers=tiers,
+            FixedRouter(tiers[0]), InterleavedPrompter(), plain_text, retrieve=retrieve, tiers=tiers,
             sampling=Sampling(max_tokens=77), choices=("cat", "dog"), record=record,
         )
         """)
@@ -203,7 +203,7 @@ def test_a_request_without_a_question_is_rejected(served: tuple[Any, str]) -> No
 def test_a_pipeline_that_searches_is_refused(shop: None) -> None:
     Path("shop.py").write_text(
         Path("shop.py").read_text()
-        + "searching = Pipeline(always(tier), InterleavedPrompter(), plain_text,"
+        + "searching = Pipeline(FixedRouter(tier), InterleavedPrompter(), plain_text,"
         + " tiers=(tier,), search=1)\n"
     )
     with pytest.raises(SettingError, match="search"):

@@ -163,7 +163,7 @@ def test_earlier_turns_are_told_to_the_model(tmp_path: Path) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation"),
         ({"conversation": "conv_1"}, "conversation", "whole conversation"),
-        ({"background": True}, "background", "leave it out"),
+        ({"background": True}, "background", "remove it"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "instructions"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
         ({"tools": [{"type": "file_search", "x": 1}]}, "tools[0].type", "file_search"),
@@ -263,7 +263,7 @@ def test_without_a_key_nothing_is_read(tmp_path: Path) -> None:
 def test_nothing_is_kept_to_be_read_later(shared: Harness) -> None:
     with client(shared.url) as real:
         for way in (real.responses.retrieve, real.responses.delete, real.responses.cancel):
-            with pytest.raises(openai.NotFoundError, match="not kept here"):
+            with pytest.raises(openai.NotFoundError, match="not stored"):
                 way("resp_1")
 
 

@@ -68,8 +68,8 @@ async def told(
         ),
         (
             chat("bottega/apprentice", [{"role": "user", "content": "why " * 4000}]),
-            "the tier 'apprentice' cannot take this request: it takes at most 1,200 tokens, and"
-            " these are about 4,571 (use the model 'bottega', or send a shorter text)",
+            "the tier 'apprentice' cannot take this request: it takes at most 1,200 tokens, got"
+            " about 4,571 (use the model 'bottega', or send a shorter text)",
         ),
         (
             chat("bottega/apprentice", shown(solid_image(1).data_url)),
@@ -78,7 +78,7 @@ async def told(
         ),
         (
             chat("bottega", [{"role": "user", "content": "why " * 40_000}]),
-            "no tier can take this request: they take at most 2,000 tokens, and these are about"
+            "no tier can take this request: they take at most 2,000 tokens, got about"
             " 45,714 (send a shorter text)",
         ),
         (chat("bottega:shots=65"), "shots is '65' (use a whole number from 0 to 64)"),
@@ -182,7 +182,7 @@ async def test_the_tier_that_is_set_up_wrongly_is_named(
     endpoint.answers = [refuse(status, "who are you?")]
     with harness(tmp_path, master=HttpUpstream("huge", base_url=endpoint.url)) as found:
         error = await told(found, chat("bottega/master", stream=stream))
-    assert error["message"].startswith("the tier 'master' of this gateway is set up wrongly")
+    assert error["message"].startswith("the tier 'master' of this gateway is misconfigured")
     assert error["code"] == "upstream_misconfigured"
     assert "who are you?" not in error["message"]
     assert "tiers.master: " in caplog.text
