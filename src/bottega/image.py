@@ -1,4 +1,4 @@
-"""An image as it arrived: encoded bytes, hashed once, decoded only when somebody looks."""
+"""Image: the original encoded bytes with their hash, decoded on demand."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ MAX_PIXELS = 80_000_000
 MAX_BYTES = 128 * 1024 * 1024
 # Tiny images are decoded once; a folder of decoded photographs would not fit into memory.
 KEEP_DECODED_UP_TO = 64 * 64
-# Decoders inside Pillow; the JPEG one reads MPO too. Of the others some start programs: an EPS
-# file that is named .jpg would be run by Ghostscript.
+# Decoders built into Pillow; the JPEG decoder reads MPO too. Some other decoders start programs:
+# Ghostscript would run an EPS file named .jpg.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
-# What vision endpoints accept as it is; everything else is encoded anew.
+# Vision endpoints accept these unchanged. Other formats and modes are re-encoded.
 WIRE_FORMATS = {"JPEG", "PNG", "WEBP"}
 WIRE_MODES = {"1", "L", "P", "RGB"}
-# Endpoints reduce to this or less, after everybody has waited for the upload.
+# Endpoints reduce images to this side length or less after the upload, so reduce before it.
 WIRE_SIDE = 2048
 # Maximum bytes of decompressed text in a PNG file. Pillow reads the text with the header, outside
 # any memory budget, and allows 64 MB.
 MAX_TEXT = 1 << 20
-# Enough to find damage anywhere in the body, and quick for large photographs.
+# Decoding to this side length finds damage anywhere in the body and is fast for large photographs.
 CHECKED_SIDE = 64
 
 
@@ -43,9 +43,9 @@ CHECKED_SIDE = 64
 class Image:
     """Encoded image bytes with their media type and sha256. Equal if the bytes are equal.
 
-    Build one with `open`, `from_bytes`, `from_data_url` or `from_pillow`; each checks the header
-    and raises `ImageError` for what is not an image or has more than `MAX_PIXELS` pixels.
-    A damaged body shows only in `decode`.
+    Build one with `open`, `from_bytes`, `from_data_url` or `from_pillow`. Each checks the header
+    and raises `ImageError` for data that is no image or has more than `MAX_PIXELS` pixels. Only
+    `decode` detects a damaged body.
     """
 
     data: bytes = field(repr=False)
@@ -57,6 +57,7 @@ class Image:
 
     @classmethod
     def open(cls, path: str | Path) -> Image:
+        """Read an image file. Raises `ImageError`."""
         name = path_text(path)
         try:
             data = _read(Path(path), name)
@@ -67,6 +68,10 @@ class Image:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, source: str | None = None) -> Image:
+        """Wrap the bytes of an image file. `source` names the image in errors and demonstrations.
+
+        Raises `ImageError`.
+        """
         name = source or "the image"
         if not data:
             raise ImageError(f"{name} is empty (zero bytes)", hint="copy the file again")
@@ -88,7 +93,7 @@ class Image:
 
     @classmethod
     def from_data_url(cls, url: str, *, source: str | None = None) -> Image:
-        """`data:image/png;base64,...`, or the bare base64 text."""
+        """Decode `data:image/png;base64,...` or bare base64 text. Raises `ImageError`."""
         payload = url.partition(",")[2] if url.startswith("data:") else url
         try:
             data = base64.b64decode(payload, validate=True)
@@ -99,24 +104,25 @@ class Image:
         return cls.from_bytes(data, source=source)
 
     @classmethod
-    def from_pillow(cls, picture: Pillow.Image, *, source: str | None = None) -> Image:
-        return cls.from_bytes(pixels.png(picture), source=source)
+    def from_pillow(cls, pil_image: Pillow.Image, *, source: str | None = None) -> Image:
+        """Encode a PIL image as PNG."""
+        return cls.from_bytes(pixels.png(pil_image), source=source)
 
     def decode(self, at_least: int | None = None) -> Pillow.Image:
-        """Upright RGB pixels without metadata: first frame, EXIF rotation applied where it can be
-        read, alpha over white.
+        """Return upright RGB pixels without metadata: the first frame, rotated by its EXIF
+        orientation if that is readable, alpha composed over white.
 
-        16-bit values are divided by 257. 32-bit integers are taken as 8 or 16 bit if all fit, and
-        floats as 0 to 1 or 0 to 255; otherwise the finite minimum becomes black and the maximum
-        white. NaN is the minimum.
+        16-bit values are divided by 257. 32-bit integers count as 8 or 16 bit if all values fit,
+        floats as 0 to 1 or 0 to 255; otherwise the finite minimum becomes black and the finite
+        maximum white. NaN counts as the minimum.
 
-        With `at_least`, an image may come back reduced (1/2, 1/4 or 1/8) as long as both sides
-        keep that many pixels: decoding a photo for a small encoder is then many times faster.
-        Raises `ImageError` if the body is damaged. Do not draw on the result: it may be shared.
+        `at_least` allows a reduced result (1/2, 1/4 or 1/8) whose sides both keep that many pixels;
+        decoding a photograph for a small encoder is then many times faster.
+        Raises `ImageError` if the body is damaged. Do not modify the result: it may be shared.
         """
         if self.width * self.height > KEEP_DECODED_UP_TO:
             return self._decode(at_least)
-        # Not `cached_property`: in Python 3.11 all images would wait for one lock.
+        # `cached_property` of Python 3.11 would make all images wait for one lock.
         decoded: Pillow.Image | None = self.__dict__.get("_decoded")
         if decoded is None:
             decoded = self.__dict__["_decoded"] = self._decode(None)
@@ -129,7 +135,7 @@ class Image:
 
     @property
     def is_large(self) -> bool:
-        """Return whether it has more than `pixels.LARGE_PIXELS` pixels."""
+        """Whether the image has more than `pixels.LARGE_PIXELS` pixels."""
         return self.width * self.height > pixels.LARGE_PIXELS
 
     def decode_cost(self, at_least: int | None = None) -> pixels.DecodeCost:
@@ -147,19 +153,19 @@ class Image:
     def rgb_strips(self) -> Iterator[Pillow.Image]:
         """Yield the pixels of `decode()` from top to bottom, a few rows at a time. The whole image
         is never held as RGB, unless it has to be rotated. Raises `ImageError`."""
-        picture = self._loaded(None)
-        with _naming_damage(self._name):
-            turn = pixels.turn(picture)
-            if pixels.is_deep(picture):
-                picture = pixels.eight_bits(picture)
-            if turn is not None:
-                picture = pixels.rgb(picture).transpose(turn)
-            for _, strip in pixels.strips(picture):
+        pil_image = self._loaded(None)
+        with _damage_errors(self._name):
+            transpose = pixels.upright_transpose(pil_image)
+            if pixels.is_deep(pil_image):
+                pil_image = pixels.eight_bits(pil_image)
+            if transpose is not None:
+                pil_image = pixels.rgb(pil_image).transpose(transpose)
+            for _, strip in pixels.strips(pil_image):
                 yield pixels.rgb(strip)
 
-    def apart(self) -> Image:
-        """An equal image that has the pixels which this one has decoded, while this one keeps
-        nothing of what the other decodes."""
+    def detached_copy(self) -> Image:
+        """Return an equal image that shares the pixels decoded so far. Pixels that the copy decodes
+        later are not kept by this image."""
         other = replace(self)
         if "_decoded" in self.__dict__:
             other.__dict__["_decoded"] = self.__dict__["_decoded"]
@@ -167,11 +173,11 @@ class Image:
 
     @property
     def data_url(self) -> str:
-        """The image for a vision endpoint: the original bytes where every server reads them.
+        """Return the image as a data URL for a vision endpoint.
 
-        Otherwise (rotated by EXIF, CMYK, 16 bit, alpha, animated, other formats, more than 2048
-        pixels on a side) it is decoded, reduced to 2048 pixels on a side, as endpoints do anyway,
-        and encoded as PNG up to 512 x 512 pixels, as JPEG above.
+        The original bytes are used if every server can read them. Other images (EXIF rotation,
+        CMYK, 16 bit, alpha, animation, other formats, more than 2048 pixels on a side) are decoded,
+        reduced to 2048 pixels on a side and encoded: as PNG up to 512 x 512 pixels, else as JPEG.
         """
         url: str | None = self.__dict__.get("_data_url")
         if url is None:
@@ -180,7 +186,7 @@ class Image:
 
     def _encode_data_url(self) -> str:
         media_type, data = self.media_type, self.data
-        if max(self.width, self.height) > WIRE_SIDE or not self._travels_as_it_is():
+        if max(self.width, self.height) > WIRE_SIDE or not self._is_sendable():
             media_type, data = pixels.encoded(self._reduced_for_wire())
         return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
 
@@ -188,15 +194,15 @@ class Image:
     def _name(self) -> str:
         return self.source or "the image"
 
-    def _travels_as_it_is(self) -> bool:
-        # Loaded, because a damaged body is the caller's error, not the server's.
-        picture = self._loaded(CHECKED_SIDE)
+    def _is_sendable(self) -> bool:
+        # Decode, because a damaged body must be reported here and not by the server.
+        pil_image = self._loaded(CHECKED_SIDE)
         return (
-            picture.format in WIRE_FORMATS
-            and picture.mode in WIRE_MODES
-            and getattr(picture, "n_frames", 1) == 1
-            and pixels.turn(picture) is None
-            and "transparency" not in picture.info
+            pil_image.format in WIRE_FORMATS
+            and pil_image.mode in WIRE_MODES
+            and getattr(pil_image, "n_frames", 1) == 1
+            and pixels.upright_transpose(pil_image) is None
+            and "transparency" not in pil_image.info
         )
 
     @property
@@ -207,30 +213,30 @@ class Image:
     def _reduced_for_wire(self) -> Pillow.Image:
         if self._wire_at_least is None:
             return self.decode()
-        picture = self.decode(self._wire_at_least).copy()
-        picture.thumbnail((WIRE_SIDE, WIRE_SIDE))
-        return picture
+        pil_image = self.decode(self._wire_at_least).copy()
+        pil_image.thumbnail((WIRE_SIDE, WIRE_SIDE))
+        return pil_image
 
     def _loaded(self, at_least: int | None) -> Pillow.Image:
-        picture = _header(self.data, self._name)
-        with _naming_damage(self._name):
+        pil_image = _header(self.data, self._name)
+        with _damage_errors(self._name):
             if at_least is not None:
-                picture.draft("RGB", (at_least, at_least))
-            picture.load()
-        return picture
+                pil_image.draft("RGB", (at_least, at_least))
+            pil_image.load()
+        return pil_image
 
     def _decode(self, at_least: int | None) -> Pillow.Image:
-        picture = self._loaded(at_least)
-        with _naming_damage(self._name):
-            turn = pixels.turn(picture)
-            if pixels.is_deep(picture):
-                picture = pixels.eight_bits(picture)
-            # A smaller size is the JPEG decoder's work: all formats are reduced alike.
-            if at_least is not None and picture.size == (self.width, self.height):
-                picture = pixels.reduced(picture, at_least)
-            picture = pixels.rgb(picture)
-            picture.info.clear()
-            return picture if turn is None else picture.transpose(turn)
+        pil_image = self._loaded(at_least)
+        with _damage_errors(self._name):
+            transpose = pixels.upright_transpose(pil_image)
+            if pixels.is_deep(pil_image):
+                pil_image = pixels.eight_bits(pil_image)
+            # If the size differs, the JPEG decoder has reduced the image already.
+            if at_least is not None and pil_image.size == (self.width, self.height):
+                pil_image = pixels.reduced(pil_image, at_least)
+            pil_image = pixels.rgb(pil_image)
+            pil_image.info.clear()
+            return pil_image if transpose is None else pil_image.transpose(transpose)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Image) and self.sha256 == other.sha256
@@ -243,12 +249,12 @@ SMALLER = "reduce the image first"
 
 
 def path_text(path: str | Path) -> str:
-    """File names are bytes: what is not UTF-8 in them could be neither shown nor stored as text."""
+    """Return a path as valid text. File names are bytes; parts that are not UTF-8 are replaced."""
     return str(path).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read(path: Path, name: str) -> bytes:
-    """No more than one byte too many: the size that a file states may be wrong, as in /proc."""
+    """Read at most one byte more than allowed: a file's stated size may be wrong, as in /proc."""
     if not stat.S_ISREG(path.stat().st_mode):  # devices and pipes may never end
         raise ImageError(f"{name} is not a regular file", hint="check the path")
     with path.open("rb") as file:
@@ -270,7 +276,7 @@ def _header(data: bytes, name: str) -> Pillow.Image:
         raise TooManyPixelsError(
             f"{name} has more than {MAX_PIXELS:,} pixels", hint=SMALLER
         ) from error
-    except Exception as error:  # same boundary as in `_naming_damage`
+    except Exception as error:  # same boundary as in `_damage_errors`
         raise ImageError(
             f"{name} is not an image that can be read: {_reason(error)}",
             hint="use JPEG, PNG, WebP, GIF, BMP or TIFF",
@@ -278,7 +284,7 @@ def _header(data: bytes, name: str) -> Pillow.Image:
 
 
 @contextmanager
-def _naming_damage(name: str) -> Iterator[None]:
+def _damage_errors(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Pillow's decoders raise dozens of types on damaged bytes

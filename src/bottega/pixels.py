@@ -1,4 +1,4 @@
-"""What is done to decoded pixels: upright, RGB, eight bits, smaller, encoded again."""
+"""Conversions of decoded pixels: orientation, RGB, eight bits, reduction and encoding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODE_BYTES = {"1": 1, "L": 1, "P": 1}
 RGB_BYTES = 4  # Pillow stores a pixel of RGB in four bytes
 COEFFICIENT_BYTES = 2  # per pixel and component of a JPEG with several scans, held until the last
 ORIENTATION = 0x0112
-TURNS = {
+TRANSPOSES = {
     2: Pillow.Transpose.FLIP_LEFT_RIGHT,
     3: Pillow.Transpose.ROTATE_180,
     4: Pillow.Transpose.FLIP_TOP_BOTTOM,
@@ -38,11 +38,11 @@ TURNS = {
 }
 
 
-def turn(picture: Pillow.Image) -> Pillow.Transpose | None:
-    """What makes it upright, by its EXIF orientation; None if it is, or if that cannot be read."""
+def upright_transpose(pil_image: Pillow.Image) -> Pillow.Transpose | None:
+    """Return the transpose for the EXIF orientation, None if it is upright or unreadable."""
     try:
-        return TURNS.get(picture.getexif().get(ORIENTATION, 1))
-    except Exception:  # sound pixels beside broken metadata are a sound picture
+        return TRANSPOSES.get(pil_image.getexif().get(ORIENTATION, 1))
+    except Exception:  # intact pixels with broken metadata are a valid image
         return None
 
 
@@ -79,98 +79,99 @@ def scale_of(size: tuple[int, int], at_least: int) -> int:
     return next((scale for scale in (8, 4, 2) if min(size) >= scale * at_least), 1)
 
 
-def reduced(picture: Pillow.Image, at_least: int) -> Pillow.Image:
-    """By 8, 4 or 2, as long as both sides keep `at_least` pixels."""
-    scale = scale_of(picture.size, at_least)
+def reduced(pil_image: Pillow.Image, at_least: int) -> Pillow.Image:
+    """Reduce by 8, 4 or 2, the most that keeps both sides at `at_least` pixels."""
+    scale = scale_of(pil_image.size, at_least)
     if scale == 1:
-        return picture
-    if _is_reducible(picture):
-        return picture.reduce(scale)
-    large = picture.width * picture.height > LARGE_PIXELS
-    return _reduced_in_strips(picture, scale) if large else picture
+        return pil_image
+    if _is_reducible(pil_image):
+        return pil_image.reduce(scale)
+    large = pil_image.width * pil_image.height > LARGE_PIXELS
+    return _reduced_in_strips(pil_image, scale) if large else pil_image
 
 
-def is_deep(picture: Pillow.Image) -> bool:
-    """Return whether its values have more than eight bits."""
-    return picture.mode.startswith("I") or picture.mode == "F"
+def is_deep(pil_image: Pillow.Image) -> bool:
+    """Return whether the values have more than eight bits."""
+    return pil_image.mode.startswith("I") or pil_image.mode == "F"
 
 
-def _is_reducible(picture: Pillow.Image) -> bool:
+def _is_reducible(pil_image: Pillow.Image) -> bool:
     # A transparent colour would be mixed with its neighbours.
-    return picture.mode in REDUCIBLE_MODES and "transparency" not in picture.info
+    return pil_image.mode in REDUCIBLE_MODES and "transparency" not in pil_image.info
 
 
-def _reduced_in_strips(picture: Pillow.Image, scale: int) -> Pillow.Image:
+def _reduced_in_strips(pil_image: Pillow.Image, scale: int) -> Pillow.Image:
     """Convert to RGB and reduce strip by strip: a palette or 1-bit image would take four times its
     memory if converted to RGB as a whole."""
-    width, height = (-(-side // scale) for side in picture.size)
+    width, height = (-(-side // scale) for side in pil_image.size)
     small = Pillow.new("RGB", (width, height))
-    for top, strip in strips(picture, multiple=scale):
+    for top, strip in strips(pil_image, multiple=scale):
         small.paste(rgb(strip).reduce(scale), (0, top // scale))
     return small
 
 
-def rgb(picture: Pillow.Image) -> Pillow.Image:
-    """Transparency over white."""
-    if "A" in picture.getbands() or "transparency" in picture.info:
-        layer = picture if picture.mode in {"LA", "RGBA"} else picture.convert("RGBA")
+def rgb(pil_image: Pillow.Image) -> Pillow.Image:
+    """Convert to RGB, with transparent parts composed over white."""
+    if "A" in pil_image.getbands() or "transparency" in pil_image.info:
+        layer = pil_image if pil_image.mode in {"LA", "RGBA"} else pil_image.convert("RGBA")
         white = Pillow.new("RGB", layer.size, "white")
         white.paste(layer, mask=layer)
         return white
-    return picture.convert("RGB")
+    return pil_image.convert("RGB")
 
 
-def eight_bits(picture: Pillow.Image) -> Pillow.Image:
-    """Integers of 16 or 32 bits and floats as grey of 8 bits."""
-    low, high = _range(picture)
-    grey = Pillow.new("L", picture.size)
-    for top, values in _values(picture):
+def eight_bits(pil_image: Pillow.Image) -> Pillow.Image:
+    """Convert integers of 16 or 32 bits and floats to 8-bit grey."""
+    low, high = _range(pil_image)
+    grey = Pillow.new("L", pil_image.size)
+    for top, values in _values(pil_image):
         finite = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
         scaled = (finite - low) * (255 / ((high - low) or 1))
         grey.paste(Pillow.fromarray(scaled.round().astype(np.uint8)), (0, top))
     return grey
 
 
-def _range(picture: Pillow.Image) -> tuple[float, float]:
-    """What becomes black, and what white."""
-    if picture.mode.startswith("I;16"):
+def _range(pil_image: Pillow.Image) -> tuple[float, float]:
+    """Return the values that become black and white."""
+    if pil_image.mode.startswith("I;16"):
         return 0, 65535
-    finite = (values[np.isfinite(values)] for _, values in _values(picture))
+    finite = (values[np.isfinite(values)] for _, values in _values(pil_image))
     ends = [(float(values.min()), float(values.max())) for values in finite if values.size]
     if not ends:
-        raise ValueError("no pixel is a finite number")
+        raise ValueError("all pixels are NaN or infinite")
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    usual = (1, 255) if picture.mode == "F" else (255, 65535)
+    usual = (1, 255) if pil_image.mode == "F" else (255, 65535)
     fitting = [white for white in usual if low >= 0 and high <= white]
     return (0, fitting[0]) if fitting else (low, high)
 
 
-def strips(picture: Pillow.Image, multiple: int = 1) -> Iterator[tuple[int, Pillow.Image]]:
+def strips(pil_image: Pillow.Image, multiple: int = 1) -> Iterator[tuple[int, Pillow.Image]]:
     """Yield the image from top to bottom, a few rows at a time; only the last strip may have a
     number of rows that is not a `multiple`."""
-    width, height = picture.size
+    width, height = pil_image.size
     rows = max(1, STRIP_PIXELS // width)
     rows += -rows % multiple
     for top in range(0, height, rows):
-        yield top, picture.crop((0, top, width, min(top + rows, height)))
+        yield top, pil_image.crop((0, top, width, min(top + rows, height)))
 
 
-def _values(picture: Pillow.Image) -> Iterator[tuple[int, NDArray[np.float64]]]:
+def _values(pil_image: Pillow.Image) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Yield strips as float64: all pixels at once would take eight times the file or more."""
-    for top, strip in strips(picture):
+    for top, strip in strips(pil_image):
         yield top, np.asarray(strip, np.float64)
 
 
-def encoded(picture: Pillow.Image) -> tuple[str, bytes]:
-    """Media type and bytes."""
-    if picture.width * picture.height <= PNG_UP_TO:
-        return "image/png", png(picture)
+def encoded(pil_image: Pillow.Image) -> tuple[str, bytes]:
+    """Encode as PNG up to `PNG_UP_TO` pixels, else as JPEG. Return the media type and bytes."""
+    if pil_image.width * pil_image.height <= PNG_UP_TO:
+        return "image/png", png(pil_image)
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=JPEG_QUALITY)
+    pil_image.save(buffer, "JPEG", quality=JPEG_QUALITY)
     return "image/jpeg", buffer.getvalue()
 
 
-def png(picture: Pillow.Image) -> bytes:
+def png(pil_image: Pillow.Image) -> bytes:
+    """Encode as PNG."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    pil_image.save(buffer, "PNG")
     return buffer.getvalue()

@@ -128,7 +128,7 @@ def is_text(value: object) -> bool:
 def with_id(example: Example, id: str) -> Example:
     """Return the example with this id and copies of its images, so the caller's images do not keep
     the pixels that are decoded here."""
-    images = tuple(image.apart() for image in example.query.images)
+    images = tuple(image.detached_copy() for image in example.query.images)
     return replace(example, id=id, query=replace(example.query, images=images))
 
 

@@ -172,5 +172,5 @@ def _shows_its_pixels(image: Image) -> bool:
             picture.mode in ("1", "L", "P", "RGB")
             and getattr(picture, "n_frames", 1) == 1
             and "transparency" not in picture.info
-            and pixels.turn(picture) is None
+            and pixels.upright_transpose(picture) is None
         )
