@@ -33,7 +33,7 @@ class Workshop:
             ScriptedGenerator(["right"] * 99),
         )
         tiers = Tier("apprentice", self.small, shots=1), Tier("master", self.large)
-        self.shadow = ShadowSampler(BenefitGate(least=5), agreement, rate=1.0, at_once=1)
+        self.shadow = ShadowSampler(BenefitGate(min_samples=5), agreement, rate=1.0, at_once=1)
         self.charged: list[float] = []
 
         async def retrieve(query: Query, k: int, /) -> list[Candidate]:

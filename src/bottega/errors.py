@@ -1,4 +1,4 @@
-"""The error tree. Every error says what to do next (`hint`) and whether trying again can help.
+"""Exceptions of this project. `hint` is the next step; `retryable` tells whether to retry.
 
 BottegaError
 ├── SettingError              a parameter, or a combination of parts, that cannot work
@@ -12,9 +12,9 @@ BottegaError
 │   ├── EmbedderMismatchError the file was built with another embedder
 │   ├── EmptyKnowledgeBaseError
 │   ├── NotFoundError         no entry has this id
-│   ├── LogPrunedError        a change log no longer reaches back that far; begin anew from 0
+│   ├── LogPrunedError        the change log no longer holds these changes; read again from 0
 │   ├── StoreBusyError        another writer holds the file (retryable)
-│   └── StoreFullError        no space left; what was stored before is intact
+│   └── StoreFullError        no space left; earlier data is intact
 └── GenerationError           a model that did not answer
     ├── ModelLoadError        no such model, or not a vision-language model
     ├── ReplayMissError       the record holds no answer to this request
@@ -41,8 +41,8 @@ CUDA_NOTE = (
 
 
 class BottegaError(Exception):
-    """Base of all errors raised on purpose. `str(error)` is one sentence, `hint` the next step;
-    a traceback shows both."""
+    """Base of all errors of this project. `str(error)` is one sentence and `hint` the next step. A
+    traceback shows both."""
 
     retryable = False
 
@@ -60,7 +60,7 @@ class SettingError(BottegaError):
 class MissingDependencyError(BottegaError):
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
-            f"{package} is needed here and is not installed",
+            f"{package} is required and not installed",
             hint=f"pip install '{DISTRIBUTION}[{extra}]'" + CUDA_NOTE * (extra == EXTRA_WITH_TORCH),
         )
 
@@ -103,7 +103,7 @@ class StoreError(BottegaError):
 
 
 class EmbedderMismatchError(StoreError):
-    """`stored` and `given` are fingerprints."""
+    """Knowledge base opened with another embedder. `stored` and `given` are fingerprints."""
 
     def __init__(self, stored: str, given: str, *, hint: str = "") -> None:
         super().__init__(
@@ -146,9 +146,10 @@ class ReplayMissError(GenerationError):
 
 
 class EndpointError(GenerationError):
-    """`status` is the HTTP status of the last attempt, None if there was no response.
+    """Failure of an HTTP endpoint.
 
-    `retry_after` is what the server asked for, in seconds.
+    `status` is the HTTP status of the last attempt, None without a response. `retry_after` is the
+    delay that the server requested, in seconds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From the names that people write to models and embedders."""
+"""Models and embedders by name, as in command-line options and configuration files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bottega.protocols import Embedder, Generator
 
 BUNDLED = "bundled"
 REMOTE = "openai:"
-NOTE = "embed"  # under which a knowledge base says what its embedder is called
+NOTE = "embed"  # key of the note in which a knowledge base stores the name of its embedder
 WITHOUT_TORCH = ("pixels", "words")
 EMBEDDERS = ("dual", BUNDLED, *WITHOUT_TORCH)
 BUNDLED_MODELS = (BUNDLED, f"{BUNDLED}:apprentice", f"{BUNDLED}:master")
@@ -33,8 +33,9 @@ MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "aver
 
 
 def open_model(spec: str, *, concurrency: int = 16) -> Generator:
-    """`bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at OPENAI_BASE_URL, so many
-    requests at once), or a Hugging Face id or folder. Raises `SettingError`."""
+    """Return the model of a name: `bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at
+    OPENAI_BASE_URL, with at most `concurrency` requests at a time), or a Hugging Face id or folder.
+    Raises `SettingError`."""
     check_model(spec)
     if not spec.startswith(REMOTE):
         check_address_space(WITH_TORCH)
@@ -52,8 +53,8 @@ def open_model(spec: str, *, concurrency: int = 16) -> Generator:
 
 
 def check_model(spec: str) -> None:
-    """Raise `SettingError` for a name that no model can have. Without this check, a misspelt name
-    would be looked up on the hub for minutes."""
+    """Raise `SettingError` for an invalid name. Without this check, the hub would be queried for
+    minutes for a misspelt name."""
     if spec in BUNDLED_MODELS or spec.startswith(REMOTE) or is_folder_or_hub_id(spec):
         return
     remote = f"{REMOTE}{spec.partition(':')[2] or 'NAME'}"
@@ -65,8 +66,8 @@ def check_model(spec: str) -> None:
 
 
 def check_embedder(spec: str) -> None:
-    """Raise `SettingError` for a name that no embedder can have, before anything is loaded, and
-    `MissingDependencyError` if it needs torch and that is missing."""
+    """Raise `SettingError` for an invalid name, and `MissingDependencyError` if the embedder needs
+    torch and torch is missing. No model is loaded."""
     if spec in WITHOUT_TORCH:
         return
     name = spec
@@ -95,15 +96,16 @@ def suggestion(name: str, choices: Iterable[str]) -> str:
 
 
 def check_torch() -> None:
-    """Without importing it, which takes seconds."""
+    """Raise `MissingDependencyError` without torch. torch is not imported, which takes seconds."""
     if find_spec("torch") is None:
         raise MissingDependencyError("torch", "local")
     check_address_space(WITH_TORCH)
 
 
 def open_embedder(spec: str) -> Embedder:
-    """`bundled`, `pixels`, `words`, `dual`, or a sentence-transformers id or folder, `:image`
-    (default), `:text` or `:average` behind it. Blocks while it is loaded."""
+    """Return the embedder of a name: `bundled`, `pixels`, `words`, `dual`, or a
+    sentence-transformers id or folder followed by `:image` (default), `:text` or `:average`. Blocks
+    while the embedder loads."""
     if spec == "pixels":
         return PixelEmbedder()
     if spec == "words":

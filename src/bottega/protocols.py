@@ -1,4 +1,4 @@
-"""The ports between rooms: each room implements one, and gets the others as arguments."""
+"""Protocols of the parts. A part implements one of them and receives others as arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Vectors = NDArray[np.float32]
 
 
 class Generator(Protocol):
-    """A model. One call returns `sampling.n` completions; it owns its concurrency and batching.
+    """Model that answers prompts. One call returns `sampling.n` completions. The generator
+    controls its own concurrency and batching.
 
     Raises `GenerationError`. `name` is what traces, prices and reports call it.
     """
@@ -42,24 +43,26 @@ class Generator(Protocol):
 
 @runtime_checkable
 class PrefixGenerator(Generator, Protocol):
-    """A model in this process: it can answer behind keys and values that it did not read itself.
+    """Model in this process that accepts a KV prefix.
 
-    `behind` gives the same model with every prompt behind `prefix`; it shares everything else, and
-    closing it closes nothing. A prefix of another shape raises `GenerationError` when it is used.
+    `with_prefix` returns a view of the same model that puts `prefix` before every prompt. Closing
+    the view has no effect. A prefix of another shape raises `GenerationError` when it is used.
     """
 
     def with_prefix(self, prefix: Prefix, /) -> Generator: ...
 
 
 def turns_only(generator: Generator) -> bool:
-    """Whether it says so: it knows brief turns alone and gives no reasons, as the bundled ones."""
+    """Whether the generator only supports brief turns without reasoning, as the bundled models."""
     return bool(getattr(generator, "turns_only", False))
 
 
 @dataclass(frozen=True)
 class Tier:
-    """A model that a router can choose. A tier with `shots` 0 is asked without demonstrations.
-    `prompt` and `sampling` are the pipeline's where the tier has none of its own."""
+    """Model that a router can choose, with its number of demonstrations (`shots`).
+
+    `prompt` and `sampling` default to those of the pipeline.
+    """
 
     name: str
     generator: Generator
@@ -69,17 +72,19 @@ class Tier:
 
 
 class Router(Protocol):
+    """Choice of the tier that answers a query."""
+
     async def __call__(self, query: Query, /) -> Tier: ...
 
 
 class Escalation(Protocol):
-    """The tier to ask next because this tier's answer is not good enough, None if it is."""
+    """Choice of the next tier after an insufficient answer, None to keep the answer."""
 
     async def __call__(self, query: Query, tier: Tier, answer: Answer, /) -> Tier | None: ...
 
 
 class Retriever(Protocol):
-    """The `k` nearest examples, best first. Never the query's own id or image.
+    """Search for the `k` nearest examples, best first, without the query's own id or image.
 
     Returns fewer than `k` only if there are fewer.
     """
@@ -88,7 +93,7 @@ class Retriever(Protocol):
 
 
 class Reranker(Protocol):
-    """At most `k` of the candidates as an ORDERED sequence: nobody sorts it again by score."""
+    """Choice of at most `k` candidates, in the order in which they are shown."""
 
     async def __call__(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
@@ -96,8 +101,8 @@ class Reranker(Protocol):
 
 
 class Searcher(Protocol):
-    """Chooses demonstrations by asking the model with them. What it answered after those that are
-    chosen is the pipeline's answer: it is not asked again."""
+    """Choice of demonstrations by querying the model with several sets of them. The answer with the
+    chosen set is the pipeline's answer."""
 
     async def search(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
@@ -105,30 +110,34 @@ class Searcher(Protocol):
 
 
 class Prompter(Protocol):
+    """Conversion of a query and its demonstrations to a prompt."""
+
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt: ...
 
 
 class Parser(Protocol):
-    """Never raises on odd text: an unparsable completion is `Answer(valid=False)`."""
+    """Conversion of a completion to an answer. An unparsable text gives `Answer(valid=False)`."""
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer: ...
 
 
 class Recorder(Protocol):
+    """Consumer of the trace of each answered query."""
+
     async def __call__(self, trace: Trace, /) -> None: ...
 
 
 class Pricer(Protocol):
-    """US dollars of one call, None where the model's price is unknown."""
+    """Cost of one call in US dollars, None if the price of the model is unknown."""
 
     def __call__(self, model: str, usage: Usage, /) -> float | None: ...
 
 
 class Embedder(Protocol):
-    """Queries (image, text or both) to an (n, dimension) float32 array of unit rows.
+    """Encoder of queries (image, text or both) to (n, dimension) float32 unit rows.
 
     `fingerprint` names the encoder, its weights and its settings: vectors of two embedders are
-    comparable only if their fingerprints are equal. Blocking: callers keep it off the event loop.
+    comparable only if their fingerprints are equal. `embed` blocks: call it in a thread.
     """
 
     @property
@@ -141,10 +150,11 @@ class Embedder(Protocol):
 
 
 class MultiVectorEmbedder(Protocol):
-    """Queries to one (tokens, dimension) float32 matrix of unit rows each, for late interaction.
+    """Encoder of each query to a (tokens, dimension) float32 matrix of unit rows, for late
+    interaction.
 
-    A question and what is searched may be encoded differently. A query of which nothing can be
-    read raises `EmbeddingError`. The fingerprint is that of `Embedder`, and so is the blocking.
+    Queries and documents may be encoded differently. A query without readable content raises
+    `EmbeddingError`. `fingerprint` is as in `Embedder`; both `embed` methods block.
     """
 
     @property

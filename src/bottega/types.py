@@ -1,4 +1,4 @@
-"""The nouns that travel between rooms: frozen dataclasses, no behaviour."""
+"""Data types that pass between parts: frozen dataclasses without behaviour."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ IMAGE_QUESTION = "What is in the image above?"  # for an image without a questio
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked. `choices` are the admissible answers, empty if any text may be answered.
+    """A question with its images. `choices` are the allowed answers, empty if any text is allowed.
 
-    `context` says what else the answer depends on, such as a digest of the instructions around the
-    question: an answer that was given in one context is no example for another.
+    `context` identifies other inputs that the answer depends on, such as a digest of the system
+    instructions: an answer from one context is not an example for another.
 
-    A query never holds its gold answer: that belongs to the `Example` around it.
+    A query never holds its gold answer, which belongs to `Example`.
     """
 
     text: str
@@ -36,13 +36,13 @@ class Query:
 
 @dataclass(frozen=True)
 class Example:
-    """A query with its answer. `labels` are the classes of a multi-label answer, in which case
-    `answer` is how a demonstration shows them; None means that the answer is the only label.
+    """A query with its answer. `labels` are the classes of a multi-label answer, and `answer` is
+    then their text in a demonstration; None means that the answer is the only label.
 
-    An example with an empty answer is a passage: it is read, not imitated. `rationale` is the
+    An example with an empty answer is a passage, which the model reads. `rationale` is the
     reasoning that a demonstration shows before its answer.
 
-    `source` says where the example came from (provenance), `id` is given by the knowledge base.
+    `source` is the provenance; the knowledge base assigns `id`.
     """
 
     query: Query
@@ -55,13 +55,13 @@ class Example:
 
     @property
     def reply(self) -> str:
-        """What a demonstration has the assistant say."""
+        """Return the assistant turn of the demonstration: the rationale, if any, and the answer."""
         return f"{self.rationale}\nAnswer: {self.answer}" if self.rationale else self.answer
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An example that a retriever found. Higher scores are nearer; the scale is the retriever's."""
+    """A retrieved example. Higher scores are nearer; the scale depends on the retriever."""
 
     example: Example
     score: float
@@ -69,7 +69,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ExampleChange:
-    """One entry of a change log: an example that was stored, or is gone by now (`deleted`)."""
+    """Entry of a change log: an example that was stored, or one that was `deleted`."""
 
     seq: int
     id: str
@@ -78,36 +78,43 @@ class ExampleChange:
 
 @dataclass(frozen=True)
 class Message:
+    """Turn of a prompt: texts and images in order."""
+
     role: Role
     parts: tuple[str | Image, ...]
 
 
 @dataclass(frozen=True)
 class Prompt:
+    """Messages of one request to a model, in order."""
+
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """What stands before a prompt in a model's cache: for each layer keys and values, each
-    (key-value heads, length, head dimension) in float32, keys as they are after the rotation.
+    """KV prefix: keys and values in a model's cache before the prompt, one pair per layer.
 
-    The prompt's first `opening` tokens are among them, and are not read again."""
+    Each array is (key-value heads, length, head dimension) in float32; keys are stored after the
+    rotary rotation. The prefix includes the prompt's first `opening` tokens, which the model does
+    not read again.
+    """
 
     layers: tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]
     opening: int = 0
 
     @property
     def length(self) -> int:
+        """Return the number of tokens."""
         return int(self.layers[0][0].shape[1])
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample: `n` completions in one call, at most `max_tokens` each.
+    """Sampling parameters: `n` completions per call, each at most `max_tokens` long.
 
-    Temperature 0 is greedy. `seed` makes sampling repeatable where the backend can.
-    Raises `SettingError` for values that no model can follow.
+    Temperature 0 is greedy. `seed` makes sampling repeatable if the backend supports it.
+    Raises `SettingError` for invalid values.
     """
 
     temperature: float = 0.0
@@ -119,16 +126,19 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, count in (("n", self.n), ("max_tokens", self.max_tokens)):
             if count < 1:
-                raise SettingError(f"{name} is {count}", hint=f"set {name} to 1 or more")
+                raise SettingError(
+                    f"{name} must be at least 1, got {count}", hint=f"set {name}=1 or more"
+                )
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise SettingError(
-                f"temperature is {self.temperature}", hint="set it to 0 (greedy) or more"
+                f"temperature must be 0 or more, got {self.temperature}",
+                hint="set temperature=0 (greedy)",
             )
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one call; `completion_tokens` is the sum over its samples."""
+    """Token counts of one call; `completion_tokens` is the sum over its samples."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -137,7 +147,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sample. `logprob` is the sum over its tokens, None where the backend gives none."""
+    """One sample. `logprob` is the sum over its tokens, None if the backend reports none."""
 
     text: str
     finish_reason: str = "stop"
@@ -146,7 +156,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Reply:
-    """What one call to a model returned, in `seconds` of wall time, retries included."""
+    """Result of one call to a model. `seconds` is its wall time including retries."""
 
     model: str
     completions: tuple[Completion, ...]
@@ -156,9 +166,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)  # tens of thousands are held at once
 class Answer:
-    """A parsed completion. Unparsable means `valid=False`: it counts as wrong, never as missing.
+    """A parsed completion. An unparsable one has `valid=False` and counts as wrong, not as missing.
 
-    `labels` are the chosen classes (several for a multi-label query), `confidence` in [0, 1].
+    `labels` are the chosen classes (several for a multi-label query). `confidence` is in [0, 1].
     """
 
     text: str
@@ -170,10 +180,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class SearchNode:
-    """A demonstration at its place in a search tree; the root has none. `value` is Q, `visits` N.
+    """Node of a search tree with its demonstration, None at the root. `value` is Q, `visits` is N.
 
-    Where a branch ends, `answer` is what was said after all demonstrations on the way (at the root:
-    after none), and `rewards` what it was worth, by name.
+    At the end of a branch, `answer` is the model's answer with all demonstrations on the path (at
+    the root: without any), and `rewards` are the rewards of that answer by name.
     """
 
     candidate: Candidate | None = None
@@ -186,11 +196,11 @@ class SearchNode:
 
 @dataclass(frozen=True)
 class SearchTree:
-    """What a search did. `path` leads to the branch that was chosen: the place of each child among
-    its siblings, empty where the root's answer was taken.
+    """Record of a search. `path` is the chosen branch: the index of each child among its siblings,
+    empty if the root's answer was chosen.
 
-    `requests` were sent and `calls` completions came back; `usage` is that of them all, the chosen
-    answer's included.
+    `requests` is the number of requests, `calls` the number of completions and `usage` their total
+    token counts, including those of the chosen answer.
     """
 
     root: SearchNode
@@ -203,8 +213,8 @@ class SearchTree:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The demonstrations that were shown, in order, and what the model said after them; with the
-    `tree`, if a search has chosen them."""
+    """The demonstrations shown, in order, and the model's answer with them. `tree` is the search
+    that chose them, None if no search ran."""
 
     shown: tuple[Candidate, ...]
     prompt: Prompt
@@ -215,11 +225,11 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Trace:
-    """Everything that happened to one query. `candidates` stand in the order they were shown.
+    """Record of one query. `candidates` are the demonstrations in the order shown.
 
-    `seconds` is the whole answer's wall time. `dismissed` are the replies of tiers that were asked
-    first and whose answers were not good enough; `cost_usd` includes them and all that a search has
-    asked, and is None where a price is not known. `tree` is the search that chose the candidates.
+    `seconds` is the wall time of the whole answer. `dismissed` are the replies of earlier tiers,
+    whose answers led to an escalation. `cost_usd` includes them and all requests of a search; it is
+    None if a price is unknown. `tree` is the search that chose the candidates.
     """
 
     id: str
@@ -237,10 +247,10 @@ class Trace:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the reply, or of all that a search has asked; without the dismissed replies."""
+        """Return the tokens of the reply, or of the whole search, without dismissed replies."""
         return self.reply.usage if self.tree is None else self.tree.usage
 
     @property
     def calls(self) -> int:
-        """Completions, counted in the same way."""
+        """Return the number of completions of the reply, or of the whole search."""
         return len(self.reply.completions) if self.tree is None else self.tree.calls

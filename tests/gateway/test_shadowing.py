@@ -52,7 +52,7 @@ def measured(
 def test_demonstrations_are_shown_where_they_were_measured_to_help(
     tmp_path: Path, apprentice: Callable[[Prompt], str], helps: bool
 ) -> None:
-    gate = BenefitGate(least=5, window=60)
+    gate = BenefitGate(min_samples=5, window=60)
     shadow, furnish, change = measured(gate)
     with harness(
         tmp_path,
@@ -135,7 +135,7 @@ def test_an_answer_that_was_sent_on_is_measured_too(tmp_path: Path, samples: int
         is_sure = tier.name == "master" or answer.text == "seven"
         return None if is_sure else Tier("master", tier.generator)
 
-    gate = BenefitGate(least=5, window=60)
+    gate = BenefitGate(min_samples=5, window=60)
     shadow, furnish, change = measured(gate)
 
     def enough(samples: int) -> bool:

@@ -149,7 +149,7 @@ async def test_a_knowledge_base_that_was_embedded_anew_is_not_mixed_with_old_gro
     for _ in range(2):
         with pytest.raises(SettingError, match="space") as raised:
             await retrieve(Query("colour"), 9)
-        assert "new Hashtags" in raised.value.hint
+        assert "new HashtagRetriever" in raised.value.hint
     assert len(retrieve.tree) == 6
 
 

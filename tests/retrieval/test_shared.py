@@ -40,7 +40,7 @@ def letters(found: list[Candidate]) -> str:
 
 async def test_concurrent_and_later_calls_share_one_search() -> None:
     slow, query = Slow(), Query("q")
-    shared = SharedRetriever(slow, least=3)
+    shared = SharedRetriever(slow, min_k=3)
     found = await asyncio.gather(shared(query, 1), shared(query, 3), shared(query, 2))
     assert [letters(one) for one in found] == ["a", "abc", "ab"]
     assert letters(await shared(query, 3)) == "abc"
@@ -156,14 +156,14 @@ def test_what_one_event_loop_found_another_may_have() -> None:
 
 async def test_the_first_search_is_as_large_as_asked_for_and_not_larger() -> None:
     slow = Slow()
-    await SharedRetriever(slow, least=1)(Query("q"), 1)
+    await SharedRetriever(slow, min_k=1)(Query("q"), 1)
     await SharedRetriever(slow)(Query("q"), 2)
     assert slow.asked == [1, 2]
 
 
 def test_a_search_for_nothing_is_refused() -> None:
     with pytest.raises(SettingError):
-        SharedRetriever(Slow(), least=0)
+        SharedRetriever(Slow(), min_k=0)
 
 
 async def test_it_says_how_near_the_nearest_was_and_searches_for_nobody() -> None:
@@ -183,6 +183,6 @@ def test_least_below_1_is_rejected() -> None:
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
         return []
 
-    assert SharedRetriever(retrieve, least=1)
-    with pytest.raises(SettingError, match="least is 0"):
-        SharedRetriever(retrieve, least=0)
+    assert SharedRetriever(retrieve, min_k=1)
+    with pytest.raises(SettingError, match="min_k must be at least 1"):
+        SharedRetriever(retrieve, min_k=0)

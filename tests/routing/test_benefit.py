@@ -105,7 +105,7 @@ def test_helping_demonstrations_stay_shown() -> None:
 
 @pytest.mark.parametrize("unmeasured", ["hidden", "shown"])
 def test_before_it_is_measured_the_setting_decides(unmeasured: str) -> None:
-    gate = BenefitGate(unmeasured=unmeasured, least=5)
+    gate = BenefitGate(unmeasured=unmeasured, min_samples=5)
     for _ in range(4):
         assert gate.shows(near(0.5)) == (unmeasured == "shown")
         gate.learn(near(0.5), 1.0, 0.0)
@@ -130,7 +130,7 @@ def test_a_similarity_that_never_varies_makes_one_band() -> None:
 
 def test_a_gain_must_be_worth_its_tokens() -> None:
     for worth, shown in ((0.0, True), (0.3, False)):
-        gate = BenefitGate(worth=worth)
+        gate = BenefitGate(min_gain=worth)
         simulated(gate, lambda i: (0.2,) * 3, 240, seed=1)
         assert gate.shows(near(0.5)) == shown
 
@@ -143,7 +143,7 @@ SAMPLES = st.lists(st.tuples(st.floats(-1e6, 1e6), SCORES, SCORES), max_size=120
 def test_whatever_was_learnt_a_restart_forgets_nothing(
     samples: list[tuple[float, float, float]], bands: int, least: int
 ) -> None:
-    settings: Mapping[str, int] = {"bands": bands, "least": least, "window": 60}
+    settings: Mapping[str, int] = {"bands": bands, "min_samples": least, "window": 60}
     gate, copy = BenefitGate(**settings), BenefitGate(**settings)  # type: ignore[arg-type]
     for place, (similarity, *scores) in enumerate(samples):
         gate.learn(near(similarity), *scores)
@@ -175,7 +175,7 @@ WHOLE = BenefitGate().state()
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(state: dict[str, object]) -> None:
-    gate = BenefitGate(least=2)
+    gate = BenefitGate(min_samples=2)
     for _ in range(9):
         gate.learn(near(0.5), 1.0, 0.0)
     before = gate.state()
@@ -193,13 +193,13 @@ def test_impossible_settings_are_refused(settings: dict[str, object]) -> None:
 
 
 def test_the_smallest_settings_work() -> None:
-    gate = BenefitGate(bands=1, least=1, window=1)
+    gate = BenefitGate(bands=1, min_samples=1, window=1)
     gate.learn(near(0.5), 1.0, 0.0)
-    assert BenefitGate(bands=2, least=3, window=6).state()
-    with pytest.raises(SettingError, match="do not fit"):
-        BenefitGate(bands=2, least=3, window=5)
-    with pytest.raises(SettingError, match="do not fit"):
-        BenefitGate(bands=1, least=0, window=5)
+    assert BenefitGate(bands=2, min_samples=3, window=6).state()
+    with pytest.raises(SettingError, match="must hold"):
+        BenefitGate(bands=2, min_samples=3, window=5)
+    with pytest.raises(SettingError, match="must hold"):
+        BenefitGate(bands=1, min_samples=0, window=5)
 
 
 @pytest.mark.parametrize("scores", [(1.1, 0.0), (0.0, -0.1), (float("nan"), 0.0)])

@@ -162,5 +162,5 @@ async def test_the_same_seed_sends_the_same_queries() -> None:
 
 def test_the_shortest_window_has_20_queries() -> None:
     assert BudgetRouter(TWO, 4, window=20).rate == 0
-    with pytest.raises(SettingError, match="window is 19"):
+    with pytest.raises(SettingError, match="window must be at least 20"):
         BudgetRouter(TWO, 4, window=19)

@@ -17,7 +17,7 @@ def same(one: str, other: str, query: Query) -> float:
 
 
 def shadow(rate: float = 1.0, at_once: int = 2, seed: int = 0) -> ShadowSampler:
-    return ShadowSampler(BenefitGate(least=5), same, rate=rate, at_once=at_once, seed=seed)
+    return ShadowSampler(BenefitGate(min_samples=5), same, rate=rate, at_once=at_once, seed=seed)
 
 
 def says(text: str) -> AnswerCall:
@@ -37,7 +37,7 @@ async def test_a_seeded_share_is_measured() -> None:
 
 
 async def test_an_unmeasured_gate_is_measured_first() -> None:
-    gate = BenefitGate(least=5)
+    gate = BenefitGate(min_samples=5)
     one = ShadowSampler(gate, same, rate=0.0, at_once=2, eager=True)
     for n in range(5):
         assert not gate.is_measured
@@ -46,7 +46,7 @@ async def test_an_unmeasured_gate_is_measured_first() -> None:
         await one.measure(QUERY, near(0.5), shown=says("x"), hidden=says("y"), master=says("x"))
     assert gate.is_measured
     assert not any(one.begins() for _ in range(100))
-    patient = ShadowSampler(BenefitGate(least=5), same, rate=0.0)
+    patient = ShadowSampler(BenefitGate(min_samples=5), same, rate=0.0)
     assert not any(patient.begins() for _ in range(100))
 
 

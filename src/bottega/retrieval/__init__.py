@@ -1,7 +1,7 @@
-"""Which examples are near the query.
+"""Retrievers: search for the examples nearest to a query.
 
-A retriever gets what it searches as an argument: a blocking search, a pool of examples, a feed of
-changes. All of them leave out the query's own id and its own images.
+A retriever receives its data source as an argument: a blocking search function, a pool of examples
+or a feed of changes. Every retriever excludes the query's own id and images.
 """
 
 from bottega.retrieval.bm25 import BM25Retriever, StaticExamples

@@ -1,4 +1,4 @@
-"""Lexical search: which examples share rare words with the question."""
+"""Lexical search by BM25, and the change-log follower that keeps an index up to date."""
 
 from __future__ import annotations
 
@@ -21,48 +21,49 @@ ChangeHandler = Callable[[Sequence[str], Sequence[str]], None]
 
 
 class StaticExamples:
-    """A pool that does not change, as a feed."""
+    """Change feed of a fixed collection of examples."""
 
     def __init__(self, pool: ExampleCollection) -> None:
         self._pool = pool
 
     def changes(self, since: int, /) -> list[ExampleChange]:
         ids = list(self._pool.ids())[since:]
-        return [ExampleChange(since + place, id) for place, id in enumerate(ids, start=1)]
+        return [ExampleChange(since + position, id) for position, id in enumerate(ids, start=1)]
 
     def get_many(self, ids: Sequence[str], /) -> list[Example]:
         return self._pool.get_many(ids)
 
 
 class ChangeFollower:
-    """Reads a change log from where it last stopped. Not safe for two threads at once.
+    """Reader of a change log from its last position. Not safe for concurrent threads.
 
-    `take(gone, new)` is given what changed, reads of the new ones what it wants and learns it.
-    `gone` must be forgotten before `new` is learnt: an id that went and came back is in both. What
-    fails in it is told again the next time, so it reads before it changes anything.
+    `take(gone, new)` receives the changed ids and updates an index. It must remove `gone` before it
+    adds `new`, because an id that was deleted and added again is in both. After a failure the same
+    changes are passed again, so `take` must read before it changes anything.
     """
 
     def __init__(self, changes: ChangeReader, take: ChangeHandler) -> None:
         self._changes = changes
         self._take = take
         self._seq = 0
-        self._held: set[str] = set()
+        self._indexed: set[str] = set()
 
     def follow(self) -> int:
-        """How many ids there was news of.
+        """Process the new changes and return the number of changed ids.
 
-        What is deleted while it is read is looked up again: the news are those of one moment.
+        If an example is deleted while it is read, the changes are read again: they must be a
+        consistent snapshot.
         """
         while True:
-            changes, forgotten = self._told()
-            if not changes and not forgotten:
+            changes, pruned = self._read_changes()
+            if not changes and not pruned:
                 return 0
             last: dict[str, ExampleChange] = {}
             for change in changes:
-                last.pop(change.id, None)  # what came back is the newest
+                last.pop(change.id, None)  # an id added again is the newest
                 last[change.id] = change
             new = [id for id, change in last.items() if not change.deleted]
-            gone = [*forgotten, *last]
+            gone = [*pruned, *last]
             upto = changes[-1].seq if changes else 0
             try:
                 self._take(gone, new)
@@ -70,18 +71,18 @@ class ChangeFollower:
                 if not any(True for _ in self._changes(upto)):
                     raise
                 continue
-            # Only now: what was not learnt must be told again.
+            # Only after success: failed changes must be passed again.
             self._seq = upto
-            self._held = self._held.difference(gone).union(new)
+            self._indexed = self._indexed.difference(gone).union(new)
             return len(gone)
 
-    def _told(self) -> tuple[list[ExampleChange], list[str]]:
-        """What is new in the log, and the ids held of which it tells nothing any more."""
+    def _read_changes(self) -> tuple[list[ExampleChange], list[str]]:
+        """Return the new changes, and the indexed ids that a pruned log no longer mentions."""
         try:
             return list(self._changes(self._seq)), []
         except LogPrunedError:
             changes = list(self._changes(0))
-            return changes, sorted(self._held.difference(change.id for change in changes))
+            return changes, sorted(self._indexed.difference(change.id for change in changes))
 
 
 Tokenizer = Callable[[str], list[str]]
@@ -89,14 +90,14 @@ WORD = re.compile(r"\w+")
 
 
 class BM25Retriever:
-    """The k examples whose text shares most with the question's, by BM25 as Lucene scores it.
+    """Retriever of the k best examples by the BM25 score (Lucene's variant) of their text.
 
-    `reads` says which text of an example is searched; by default its question, rationale and
-    answer. Examples that share no word have score 0 and come last, oldest first. A search sees
-    what the feed has seen: the first one after a change rebuilds the index, at about 50
-    microseconds an example. The default `words` keeps digits and single letters, which bm25s's own
-    tokenizer drops: "3 + 5" is all that some questions say. `exclude` is the rule for excluded
-    examples: all that share an image with the query, or only the same question.
+    `reads` returns the searched text of an example, by default its question, rationale and answer.
+    Examples without a common word have score 0 and come last, oldest first. The first search after
+    a change of the feed rebuilds the index, which takes about 50 microseconds per example. The
+    default `words` keeps digits and single letters, which the tokenizer of bm25s drops: some
+    questions are only "3 + 5". `exclude` is the rule for excluded examples: all that share an image
+    with the query, or only the same question.
     """
 
     def __init__(
@@ -110,7 +111,10 @@ class BM25Retriever:
         exclude: Exclude = "same-image",
     ) -> None:
         if not 0 <= k1 < math.inf or not 0 <= b <= 1:
-            raise SettingError(f"BM25 with k1 {k1} and b {b}", hint="use k1=1.5 and b=0.75")
+            raise SettingError(
+                f"k1 must be 0 or more and b between 0 and 1, got k1={k1} and b={b}",
+                hint="set k1=1.5 and b=0.75",
+            )
         self._feed = feed
         self._exclude = exclude
         self._follower = ChangeFollower(feed.changes, self._take)
@@ -118,74 +122,74 @@ class BM25Retriever:
         self._words = words or tokenize
         self._settings = {"k1": k1, "b": b}
         self._documents: dict[str, list[str]] = {}
-        self._lexicon = _BM25Index({}, self._settings)
-        self._following = Lock()
+        self._index = _BM25Index({}, self._settings)
+        self._follow_lock = Lock()
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         if k < 1:
-            raise SettingError(f"cannot search for {k} examples", hint="use k >= 1")
+            raise SettingError(f"k must be at least 1, got {k}", hint="set k=1 or more")
         return await asyncio.to_thread(self._find, query, k)
 
     def _find(self, query: Query, k: int) -> list[Candidate]:
-        lexicon = self._caught_up()
+        index = self._current_index()
         while True:
             try:
-                return self._best(lexicon, query, k)
-            except NotFoundError:  # deleted since
-                before, lexicon = lexicon, self._caught_up()
-                if lexicon is before:
+                return self._best(index, query, k)
+            except NotFoundError:  # deleted since the index was built
+                before, index = index, self._current_index()
+                if index is before:
                     raise
 
-    def _best(self, lexicon: _BM25Index, query: Query, k: int) -> list[Candidate]:
-        scores = lexicon.scores(self._words(query.text))
+    def _best(self, index: _BM25Index, query: Query, k: int) -> list[Candidate]:
+        scores = index.scores(self._words(query.text))
         order = np.argsort(-scores, kind="stable")
         found: list[Candidate] = []
-        # A page at a time: the query itself may be among the best.
+        # One page at a time, because the best ones may include the query itself.
         for start in range(0, len(order), k):
             page = order[start : start + k].tolist()
-            examples = self._feed.get_many([lexicon.ids[place] for place in page])
+            examples = self._feed.get_many([index.ids[position] for position in page])
             found += [
-                Candidate(example, float(scores[place]))
-                for place, example in zip(page, examples, strict=True)
+                Candidate(example, float(scores[position]))
+                for position, example in zip(page, examples, strict=True)
                 if not is_excluded(query, example, self._exclude)
             ]
             if len(found) >= k:
                 break
         return found[:k]
 
-    def _caught_up(self) -> _BM25Index:
-        with self._following:
+    def _current_index(self) -> _BM25Index:
+        with self._follow_lock:
             self._follower.follow()
             if not self._documents:
                 raise EmptyKnowledgeBaseError(
                     "the knowledge base is empty", hint="bottega add K.db FOLDER fills it"
                 )
-            return self._lexicon
+            return self._index
 
     def _take(self, gone: Sequence[str], new: Sequence[str]) -> None:
         examples = self._feed.get_many(new) if new else []
-        said = [self._words(self._reads(example)) for example in examples]
-        away = set(gone)
-        left = {id: words for id, words in self._documents.items() if id not in away}
-        documents = left | dict(zip(new, said, strict=True))
-        self._lexicon = _BM25Index(documents, self._settings)
+        texts = [self._words(self._reads(example)) for example in examples]
+        removed = set(gone)
+        left = {id: words for id, words in self._documents.items() if id not in removed}
+        documents = left | dict(zip(new, texts, strict=True))
+        self._index = _BM25Index(documents, self._settings)
         self._documents = documents
 
 
 class _BM25Index:
-    """An index of documents as they are now. Not changed afterwards: threads share it."""
+    """Immutable BM25 index of documents, shared by threads."""
 
     def __init__(self, documents: Mapping[str, list[str]], settings: Mapping[str, float]) -> None:
         self.ids: Sequence[str] = list(documents)
         self._index: Any = None
-        if any(documents.values()):  # bm25s cannot index documents that have no word at all
-            import bm25s  # slow to load, and needed here alone
+        if any(documents.values()):  # bm25s cannot index documents without any word
+            import bm25s  # slow to import
 
             self._index = bm25s.BM25(method="lucene", **settings)
             self._index.index(list(documents.values()), show_progress=False)
 
     def scores(self, words: list[str]) -> Vectors:
-        """One of each document."""
+        """Return one score per document."""
         if self._index is None or not words:
             return np.zeros(len(self.ids), np.float32)
         scores: Vectors = self._index.get_scores(words)
@@ -197,5 +201,5 @@ def tokenize(text: str) -> list[str]:
 
 
 def example_text(example: Example) -> str:
-    said = (example.query.text, example.rationale or "", example.answer)
-    return "\n".join(part for part in said if part)
+    texts = (example.query.text, example.rationale or "", example.answer)
+    return "\n".join(part for part in texts if part)

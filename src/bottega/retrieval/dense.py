@@ -1,4 +1,4 @@
-"""Exact dense search, and the fusion of several retrievers."""
+"""Dense retrievers, and rank fusion of several retrievers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bottega.types import Candidate, Example, Query
 
 
 class DenseRetriever:
-    """The k nearest examples by `search(query, k)`, which blocks and therefore runs in a thread.
+    """Retriever of the k nearest examples by `search(query, k)`, which blocks and runs in a thread.
 
-    Visual RAG, eq. 1: exact L2 distance (or cosine, the same order for unit vectors). By image, by
-    text or by both is the search's matter: the knowledge base's embedder, or the view of it that
-    `functools.partial(knowledge.search, by="text")` names. Both is the mean of the image's and the
-    text's unit vector; `SentenceEmbedder(model, mode="average", average="raw", normalize=False)`
-    is the mean as Cache-of-Thought's code takes it.
+    Visual RAG, eq. 1: exact L2 distance (or cosine, the same order for unit vectors). The search
+    decides whether it compares images, texts or both: by the knowledge base's embedder, or by a
+    view, as in `functools.partial(knowledge.search, by="text")`. Both means the average of the unit
+    vectors of image and text. `SentenceEmbedder(model, mode="average", average="raw",
+    normalize=False)` averages as the code of Cache-of-Thought does.
     """
 
     def __init__(self, search: SearchFunction) -> None:
@@ -31,7 +31,7 @@ class DenseRetriever:
 
 
 class CrossModalRetriever:
-    """Queries embedded by one embedder, compared with a view that another one made.
+    """Retriever that compares queries of one embedder with a view of another embedder.
 
     Both must share a space, as CLIP's images and texts do. Cache-of-Thought's best dense search
     (Table 1) compares the mean of a query's image and keywords with the cached images alone.
@@ -49,13 +49,13 @@ class CrossModalRetriever:
 
 
 class RankFusionRetriever:
-    """Orders what several retrievers found by the sum over them of weight / (constant + rank).
+    """Retriever that orders the results of several retrievers by the sum of weight / (constant +
+    rank).
 
-    Ranks start at 1, so scales do not matter (Cormack, Clarke and Buettcher 2009, whose constant
-    is 60). The retrievers run together and each is asked for `depth` examples, or k if that is
-    more: what one of them ranks below its depth counts nothing there. Candidates of one list with
-    the same score share a rank, their best; a list that gives all of several the same score says
-    nothing, and counts for nothing.
+    Ranks start at 1, and score scales do not matter (Cormack, Clarke and Buettcher 2009, with
+    constant 60). The retrievers run concurrently, each for `depth` examples, or k if that is more;
+    deeper ranks count as 0. Candidates of one list with equal scores share their best rank. An
+    all-tied list is ignored.
     """
 
     def __init__(
@@ -69,15 +69,17 @@ class RankFusionRetriever:
         retrievers = tuple(retrievers)
         weights = None if weights is None else tuple(weights)
         if not retrievers:
-            raise SettingError("there is nothing to fuse", hint="give one retriever or more")
+            raise SettingError(
+                "retrievers must have at least 1 entry, got 0", hint="pass one retriever or more"
+            )
         if not 0 < constant < math.inf:
-            raise SettingError(f"constant is {constant}", hint="set it above 0; 60 is usual")
+            raise SettingError(f"constant must be above 0, got {constant}", hint="set constant=60")
         if weights is not None and (
             len(weights) != len(retrievers) or not all(0 <= weight < math.inf for weight in weights)
         ):
             raise SettingError(
-                f"{len(weights)} weights for {len(retrievers)} retrievers",
-                hint="give each retriever one weight of 0 or more",
+                f"weights must have {len(retrievers)} entries of 0 or more, got {list(weights)}",
+                hint="pass one weight for each retriever",
             )
         self._retrievers = retrievers
         self._weights = weights or (1.0,) * len(retrievers)
@@ -86,7 +88,7 @@ class RankFusionRetriever:
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         if k < 0:
-            raise SettingError(f"cannot search for {k} examples", hint="use k >= 0")
+            raise SettingError(f"k must be 0 or more, got {k}", hint="set k=0 or more")
         depth = max(k, self._depth)
         rankings = await gather_or_cancel(retrieve(query, depth) for retrieve in self._retrievers)
         return self._fused(rankings)[:k]
@@ -95,10 +97,10 @@ class RankFusionRetriever:
         scores: dict[Hashable, float] = {}
         found: dict[Hashable, Candidate] = {}
         for weight, ranking in zip(self._weights, rankings, strict=True):
-            says = len(ranking) == 1 or len({candidate.score for candidate in ranking}) > 1
+            informative = len(ranking) == 1 or len({candidate.score for candidate in ranking}) > 1
             for rank, candidate in zip(_ranks(ranking), ranking, strict=True):
                 id = _identity(candidate.example)
-                share = weight / (self._constant + rank) if says else 0.0
+                share = weight / (self._constant + rank) if informative else 0.0
                 scores[id] = scores.get(id, 0.0) + share
                 found.setdefault(id, candidate)
         best = sorted(scores, key=lambda id: -scores[id])
@@ -113,7 +115,7 @@ def _ranks(ranking: Sequence[Candidate]) -> list[int]:
 
 
 def _identity(example: Example) -> Hashable:
-    """Its id; where it has none, what it asks and says."""
+    """Return the id of the example, or its content if it has none."""
     if example.id is not None:
         return example.id
     return example.query, example.answer, example.labels, example.rationale, example.source

@@ -1,4 +1,4 @@
-"""The hashtag tree: entries below groups, both in one space (Cache-of-Thought, 4.3.2)."""
+"""Hashtag tree: entries in groups, in one vector space (Cache-of-Thought, 4.3.2)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from bottega.protocols import Vectors
 from bottega.retrieval.clustering import GroupCounter, Labels, distances, kmeans, means, spread
 
 COLD_START = 64
-# A re-fit is due when the tree has this much more or less than it was fitted to...
+# A re-fit is due if the tree has grown or shrunk by this factor since the last fit...
 GROWTH = 2.0
-# ...or when newcomers lie this much farther from their centres than the fitted entries did,
+# ...or if new entries are farther from their centres than the fitted entries by this factor,
 DRIFT = 1.1
-# once they are enough to tell, and enough for all re-fits together to cost little.
-NEWCOMERS, NEWCOMERS_SHARE = 32, 0.25
-# Strays must not make a search go through group after group.
+# once there are enough of them for a reliable mean and for a low total cost of all re-fits.
+NEW_ENTRIES, NEW_ENTRIES_SHARE = 32, 0.25
+# Limit of groups: outliers must not make a search visit group after group.
 MOST_GROUPS = 64
 
 
 @dataclass(frozen=True)
 class RefitReport:
-    """`spread` is the mean distance of an entry to its group's mean, before and after."""
+    """Result of a re-fit. A spread is the mean distance of an entry to its group's mean."""
 
     entries: int
     groups: int
@@ -39,7 +39,7 @@ class RefitReport:
 
 
 class _Group:
-    """Members and their sum, in double precision: coming and going leaves no error behind."""
+    """Members and their sum, in double precision to avoid accumulated rounding errors."""
 
     def __init__(self, dimension: int) -> None:
         self.members: dict[str, None] = {}
@@ -59,17 +59,18 @@ class _Group:
 
 
 class HashtagTree:
-    """Entries (level 2) in groups (level 1) whose centre is the mean of their vectors.
+    """Tree of entries (level 2) in groups (level 1), whose centre is the mean of their vectors.
 
-    The first `cold_start` entries are one group; K-means then divides them. A new entry joins the
-    nearest centre, which moves at once; a group whose last entry goes is gone. `groups` is their
-    number, or counts them at each re-fit (`LeaveOneOutGroupCount`). A re-fit is due when the tree
-    has doubled or halved, or when newcomers lie far off. Where groups are counted and help, a
-    newcomer `novel` times as far from every centre as usual founds one of its own; 2.0 is worth it
-    where the order inside a group cannot tell topics apart (docs/benchmarks.md), else leave it at
-    never. `HashtagTree(10, adapt=False)` is the paper's: a fixed number, fitted once.
+    The first `cold_start` entries form one group; K-means then divides them. A new entry joins the
+    group of the nearest centre and moves that centre. A group without entries is removed. `groups`
+    is the number of groups, or a function that chooses it at each re-fit (`LeaveOneOutGroupCount`).
+    A re-fit is due if the tree has doubled or halved, or if new entries are far from the centres.
+    With chosen groups, a new entry that is `novel` times as far from every centre as usual forms a
+    new group; use 2.0 if the order inside a group does not separate topics (docs/benchmarks.md),
+    else the default, never. `HashtagTree(10, adapt=False)` is the paper's tree: a fixed number of
+    groups, fitted once.
 
-    Safe for several threads; `refit` works on a copy and may run beside everything else.
+    Safe for several threads. `refit` works on a copy and may run concurrently with other calls.
     """
 
     def __init__(
@@ -82,9 +83,11 @@ class HashtagTree:
         seed: int = 0,
     ) -> None:
         if isinstance(groups, int) and groups < 1:
-            raise SettingError(f"a tree of {groups} groups", hint="use 1 or more")
+            raise SettingError(f"groups must be at least 1, got {groups}", hint="set groups=10")
         if cold_start < 1:
-            raise SettingError(f"cold_start is {cold_start}", hint="set it to 1 or more")
+            raise SettingError(
+                f"cold_start must be at least 1, got {cold_start}", hint="set cold_start=64"
+            )
         self._wanted = groups
         self._adapt = adapt
         self._cold_start = cold_start
@@ -95,8 +98,8 @@ class HashtagTree:
         self._group_of: dict[str, _Group] = {}
         self._fitted = 0
         self._spread = 0.0
-        self._apart: deque[float] = deque(maxlen=NEWCOMERS)
-        self._newcomers = 0
+        self._new_distances: deque[float] = deque(maxlen=NEW_ENTRIES)
+        self._new_entries = 0
         self._lock = Lock()
         self._fitting = Lock()
         self.refits: deque[RefitReport] = deque(maxlen=1000)
@@ -109,51 +112,51 @@ class HashtagTree:
 
     @property
     def centres(self) -> Vectors:
-        """(groups, d)"""
+        """Return the centres, (groups, d)."""
         with self._lock:
             return self._centres()
 
     @property
     def groups(self) -> list[list[str]]:
-        """The ids of each group, in the order of `centres`."""
+        """Return the ids of each group, in the order of `centres`."""
         with self._lock:
             return [list(group.members) for group in self._groups]
 
     def add(self, ids: Sequence[str], vectors: Vectors) -> None:
-        """An id that is there already gets its new vector."""
+        """Add entries. An existing id gets the new vector."""
         with self._lock:
             for id, vector in zip(ids, vectors, strict=True):
                 self._remove(id)
                 self._add(id, np.array(vector, np.float32))
 
-    def held(self, but: Collection[str]) -> tuple[str, Vectors] | None:
-        """The oldest entry that is not one of these, and its vector."""
+    def oldest_entry(self, excluded: Collection[str]) -> tuple[str, Vectors] | None:
+        """Return the oldest entry except these ids, with its vector."""
         with self._lock:
-            known = ((id, vector) for id, vector in self._vectors.items() if id not in but)
-            return next(known, None)
+            snapshot = ((id, vector) for id, vector in self._vectors.items() if id not in excluded)
+            return next(snapshot, None)
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Ids that are not there are ignored."""
+        """Remove entries. Unknown ids are ignored."""
         with self._lock:
             for id in ids:
                 self._remove(id)
 
-    def near(self, vector: Vectors, least: int, *, margin: float = 0.0) -> list[list[str]]:
-        """The ids of the nearest group, then of the next, until there are `least` ids.
+    def near(self, vector: Vectors, min_ids: int, *, margin: float = 0.0) -> list[list[str]]:
+        """Return the ids of the nearest group, then of the next, until there are `min_ids` ids.
 
-        Groups at most `margin` farther than the nearest (0.1: a tenth) count as one with it.
+        Groups at most `margin` farther than the nearest (0.1: 10 %) are merged with it.
         """
         with self._lock:
             if not self._groups:
                 return []
-            apart = distances(vector[None], self._centres())[0]
-            order = np.argsort(apart, kind="stable").tolist()
-            close = sum(apart[place] <= apart[order[0]] * (1 + margin) for place in order[1:])
-            taken = [[id for place in order[: 1 + close] for id in self._groups[place].members]]
-            for place in order[1 + close :]:
-                if sum(map(len, taken)) >= least:
+            distance = distances(vector[None], self._centres())[0]
+            order = np.argsort(distance, kind="stable").tolist()
+            close = sum(distance[index] <= distance[order[0]] * (1 + margin) for index in order[1:])
+            taken = [[id for index in order[: 1 + close] for id in self._groups[index].members]]
+            for index in order[1 + close :]:
+                if sum(map(len, taken)) >= min_ids:
                     break
-                taken.append(list(self._groups[place].members))
+                taken.append(list(self._groups[index].members))
             return taken
 
     def due(self) -> bool:
@@ -168,9 +171,9 @@ class HashtagTree:
             return resized or self._drifted()
 
     def refit(self) -> RefitReport | None:
-        """Divides all entries anew; None if that is being done already, or there are none.
+        """Divide all entries again. Return None if a re-fit is running or the tree is empty.
 
-        What is added or removed meanwhile stays added or removed.
+        Concurrent additions and removals are kept.
         """
         if not self._fitting.acquire(blocking=False):
             return None
@@ -182,32 +185,32 @@ class HashtagTree:
     def _refit(self) -> RefitReport | None:
         started = time.perf_counter()
         with self._lock:
-            known, old = dict(self._vectors), dict(self._group_of)
-        if not known:
+            snapshot, old = dict(self._vectors), dict(self._group_of)
+        if not snapshot:
             return None
-        rows = np.stack(list(known.values()))
+        rows = np.stack(list(snapshot.values()))
         numbers = {group: number for number, group in enumerate(dict.fromkeys(old.values()))}
-        before = np.array([numbers[old[id]] for id in known])
-        groups = self._groups_for(list(known), rows)
+        before = np.array([numbers[old[id]] for id in snapshot])
+        groups = self._groups_for(list(snapshot), rows)
         labels = kmeans(rows, groups, seed=self._seed)
-        group_of = _groups(known, rows, labels)
+        group_of = _groups(snapshot, rows, labels)
         loose, tight = spread(rows, before), spread(rows, labels)
         with self._lock:
-            self._install(known, group_of)
-            self._fitted = len(known) if self._vectors else 0
-            self._spread, self._newcomers = tight, 0
+            self._install(snapshot, group_of)
+            self._fitted = len(snapshot) if self._vectors else 0
+            self._spread, self._new_entries = tight, 0
             seconds = time.perf_counter() - started
-            done = RefitReport(len(known), len(self._groups), seconds, loose, tight)
+            done = RefitReport(len(snapshot), len(self._groups), seconds, loose, tight)
             self.refits.append(done)
             return done
 
     def _groups_for(self, ids: Sequence[str], rows: Vectors) -> int:
         return self._wanted if isinstance(self._wanted, int) else self._wanted(ids, rows)
 
-    def _install(self, known: Mapping[str, Vectors], group_of: dict[str, _Group]) -> None:
-        """The new groups, less what has gone since `known` was read, with what has come."""
+    def _install(self, snapshot: Mapping[str, Vectors], group_of: dict[str, _Group]) -> None:
+        """Install the new groups and apply the additions and removals since the snapshot."""
         present = self._vectors
-        for id, vector in known.items():
+        for id, vector in snapshot.items():
             if present.get(id) is not vector:
                 group_of.pop(id).remove(id, vector)
         self._group_of = group_of
@@ -216,28 +219,28 @@ class HashtagTree:
             self._add(id, present[id])
 
     def _drifted(self) -> bool:
-        # The last ones only: a change of topic must not be diluted by the time before it.
-        enough = self._newcomers >= max(NEWCOMERS, NEWCOMERS_SHARE * self._fitted)
-        return enough and float(np.mean(self._apart)) > DRIFT * self._spread
+        # Only the latest entries: earlier ones would dilute a change of topic.
+        enough = self._new_entries >= max(NEW_ENTRIES, NEW_ENTRIES_SHARE * self._fitted)
+        return enough and float(np.mean(self._new_distances)) > DRIFT * self._spread
 
     def _add(self, id: str, vector: Vectors) -> None:
         if not self._groups:
-            self._join(self._founded(len(vector)), id, vector)
+            self._join(self._add_group(len(vector)), id, vector)
             return
-        apart = distances(vector[None], self._centres())[0]
-        nearest = int(apart.argmin())
-        self._apart.append(float(apart[nearest]))
-        self._newcomers += 1
-        novel = self._may_found() and apart[nearest] > self._novel * self._spread
-        group = self._founded(len(vector)) if novel else self._groups[nearest]
+        distance = distances(vector[None], self._centres())[0]
+        nearest = int(distance.argmin())
+        self._new_distances.append(float(distance[nearest]))
+        self._new_entries += 1
+        novel = self._may_add_group() and distance[nearest] > self._novel * self._spread
+        group = self._add_group(len(vector)) if novel else self._groups[nearest]
         self._join(group, id, vector)
 
-    def _may_found(self) -> bool:
-        """Not where the number is fixed, nor where one group was found to be best."""
+    def _may_add_group(self) -> bool:
+        """Whether a new entry may form a group: not if the number is fixed or one was best."""
         counted = self._adapt and self._fitted > 0 and not isinstance(self._wanted, int)
         return counted and 1 < len(self._groups) < MOST_GROUPS
 
-    def _founded(self, dimension: int) -> _Group:
+    def _add_group(self, dimension: int) -> _Group:
         self._groups.append(_Group(dimension))
         return self._groups[-1]
 
@@ -263,11 +266,11 @@ class HashtagTree:
         return np.stack([group.centre for group in self._groups]).astype(np.float32)
 
 
-def _groups(known: Mapping[str, Vectors], rows: Vectors, labels: Labels) -> dict[str, _Group]:
-    """The group of each id, made of all rows at once: it takes long enough to be done unlocked."""
+def _groups(snapshot: Mapping[str, Vectors], rows: Vectors, labels: Labels) -> dict[str, _Group]:
+    """Return the group of each id. Slow, so callers do not hold the lock."""
     groups = [_Group(rows.shape[1]) for _ in range(labels.max() + 1)]
     for group, mean, size in zip(groups, means(rows, labels), np.bincount(labels), strict=True):
         group.total = mean * size
-    for id, label in zip(known, labels.tolist(), strict=True):
+    for id, label in zip(snapshot, labels.tolist(), strict=True):
         groups[label].members[id] = None
-    return {id: groups[label] for id, label in zip(known, labels.tolist(), strict=True)}
+    return {id: groups[label] for id, label in zip(snapshot, labels.tolist(), strict=True)}

@@ -1,4 +1,4 @@
-"""Search inside the group that a query belongs to."""
+"""Retriever that searches the query's group of a hashtag tree."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)
 
-# A vector that is made again may differ in its last digits; of another space, it is far off.
+# An embedding computed again may differ in its last digits; one of another space differs a lot.
 TOLERANCE = 0.1
-# Changes before a re-fit that failed is tried again.
+# Number of changes before a failed re-fit is tried again.
 AGAIN_AFTER = 64
 
 
 class HashtagRetriever:
-    """The k nearest examples of the query's level-1 hashtag (Cache-of-Thought, 4.3.2).
+    """Retriever of the k nearest examples in the query's level-1 hashtag (Cache-of-Thought, 4.3.2).
 
-    `vectors` gives the level-2 vectors of stored examples and `embed` that of a query, in the same
-    space as the centres: `partial(knowledge.vectors, by="keywords")` with the view's embedder.
-    Inside a group the order is `search`'s, which may compare something else, such as the images.
-    A group with fewer than k examples is filled up from the next nearest.
+    `vectors` returns the level-2 vectors of stored examples and `embed` that of a query, both in
+    the space of the centres: `partial(knowledge.vectors, by="keywords")` with the view's embedder.
+    `search` determines the order inside a group and may compare other features, such as images. A
+    group with fewer than k examples is completed from the next nearest group.
 
-    Every call follows `changes` first. A re-fit that is due runs in the background; calls go on
-    with the old groups until it is done, or if it fails, which is logged. Raises `SettingError`
-    once the knowledge base was embedded anew: queries and groups would not be of one space.
+    Every call reads `changes` first. A due re-fit runs in the background. Calls use the old groups
+    until it succeeds; a failure is logged. Raises `SettingError` if the knowledge base was
+    re-embedded, because queries and groups would be in different spaces.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HashtagRetriever:
         self.tree = tree
         self._margin = margin
         self._follower = ChangeFollower(changes, self._take)
-        self._following = Lock()
+        self._follow_lock = Lock()
         self._refitting: Thread | None = None
         self._changed = 0
         self._failed_at: int | None = None
@@ -62,19 +62,19 @@ class HashtagRetriever:
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         found = await asyncio.to_thread(self._find, query, k)
         if self._refit_is_due() and not (self._refitting and self._refitting.is_alive()):
-            # A thread, not a task: it may outlive the event loop that began it.
+            # A thread and no task, because it may outlive the event loop.
             self._refitting = Thread(target=self._refit, name="hashtag tree")
             self._refitting.start()
         return found
 
     async def settled(self) -> None:
-        """Waits for the re-fit that is running, if one is."""
+        """Wait for the running re-fit, if any."""
         if self._refitting is not None:
             await asyncio.to_thread(self._refitting.join)
 
     def build(self) -> None:
-        """Catches up and fits now, blocking: for a knowledge base that stays as it is."""
-        self._caught_up()
+        """Read all changes and fit the tree now, blocking, for a complete knowledge base."""
+        self._catch_up()
         self.tree.refit()
 
     def _refit_is_due(self) -> bool:
@@ -83,34 +83,34 @@ class HashtagRetriever:
 
     def _refit(self) -> None:
         try:
-            # What is deleted while the groups are counted: still due at the next call.
+            # If an example is deleted meanwhile, the re-fit is still due at the next call.
             with suppress(NotFoundError):
                 self.tree.refit()
             self._failed_at = None
-        except Exception as error:  # counting groups is the caller's code
+        except Exception as error:  # the group counter is the caller's code
             if self._failed_at is None:
-                log.warning("the hashtags keep their old groups: %r", error)
+                log.warning("the re-fit of the hashtag tree failed, the old groups stay: %r", error)
             self._failed_at = self._changed
 
     def _find(self, query: Query, k: int) -> list[Candidate]:
-        self._caught_up()
+        self._catch_up()
         vector = self._embed.embed([query])[0]
         self._check(len(vector))
-        found = self._filled(vector, query, k, least=k)
+        found = self._filled(vector, query, k, min_ids=k)
         if len(found) < k:  # the query itself was among them, or another process deleted some
-            found = self._filled(vector, query, k, least=len(self.tree))
+            found = self._filled(vector, query, k, min_ids=len(self.tree))
         return sorted(found, key=lambda candidate: -candidate.score)
 
-    def _filled(self, vector: Vectors, query: Query, k: int, least: int) -> list[Candidate]:
+    def _filled(self, vector: Vectors, query: Query, k: int, min_ids: int) -> list[Candidate]:
         found: list[Candidate] = []
-        for ids in self.tree.near(vector, least, margin=self._margin):
+        for ids in self.tree.near(vector, min_ids, margin=self._margin):
             if len(found) >= k:
                 break
             found += self._search(query, k - len(found), within=ids)
         return found
 
-    def _caught_up(self) -> None:
-        with self._following:
+    def _catch_up(self) -> None:
+        with self._follow_lock:
             self._changed += self._follower.follow()
             if not len(self.tree):
                 raise EmptyKnowledgeBaseError(
@@ -118,29 +118,29 @@ class HashtagRetriever:
                 )
 
     def _take(self, gone: Sequence[str], new: Sequence[str]) -> None:
-        known = self.tree.held(set(gone))
-        # Read together with one that the tree knows: by it one sees that the knowledge base was
-        # embedded anew, which no change log tells.
-        ids = [*new] if known is None or not new else [*new, known[0]]
+        entry = self.tree.oldest_entry(set(gone))
+        # Also read the vector of an entry in the tree: a difference reveals that the knowledge base
+        # was re-embedded, which no change log records.
+        ids = [*new] if entry is None or not new else [*new, entry[0]]
         vectors = self._vectors(ids) if ids else np.empty((0, self._embed.dimension), np.float32)
         self._check(vectors.shape[1])
-        if known is not None and len(ids) > len(new) and not _same(vectors[-1], known[1]):
-            raise _moved()
+        if entry is not None and len(ids) > len(new) and not _same(vectors[-1], entry[1]):
+            raise _space_error()
         self.tree.remove(gone)
         self.tree.add(new, vectors[: len(new)])
 
     def _check(self, dimension: int) -> None:
-        known = self.tree.held(())
-        if dimension != self._embed.dimension or (known and len(known[1]) != dimension):
-            raise _moved()
+        entry = self.tree.oldest_entry(())
+        if dimension != self._embed.dimension or (entry and len(entry[1]) != dimension):
+            raise _space_error()
 
 
 def _same(one: Vectors, other: Vectors) -> bool:
     return bool(np.linalg.norm(one - other) <= TOLERANCE * np.linalg.norm(other))
 
 
-def _moved() -> SettingError:
+def _space_error() -> SettingError:
     return SettingError(
-        "the stored vectors are not of the space that these hashtags were made in",
-        hint="make new Hashtags, with a new HashtagTree and the embedder the view has now",
+        "the stored vectors are in another space than the hashtag tree",
+        hint="create a new HashtagRetriever and HashtagTree with the view's current embedder",
     )

@@ -1,4 +1,4 @@
-"""What retrievers need of a knowledge base, each part by itself."""
+"""Protocols of the data sources of retrievers, implemented by a knowledge base."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bottega.protocols import Vectors
 from bottega.types import Candidate, Example, ExampleChange, Query
 
 SearchFunction = Callable[[Query, int], list[Candidate]]
-# (n, d), one row for each id. Raises `NotFoundError` for an id that is gone.
+# Returns (n, d), one row per id. Raises `NotFoundError` for a deleted id.
 VectorLookup = Callable[[Sequence[str]], Vectors]
 
 
 class ExampleCollection(Protocol):
-    """Examples that are all there from the beginning."""
+    """Fixed collection of examples."""
 
     def ids(self) -> Sequence[str]: ...
 
@@ -22,36 +22,36 @@ class ExampleCollection(Protocol):
 
 
 class LabelledPool(ExampleCollection, Protocol):
-    """The part of a knowledge base that sampling needs."""
+    """Collection of examples with an index by label, for sampling."""
 
     def ids_by_label(self) -> Mapping[str, Sequence[str]]: ...
 
 
-# In the order of `seq`, those after the given one only. Blocks.
+# Returns the changes after a sequence number, in the order of `seq`. Blocks.
 ChangeReader = Callable[[int], Iterable[ExampleChange]]
 
 
 class ChangeFeed(Protocol):
-    """What came and went. Both methods block and are called in threads."""
+    """Log of added and deleted examples. Both methods block and are called in threads."""
 
     def changes(self, since: int, /) -> Iterable[ExampleChange]:
-        """In the order of `seq`, those after `since` only. A log that has forgotten some of them
-        raises `LogPrunedError`; those after 0 it always tells."""
+        """Return the changes after `since`, in the order of `seq`. Raises `LogPrunedError` if the
+        log no longer holds some of them; changes after 0 are always available."""
         ...
 
     def get_many(self, ids: Sequence[str], /) -> list[Example]:
-        """Raises `NotFoundError` for an id that is gone."""
+        """Return the examples. Raises `NotFoundError` for a deleted id."""
         ...
 
 
 class FilteredSearch(Protocol):
-    """The `k` nearest among these ids, best first, without the query itself."""
+    """Search for the `k` nearest among these ids, best first, without the query itself."""
 
     def __call__(self, query: Query, k: int, *, within: Collection[str]) -> list[Candidate]: ...
 
 
 class NearestSearch(Protocol):
-    """The `k` nearest examples of each row, without those excluded for its query."""
+    """Search for the `k` nearest examples of each row, without those excluded for its query."""
 
     def __call__(
         self, vectors: Vectors, k: int, *, excluded_for: Sequence[Query]

@@ -1,4 +1,4 @@
-"""The random baselines: uniform, and every label as often as the others."""
+"""Random baselines: uniform and label-balanced samples of the examples."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bottega.types import Candidate, Example, Query
 
 
 class UniformSampler:
-    """k examples drawn uniformly without replacement (many-shot ICL). Score 0 for all.
+    """Retriever that samples k examples uniformly without replacement (many-shot ICL). The score of
+    each is 0.
 
-    The draw depends on `seed` and the query alone, so neither concurrency nor the order of the
-    queries changes it. The pool's ids are read once, at construction; what is deleted later is left
-    out.
+    The sample depends only on `seed` and the query, not on concurrency or query order. The ids are
+    read once, at construction; examples deleted later are left out.
     """
 
     def __init__(self, pool: LabelledPool, *, seed: int) -> None:
@@ -34,9 +34,10 @@ class UniformSampler:
 
 
 class BalancedSampler:
-    """k examples with every label as often as the others, give or take one; order shuffled.
+    """Retriever that samples k examples with equal label counts (up to one), in random order.
 
-    With k below the number of labels, k different labels are drawn. Seeded like `UniformSampler`.
+    If k is less than the number of labels, k different labels are sampled. Seeded like
+    `UniformSampler`.
     """
 
     def __init__(self, pool: LabelledPool, *, seed: int) -> None:
@@ -52,7 +53,7 @@ class BalancedSampler:
         return found
 
     def _rounds(self, rng: random.Random) -> list[str]:
-        """One id of every label, then a second of every label, and so on; each id once."""
+        """Return one id of every label, then a second of every label, and so on; each id once."""
         labels = rng.sample(list(self._by_label), len(self._by_label))
         columns = [
             rng.sample(self._by_label[label], len(self._by_label[label])) for label in labels
@@ -63,7 +64,7 @@ class BalancedSampler:
 
 
 def _take(pool: LabelledPool, order: Sequence[str], query: Query, k: int) -> list[Candidate]:
-    """The first k of `order` that are not the query itself nor gone, fetched k at a time."""
+    """Return the first k of `order` without the query itself and deleted ids, k at a time."""
     if k <= 0:
         return []
     taken: list[Candidate] = []

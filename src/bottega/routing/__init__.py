@@ -1,7 +1,7 @@
-"""Which model answers, and whether it is shown demonstrations.
+"""Choice of the model that answers, and of the queries that get demonstrations.
 
-Routers choose between the first and the last of the tiers: the apprentice and the master. Tiers in
-between are reached by `ConfidenceEscalation`, one after the other.
+Routers choose between the first tier (the apprentice) and the last tier (the master).
+`ConfidenceEscalation` also uses the tiers in between, one after the other.
 """
 
 from bottega.routing.benefit_gate import BenefitGate, SimilarityBand

@@ -1,4 +1,4 @@
-"""Means of few scores, with intervals that are honest about how few."""
+"""Gate that shows demonstrations only if paired samples prove a gain, and its estimates."""
 
 from __future__ import annotations
 
@@ -19,38 +19,40 @@ from bottega.types import Candidate
 
 @dataclass(frozen=True)
 class IntervalEstimate:
+    """Estimate with its lower and upper bound."""
+
     value: float
     low: float
     high: float
 
 
 def paired_gain(differences: Sequence[float], confidence: float) -> IntervalEstimate:
-    """The mean of paired differences in [-1, 1]. `low` and `high` are one-sided bounds, each at
-    this confidence.
+    """Return the mean of paired differences in [-1, 1]. `low` and `high` are one-sided bounds, each
+    at this confidence.
 
     Bonett and Price, Adjusted Wald intervals for a difference of binomial proportions based on
     paired data, Journal of Educational and Behavioral Statistics 37 (2012): the normal interval
-    after one more sample was won and one more lost. The bounds exist without any sample, and three
-    wins in a row are not certainty.
+    after adding one win and one loss. The bounds exist without samples, and three wins in a row
+    give no certainty.
     """
     return _estimate(differences, (1.0, -1.0), confidence, lowest=-1.0)
 
 
 def mean_agreement(scores: Sequence[float], confidence: float = 0.975) -> IntervalEstimate:
-    """The mean of scores in [0, 1], with two more of each end (Agresti and Coull, The American
-    Statistician 52, 1998); the two bounds together hold at 95 %."""
+    """Return the mean of scores in [0, 1], with two samples added at each end (Agresti and Coull,
+    The American Statistician 52, 1998). The default bounds are a 95 % interval."""
     return _estimate(scores, (0.0, 0.0, 1.0, 1.0), confidence, lowest=0.0)
 
 
 def _estimate(
     values: Sequence[float], more: tuple[float, ...], confidence: float, *, lowest: float
 ) -> IntervalEstimate:
-    known = [*values, *more]
-    n, middle = len(known), sum(known) / len(known)
-    spread = max(0.0, sum(map(mul, known, known)) / n - middle**2)  # all within [-1, 1]
-    reach = _deviations(confidence) * math.sqrt(spread / n)
-    value = sum(values) / len(values) if values else middle
-    low, high = max(lowest, min(middle - reach, value)), min(1.0, max(middle + reach, value))
+    padded = [*values, *more]
+    n, mean = len(padded), sum(padded) / len(padded)
+    spread = max(0.0, sum(map(mul, padded, padded)) / n - mean**2)  # all within [-1, 1]
+    margin = _deviations(confidence) * math.sqrt(spread / n)
+    value = sum(values) / len(values) if values else mean
+    low, high = max(lowest, min(mean - margin, value)), min(1.0, max(mean + margin, value))
     return IntervalEstimate(value, low, high)
 
 
@@ -63,7 +65,7 @@ FORMAT = 1
 
 
 class PairedSample(NamedTuple):
-    """One query answered twice: how near its nearest demonstration was, and both scores."""
+    """Scores of one query with and without demonstrations, and the similarity of the nearest."""
 
     similarity: float
     shown: float
@@ -72,8 +74,8 @@ class PairedSample(NamedTuple):
 
 @dataclass(frozen=True)
 class SimilarityBand:
-    """The queries whose nearest demonstration has a score from `low` up to `high`, and what `n`
-    samples say of them. The bounds of `paired_gain` are one-sided."""
+    """Statistics of `n` samples whose nearest demonstration scores from `low` up to `high`. The
+    bounds of `gain` are one-sided."""
 
     low: float
     high: float
@@ -85,43 +87,47 @@ class SimilarityBand:
 
 
 class BenefitGate:
-    """Whether a query is shown its demonstrations: where paired samples say that this helps.
+    """Gate that shows demonstrations only to queries for which paired samples prove a gain.
 
-    A sample scores one query's answer with demonstrations and without, in [0, 1]. The last `window`
-    samples count, in bands of equally many by the similarity of the nearest demonstration: one band
-    at first, and up to `bands` once each has `least` samples. Demonstrations are shown in a band
-    when the lower bound of the mean gain (`estimates.gain`, one-sided, at `confidence`) is above
-    `worth`, and hidden when the upper bound, of all its samples or of the last `least`, is below.
-    What neither helps nor hurts stays as it was, rather than flap. Before `least` samples
-    demonstrations are hidden, or shown with `unmeasured="shown"`. Whoever takes samples must go on
-    in either state.
+    A sample scores one query's answers with and without demonstrations, in [0, 1]. The gate keeps
+    the last `window` samples in bands of equal size by the similarity of the nearest demonstration:
+    one band at first, up to `bands` once each has `min_samples` samples. A band shows
+    demonstrations if the lower bound of the mean gain (`paired_gain` at `confidence`) is above
+    `min_gain`. It hides them if the upper bound is below `min_gain`, for all its samples or for the
+    last `min_samples`. In between, the state does not change, which prevents flapping. Before
+    `min_samples` samples, demonstrations are hidden, or shown with `unmeasured="shown"`. The caller
+    must keep sampling in both states.
 
-    The bounds are looked at after every sample, so over a long time each will be wrong somewhat
-    more often than its confidence says; see the simulations in tests/routing/test_benefit.py.
+    The bounds are evaluated after every sample, so in the long run each is wrong slightly more
+    often than its confidence; see the simulations in tests/routing/test_benefit.py.
     """
 
     def __init__(
         self,
         *,
         bands: int = 3,
-        least: int = 20,
+        min_samples: int = 20,
         window: int = 240,
         confidence: float = 0.98,
-        worth: float = 0.0,
+        min_gain: float = 0.0,
         unmeasured: str = "hidden",
     ) -> None:
-        if not (bands >= 1 and least >= 1 and window >= bands * least):
+        if not (bands >= 1 and min_samples >= 1 and window >= bands * min_samples):
             raise SettingError(
-                f"{bands} bands of {least} samples do not fit into a window of {window}",
-                hint="make the window larger, or take fewer bands",
+                f"window must hold {bands} bands of {min_samples} samples, got {window}",
+                hint="raise window, or lower bands",
             )
         if unmeasured not in ("hidden", "shown"):
-            raise SettingError(f"unmeasured is {unmeasured!r}", hint='use "hidden" or "shown"')
+            raise SettingError(
+                f'unmeasured must be "hidden" or "shown", got {unmeasured!r}',
+                hint='set unmeasured="hidden"',
+            )
         if not 0.5 < confidence < 1:
             raise SettingError(
-                f"confidence is {confidence}", hint="set it above 0.5 and below 1, such as 0.98"
+                f"confidence must be above 0.5 and below 1, got {confidence}",
+                hint="set confidence=0.98",
             )
-        self._bands, self._least, self._worth = bands, least, worth
+        self._bands, self._min_samples, self._min_gain = bands, min_samples, min_gain
         self._confidence = confidence
         self._samples: deque[PairedSample] = deque(maxlen=window)
         self._edges: list[float] = []
@@ -129,16 +135,17 @@ class BenefitGate:
 
     @property
     def is_measured(self) -> bool:
-        """Whether samples decide: a band is only split off once it has `least` of them."""
-        return len(self._samples) >= self._least
+        """Whether there are enough samples to decide."""
+        return len(self._samples) >= self._min_samples
 
     def shows(self, candidates: Sequence[Candidate], /) -> bool:
+        """Whether to show these demonstrations."""
         return bool(candidates) and self._open[self._band(nearest(candidates))]
 
     def learn(
         self, candidates: Sequence[Candidate], with_score: float, without_score: float
     ) -> None:
-        """Nothing is learnt of a query that nothing could be shown with."""
+        """Add a sample. A query without candidates is ignored."""
         if not candidates:
             return
         self._samples.append(
@@ -149,12 +156,12 @@ class BenefitGate:
             )
         )
         self._divide()
-        for place, samples in enumerate(self._by_band()):
-            if len(samples) >= self._least:
-                self._decide(place, samples)
+        for index, samples in enumerate(self._by_band()):
+            if len(samples) >= self._min_samples:
+                self._decide(index, samples)
 
     def summary(self) -> list[SimilarityBand]:
-        """The bands from the farthest demonstrations to the nearest."""
+        """Return the bands from the farthest demonstrations to the nearest."""
         lows, highs = [-math.inf, *self._edges], [*self._edges, math.inf]
         return [
             SimilarityBand(
@@ -172,7 +179,7 @@ class BenefitGate:
         ]
 
     def state(self) -> dict[str, object]:
-        """What JSON can hold and `restore` needs to go on as if nothing had happened."""
+        """Return the state for `restore`, as JSON values."""
         samples = [list(sample) for sample in self._samples]
         return {
             "format": FORMAT,
@@ -182,12 +189,12 @@ class BenefitGate:
         }
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Raises `SettingError`, and changes nothing, for what no `state()` has given."""
+        """Load a state. Raises `SettingError` and changes nothing if it is not one of `state()`."""
         samples, edges, shown = _checked(state)
         if len(shown) > self._bands:
             raise SettingError(
-                f"the state has {len(shown)} bands and the gate {self._bands}",
-                hint="give the gate as many bands as before, or begin without the state",
+                f"the state must have at most {self._bands} bands, got {len(shown)}",
+                hint=f"set bands={len(shown)}, or start without the state",
             )
         self._samples.clear()
         self._samples.extend(samples)
@@ -203,28 +210,29 @@ class BenefitGate:
         return found
 
     def _divide(self) -> None:
-        """A band that is split hands its state on: what was known of all is known of each."""
+        """Update the band edges. The parts of a split band inherit its state."""
         seen = sorted(sample.similarity for sample in self._samples)
-        before, now = len(self._open), max(1, min(self._bands, len(seen) // self._least))
+        before, now = len(self._open), max(1, min(self._bands, len(seen) // self._min_samples))
         now = max(before, now)
-        self._edges = [seen[place * len(seen) // now] for place in range(1, now)]
-        self._open = [self._open[(2 * place + 1) * before // (2 * now)] for place in range(now)]
+        self._edges = [seen[index * len(seen) // now] for index in range(1, now)]
+        self._open = [self._open[(2 * index + 1) * before // (2 * now)] for index in range(now)]
 
     def _gain(self, samples: Sequence[PairedSample]) -> IntervalEstimate:
         return paired_gain([sample.shown - sample.hidden for sample in samples], self._confidence)
 
-    def _decide(self, place: int, samples: Sequence[PairedSample]) -> None:
-        """The latest samples alone may hide: old gains must not outvote a change for the worse."""
-        latest = self._gain(samples[-self._least :])
+    def _decide(self, index: int, samples: Sequence[PairedSample]) -> None:
+        """Update the state of a band. The latest samples alone may hide demonstrations, because old
+        gains must not outvote a recent decline."""
+        latest = self._gain(samples[-self._min_samples :])
         measured = self._gain(samples)
-        if min(measured.high, latest.high) < self._worth:
-            self._open[place] = False
-        elif measured.low > self._worth < latest.value:
-            self._open[place] = True
+        if min(measured.high, latest.high) < self._min_gain:
+            self._open[index] = False
+        elif measured.low > self._min_gain < latest.value:
+            self._open[index] = True
 
 
 def nearest(candidates: Sequence[Candidate]) -> float:
-    """In whatever order they stand."""
+    """Return the highest score, in any order of the candidates."""
     return max(candidate.score for candidate in candidates)
 
 
@@ -251,8 +259,8 @@ def _checked(state: Mapping[str, object]) -> tuple[list[PairedSample], list[floa
             list(shown),
         )
     raise SettingError(
-        "this is not the state of a benefit gate",
-        hint="begin without it; the gate measures anew",
+        "the state is not that of a benefit gate",
+        hint="start without the state; the gate then measures again",
     )
 
 

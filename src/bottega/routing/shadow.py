@@ -1,4 +1,4 @@
-"""Measuring, beside the answers that are given, what demonstrations do and how good answers are."""
+"""Shadow samples: agreement of the apprentice with the master, with and without demonstrations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bottega.types import Candidate, Query
 log = logging.getLogger(__name__)
 
 AnswerCall = Callable[[], Awaitable[str]]
-# How far two replies to the query say the same, in [0, 1].
+# Agreement of two replies to the query, in [0, 1].
 AgreementFunction = Callable[[str, str, Query], float]
 
 
 class AgreementPair(NamedTuple):
-    """How far the apprentice agreed with the master, and whether the gate showed demonstrations."""
+    """Agreement of the apprentice with the master, and whether the gate showed demonstrations."""
 
     shown: float
     hidden: float
@@ -32,9 +32,9 @@ class AgreementPair(NamedTuple):
 
 @dataclass(frozen=True)
 class ShadowQuality:
-    """Agreement of the apprentice's answers with the master's over the last `n` samples: as they
-    were served, with demonstrations, without, and what demonstrations gain. 95 % intervals.
-    `failed` samples, of which an answer is missing, are in none of them."""
+    """Agreement of the apprentice with the master over the last `n` samples: as served, with
+    demonstrations, without them, and the gain by demonstrations. The intervals are 95 %. `failed`
+    counts samples with a missing answer, which are excluded."""
 
     n: int
     failed: int
@@ -45,14 +45,15 @@ class ShadowQuality:
 
 
 class ShadowSampler:
-    """Asks some of the apprentice's queries again: with demonstrations, without, and the master.
+    """Sampler that repeats some queries of the apprentice: with demonstrations, without, and at the
+    master.
 
-    About `rate` of the queries are measured, `at_once` at the same time at most: whoever answers
-    calls `begins` for each query of the apprentice, and where it is true, `measure` (or `cancel`).
-    `eager` measures every query until the gate has samples enough to decide, which at a rate of 2 %
-    takes 1,000 queries. A sample costs two calls more than the answer, one of them to the master,
-    whose answer may as well be remembered. Agreement with the master is not truth: it is what the
-    apprentice is for.
+    About `rate` of the queries are measured, at most `at_once` at a time. The caller calls
+    `begins` for each query of the apprentice and, if it is true, `measure` or `cancel`. `eager`
+    measures every query until the gate has enough samples to decide; at a rate of 2 % this would
+    take 1,000 queries. A sample costs two more calls than the answer, one of them to the master,
+    whose answer can be cached. Agreement with the master is not accuracy, but it measures how well
+    the apprentice replaces the master.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ShadowSampler:
         seed: int = 0,
     ) -> None:
         if at_once < 1:
-            raise SettingError(f"at_once is {at_once}", hint="measure 1 query at once or more")
+            raise SettingError(f"at_once must be at least 1, got {at_once}", hint="set at_once=4")
         self.gate = gate
         self._agree = agree
         self._rate = check_fraction("rate", rate)
@@ -78,16 +79,17 @@ class ShadowSampler:
         self._random = random.Random(seed)
 
     def begins(self) -> bool:
-        """Whether this query is measured; if so its place is taken until `measure` has ended."""
-        drawn = self._random.random() < self._rate
-        wanted = drawn or (self._eager and not self.gate.is_measured)
+        """Whether to measure this query. If so, it occupies one of `at_once` slots until `measure`
+        ends."""
+        sampled = self._random.random() < self._rate
+        wanted = sampled or (self._eager and not self.gate.is_measured)
         if not wanted or self._free == 0:
             return False
         self._free -= 1
         return True
 
     def cancel(self) -> None:
-        """Gives the place back of a query that is not measured after all."""
+        """Release the slot of a query that is not measured."""
         self._free += 1
 
     async def measure(
@@ -99,27 +101,27 @@ class ShadowSampler:
         hidden: AnswerCall,
         master: AnswerCall,
     ) -> AgreementPair | None:
-        """Asks what is not known yet, all at once, and learns; `candidates` are what `shown` was
-        shown. None if an answer is missing: that is counted, not raised, for the client has its
-        answer already."""
+        """Run the missing calls concurrently and learn from the replies. `candidates` are the
+        demonstrations of `shown`. Return None if a reply is missing: this is counted and not
+        raised, because the client has its answer already."""
         try:
             replies = await asyncio.gather(shown(), hidden(), master(), return_exceptions=True)
         finally:
             self.cancel()
-        said = [reply for reply in replies if isinstance(reply, str)]
+        texts = [reply for reply in replies if isinstance(reply, str)]
         for reply in replies:
             if isinstance(reply, BaseException) and not isinstance(reply, GenerationError):
                 raise reply
-        if len(said) < len(replies):
+        if len(texts) < len(replies):
             self._failed += 1
             log.info("a shadow sample failed: %s", [r for r in replies if not isinstance(r, str)])
             return None
-        return self.learn(query, candidates, *said)
+        return self.learn(query, candidates, *texts)
 
     def learn(
         self, query: Query, candidates: Sequence[Candidate], shown: str, hidden: str, master: str
     ) -> AgreementPair:
-        """Of three replies, for those who asked by themselves."""
+        """Learn from three replies that the caller has collected."""
         pair = AgreementPair(
             self._agree(shown, master, query),
             self._agree(hidden, master, query),
@@ -130,6 +132,7 @@ class ShadowSampler:
         return pair
 
     def summary(self) -> ShadowQuality:
+        """Return the agreement over the last samples."""
         pairs = self._pairs
         return ShadowQuality(
             n=len(pairs),

@@ -230,7 +230,7 @@ class NamespaceOpener:
         timed = TimedRetriever(_retriever(self.config.cache, base), self.metrics.retrieval)
         most = max(1, *(tier.shots for tier in self.tier_set.tiers))
         budgeted = BudgetedRetriever(timed, self.decoding)
-        return SharedRetriever(EmptyTolerantRetriever(SameContextFilter(budgeted)), least=most)
+        return SharedRetriever(EmptyTolerantRetriever(SameContextFilter(budgeted)), min_k=most)
 
     def _pipeline(self, base: KnowledgeBase, found: SharedRetriever) -> Pipeline:
         config, tiers = self.config, self.tier_set.tiers
