@@ -1,10 +1,25 @@
+"""Bundled models as generators, and their warnings about photographs."""
+
 from __future__ import annotations
 
-import pytest
+import io
+import os
+import warnings
+from pathlib import Path
 
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from bottega import InterleavedPrompter, Query
+from bottega.cli import _hush
 from bottega.errors import ModelLoadError
 from bottega.generation import bundled
-from bottega.types import Sampling
+from bottega.generation.bundled import WARNING, PhotographCheck, PhotographWarning, is_photograph
+from bottega.image import Image
+from bottega.tasks.facts import FactTask
+from bottega.tasks.glyphs import GlyphTask
+from bottega.types import Prompt, Sampling
 from tests.generation.prompts import shown
 
 
@@ -21,3 +36,86 @@ def test_an_unknown_bundled_model_raises() -> None:
     with pytest.raises(ModelLoadError) as caught:
         bundled("journeyman")
     assert "reinstall" in caught.value.hint
+
+
+PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos" / "cifar10" / "test"
+
+
+def encoded(pixels: np.ndarray, format: str) -> Image:
+    file = io.BytesIO()
+    Pillow.fromarray(pixels).save(file, format)
+    return Image.from_bytes(file.getvalue())
+
+
+def landscape(side: int = 64) -> np.ndarray:
+    """Smooth colours with noise, as a camera gives."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    smooth = np.asarray(Pillow.fromarray(coarse).resize((side, side), Pillow.Resampling.BICUBIC))
+    noisy = smooth.astype(int) + rng.integers(-9, 10, smooth.shape)
+    return noisy.clip(0, 255).astype(np.uint8)
+
+
+def prompt(image: Image) -> Prompt:
+    return InterleavedPrompter()(Query("What is it?", (image,)), [])
+
+
+def test_photographs_are_recognised() -> None:
+    assert is_photograph(encoded(landscape(), "JPEG"))
+    assert is_photograph(encoded(landscape(), "WEBP"))
+    assert is_photograph(encoded(landscape(300), "PNG"))
+
+
+@pytest.mark.skipif(not PHOTOS.exists(), reason="sample data are absent")
+def test_most_sample_photographs_are_recognised() -> None:
+    found = [is_photograph(Image.open(path)) for path in sorted(PHOTOS.rglob("*.jpg"))]
+    assert sum(found) >= 0.8 * len(found) > 0
+
+
+def test_drawings_and_digits_are_not_photographs() -> None:
+    grey = landscape().mean(axis=2).astype(np.uint8)
+    flat = np.zeros((300, 300, 3), np.uint8)
+    flat[50:200, 80:250] = (200, 30, 30)
+    assert not is_photograph(encoded(grey, "JPEG"))
+    assert not is_photograph(encoded(flat, "JPEG"))
+    assert not is_photograph(encoded(flat, "PNG"))
+
+
+@pytest.mark.parametrize("task", [GlyphTask(style="any"), FactTask(episodes=1, queries=5)])
+def test_synthetic_tasks_are_not_photographs(task: GlyphTask | FactTask) -> None:
+    drawn = task.generate(0)
+    images = [image for item in drawn.items[:60] for image in item.query.images]
+    assert images
+    assert not any(map(is_photograph, images))
+
+
+def test_a_damaged_image_gives_no_warning() -> None:
+    whole = encoded(landscape(), "JPEG").data
+    assert not is_photograph(Image.from_bytes(whole[: len(whole) // 2]))
+
+
+async def test_a_model_warns_once() -> None:
+    check, photo = PhotographCheck(), prompt(encoded(landscape(), "JPEG"))
+    with pytest.warns(PhotographWarning, match="larger vision-language model"):
+        await check.run(photo)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await check.run(photo)
+
+
+async def test_the_command_line_shows_the_warning_as_plain_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with warnings.catch_warnings():
+        _hush()
+        warnings.warn("of a library", UserWarning, stacklevel=1)
+        await PhotographCheck().run(prompt(encoded(landscape(), "JPEG")))
+    assert capsys.readouterr().err == f"warning: {WARNING}\n"
+
+
+async def test_the_bundled_model_warns() -> None:
+    model = bundled()
+    with pytest.warns(PhotographWarning):
+        await model.generate(prompt(encoded(landscape(), "JPEG")), Sampling(max_tokens=2))
+    await model.aclose()

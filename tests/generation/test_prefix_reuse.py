@@ -26,15 +26,15 @@ from bottega.prompting import InterleavedPrompter
 from bottega.tasks.attributes import AttributeTask
 from bottega.types import Candidate, Message, Prompt, Reply, Sampling
 from tests.builders import solid_image
-from tests.generation import more_tiny_models, tiny_models
+from tests.generation import tiny_models
 from tests.generation.prompts import ask
 
 FAMILIES = {
     "fast_vlm": tiny_models.fast_vlm,
     "idefics3": tiny_models.idefics3,
-    "llava": more_tiny_models.llava,
+    "llava": tiny_models.llava,
     "qwen2_vl": tiny_models.qwen2_vl,
-    "qwen2_5_vl": more_tiny_models.qwen2_5_vl,
+    "qwen2_5_vl": tiny_models.qwen2_5_vl,
 }
 SHORT = Sampling(max_tokens=4)
 # Shades far apart, of sizes that get one, two and four tokens of Qwen.
@@ -255,7 +255,7 @@ async def test_wrong_states_are_detected_and_never_used(
 
 
 async def test_a_bidirectional_model_reads_whole_prompts(tmp_path: Path) -> None:
-    folder = more_tiny_models.pali_gemma(tmp_path / "pali_gemma")
+    folder = tiny_models.pali_gemma(tmp_path / "pali_gemma")
     whole, ahead = TransformersGenerator(folder, prefix_cache_mb=0), TransformersGenerator(folder)
     prompts = [taught(0, 1, 2), taught(0, 1, 5), taught(0, 1, 3)]
     found = [await ahead.generate(prompt, SHORT) for prompt in prompts]

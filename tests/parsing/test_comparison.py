@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from string import ascii_uppercase
 
 import pytest
 from hypothesis import given
@@ -12,15 +13,120 @@ from hypothesis import strategies as st
 from bottega.parsing import (
     FinalAnswerParser,
     LabelParser,
+    agreement,
     same_answer,
     same_choice,
     same_number,
     same_words,
 )
+from bottega.parsing.comparison import with_options
 from bottega.types import Answer, Completion, Query
 
-OPEN = Query("How many?")
+OPEN = Query("What is it?")
 PETS = Query("Which?", choices=("cat", "dog", "hot dog"))
+CITY = Query("Which city?\nA) Paris\nB) Rome\n(C) Berlin")
+
+SAME = [
+    (OPEN, "B", "I weighed both.\n**ANSWER**: B"),
+    (OPEN, "B", "B. Rome"),
+    (Query("Which?\nA) Paris \t\nB) Rome  "), "Rome", "B"),
+    (OPEN, "5", "five"),
+    (OPEN, "Answer: 1,000", "There are many. The answer is 1000.0."),
+    (OPEN, r"\boxed{\frac{1}{2}}", "0.5"),
+    (OPEN, "50%", "50"),
+    (OPEN, "1/0", "1/0"),
+    (OPEN, "yes", "Yes, it is red."),
+    (OPEN, "(Yes) it is red", "yes, bright red"),
+    (OPEN, "A red car.", "the red car"),
+    (OPEN, "<think>a dog? no</think>cat", "Cat"),
+    (OPEN, "cat\nConfidence: 0.9", "cat\nConfidence: 0.2"),
+    (OPEN, "!!", "!!"),
+    (PETS, "(b) dog", "It is a dog, I am quite sure of that."),
+    (PETS, "C", "hot dog"),
+    (CITY, "B) Rome", "It has the Forum.\nAnswer: Rome"),
+    (CITY, "Paris", "The answer is A."),
+]
+DIFFERENT = [
+    (OPEN, "B", "C"),
+    (OPEN, "A", "B. Rome"),
+    (OPEN, "5", "6"),
+    (OPEN, "1990", "1991"),
+    (OPEN, "-5", "5"),
+    (OPEN, "Yes, it is there", "No, it is not there"),
+    (OPEN, "", ""),
+    (OPEN, "<think>I never finished", "cat"),
+    (OPEN, "!!", "??"),
+    (OPEN, "cat", "dog"),
+    (OPEN, "1e5", "100000"),
+    (OPEN, "cat", "yes"),
+    (PETS, "cat", "I do not know"),
+    (Query("Which?", choices=("red car", "blue car")), "red car", "a green car"),
+    (PETS, "hot dog", "dog"),
+    (CITY, "A", "Berlin"),
+]
+
+
+@pytest.mark.parametrize(("query", "one", "other"), SAME)
+def test_equal_replies_agree(query: Query, one: str, other: str) -> None:
+    assert agreement(one, other, query) == agreement(other, one, query) == 1
+
+
+@pytest.mark.parametrize(("query", "one", "other"), DIFFERENT)
+def test_different_replies_do_not_agree(query: Query, one: str, other: str) -> None:
+    assert agreement(one, other, query) == agreement(other, one, query) == 0
+
+
+def test_free_texts_agree_by_word_overlap() -> None:
+    one = "A red car is parked in front of the old house."
+    assert agreement(one, "A red car stands in front of a house.", OPEN) == 0.75
+    assert agreement(one, "Two dogs play on grass.", OPEN) == 0
+    assert 0 < agreement("红色的车", "红色车", OPEN) < 1
+
+
+def test_a_list_of_options_needs_more_than_one() -> None:
+    sentence = Query("Is this so?\nA. Smith wrote it.")
+    assert agreement("yes", "A. Smith wrote it", sentence) == 0
+    assert with_options(sentence).choices == ()
+
+
+def test_options_are_listed_in_the_order_of_their_letters() -> None:
+    assert with_options(Query("A) cat\nB) dog\nD) cow")).choices == ("cat", "dog")
+    assert with_options(Query("B) dog\nC) cow")).choices == ()
+    alphabet = "\n".join(f"{letter}) option {letter}" for letter in ascii_uppercase)
+    assert len(with_options(Query(f"{alphabet}\nB) dog")).choices) == 26
+
+
+PIECES = "a the red cat 5 -1/2 1e9 yes no B (C) \\boxed{ } Answer: <think> 1/0 …"
+WORDS = st.lists(st.sampled_from(PIECES.split(" ")), max_size=8).map(" ".join) | st.text(
+    max_size=30
+)
+QUERIES = st.sampled_from([OPEN, PETS, CITY])
+
+
+@given(one=WORDS, other=WORDS, query=QUERIES)
+def test_agreement_is_symmetric_and_between_0_and_1(one: str, other: str, query: Query) -> None:
+    found = agreement(one, other, query)
+    assert 0 <= found <= 1
+    assert found == agreement(other, one, query)
+
+
+@given(one=st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20), query=QUERIES)
+def test_a_reply_agrees_with_itself(one: str, query: Query) -> None:
+    assert agreement(one, one, query) == 1
+
+
+def test_very_long_replies_take_little_time() -> None:
+    for long in (
+        "1" * 200_000,
+        "a " * 100_000,
+        "\\frac{" * 30_000,
+        "A) x\n" * 30_000,
+        "A) x" + " " * 99_999 + "y",
+    ):
+        agreement(long, long[:-1], Query(long))
+
+
+OPEN_QUERY = Query("How many?")
 HALVES = Query("How much?", choices=(r"\frac{1}{2}", "2.5", "5-4-3", "5-3-4"))
 LETTERS = Query("Which group?", choices=("O", "A", "B", "AB"))
 SPECIES = Query("Which?", choices=("B. subtilis", "E. coli", "A. niger"))
@@ -87,7 +193,7 @@ NUMBERS = [
     ("7" * 60, "7" * 59 + "8", 0),
     ("1234567.0000001", "1234567.0000002", 1),
 ]
-WORDS = [
+WORD_PAIRS = [
     ("A red car.", "red car", 1),
     ("two cats", "2 cats", 1),
     ("Yes, it is.", "yes", 1),
@@ -115,29 +221,30 @@ def test_choices(query: Query, one: str, other: str, same: float) -> None:
 
 @pytest.mark.parametrize(("one", "other", "same"), NUMBERS)
 def test_numbers(one: str, other: str, same: float) -> None:
-    assert same_number(Answer(one), Answer(other), OPEN) == same
-    assert same_number(Answer(other), Answer(one), OPEN) == same
+    assert same_number(Answer(one), Answer(other), OPEN_QUERY) == same
+    assert same_number(Answer(other), Answer(one), OPEN_QUERY) == same
 
 
-@pytest.mark.parametrize(("one", "other", "same"), WORDS)
+@pytest.mark.parametrize(("one", "other", "same"), WORD_PAIRS)
 def test_words(one: str, other: str, same: float) -> None:
-    assert same_words(Answer(one), Answer(other), OPEN) == same
-    assert same_words(Answer(other), Answer(one), OPEN) == same
+    assert same_words(Answer(one), Answer(other), OPEN_QUERY) == same
+    assert same_words(Answer(other), Answer(one), OPEN_QUERY) == same
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
-    [one for one in (*NUMBERS, *WORDS) if one[0] != "cat"] + [("5", "red", 0), ("cat", "cat", 1)],
+    [one for one in (*NUMBERS, *WORD_PAIRS) if one[0] != "cat"]
+    + [("5", "red", 0), ("cat", "cat", 1)],
 )
 def test_open_answers_are_numbers_or_words(one: str, other: str, same: float) -> None:
-    assert same_answer(Answer(one), Answer(other), OPEN) == same
+    assert same_answer(Answer(one), Answer(other), OPEN_QUERY) == same
 
 
 def test_parsed_answers_are_compared_by_labels() -> None:
     several = Answer("cat, dog", labels=("cat", "dog"))
     turned = Answer("dog, cat", labels=("dog", "cat"))
     none = LabelParser(multi_label=True)(PETS, Completion("none"))
-    for query in (PETS, OPEN):
+    for query in (PETS, OPEN_QUERY):
         assert same_answer(several, turned, query) == 1
         assert same_answer(several, Answer("cat", labels=("cat",)), query) == 0
     assert (same_answer(none, none, PETS), same_answer(none, several, PETS)) == (1, 0)
@@ -148,9 +255,9 @@ def test_parsed_answers_are_compared_by_labels() -> None:
 @pytest.mark.parametrize(("one", "other"), UNLIKE)
 def test_order_and_signs_matter_in_numbers_and_formulas(one: str, other: str) -> None:
     for evaluate in (same_words, same_answer):
-        assert evaluate(Answer(one), Answer(other), OPEN) == 0
-        assert evaluate(Answer(other), Answer(one), OPEN) == 0
-        assert evaluate(Answer(one), Answer(f" {one}."), OPEN) == 1
+        assert evaluate(Answer(one), Answer(other), OPEN_QUERY) == 0
+        assert evaluate(Answer(other), Answer(one), OPEN_QUERY) == 0
+        assert evaluate(Answer(one), Answer(f" {one}."), OPEN_QUERY) == 1
 
 
 @pytest.mark.parametrize("evaluate", [same_answer, same_choice, same_number, same_words])
@@ -160,13 +267,13 @@ def test_an_invalid_answer_equals_nothing(evaluate: Evaluator) -> None:
     query = Query("How many?", choices=("5", "6"))
     assert evaluate(five, five, query) == 1
     for one, other in ((five, invalid), (invalid, five), (invalid, invalid)):
-        assert evaluate(one, other, query) == evaluate(one, other, OPEN) == 0
+        assert evaluate(one, other, query) == evaluate(one, other, OPEN_QUERY) == 0
 
 
 @given(
     one=st.text(max_size=30),
     other=st.text(max_size=30),
-    query=st.sampled_from([OPEN, PETS, HALVES, LISTED]),
+    query=st.sampled_from([OPEN_QUERY, PETS, HALVES, LISTED]),
 )
 def test_comparison_is_symmetric(one: str, other: str, query: Query) -> None:
     for evaluate in (same_answer, same_choice, same_number, same_words):
