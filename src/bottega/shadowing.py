@@ -1,8 +1,8 @@
-"""Shadow samples in Python use: the recorder that asks."""
+"""Recorder that measures the benefit of demonstrations on some answers of a pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bottega.errors import SettingError
@@ -14,11 +14,11 @@ from bottega.types import Candidate, Query, Trace
 
 
 class ShadowRecorder:
-    """A recorder that lets `shadow` measure some of the answers of the apprentice, the first tier
-    of the pipeline, against the master, the last one.
+    """Recorder that lets `shadow` compare some answers of the apprentice, the pipeline's first
+    tier, with and without demonstrations, against the master, the last tier.
 
-    It is awaited, so a measured answer comes later by the slowest of its other calls. What these
-    cost is told to `charge`, such as that of `BudgetRouter`, if the pipeline has prices.
+    It is awaited, so a measured answer is delayed by the slowest of its other calls. `charge`, such
+    as that of `BudgetRouter`, is called with their costs if the pipeline has prices.
     """
 
     def __init__(
@@ -30,15 +30,14 @@ class ShadowRecorder:
     ) -> None:
         if len(pipeline.tiers) < 2:
             raise SettingError(
-                "the pipeline has no apprentice and master to compare",
-                hint="give it tiers=(apprentice, master)",
+                f"the pipeline must have an apprentice and a master, got {len(pipeline.tiers)}"
+                " tiers",
+                hint="pass tiers=(apprentice, master)",
             )
-        gated = pipeline.rerank
-        # What would have been shown is measured where the gate hides it, too.
-        open = (
-            replace(pipeline, rerank=gated.rerank) if isinstance(gated, GatedReranker) else pipeline
-        )
-        self._pipeline = open
+        gate = pipeline.rerank
+        # Demonstrations that the gate hides are measured, too.
+        ungated = replace(pipeline, rerank=gate.rerank) if isinstance(gate, GatedReranker) else None
+        self._pipeline = ungated or pipeline
         self._shadow = shadow
         self._charge = charge
 
@@ -47,38 +46,29 @@ class ShadowRecorder:
         if trace.tier != apprentice.name or not self._shadow.begins():
             return
         try:
-            would_show = await self._pipeline.demonstrations(trace.query, apprentice)
+            shown = await self._pipeline.demonstrations(trace.query, apprentice)
         except BaseException:
             self._shadow.cancel()
             raise
-        if not would_show:
+        if not shown:
             self._shadow.cancel()
             return
-        was_shown = bool(trace.candidates)
-        await self._shadow.measure(
-            trace.query,
-            would_show,
-            shown=self._said(trace) if was_shown else self._asks(trace, apprentice, would_show),
-            hidden=self._asks(trace, apprentice, ()) if was_shown else self._said(trace),
-            master=self._asks(trace, master, ()),
-        )
 
-    def _said(self, trace: Trace) -> Callable[[], Awaitable[str]]:
-        async def said() -> str:
+        async def given() -> str:
             return trace.answer.text
 
-        return said
-
-    def _asks(
-        self, trace: Trace, tier: Tier, shown: Sequence[Candidate]
-    ) -> Callable[[], Awaitable[str]]:
-        return lambda: self._ask(trace.query, tier, shown)
+        await self._shadow.measure(
+            trace.query,
+            shown,
+            shown=given if trace.candidates else lambda: self._ask(trace.query, apprentice, shown),
+            hidden=(lambda: self._ask(trace.query, apprentice, ())) if trace.candidates else given,
+            master=lambda: self._ask(trace.query, master, ()),
+        )
 
     async def _ask(self, query: Query, tier: Tier, shown: Sequence[Candidate]) -> str:
-        asked = self._pipeline
-        prompt = (tier.prompt or asked.prompt)(query, shown)
-        reply = await tier.generator.generate(prompt, tier.sampling or asked.sampling)
-        cost = asked.price(reply.model, reply.usage) if asked.price else None
+        pipeline = self._pipeline
+        found = await pipeline.generate(query, tier, shown)
+        cost = pipeline.price(found.reply.model, found.reply.usage) if pipeline.price else None
         if self._charge is not None and cost is not None:
             self._charge(cost)
-        return asked.choose([asked.parse(query, one) for one in reply.completions]).text
+        return found.answer.text

@@ -163,7 +163,7 @@ def harness(
         gateway.finalizer,
         found.over.append,
         lambda record, similarity, pair: found.pairs.append((similarity, pair)),
-        response_cache.repeats,
+        response_cache.replies,
     )
     app = App(
         gateway, ChatEndpoint(gateway.answer, found.over.append, gateway.limits.body_mb << 20)

@@ -1,4 +1,4 @@
-"""How a chat completion goes: who asks, was it asked before, who answers, what is kept."""
+"""Gateway: admission, response cache, completion and finalization of chat requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bottega.gateway.limits import Fetch, Limits, embed_fetched, is_web, read_im
 from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
 from bottega.gateway.ports import Tenants, UpstreamCall
-from bottega.gateway.reply import again, headers_of, replayed
+from bottega.gateway.reply import as_stream, headers_of, replayed
 from bottega.gateway.requests import BACKGROUND, bypass_reason, to_query
 from bottega.gateway.response_cache.keys import Identity, exact_key, image_digest
 from bottega.gateway.response_cache.memory import (
@@ -49,9 +49,10 @@ Land = Callable[[CachedReply], None]
 
 @dataclass(frozen=True)
 class ResponseCache:
-    """What an exact repeat is, and what is remembered for it."""
+    """Cache of replies and bodies. `identity` decides which images are equal; with `sampled`,
+    replies to requests with a temperature above 0 are repeated, too."""
 
-    repeats: ReplyCache
+    replies: ReplyCache
     bodies: BodyCache
     flights: Flights
     identity: Identity = "bytes"
@@ -60,8 +61,8 @@ class ResponseCache:
 
 @dataclass
 class Gateway:
-    """`models` maps the model ids that clients may use to tiers, "" for the router's choice.
-    Without `authenticate` everybody may ask: for loopback only."""
+    """Gateway of chat completions. `models` maps the model ids that clients may use to tiers, ""
+    for the router's choice. Without `authenticate` no key is needed: for loopback only."""
 
     completer: Completer
     tenants: Tenants
@@ -81,7 +82,7 @@ class Gateway:
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
 
     def __post_init__(self) -> None:
-        # Most clients ask in one manner only; what they may write is bounded here.
+        # Most clients send the same overrides with every request.
         self._overrides = lru_cache(1024)(
             lambda model, given: read_overrides(model, dict(given), self.models)
         )
@@ -92,23 +93,23 @@ class Gateway:
         headers: Mapping[str, str],
         body: Callable[[], Awaitable[bytes]],
     ) -> Reply:
-        """Raises `ApiError` and the errors of tiers."""
+        """Return the reply to a request. Raises `ApiError` and the errors of tiers."""
         self._admit(record, headers)
         raw = await body()
         given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
-        told = (f"{name}={value}" for name, value in sorted(given.items()))
+        options = (f"{name}={value}" for name, value in sorted(given.items()))
         # A repeat skips the checks below, so everything that they depend on is part of its key.
         tiers = self.access.tiers_of(record.account) if self.access is not None else ()
         rights = f"admin={record.account.admin} tiers={','.join(tiers)}"
-        scope = (record.namespace, rights, *told)
-        if known := self._known(raw, scope):
-            return replayed(record, *known)
+        scope = (record.namespace, rights, *options)
+        if cached := self._cached(raw, scope):
+            return replayed(record, *cached)
         request = self.limits.read(raw)
         request.body = allowed_fields(request.body, self.more_fields)
         overrides = self._overrides(request.model, tuple(given.items()))
         namespace = _namespace(record.account, overrides)
         await self._check_access(record.account, overrides, namespace)
-        # Set after the checks: metrics and ledger must not count refused names.
+        # Set after the checks: metrics and ledger must not count rejected names.
         record.namespace = namespace
         job = ChatJob(
             request,
@@ -125,21 +126,23 @@ class Gateway:
         key = job.key = await self._key(job, images)
         if key is None or self.response_cache is None:
             return await self._answer(job, ExitStack(), _ignore)
-        before = RepeatedRequest(key, request.stream, request.include_usage, record.namespace)
-        self.response_cache.bodies.put(raw, scope, before, [image.url for image in request.images])
-        reply = self.response_cache.repeats.get(key)
+        repeated = RepeatedRequest(key, request.stream, request.include_usage, record.namespace)
+        self.response_cache.bodies.put(
+            raw, scope, repeated, [image.url for image in request.images]
+        )
+        reply = self.response_cache.replies.get(key)
         if reply is None and job.query is not None:
             reply = await self._stored(key, job.query)
         # No other await before `lead`: otherwise two identical requests would both lead.
         reply = reply or await self.response_cache.flights.wait(key)
         if reply is not None:
-            return replayed(record, before, reply)
+            return replayed(record, repeated, reply)
         leading = ExitStack()
         land = leading.enter_context(self.response_cache.flights.lead(key))
         return await self._answer(job, leading, self._lander(key, land))
 
     def check_key(self, headers: Mapping[str, str]) -> Account:
-        """Whose key the headers bear. Raises `ApiError`."""
+        """Return the account of the key in the headers. Raises `ApiError`."""
         if self.authenticate is None:
             check_origin(headers.get("origin"), self.allowed_hosts)
             return ANONYMOUS
@@ -170,7 +173,7 @@ class Gateway:
         wait = self.limiter.admit(account)
         if wait is not None:
             raise ApiError(
-                "this key has asked too often",
+                "too many requests with this key",
                 status=429,
                 type="rate_limit_error",
                 code="rate_limit_exceeded",
@@ -198,15 +201,15 @@ class Gateway:
             self.access.check_tiers(account, [served[0].name, served[-1].name])
         await self.access.check_namespace(account, namespace)
 
-    def _known(
+    def _cached(
         self, raw: bytes, scope: tuple[str, ...]
     ) -> tuple[RepeatedRequest, CachedReply] | None:
-        """A body that was understood before, and whose reply is remembered."""
+        """Return an identical earlier request and its cached reply."""
         if self.response_cache is None:
             return None
-        before = self.response_cache.bodies.get(raw, scope)
-        reply = self.response_cache.repeats.get(before.key) if before is not None else None
-        return None if before is None or reply is None else (before, reply)
+        repeated = self.response_cache.bodies.get(raw, scope)
+        reply = self.response_cache.replies.get(repeated.key) if repeated is not None else None
+        return None if repeated is None or reply is None else (repeated, reply)
 
     async def _images(self, job: ChatJob) -> dict[str, Image]:
         """Return the images that this request needs, by URL. Images of a request that is forwarded
@@ -270,15 +273,15 @@ class Gateway:
         if found is None:
             return None
         reply, age = found
-        self.response_cache.repeats.put(key, reply, age)
+        self.response_cache.replies.put(key, reply, age)
         return reply
 
     def _lander(self, key: str, land: Land) -> Land:
         assert self.response_cache is not None
-        repeats = self.response_cache.repeats
+        replies = self.response_cache.replies
 
         def remember(reply: CachedReply) -> None:
-            repeats.put(key, reply)
+            replies.put(key, reply)
             land(reply)
 
         return remember
@@ -299,7 +302,7 @@ class Gateway:
             _land(result.completed, record, remember)
         payload = result.completed.payload
         if request.stream:
-            return Reply(headers, events=again(payload, request.include_usage))
+            return Reply(headers, events=as_stream(payload, request.include_usage))
         return Reply(headers, payload)
 
     async def _finalize(self, job: ChatJob, result: ChatResult) -> None:
@@ -367,7 +370,8 @@ def _digests(found: Mapping[str, Image], identity: Identity) -> dict[str, str]:
 
 
 def _namespace(account: Account, overrides: Overrides) -> str:
-    """A key sees its own namespace and what it names below it; an operator's key sees all."""
+    """Return the namespace of the request: that of its key, or one below it that the client names;
+    an admin's key may name any."""
     own, wanted = account.namespace, overrides.namespace
     if wanted is None or wanted == own:
         return own

@@ -1,4 +1,4 @@
-"""Demonstrations as turns before the client's own."""
+"""Demonstrations in a chat body: turns before the client's own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from bottega.types import Candidate, Example, Prompt
 def fitting(
     shown: Sequence[Candidate], request: ChatRequest, capabilities: TierCapabilities
 ) -> list[Candidate]:
-    """Those that the tier can take beside the request, in their order: the least similar ones are
-    left out first."""
+    """Return the demonstrations that the tier supports together with the request, in their order;
+    the least similar ones are left out first."""
     kept = list(shown)
     while kept and not _fits(kept, request, capabilities):
         kept.remove(min(kept, key=lambda candidate: candidate.score))
@@ -31,9 +31,9 @@ def fitting(
 
 
 def augmented(request: ChatRequest, shown: Sequence[Candidate], data_url: DataUrl) -> Body:
-    """The body with each demonstration as a user turn and an assistant turn behind the
-    instructions, in the order of the client's own: what was retrieved never stands in a system
-    turn. Blocks: images are encoded."""
+    """Return the body with each demonstration as a user turn and an assistant turn after the
+    instructions; retrieved text never becomes a system turn. Text and images have the order of the
+    client's own. Blocks: encodes images."""
     if not shown:
         return request.body
     messages = request.raw_messages
@@ -59,36 +59,36 @@ def prompted(request: ChatRequest, prompt: Prompt, data_url: DataUrl) -> Body:
 
 
 def _turns(example: Example, data_url: DataUrl, request: ChatRequest) -> list[Body]:
-    asked, detail = example.query, _detail(request)
-    pictures = [_picture(data_url(image), detail) for image in asked.images]
-    texts: list[Body] = [{"type": "text", "text": asked.text}] if asked.text else []
-    parts = [*texts, *pictures] if request.text_first else [*pictures, *texts]
-    content: object = parts if pictures else asked.text
+    query, detail = example.query, _detail(request)
+    parts_ = [_image_part(data_url(image), detail) for image in query.images]
+    texts: list[Body] = [{"type": "text", "text": query.text}] if query.text else []
+    parts = [*texts, *parts_] if request.text_first else [*parts_, *texts]
+    content: object = parts if parts_ else query.text
     return [
         {"role": "user", "content": content},
-        {"role": "assistant", "content": worked(example)},
+        {"role": "assistant", "content": answer_text(example)},
     ]
 
 
-def worked(example: Example) -> str:
-    """The answer with its reasoning, as the master gave it."""
+def answer_text(example: Example) -> str:
+    """Return the answer after its rationale, as the master gave it."""
     return f"{example.rationale}\nAnswer: {example.answer}" if example.rationale else example.answer
 
 
-def _picture(url: str, detail: str | None) -> Body:
+def _image_part(url: str, detail: str | None) -> Body:
     image = {"url": url} if detail is None else {"url": url, "detail": detail}
     return {"type": "image_url", "image_url": image}
 
 
 def _detail(request: ChatRequest) -> str | None:
-    """Examples are looked at as closely as the question is."""
+    """Return the detail of the request's last image, used for the examples, too."""
     return request.images[-1].detail if request.images else None
 
 
 def expected_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
-    """Of the request with its demonstrations: an estimate."""
+    """Estimate the prompt tokens of the request with its demonstrations."""
     examples = [candidate.example for candidate in shown]
-    texts = sum(len(example.query.text) + len(worked(example)) for example in examples)
+    texts = sum(len(example.query.text) + len(answer_text(example)) for example in examples)
     images = sum(len(example.query.images) for example in examples)
     seen = images * IMAGE_TOKENS.get(_detail(request) or "", MAX_IMAGE_TOKENS)
     return request.prompt_tokens + math.ceil(texts / CHARACTERS_PER_TOKEN) + seen
@@ -96,7 +96,7 @@ def expected_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
 
 def expected_non_ascii_bytes(request: ChatRequest, shown: Sequence[Candidate]) -> int:
     """Return the UTF-8 bytes outside ASCII of the request and its demonstrations."""
-    texts = (text for one in shown for text in (one.example.query.text, worked(one.example)))
+    texts = (text for one in shown for text in (one.example.query.text, answer_text(one.example)))
     return request.non_ascii_bytes + sum(map(non_ascii_bytes, texts))
 
 

@@ -9,7 +9,7 @@ from bottega.errors import BottegaError
 from bottega.gateway.accounting.limiter import TokenEstimates
 from bottega.gateway.billing import Bill, dismissed_usd
 from bottega.gateway.completion import ChatJob, ChatResult, TenantQuery
-from bottega.gateway.demonstrations import worked
+from bottega.gateway.demonstrations import answer_text
 from bottega.gateway.endpoint import RequestRecord
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
@@ -127,7 +127,7 @@ def _prompt(request: ChatRequest, query: TenantQuery, shown: Sequence[Candidate]
 def _turns(example: Example, text_first: bool) -> tuple[Message, Message]:
     images, text = example.query.images, example.query.text
     user = Message("user", (text, *images) if text_first else (*images, text))
-    return user, Message("assistant", (worked(example),))
+    return user, Message("assistant", (answer_text(example),))
 
 
 def _message(message: ChatMessage, query: TenantQuery) -> Message:

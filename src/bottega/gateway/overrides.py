@@ -1,4 +1,4 @@
-"""What a client may ask of the gateway itself: by headers, or behind the model's name."""
+"""Overrides: options of the gateway in a request's headers or after the model's name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bottega.openai_api.errors import ApiError
 
 PREFIX = "x-bottega-"
 MODEL = "bottega"
-MOST_SHOTS = 64
-LONGEST_MODEL = 1000
+MAX_SHOTS = 64
+MAX_MODEL = 1000
 SWITCHES = ("no-store", "no-retrieve", "no-replay")
 FORMS = {
-    "shots": f"a whole number from 0 to {MOST_SHOTS}",
+    "shots": f"a whole number from 0 to {MAX_SHOTS}",
     "master-rate": "a number from 0 to 1",
     "namespace": "a name",
 }
@@ -23,7 +23,8 @@ EXAMPLE = "bottega:shots=2,no-store"
 
 @dataclass(frozen=True)
 class Overrides:
-    """`tier` is asked instead of what a router would choose. None leaves things as they are."""
+    """Options of one request; None and True keep the configured behaviour. `tier` replaces the
+    router's choice."""
 
     tier: str | None = None
     shots: int | None = None
@@ -38,10 +39,10 @@ NONE = Overrides()
 
 
 def read_overrides(model: str, headers: Mapping[str, str], tiers: Mapping[str, str]) -> Overrides:
-    """`tiers` maps every model id that clients may use to the tier it names, "" for the router's
-    choice. A header wins over the model's suffix. Raises `ApiError`."""
+    """Return the overrides. `tiers` maps every model id that clients may use to its tier, "" for
+    the router's choice. A header takes precedence over the model's suffix. Raises `ApiError`."""
     name, _, suffix = model.partition(":") if model not in tiers else (model, "", "")
-    if name not in tiers or len(model) > LONGEST_MODEL:
+    if name not in tiers or len(model) > MAX_MODEL:
         raise ApiError(
             f"the model {model[:200]!r} does not exist",
             status=404,
@@ -64,7 +65,7 @@ def _read(setting: str, param: str, tiers: Mapping[str, str]) -> dict[str, objec
     word, _, value = setting.partition("=")
     try:
         match word:
-            case "shots" if 0 <= (shots := int(value)) <= MOST_SHOTS:
+            case "shots" if 0 <= (shots := int(value)) <= MAX_SHOTS:
                 return {"shots": shots}
             case "master-rate" if 0 <= (rate := float(value)) <= 1:
                 return {"master_rate": rate}
@@ -76,21 +77,24 @@ def _read(setting: str, param: str, tiers: Mapping[str, str]) -> dict[str, objec
                 return {word.removeprefix("no-"): False}
     except ValueError:
         pass
-    raise _refusal(setting[:200], param, tiers)
+    raise _error(setting[:200], param, tiers)
 
 
-def _refusal(setting: str, param: str, tiers: Mapping[str, str]) -> ApiError:
+def _error(setting: str, param: str, tiers: Mapping[str, str]) -> ApiError:
     word, _, value = setting.partition("=")
     names = [tier for tier in tiers.values() if tier]
-    forms = {**FORMS, **({"route": _either(names)} if names else {})}
-    said, hint = f"{word} is {value!r}", f"use {forms.get(word)}"
+    forms = {**FORMS, **({"route": _joined(names)} if names else {})}
+    message, hint = f"{word} is invalid, got {value!r}", f"use {forms.get(word)}"
     if word in SWITCHES:
-        hint = f"write {word} alone"
+        hint = f"write {word} without a value"
     elif word not in forms:
-        said, hint = f"{setting!r} is no override", f"use {_either([*forms, *SWITCHES])}: {EXAMPLE}"
-    return ApiError(said, code="invalid_override", param=param, hint=hint)
+        message, hint = (
+            f"{setting!r} is not an override",
+            f"use {_joined([*forms, *SWITCHES])}: {EXAMPLE}",
+        )
+    return ApiError(message, code="invalid_override", param=param, hint=hint)
 
 
-def _either(words: Sequence[str]) -> str:
+def _joined(words: Sequence[str]) -> str:
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last

@@ -1,4 +1,4 @@
-"""What the parts of the gateway need of each other."""
+"""Interfaces and values shared by the parts of the gateway."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TierCapabilities:
 
 
 class Upstream(Protocol):
-    """Whoever answers chat-completion bodies. It owns its retries, time-outs and concurrency, and
-    replaces the body's `model` by its own. Raises `GenerationError`. A call that is cancelled
-    cancels the request behind it."""
+    """Backend that answers chat-completions bodies. It owns its retries, time-outs and concurrency,
+    and replaces the body's `model` by its own. Raises `GenerationError`. Cancelling a call cancels
+    the request to the model."""
 
     @property
     def model(self) -> str: ...
@@ -43,15 +43,15 @@ class Upstream(Protocol):
     async def complete(self, body: Body, /) -> ChatCompletion: ...
 
     def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
-        """The JSON of each event (what stands behind `data: `), without the final `[DONE]`.
+        """Yield the JSON of each chunk, without the final `[DONE]`.
 
-        The last one but for the usage has a `finish_reason`. What fails before the first event may
-        be tried again elsewhere; a stream that is cut raises `ServerFailedError`.
+        The last chunk before the usage has a `finish_reason`. A failure before the first chunk may
+        be retried with another tier; a stream that is cut raises `ServerFailedError`.
         """
         ...
 
     async def check(self) -> None:
-        """Raises the error that a request would meet now, without asking the model."""
+        """Raise the error that a request would meet now, without a call of the model."""
         ...
 
     async def aclose(self) -> None: ...
@@ -59,11 +59,11 @@ class Upstream(Protocol):
 
 @dataclass(frozen=True)
 class Served:
-    """A tier as the gateway calls it. Where an answer may send its question on to another tier,
-    `asks` are fields that tell how sure this one is, such as `logprobs` or `n`. `extra` are the
-    operator's fields, which override the client's. A request without a token limit is expected to
-    generate at most `output_tokens`. `prompt` is set for the tiers of a user's pipeline; without it
-    the demonstrations become turns before the client's own."""
+    """A tier as the gateway calls it. `asks` are fields that report the confidence of an answer,
+    such as `logprobs` or `n`, sent where the answer may escalate. `extra` are the operator's
+    fields, which override the client's. A request without a token limit is expected to generate at
+    most `output_tokens`. `prompt` is set for the tiers of a user's pipeline; without it the
+    demonstrations become turns before the client's own."""
 
     tier: Tier
     upstream: Upstream
@@ -101,18 +101,18 @@ class UpstreamCall:
 
 
 Charge = Callable[[float], None]
-Said = Callable[[], Awaitable[str]]
+AnswerText = Callable[[], Awaitable[str]]
 
 
 class Keeper(Protocol):
-    """Stores an example: its id, durable by then, or that of a pinned one that answers the same
-    question and stays; None if it could not be stored."""
+    """Store of answers. Returns the example's id once it is durable, that of a pinned example of
+    the same question if there is one, or None if nothing was stored."""
 
     async def keep(self, example: Example, /) -> str | None: ...
 
 
 class Pair(Protocol):
-    """How far the apprentice agreed with the master."""
+    """Agreement of the apprentice with the master, with demonstrations and without."""
 
     @property
     def shown(self) -> float: ...
@@ -121,7 +121,7 @@ class Pair(Protocol):
 
 
 class Measure(Protocol):
-    """Which answers are measured, and what is learnt of them: `routing.Shadow`."""
+    """Sampler of the answers to measure, which learns from them: `routing.ShadowSampler`."""
 
     def begins(self) -> bool: ...
 
@@ -132,19 +132,19 @@ class Measure(Protocol):
         query: Query,
         candidates: Sequence[Candidate],
         *,
-        shown: Said,
-        hidden: Said,
-        master: Said,
+        shown: AnswerText,
+        hidden: AnswerText,
+        master: AnswerText,
     ) -> Pair | None: ...
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """`teachers` are the tiers whose answers become examples; without a `keeper` nothing does.
-    `shadow` measures what demonstrations do, also where `pipeline` shows none: `ungated` does.
-    What that costs is told to `charge`, of a router that holds a budget. `best` says how near the
-    nearest example is that was found for a question, shown or not; `example` reads a stored one
-    by its id, and blocks."""
+    """Pipeline and stores of a namespace. `teachers` are the tiers whose answers become examples;
+    without a `keeper` none do. `shadow` measures the benefit of demonstrations, also where the gate
+    of `pipeline` hides them: `ungated` shows them. `charge` is called with the cost of
+    measurements, for a router that holds a budget. `best` returns the similarity of the nearest
+    example found for a query, shown or not; `example` reads a stored one by its id, and blocks."""
 
     pipeline: Pipeline
     keeper: Keeper | None = None

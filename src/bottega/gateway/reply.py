@@ -1,4 +1,4 @@
-"""How a reply goes out: what its headers tell, and a whole reply as a stream."""
+"""Replies to clients: headers, and complete replies as streams."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from bottega.gateway.response_cache.memory import CachedReply, RepeatedRequest
 from bottega.openai_api.chunks import to_chunks
 from bottega.openai_api.sse import DONE_EVENT, to_event
 
-LONGEST_NAME = 200
+MAX_NAME = 200
 
 
-def replayed(record: RequestRecord, before: RepeatedRequest, reply: CachedReply) -> Reply:
-    record.state, record.namespace = "replayed", before.namespace
+def replayed(record: RequestRecord, repeated: RepeatedRequest, reply: CachedReply) -> Reply:
+    record.state, record.namespace = "replayed", repeated.namespace
     record.route, record.model = reply.route, reply.model
     headers = headers_of(record)
-    if before.stream:
-        return Reply(headers, events=again(reply.payload, before.include_usage))
+    if repeated.stream:
+        return Reply(headers, events=as_stream(reply.payload, repeated.include_usage))
     return Reply(headers, reply.payload)
 
 
-async def again(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
+async def as_stream(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
     for step in to_chunks(payload, include_usage=include_usage):
         yield to_event(step)
     yield DONE_EVENT
 
 
 def headers_of(record: RequestRecord) -> dict[str, str]:
-    """Of what was done, as far as it is known when the reply begins."""
+    """Return the `x-bottega-*` headers that are known when the reply begins."""
     cache: str = record.state
     if cache not in ("replayed", "passed"):
         cache = "augmented" if record.shots else "none"
     headers = {
         "x-bottega-route": record.route,
-        "x-bottega-model": _plain(record.model),
+        "x-bottega-model": _printable(record.model),
         "x-bottega-cache": cache,
         "x-bottega-demonstrations": str(record.shots),
     }
@@ -54,8 +54,8 @@ def headers_of(record: RequestRecord) -> dict[str, str]:
     return headers
 
 
-def _plain(model: str) -> str:
-    """A model says itself what it is called."""
-    if model.isprintable() and len(model) <= LONGEST_NAME:
+def _printable(model: str) -> str:
+    """Return a model's name, which the upstream chooses, fit for a header."""
+    if model.isprintable() and len(model) <= MAX_NAME:
         return model
-    return "".join(c if c.isprintable() else "?" for c in model[:LONGEST_NAME])
+    return "".join(c if c.isprintable() else "?" for c in model[:MAX_NAME])

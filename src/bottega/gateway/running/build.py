@@ -54,7 +54,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         )
         opened.pop_all()
     gateway = gateway_server.gateway
-    repeats = gateway.response_cache.repeats if gateway.response_cache else None
+    repeats = gateway.response_cache.replies if gateway.response_cache else None
     if repeats is not None:
         gateway.finalizer = replace(gateway.finalizer, remember=ledger.set_repeat)
         gateway.stored = StoredReplies(ledger.repeat)
@@ -134,7 +134,7 @@ def _gateway_server(
         authenticate=accounts.authenticate if protected else None,
         access=Access(accounts.claim_namespace, key_defaults(config)),
         limiter=limiter,
-        response_cache=_replaying(config),
+        response_cache=_response_cache(config),
         fetch=build_fetch(config.limits),
         allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
@@ -172,7 +172,7 @@ def models(config: Config) -> dict[str, str]:
     return dict.fromkeys(names, "") | {f"{VIRTUAL}/{t.name}": t.name for t in config.tiers}
 
 
-def _replaying(config: Config) -> ResponseCache | None:
+def _response_cache(config: Config) -> ResponseCache | None:
     """Build the response cache. Three quarters of its memory hold request bodies, since images are
     longer than replies."""
     replay, memory = config.replay, int(config.replay.memory_mb * MB)
