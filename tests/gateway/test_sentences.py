@@ -82,11 +82,20 @@ async def told(
             " 45,714 (send a shorter text)",
         ),
         (chat("bottega:shots=65"), "shots is invalid, got '65' (use a whole number from 0 to 64)"),
-        (chat("bottega:shots=many"), "shots is invalid, got 'many' (use a whole number from 0 to 64)"),
-        (chat("bottega:master-rate=7"), "master-rate is invalid, got '7' (use a number from 0 to 1)"),
+        (
+            chat("bottega:shots=many"),
+            "shots is invalid, got 'many' (use a whole number from 0 to 64)",
+        ),
+        (
+            chat("bottega:master-rate=7"),
+            "master-rate is invalid, got '7' (use a number from 0 to 1)",
+        ),
         (chat("bottega:route=boss"), "route is invalid, got 'boss' (use apprentice or master)"),
         (chat("bottega:namespace="), "namespace is invalid, got '' (use a name)"),
-        (chat("bottega:no-store=1"), "no-store is invalid, got '1' (write no-store without a value)"),
+        (
+            chat("bottega:no-store=1"),
+            "no-store is invalid, got '1' (write no-store without a value)",
+        ),
         (
             chat("bottega:storing"),
             "'storing' is not an override (use shots, master-rate, namespace, route, no-store,"
