@@ -119,7 +119,8 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
 
         traces = []
         pipeline = Pipeline(
-            FixedRouter(tiers[0]), InterleavedPrompter(), plain_text, retrieve=retrieve, tiers=tiers,
+            FixedRouter(tiers[0]), InterleavedPrompter(), plain_text,
+            retrieve=retrieve, tiers=tiers,
             sampling=Sampling(max_tokens=77), choices=("cat", "dog"), record=record,
         )
         """)
