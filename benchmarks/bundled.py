@@ -72,7 +72,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def singly(pipeline: Pipeline, queries: list[Query]) -> float:
-    """Seconds a question, each after the one before, retrieval included."""
+    """Return seconds per question, retrieval included, for questions in sequence."""
 
     async def ask() -> None:
         for query in queries:

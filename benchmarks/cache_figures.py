@@ -57,7 +57,7 @@ def _overall(measured: Measured) -> str:
 
 
 def _gains(measured: Measured) -> str:
-    """Against the zero-shot apprentice on the items that it answered."""
+    """Return gains over the zero-shot apprentice on the items that it answered."""
     rates = measured.setting.rates
     rows = [(name, *(_told(_gain(measured, name, rate)) for rate in rates)) for name in STARTS]
     head = ("start", *(f"{rate} %" for rate in rates))
@@ -77,7 +77,9 @@ def _thirds(measured: Measured) -> str:
 
 
 def _paired(measured: Measured) -> str:
-    """The same coin sends the same queries to the apprentice; of other routes all are compared."""
+    """Compare paired streams. The same coin routes equal queries; for other routers compare all
+    queries.
+    """
     pairs = (
         ("NoStart", "random, NoStart", APPRENTICE),
         ("NoStart", "vote, NoStart", APPRENTICE),
@@ -97,7 +99,8 @@ def _paired(measured: Measured) -> str:
 
 
 def _bars(measured: Measured) -> str:
-    """And the master's share of the queries, which a seed's luck and its router decide."""
+    """Return error bars, and the master's share of the queries, which depends on seed and router.
+    """
     master = measured.fixed["master"]
     alone = mean_over(master).value
     rows = []
@@ -121,7 +124,7 @@ def _apgr(measured: Measured) -> str:
 
 
 def apgr(measured: Measured, name: str) -> Estimate:
-    """Its value over the mean of all streams; from the lowest to the highest of one seed's."""
+    """Return the APGR over the mean of all streams, with its range over the seeds."""
     seeds = range(len(measured.setting.seeds))
     whole = _apgr_of(measured, name, list(seeds))
     single = [_apgr_of(measured, name, [seed]) for seed in seeds]
@@ -175,7 +178,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def draw(measured: Measured, path: Path) -> None:
-    """Figures 5, 6 and 7 side by side."""
+    """Draw figures 5, 6 and 7 side by side."""
     rates = measured.setting.rates
     looks = dict(zip((*STARTS, *BASELINES), "osD^*pxv1P2", strict=True))
 

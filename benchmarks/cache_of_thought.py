@@ -1,11 +1,11 @@
-"""Cache-of-Thought's experiments with the bundled models: python -m benchmarks.cache_of_thought
+"""Cache-of-Thought experiments with the bundled models: python -m benchmarks.cache_of_thought
 
-Handwritten digits of the half that the master never saw, and drawn scenes with questions for one of
-five attributes. Table 1 (retrieval variants), tables 2 and 3 (shots, halves of the cache), figure 5
-(accuracy against the apprentice's share, by start), figure 6 (the apprentice's gain by start),
-figure 7 (by third of the stream), APGR; each with its baselines. Nothing that answers sees a gold
-answer: caches hold what the master said, right or wrong. Replies are kept in --replies by the
-content of their prompts, so that a second run asks nothing.
+The data are handwritten digits of the half that the master never saw, and synthetic scenes with
+questions about one of five attributes. The output is Table 1 (retrieval variants), tables 2 and 3
+(shots, halves of the cache), figure 5 (accuracy against the apprentice's share, by start), figure 6
+(the apprentice's gain by start), figure 7 (by third of the stream) and APGR, each with its
+baselines. No model sees a gold answer: caches hold the master's answers, right or wrong. --replies
+stores replies by prompt content; a second run sends no requests.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ Key = tuple[str, int]  # a start or a baseline, and the apprentice's share in pe
 
 @dataclass
 class Measured:
-    """Of one setting: streams by start and share, answers of a fixed cache by row, all of them in
-    the order of the seeds."""
+    """Results of one setting: streams by start and share, and answers with a fixed cache by row, in
+    the order of the seeds.
+    """
 
     setting: Setting
     streams: dict[Key, list[StreamResult]]
@@ -95,7 +96,7 @@ def main() -> None:
 
 
 async def measure(setting: Setting, replies: Path) -> Measured:
-    """All streams of all seeds side by side: the models answer those who wait together."""
+    """Run all streams of all seeds concurrently; the models batch their requests."""
     workshop = Workshop(replies)
     free = asyncio.Semaphore(STREAMS_AT_ONCE)
 
@@ -129,7 +130,7 @@ async def dynamic(
     seed: int,
     free: asyncio.Semaphore,
 ) -> dict[Key, list[StreamResult]]:
-    """Every start at every share, and the baselines at few."""
+    """Run each start at each share, and the baselines at some shares."""
     cold = corpus[: round(COLD * len(data.items))]
     run = partial(streamed, workshop, setting, data)
     vote = partial(voted, workshop, setting, data)
@@ -170,7 +171,7 @@ async def fixed(
     corpus: Sequence[Example],
     seed: int,
 ) -> dict[str, list[StreamResult]]:
-    """Tables 1 to 3: the apprentice alone, with a cache that stays as it is."""
+    """Run tables 1 to 3: the apprentice alone, with a fixed cache."""
     found: dict[str, list[StreamResult]] = {}
     half = corpus[: len(corpus) // 2]
     rows = table_one(workshop, corpus)
@@ -208,7 +209,7 @@ async def _alone(workshop: Workshop, data: Benchmark, place: int) -> StreamResul
 def _shown(
     workshop: Workshop, data: Benchmark, cache: KnowledgeBase, retrieving: Retrieving, shots: int
 ) -> Method:
-    """Nothing of what is answered is kept."""
+    """Answer without storing any answer."""
     answers = pipeline(
         workshop,
         cache,

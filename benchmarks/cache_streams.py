@@ -1,5 +1,6 @@
-"""What the Cache-of-Thought experiments are made of: models whose replies are kept, caches that are
-filled, and streams."""
+"""Parts of the Cache-of-Thought experiments: models with recorded replies, filled caches and
+streams.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +58,9 @@ Routing = Callable[[KnowledgeBase, Sequence[Tier]], Router]
 
 
 class Workshop:
-    """Both models and the embedders. Every reply is kept by the content of its prompt: greedy
-    decoding answers an equal prompt equally, whichever stream asks."""
+    """Both models and the embedders. Replies are stored by prompt content: greedy decoding answers
+    equal prompts equally in every stream.
+    """
 
     def __init__(self, folder: Path) -> None:
         models = [bundled(name, max_batch=64) for name in (APPRENTICE, MASTER)]
@@ -69,7 +71,7 @@ class Workshop:
         self.dual = DualEmbedder(self.image, self.text)
 
     def views(self) -> dict[str, View]:
-        """The cached sides of Table 1. `alone` is the image in the space of `dual`."""
+        """Return the cached sides of Table 1. `alone` is the image in the space of `dual`."""
         return {
             "dual": View(self.dual),
             "image": View(self.image),
@@ -80,7 +82,7 @@ class Workshop:
         }
 
     def open(self, warm: Sequence[Example] = (), views: Sequence[str] = ("dual",)) -> KnowledgeBase:
-        """A cache in memory that holds these answers of the master."""
+        """Open a cache in memory with these answers of the master."""
         every = self.views()
         cache = KnowledgeBase.open(":memory:", {name: every[name] for name in views})
         if warm:
@@ -88,8 +90,9 @@ class Workshop:
         return cache
 
     def hashtags(self, cache: KnowledgeBase) -> Retriever:
-        """Groups of what is shown and asked, counted by the cache alone. The paper groups by the
-        keywords of responses, which this apprentice cannot give before it has seen examples."""
+        """Group demonstrations and queries by counts of the cache alone. The paper uses keywords of
+        responses; this apprentice cannot give any before it has seen examples.
+        """
         vectors = partial(cache.vectors, by="dual")
         tree = HashtagTree(LeaveOneOutGroupCount(vectors, self._responses(cache)))
         search = partial(cache.search, by="dual")
@@ -102,14 +105,15 @@ class Workshop:
 
 
 class _Brief(ReplayGenerator):
-    """Knows only turns, as the bundled models do."""
+    """Generator that accepts only turns, as the bundled models do."""
 
     turns_only = True
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A benchmark as its streams are asked. `shots` and `retrieve` were chosen on other seeds."""
+    """Benchmark with the settings of its streams. `shots` and `retrieve` were tuned on other seeds.
+    """
 
     spec: str
     shots: int
@@ -130,8 +134,9 @@ class Setting:
 
 
 class Settled:
-    """Groups that are made again in the background are waited for: the next answer shall not
-    depend on how quick the machine is."""
+    """Retriever that waits for groups rebuilt in the background, so results do not depend on the
+    machine's speed.
+    """
 
     def __init__(self, retrieve: HashtagRetriever) -> None:
         self._retrieve = retrieve
@@ -143,7 +148,7 @@ class Settled:
 
 
 class Drawn:
-    """Random demonstrations from whatever the cache holds by now."""
+    """Retriever of random demonstrations from the current cache."""
 
     def __init__(self, cache: KnowledgeBase, seed: int) -> None:
         self._cache = cache
@@ -156,7 +161,7 @@ class Drawn:
 
 
 class Nothing:
-    """A cheaper model without a cache."""
+    """Cheaper model without a cache."""
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         return []
@@ -165,8 +170,9 @@ class Nothing:
 async def mastered(
     workshop: Workshop, examples: Iterable[Example], labels: Sequence[str]
 ) -> list[Example]:
-    """The questions with the master's answers in the place of the gold ones: what a cache that was
-    filled before holds. What the master could not answer is left out."""
+    """Return the questions with the master's answers instead of the gold ones, as a prefilled cache
+    holds them. Questions without a master's answer are left out.
+    """
     asked = [example.query for example in examples]
     with closing(workshop.open()) as cache:
         ask = pipeline(workshop, cache, lambda tiers: FixedRouter(tiers[-1]), labels=labels)
@@ -204,7 +210,7 @@ async def streamed(
     warm: Sequence[Example] = (),
     retrieving: Retrieving | None = None,
 ) -> StreamResult:
-    """One stream with a cache of its own; its apprentice is shown what `retrieving` finds there."""
+    """Run one stream with its own cache; the apprentice sees the demonstrations of `retrieving`."""
     with closing(workshop.open(warm, setting.views)) as cache:
         answers = pipeline(
             workshop,
@@ -224,7 +230,7 @@ async def voted(
     route: Routing,
     warm: Sequence[Example] = (),
 ) -> StreamResult:
-    """The same without an apprentice: its part is the vote of the examples it would be shown."""
+    """Run the same stream without an apprentice: a vote of its demonstrations answers."""
     with closing(workshop.open(warm, setting.views)) as cache:
         answers = pipeline(workshop, cache, lambda tiers: route(cache, tiers), labels=data.labels)
         retrieve = setting.dense(cache)
@@ -242,13 +248,14 @@ async def voted(
 
 
 def flipped(rate: int, seed: int) -> Routing:
-    """The paper's coin; `rate` is the apprentice's share in per cent."""
+    """Return the paper's coin; `rate` is the apprentice's share in percent."""
     return lambda cache, tiers: RandomRouter(tiers, 1 - rate / 100, seed)
 
 
 def half_first(rate: int, seed: int, items: int) -> Routing:
-    """The same budget from an empty cache: the first queries go to the master until half of its
-    share is spent, a coin spends the rest."""
+    """Return a router with the same budget and an empty cache: the first queries go to the master
+    until half of its share is spent, then a coin decides.
+    """
     first = round((1 - rate / 100) * items / 2)
 
     def route(cache: KnowledgeBase, tiers: Sequence[Tier]) -> Router:
@@ -260,7 +267,9 @@ def half_first(rate: int, seed: int, items: int) -> Routing:
 
 
 def covered(setting: Setting, rate: int, seed: int) -> Routing:
-    """The same budget from an empty cache, spent on what the cache covers least."""
+    """Return a router with the same budget and an empty cache that sends the least covered queries
+    to the master.
+    """
 
     def route(cache: KnowledgeBase, tiers: Sequence[Tier]) -> Router:
         retrieve = EmptyTolerantRetriever(setting.dense(cache))
@@ -270,7 +279,8 @@ def covered(setting: Setting, rate: int, seed: int) -> Routing:
 
 
 def table_one(workshop: Workshop, corpus: Sequence[Example]) -> dict[str, Retrieving]:
-    """Table 1's rows that the bundled parts can do, as "cached side | query's side"."""
+    """Return the rows of Table 1 that the bundled parts support, as "cached side | query's side".
+    """
     words = TfidfKeywordExtractor((response_text(one) for one in corpus), longest=1)
 
     def by(view: str, cache: KnowledgeBase) -> Retriever:

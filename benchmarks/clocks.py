@@ -1,4 +1,4 @@
-"""Time as it passes, and without the wait for a core that other work on the machine causes."""
+"""Elapsed time, and elapsed time without waits for a core."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ SCHEDULED = Path("/proc/thread-self/schedstat")  # Linux
 
 
 def clocks() -> tuple[float, float]:
-    """Seconds, and seconds without those in which this thread was ready but had no core: where
-    other work runs, a synchronisation ends with that wait, of up to a tick of the scheduler."""
+    """Return seconds, and seconds without those in which this thread was ready but had no core. On
+    a busy machine a synchronization ends with such a wait, of up to a scheduler tick.
+    """
     waited = 0.0
     if SCHEDULED.exists():
         waited = int(SCHEDULED.read_text().split()[1]) / 1e9

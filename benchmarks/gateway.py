@@ -1,11 +1,11 @@
-"""The gateway against its bars: python benchmarks/gateway.py [--quick] [--json FILE]
-    [--litellm-python PATH/TO/python]
+"""Gateway performance against its limits: python benchmarks/gateway.py [--quick] [--json FILE]
+[--litellm-python PATH/TO/python]
 
-CPU time a request of the server's processes, and how long a client waits, beside a bare Starlette
-server (the floor), a bare proxy of Starlette and aiohttp, and LiteLLM's proxy in an environment of
-its own. All run at the same time on loopback, one worker each, before an upstream that answers at
-once; they are asked in turn, round after round, and each ratio is of one round. --quick ends
-within 90 s.
+Measures CPU time per request of the server processes and client latency, beside a bare Starlette
+server (the floor), a bare proxy of Starlette and aiohttp, and LiteLLM's proxy in its own
+environment. All servers run at the same time on loopback, with one worker each, before an upstream
+that answers immediately. Requests alternate between servers, and each ratio compares one round.
+--quick ends within 90 s.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def judged(figures: Figures) -> Iterator[Bar]:
 
 
 class Bench:
-    """The load in its process, and the servers' CPU before and after it."""
+    """Load process, and the servers' CPU before and after it."""
 
     def __init__(self, load: subprocess.Popen[str], folder: Path, cases: Sequence[Case]) -> None:
         self._load, self._folder, self._cases = load, folder, cases
@@ -102,7 +102,7 @@ class Bench:
     @classmethod
     @contextlib.contextmanager
     def ready(cls, folder: Path, cases: Sequence[Case]) -> Iterator[Bench]:
-        """Warm, and knowing what each server does while nobody asks."""
+        """Warm up the servers and measure their idle CPU."""
         with subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gateway_load"],
             stdin=subprocess.PIPE,

@@ -1,5 +1,6 @@
-"""The bodies of benchmarks/gateway.py: a question of about 300 bytes, and one about a photograph of
-500 KB as a data URL."""
+"""Request bodies of benchmarks/gateway.py: a question of about 300 bytes, and a question about a
+photograph of 500 KB as a data URL.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Body:
     def written(
         self, folder: Path, model: str, more: Mapping[str, object]
     ) -> tuple[str, list[int]]:
-        """A file, and where its slots are."""
+        """Write a file and return it with the positions of its slots."""
         turns = [SYSTEM, {"role": "user", "content": self.content}]
         body = {"model": model, "messages": turns, "temperature": 0, "max_tokens": 64, **more}
         text = json.dumps(body)
@@ -65,7 +66,7 @@ def image_body() -> Body:
 
 
 def photograph(length: int = LENGTH) -> bytes:
-    """A JPEG of about so many bytes: noise of a size that gives them."""
+    """Return a JPEG of about `size` bytes: noise of matching dimensions."""
     side = 64
     while len(jpeg := noise(side)) < length:
         side = max(side + 8, int(side * (length / len(jpeg)) ** 0.5))
@@ -80,8 +81,7 @@ def noise(side: int) -> bytes:
 
 
 def encoded(jpeg: bytes) -> str:
-    """In base 64, with a slot inside a comment that is put first: what stands there is read as
-    base 64 whatever its digits are."""
+    """Return base64 with a slot inside a leading comment; any digits there are valid base64."""
     note = b"\0" * NOTE
     commented = jpeg[:2] + b"\xff\xfe" + (NOTE + 2).to_bytes(2, "big") + note + jpeg[2:]
     text = base64.b64encode(commented).decode()

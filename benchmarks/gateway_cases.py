@@ -1,5 +1,4 @@
-"""Who is asked what in benchmarks/gateway.py: the servers, each a process with one worker, and the
-requests that are sent to them."""
+"""Servers and requests of benchmarks/gateway.py. Each server is a process with one worker."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class Skipped:
 def peers(
     folder: Path, litellm_python: Path | None
 ) -> Iterator[tuple[Server, list[Case], list[Skipped]]]:
-    """The mock upstream, and who stands before it but for us."""
+    """Start the mock upstream and the peers before it, all but Bottega."""
     with contextlib.ExitStack() as stack:
         mock = stack.enter_context(running("mock_upstream", folder))
         upstream = {"UPSTREAM": f"{mock.url}/v1"}
@@ -72,7 +71,7 @@ def running(
 
 
 def unusable(python: Path | None) -> str:
-    """Why; empty if it is not."""
+    """Return the reason why the environment cannot be used, or ""."""
     if python is None:
         return "no --litellm-python PATH was given"
     if not (program := python.parent / "litellm").exists():

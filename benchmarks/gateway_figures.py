@@ -1,4 +1,4 @@
-"""What one run of benchmarks/gateway.py saw, and the tables and bars made of many."""
+"""Measurements of one run of benchmarks/gateway.py, and tables and limits over many runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTLIERS = 10.0
 
 @dataclass(frozen=True)
 class Run:
-    """Times in milliseconds, `cpu` a request of the server's processes."""
+    """Times of one run in milliseconds; `cpu` is per request of the server processes."""
 
     round: int
     case: str
@@ -46,7 +46,7 @@ class Spread:
 
 
 def figure(value: float) -> str:
-    """Three digits that say something."""
+    """Format a number with three significant digits."""
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{decimals}f}"
 
@@ -62,7 +62,7 @@ class Bar:
 
     @property
     def held(self) -> bool | None:
-        """None where there is no bar."""
+        """Whether the limit holds; None without a limit."""
         if self.bar is None:
             return None
         median = self.value.median
@@ -104,7 +104,7 @@ class Figures:
     def ratio(
         self, name: str, case: str, peer: str, bar: float | None, *, at_least: bool = False
     ) -> Iterator[Bar]:
-        """Of the CPU, each against the peer's run of the same round."""
+        """Return ratios of CPU time, each against the peer's run of the same round."""
         for body, concurrency in self.places():
             ours, theirs = self.of(case, body, concurrency), self.of(peer, body, concurrency)
             found = [ours[one].cpu / theirs[one].cpu for one in ours if one in theirs]

@@ -54,7 +54,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Seen:
-    """Times in seconds; `example` is the beginning of the first wrong reply."""
+    """Result of a load run, in seconds; `example` is the beginning of the first wrong reply."""
 
     seconds: float
     done: int
@@ -84,7 +84,7 @@ class Bodies:
 
 
 class Connection(asyncio.Protocol):
-    """One reply at a time."""
+    """Client connection with one reply at a time."""
 
     transport: asyncio.Transport
 
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
 
 
 def length(read: bytearray) -> int | None:
-    """Of the whole reply; -1 if it comes in chunks, None while that is not known."""
+    """Return the length of the whole reply; -1 for chunks, None while it is unknown."""
     end = read.find(b"\r\n\r\n")
     if end < 0:
         return None

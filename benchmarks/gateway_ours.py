@@ -1,4 +1,4 @@
-"""Bottega among the servers of benchmarks/gateway.py: one `bottega serve`, asked in three ways."""
+"""Bottega in benchmarks/gateway.py: one `bottega serve` with three kinds of requests."""
 
 from __future__ import annotations
 

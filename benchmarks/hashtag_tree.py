@@ -37,7 +37,7 @@ METRICS = ("share", "among", "vote")
 
 @dataclass(frozen=True)
 class Views:
-    """Unit rows of every entry: its image, its question, both, and its answer."""
+    """Unit rows of each entry: its image, its question, both, and its answer."""
 
     image: Vectors
     text: Vectors
@@ -46,7 +46,7 @@ class Views:
 
 
 class Cache:
-    """The entries that have come so far, as a retriever sees a knowledge base."""
+    """Entries so far, as a retriever sees a knowledge base."""
 
     def __init__(self, stream: Sequence[Example], order: Vectors) -> None:
         self._stream = stream
@@ -68,7 +68,7 @@ class Cache:
 
 
 class Known:
-    """The rows computed before, as an embedder."""
+    """Embedder that returns precomputed rows."""
 
     fingerprint = "known"
 
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def drifting(entries: int, width: float, seed: int) -> list[Example]:
-    """A window over the topics moves from the first to the last while the entries come."""
+    """Move a window over the topics from the first to the last while entries arrive."""
     scenes = drawn(2 * entries, seed)
     waiting = {topic: [e for e in scenes if e.tags["topic"] == topic] for topic in ATTRIBUTES}
     rng = np.random.default_rng(seed)
@@ -111,7 +111,7 @@ def drifting(entries: int, width: float, seed: int) -> list[Example]:
 
 
 def drawn(count: int, seed: int) -> list[Example]:
-    """More scenes than the task draws at once, all in the same invented words."""
+    """Generate more scenes than the task renders at once, with the same invented words."""
     invented = AttributeTask(examples=1, queries=1).generate(seed).labels
     scenes = []
     for part in range(-(-count // AT_ONCE)):
@@ -198,7 +198,9 @@ async def measured(
 
 
 def scored(example: Example, found: Sequence[Candidate]) -> tuple[float, ...]:
-    """The share that has the answer, whether one has, and whether the vote is right."""
+    """Return the share of neighbours with the right answer, whether one exists, and whether the
+    vote is right.
+    """
     votes = Counter(candidate.example.answer for candidate in found).most_common(2)
     right = dict(votes).get(example.answer, 0)
     share = sum(c.example.answer == example.answer for c in found) / len(found)

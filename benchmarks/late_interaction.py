@@ -69,7 +69,9 @@ def shown(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(count: int, questions: int, noise: float, seed: int) -> dict[str, NDArray[np.float32]]:
-    """`documents` (count, tokens, dimension), `short` and `long` (questions, tokens, dimension)."""
+    """Return `documents` (count, tokens, dimension), and `short` and `long` (questions, tokens,
+    dimension).
+    """
     rng = np.random.default_rng(seed)
     words, topics = rows(rng, WORDS), rows(rng, TOPICS)
     of_topic = np.stack([rng.choice(WORDS, TOPIC_WORDS, replace=False) for _ in range(TOPICS)])
@@ -157,7 +159,7 @@ def take_turns(
     peer: Plaid | None,
     length: str,
 ) -> tuple[dict[str, float], dict[str, list[Any]], list[dict[str, Any]]]:
-    """CPU seconds a question, the best of the rounds, and what was found."""
+    """Return the best CPU seconds per question over the rounds, and the results."""
     best: dict[str, float] = dict.fromkeys(methods, float("inf"))
     results: dict[str, list[Any]] = {}
     plaid: list[dict[str, Any]] = []
@@ -179,7 +181,9 @@ def plaid_lines(
     ours: dict[str, tuple[float, float]],
     peer: Plaid | None,
 ) -> list[dict[str, Any]]:
-    """Against its fastest setting, which has the least recall, and against its best recall."""
+    """Compare with fast-plaid's fastest setting, which has the lowest recall, and with its best
+    recall.
+    """
     if peer is None:
         return []
     if not plaid:
@@ -199,7 +203,7 @@ def plaid_lines(
 
 
 class Plaid:
-    """fast-plaid in another process, which waits for its turn. `reason` says why there is none."""
+    """fast-plaid in another process, one request at a time. `reason` explains its absence."""
 
     def __init__(self, python: str | None, data: dict[str, NDArray[np.float32]]) -> None:
         self.reason: str | None = None
@@ -222,7 +226,7 @@ class Plaid:
             print(f"# fast-plaid's index: {built['build']:.0f} CPU s")
 
     def round(self, length: str) -> list[dict[str, Any]]:
-        """Its seconds and ids with each of its settings."""
+        """Return seconds and ids with each setting."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{length}\n")
         self._process.stdin.flush()
@@ -230,7 +234,7 @@ class Plaid:
         return found
 
     def _answer(self) -> Any:
-        """Its next line of JSON; None if it has ended."""
+        """Return the next line of JSON; None if the process has ended."""
         assert self._process.stdout is not None
         for text in self._process.stdout:
             if text.startswith(("{", "[")):

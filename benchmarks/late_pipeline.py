@@ -1,4 +1,4 @@
-"""What the late-interaction retriever adds to its model's forward pass and its scan."""
+"""Overhead of the late-interaction retriever over its model's forward pass and its scan."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ WORDS = ("using", "the", "provided", "image", "obtain", "documents", "that", "wh
 
 
 class Prepared:
-    """Questions by PreFLMR, documents as given: the stored side is not what is measured."""
+    """Embedder of questions by PreFLMR with precomputed documents, because the stored side is not
+    measured.
+    """
 
     def __init__(self, questions: FlmrEmbedder) -> None:
         self._questions = questions
@@ -58,7 +60,7 @@ def drawn(seed: int) -> Vectors:
 
 
 def pipeline_overhead() -> float:
-    """CPU time from a question to its candidates over that of forward pass and scan alone."""
+    """Return the ratio of CPU time from question to candidates over forward pass and scan alone."""
     with tempfile.TemporaryDirectory() as name:
         embed = FlmrEmbedder(saved(Path(name)), threads=1)
         with KnowledgeBase.open(":memory:", embed=TokenEmbedder.bundled()) as knowledge:
@@ -107,7 +109,7 @@ def timed(step: Callable[[], None]) -> float:
 
 
 def saved(folder: Path) -> Path:
-    """Random weights in the original's names."""
+    """Save random weights under the original names."""
     torch.manual_seed(0)
     model = FlmrModel(FlmrShape(TEXT, VISION))
     weights = {}

@@ -1,4 +1,4 @@
-"""What the experiments' figures have in common."""
+"""Shared plotting helpers of the experiments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bottega.evaluation.metrics.intervals import Estimate
 
 @contextmanager
 def side_by_side(path: Path, title: str, count: int, width: float) -> Iterator[Any]:
-    """So many axes, each with a grid and a legend, written when all is drawn."""
+    """Yield `count` axes, each with a grid and a legend; write the figure on exit."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -32,7 +32,7 @@ def side_by_side(path: Path, title: str, count: int, width: float) -> Iterator[A
 def errorbars(
     axes: Any, at: Sequence[float], found: Sequence[Estimate], name: str, **style: Any
 ) -> Any:
-    """Its colour."""
+    """Draw a line with error bars and return its colour."""
     values = [one.value for one in found]
     below = [one.value - one.low for one in found]
     above = [one.high - one.value for one in found]

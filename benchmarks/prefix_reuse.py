@@ -1,10 +1,8 @@
-"""What reading shared beginnings once saves: python benchmarks/prefix_reuse.py [--queries 10]
+"""Savings from reading shared prompt prefixes once: python benchmarks/prefix_reuse.py [--queries
+10]
 
-The requests of RCTS queries (the drawn task `attributes`, 3 shots, the paper's reward) are recorded
-wave by wave with the bundled apprentice, and sent again with and without the prefix cache, the two
-taking turns: to the apprentice, and to a model of the same eye with a decoder of 70 million random
-weights, which answers with four tokens. Tokens are those that go through the decoder before an
-answer's first, padding included. CPU seconds are the process's own, on one thread.
+The requests of RCTS queries (the synthetic task `attributes`, 3 shots, the paper's reward) are
+recorded in waves with the bundled apprentice, and sent again with and without prefix reuse.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ def main() -> None:
 
 
 class Recording:
-    """Answers as `inner` does. A wave is what is asked before any of it has been answered."""
+    """Generator that records requests in waves. A wave ends when its first request is answered."""
 
     def __init__(self, inner: Generator) -> None:
         self.name, self.turns_only = inner.name, True
@@ -144,7 +142,7 @@ async def sent(folder: Path, waves: Sequence[Wave], keep: int, into: Measured) -
 
 
 def count(generator: TransformersGenerator, into: Measured) -> None:
-    """What goes through the decoder before the first token of an answer."""
+    """Count the tokens that pass the decoder before the first token of an answer."""
     assert generator._loaded is not None
     model = generator._loaded.model
     forward = model.forward
@@ -159,7 +157,7 @@ def count(generator: TransformersGenerator, into: Measured) -> None:
 
 
 def larger(apprentice: Path, folder: Path) -> None:
-    """The apprentice with another decoder."""
+    """Return the apprentice with another decoder."""
     hf: Any = transformers
     config = json.loads((apprentice / "config.json").read_text())
     config["text_config"] |= DECODER | HEADS | {"initializer_range": 0.05}

@@ -1,4 +1,4 @@
-"""Servers on loopback in processes of their own, and what Linux says about them."""
+"""Server processes on loopback, and their figures from Linux."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def cpu(self) -> float:
-        """Seconds that it and its children, those that have ended included, were on a core."""
+        """Return CPU seconds of the process and its children, ended ones included."""
         return sum(_cpu(pid) for pid in tree(self.process.pid))
 
     def resident(self) -> int:
-        """Bytes."""
+        """Return resident memory in bytes."""
         return sum(_resident(pid) for pid in tree(self.process.pid))
 
     def threads(self) -> int:
@@ -48,7 +48,7 @@ class Server:
         )
 
     def stop(self, seconds: float = 10) -> int:
-        """Its exit status; one that does not end in time is killed."""
+        """Stop the process and return its exit status; kill it after a timeout."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -71,7 +71,7 @@ class DidNotStartError(Exception):
 def start(
     command: Sequence[str], port: int, log: Path, environment: Mapping[str, str] | None = None
 ) -> Server:
-    """Not yet ready: see `await_port`."""
+    """Start a process; use `await_port` to wait until it is ready."""
     surroundings = os.environ | {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
         "OMP_NUM_THREADS": "1",
@@ -85,7 +85,7 @@ def start(
 
 
 def uvicorn(app: str, port: int) -> list[str]:
-    """As uvicorn is fastest: one worker, uvloop, httptools, no log of accesses."""
+    """Return the fastest uvicorn command: one worker, uvloop, httptools, no access log."""
     fast = ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--workers", "1"]
     return [
         sys.executable,
@@ -115,7 +115,7 @@ def free_port() -> int:
 
 
 def await_port(server: Server, seconds: float) -> Server:
-    """Raises `DidNotStartError` with the end of what it printed."""
+    """Wait for the port. Raises `DidNotStartError` with the end of the process's output."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and server.process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), 1):
@@ -126,7 +126,7 @@ def await_port(server: Server, seconds: float) -> Server:
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all below it."""
+    """Return the process and its descendants."""
     below = [
         child
         for task in _listed(f"/proc/{pid}/task")
@@ -146,7 +146,7 @@ def _resident(pid: int) -> int:
 
 
 def _read(path: Path) -> str:
-    """Nothing of a process that has ended."""
+    """Read a file of /proc; "" if the process has ended."""
     try:
         return path.read_text()
     except (FileNotFoundError, ProcessLookupError):

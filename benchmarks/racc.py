@@ -1,10 +1,10 @@
-"""What compressed passages save: python benchmarks/racc.py [--quick] [--json F]
+"""Savings from compressed passages: python benchmarks/racc.py [--quick] [--json F]
 
-One question about a picture, answered with ten tokens behind five passages of 200 tokens each, by a
-decoder of 70 million random weights (Llama's layers behind the bundled model's eye) in float32 on
-one thread. The ways to answer take turns; a ratio is taken within each round. The compressor is
-random, too: its work does not depend on what it learned. The tower's features of the picture are
-there for every method. Exits with 1 if a bar is missed.
+A decoder of 70 million random weights (Llama's layers after the bundled model's vision tower)
+answers one question about an image with ten tokens, after five passages of 200 tokens each, in
+float32 on one thread. Methods alternate, and ratios are taken within each round. The compressor is
+random, too: its work does not depend on its training. The image features are precomputed for every
+method. Exits with 1 if a limit is missed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def main() -> None:
 
 @dataclass
 class Bench:
-    """`sizes` are bytes a passage, `weights` those of the decoder."""
+    """Models and stores of the benchmark. `sizes` are bytes per passage, `weights` those of the
+    decoder.
+    """
 
     ways: dict[str, Way]
     weights: int
@@ -150,7 +152,7 @@ def built(folder: Path) -> Bench:
 
 
 def random_model(folder: Path) -> LoadedModel:
-    """The bundled apprentice with another decoder."""
+    """Return the bundled apprentice with another decoder."""
     bundled = bundled_folder("apprentice")
     config = json.loads((bundled / "config.json").read_text())
     config["text_config"] |= DECODER | HEADS | {"vocab_size": VOCABULARY, "rope_parameters": None}
@@ -173,7 +175,7 @@ def drawn(model: Any, texts: InputBuilder) -> Case:
 
 
 def passage(texts: InputBuilder, draw: random.Random) -> Query:
-    """Of exactly LENGTH tokens, the marks of its turn among them."""
+    """Return a passage of exactly LENGTH tokens, including the markers of its turn."""
     said = Query("the")
     while (length := tokens_of(texts, said)) < LENGTH:
         longer = (Query(f"{said.text} {word}") for word in draw.sample(WORDS, len(WORDS)))
@@ -199,15 +201,16 @@ def bytes_a_token(geometry: Geometry) -> int:
 
 @dataclass
 class Measured:
-    """Seconds of each round, and the process's own, which other work on the machine does not
-    lengthen by as much."""
+    """Seconds of each round, and the process's own seconds, which other work on the machine
+    lengthens less.
+    """
 
     wall: dict[str, list[float]]
     cpu: dict[str, list[float]]
 
 
 def take_turns(ways: Mapping[str, Way], rounds: int) -> Measured:
-    """Each round begins with another way."""
+    """Time the methods in rounds; each round starts with another method."""
     for name, way in ways.items():  # also warms up
         if way().shape != (1, TOKENS):
             raise ValueError(f"{name} answers with another number of tokens")
@@ -224,15 +227,16 @@ def take_turns(ways: Mapping[str, Way], rounds: int) -> Measured:
 
 
 def operations(way: Way) -> int:
-    """Floating-point operations of an answer, by torch's counter. It does not know the CPU's fused
-    attention, so that one of plain products is run."""
+    """Return floating-point operations of an answer, by torch's counter. The counter ignores fused
+    CPU attention, so plain matrix products are used.
+    """
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         way()
     return int(counter.get_total_flops())
 
 
 def ratios(measured: Seconds, name: str, of: str) -> list[float]:
-    """Seconds of `name` over those of `of`, round by round."""
+    """Return the seconds of `name` over those of `of`, round by round."""
     return [one / other for one, other in zip(measured[name], measured[of], strict=True)]
 
 
@@ -251,7 +255,7 @@ def line(name: str, measured: Measured, counted: Mapping[str, int]) -> dict[str,
 
 
 def verdicts(measured: Seconds) -> list[dict[str, Any]]:
-    """For a picture that was asked about before; that of a new one stands in the table."""
+    """Return the limits for an image with earlier questions; the table also shows a new image."""
     found = []
     for of, bar in BARS.items():
         value = statistics.median(ratios(measured, of, KNOWN))

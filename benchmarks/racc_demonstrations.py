@@ -1,9 +1,9 @@
-"""Demonstrations compressed into a prefix before the bundled apprentice: `python -m
+"""Demonstrations compressed into a prefix of the bundled apprentice: `python -m
 benchmarks.racc_demonstrations --work DIR [--only NAME,...]`.
 
-RACC compresses passages. Here it compresses scenes with a question and an invented word for the
-answer (`attributes`), eight to a question. Training draws other words and scenes than evaluation.
-One JSON file a variant; what is there is not made again. See docs/experiments/racc.md.
+RACC compresses passages. This experiment compresses scenes with a question and an invented word as
+the answer (`attributes`), eight per question. Training uses other words and scenes than evaluation.
+Each variant has one JSON file; existing files are not computed again. See docs/experiments/racc.md.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ COURSE = replace(OF_PASSAGES, steps=120, rate=3e-4, warm_up=20)
 
 @dataclass(frozen=True)
 class Variant:
-    """`pointed` starts as `racc_start` says, otherwise as the bundled compressor did. Without a
-    course nothing is trained."""
+    """Variant of training. `pointed` starts as in `racc_start`, otherwise like the bundled
+    compressor. Without a config there is no training.
+    """
 
     pointed: bool = True
     course: TrainingConfig | None = None
@@ -73,7 +74,7 @@ VARIANTS = {
 
 
 class Shelves:
-    """Lessons from several bases, one base a step."""
+    """Training batches from several knowledge bases, one per step."""
 
     def __init__(self, parts: Sequence[RetrievedLessons]) -> None:
         self._parts = parts
@@ -128,7 +129,7 @@ def made(variant: Variant, lessons: Shelves, out: Path) -> dict[str, object]:
 
 
 def stored(knowledge: KnowledgeBase, folder: Path) -> Path:
-    """All demonstrations, compressed once."""
+    """Store of all demonstrations, compressed once."""
     model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
     work = StoreBuilder.opened(folder, model, folder / "store", int8=False)
     for example in knowledge:
@@ -140,8 +141,9 @@ def stored(knowledge: KnowledgeBase, folder: Path) -> Path:
 def compressing_methods(
     data: Benchmark, knowledge: KnowledgeBase, folder: Path, shots: int
 ) -> list[Method]:
-    """With scores of retrieval, told which demonstrations are right, told nothing, and with those
-    of another question."""
+    """Return methods with retrieval scores, with oracle scores, with equal scores, and with the
+    passages of another question.
+    """
     generator, store = bundled(), stored(knowledge, folder)
     retrieve = nearest_retriever(data, knowledge)
     settings = Classifier(generator, (), sampling=Sampling(max_tokens=64))

@@ -1,4 +1,4 @@
-"""The ways to answer with passages that `racc.py` times, all with answers of one length."""
+"""Methods that `racc.py` times: ways to answer with passages, all with answers of one length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ hf: Any = transformers
 
 @dataclass(frozen=True)
 class Case:
-    """A question with what was found for it. Answers have exactly `tokens` tokens, greedy."""
+    """Question with its retrieved passages. Answers have exactly `tokens` tokens, decoded greedily.
+    """
 
     model: Any
     texts: InputBuilder
@@ -42,7 +43,7 @@ class Case:
         return [(str(one.example.id), one.example) for one in self.shown]
 
     def said(self, inputs: Any, **more: bool) -> Any:
-        """Of `generate`, with nothing that ends an answer early."""
+        """Return `generate` settings that do not end an answer early."""
         settings = hf.GenerationConfig(
             max_new_tokens=self.tokens, do_sample=False, pad_token_id=0, **more
         )
@@ -55,7 +56,7 @@ class Case:
         return self._new(self.texts.with_passages([self.query], [self.passages]))
 
     def behind(self, prefix: Prefix) -> Tensor:
-        """As `TransformersGenerator.behind` brings it to the model."""
+        """Move the prefix to the model as `TransformersGenerator` does."""
         layers = ((torch.from_numpy(k)[None], torch.from_numpy(v)[None]) for k, v in prefix.layers)
         return self.generated(KeyValues(tuple(layers)), prefix.opening)
 
@@ -82,16 +83,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Picked:
-    """`joint` are log probabilities, one a candidate."""
+    """Chosen passage and answer; `joint` are log probabilities, one per candidate."""
 
     tokens: Tensor
     joint: Tensor
 
 
 def candidates(case: Case) -> Picked:
-    """RAVQA-v2: an answer from each passage alone, in one batch, and the one whose passage and
-    answer are likeliest together. The library's `JointChoiceSearch` leaves batches and the length
-    of answers to the model that it asks."""
+    """Answer with each passage alone, in one batch, and return the pair with the highest joint
+    probability (RAVQA-v2). The library's `JointChoiceSearch` leaves batching and answer length
+    to its generator.
+    """
     passages = case.passages
     inputs = case.texts.with_passages([case.query] * len(passages), [[one] for one in passages])
     out = case.said(inputs, return_dict_in_generate=True, output_scores=True)

@@ -1,9 +1,9 @@
-"""One token a passage (xRAG's shape) with the bundled apprentice: `python -m
+"""One token per passage (the architecture of xRAG) with the bundled apprentice: `python -m
 benchmarks.racc_one_token [--steps N] [--rate R] [--json F]`.
 
-A bridge of two layers is trained by the answers of the bundled compressor's lessons, then asked
-what `bottega eval facts --shots 5` asks, with the passages found for another item as a control.
-See docs/experiments/racc.md.
+A bridge of two layers is trained on the answers of the bundled compressor's training examples and
+evaluated like `bottega eval facts --shots 5`, with the passages of another item as a control. See
+docs/experiments/racc.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Vectors = Mapping[str, Tensor]
 def vectors_of(
     method: OneTokenCompressor, hyper: HyperModel, texts: InputBuilder, passages: Sequence[Example]
 ) -> dict[str, Tensor]:
-    """(1, width) by id."""
+    """Return vectors of shape (1, width) by passage id."""
     found: dict[str, Tensor] = {}
     for start in range(0, len(passages), BATCH):
         some = passages[start : start + BATCH]
@@ -99,7 +99,7 @@ def stacked(vectors: Vectors, lessons: Sequence[TrainingExample]) -> Tensor:
 def asked(
     data: Benchmark, method: OneTokenCompressor, model: TransformersGenerator
 ) -> list[Method]:
-    """As `concat` finds passages, and as `racc-swapped` does."""
+    """Return the methods: passages retrieved as in `concat`, and as in `racc-swapped`."""
     right = {str(item.query.id): item.tags["passage"] for item in data.items}
     with KnowledgeBase.open(":memory:", embed=None) as empty:
         known = pools(data, empty)

@@ -1,9 +1,9 @@
-"""RACC before the bundled apprentice, with every switch: `python -m
-benchmarks.racc_quality --work DIR [--only NAME,...]`.
+"""RACC with the bundled apprentice, for each switch: `python -m benchmarks.racc_quality --work DIR
+[--only NAME,...]`.
 
-Each variant is trained anew by the bundled compressor's lessons (fewer steps), and asked what
-`bottega eval facts` asks, with its controls. One JSON file a variant; what is there is not made
-again. See docs/experiments/racc.md.
+Each variant is trained from scratch on the bundled compressor's training examples (fewer steps) and
+evaluated like `bottega eval facts`, with its controls. Each variant has one JSON file; existing
+files are not computed again. See docs/experiments/racc.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HARD_PROMPT = "Summarize the key information of the given passage in a concise m
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs from the bundled compressor."""
+    """Difference from the bundled compressor."""
 
     shape: Mapping[str, Any] = field(default_factory=dict)
     course: Mapping[str, Any] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def _loaded(name: str) -> LoadedModel:
 def _hard(
     hyper: LoadedModel, between: TrainingObjective, how: CompressorConfig
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """PIPE, where prompts are appended."""
+    """Return initial prompts (PIPE) where prompts are appended."""
     if how.prompting == "reading" or how.start == "random":
         return None
     ids = torch.tensor(hyper.processor.tokenizer(HARD_PROMPT)["input_ids"])

@@ -1,7 +1,7 @@
-"""Training on demonstrations and questions that were read once.
+"""Compressor training with memoized hidden states of demonstrations and questions.
 
-A step through the hyper model costs ten times what the aggregator and the modulation do. Prompts
-that read their own places from the start need no training, so what they read can be kept.
+A step through the hyper model costs ten times the aggregator and the modulation. Prompts that read
+their positions from the start need no training, so their results can be stored.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Remembering(TrainingObjective):
-    """Of one compressor, whose `documents` and `queries` get no gradient and must stay as they
-    are, but for their slots: `moved` is told by how much."""
+    """Training objective that memoizes the compressed texts of one compressor. Its `documents` and
+    `queries` get no gradient and must stay constant, except for their slots: `moved` gives the
+    offset.
+    """
 
     _told: dict[str, Tensor] = field(default_factory=dict)
     _asked: dict[str, Tensor] = field(default_factory=dict)
@@ -45,7 +47,7 @@ class Remembering(TrainingObjective):
         return racc.aggregate(self.documents(racc, lessons), self.asked(racc, lessons), scores)
 
     def documents(self, racc: RaccModel, lessons: Sequence[TrainingExample]) -> Tensor:
-        """(lessons, demonstrations, prompts, width)"""
+        """Return memoized prompts of shape (batch, demonstrations, prompts, width)."""
         self._read(racc, (one for lesson in lessons for one in lesson.passages))
         return torch.stack(
             [
@@ -67,7 +69,7 @@ class Remembering(TrainingObjective):
         known = torch.stack([self._asked[_mark(one)] for one in queries])
         return QueryPrompts(*known.unbind(1))
 
-    def real(self, racc: RaccModel, passages: Sequence[Example]) -> KeyValues:
+    def base_prefix(self, racc: RaccModel, passages: Sequence[Example]) -> KeyValues:
         new = {
             content_digest(one): one for one in passages if content_digest(one) not in self._real
         }
@@ -87,8 +89,10 @@ class Remembering(TrainingObjective):
                 rows = racc.documents(self.hyper, self.inputs.passages([new[m] for m in part]))
             self._told.update(zip(part, rows, strict=True))
 
-    def _long(self, racc: RaccModel, passages: Sequence[Example]) -> list[bool]:
-        """All of them here, and asking would read them again."""
+    def _long_enough(self, racc: RaccModel, passages: Sequence[Example]) -> list[bool]:
+        """Return True for each passage: all are long enough here, and a check would read them
+        again.
+        """
         return [True] * len(passages)
 
 

@@ -1,7 +1,7 @@
-"""Where training on demonstrations starts: both halves of the compressor in closed form.
+"""Closed-form initialization of a compressor for demonstrations.
 
-Demonstrations hold pictures, labels and words at the same places from their end, and nearly all of
-them look like the query. Attention by plain likeness then chooses by chance.
+Demonstrations hold images, labels and words at the same positions from their end, and nearly all of
+them look like the query. Attention by plain similarity then chooses by chance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST = 100.0  # a score that leaves no doubt
 
 
 def begin(racc: RaccModel, between: Remembering, lessons: Sequence[TrainingExample]) -> None:
-    """After `TrainingObjective.calibrate`, which sets the scales."""
+    """Initialize both halves after `TrainingObjective.calibrate`, which sets the scales."""
     documents, asked = between.documents(racc, lessons), between.asked(racc, lessons)
     before = [one.detach().clone() for one in _slots(racc)]
     point(racc, documents, asked.both, relevance_mask(lessons))
@@ -33,12 +33,9 @@ def begin(racc: RaccModel, between: Remembering, lessons: Sequence[TrainingExamp
 
 @torch.no_grad()
 def point(racc: RaccModel, documents: Tensor, asked: Tensor, relevant: Tensor) -> None:
-    """The first attention of the aggregator by the discriminant of right and wrong demonstrations:
-    the covariance of a query with the difference of the two, in units of both their covariances,
-    in its `RANK` strongest directions. A prompt stays with its own place, which is told where
-    states say least.
-
-    `documents` (lessons, demonstrations, prompts, width), `asked` (lessons, prompts, width).
+    """Set the aggregator's first attention by the discriminant of right and wrong demonstrations:
+    the covariance of a query with the difference of the two, in units of both covariances, in
+    its `RANK` strongest directions. A prompt keeps its own position, which the slots encode.
     """
     block, (told, asking) = racc.aggregator.blocks[0], _slots(racc)
     assert isinstance(block, CrossAttention)
@@ -68,8 +65,9 @@ def point(racc: RaccModel, documents: Tensor, asked: Tensor, relevant: Tensor) -
 
 @torch.no_grad()
 def refit(racc: RaccModel, between: TrainingObjective, lessons: Sequence[TrainingExample]) -> None:
-    """Keys and values from prompts anew, in one scale for all places: what a place holds differs
-    with the length of the label."""
+    """Fit keys and values to prompts again, with one scale for all positions: the content of a
+    position depends on the length of the label.
+    """
     taught = [one for one in lessons if any(one.relevant)]
     first = [one.relevant.index(True) for one in taught]
     real = between.base_prefix(
@@ -91,7 +89,7 @@ def _slots(racc: RaccModel) -> tuple[Tensor, Tensor]:
 
 
 def _mean(documents: Tensor, weights: Tensor) -> Tensor:
-    """Over the demonstrations of each lesson."""
+    """Return the mean over the demonstrations of each example."""
     weights = weights / weights.sum(1, keepdim=True)
     return (documents * weights[..., None, None]).sum(1)
 

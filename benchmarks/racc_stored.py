@@ -1,9 +1,9 @@
-"""What stored passages cost and keep, with the bundled compressor: `python -m
+"""Costs and accuracy of stored passages with the bundled compressor: `python -m
 benchmarks.racc_stored [--limit 500] [--json F]`.
 
-Accuracy on `facts` with passages compressed in the request, stored as fp16 and as int8; the
-seconds of an answer, asked one at a time, the ways taking turns; the bytes of a passage. The
-paper's Table 3 in small. See docs/experiments/racc.md.
+Reports accuracy on `facts` with passages compressed in the request, stored as fp16 and stored as
+int8; seconds per answer, sequentially, with alternating methods; and bytes per passage. This is the
+paper's Table 3 on a small scale. See docs/experiments/racc.md.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ async def answered(data: Benchmark, way: Method) -> dict[str, object]:
 async def take_turns(
     data: Benchmark, ways: Mapping[str, Method], timed: int
 ) -> dict[str, dict[str, float]]:
-    """Medians, and of the ratios to concatenation within each question."""
+    """Return median seconds, and the median ratios to concatenation within each question."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for turn, item in enumerate(data.items[:timed]):

@@ -1,9 +1,9 @@
-"""RCTS's experiments with the bundled apprentice: python -m benchmarks.rcts
+"""RCTS experiments with the bundled apprentice: python -m benchmarks.rcts
 
-Table 2 and 3 of the paper (methods), table 4 (search and rationales), table 5 (alpha) and figure 5
-(rewards, rollouts) on drawn rules, scenes and digits, each beside what spends as much without a
-tree. Replies are kept in --replies by the content of their prompts: a run that was stopped goes on
-where it was, and a second one asks nothing.
+Runs tables 2 and 3 of the paper (methods), table 4 (search and rationales), table 5 (alpha) and
+figure 5 (rewards, rollouts) on synthetic rules, scenes and digits, each beside a baseline of equal
+cost without a tree. --replies stores replies by prompt content: a stopped run resumes, and a second
+run sends no requests.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ async def _answered(measured: Measured, studio: Studio, way: Way) -> None:
 
 
 async def timed(setting: Setting) -> dict[tuple[str, int], float]:
-    """Seconds a query of what is asked anew, by way and by how many are asked at once."""
+    """Return seconds per query with new requests, by method and concurrency."""
     found: dict[tuple[str, int], float] = {}
     model = apprentice(None)
     studio = Studio(replace(setting, items=TIMED), setting.seeds[0], model)

@@ -47,7 +47,9 @@ OF_TREES = {
 
 @dataclass
 class Measured:
-    """Of one setting: what each way answered, by seed, and the seconds a query of some."""
+    """Results of one setting: answers of each method by seed, and the seconds per query of some
+    methods.
+    """
 
     setting: Setting
     runs: dict[Way, dict[int, list[ScoredAnswer]]] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class Measured:
         self.runs.setdefault(way, {})[seed] = scored
 
     def right(self, way: Way, seeds: Sequence[int] | None = None) -> list[bool]:
-        """Of the seeds one after another, each in the order of its items."""
+        """Return the outcomes of the seeds in sequence, each in the order of its items."""
         by_seed = self.runs[way]
         return [one.correct for seed in seeds or list(by_seed) for one in by_seed[seed]]
 
@@ -65,7 +67,9 @@ class Measured:
         return accuracy(self.right(way))
 
     def less(self, way: Way, other: Way) -> Estimate | None:
-        """On the same items of the seeds that both have; None for what was not asked."""
+        """Return the paired difference on common items of common seeds; None if a method did not
+        run.
+        """
         seeds = [seed for seed in self.runs[way] if seed in self.runs.get(other, {})]
         if way == other or not seeds:
             return None
@@ -130,7 +134,7 @@ def _row(measured: Measured, way: Way) -> Iterator[str]:
 
 
 def told(way: Way) -> str:
-    """What differs from the defaults."""
+    """Return the settings that differ from the defaults."""
     differs = {
         name: value
         for name, value in asdict(way).items()
@@ -164,7 +168,7 @@ def _times(measured: Measured) -> str:
 
 
 def rows(measured: Measured) -> list[dict[str, Any]]:
-    """One a way and seed, with whether each item was right as 1 and 0."""
+    """Return one row per method and seed, with 1 or 0 for each item."""
     return [
         {
             "setting": measured.setting.name,
@@ -184,7 +188,7 @@ def rows(measured: Measured) -> list[dict[str, Any]]:
 
 
 def draw(measured: Measured, path: Path) -> None:
-    """Figure 5: rewards, and rollouts."""
+    """Draw figure 5: rewards and rollouts."""
     title = f"{measured.setting.spec}, label noise {measured.setting.noise:.0%}"
     with side_by_side(path, title, 2, width=12) as (bars, curves):
         _draw_rewards(measured, bars)

@@ -1,4 +1,4 @@
-"""What the RCTS experiments ask: tasks, ways to answer, and which is asked of which."""
+"""Plan of the RCTS experiments: tasks, methods, and the methods of each task."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ Rewarding = Literal["weighted", "self", "mutual", "ensemble", "oracle", "none"]
 
 @dataclass(frozen=True)
 class Setting:
-    """A task as it is asked. `reasons`: its known answers have rationales. `reward` is what its
-    ablations are made with; they are made where it is `deep`. `only` is what is asked instead."""
+    """Task with its settings. `reasons`: its labelled examples have rationales. `reward` is that of
+    its ablations, which run if `deep`. `only` replaces the list of methods.
+    """
 
     name: str
     spec: str
@@ -47,7 +48,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to answer; what is not said is the paper's default. A hashable key of its results."""
+    """Method with its settings; unset ones are the paper's defaults. It is the hashable key of its
+    results.
+    """
 
     kind: Kind
     reward: Rewarding = "none"
@@ -89,7 +92,7 @@ ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 
 
 def ways(setting: Setting, *, first: bool) -> list[Way]:
-    """All that is asked of one seed; what is only looked at, of the first."""
+    """Return all methods of one seed; exploratory ones run on the first seed only."""
     found = headline(setting) + rewards(setting)
     if setting.deep:
         found += alphas(setting)
@@ -112,7 +115,8 @@ def headline(setting: Setting) -> list[Way]:
 
 
 def rewards(setting: Setting) -> list[Way]:
-    """Figure 5 (a). Without rationales the paper's reward is the mutual one."""
+    """Return the methods of figure 5 (a). Without rationales the paper's reward is the mutual one.
+    """
     if setting.only:
         return []
     apart: tuple[Rewarding, ...] = ("self", "mutual") if setting.reasons else ()
@@ -121,7 +125,7 @@ def rewards(setting: Setting) -> list[Way]:
 
 
 def components(setting: Setting) -> list[Way]:
-    """Table 4."""
+    """Return the methods of table 4."""
     if not setting.reasons:
         return []
     usual = (Way("top-k"), Way("rcts", "weighted"), Way("rcts-random", "weighted"))
@@ -129,7 +133,7 @@ def components(setting: Setting) -> list[Way]:
 
 
 def alphas(setting: Setting) -> list[Way]:
-    """Table 5."""
+    """Return the methods of table 5."""
     if not setting.reasons:
         return []
     return [Way(kind, "weighted", alpha) for alpha in ALPHAS for kind in SEARCHES[:2]]
@@ -140,12 +144,12 @@ def drawn(setting: Setting) -> tuple[Rewarding, ...]:
 
 
 def rollouts(reward: Rewarding) -> list[Way]:
-    """Figure 5 (b)."""
+    """Return the methods of figure 5 (b)."""
     return [Way(kind, reward, rollouts=many) for many in ROLLOUTS for kind in SEARCHES[:2]]
 
 
 def shapes(setting: Setting) -> list[Way]:
-    """Of the tree, which the paper does not vary."""
+    """Return tree shapes, which the paper does not vary."""
     usual = Way("rcts", setting.reward)
     return [
         usual,

@@ -1,4 +1,4 @@
-"""What the RCTS experiments are made of: a task with its knowledge base, and the ways to answer."""
+"""Parts of the RCTS experiments: a task with its knowledge base, and its methods."""
 
 from __future__ import annotations
 
@@ -48,20 +48,21 @@ TEMPERATURE = 0.7
 
 
 class _Brief(ReplayGenerator):
-    """Knows only turns, as the bundled models do."""
+    """Generator that accepts only turns, as the bundled models do."""
 
     turns_only = True
 
 
 def apprentice(replies: Path | None) -> Generator:
-    """Replies are kept by the content of what was asked, so that ways which ask the same ask it
-    once, and a second run nothing."""
+    """Return the apprentice with replies stored by request content: methods share equal requests,
+    and a second run sends none.
+    """
     model = bundled("apprentice", max_batch=64)
     return model if replies is None else _Brief(replies, model)
 
 
 class Studio:
-    """One draw of a task, and its ways to answer."""
+    """One sample of a task, and its methods."""
 
     def __init__(self, setting: Setting, seed: int, model: Generator) -> None:
         self.setting = setting
@@ -152,7 +153,8 @@ class Studio:
 
 
 class Gold:
-    """Knows the answer. No method: what a search could reach whose reward is never wrong."""
+    """Oracle reward from gold answers: the limit of a search with a perfect reward, not a method.
+    """
 
     def __init__(self, right: Mapping[tuple[str, ...], str]) -> None:
         self._right = right
@@ -165,5 +167,5 @@ class Gold:
 
 
 def _asked(query: Query) -> tuple[str, ...]:
-    """Digits have no ids."""
+    """Return the key of a query; digits have no ids."""
     return (query.text, *(image.sha256 for image in query.images))

@@ -1,8 +1,8 @@
-"""How large a report becomes, and how long it takes: python -m benchmarks.report [--items 10000]
+"""Size and duration of a report: python -m benchmarks.report [--items 10000]
 
-Made-up answers of three methods, three demonstrations each, to pictures that compress about as
-photographs do, kept as `bottega eval --out` keeps them. Where a Chromium is on the PATH, it opens
-the page.
+The answers are synthetic: three methods, three demonstrations each, with images that compress about
+as well as photographs, stored as by `bottega eval --out`. If Chromium is on the PATH, it opens the
+page.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What evaluating adds to the model's own time: python benchmarks/running.py [--items 2000]
+"""Overhead of evaluation over the model's own time: python benchmarks/running.py [--items 2000]
 
-An endpoint in a process of its own answers after 100 ms. A run with --out, all answers kept, is
-timed beside a bare loop that sends the same requests through the same generator at the same
-concurrency; the two take turns. Then a run of many items, to see whether memory grows.
+An endpoint in its own process answers after 100 ms. A run with --out, which stores all answers,
+alternates with a bare loop that sends the same requests through the same generator at the same
+concurrency. A run of many items then measures memory growth.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def timed(
 
 
 async def bare(data: Benchmark, generator: Generator) -> None:
-    """The requests alone."""
+    """Send the requests without evaluation."""
     settings = Classifier(generator, data.labels)
     prompt, waiting = settings.pipeline().prompt, iter(data.items)
 
@@ -115,7 +115,7 @@ async def bare(data: Benchmark, generator: Generator) -> None:
 
 
 async def run(data: Benchmark, generator: Generator) -> None:
-    """As `bottega eval --methods zero-shot --out DIR` does it."""
+    """Evaluate like `bottega eval --methods zero-shot --out DIR`."""
     with tempfile.TemporaryDirectory() as folder, kept(folder, data) as journal:
         [method] = plan_zero_shot(data, generator)
         config = RunConfig(concurrency=CONCURRENCY)
@@ -134,7 +134,7 @@ def plan_zero_shot(data: Benchmark, generator: Generator) -> list[Method]:
 
 
 def digits(count: int) -> Benchmark:
-    """Each of a different question, so that nothing is remembered."""
+    """Return digits with a different question each, so no reply is cached."""
     known = list(load_digits())
     asked = [
         replace(one, query=replace(one.query, text=f"{one.query.text} ({number})"))
@@ -144,7 +144,7 @@ def digits(count: int) -> Benchmark:
 
 
 class Parrot:
-    """Says the same at once, and remembers nothing."""
+    """Generator with one immediate reply and no memory."""
 
     name = "parrot"
 
@@ -157,7 +157,7 @@ class Parrot:
 
 
 def memory(count: int) -> None:
-    """Of the process, while a run of texts goes on that are answered at once."""
+    """Return the memory of the process during a run of immediate answers."""
     items = tuple(Example(Query(f"question {number}"), "a") for number in range(count))
     data = Benchmark("letters", items[:1], items, ("a", "b"))
     marks: list[tuple[int, int]] = []
@@ -184,7 +184,7 @@ def memory(count: int) -> None:
 
 
 def resident() -> int:
-    """Kilobytes."""
+    """Return resident memory in kilobytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4  # Linux
 
 

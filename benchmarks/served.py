@@ -1,4 +1,4 @@
-"""`bottega serve` and `bottega keys add`, run as an operator runs them."""
+"""`bottega serve` and `bottega keys add` as an operator runs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOTTEGA = [sys.executable, "-m", "bottega"]
 def serve(
     config: Path, port: int, log: Path, environment: Mapping[str, str] | None = None
 ) -> Server:
-    """Once it takes connections."""
+    """Start the gateway and return once it accepts connections."""
     server = start([*BOTTEGA, "serve", "--config", str(config)], port, log, environment)
     return await_port(server, STARTS)
 

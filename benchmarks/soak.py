@@ -1,11 +1,11 @@
-"""The gateway under misuse for half an hour: python benchmarks/soak.py [--minutes 30]
-    [--concurrency 32] [--json FILE]
+"""Gateway stress test of half an hour: python benchmarks/soak.py [--minutes 30] [--concurrency 32]
+[--json FILE]
 
-`bottega serve` in a process of its own, before an upstream that is slow, fails, cuts its streams
-and talks garbage; clients that repeat themselves, stream, leave, and send nonsense. Every reply is
-checked word by word. For three quarters of the time the process lives undisturbed and its memory is
-watched; then it is killed (SIGKILL) at random moments and started again, and every entry whose
-storing was acknowledged must be in the cache's file.
+`bottega serve` runs in its own process, before an upstream that is slow, fails, truncates streams
+and sends garbage. Clients repeat questions, stream, disconnect and send invalid requests. Every
+reply is checked word by word. For three quarters of the time the process runs undisturbed and its
+memory is measured; then it is killed (SIGKILL) at random moments and restarted, and the cache file
+must hold every entry whose storing was acknowledged.
 """
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ class Report:
     tracebacks: int = 0
 
     def memory(self) -> float | None:
-        """The last fifth of the undisturbed life over its second fifth; None if it was too short to
-        be said."""
+        """Return the ratio of memory in the last fifth to the second fifth of the undisturbed run;
+        None if it was too short.
+        """
         fifth = len(self.samples) // 5
         if fifth < 5:
             return None
@@ -120,7 +121,7 @@ class Report:
         return statistics.mean(late) / statistics.mean(early)
 
     def faults(self) -> list[str]:
-        """What must not be."""
+        """Return violations of the guarantees."""
         told, memory = self.told, self.memory()
         found = [f"wrong: {one}" for one in told.wrong]
         found += [f"lost: {one}" for one in self.lost]
@@ -245,7 +246,7 @@ class Soak:
         ]
 
     async def _watch(self, gateway: Server, seconds: float) -> None:
-        """One life, undisturbed."""
+        """Run undisturbed and sample memory."""
         begun, pause = time.monotonic(), min(3.0, seconds / 60)
         while (passed := time.monotonic() - begun) < seconds:
             await asyncio.sleep(pause)
@@ -255,7 +256,7 @@ class Soak:
             self._report.samples.append(Sample(passed, *sizes))
 
     async def _killing(self, gateway: Server, seconds: float, kills: int) -> Server:
-        """At random moments; what was acknowledged until then is looked for before the restart."""
+        """Kill at random moments; check acknowledged entries before each restart."""
         for _ in range(kills):
             await asyncio.sleep(seconds / kills * self._rng.uniform(0.3, 1.0))
             self._down.set()
@@ -278,7 +279,7 @@ class Soak:
             self._report.twice += [ids for ids in there.values() if len(ids) > 1]
 
     def _check_all(self) -> None:
-        """What is in the file is the master's, whole, and an answer to its question."""
+        """Check that each stored entry is a complete answer of the master to its question."""
         for namespace in NAMESPACES:
             with self._cache(namespace) as cache:
                 for problem in cache.verify().problems:
@@ -299,7 +300,7 @@ class Soak:
         )
 
     async def _left_running(self, upstream: Server) -> int:
-        """Once the last client's requests had a moment to end."""
+        """Return pending requests after the last clients had time to end."""
         for _ in range(50):
             now = json.loads(await asyncio.to_thread(read, f"{upstream.url}/told"))["now"]
             if not now:

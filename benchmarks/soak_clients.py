@@ -1,4 +1,6 @@
-"""Clients of benchmarks/soak.py: they ask in every manner, and check every word that they hear."""
+"""Clients of benchmarks/soak.py: they send all kinds of requests and check each word of the
+replies.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def picture(number: int) -> Image:
 
 @dataclass(frozen=True)
 class BudgetedGenerator:
-    """Whose key it is, and where its answers are kept."""
+    """Tenant with its key and its namespace for stored answers."""
 
     key: str
     namespace: str
@@ -68,7 +70,7 @@ class BudgetedGenerator:
 
 @dataclass(frozen=True)
 class Kept:
-    """When it was asked, and when the client knew that it was stored."""
+    """Times of a request and of its acknowledged storing."""
 
     asked: float
     known: float
@@ -76,7 +78,7 @@ class Kept:
 
 @dataclass
 class Told:
-    """What the gateway said, all clients together."""
+    """Statistics of the gateway's replies to all clients."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[int] = field(default_factory=Counter)
@@ -92,8 +94,10 @@ class Told:
         kept[id] = Kept(asked, time.monotonic())
 
     def lost(self, namespace: str, there: Mapping[str, Sequence[str]]) -> list[str]:
-        """Questions whose acknowledged answer is not in the file. `there` are its ids by question.
-        A newer answer takes the place of an older one; of two that overlapped either may."""
+        """Return questions whose acknowledged answer is not in the file. `there` maps questions to
+        stored ids. A newer answer replaces an older one; of two overlapping answers either may
+        remain.
+        """
         return [
             f"{namespace}: {question}, of {sorted(kept)} there is {there.get(question)}"
             for (where, question), kept in self.kept.items()
@@ -106,15 +110,18 @@ class Told:
 
 
 def _holds(kept: Mapping[str, Kept], there: Sequence[str]) -> bool:
-    """What is there was stored without a word to anybody, or nothing was asked after it."""
+    """Whether a missing entry is explained: it was replaced without an acknowledgement, or was
+    never requested again.
+    """
     newest = max(one.asked for one in kept.values())
     return any(id not in kept or newest <= kept[id].known for id in there)
 
 
 @dataclass
 class Reply:
-    """What came of one request. `whole` says that it ended as it should, `failed` that it said
-    itself that it did not."""
+    """Result of one request. `whole` means a complete reply, `failed` a reply that reports a
+    failure.
+    """
 
     headers: Mapping[str, str]
     text: str = ""
@@ -130,7 +137,7 @@ class Reply:
 
 @dataclass
 class Client:
-    """Asks one thing after the other until it is told to stop."""
+    """Client that sends requests in sequence until it is stopped."""
 
     url: str
     asker: BudgetedGenerator
@@ -172,7 +179,7 @@ class Client:
             self.judge(question, body, reply, asked)
 
     async def leaves(self, session: aiohttp.ClientSession) -> None:
-        """Before the reply, or in the middle of it."""
+        """Disconnect before or during the reply."""
         _, body, headers = self.draw()
         self.told.counts["left"] += 1
         try:
@@ -186,7 +193,7 @@ class Client:
             return
 
     async def blunders(self, session: aiohttp.ClientSession) -> None:
-        """A refusal that tells what was wrong is the right answer."""
+        """Send an invalid request; the right answer is an error that explains the problem."""
         _, body, _ = self.draw()
         body.pop("tools", None)  # what passes straight through is the upstream's to judge
         status, sent, key = self.rng.choice(
@@ -209,7 +216,7 @@ class Client:
                 self.told.is_wrong(f"{status} was due", response.status, said)
 
     def draw(self) -> tuple[Question, dict[str, Any], dict[str, str]]:
-        """A question, often one that was asked before, and a manner of asking it."""
+        """Choose a question, often a repeated one, and a kind of request."""
         rng = self.rng
         number = rng.randrange(40 if rng.random() < 0.3 else self.questions)
         question = Question(number, None if number % 10 == 9 else number * 7 % PICTURES)
@@ -257,7 +264,7 @@ class Client:
         )
 
     def complaint(self, question: Question, body: Mapping[str, Any], reply: Reply) -> str | None:
-        """What is wrong with a reply; None if nothing is."""
+        """Return the problem of a reply, or None."""
         if not is_start(reply.text, question.digest):
             return "not an answer to this question"
         spoken = parse_start(reply.text)

@@ -1,4 +1,4 @@
-"""Other stores with the same rows: number i has the tags i % 20 and i % 200."""
+"""Other stores with the same rows: row i has the tags i % 20 and i % 200."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ WANTED = 3  # the remainder that a filter asks for
 
 @dataclass(frozen=True)
 class Store:
-    """`search(vector, k, one_in)` gives row numbers; without durable rows there is no `insert`."""
+    """Store under test. `search(vector, k, one_in)` returns row numbers; without durable rows there
+    is no `insert`.
+    """
 
     search: Callable[[Vectors, int, int | None], Sequence[int]]
     close: Callable[[], None]
@@ -107,7 +109,7 @@ def faiss_hnsw(folder: Path, vectors: Vectors) -> Store:
 
 
 def sqlite_only(folder: Path, vectors: Vectors) -> Store:
-    """Rows in SQLite, read and compared anew for every search."""
+    """Return a store that reads and compares all rows of SQLite for each search."""
     connection = sqlite3.connect(folder / "sqlite-only.db", isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")

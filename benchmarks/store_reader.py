@@ -1,4 +1,4 @@
-"""The other process of benchmarks/stores.py: says when a search of its own finds a row."""
+"""Second process of benchmarks/stores.py: reports when its own search finds a row."""
 
 from __future__ import annotations
 

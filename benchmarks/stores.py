@@ -42,7 +42,7 @@ NEVER = 10**9
 
 @dataclass(frozen=True)
 class Size:
-    """Rows of the exact index, of the graph, and rounds of the crash test."""
+    """Rows of the exact index and of the graph, and rounds of the crash test."""
 
     flat: int
     graph: int
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 class Given:
-    """Hands out vectors that were drawn before: what is measured is the store."""
+    """Embedder that returns precomputed vectors: only the store is measured."""
 
     fingerprint, dimension = "given-512", WIDTH
 
@@ -111,7 +111,7 @@ class Given:
 
 
 def clustered(rows: int, seed: int = 0) -> Vectors:
-    """Unit vectors around as many centres as there are classes in a large data set."""
+    """Return unit vectors around as many centres as a large data set has classes."""
     centres = np.random.default_rng(9).standard_normal((1000, WIDTH))
     rng = np.random.default_rng(seed)
     found = centres[rng.integers(1000, size=rows)] + 0.7 * rng.standard_normal((rows, WIDTH))
@@ -119,7 +119,7 @@ def clustered(rows: int, seed: int = 0) -> Vectors:
 
 
 def examples(rows: int) -> Iterator[Example]:
-    """Without images, so that both sides handle the same bytes."""
+    """Return examples without images, so both sides handle the same bytes."""
     for i in range(rows):
         yield Example(Query(str(i)), "yes", tags={"in20": str(i % 20), "in200": str(i % 200)})
 
@@ -137,8 +137,9 @@ Search = Callable[[Vectors], object]
 
 
 def medians(searches: Sequence[Search], queries: Vectors, warm: bool = True) -> list[float]:
-    """Seconds of each, called in turn with the same query. Who comes second finds the rows in the
-    processor's cache, so they take turns in that, too."""
+    """Return the median seconds of each function, called alternately with the same query. The first
+    call warms the processor's cache for the second, so the order alternates, too.
+    """
     for query in queries if warm else []:
         for search in searches:
             search(query[None])
@@ -246,7 +247,7 @@ def recall(
     chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
     where: Eq | None = None,
 ) -> float:
-    """Of the true ten nearest among the chosen rows, the share that was found."""
+    """Return the share of the true ten nearest rows, among the selected ones, that was found."""
     rows = np.flatnonzero(chosen)
     nearest = np.argpartition(-(queries @ vectors[rows].T), K, axis=1)[:, :K]
     found = kb.nearest(queries, K, where=where)
@@ -261,7 +262,7 @@ def recall(
 
 
 def stall(kb: KnowledgeBase, queries: Vectors) -> Ratio:
-    """Searches while the graph is built anew: blocked, the longest would take all the time."""
+    """Search while the graph is rebuilt: a blocked search would take as long as the rebuild."""
     start, longest, i = time.perf_counter(), 0.0, 0
     kb.nearest(queries[:1], K)
     while building(kb):
@@ -339,7 +340,7 @@ def inserting(folder: Path, size: Size) -> Iterator[Ratio]:
 
 
 def bare_sqlite(path: Path) -> sqlite3.Connection:
-    """The least that a store in SQLite can take."""
+    """Return the minimal cost of a store in SQLite."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -354,7 +355,7 @@ def see_elsewhere(reader: subprocess.Popen[str], number: int) -> None:
 
 
 def noise(seed: int) -> Image:
-    """About 50 KB that do not compress."""
+    """Return about 50 KB of incompressible bytes."""
     pixels = np.random.default_rng(seed).integers(0, 256, (129, 129, 3), np.uint8)
     return Image.from_pillow(Pillow.fromarray(pixels))
 
