@@ -49,7 +49,7 @@ def main() -> None:
         everything = [example.query for example in examples]
         pipeline.answer_sync(queries[0])  # loads the model
         measured = {
-            "one question, ms": lambda: singly(pipeline, queries) * 1000,
+            "one question, ms": lambda: in_sequence(pipeline, queries) * 1000,
             "batched, ms a question": lambda: batched(pipeline, queries) * 1000,
             "1,797 embeddings, s": lambda: timed(lambda: embedder.embed(everything)),
         }
@@ -71,7 +71,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def singly(pipeline: Pipeline, queries: list[Query]) -> float:
+def in_sequence(pipeline: Pipeline, queries: list[Query]) -> float:
     """Return seconds per question, retrieval included, for questions in sequence."""
 
     async def ask() -> None:

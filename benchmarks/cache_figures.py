@@ -13,7 +13,7 @@ from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.streams import StreamResult, gain, growth, mean_over
 
 if TYPE_CHECKING:
-    from benchmarks.cache_of_thought import Measured
+    from benchmarks.cache_of_thought import SettingResults
 
 STARTS = ("NoStart", "ColdStart", "WarmStart", "Hierarchical", "half first", "coverage")
 BASELINES = (
@@ -27,7 +27,7 @@ APPRENTICE = "apprentice"
 THIRDS = ("first", "second", "third")
 
 
-def tables(measured: Measured) -> str:
+def tables(measured: SettingResults) -> str:
     setting = measured.setting
     title = (
         f"# Cache-of-Thought: `{setting.spec}`\n\n{len(setting.seeds)} streams (seeds"
@@ -42,12 +42,12 @@ def tables(measured: Measured) -> str:
     return "\n\n".join((*parts, *more)) + "\n"
 
 
-def _fixed(measured: Measured) -> str:
+def _fixed(measured: SettingResults) -> str:
     rows = [(name, _told(mean_over(found))) for name, found in measured.fixed.items()]
     return "Fixed caches, the apprentice's accuracy:\n\n" + _table(("row", "accuracy"), rows)
 
 
-def _overall(measured: Measured) -> str:
+def _overall(measured: SettingResults) -> str:
     rates = measured.setting.rates
     rows = [
         (name, *(_cell(measured, name, rate) for rate in rates)) for name in (*STARTS, *BASELINES)
@@ -56,7 +56,7 @@ def _overall(measured: Measured) -> str:
     return "Accuracy of all answers by the apprentice's share (figure 5):\n\n" + _table(head, rows)
 
 
-def _gains(measured: Measured) -> str:
+def _gains(measured: SettingResults) -> str:
     """Return gains over the zero-shot apprentice on the items that it answered."""
     rates = measured.setting.rates
     rows = [(name, *(_told(_gain(measured, name, rate)) for rate in rates)) for name in STARTS]
@@ -64,7 +64,7 @@ def _gains(measured: Measured) -> str:
     return "The apprentice's gain over itself without examples (figure 6):\n\n" + _table(head, rows)
 
 
-def _thirds(measured: Measured) -> str:
+def _thirds(measured: SettingResults) -> str:
     rates = measured.setting.rates
     rows = []
     for start in STARTS:
@@ -76,7 +76,7 @@ def _thirds(measured: Measured) -> str:
     return "The same by third of the stream (figure 7):\n\n" + _table(head, rows)
 
 
-def _paired(measured: Measured) -> str:
+def _paired(measured: SettingResults) -> str:
     """Compare paired streams. The same coin routes equal queries; for other routers compare all
     queries.
     """
@@ -98,9 +98,9 @@ def _paired(measured: Measured) -> str:
     return "Paired differences:\n\n" + _table(head, rows)
 
 
-def _bars(measured: Measured) -> str:
-    """Return error bars, and the master's share of the queries, which depends on seed and router.
-    """
+def _bars(measured: SettingResults) -> str:
+    """Return error bars, and the master's share of the queries, which depends on seed and
+    router."""
     master = measured.fixed["master"]
     alone = mean_over(master).value
     rows = []
@@ -118,12 +118,12 @@ def _bars(measured: Measured) -> str:
     )
 
 
-def _apgr(measured: Measured) -> str:
+def _apgr(measured: SettingResults) -> str:
     rows = [(name, _told(apgr(measured, name))) for name in (*STARTS, *BASELINES)]
     return "APGR, cost being calls of the master:\n\n" + _table(("start", "APGR"), rows)
 
 
-def apgr(measured: Measured, name: str) -> Estimate:
+def apgr(measured: SettingResults, name: str) -> Estimate:
     """Return the APGR over the mean of all streams, with its range over the seeds."""
     seeds = range(len(measured.setting.seeds))
     whole = _apgr_of(measured, name, list(seeds))
@@ -131,7 +131,7 @@ def apgr(measured: Measured, name: str) -> Estimate:
     return Estimate(whole, min(single), max(single))
 
 
-def _apgr_of(measured: Measured, name: str, seeds: Sequence[int]) -> float:
+def _apgr_of(measured: SettingResults, name: str, seeds: Sequence[int]) -> float:
     def mean(streams: Sequence[StreamResult]) -> float:
         return mean_over([streams[seed] for seed in seeds]).value
 
@@ -144,16 +144,16 @@ def _apgr_of(measured: Measured, name: str, seeds: Sequence[int]) -> float:
     return average_gap_recovered(curve, weak=weak, strong=strong)
 
 
-def _gain(measured: Measured, name: str, rate: int, part: int | None = None) -> Estimate:
+def _gain(measured: SettingResults, name: str, rate: int, part: int | None = None) -> Estimate:
     streams, alone = measured.streams[name, rate], measured.fixed["zero-shot"]
     return gain(streams, alone, tier=APPRENTICE, part=part)
 
 
-def _shares(measured: Measured, name: str) -> list[int]:
+def _shares(measured: SettingResults, name: str) -> list[int]:
     return [rate for rate in measured.setting.rates if (name, rate) in measured.streams]
 
 
-def _cell(measured: Measured, name: str, rate: int) -> str:
+def _cell(measured: SettingResults, name: str, rate: int) -> str:
     streams = measured.streams.get((name, rate))
     return "" if streams is None else _told(mean_over(streams))
 
@@ -177,7 +177,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines())
 
 
-def draw(measured: Measured, path: Path) -> None:
+def draw(measured: SettingResults, path: Path) -> None:
     """Draw figures 5, 6 and 7 side by side."""
     rates = measured.setting.rates
     looks = dict(zip((*STARTS, *BASELINES), "osD^*pxv1P2", strict=True))

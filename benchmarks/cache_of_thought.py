@@ -20,22 +20,22 @@ from pathlib import Path
 
 from benchmarks.cache_figures import draw, tables
 from benchmarks.cache_streams import (
-    Drawn,
-    Nothing,
+    EmptyRetriever,
+    ModelPool,
+    RandomRetriever,
     Retrieving,
     Setting,
-    Workshop,
-    covered,
-    flipped,
+    coin_router,
+    coverage_router,
     half_first,
-    mastered,
     pipeline,
-    streamed,
+    run_stream,
+    run_votes,
     table_one,
-    voted,
+    with_master_answers,
 )
 from bottega import Example, KnowledgeBase
-from bottega.evaluation import baselines
+from bottega.evaluation import votes
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome, pipeline_method
@@ -59,7 +59,7 @@ Key = tuple[str, int]  # a start or a baseline, and the apprentice's share in pe
 
 
 @dataclass
-class Measured:
+class SettingResults:
     """Results of one setting: streams by start and share, and answers with a fixed cache by row, in
     the order of the seeds.
     """
@@ -95,18 +95,18 @@ def main() -> None:
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
-async def measure(setting: Setting, replies: Path) -> Measured:
+async def measure(setting: Setting, replies: Path) -> SettingResults:
     """Run all streams of all seeds concurrently; the models batch their requests."""
-    workshop = Workshop(replies)
+    workshop = ModelPool(replies)
     free = asyncio.Semaphore(STREAMS_AT_ONCE)
 
-    async def one(seed: int) -> Measured:
+    async def one(seed: int) -> SettingResults:
         data = setting.load(seed)
-        corpus = await mastered(workshop, data.knowledge, data.labels)
+        corpus = await with_master_answers(workshop, data.knowledge, data.labels)
         alone = await fixed(workshop, setting, data, corpus, seed)
         found = await dynamic(workshop, setting, data, corpus, seed, free)
         print(f"{setting.spec}, seed {seed}: done", flush=True)
-        return Measured(setting, found, alone)
+        return SettingResults(setting, found, alone)
 
     try:
         return joined(await asyncio.gather(*map(one, setting.seeds)))
@@ -115,15 +115,15 @@ async def measure(setting: Setting, replies: Path) -> Measured:
         await workshop.master.aclose()
 
 
-def joined(single: Sequence[Measured]) -> Measured:
+def joined(single: Sequence[SettingResults]) -> SettingResults:
     first = single[0]
     streams = {key: [one.streams[key][0] for one in single] for key in first.streams}
     answers = {key: [one.fixed[key][0] for one in single] for key in first.fixed}
-    return Measured(first.setting, streams, answers)
+    return SettingResults(first.setting, streams, answers)
 
 
 async def dynamic(
-    workshop: Workshop,
+    workshop: ModelPool,
     setting: Setting,
     data: Benchmark,
     corpus: Sequence[Example],
@@ -132,24 +132,24 @@ async def dynamic(
 ) -> dict[Key, list[StreamResult]]:
     """Run each start at each share, and the baselines at some shares."""
     cold = corpus[: round(COLD * len(data.items))]
-    run = partial(streamed, workshop, setting, data)
-    vote = partial(voted, workshop, setting, data)
-    drawn: Retrieving = lambda cache: Drawn(cache, seed)  # noqa: E731
+    run = partial(run_stream, workshop, setting, data)
+    vote = partial(run_votes, workshop, setting, data)
+    drawn: Retrieving = lambda cache: RandomRetriever(cache, seed)  # noqa: E731
     jobs: dict[Key, Callable[[], Awaitable[StreamResult]]] = {}
     for rate in setting.rates:
-        coin = flipped(rate, seed)
+        coin = coin_router(rate, seed)
         jobs |= {
             ("NoStart", rate): partial(run, coin),
             ("ColdStart", rate): partial(run, coin, cold),
             ("WarmStart", rate): partial(run, coin, corpus),
             ("Hierarchical", rate): partial(run, coin, corpus, workshop.hashtags),
             ("half first", rate): partial(run, half_first(rate, seed, len(data.items))),
-            ("coverage", rate): partial(run, covered(setting, rate, seed)),
+            ("coverage", rate): partial(run, coverage_router(setting, rate, seed)),
         }
         if rate not in FEW:
             continue
         jobs |= {
-            ("no cache", rate): partial(run, coin, (), lambda cache: Nothing()),
+            ("no cache", rate): partial(run, coin, (), lambda cache: EmptyRetriever()),
             ("random, NoStart", rate): partial(run, coin, (), drawn),
             ("vote, NoStart", rate): partial(vote, coin),
             ("random, WarmStart", rate): partial(run, coin, corpus, drawn),
@@ -165,7 +165,7 @@ async def dynamic(
 
 
 async def fixed(
-    workshop: Workshop,
+    workshop: ModelPool,
     setting: Setting,
     data: Benchmark,
     corpus: Sequence[Example],
@@ -175,7 +175,7 @@ async def fixed(
     found: dict[str, list[StreamResult]] = {}
     half = corpus[: len(corpus) // 2]
     rows = table_one(workshop, corpus)
-    drawn: Retrieving = lambda cache: Drawn(cache, seed)  # noqa: E731
+    drawn: Retrieving = lambda cache: RandomRetriever(cache, seed)  # noqa: E731
     found["master"] = [await _alone(workshop, data, 1)]
     found["zero-shot"] = [await _alone(workshop, data, 0)]
     for size, known in (("full", corpus), ("half", half)):
@@ -193,21 +193,21 @@ async def fixed(
 
 def _voting(retrieve: Retriever, shots: int) -> Method:
     async def vote(query: Query) -> Outcome:
-        return Outcome(baselines.vote(await retrieve(query, shots)))
+        return Outcome(votes.vote(await retrieve(query, shots)))
 
     return Method("vote", shots, vote)
 
 
-async def _alone(workshop: Workshop, data: Benchmark, place: int) -> StreamResult:
+async def _alone(workshop: ModelPool, data: Benchmark, position: int) -> StreamResult:
     with workshop.open() as cache:
         by_name = pipeline(
-            workshop, cache, lambda tiers: FixedRouter(tiers[place]), labels=data.labels
+            workshop, cache, lambda tiers: FixedRouter(tiers[position]), labels=data.labels
         )
         return await _asked(data, pipeline_method("alone", replace(by_name, record=None)))
 
 
 def _shown(
-    workshop: Workshop, data: Benchmark, cache: KnowledgeBase, retrieving: Retrieving, shots: int
+    workshop: ModelPool, data: Benchmark, cache: KnowledgeBase, retrieving: Retrieving, shots: int
 ) -> Method:
     """Answer without storing any answer."""
     answers = pipeline(

@@ -30,7 +30,7 @@ from bottega import (
     bundled,
     cache_of_thought,
 )
-from bottega.evaluation import baselines
+from bottega.evaluation import votes
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.outcomes import Method, Outcome, pipeline_method
@@ -57,7 +57,7 @@ Retrieving = Callable[[KnowledgeBase], Retriever]
 Routing = Callable[[KnowledgeBase, Sequence[Tier]], Router]
 
 
-class Workshop:
+class ModelPool:
     """Both models and the embedders. Replies are stored by prompt content: greedy decoding answers
     equal prompts equally in every stream.
     """
@@ -96,7 +96,7 @@ class Workshop:
         vectors = partial(cache.vectors, by="dual")
         tree = HashtagTree(LeaveOneOutGroupCount(vectors, self._responses(cache)))
         search = partial(cache.search, by="dual")
-        return Settled(HashtagRetriever(cache.changes, vectors, self.dual, search, tree))
+        return SettledIndex(HashtagRetriever(cache.changes, vectors, self.dual, search, tree))
 
     def _responses(self, cache: KnowledgeBase) -> Callable[[Sequence[str]], Vectors]:
         return lambda ids: self.text.embed(
@@ -112,8 +112,8 @@ class _Brief(ReplayGenerator):
 
 @dataclass(frozen=True)
 class Setting:
-    """Benchmark with the settings of its streams. `shots` and `retrieve` were tuned on other seeds.
-    """
+    """Benchmark with the settings of its streams. `shots` and `retrieve` were tuned on other
+    seeds."""
 
     spec: str
     shots: int
@@ -133,7 +133,7 @@ class Setting:
         return DenseRetriever(partial(cache.search, by=self.view))
 
 
-class Settled:
+class SettledIndex:
     """Retriever that waits for groups rebuilt in the background, so results do not depend on the
     machine's speed.
     """
@@ -147,7 +147,7 @@ class Settled:
         return found
 
 
-class Drawn:
+class RandomRetriever:
     """Retriever of random demonstrations from the current cache."""
 
     def __init__(self, cache: KnowledgeBase, seed: int) -> None:
@@ -160,15 +160,15 @@ class Drawn:
         return [Candidate(one, 0.0) for one in self._cache.get_many(chosen)]
 
 
-class Nothing:
-    """Cheaper model without a cache."""
+class EmptyRetriever:
+    """Retriever without results: a cheaper model without a cache."""
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         return []
 
 
-async def mastered(
-    workshop: Workshop, examples: Iterable[Example], labels: Sequence[str]
+async def with_master_answers(
+    workshop: ModelPool, examples: Iterable[Example], labels: Sequence[str]
 ) -> list[Example]:
     """Return the questions with the master's answers instead of the gold ones, as a prefilled cache
     holds them. Questions without a master's answer are left out.
@@ -181,7 +181,7 @@ async def mastered(
 
 
 def pipeline(
-    workshop: Workshop,
+    workshop: ModelPool,
     cache: KnowledgeBase,
     route: Router | Callable[[Sequence[Tier]], Router],
     *,
@@ -202,8 +202,8 @@ def pipeline(
     )
 
 
-async def streamed(
-    workshop: Workshop,
+async def run_stream(
+    workshop: ModelPool,
     setting: Setting,
     data: Benchmark,
     route: Routing,
@@ -223,8 +223,8 @@ async def streamed(
         return await stream(data, pipeline_method("cached", answers, setting.shots))
 
 
-async def voted(
-    workshop: Workshop,
+async def run_votes(
+    workshop: ModelPool,
     setting: Setting,
     data: Benchmark,
     route: Routing,
@@ -242,12 +242,12 @@ async def voted(
                 trace = await asked.trace(query)
                 return Outcome(trace.answer, trace)
             found = await retrieve(query, setting.shots) if len(cache) else []
-            return Outcome(baselines.vote(found))
+            return Outcome(votes.vote(found))
 
         return await stream(data, Method("vote", setting.shots, answer))
 
 
-def flipped(rate: int, seed: int) -> Routing:
+def coin_router(rate: int, seed: int) -> Routing:
     """Return the paper's coin; `rate` is the apprentice's share in percent."""
     return lambda cache, tiers: RandomRouter(tiers, 1 - rate / 100, seed)
 
@@ -266,7 +266,7 @@ def half_first(rate: int, seed: int, items: int) -> Routing:
     return route
 
 
-def covered(setting: Setting, rate: int, seed: int) -> Routing:
+def coverage_router(setting: Setting, rate: int, seed: int) -> Routing:
     """Return a router with the same budget and an empty cache that sends the least covered queries
     to the master.
     """
@@ -278,9 +278,9 @@ def covered(setting: Setting, rate: int, seed: int) -> Routing:
     return route
 
 
-def table_one(workshop: Workshop, corpus: Sequence[Example]) -> dict[str, Retrieving]:
-    """Return the rows of Table 1 that the bundled parts support, as "cached side | query's side".
-    """
+def table_one(workshop: ModelPool, corpus: Sequence[Example]) -> dict[str, Retrieving]:
+    """Return the rows of Table 1 that the bundled parts support, as "cached side | query's
+    side"."""
     words = TfidfKeywordExtractor((response_text(one) for one in corpus), longest=1)
 
     def by(view: str, cache: KnowledgeBase) -> Retriever:

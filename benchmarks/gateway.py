@@ -26,10 +26,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
 from benchmarks.gateway_bodies import Body, image_body, text_body
-from benchmarks.gateway_cases import BARE, FLOOR, LITELLM, Case, peers
+from benchmarks.gateway_cases import (
+    AUGMENTED,
+    BARE,
+    FLOOR,
+    LITELLM,
+    PASSED,
+    REPEATED,
+    Case,
+    ours,
+    peers,
+)
 from benchmarks.gateway_figures import Bar, Figures, Run
-from benchmarks.gateway_load import Seen, Work
-from benchmarks.gateway_ours import AUGMENTED, PASSED, REPEATED, ours
+from benchmarks.gateway_load import LoadResult, Work
 from benchmarks.peers.mock_upstream import SAID
 from benchmarks.processes import ROOT
 
@@ -158,7 +167,9 @@ class Bench:
             longest=seen.longest * 1000,
         )
 
-    def _drive(self, case: Case, body: Body, concurrency: int, seconds: float, most: int) -> Seen:
+    def _drive(
+        self, case: Case, body: Body, concurrency: int, seconds: float, most: int
+    ) -> LoadResult:
         path, slots = body.written(self._folder, case.model, {})
         work = Work(
             port=case.server.port,
@@ -174,7 +185,7 @@ class Bench:
         )
         assert self._load.stdin is not None and self._load.stdout is not None
         self._load.stdin.write(json.dumps(asdict(work)) + "\n")
-        return Seen(**json.loads(self._load.stdout.readline()))
+        return LoadResult(**json.loads(self._load.stdout.readline()))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """The load of benchmarks/gateway.py, in a process of its own so that its work is not measured:
-reads a `Work` as a line of JSON, answers with a `Seen`.
+reads a `Work` as a line of JSON, answers with a `LoadResult`.
 
 Raw sockets that stay open. Each request writes its number into the slots of its body, so that no
 two are alike, or only so many as `variants` says.
@@ -45,15 +45,15 @@ class Times:
     errors: int = 0
     example: str = ""
 
-    def seen(self, seconds: float) -> Seen:
+    def seen(self, seconds: float) -> LoadResult:
         times = np.array(self.latencies or [np.nan])
         p50, p99 = np.percentile(times, [50, 99])
         done, longest = len(self.latencies), float(times.max())
-        return Seen(seconds, done, float(p50), float(p99), longest, self.errors, self.example)
+        return LoadResult(seconds, done, float(p50), float(p99), longest, self.errors, self.example)
 
 
 @dataclass(frozen=True)
-class Seen:
+class LoadResult:
     """Result of a load run, in seconds; `example` is the beginning of the first wrong reply."""
 
     seconds: float
@@ -131,7 +131,7 @@ def length(read: bytearray) -> int | None:
     return -1
 
 
-async def drive(work: Work) -> Seen:
+async def drive(work: Work) -> LoadResult:
     times, bodies = Times(), Bodies(work)
     started = time.perf_counter()
     await asyncio.gather(

@@ -51,7 +51,7 @@ class Cache:
     def __init__(self, stream: Sequence[Example], order: Vectors) -> None:
         self._stream = stream
         self._order = order
-        self._place = {str(example.id): place for place, example in enumerate(stream)}
+        self._place = {str(example.id): position for position, example in enumerate(stream)}
         self.size = 0
 
     def changes(self, since: int) -> list[ExampleChange]:
@@ -61,13 +61,13 @@ class Cache:
         return vectors[[self._place[id] for id in ids]]
 
     def search(self, query: Query, k: int, *, within: Collection[str]) -> list[Candidate]:
-        places = np.array([self._place[id] for id in within])
-        scores = self._order[places] @ self._order[self._place[str(query.id)]]
+        positions = np.array([self._place[id] for id in within])
+        scores = self._order[positions] @ self._order[self._place[str(query.id)]]
         best = np.argsort(-scores, kind="stable")[:k]
-        return [Candidate(self._stream[places[i]], float(scores[i])) for i in best]
+        return [Candidate(self._stream[positions[i]], float(scores[i])) for i in best]
 
 
-class Known:
+class PrecomputedEmbedder:
     """Embedder that returns precomputed rows."""
 
     fingerprint = "known"
@@ -97,7 +97,7 @@ def main() -> None:
 
 def drifting(entries: int, width: float, seed: int) -> list[Example]:
     """Move a window over the topics from the first to the last while entries arrive."""
-    scenes = drawn(2 * entries, seed)
+    scenes = generated_scenes(2 * entries, seed)
     waiting = {topic: [e for e in scenes if e.tags["topic"] == topic] for topic in ATTRIBUTES}
     rng = np.random.default_rng(seed)
     topics = np.arange(len(ATTRIBUTES))
@@ -110,7 +110,7 @@ def drifting(entries: int, width: float, seed: int) -> list[Example]:
     return stream
 
 
-def drawn(count: int, seed: int) -> list[Example]:
+def generated_scenes(count: int, seed: int) -> list[Example]:
     """Generate more scenes than the task renders at once, with the same invented words."""
     invented = AttributeTask(examples=1, queries=1).generate(seed).labels
     scenes = []
@@ -176,18 +176,18 @@ async def measured(
     retrieve = HashtagRetriever(
         entries.changes,
         lambda ids: entries.rows(ids, views.text),
-        Known(stream, views.text),
+        PrecomputedEmbedder(stream, views.text),
         entries.search,
         tree,
     )
     scores: list[tuple[float, ...]] = []
-    for place, example in enumerate(stream):
-        if place:
+    for position, example in enumerate(stream):
+        if position:
             found = await retrieve(example.query, SHOTS)
             await retrieve.settled()  # for figures that do not depend on the machine's load
-            if place >= COLD_START:
+            if position >= COLD_START:
                 scores.append(scored(example, found))
-        entries.size = place + 1
+        entries.size = position + 1
     means = np.mean(scores, axis=0)
     return {
         **dict(zip(METRICS, map(float, means), strict=True)),

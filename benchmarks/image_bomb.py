@@ -25,8 +25,17 @@ from PIL import Image as Pillow
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
-from benchmarks.processes import Server, await_port, free_port, start, stopping, uvicorn
-from benchmarks.served import STARTS, new_key, serve
+from benchmarks.processes import (
+    STARTS,
+    Server,
+    await_port,
+    free_port,
+    new_key,
+    serve,
+    start,
+    stopping,
+    uvicorn,
+)
 
 SIDE = 6320  # the largest square within the default `image_pixels`
 # Name: images of a body, pixels on a side, Pillow mode, format.

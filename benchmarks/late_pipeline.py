@@ -39,7 +39,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]
 WORDS = ("using", "the", "provided", "image", "obtain", "documents", "that", "what", "is", "this")
 
 
-class Prepared:
+class PrecomputedDocuments:
     """Embedder of questions by PreFLMR with precomputed documents, because the stored side is not
     measured.
     """
@@ -65,7 +65,7 @@ def pipeline_overhead() -> float:
         embed = FlmrEmbedder(saved(Path(name)), threads=1)
         with KnowledgeBase.open(":memory:", embed=TokenEmbedder.bundled()) as knowledge:
             knowledge.add(Example(Query(f"what is {n}"), str(n)) for n in range(EXAMPLES))
-            with LateInteractionIndex(knowledge, Prepared(embed)) as index:
+            with LateInteractionIndex(knowledge, PrecomputedDocuments(embed)) as index:
                 index.refresh()
                 return against_raw(embed, index, raw_index(knowledge))
 

@@ -94,7 +94,7 @@ async def recorded(queries: int, parallel: int) -> list[Wave]:
 
 
 @dataclass
-class Measured:
+class Timings:
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -103,7 +103,7 @@ class Measured:
 
 
 def compare(name: str, folder: Path, waves: Sequence[Wave], repeats: int, cache_mb: int) -> None:
-    every, once = Measured(), Measured()
+    every, once = Timings(), Timings()
     for _ in range(repeats):
         for keep, into in ((0, every), (cache_mb, once)):
             asyncio.run(sent(folder, waves, keep, into))
@@ -125,7 +125,7 @@ def ratio(some: Sequence[float], others: Sequence[float]) -> float:
     return statistics.median(one / other for one, other in zip(some, others, strict=True))
 
 
-async def sent(folder: Path, waves: Sequence[Wave], keep: int, into: Measured) -> None:
+async def sent(folder: Path, waves: Sequence[Wave], keep: int, into: Timings) -> None:
     generator = TransformersGenerator(folder, device="cpu", threads=1, prefix_cache_mb=keep)
     await generator.load()
     into.tokens = into.prompts = 0
@@ -141,7 +141,7 @@ async def sent(folder: Path, waves: Sequence[Wave], keep: int, into: Measured) -
     await generator.aclose()
 
 
-def count(generator: TransformersGenerator, into: Measured) -> None:
+def count(generator: TransformersGenerator, into: Timings) -> None:
     """Count the tokens that pass the decoder before the first token of an answer."""
     assert generator._loaded is not None
     model = generator._loaded.model

@@ -1,8 +1,9 @@
-"""Server processes on loopback, and their figures from Linux."""
+"""Server processes on loopback, their figures from Linux, and clocks."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -165,3 +166,48 @@ def _target(link: Path) -> str:
         return str(link.readlink())
     except FileNotFoundError:
         return ""
+
+
+STARTS = 90.0
+"""Seconds."""
+BOTTEGA = [sys.executable, "-m", "bottega"]
+
+
+def serve(
+    config: Path, port: int, log: Path, environment: Mapping[str, str] | None = None
+) -> Server:
+    """Start the gateway and return once it accepts connections."""
+    server = start([*BOTTEGA, "serve", "--config", str(config)], port, log, environment)
+    return await_port(server, STARTS)
+
+
+UNLIMITED = ("--tiers", "*", "--max-concurrent", "256")
+
+
+def new_key(data: Path, name: str, namespace: str, *options: str) -> str:
+    command = [*BOTTEGA, "keys", "add", name, "--data", str(data), "--namespace", namespace]
+    command += options
+    surroundings = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    made = subprocess.run(
+        [*command, "--json"], env=surroundings, capture_output=True, text=True, check=True
+    )
+    return str(json.loads(made.stdout)["key"])
+
+
+SCHEDULED = Path("/proc/thread-self/schedstat")  # Linux
+
+
+def clocks() -> tuple[float, float]:
+    """Return seconds, and seconds without those in which this thread was ready but had no core. On
+    a busy machine a synchronization ends with such a wait, of up to a scheduler tick.
+    """
+    waited = 0.0
+    if SCHEDULED.exists():
+        waited = int(SCHEDULED.read_text().split()[1]) / 1e9
+    now = time.perf_counter()
+    return now, now - waited
+
+
+def since(start: tuple[float, float]) -> tuple[float, float]:
+    wall, awake = clocks()
+    return wall - start[0], awake - start[1]

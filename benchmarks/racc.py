@@ -69,7 +69,7 @@ ONLINE, STORED, KNOWN = "RACC online", "RACC pre-saved", "RACC pre-saved, known 
 BARS = {CONCAT: 4.0, CANDIDATES: 4.0}  # how many times faster pre-saved is, the picture known
 
 hf: Any = transformers
-Way = Callable[[], Tensor]
+Method = Callable[[], Tensor]
 Seconds = Mapping[str, Sequence[float]]
 
 
@@ -82,9 +82,9 @@ def main() -> None:
     hf.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
         bench = built(Path(name))
-        measured = take_turns(bench.ways, 3 if options.quick else 11)
-        counted = {name: operations(way) for name, way in bench.ways.items()}
-    lines = [line(name, measured, counted) for name in bench.ways]
+        measured = take_turns(bench.methods, 3 if options.quick else 11)
+        counted = {name: operations(method) for name, method in bench.methods.items()}
+    lines = [line(name, measured, counted) for name in bench.methods]
     bars = verdicts(measured.wall)
     show(bench, lines, bars)
     if options.json:
@@ -99,7 +99,7 @@ class Bench:
     decoder.
     """
 
-    ways: dict[str, Way]
+    methods: dict[str, Method]
     weights: int
     sizes: dict[str, float] = field(default_factory=dict)
 
@@ -129,10 +129,10 @@ def built(folder: Path) -> Bench:
     reuse = KVReuse(loaded.model, loaded.encode, loaded.ends, InterleavedPrompter())
     known = PassageCompressor(racc, hyper, texts, store)
 
-    def anew(kept: PassageStore | None) -> Way:
+    def anew(kept: PassageStore | None) -> Method:
         return lambda: case.condensed(PassageCompressor(racc, hyper, texts, kept))
 
-    ways: dict[str, Way] = {
+    methods: dict[str, Method] = {
         CONCAT: case.concatenated,
         CANDIDATES: lambda: candidates(case).tokens,
         "full reuse of keys and values": lambda: case.reused(reuse),
@@ -148,7 +148,7 @@ def built(folder: Path) -> Bench:
     sizes |= {"one vector, fp16": float(vectors.bytes_per_passage)}
     sizes |= {"keys and values, fp16": float(LENGTH * bytes_a_token(racc.config.geometry))}
     decoder = loaded.model.model.language_model.parameters()
-    return Bench(ways, sum(one.numel() for one in decoder), sizes)
+    return Bench(methods, sum(one.numel() for one in decoder), sizes)
 
 
 def random_model(folder: Path) -> LoadedModel:
@@ -167,11 +167,11 @@ def drawn(model: Any, texts: InputBuilder) -> Case:
     draw = random.Random(SEED)
     passages = [passage(texts, draw) for _ in range(PASSAGES)]
     shown = [
-        Candidate(Example(one, "", id=f"p{place}"), draw.uniform(20, 25))
-        for place, one in enumerate(passages)
+        Candidate(Example(one, "", id=f"p{position}"), draw.uniform(20, 25))
+        for position, one in enumerate(passages)
     ]
-    picture = Image.from_pillow(Pillow.effect_noise((64, 64), 80).convert("RGB"))
-    return Case(model, texts, Query(QUESTION, (picture,)), shown, TOKENS)
+    image = Image.from_pillow(Pillow.effect_noise((64, 64), 80).convert("RGB"))
+    return Case(model, texts, Query(QUESTION, (image,)), shown, TOKENS)
 
 
 def passage(texts: InputBuilder, draw: random.Random) -> Query:
@@ -200,7 +200,7 @@ def bytes_a_token(geometry: Geometry) -> int:
 
 
 @dataclass
-class Measured:
+class Timings:
     """Seconds of each round, and the process's own seconds, which other work on the machine
     lengthens less.
     """
@@ -209,29 +209,29 @@ class Measured:
     cpu: dict[str, list[float]]
 
 
-def take_turns(ways: Mapping[str, Way], rounds: int) -> Measured:
+def take_turns(methods: Mapping[str, Method], rounds: int) -> Timings:
     """Time the methods in rounds; each round starts with another method."""
-    for name, way in ways.items():  # also warms up
-        if way().shape != (1, TOKENS):
+    for name, method in methods.items():  # also warms up
+        if method().shape != (1, TOKENS):
             raise ValueError(f"{name} answers with another number of tokens")
-    names = list(ways)
-    measured = Measured({name: [] for name in names}, {name: [] for name in names})
+    names = list(methods)
+    measured = Timings({name: [] for name in names}, {name: [] for name in names})
     for turn in range(rounds):
-        for place in range(len(names)):
-            name = names[(place + turn) % len(names)]
+        for position in range(len(names)):
+            name = names[(position + turn) % len(names)]
             began, worked = time.perf_counter(), time.process_time()
-            ways[name]()
+            methods[name]()
             measured.wall[name].append(time.perf_counter() - began)
             measured.cpu[name].append(time.process_time() - worked)
     return measured
 
 
-def operations(way: Way) -> int:
+def operations(method: Method) -> int:
     """Return floating-point operations of an answer, by torch's counter. The counter ignores fused
     CPU attention, so plain matrix products are used.
     """
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        way()
+        method()
     return int(counter.get_total_flops())
 
 
@@ -240,7 +240,7 @@ def ratios(measured: Seconds, name: str, of: str) -> list[float]:
     return [one / other for one, other in zip(measured[name], measured[of], strict=True)]
 
 
-def line(name: str, measured: Measured, counted: Mapping[str, int]) -> dict[str, Any]:
+def line(name: str, measured: Timings, counted: Mapping[str, int]) -> dict[str, Any]:
     faster = ratios(measured.wall, CONCAT, name)
     return {
         "name": name,

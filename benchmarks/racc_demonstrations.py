@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.racc_remembering import Remembering
-from benchmarks.racc_start import begin
+from benchmarks.racc_start import MemoizedObjective, begin
 from bottega.bundled import bundled_folder
 from bottega.cli.compressor_training import StoreBuilder
 from bottega.compression import CompressorConfig, save
@@ -73,7 +72,7 @@ VARIANTS = {
 }
 
 
-class Shelves:
+class AlternatingBatches:
     """Training batches from several knowledge bases, one per step."""
 
     def __init__(self, parts: Sequence[RetrievedLessons]) -> None:
@@ -94,7 +93,7 @@ def base_of(data: Benchmark) -> KnowledgeBase:
     return knowledge
 
 
-def drawn_lessons(task: str = TASK, bases: int = TAUGHT, shots: int = SHOTS) -> Shelves:
+def training_data(task: str = TASK, bases: int = TAUGHT, shots: int = SHOTS) -> AlternatingBatches:
     parts = []
     for seed in range(SEED, SEED + bases):
         data = load_benchmark(task, seed=seed)
@@ -102,24 +101,24 @@ def drawn_lessons(task: str = TASK, bases: int = TAUGHT, shots: int = SHOTS) -> 
         parts.append(
             RetrievedLessons(data, data.items, retrieve, seed=seed, shots=shots, batch=BATCH)
         )
-    return Shelves(parts)
+    return AlternatingBatches(parts)
 
 
-def made(variant: Variant, lessons: Shelves, out: Path) -> dict[str, object]:
+def made(variant: Variant, examples: AlternatingBatches, out: Path) -> dict[str, object]:
     model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    between = Remembering(**vars(teaching(model, layer=LAYER)))
+    between = MemoizedObjective(**vars(teaching(model, layer=LAYER)))
     shape = CompressorConfig(
         between.hyper.width, Geometry.of(model.model), PROMPTS, PROMPTS, prompting="reading"
     )
     racc, started = untrained(shape, between), time.process_time()
     if variant.pointed:
-        between.calibrate(racc, lessons.sample(CALIBRATED))
-        begin(racc, between, lessons.sample(BEGUN))
+        between.calibrate(racc, examples.sample(CALIBRATED))
+        begin(racc, between, examples.sample(BEGUN))
     else:
-        between.calibrate(racc, lessons.sample(BEGUN // 3))
+        between.calibrate(racc, examples.sample(BEGUN // 3))
     begun, losses = time.process_time(), list[float]()
     if variant.course is not None:
-        train(racc, between, lessons, variant.course, report=lambda one: losses.append(one.loss))
+        train(racc, between, examples, variant.course, report=lambda one: losses.append(one.loss))
     save(racc, out, hyper=between.hyper, base=model.model)
     return {
         "seconds_to_start": begun - started,
@@ -149,12 +148,12 @@ def compressing_methods(
     settings = Classifier(generator, (), sampling=Sampling(max_tokens=64))
     right = {item.query.id: item.answer for item in data.items}
 
-    def told(query: Query, one: Candidate) -> float:
+    def oracle_score(query: Query, one: Candidate) -> float:
         return GOLD_SCORE * (one.example.answer == right[query.id])
 
     ways: dict[str, Retriever] = {
         "racc": retrieve,
-        "racc-told": RescoredRetriever(retrieve, told),
+        "racc-told": RescoredRetriever(retrieve, oracle_score),
         "racc-flat": RescoredRetriever(retrieve, lambda query, one: 0.0),
         "racc-swapped": SwappedRetriever(retrieve, data),
     }
@@ -185,10 +184,10 @@ def asked(data: Benchmark, methods: Sequence[Method]) -> list[dict[str, object]]
     rows: list[dict[str, object]] = []
     for method in methods:
         result, scored = asyncio.run(evaluate(data, method, RunConfig()))
-        told = {name: getattr(result, name) for name in ("method", "shots", "n", "value")}
-        told |= {name: getattr(result, name) for name in ("low", "high", "seconds")}
-        told["prompt_tokens"] = sum(one.prompt_tokens for one in scored) / len(scored)
-        rows.append(told)
+        record = {name: getattr(result, name) for name in ("method", "shots", "n", "value")}
+        record |= {name: getattr(result, name) for name in ("low", "high", "seconds")}
+        record["prompt_tokens"] = sum(one.prompt_tokens for one in scored) / len(scored)
+        rows.append(record)
     return rows
 
 
@@ -208,7 +207,7 @@ def main() -> None:
         settings = Classifier(bundled(), data.labels)
         methods = plan(RunConfig(methods=SHOWN, shots=(1, args.shots)), data, knowledge, settings)
         _say(baselines, {"rows": asked(data, methods)})
-    lessons: Shelves | None = None
+    examples: AlternatingBatches | None = None
     for name in args.only.split(","):
         file = args.work / f"{name.replace(' ', '-')}.json"
         if file.exists():
@@ -216,17 +215,19 @@ def main() -> None:
         folder = args.work / file.stem
         log = folder / "training.json"
         if not log.exists():
-            lessons = lessons or drawn_lessons(args.task, shots=args.shots)
-            log.write_text(json.dumps(made(VARIANTS[name], lessons, folder)))
+            examples = examples or training_data(args.task, shots=args.shots)
+            log.write_text(json.dumps(made(VARIANTS[name], examples, folder)))
         methods = compressing_methods(data, knowledge, folder, args.shots)
-        told = json.loads(log.read_text())
-        _say(file, {"variant": name, **told, "rows": asked(data, methods)})
+        record = json.loads(log.read_text())
+        _say(file, {"variant": name, **record, "rows": asked(data, methods)})
 
 
-def _say(file: Path, told: dict[str, Any]) -> None:
-    file.write_text(json.dumps(told, indent=1))
-    shown = ", ".join(f"{row['method']} {row['shots']}: {row['value']:.3f}" for row in told["rows"])
-    print(f"{file.stem} ({told.get('seconds', 0):.0f} s): {shown}", flush=True)
+def _say(file: Path, record: dict[str, Any]) -> None:
+    file.write_text(json.dumps(record, indent=1))
+    shown = ", ".join(
+        f"{row['method']} {row['shots']}: {row['value']:.3f}" for row in record["rows"]
+    )
+    print(f"{file.stem} ({record.get('seconds', 0):.0f} s): {shown}", flush=True)
 
 
 if __name__ == "__main__":

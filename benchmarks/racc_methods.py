@@ -25,8 +25,8 @@ hf: Any = transformers
 
 @dataclass(frozen=True)
 class Case:
-    """Question with its retrieved passages. Answers have exactly `tokens` tokens, decoded greedily.
-    """
+    """Question with its retrieved passages. Answers have exactly `tokens` tokens, decoded
+    greedily."""
 
     model: Any
     texts: InputBuilder

@@ -72,7 +72,7 @@ def vectors_of(
 def trained(
     method: OneTokenCompressor,
     teaching: TrainingObjective,
-    lessons: FactLessons,
+    examples: FactLessons,
     vectors: Vectors,
     course: TrainingConfig,
     report: Callable[[int, float], None],
@@ -81,7 +81,7 @@ def trained(
     for step in range(course.steps):
         for group in optimizer.param_groups:
             group["lr"] = course.rate_at(step)
-        batch = lessons(step)
+        batch = examples(step)
         prefix = method(teaching.base, stacked(vectors, batch))
         loss = teaching.answer_loss(prefix, batch)
         optimizer.zero_grad()
@@ -91,8 +91,8 @@ def trained(
         report(step, loss.item())
 
 
-def stacked(vectors: Vectors, lessons: Sequence[TrainingExample]) -> Tensor:
-    rows = ([vectors[str(one.query.id)] for one in lesson.passages] for lesson in lessons)
+def stacked(vectors: Vectors, examples: Sequence[TrainingExample]) -> Tensor:
+    rows = ([vectors[str(one.query.id)] for one in lesson.passages] for lesson in examples)
     return torch.stack([torch.cat(some) for some in rows])
 
 
@@ -102,13 +102,13 @@ def asked(
     """Return the methods: passages retrieved as in `concat`, and as in `racc-swapped`."""
     right = {str(item.query.id): item.tags["passage"] for item in data.items}
     with KnowledgeBase.open(":memory:", embed=None) as empty:
-        known = pools(data, empty)
+        candidates = pools(data, empty)
     inside: dict[str, Retriever] = {
-        name: OracleRetriever(pool, right, seed=0) for name, pool in known.items()
+        name: OracleRetriever(pool, right, seed=0) for name, pool in candidates.items()
     }
     found = LateInteractionScorer(EpisodeRetriever(data.episode_of, inside))
     search = PrefixSearcher(
-        Bridging(method, model),
+        BridgePrefixer(method, model),
         model,
         prompt=InterleavedPrompter(show_choices=False, repeat_question=False),
         parse=data.parse,
@@ -128,7 +128,7 @@ def asked(
     ]
 
 
-class Bridging:
+class BridgePrefixer:
     def __init__(self, method: OneTokenCompressor, model: TransformersGenerator) -> None:
         self._method, self._model = method, model
 
@@ -158,10 +158,10 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     loaded = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    teaching, lessons = taught(loaded), fact_lessons()
+    teaching, examples = taught(loaded), fact_lessons()
     method = OneTokenCompressor(teaching.hyper.width)
-    known = FactTask(queries=ASKED, episodes=EPISODES).generate(SEED).knowledge
-    vectors = vectors_of(method, teaching.hyper, teaching.inputs, known)
+    candidates = FactTask(queries=ASKED, episodes=EPISODES).generate(SEED).knowledge
+    vectors = vectors_of(method, teaching.hyper, teaching.inputs, candidates)
     method.calibrate(torch.stack(list(vectors.values())))
     losses: list[float] = []
 
@@ -172,7 +172,7 @@ def main() -> None:
 
     began = time.perf_counter()
     course = replace(COURSE, steps=options.steps, rate=options.rate)
-    trained(method, teaching, lessons, vectors, course, report)
+    trained(method, teaching, examples, vectors, course, report)
     seconds = time.perf_counter() - began
     data = load_benchmark("facts", seed=0, limit=options.limit)
     results = asyncio.run(measured(data, method.eval()))
@@ -183,8 +183,13 @@ def main() -> None:
     if options.json:
         names = ("method", "n", "value", "low", "high")
         rows = [{name: getattr(one, name) for name in names} for one in results]
-        told = {"steps": options.steps, "seconds": seconds, "first": losses[0], "last": last}
-        options.json.write_text(json.dumps({**told, "rows": rows}, indent=1))
+        record = {
+            "steps": options.steps,
+            "seconds": seconds,
+            "first": losses[0],
+            "last": last,
+        }
+        options.json.write_text(json.dumps({**record, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -83,18 +83,18 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-def made(variant: Variant, lessons: FactLessons, out: Path, steps: int) -> dict[str, object]:
+def made(variant: Variant, examples: FactLessons, out: Path, steps: int) -> dict[str, object]:
     model, hyper = _loaded("apprentice"), _loaded(variant.hyper) if variant.hyper else None
     between = teaching(model, hyper, layer=variant.layer)
     torch.manual_seed(0)
     how = replace(shape(model), width=between.hyper.width, **variant.shape)
     racc = RaccModel(how, _hard(hyper or model, between, how))
     if variant.calibrated:
-        between.calibrate(racc, lessons.sample(512, -1))
+        between.calibrate(racc, examples.sample(512, -1))
     course = replace(COURSE, steps=steps, **variant.course)
     losses: list[float] = []
     started = time.perf_counter()
-    train(racc, between, lessons, course, report=lambda one: losses.append(one.loss))
+    train(racc, between, examples, course, report=lambda one: losses.append(one.loss))
     save(racc, out, hyper=between.hyper, base=model.model)
     return {
         "steps": steps,
@@ -159,19 +159,19 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.work.mkdir(parents=True, exist_ok=True)
-    lessons = fact_lessons()
+    examples = fact_lessons()
     for name in args.only.split(","):
         variant, file = VARIANTS[name], args.work / f"{name.replace(' ', '-')}.json"
         if file.exists():
             continue
-        lessons.hard = variant.hard
+        examples.hard = variant.hard
         folder = args.work / file.stem
-        told = made(variant, lessons, folder, args.steps)
+        record = made(variant, examples, folder, args.steps)
         rows = asyncio.run(asked(folder, METHODS, args.limit, variant.hyper))
         rows += asyncio.run(asked(folder, ("racc-swapped",), CONTROLLED, variant.hyper))
-        file.write_text(json.dumps({"variant": name, **told, "rows": rows}, indent=1))
+        file.write_text(json.dumps({"variant": name, **record, "rows": rows}, indent=1))
         shown = ", ".join(f"{row['method']} {row['value']:.3f}" for row in rows)
-        print(f"{name}: {shown} ({told['seconds']:.0f} s)", flush=True)
+        print(f"{name}: {shown} ({record['seconds']:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

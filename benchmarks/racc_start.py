@@ -6,15 +6,104 @@ them look like the query. Attention by plain similarity then chooses by chance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.racc_remembering import Remembering
 from bottega.compression.aggregator import CrossAttention
-from bottega.compression.model import RaccModel
+from bottega.compression.model import QueryPrompts, RaccModel
 from bottega.compression.objective import TrainingExample, TrainingObjective, relevance_mask
+from bottega.compression.store import content_digest
+from bottega.kv_prefix import KeyValues
+from bottega.types import Example, Query
+
+AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class MemoizedObjective(TrainingObjective):
+    """Training objective that memoizes the compressed texts of one compressor. Its `documents` and
+    `queries` get no gradient and must stay constant, except for their slots: `moved` gives the
+    offset.
+    """
+
+    _told: dict[str, Tensor] = field(default_factory=dict)
+    _asked: dict[str, Tensor] = field(default_factory=dict)
+    _real: dict[str, Tensor] = field(default_factory=dict)
+
+    def moved(self, record: Tensor, asking: Tensor) -> None:
+        for candidates, change in ((self._told, record), (self._asked, asking)):
+            candidates.update({mark: one + change for mark, one in candidates.items()})
+
+    def prompts(
+        self,
+        racc: RaccModel,
+        examples: Sequence[TrainingExample],
+        scores: Tensor,
+        *,
+        prdb: bool = False,
+    ) -> Tensor:
+        return racc.aggregate(self.documents(racc, examples), self.asked(racc, examples), scores)
+
+    def documents(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> Tensor:
+        """Return memoized prompts of shape (batch, demonstrations, prompts, width)."""
+        self._read(racc, (one for lesson in examples for one in lesson.passages))
+        return torch.stack(
+            [
+                torch.stack([self._told[content_digest(one)] for one in lesson.passages])
+                for lesson in examples
+            ]
+        )
+
+    def asked(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> QueryPrompts:
+        queries = [lesson.query for lesson in examples]
+        new = {_mark(one): one for one in queries if _mark(one) not in self._asked}
+        for part in _parts(list(new)):
+            with torch.no_grad():
+                asked = racc.compress_query(
+                    self.hyper, self.inputs.query_inputs([new[mark] for mark in part])
+                )
+            rows = torch.stack([asked.image, asked.question, asked.both], dim=1)
+            self._asked.update(zip(part, rows, strict=True))
+        candidates = torch.stack([self._asked[_mark(one)] for one in queries])
+        return QueryPrompts(*candidates.unbind(1))
+
+    def base_prefix(self, racc: RaccModel, passages: Sequence[Example]) -> KeyValues:
+        new = {
+            content_digest(one): one for one in passages if content_digest(one) not in self._real
+        }
+        for part in _parts(list(new)):
+            made = super().base_prefix(racc, [new[mark] for mark in part])
+            rows = torch.stack([torch.stack(layer) for layer in made.layers], dim=0)
+            self._real.update(zip(part, rows.unbind(2), strict=True))
+        rows = torch.stack([self._real[content_digest(one)] for one in passages], dim=2)
+        return KeyValues(tuple((layer[0], layer[1]) for layer in rows))
+
+    def _read(self, racc: RaccModel, passages: Iterable[Example]) -> None:
+        new = {
+            content_digest(one): one for one in passages if content_digest(one) not in self._told
+        }
+        for part in _parts(list(new)):
+            with torch.no_grad():
+                rows = racc.documents(self.hyper, self.inputs.passages([new[m] for m in part]))
+            self._told.update(zip(part, rows, strict=True))
+
+    def _long_enough(self, racc: RaccModel, passages: Sequence[Example]) -> list[bool]:
+        """Return True for each passage: all are long enough here, and a check would read them
+        again.
+        """
+        return [True] * len(passages)
+
+
+def _mark(query: Query) -> str:
+    return content_digest(Example(query, ""))
+
+
+def _parts(marks: Sequence[str]) -> list[Sequence[str]]:
+    return [marks[start : start + AT_ONCE] for start in range(0, len(marks), AT_ONCE)]
+
 
 SHRINKAGE = 0.1  # of both covariances; dimensions have about unit variance
 RANK = 30
@@ -22,13 +111,13 @@ OWN_PLACE, RIGHT = 160.0, 30.0  # nats for a prompt's own place, and for the rig
 FIRST = 100.0  # a score that leaves no doubt
 
 
-def begin(racc: RaccModel, between: Remembering, lessons: Sequence[TrainingExample]) -> None:
+def begin(racc: RaccModel, between: MemoizedObjective, examples: Sequence[TrainingExample]) -> None:
     """Initialize both halves after `TrainingObjective.calibrate`, which sets the scales."""
-    documents, asked = between.documents(racc, lessons), between.asked(racc, lessons)
+    documents, asked = between.documents(racc, examples), between.asked(racc, examples)
     before = [one.detach().clone() for one in _slots(racc)]
-    point(racc, documents, asked.both, relevance_mask(lessons))
+    point(racc, documents, asked.both, relevance_mask(examples))
     between.moved(*(now.detach() - one for now, one in zip(_slots(racc), before, strict=True)))
-    refit(racc, between, lessons)
+    refit(racc, between, examples)
 
 
 @torch.no_grad()
@@ -37,14 +126,14 @@ def point(racc: RaccModel, documents: Tensor, asked: Tensor, relevant: Tensor) -
     the covariance of a query with the difference of the two, in units of both covariances, in
     its `RANK` strongest directions. A prompt keeps its own position, which the slots encode.
     """
-    block, (told, asking) = racc.aggregator.blocks[0], _slots(racc)
+    block, (record, asking) = racc.aggregator.blocks[0], _slots(racc)
     assert isinstance(block, CrossAttention)
     both = relevant.any(1) & ~relevant.all(1)
     # All prompts of a query read the same token: one of them says it all.
-    documents, queries = documents - told, asked[:, -1] - asking[-1]
+    documents, queries = documents - record, asked[:, -1] - asking[-1]
     varying = _spread(documents.flatten(0, 2))
-    slots = torch.linalg.eigh(varying).eigenvectors[:, : len(told)]
-    for slot in (told, asking):
+    slots = torch.linalg.eigh(varying).eigenvectors[:, : len(record)]
+    for slot in (record, asking):
         slot.copy_(slots.T * len(slots) ** 0.5)
 
     right = relevant[both].float()
@@ -64,14 +153,14 @@ def point(racc: RaccModel, documents: Tensor, asked: Tensor, relevant: Tensor) -
 
 
 @torch.no_grad()
-def refit(racc: RaccModel, between: TrainingObjective, lessons: Sequence[TrainingExample]) -> None:
+def refit(racc: RaccModel, between: TrainingObjective, examples: Sequence[TrainingExample]) -> None:
     """Fit keys and values to prompts again, with one scale for all positions: the content of a
     position depends on the length of the label.
     """
-    taught = [one for one in lessons if any(one.relevant)]
+    taught = [one for one in examples if any(one.relevant)]
     first = [one.relevant.index(True) for one in taught]
     real = between.base_prefix(
-        racc, [lesson.passages[place] for lesson, place in zip(taught, first, strict=True)]
+        racc, [lesson.passages[position] for lesson, position in zip(taught, first, strict=True)]
     )
     modulation, joined = racc.modulation, racc.modulation.join(real)
     apart = (joined - joined.mean(1, keepdim=True)).flatten(1, 2).std(1)[:, None]
@@ -83,9 +172,9 @@ def refit(racc: RaccModel, between: TrainingObjective, lessons: Sequence[Trainin
 
 
 def _slots(racc: RaccModel) -> tuple[Tensor, Tensor]:
-    told, asking = racc.documents.reader, racc.queries.reader
-    assert told is not None and asking is not None
-    return told.slot, asking.slot
+    record, asking = racc.documents.reader, racc.queries.reader
+    assert record is not None and asking is not None
+    return record.slot, asking.slot
 
 
 def _mean(documents: Tensor, weights: Tensor) -> Tensor:

@@ -45,10 +45,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    told = asyncio.run(_measured(options.limit, options.timed))
-    print(json.dumps(told, indent=1))
+    record = asyncio.run(_measured(options.limit, options.timed))
+    print(json.dumps(record, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(told, indent=1))
+        options.json.write_text(json.dumps(record, indent=1))
 
 
 async def _measured(limit: int, timed: int) -> dict[str, object]:
@@ -107,8 +107,8 @@ async def take_turns(
     taken: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for turn, item in enumerate(data.items[:timed]):
-        for place in range(len(names)):
-            name = names[(place + turn) % len(names)]
+        for position in range(len(names)):
+            name = names[(position + turn) % len(names)]
             began = time.perf_counter()
             await ways[name].answer(item.query)
             taken[name].append(time.perf_counter() - began)

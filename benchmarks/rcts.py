@@ -17,9 +17,9 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks.rcts_figures import Measured, draw, rows, tables, told
-from benchmarks.rcts_plan import SEARCHES, SETTINGS, Setting, Way, ways
-from benchmarks.rcts_searches import Studio, apprentice
+from benchmarks.rcts_figures import SettingResults, draw, overrides, rows, tables
+from benchmarks.rcts_plan import SEARCHES, SETTINGS, MethodConfig, Setting, methods
+from benchmarks.rcts_searches import TaskSetup, apprentice
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.runner import evaluate
 
@@ -63,15 +63,15 @@ def main() -> None:
             table.writerows({k: v for k, v in row.items() if k != "scores"} for row in all_rows)
 
 
-async def measure(setting: Setting, replies: Path) -> Measured:
+async def measure(setting: Setting, replies: Path) -> SettingResults:
     model = apprentice(replies)
-    measured = Measured(setting)
+    measured = SettingResults(setting)
     try:
         for seed in setting.seeds:
-            studio = Studio(setting, seed, model)
-            for way in ways(setting, first=seed == setting.seeds[0]):
-                await _answered(measured, studio, way)
-            studio.close()
+            task = TaskSetup(setting, seed, model)
+            for config in methods(setting, first=seed == setting.seeds[0]):
+                await _answered(measured, task, config)
+            task.close()
     finally:
         await model.aclose()
     if setting.deep:
@@ -79,15 +79,15 @@ async def measure(setting: Setting, replies: Path) -> Measured:
     return measured
 
 
-async def _answered(measured: Measured, studio: Studio, way: Way) -> None:
+async def _answered(measured: SettingResults, task: TaskSetup, config: MethodConfig) -> None:
     start = time.perf_counter()
-    method = studio.method(way)
+    method = task.method(config)
     result, scored = await evaluate(
-        studio.data, method, RunConfig(concurrency=AT_ONCE, seed=studio.seed)
+        task.data, method, RunConfig(concurrency=AT_ONCE, seed=task.seed)
     )
-    measured.keep(way, studio.seed, scored)
+    measured.keep(config, task.seed, scored)
     print(
-        f"{studio.setting.name}, seed {studio.seed}, {told(way)}: {result.value:.3f},"
+        f"{task.setting.name}, seed {task.seed}, {overrides(config)}: {result.value:.3f},"
         f" {result.calls / result.n:.1f} calls, {time.perf_counter() - start:.1f} s",
         flush=True,
     )
@@ -95,18 +95,21 @@ async def _answered(measured: Measured, studio: Studio, way: Way) -> None:
 
 async def timed(setting: Setting) -> dict[tuple[str, int], float]:
     """Return seconds per query with new requests, by method and concurrency."""
-    found: dict[tuple[str, int], float] = {}
+    answers: dict[tuple[str, int], float] = {}
     model = apprentice(None)
-    studio = Studio(replace(setting, items=TIMED), setting.seeds[0], model)
+    task = TaskSetup(replace(setting, items=TIMED), setting.seeds[0], model)
     for at_once in (1, TIMED):
-        for way in (Way("top-k"), *(Way(kind, setting.reward) for kind in SEARCHES[:2])):
-            method = studio.method(way)
-            await method.answer(studio.data.items[0].query)  # the model is loaded then
-            result, _ = await evaluate(studio.data, method, RunConfig(concurrency=at_once))
-            found[way.kind, at_once] = result.seconds / result.n
-    studio.close()
+        for config in (
+            MethodConfig("top-k"),
+            *(MethodConfig(kind, setting.reward) for kind in SEARCHES[:2]),
+        ):
+            method = task.method(config)
+            await method.answer(task.data.items[0].query)  # the model is loaded then
+            result, _ = await evaluate(task.data, method, RunConfig(concurrency=at_once))
+            answers[config.kind, at_once] = result.seconds / result.n
+    task.close()
     await model.aclose()
-    return found
+    return answers
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.plots import errorbars, side_by_side
 from benchmarks.rcts_plan import (
+    MethodConfig,
     Rewarding,
     Setting,
-    Way,
     alphas,
     components,
     drawn,
@@ -36,54 +36,54 @@ HEAD = (
     "prompt tokens",
     "completion tokens",
 )
-USUAL = Way("rcts")
+USUAL = MethodConfig("rcts")
 # What `rcts-random` does not have.
 OF_TREES = {
     one.name: getattr(USUAL, one.name)
-    for one in fields(Way)
+    for one in fields(MethodConfig)
     if one.name in ("children", "parallel", "exploration")
 }
 
 
 @dataclass
-class Measured:
+class SettingResults:
     """Results of one setting: answers of each method by seed, and the seconds per query of some
     methods.
     """
 
     setting: Setting
-    runs: dict[Way, dict[int, list[ScoredAnswer]]] = field(default_factory=dict)
+    runs: dict[MethodConfig, dict[int, list[ScoredAnswer]]] = field(default_factory=dict)
     seconds: dict[tuple[str, int], float] = field(default_factory=dict)
 
-    def keep(self, way: Way, seed: int, scored: list[ScoredAnswer]) -> None:
-        self.runs.setdefault(way, {})[seed] = scored
+    def keep(self, config: MethodConfig, seed: int, scored: list[ScoredAnswer]) -> None:
+        self.runs.setdefault(config, {})[seed] = scored
 
-    def right(self, way: Way, seeds: Sequence[int] | None = None) -> list[bool]:
+    def right(self, config: MethodConfig, seeds: Sequence[int] | None = None) -> list[bool]:
         """Return the outcomes of the seeds in sequence, each in the order of its items."""
-        by_seed = self.runs[way]
+        by_seed = self.runs[config]
         return [one.correct for seed in seeds or list(by_seed) for one in by_seed[seed]]
 
-    def estimate(self, way: Way) -> Estimate:
-        return accuracy(self.right(way))
+    def estimate(self, config: MethodConfig) -> Estimate:
+        return accuracy(self.right(config))
 
-    def less(self, way: Way, other: Way) -> Estimate | None:
+    def less(self, config: MethodConfig, other: MethodConfig) -> Estimate | None:
         """Return the paired difference on common items of common seeds; None if a method did not
         run.
         """
-        seeds = [seed for seed in self.runs[way] if seed in self.runs.get(other, {})]
-        if way == other or not seeds:
+        seeds = [seed for seed in self.runs[config] if seed in self.runs.get(other, {})]
+        if config == other or not seeds:
             return None
-        return paired_difference(self.right(way, seeds), self.right(other, seeds))
+        return paired_difference(self.right(config, seeds), self.right(other, seeds))
 
 
-def tables(measured: Measured) -> str:
+def tables(measured: SettingResults) -> str:
     setting = measured.setting
     title = "Some methods" if setting.only else "All methods"
     parts = [_title(setting), _table(measured, title, headline(setting))]
-    found = rewards(setting)
-    parts.append(_table(measured, "Rewards (figure 5 a); the oracle knows the answer", found))
+    answers = rewards(setting)
+    parts.append(_table(measured, "Rewards (figure 5 a); the oracle knows the answer", answers))
     if setting.deep:
-        more = [way for reward in drawn(setting) for way in rollouts(reward)]
+        more = [config for reward in drawn(setting) for config in rollouts(reward)]
         parts += [
             _table(measured, "Search and rationales (table 4)", components(setting)),
             _table(measured, "Alpha (table 5)", alphas(setting)),
@@ -108,42 +108,42 @@ def _title(setting: Setting) -> str:
     )
 
 
-def _table(measured: Measured, title: str, wanted: Sequence[Way]) -> str:
-    asked = [way for way in dict.fromkeys(wanted) if way in measured.runs]
+def _table(measured: SettingResults, title: str, wanted: Sequence[MethodConfig]) -> str:
+    asked = [config for config in dict.fromkeys(wanted) if config in measured.runs]
     if not asked:
         return ""
     lines = [f"{title}:", "", f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
-    lines += [f"| {' | '.join(_row(measured, way))} |" for way in asked]
+    lines += [f"| {' | '.join(_row(measured, config))} |" for config in asked]
     return "\n".join(lines)
 
 
-def _row(measured: Measured, way: Way) -> Iterator[str]:
-    runs = measured.runs[way]
+def _row(measured: SettingResults, config: MethodConfig) -> Iterator[str]:
+    runs = measured.runs[config]
     whole = [one for scored in runs.values() for one in scored]
-    yield told(way)
+    yield overrides(config)
     yield str(len(whole))
-    yield _told(measured.estimate(way))
-    yield " ".join(f"{accuracy(measured.right(way, [seed])).value:.3f}" for seed in runs)
-    plain = Way("top-k", shots=way.shots, rationales=way.rationales)
-    flat = replace(way, kind="rcts-random", **OF_TREES)
-    yield _told(measured.less(way, plain), signed=True)
-    yield _told(measured.less(way, flat), signed=True) if way.kind == "rcts" else ""
+    yield _told(measured.estimate(config))
+    yield " ".join(f"{accuracy(measured.right(config, [seed])).value:.3f}" for seed in runs)
+    plain = MethodConfig("top-k", shots=config.shots, rationales=config.rationales)
+    flat = replace(config, kind="rcts-random", **OF_TREES)
+    yield _told(measured.less(config, plain), signed=True)
+    yield _told(measured.less(config, flat), signed=True) if config.kind == "rcts" else ""
     yield str(sum(not one.answer.valid for one in whole))
     for name in ("calls", "prompt_tokens", "completion_tokens"):
         yield f"{sum(getattr(one, name) for one in whole) / len(whole):.1f}"
 
 
-def told(way: Way) -> str:
+def overrides(config: MethodConfig) -> str:
     """Return the settings that differ from the defaults."""
     differs = {
         name: value
-        for name, value in asdict(way).items()
+        for name, value in asdict(config).items()
         if name not in ("kind", "reward") and value != getattr(USUAL, name)
     }
-    reward = [] if way.reward == "none" else [way.reward]
+    reward = [] if config.reward == "none" else [config.reward]
     words = [f"{name} {value}" for name, value in differs.items() if not isinstance(value, bool)]
-    words += ["as released"] * way.released + ["no rationales"] * (not way.rationales)
-    return ", ".join([way.kind, *reward, *words])
+    words += ["as released"] * config.released + ["no rationales"] * (not config.rationales)
+    return ", ".join([config.kind, *reward, *words])
 
 
 def _told(estimate: Estimate | None, signed: bool = False) -> str:
@@ -156,7 +156,7 @@ def _told(estimate: Estimate | None, signed: bool = False) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def _times(measured: Measured) -> str:
+def _times(measured: SettingResults) -> str:
     if not measured.seconds:
         return ""
     head = ("method", "asked at once", "seconds a query", "of top-k's")
@@ -167,13 +167,13 @@ def _times(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def rows(measured: Measured) -> list[dict[str, Any]]:
+def rows(measured: SettingResults) -> list[dict[str, Any]]:
     """Return one row per method and seed, with 1 or 0 for each item."""
     return [
         {
             "setting": measured.setting.name,
             "seed": seed,
-            **asdict(way),
+            **asdict(config),
             "n": len(scored),
             "accuracy": accuracy([one.correct for one in scored]).value,
             "invalid": sum(not one.answer.valid for one in scored),
@@ -182,46 +182,50 @@ def rows(measured: Measured) -> list[dict[str, Any]]:
             "completion_tokens": sum(one.completion_tokens for one in scored),
             "scores": "".join(str(int(one.correct)) for one in scored),
         }
-        for way, runs in measured.runs.items()
+        for config, runs in measured.runs.items()
         for seed, scored in runs.items()
     ]
 
 
-def draw(measured: Measured, path: Path) -> None:
+def draw(measured: SettingResults, path: Path) -> None:
     """Draw figure 5: rewards and rollouts."""
     title = f"{measured.setting.spec}, label noise {measured.setting.noise:.0%}"
     with side_by_side(path, title, 2, width=12) as (bars, curves):
         _draw_rewards(measured, bars)
         _draw_rollouts(measured, curves)
-        plain = measured.estimate(Way("top-k"))
+        plain = measured.estimate(MethodConfig("top-k"))
         for axes in (bars, curves):
             axes.axhline(plain.value, color="black", lw=0.8, label="top-k")
             axes.axhspan(plain.low, plain.high, color="black", alpha=0.06, lw=0)
             axes.set_ylabel("accuracy")
 
 
-def _draw_rewards(measured: Measured, axes: Any) -> None:
-    wanted = [way for way in rewards(measured.setting) if way in measured.runs]
-    names: list[Rewarding] = list(dict.fromkeys(way.reward for way in wanted))
+def _draw_rewards(measured: SettingResults, axes: Any) -> None:
+    wanted = [config for config in rewards(measured.setting) if config in measured.runs]
+    names: list[Rewarding] = list(dict.fromkeys(config.reward for config in wanted))
     for kind, mark, aside in (("rcts", "o", -0.1), ("rcts-random", "s", 0.1)):
-        asked = [way for way in wanted if way.kind == kind]
-        at = [names.index(way.reward) + aside for way in asked]
-        errorbars(axes, at, [measured.estimate(way) for way in asked], kind, fmt=mark)
+        asked = [config for config in wanted if config.kind == kind]
+        at = [names.index(config.reward) + aside for config in asked]
+        errorbars(axes, at, [measured.estimate(config) for config in asked], kind, fmt=mark)
     axes.set_xticks(range(len(names)), [f"{n} (ceiling)" if n == "oracle" else n for n in names])
     axes.set_title("Figure 5 (a): rewards, 10 rollouts")
 
 
-def _draw_rollouts(measured: Measured, axes: Any) -> None:
+def _draw_rollouts(measured: SettingResults, axes: Any) -> None:
     marks = iter("osD^v*")
     for reward in drawn(measured.setting):
         mark, colour = next(marks), None
         for kind, style in (("rcts", "-"), ("rcts-random", ":")):
-            asked = [way for way in rollouts(reward) if way.kind == kind and way in measured.runs]
-            at = [way.rollouts * (1 if kind == "rcts" else 1.04) for way in asked]
+            asked = [
+                config
+                for config in rollouts(reward)
+                if config.kind == kind and config in measured.runs
+            ]
+            at = [config.rollouts * (1 if kind == "rcts" else 1.04) for config in asked]
             name = f"{kind}, {reward}" + (" (ceiling)" if reward == "oracle" else "")
-            found = [measured.estimate(way) for way in asked]
+            answers = [measured.estimate(config) for config in asked]
             more = {"linestyle": style, "marker": mark, "color": colour}
-            colour = errorbars(axes, at, found, name, **more)
+            colour = errorbars(axes, at, answers, name, **more)
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 2, 4, 8, 10], ["1", "2", "4", "8", "10"])
     axes.set_xlabel("rollouts")

@@ -34,7 +34,7 @@ class Setting:
     reward: Rewarding = "ensemble"
     seeds: tuple[int, ...] = (0, 1, 2)
     items: int = 100
-    only: tuple[Way, ...] = ()
+    only: tuple[MethodConfig, ...] = ()
 
     def load(self, seed: int) -> Benchmark:
         return load_benchmark(
@@ -47,7 +47,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Way:
+class MethodConfig:
     """Method with its settings; unset ones are the paper's defaults. It is the hashable key of its
     results.
     """
@@ -78,10 +78,10 @@ SETTINGS = {
             noise=0.5,
             items=80,
             only=(
-                Way("top-k"),
-                Way("rcts-random", "weighted"),
-                Way("rcts", "weighted"),
-                Way("rcts", "weighted", children=20),
+                MethodConfig("top-k"),
+                MethodConfig("rcts-random", "weighted"),
+                MethodConfig("rcts", "weighted"),
+                MethodConfig("rcts", "weighted", children=20),
             ),
         ),
         Setting("clean", "rules", reasons=True, reward="weighted", seeds=(0,)),
@@ -91,69 +91,76 @@ ROLLOUTS = (1, 2, 4, 8, 10)
 ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 
 
-def ways(setting: Setting, *, first: bool) -> list[Way]:
+def methods(setting: Setting, *, first: bool) -> list[MethodConfig]:
     """Return all methods of one seed; exploratory ones run on the first seed only."""
-    found = headline(setting) + rewards(setting)
+    answers = headline(setting) + rewards(setting)
     if setting.deep:
-        found += alphas(setting)
-        found += [way for reward in drawn(setting) for way in rollouts(reward)]
+        answers += alphas(setting)
+        answers += [config for reward in drawn(setting) for config in rollouts(reward)]
     if setting.deep and first:
-        found += components(setting) + shapes(setting) + shots(setting)
-    return list(dict.fromkeys(found))
+        answers += components(setting) + shapes(setting) + shots(setting)
+    return list(dict.fromkeys(answers))
 
 
-def headline(setting: Setting) -> list[Way]:
+def headline(setting: Setting) -> list[MethodConfig]:
     if setting.only:
         return list(setting.only)
     plain: tuple[Kind, ...] = ("zero-shot", "random", "top-k", "vote")
     both: tuple[Rewarding, ...] = ("weighted", "ensemble")
     return [
-        *map(Way, plain),
-        Way("majority", samples=SAMPLES),
-        *(Way(kind, reward) for reward in both for kind in SEARCHES),
+        *map(MethodConfig, plain),
+        MethodConfig("majority", samples=SAMPLES),
+        *(MethodConfig(kind, reward) for reward in both for kind in SEARCHES),
     ]
 
 
-def rewards(setting: Setting) -> list[Way]:
-    """Return the methods of figure 5 (a). Without rationales the paper's reward is the mutual one.
-    """
+def rewards(setting: Setting) -> list[MethodConfig]:
+    """Return the methods of figure 5 (a). Without rationales the paper's reward is the mutual
+    one."""
     if setting.only:
         return []
     apart: tuple[Rewarding, ...] = ("self", "mutual") if setting.reasons else ()
     every: tuple[Rewarding, ...] = (*apart, "weighted", "ensemble", "oracle")
-    return [Way(kind, reward) for reward in every for kind in SEARCHES[:2]]
+    return [MethodConfig(kind, reward) for reward in every for kind in SEARCHES[:2]]
 
 
-def components(setting: Setting) -> list[Way]:
+def components(setting: Setting) -> list[MethodConfig]:
     """Return the methods of table 4."""
     if not setting.reasons:
         return []
-    usual = (Way("top-k"), Way("rcts", "weighted"), Way("rcts-random", "weighted"))
-    return [replace(way, rationales=shown) for way in usual for shown in (False, True)]
+    usual = (
+        MethodConfig("top-k"),
+        MethodConfig("rcts", "weighted"),
+        MethodConfig("rcts-random", "weighted"),
+    )
+    return [replace(config, rationales=shown) for config in usual for shown in (False, True)]
 
 
-def alphas(setting: Setting) -> list[Way]:
+def alphas(setting: Setting) -> list[MethodConfig]:
     """Return the methods of table 5."""
     if not setting.reasons:
         return []
-    return [Way(kind, "weighted", alpha) for alpha in ALPHAS for kind in SEARCHES[:2]]
+    return [MethodConfig(kind, "weighted", alpha) for alpha in ALPHAS for kind in SEARCHES[:2]]
 
 
 def drawn(setting: Setting) -> tuple[Rewarding, ...]:
     return ("weighted", "ensemble", "oracle") if setting.reasons else ("ensemble", "oracle")
 
 
-def rollouts(reward: Rewarding) -> list[Way]:
+def rollouts(reward: Rewarding) -> list[MethodConfig]:
     """Return the methods of figure 5 (b)."""
-    return [Way(kind, reward, rollouts=many) for many in ROLLOUTS for kind in SEARCHES[:2]]
+    return [MethodConfig(kind, reward, rollouts=many) for many in ROLLOUTS for kind in SEARCHES[:2]]
 
 
-def shapes(setting: Setting) -> list[Way]:
+def shapes(setting: Setting) -> list[MethodConfig]:
     """Return tree shapes, which the paper does not vary."""
-    usual = Way("rcts", setting.reward)
+    usual = MethodConfig("rcts", setting.reward)
     return [
         usual,
-        *(replace(way, rollouts=16) for way in (usual, Way("rcts-random", setting.reward))),
+        *(
+            replace(config, rollouts=16)
+            for config in (usual, MethodConfig("rcts-random", setting.reward))
+        ),
         *(replace(usual, children=many) for many in (1, 2, 5, 10)),
         replace(usual, parallel=4),
         *(replace(usual, exploration=much) for much in (0.0, 2.0)),
@@ -161,6 +168,10 @@ def shapes(setting: Setting) -> list[Way]:
     ]
 
 
-def shots(setting: Setting) -> list[Way]:
-    usual = (Way("top-k"), Way("rcts", setting.reward), Way("rcts-random", setting.reward))
-    return [replace(way, shots=many) for many in (1, 3, 5) for way in usual]
+def shots(setting: Setting) -> list[MethodConfig]:
+    usual = (
+        MethodConfig("top-k"),
+        MethodConfig("rcts", setting.reward),
+        MethodConfig("rcts-random", setting.reward),
+    )
+    return [replace(config, shots=many) for many in (1, 3, 5) for config in usual]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.rcts_plan import SEARCHES, Setting, Way
+from benchmarks.rcts_plan import SEARCHES, MethodConfig, Setting
 from bottega import (
     Answer,
     Candidate,
@@ -61,7 +61,7 @@ def apprentice(replies: Path | None) -> Generator:
     return model if replies is None else _Brief(replies, model)
 
 
-class Studio:
+class TaskSetup:
     """One sample of a task, and its methods."""
 
     def __init__(self, setting: Setting, seed: int, model: Generator) -> None:
@@ -78,91 +78,99 @@ class Studio:
         self._known.close()
         self._bare.close()
 
-    def method(self, way: Way) -> Method:
-        known = self._known if way.rationales else self._bare
+    def method(self, config: MethodConfig) -> Method:
+        candidates = self._known if config.rationales else self._bare
         settings = Classifier(self._model, self.data.labels, sampling=ANSWERS, seed=self.seed)
-        if way.kind not in SEARCHES:
+        if config.kind not in SEARCHES:
             [method] = plan(
                 RunConfig(
-                    methods=[way.kind], shots=[way.shots], seed=self.seed, samples=way.samples
+                    methods=[config.kind],
+                    shots=[config.shots],
+                    seed=self.seed,
+                    samples=config.samples,
                 ),
                 self.data,
-                known,
+                candidates,
                 settings,
             )
             return method
-        pipeline = settings.pipeline(nearest_retriever(self.data, known), way.shots)
+        pipeline = settings.pipeline(nearest_retriever(self.data, candidates), config.shots)
         pipeline = replace(pipeline, parse=self.data.parse, fetch=FETCH)
-        pipeline = replace(pipeline, search=self._search(way, pipeline))
+        pipeline = replace(pipeline, search=self._search(config, pipeline))
 
         async def answer(query: Query) -> Outcome:
             trace = await pipeline.trace(query)
             return Outcome(trace.answer, trace)
 
-        return Method(way.kind, way.shots, answer)
+        return Method(config.kind, config.shots, answer)
 
-    def _search(self, way: Way, pipeline: Pipeline) -> Searcher:
-        reward = self._reward(way, pipeline)
-        if way.kind == "rcts":
+    def _search(self, config: MethodConfig, pipeline: Pipeline) -> Searcher:
+        reward = self._reward(config, pipeline)
+        if config.kind == "rcts":
             return TreeSearch(
                 self._model,
                 prompt=pipeline.prompt,
                 parse=pipeline.parse,
                 reward=reward,
-                rollouts=way.rollouts,
-                children=way.children,
-                parallel=way.parallel,
-                exploration=way.exploration,
-                variant="released" if way.released else "paper",
+                rollouts=config.rollouts,
+                children=config.children,
+                parallel=config.parallel,
+                exploration=config.exploration,
+                variant="released" if config.released else "paper",
                 sampling=ANSWERS,
                 seed=self.seed,
             )
-        sampled = way.kind == "rcts-best-of-n"
+        sampled = config.kind == "rcts-best-of-n"
         return FlatSearch(
             self._model,
             prompt=pipeline.prompt,
             parse=pipeline.parse,
             reward=reward,
             sequences="nearest" if sampled else "random",
-            branches=way.rollouts,
+            branches=config.rollouts,
             sampling=replace(ANSWERS, temperature=TEMPERATURE if sampled else 0.0),
             seed=self.seed,
         )
 
-    def _reward(self, way: Way, pipeline: Pipeline) -> RewardFunction:
+    def _reward(self, config: MethodConfig, pipeline: Pipeline) -> RewardFunction:
         prompt, parse = pipeline.prompt, pipeline.parse
-        if way.reward == "ensemble":
+        if config.reward == "ensemble":
             return EnsembleReward(
-                prompt, parse, shots=way.shots, n=DRAWS, sampling=ANSWERS, seed=self.seed
+                prompt, parse, shots=config.shots, n=DRAWS, sampling=ANSWERS, seed=self.seed
             )
-        if way.reward == "oracle":
-            return Gold(self._right)
-        variant: Variant = "released" if way.released else "paper"
+        if config.reward == "oracle":
+            return OracleReward(self._right)
+        variant: Variant = "released" if config.released else "paper"
         drawn = replace(ANSWERS, temperature=0.8)
         own = SelfConsistencyReward(
             ContinuationPrompter(prompt), parse, sampling=drawn, variant=variant
         )
         mutual = MutualReward(prompt, parse, sampling=drawn, variant=variant)
         parts: dict[str, RewardFunction] = {"self": own, "mutual": mutual}
-        return parts.get(way.reward) or WeightedReward(own, mutual, way.alpha)
+        return parts.get(config.reward) or WeightedReward(own, mutual, config.alpha)
 
     def _opened(self, change: Callable[[Example], Example]) -> KnowledgeBase:
-        known = KnowledgeBase.open(":memory:", self._embed)
-        known.add(change(one) for one in self.data.knowledge)
-        return known
+        candidates = KnowledgeBase.open(":memory:", self._embed)
+        candidates.add(change(one) for one in self.data.knowledge)
+        return candidates
 
 
-class Gold:
-    """Oracle reward from gold answers: the limit of a search with a perfect reward, not a method.
-    """
+class OracleReward:
+    """Oracle reward from gold answers: the limit of a search with a perfect reward, not a
+    method."""
 
     def __init__(self, right: Mapping[tuple[str, ...], str]) -> None:
         self._right = right
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+        self,
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        ask: BudgetedGenerator,
+        /,
     ) -> RewardValue:
-        hit = float(said.valid and said.text == self._right[_asked(query)])
+        hit = float(answer.valid and answer.text == self._right[_asked(query)])
         return RewardValue(hit, {"oracle": hit})
 
 

@@ -143,7 +143,7 @@ def digits(count: int) -> Benchmark:
     return labelled_benchmark("digits", known[:10], asked)
 
 
-class Parrot:
+class ConstantGenerator:
     """Generator with one immediate reply and no memory."""
 
     name = "parrot"
@@ -170,7 +170,7 @@ def memory(count: int) -> None:
     seen: list[None] = []
 
     async def work() -> None:
-        generator = Parrot()
+        generator = ConstantGenerator()
         with tempfile.TemporaryDirectory() as folder, kept(folder, data) as journal:
             [method] = plan_zero_shot(data, generator)
             await evaluate(

@@ -28,9 +28,18 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
-from benchmarks.processes import Server, await_port, free_port, start, stopping
-from benchmarks.served import STARTS, UNLIMITED, new_key, serve
-from benchmarks.soak_clients import BudgetedGenerator, Client, Told
+from benchmarks.processes import (
+    STARTS,
+    UNLIMITED,
+    Server,
+    await_port,
+    free_port,
+    new_key,
+    serve,
+    start,
+    stopping,
+)
+from benchmarks.soak_clients import Client, ReplyLog, TenantKey
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example
 from tests.gateway.marked_replies import digest, parse_whole
@@ -96,7 +105,7 @@ class Sample:
 @dataclass
 class Report:
     seconds: float = 0.0
-    told: Told = field(default_factory=Told)
+    told: ReplyLog = field(default_factory=ReplyLog)
     samples: list[Sample] = field(default_factory=list)
     kills: int = 0
     lost: list[str] = field(default_factory=list)
@@ -183,12 +192,12 @@ class Soak:
         started, report = time.monotonic(), self._report
         with stopping(self._upstream()) as upstream:
             await asyncio.to_thread(await_port, upstream, STARTS)
-            askers = self._configured(upstream)
+            tenants = self._configured(upstream)
             gateway = await self._started()
             try:
                 stop = asyncio.Event()
                 async with self._session() as session, asyncio.TaskGroup() as group:
-                    for client in self._clients(askers):
+                    for client in self._clients(tenants):
                         group.create_task(client.run(session, stop))
                     try:
                         await self._watch(gateway, seconds * STEADY)
@@ -210,7 +219,7 @@ class Soak:
         more = ["--seed", str(self._seed), "--correct", "0.75"]
         return start([*command, *more], port, self._folder / "upstream.log")
 
-    def _configured(self, upstream: Server) -> list[BudgetedGenerator]:
+    def _configured(self, upstream: Server) -> list[TenantKey]:
         filled = CONFIG.format(
             port=self._port,
             folder=self._folder,
@@ -219,9 +228,7 @@ class Soak:
         )
         (self._folder / "bottega.toml").write_text(filled)
         data = self._folder / "data"
-        return [
-            BudgetedGenerator(new_key(data, name, name, *UNLIMITED), name) for name in NAMESPACES
-        ]
+        return [TenantKey(new_key(data, name, name, *UNLIMITED), name) for name in NAMESPACES]
 
     async def _started(self) -> Server:
         config = self._folder / "bottega.toml"
@@ -232,11 +239,11 @@ class Soak:
             timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
         )
 
-    def _clients(self, askers: Sequence[BudgetedGenerator]) -> list[Client]:
+    def _clients(self, tenants: Sequence[TenantKey]) -> list[Client]:
         return [
             Client(
                 f"http://127.0.0.1:{self._port}",
-                askers[number % len(askers)],
+                tenants[number % len(tenants)],
                 self._report.told,
                 random.Random(f"{self._seed}/{number}"),
                 questions=QUESTIONS,

@@ -41,19 +41,19 @@ class Question:
 
     @property
     def digest(self) -> str:
-        return digest(self.text, [] if self.image is None else [picture(self.image).data])
+        return digest(self.text, [] if self.image is None else [image(self.image).data])
 
     @property
     def turn(self) -> Mapping[str, object]:
         if self.image is None:
             return {"role": "user", "content": self.text}
-        url = {"url": picture(self.image).data_url}
+        url = {"url": image(self.image).data_url}
         text = {"type": "text", "text": self.text}
         return {"role": "user", "content": [{"type": "image_url", "image_url": url}, text]}
 
 
 @cache
-def picture(number: int) -> Image:
+def image(number: int) -> Image:
     pixels = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
     buffer = io.BytesIO()
     Pillow.fromarray(pixels).save(buffer, "PNG")
@@ -61,7 +61,7 @@ def picture(number: int) -> Image:
 
 
 @dataclass(frozen=True)
-class BudgetedGenerator:
+class TenantKey:
     """Tenant with its key and its namespace for stored answers."""
 
     key: str
@@ -69,7 +69,7 @@ class BudgetedGenerator:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredAnswer:
     """Times of a request and of its acknowledged storing."""
 
     asked: float
@@ -77,21 +77,21 @@ class Kept:
 
 
 @dataclass
-class Told:
+class ReplyLog:
     """Statistics of the gateway's replies to all clients."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    kept: dict[tuple[str, str], dict[str, Kept]] = field(default_factory=dict)
+    kept: dict[tuple[str, str], dict[str, StoredAnswer]] = field(default_factory=dict)
     """What was acknowledged, by namespace and question, then by id."""
     heard_by: dict[int, str] = field(default_factory=dict)
     """The namespace in which each reply was parse_whole."""
 
-    def keep(self, asker: BudgetedGenerator, question: Question, id: str, asked: float) -> None:
+    def keep(self, tenant: TenantKey, question: Question, id: str, asked: float) -> None:
         self.counts["stored"] += 1
-        kept = self.kept.setdefault((asker.namespace, question.digest), {})
-        kept[id] = Kept(asked, time.monotonic())
+        kept = self.kept.setdefault((tenant.namespace, question.digest), {})
+        kept[id] = StoredAnswer(asked, time.monotonic())
 
     def lost(self, namespace: str, there: Mapping[str, Sequence[str]]) -> list[str]:
         """Return questions whose acknowledged answer is not in the file. `there` maps questions to
@@ -109,10 +109,9 @@ class Told:
         self.wrong.append(f"{why}: {' | '.join(map(str, more))}"[:1000])
 
 
-def _holds(kept: Mapping[str, Kept], there: Sequence[str]) -> bool:
-    """Whether a missing entry is explained: it was replaced without an acknowledgement, or was
-    never requested again.
-    """
+def _holds(kept: Mapping[str, StoredAnswer], there: Sequence[str]) -> bool:
+    """Whether a stored id was never acknowledged, or no newer request followed its
+    acknowledgement."""
     newest = max(one.asked for one in kept.values())
     return any(id not in kept or newest <= kept[id].known for id in there)
 
@@ -140,15 +139,15 @@ class Client:
     """Client that sends requests in sequence until it is stopped."""
 
     url: str
-    asker: BudgetedGenerator
-    told: Told
+    tenant: TenantKey
+    told: ReplyLog
     rng: random.Random
     questions: int
     down: asyncio.Event
     """Set while the gateway may be dead."""
 
     async def run(self, session: aiohttp.ClientSession, until: asyncio.Event) -> None:
-        manners = [self.asks, self.leaves, self.blunders]
+        manners = [self.asks, self.disconnect, self.send_invalid]
         while not until.is_set():
             [manner] = self.rng.choices(manners, [90, 6, 4])
             self.told.counts["requests"] += 1
@@ -178,7 +177,7 @@ class Client:
         else:
             self.judge(question, body, reply, asked)
 
-    async def leaves(self, session: aiohttp.ClientSession) -> None:
+    async def disconnect(self, session: aiohttp.ClientSession) -> None:
         """Disconnect before or during the reply."""
         _, body, headers = self.draw()
         self.told.counts["left"] += 1
@@ -192,17 +191,17 @@ class Client:
         except TimeoutError:
             return
 
-    async def blunders(self, session: aiohttp.ClientSession) -> None:
+    async def send_invalid(self, session: aiohttp.ClientSession) -> None:
         """Send an invalid request; the right answer is an error that explains the problem."""
         _, body, _ = self.draw()
         body.pop("tools", None)  # what passes straight through is the upstream's to judge
         status, sent, key = self.rng.choice(
             [
-                (400, b"{", self.asker.key),
-                (400, json.dumps(body | {"messages": "hello"}).encode(), self.asker.key),
-                (400, json.dumps(body | {"messages": [BROKEN_IMAGE]}).encode(), self.asker.key),
+                (400, b"{", self.tenant.key),
+                (400, json.dumps(body | {"messages": "hello"}).encode(), self.tenant.key),
+                (400, json.dumps(body | {"messages": [BROKEN_IMAGE]}).encode(), self.tenant.key),
                 (401, json.dumps(body).encode(), "sk-nobody"),
-                (404, json.dumps(body | {"model": "nobody"}).encode(), self.asker.key),
+                (404, json.dumps(body | {"model": "nobody"}).encode(), self.tenant.key),
             ]
         )
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
@@ -226,7 +225,7 @@ class Client:
             body["stream"] = True
             if rng.random() < 0.5:
                 body["stream_options"] = {"include_usage": True}
-        headers = {"authorization": f"Bearer {self.asker.key}"}
+        headers = {"authorization": f"Bearer {self.tenant.key}"}
         if rng.random() < 0.15:
             body["model"] = rng.choice(list(MODELS))
         if rng.random() < 0.15:
@@ -249,12 +248,12 @@ class Client:
     def judge(
         self, question: Question, body: Mapping[str, Any], reply: Reply, asked: float
     ) -> None:
-        why = self.complaint(question, body, reply)
+        why = self.reply_problem(question, body, reply)
         if why is not None:
             self.told.is_wrong(why, question, body["model"], reply)
             return
         if reply.stored is not None and not reply.replayed:
-            self.told.keep(self.asker, question, reply.stored, asked)
+            self.told.keep(self.tenant, question, reply.stored, asked)
         kind = "broke off" if reply.failed else reply.finish if reply.text else "empty"
         self.told.counts["right" if kind == "stop" else f"{kind}, as it said"] += 1
         self.told.counts["streamed"] += bool(body.get("stream"))
@@ -263,14 +262,16 @@ class Client:
             reply.headers.get("x-bottega-demonstrations", "0") != "0"
         )
 
-    def complaint(self, question: Question, body: Mapping[str, Any], reply: Reply) -> str | None:
+    def reply_problem(
+        self, question: Question, body: Mapping[str, Any], reply: Reply
+    ) -> str | None:
         """Return the problem of a reply, or None."""
         if not is_start(reply.text, question.digest):
             return "not an answer to this question"
         spoken = parse_start(reply.text)
         if spoken is not None:
-            whose = self.told.heard_by.setdefault(spoken.number, self.asker.namespace)
-            if whose != self.asker.namespace:
+            whose = self.told.heard_by.setdefault(spoken.number, self.tenant.namespace)
+            if whose != self.tenant.namespace:
                 return f"a reply that {whose} was given"
             if MODELS.get(body["model"], spoken.model) != spoken.model:
                 return "not the tier that was asked for"

@@ -52,11 +52,13 @@ def peers() -> list[Peer]:
 
 
 def bottega_store(folder: Path, vectors: Vectors) -> Store:
-    from benchmarks.stores import Given, examples
+    from benchmarks.stores import PrecomputedEmbedder, examples
     from bottega import Example, KnowledgeBase, Query
     from bottega.knowledge import Eq
 
-    given = Given(np.concatenate([vectors, np.zeros((100, vectors.shape[1]), np.float32)]))
+    given = PrecomputedEmbedder(
+        np.concatenate([vectors, np.zeros((100, vectors.shape[1]), np.float32)])
+    )
     kb = KnowledgeBase.open(folder / "peer.db", given, hnsw_above=len(vectors) // 2)
     kb.add(examples(len(vectors)), batch_size=1000)
     kb.nearest(vectors[:1], 1)

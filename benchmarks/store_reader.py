@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.stores import Given, clustered
+from benchmarks.stores import PrecomputedEmbedder, clustered
 from bottega import KnowledgeBase
 
 
 def main() -> None:
     vectors = clustered(2000)
-    with KnowledgeBase.open(sys.argv[1], Given(vectors)) as kb:
+    with KnowledgeBase.open(sys.argv[1], PrecomputedEmbedder(vectors)) as kb:
         for line in sys.stdin:
             number = int(line)
             found = ""

@@ -27,7 +27,7 @@ from PIL import Image as Pillow
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
-from benchmarks.clocks import clocks, since
+from benchmarks.processes import clocks, since
 from benchmarks.store_peers import Peer, peers
 from bottega import Example, Image, KnowledgeBase, Query
 from bottega.knowledge import Eq
@@ -98,7 +98,7 @@ def main() -> None:
         asked.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
-class Given:
+class PrecomputedEmbedder:
     """Embedder that returns precomputed vectors: only the store is measured."""
 
     fingerprint, dimension = "given-512", WIDTH
@@ -126,7 +126,7 @@ def examples(rows: int) -> Iterator[Example]:
 
 @contextmanager
 def filled(path: Path, vectors: Vectors, hnsw_above: int) -> Iterator[KnowledgeBase]:
-    with KnowledgeBase.open(path, Given(vectors), hnsw_above=hnsw_above) as kb:
+    with KnowledgeBase.open(path, PrecomputedEmbedder(vectors), hnsw_above=hnsw_above) as kb:
         kb.add(examples(len(vectors)), batch_size=1000)
         kb.nearest(vectors[:1], 1)
         kb.wait_for_indexes()
@@ -219,7 +219,7 @@ def graph(folder: Path, size: Size) -> Iterator[Ratio]:
         opened.append(reopening(path, vectors, queries, size.graph // 2))
     loaded = [timed(lambda: faiss.read_index(file)) for _ in range(5)]
     yield Ratio("reopening / faiss loading", float(np.median(opened) / np.median(loaded)), 5)
-    with KnowledgeBase.open(path, Given(vectors), hnsw_above=size.graph // 2) as kb:
+    with KnowledgeBase.open(path, PrecomputedEmbedder(vectors), hnsw_above=size.graph // 2) as kb:
         before, bare = medians(both_of(kb, bare_graph, options), queries)
         for i in range(300):
             kb.add([Example(Query(str(size.graph + i)), "new")])
@@ -233,7 +233,7 @@ def both_of(kb: KnowledgeBase, bare: faiss.Index, options: faiss.SearchParameter
 
 def reopening(path: Path, vectors: Vectors, queries: Vectors, hnsw_above: int) -> float:
     start = time.perf_counter()
-    kb = KnowledgeBase.open(path, Given(vectors), hnsw_above=hnsw_above)
+    kb = KnowledgeBase.open(path, PrecomputedEmbedder(vectors), hnsw_above=hnsw_above)
     kb.nearest(queries[:1], K)
     seconds = time.perf_counter() - start
     kb.close()
@@ -279,9 +279,9 @@ def building(kb: KnowledgeBase) -> bool:
 def inserting(folder: Path, size: Size) -> Iterator[Ratio]:
     vectors = clustered(2000)
     path = folder / "insert.db"
-    pictures = [noise(i) for i in range(size.inserts)]
+    images = [noise(i) for i in range(size.inserts)]
     with (
-        KnowledgeBase.open(path, Given(vectors)) as kb,
+        KnowledgeBase.open(path, PrecomputedEmbedder(vectors)) as kb,
         (folder / "raw").open("wb", buffering=0) as raw,
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.store_reader", str(path)],
@@ -302,8 +302,8 @@ def inserting(folder: Path, size: Size) -> Iterator[Ratio]:
             "raw": [],
             "bare": [],
         }
-        for i, picture in enumerate(pictures):
-            query = Query(str(i), (picture,))
+        for i, image in enumerate(images):
+            query = Query(str(i), (image,))
             start = clocks()
             kb.add([Example(query, "yes")])
             seconds["add"].append(since(start))
@@ -313,17 +313,17 @@ def inserting(folder: Path, size: Size) -> Iterator[Ratio]:
             see_elsewhere(reader, i)
             seconds["there"].append(since(start))
             start = clocks()
-            raw.write(picture.data)
+            raw.write(image.data)
             os.fdatasync(raw.fileno())
             seconds["raw"].append(since(start))
             start = clocks()
-            bare.execute("INSERT INTO images (data) VALUES (?)", [picture.data])
+            bare.execute("INSERT INTO images (data) VALUES (?)", [image.data])
             seconds["bare"].append(since(start))
         bare.close()
         assert reader.stdin is not None
         reader.stdin.close()
-    with KnowledgeBase.open(":memory:", Given(vectors)) as memory:
-        fresh = [Example(Query(str(i), (picture,)), "no") for i, picture in enumerate(pictures)]
+    with KnowledgeBase.open(":memory:", PrecomputedEmbedder(vectors)) as memory:
+        fresh = [Example(Query(str(i), (image,)), "no") for i, image in enumerate(images)]
         work = float(np.median([timed(lambda e=e: memory.add([e])) for e in fresh]))  # type: ignore[misc]
     awake = {name: float(np.median(taken, axis=0)[1]) for name, taken in seconds.items()}
     add, search, there, disk, least = (

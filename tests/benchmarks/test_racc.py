@@ -26,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_racc_variants_agree(tmp_path: Path) -> None:
     bench = racc.built(tmp_path)
 
-    said = {name: way().tolist() for name, way in bench.ways.items()}
+    said = {name: config().tolist() for name, config in bench.methods.items()}
 
     assert all(len(one[0]) == 3 for one in said.values())
     assert said[ONLINE] == said[STORED] == said[KNOWN]

@@ -15,8 +15,8 @@ from benchmarks.racc_demonstrations import (
     asked,
     base_of,
     compressing_methods,
-    drawn_lessons,
     made,
+    training_data,
 )
 from bottega.compression import PassageStore
 from bottega.compression.persistence import load
@@ -37,13 +37,15 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_bases_have_own_words_and_relevance_follows_the_answer() -> None:
-    lessons = drawn_lessons(TASK, bases=2, shots=3)
-    words = [{one.answer for lesson in lessons(step) for one in lesson.passages} for step in (0, 1)]
+    examples = training_data(TASK, bases=2, shots=3)
+    words = [
+        {one.answer for lesson in examples(step) for one in lesson.passages} for step in (0, 1)
+    ]
 
     assert words[0].isdisjoint(words[1])
-    for lesson in lessons(0):
+    for lesson in examples(0):
         assert lesson.relevant == tuple(one.answer == lesson.answer for one in lesson.passages)
-    assert any(any(lesson.relevant) for lesson in lessons(0))
+    assert any(any(lesson.relevant) for lesson in examples(0))
 
 
 def test_controls_share_compressed_demonstrations(
@@ -51,7 +53,7 @@ def test_controls_share_compressed_demonstrations(
 ) -> None:
     monkeypatch.setattr(racc_demonstrations, "BEGUN", 60)
     data = load_benchmark(TASK, seed=0)
-    made(Variant(pointed=False), drawn_lessons(TASK, bases=1, shots=3), tmp_path / "small")
+    made(Variant(pointed=False), training_data(TASK, bases=1, shots=3), tmp_path / "small")
 
     methods = compressing_methods(data, racc_demonstrations.base_of(data), tmp_path / "small", 3)
     rows = asked(data, methods)

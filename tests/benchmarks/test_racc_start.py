@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.racc_remembering import Remembering
-from benchmarks.racc_start import begin, point
+from benchmarks.racc_start import MemoizedObjective, begin, point
 from bottega.compression.aggregator import CrossAttention
 from bottega.compression.model import RaccModel
 from bottega.compression.objective import (
@@ -57,19 +56,19 @@ def seen(racc: RaccModel, count: int, seed: int) -> Seen:
     )
 
 
-def weights(racc: RaccModel, told: Seen) -> torch.Tensor:
+def weights(racc: RaccModel, overrides: Seen) -> torch.Tensor:
     """(lessons, query prompts, demonstrations, document prompts)"""
     block = racc.aggregator.blocks[0]
     assert isinstance(block, CrossAttention)
     with torch.no_grad():
-        query, key = block.query(told.asked), block.key(told.documents.flatten(1, 2))
-        found: torch.Tensor = (query @ key.transpose(1, 2) / WIDTH**0.5).softmax(-1)
-    return found.reshape(*found.shape[:2], SHOTS, PROMPTS)
+        query, key = block.query(overrides.asked), block.key(overrides.documents.flatten(1, 2))
+        answers: torch.Tensor = (query @ key.transpose(1, 2) / WIDTH**0.5).softmax(-1)
+    return answers.reshape(*answers.shape[:2], SHOTS, PROMPTS)
 
 
-def on_right(racc: RaccModel, told: Seen) -> float:
-    able = told.relevant.any(1)
-    share = weights(racc, told).sum(-1) * told.relevant[:, None]
+def on_right(racc: RaccModel, overrides: Seen) -> float:
+    able = overrides.relevant.any(1)
+    share = weights(racc, overrides).sum(-1) * overrides.relevant[:, None]
     return share[able].sum(-1).mean().item()
 
 
@@ -86,7 +85,7 @@ def test_prompts_attend_to_the_right_demonstration_at_their_position() -> None:
     assert own.mean() > 0.95
 
 
-def lessons(count: int) -> Sequence[TrainingExample]:
+def examples(count: int) -> Sequence[TrainingExample]:
     rng, made = random.Random(0), []
     for _ in range(count):
         asked = rng.randrange(9)
@@ -102,19 +101,19 @@ def lessons(count: int) -> Sequence[TrainingExample]:
     return made
 
 
-def begun() -> tuple[RaccModel, Remembering, TrainingObjective]:
+def begun() -> tuple[RaccModel, MemoizedObjective, TrainingObjective]:
     """A start, and the same models without a memory."""
     racc = tiny_models.racc(document_prompts=PROMPTS)
     plain = TrainingObjective(hyper(), texts(), model().model, texts(), END)
-    between = Remembering(**vars(plain))
-    between.calibrate(racc, lessons(30))
-    begin(racc, between, lessons(80))
+    between = MemoizedObjective(**vars(plain))
+    between.calibrate(racc, examples(30))
+    begin(racc, between, examples(80))
     return racc, between, plain
 
 
 def test_initial_kv_is_nearer_to_the_right_demonstration_than_to_the_mean() -> None:
     racc, _, plain = begun()
-    able = [one for one in lessons(80) if any(one.relevant)]
+    able = [one for one in examples(80) if any(one.relevant)]
     scores = relevance_mask(able).float() * 100
     real = plain.base_prefix(racc, [one.passages[one.relevant.index(True)] for one in able])
     with torch.no_grad():
@@ -125,7 +124,7 @@ def test_initial_kv_is_nearer_to_the_right_demonstration_than_to_the_mean() -> N
 def test_memoized_states_equal_recomputed_ones() -> None:
     """After the start has moved the slots, and after a step of training."""
     racc, between, plain = begun()
-    taught, scores = lessons(8), torch.randn(8, 3)
+    taught, scores = examples(8), torch.randn(8, 3)
     how = TrainingConfig(steps=2, warm_up=0, rate=1e-2, answer=0.0, cache=1.0, prdb=False)
 
     for _ in range(2):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import Soak
-from benchmarks.soak_clients import BudgetedGenerator, Client, Kept, Question, Reply, Told
+from benchmarks.soak_clients import Client, Question, Reply, ReplyLog, StoredAnswer, TenantKey
 from tests.gateway.marked_replies import MarkedReply
 
 QUESTION, OTHER = Question(3, image=5), Question(3, image=6)
@@ -19,13 +19,13 @@ SMALL = MarkedReply(QUESTION.digest, "small", 8).text
 HIT = {"x-bottega-cache": "replayed"}
 
 
-def client(namespace: str = "red", told: Told | None = None) -> Client:
-    asker = BudgetedGenerator("sk-x", namespace)
-    return Client("", asker, told or Told(), random.Random(0), 10, asyncio.Event())
+def client(namespace: str = "red", told: ReplyLog | None = None) -> Client:
+    asker = TenantKey("sk-x", namespace)
+    return Client("", asker, told or ReplyLog(), random.Random(0), 10, asyncio.Event())
 
 
-def complaint(reply: Reply, model: str = "bottega") -> str | None:
-    return client().complaint(QUESTION, {"model": model}, reply)
+def reply_problem(reply: Reply, model: str = "bottega") -> str | None:
+    return client().reply_problem(QUESTION, {"model": model}, reply)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def complaint(reply: Reply, model: str = "bottega") -> str | None:
     ],
 )
 def test_nothing_is_wrong(reply: Reply) -> None:
-    assert complaint(reply) is None
+    assert reply_problem(reply) is None
 
 
 @pytest.mark.parametrize(
@@ -61,20 +61,20 @@ def test_nothing_is_wrong(reply: Reply) -> None:
     ],
 )
 def test_what_is_wrong(reply: Reply, why: str) -> None:
-    assert why in (complaint(reply) or "nothing")
+    assert why in (reply_problem(reply) or "nothing")
 
 
 def test_the_tier_that_was_asked_for() -> None:
     reply = Reply({}, SMALL, "stop", whole=True)
-    assert complaint(reply, "bottega/apprentice") is None
-    assert complaint(reply, "bottega/master") == "not the tier that was asked for"
+    assert reply_problem(reply, "bottega/apprentice") is None
+    assert reply_problem(reply, "bottega/master") == "not the tier that was asked for"
 
 
 def test_a_reply_of_another_namespace() -> None:
-    told, reply = Told(), Reply({}, LARGE, "stop", whole=True)
-    assert client("red", told).complaint(QUESTION, {"model": "bottega"}, reply) is None
-    assert client("red", told).complaint(QUESTION, {"model": "bottega"}, reply) is None
-    why = client("blue", told).complaint(QUESTION, {"model": "bottega"}, reply)
+    told, reply = ReplyLog(), Reply({}, LARGE, "stop", whole=True)
+    assert client("red", told).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
+    assert client("red", told).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
+    why = client("blue", told).reply_problem(QUESTION, {"model": "bottega"}, reply)
     assert why == "a reply that red was given"
 
 
@@ -89,8 +89,12 @@ def test_a_reply_of_another_namespace() -> None:
     ],
 )
 def test_what_is_lost(there: list[str], lost: bool) -> None:
-    kept = {"first": Kept(0, 1), "second": Kept(2, 4), "beside": Kept(1.5, 3)}
-    told = Told(kept={("red", "q"): kept})
+    kept = {
+        "first": StoredAnswer(0, 1),
+        "second": StoredAnswer(2, 4),
+        "beside": StoredAnswer(1.5, 3),
+    }
+    told = ReplyLog(kept={("red", "q"): kept})
     assert bool(told.lost("red", {"q": there})) == lost
     assert not told.lost("blue", {})
 
