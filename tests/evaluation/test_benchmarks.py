@@ -50,7 +50,7 @@ def row(source: str | None) -> int:
 def test_a_half_that_does_not_exist_is_answered_with_those_that_do() -> None:
     with pytest.raises(SettingError) as raised:
         load_benchmark("digits:half=third", seed=0)
-    assert raised.value.hint == "half may be all or first or second"
+    assert raised.value.hint == "use all or first or second"
 
 
 def test_limit_and_per_class() -> None:

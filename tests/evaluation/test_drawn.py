@@ -110,15 +110,15 @@ def test_noise_in_attributes_stays_within_the_topic() -> None:
 def test_a_wrong_knob_is_answered_with_the_right_ones(spec: str) -> None:
     with pytest.raises(SettingError) as raised:
         load_benchmark(spec, seed=0)
-    assert "the knobs of" in raised.value.hint
+    assert "options of" in raised.value.hint
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("glyphs:", "a knob is missing in 'glyphs:'"),
-        ("rules:examples=9,,queries=2", "a knob is missing in 'rules:examples=9,,queries=2'"),
-        ("glyphs:ways=5,ways=10", "ways is given twice"),
+        ("glyphs:", "an option is empty in 'glyphs:'"),
+        ("rules:examples=9,,queries=2", "an option is empty in 'rules:examples=9,,queries=2'"),
+        ("glyphs:ways=5,ways=10", "ways is set twice"),
     ],
 )
 def test_a_missing_or_doubled_knob_is_named(spec: str, said: str) -> None:

@@ -76,7 +76,7 @@ def test_the_hub_s_table_holds_lists_as_text(tmp_path: Path) -> None:
     data = load_benchmark(f"aokvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert [item.query.images for item in data.items] == [(solid_image(7),)]
     assert data.metrics[0].score(data.items[0], Answer("taxi")) == pytest.approx(2 / 3)
-    assert ["direct_answers is no list" in str(error) for error in bad] == [True]
+    assert ["direct_answers is not a list" in str(error) for error in bad] == [True]
 
 
 def test_a_wrong_choice_is_named(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_wrong_choice_is_named(tmp_path: Path) -> None:
     bad: list[BottegaError] = []
     spec = f"aokvqa:{tmp_path},answers=choices"
     assert len(load_benchmark(spec, seed=0, on_error=bad.append).items) == 1
-    assert ["none of the 4 choices" in str(error) for error in bad] == [True]
+    assert ["not one of the 4 choices" in str(error) for error in bad] == [True]
 
 
 def test_unknown_knobs_and_missing_files(tmp_path: Path) -> None:

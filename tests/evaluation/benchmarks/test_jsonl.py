@@ -84,9 +84,9 @@ def test_periods_belong_to_free_answers(
 
 def test_bad_lines_are_named_and_missing_files_too(tmp_path: Path) -> None:
     lines(tmp_path / "train.jsonl", {"question": "x?", "answer": "a"}, {"question": "y?"})
-    with pytest.raises(LoadError, match=r"test\.jsonl is not there") as raised:
+    with pytest.raises(LoadError, match=r"test\.jsonl does not exist") as raised:
         load_benchmark(f"jsonl:{tmp_path}", seed=0, on_error=lambda error: None)
-    assert "KNOWN.jsonl,ASKED.jsonl" in raised.value.hint
+    assert "TRAIN.jsonl,TEST.jsonl" in raised.value.hint
     lines(tmp_path / "test.jsonl", {"question": "z?", "answer": "b"})
     bad: list[BottegaError] = []
     assert len(load_benchmark(f"jsonl:{tmp_path}", seed=0, on_error=bad.append).knowledge) == 1

@@ -116,7 +116,7 @@ def test_the_official_draw_is_a_knob(place: Path) -> None:
     assert data.parse(data.items[0].query, Completion("no idea")).valid
     with pytest.raises(SettingError) as raised:
         mmmu(Source(f"mmmu:{place},asked=test", 0))
-    assert raised.value.hint == "asked may be dev or validation"
+    assert raised.value.hint == "use dev or validation"
 
 
 @pytest.mark.parametrize(

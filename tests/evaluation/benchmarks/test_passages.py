@@ -112,7 +112,7 @@ def test_the_hub_s_table(tmp_path: Path) -> None:
     table(tmp_path / "data" / "test_passages-00000-of-00001.parquet", [*more, bad_row])
     bad: list[BottegaError] = []
     assert len(list(load_passages(tmp_path, on_error=bad.append))) == 2
-    assert ["no passage_content" in str(error) for error in bad] == [True]
+    assert ["passage_content is missing" in str(error) for error in bad] == [True]
     assert list(told(tmp_path, train=True)) == ["GS_0"]
 
 

@@ -71,7 +71,7 @@ def test_tables_side_by_side_are_joined_or_one_is_named(tmp_path: Path) -> None:
     assert numbers(tmp_path / "IMG") == [1]
     with pytest.raises(LoadError, match="FULL, IMG") as raised:
         numbers(tmp_path)
-    assert raised.value.hint == f"name one, as in {tmp_path}/FULL"
+    assert raised.value.hint == f"select one, e.g. {tmp_path}/FULL"
 
 
 def test_what_is_no_table_is_named(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_bad_rows_are_named_and_the_rest_is_kept(tmp_path: Path) -> None:
     assert [e.answer for e in made] == ["one", "4"]
     file = tmp_path / "test.jsonl"
     assert [str(error) for error in bad] == [
-        f"{file}, row 1: word should be a text, not list",
-        f"{file}, row 2: there is no word",
+        f"{file}, row 1: word must be a text, got list",
+        f"{file}, row 2: word is missing",
     ]
     with pytest.raises(LoadError, match="row 1"):
         read_examples(str(tmp_path), "test", worded, on_error=None)
@@ -157,11 +157,11 @@ def test_fields() -> None:
     assert (text(row, "a"), text(row, "b"), text(row, "missing")) == ("x", "", "")
     assert (texts(row, "c"), texts(row, "b")) == (("1", "2"), ())
     for name in ("a", "d"):
-        with pytest.raises(LoadError, match=f"{name} should be a list of texts"):
+        with pytest.raises(LoadError, match=f"{name} must be a list of texts"):
             texts(row, name)
     assert option(("x", "y"), 1) == "y"
     for index in (2, -1, None, "1"):
-        with pytest.raises(LoadError, match="none of the 2 choices"):
+        with pytest.raises(LoadError, match="not one of the 2 choices"):
             option(("x", "y"), index)
 
 

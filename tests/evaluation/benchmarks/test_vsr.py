@@ -113,7 +113,7 @@ def test_bad_lines_are_named(place: Path) -> None:
     rows = [caption(0)]
     for split in ("train", "dev", "test"):
         (place / f"{split}.jsonl").write_text(json.dumps(caption(0)), "utf-8")
-    with pytest.raises(LoadError, match="1 relations"):
+    with pytest.raises(LoadError, match="got 1"):
         vsr_mc(Source(f"vsr-mc:{place}", 0))
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks from the user's own files, and scikit-learn's digits."""
+"""Benchmarks from user files, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import IMAGE_QUESTION, Example
 
-ASKED = 500
-# In scikit-learn's order. A model that was trained on the first half never saw the second.
+ITEMS = 500
+# In scikit-learn's order: a model may train on the first half and be evaluated on the second.
 HALVES = {"all": slice(None), "first": slice(898), "second": slice(898, None)}
 
 
 def digits(source: Source) -> Benchmark:
-    """Examples to show and `ASKED` to ask; with `half=first` or `second`, of those rows alone."""
-    half = str(read_options("digits", source.knobs, {"half": "all"}).get("half", "all"))
+    """Return `ITEMS` items and the remaining examples; `half=first` or `second` limits the rows."""
+    half = str(read_options("digits", source.options, {"half": "all"}).get("half", "all"))
     if half not in HALVES:
-        raise SettingError(f"half is {half!r}", hint=f"half may be {' or '.join(HALVES)}")
+        raise SettingError(f"half is unknown, got {half!r}", hint=f"use {' or '.join(HALVES)}")
     examples = list(load_digits())[HALVES[half]]
     random.Random(source.seed).shuffle(examples)
-    return labelled_benchmark(source.spec, examples[ASKED:], examples[:ASKED])
+    return labelled_benchmark(source.spec, examples[ITEMS:], examples[:ITEMS])
 
 
 HELD_OUT_SHARE = 0.25
 
 
 def image_folder(source: Source) -> Benchmark:
-    """With train/ and test/, or else split by the seed."""
-    folder, question = _folder_and_question(source.place)
+    """Load a folder with train/ and test/, or split it by the seed."""
+    folder, question = _folder_and_question(source.location)
     root = Path(folder)
     load = partial(load_image_folder, question=question, on_error=source.on_error)
     if has_splits(root):
@@ -49,7 +49,7 @@ def image_folder(source: Source) -> Benchmark:
 
 
 def manyicl(source: Source) -> Benchmark:
-    folder, question = _folder_and_question(source.place)
+    folder, question = _folder_and_question(source.location)
     knowledge, items = (
         list(load_manyicl(folder, split, question=question, on_error=source.on_error))
         for split in ("demo", "test")
@@ -57,14 +57,14 @@ def manyicl(source: Source) -> Benchmark:
     return labelled_benchmark(source.spec, knowledge, items)
 
 
-def _folder_and_question(place: str) -> tuple[str, str]:
+def _folder_and_question(location: str) -> tuple[str, str]:
     """Split `DIR,question=TEXT`. The question comes last, so it may contain commas or be empty."""
-    folder, given, question = place.partition(",question=")
+    folder, given, question = location.partition(",question=")
     return folder, question if given else IMAGE_QUESTION
 
 
 def _stratified(examples: Iterable[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """A quarter of each label's distinct images is asked, but never a label's only image."""
+    """Hold out a quarter of each label's distinct images, but never its only image."""
     by_label: dict[str, list[Example]] = defaultdict(list)
     for example in {example.query.images: example for example in examples}.values():
         by_label[example.answer].append(example)
@@ -80,19 +80,18 @@ def _stratified(examples: Iterable[Example], seed: int) -> tuple[list[Example], 
 
 
 FILES = ("train.jsonl", "test.jsonl")
-LAYOUT = "expected are DIR/train.jsonl and DIR/test.jsonl, or jsonl:KNOWN.jsonl,ASKED.jsonl"
+LAYOUT = "use DIR with train.jsonl and test.jsonl, or jsonl:TRAIN.jsonl,TEST.jsonl"
 
 
 def jsonl(source: Source) -> Benchmark:
-    """DIR with train.jsonl (shown) and test.jsonl (asked), or the two files with a comma between.
+    """Load DIR with train.jsonl (examples) and test.jsonl (items), or TRAIN,TEST.
 
-    Rows with labels, or that all ask the same, are a classification: what answers there are, is
-    the choice. Rows with choices list them by letter and are read as multiple choice. Other
-    answers are free, and right if they are the row's but for case and outer punctuation, whole or
-    up to a line's or a sentence's end.
+    Rows with labels, or with one common question, are a classification with all answers as labels.
+    Rows with choices are multiple choice by letter. Other answers are free text: right if the
+    reply, its first line or its first sentence equals the row's answer up to case and punctuation.
     """
     knowledge, items = (
-        tuple(load_jsonl(path, on_error=source.on_error)) for path in _paths(source.place)
+        tuple(load_jsonl(path, on_error=source.on_error)) for path in _paths(source.location)
     )
     everything = (*knowledge, *items)
     own_choices = any(example.query.choices for example in everything)
@@ -112,13 +111,13 @@ def jsonl(source: Source) -> Benchmark:
     return Benchmark(source.spec, knowledge, items, metrics=free, prompt=LetteredPrompter())
 
 
-def _paths(place: str) -> tuple[Path, Path]:
-    train, comma, test = place.rpartition(",")
-    if comma and not Path(place).is_dir():
+def _paths(location: str) -> tuple[Path, Path]:
+    train, comma, test = location.rpartition(",")
+    if comma and not Path(location).is_dir():
         paths = Path(train), Path(test)
     else:
-        paths = Path(place) / FILES[0], Path(place) / FILES[1]
+        paths = Path(location) / FILES[0], Path(location) / FILES[1]
     for path in paths:
         if not path.is_file():
-            raise LoadError(f"{path_text(path)} is not there", hint=LAYOUT)
+            raise LoadError(f"{path_text(path)} does not exist", hint=LAYOUT)
     return paths

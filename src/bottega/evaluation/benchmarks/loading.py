@@ -1,4 +1,4 @@
-"""Benchmarks by name: whole, thinned, made wrong in part, and never overlapping by accident."""
+"""Benchmarks by name: loaded, limited, with label noise, checked for overlap."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "vsr": vsr,
     "vsr-mc": vsr_mc,
 }
-WITHOUT_PLACE = {"digits", *SYNTHETIC}
+WITHOUT_LOCATION = {"digits", *SYNTHETIC}
 LABELLED_IMAGES = ("image-folder", "manyicl")
 OWN_DATA = {*LABELLED_IMAGES, "jsonl"}
-PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_PLACE | OWN_DATA)
+PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_LOCATION | OWN_DATA)
 
 
 def load_benchmark(
@@ -56,14 +56,13 @@ def load_benchmark(
     allow_overlap: bool = False,
     on_error: OnError | None = None,
 ) -> Benchmark:
-    """`digits` or a drawn task with its knobs, such as `digits:half=second` or
-    `glyphs:ways=5,shots=5`, or another of `SOURCES` with its place, such as `image-folder:DIR` or
-    `mmmu:DIR,asked=validation`.
+    """Load a benchmark: `digits` or a synthetic task with options, such as `digits:half=second` or
+    `glyphs:ways=5,shots=5`, or another of `SOURCES` with a location, such as `image-folder:DIR`.
 
-    `limit` keeps that many items and `per_class` that many examples a label in the knowledge
-    base (of each episode); both are drawn by `seed`, as is the split of a folder without train/ and
-    test/. `label_noise` is the share of the answers in this knowledge base that are made wrong.
-    Items that stand in both parts are refused unless `allow_overlap`.
+    `limit` is the maximum number of items, `per_class` that of examples per label in the knowledge
+    base (of each episode); `seed` samples both, and splits a folder without train/ and test/.
+    `label_noise` is the share of corrupted answers in the knowledge base. Raises `LoadError` for
+    items in both parts unless `allow_overlap`.
     """
     whole = _whole(spec, seed, on_error)
     found = [example for example in whole.knowledge if _is_readable(example, on_error)]
@@ -89,24 +88,24 @@ def load_benchmark(
 
 
 def _whole(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
-    """Everything there is, as it is found."""
+    """Load all items and examples."""
     source = Source(spec, seed, on_error)
-    if source.kind not in SOURCES or not (source.place or source.kind in WITHOUT_PLACE):
-        places = ", ".join(name if name in WITHOUT_PLACE else f"{name}:DIR" for name in SOURCES)
-        raise SettingError(f"unknown benchmark {spec!r}", hint=f"use {places}")
+    if source.kind not in SOURCES or not (source.location or source.kind in WITHOUT_LOCATION):
+        specs = ", ".join(name if name in WITHOUT_LOCATION else f"{name}:DIR" for name in SOURCES)
+        raise SettingError(f"unknown benchmark {spec!r}", hint=f"use {specs}")
     return SOURCES[source.kind](source)
 
 
 def _named(items: Sequence[Example]) -> list[Example]:
-    """By their place where they have no id: methods look up by it what belongs to an item."""
+    """Give items without an id one by position: methods look up an item's data by id."""
     return [
-        item if item.query.id else replace(item, query=replace(item.query, id=f"item {place}"))
-        for place, item in enumerate(items, 1)
+        item if item.query.id else replace(item, query=replace(item.query, id=f"item {index}"))
+        for index, item in enumerate(items, 1)
     ]
 
 
 def _is_readable(item: Example, on_error: OnError | None) -> bool:
-    """A damaged image is named and left out before anything is counted or run."""
+    """Report and exclude a damaged image before anything is counted or run."""
     try:
         for image in item.query.images:
             image.decode(at_least=1)
@@ -119,13 +118,13 @@ def _is_readable(item: Example, on_error: OnError | None) -> bool:
 
 
 def _replaced(before: Sequence[Example], after: Sequence[Example]) -> int:
-    """How many of `after` are not the very objects of `before`, which may be more."""
+    """Count the objects of `after` that are not in `before`."""
     kept = {id(example) for example in before}
     return sum(id(example) not in kept for example in after)
 
 
 def _thin(knowledge: Sequence[Example], per_class: int, rng: random.Random) -> list[Example]:
-    """Passages have no class: all of them stay."""
+    """Limit the examples of each label; passages have none, so all remain."""
     kept: dict[tuple[str | None, str], int] = defaultdict(int)
     chosen: list[Example] = []
     for example in rng.sample(knowledge, len(knowledge)):
@@ -140,26 +139,25 @@ def _thin(knowledge: Sequence[Example], per_class: int, rng: random.Random) -> l
 def _check_size(benchmark: Benchmark) -> None:
     if not benchmark.items or not benchmark.knowledge:
         raise LoadError(
-            f"{benchmark.name} has {len(benchmark.items)} items to ask and "
-            f"{len(benchmark.knowledge)} examples to show; both are needed",
-            hint="look at what the folder holds; classes in folders need two images each",
+            f"{benchmark.name} needs items and examples, got {len(benchmark.items)} items and "
+            f"{len(benchmark.knowledge)} examples",
+            hint="check the folder; each class folder needs two images",
         )
 
 
 def _check_overlap(benchmark: Benchmark) -> None:
-    known = {part for example in benchmark.knowledge for part in _identities(example)}
-    shared = sum(not known.isdisjoint(_identities(item)) for item in benchmark.items)
+    examples = {part for example in benchmark.knowledge for part in _identities(example)}
+    shared = sum(not examples.isdisjoint(_identities(item)) for item in benchmark.items)
     if shared:
         raise LoadError(
-            f"{shared} of {len(benchmark.items)} test items also stand in the knowledge base (the"
-            " same question, about the same image if it has one)",
-            hint="remove them from one of the two, or pass --allow-overlap and say so",
+            f"{shared} of {len(benchmark.items)} test items are also in the knowledge base (same"
+            " question and image)",
+            hint="remove them from one part, or pass --allow-overlap and report it",
         )
 
 
 def _identities(example: Example) -> list[tuple[str, str]]:
-    """The question, written in any way, with its own choices in any order and each of its images:
-    "Which of these is larger?" is another question with other choices."""
+    """Return the normalized question and sorted choices with each image of the example."""
     whole = " ".join((example.query.text, *sorted(example.query.choices)))
     folded = unicodedata.normalize("NFKC", whole).casefold()
     text = " ".join(re.findall(r"\w+", folded))

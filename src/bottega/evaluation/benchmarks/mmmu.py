@@ -26,8 +26,8 @@ from bottega.types import Example, Query
 
 IMAGES = [f"image_{number}" for number in range(1, 8)]
 ID = re.compile(r"(?:dev|validation|test)_(.+)_\d+")
-# The answers of its test split are not published.
-KNOBS = {
+# The answers of the test split are not published.
+OPTIONS = {
     "asked": ("dev", "validation"),
     "images": ("any", "one"),
     "unparsable": ("none", "random"),
@@ -35,29 +35,31 @@ KNOBS = {
 
 
 def mmmu(source: Source) -> Benchmark:
-    """`asked=dev` (150 items) is asked with validation (900) as the knowledge, as RCTS and
-    Cache-of-Thought do; `asked=validation` the other way round. `images=one` keeps the items and
-    examples with a single picture, as in Cache-of-Thought. Questions are open or multiple choice.
+    """Load MMMU, with open and multiple-choice questions.
+
+    `asked=dev` evaluates dev (150 items) with validation (900) as the knowledge base, as in RCTS
+    and Cache-of-Thought; `asked=validation` swaps the two. `images=one` keeps items and examples
+    with one image, as in Cache-of-Thought.
     """
-    place, knobs = read_location(source, KNOBS)
+    location, options = read_location(source, OPTIONS)
     golds: dict[str, tuple[str, ...]] = {}
 
     def make(row: Row, name: str) -> Example | None:
-        example = _example(row, place, name, golds)
-        wanted = knobs["images"] == "any" or len(example.query.images) == 1
+        example = _example(row, location, name, golds)
+        wanted = options["images"] == "any" or len(example.query.images) == 1
         return example if wanted else None
 
     def read(split: str) -> tuple[Example, ...]:
-        return tuple(read_examples(place, split, make, on_error=source.on_error, several=True))
+        return tuple(read_examples(location, split, make, on_error=source.on_error, several=True))
 
-    query_split = knobs["asked"]
-    known = "validation" if query_split == "dev" else "dev"
-    is_random = knobs["unparsable"] == "random"
+    query_split = options["asked"]
+    example_split = "validation" if query_split == "dev" else "dev"
+    is_random = options["unparsable"] == "random"
     return Benchmark(
         source.spec,
-        read(known),
+        read(example_split),
         read(query_split),
-        metrics=(MMMUAccuracy(golds, drawn=is_random),),
+        metrics=(MMMUAccuracy(golds, random_fallback=is_random),),
         parse=RationaleParser(
             ChoiceParser(unparsable="random" if is_random else "none", seed=source.seed)
         ),
@@ -66,9 +68,11 @@ def mmmu(source: Source) -> Benchmark:
     )
 
 
-def _example(row: Row, place: str, name: str, golds: dict[str, tuple[str, ...]]) -> Example:
-    """Adds to `golds` if there are several. The markers <image 1> stay in the texts, in whose
-    order the pictures are."""
+def _example(row: Row, location: str, name: str, golds: dict[str, tuple[str, ...]]) -> Example:
+    """Parse a row; add several gold answers to `golds`.
+
+    The markers <image 1> remain in the texts; images follow their order.
+    """
     number, choices, answer = (
         needed(row, "id"),
         _listed(needed(row, "options")),
@@ -77,7 +81,7 @@ def _example(row: Row, place: str, name: str, golds: dict[str, tuple[str, ...]])
     answers = (by_letter(choices, answer),) if choices else _golds(answer)
     if len(answers) > 1:
         golds[number] = answers
-    images = tuple(image(row[part], place, name) for part in IMAGES if row.get(part) is not None)
+    images = tuple(image(row[part], location, name) for part in IMAGES if row.get(part) is not None)
     subject = ID.fullmatch(number)
     tags = {SUBJECT: subject[1] if subject else "", "difficulty": text(row, "topic_difficulty")}
     return Example(
@@ -90,7 +94,7 @@ def _example(row: Row, place: str, name: str, golds: dict[str, tuple[str, ...]])
 
 
 def _golds(answer: str) -> tuple[str, ...]:
-    """An open answer, or several: three items of validation have a list."""
+    """Return the open answers: three items of validation have a list."""
     try:
         return _listed(answer) or (answer,)
     except LoadError:
@@ -98,10 +102,10 @@ def _golds(answer: str) -> tuple[str, ...]:
 
 
 def _listed(written: str) -> tuple[str, ...]:
-    """A Python list of texts, which is how the options are published."""
+    """Parse a Python list of texts, the published form of the options."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # LaTeX in it: "\\c" is no escape
+            warnings.simplefilter("ignore", SyntaxWarning)  # LaTeX: "\\c" is no escape
             found = ast.literal_eval(written)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise LoadError(f"{written[:80]!r} is not a list", hint=UNUSABLE) from error
@@ -111,14 +115,15 @@ def _listed(written: str) -> tuple[str, ...]:
 
 
 def mathvision(source: Source) -> Benchmark:
-    """testmini (304) is asked. It is a part of test: the knowledge is the rest (2,736)."""
+    """Load MathVision: testmini (304 items), with the rest of test (2,736) as the knowledge
+    base."""
 
     def make(row: Row, name: str) -> Example:
-        return _mathvision_example(row, source.place, name)
+        return _mathvision_example(row, source.location, name)
 
-    items = read_examples(source.place, "testmini", make, on_error=source.on_error)
+    items = read_examples(source.location, "testmini", make, on_error=source.on_error)
     query_ids = {item.query.id for item in items}
-    everything = read_examples(source.place, "test", make, on_error=source.on_error)
+    everything = read_examples(source.location, "test", make, on_error=source.on_error)
     return Benchmark(
         source.spec,
         tuple(example for example in everything if example.query.id not in query_ids),
@@ -130,13 +135,15 @@ def mathvision(source: Source) -> Benchmark:
     )
 
 
-def _mathvision_example(row: Row, place: str, name: str) -> Example:
-    """One picture shows everything, however many <image1>, <image2> the question names."""
+def _mathvision_example(row: Row, location: str, name: str) -> Example:
+    """Parse a row; one image covers all <image1>, <image2> markers of the question."""
     choices, answer = texts(row, "options"), needed(row, "answer")
-    picture = row.get("decoded_image") or row.get("image")
+    pixels = row.get("decoded_image") or row.get("image")
     tags = {tag: text(row, tag) for tag in ("subject", "level")}
     return Example(
-        Query(needed(row, "question"), (image(picture, place, name),), choices, needed(row, "id")),
+        Query(
+            needed(row, "question"), (image(pixels, location, name),), choices, needed(row, "id")
+        ),
         by_letter(choices, answer) if choices else answer,
         rationale=text(row, "solution") or None,
         tags={tag: value for tag, value in tags.items() if value},

@@ -1,4 +1,4 @@
-"""OK-VQA and A-OKVQA: questions that need world knowledge, with several annotators."""
+"""OK-VQA and A-OKVQA: knowledge questions with several annotators."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import Example, Query
 
-# What a row is called, the row.
+# The name of a row, and the row.
 NamedRow = tuple[str, Row]
 
 
 @dataclass(frozen=True)
 class AnnotatedQuestion:
-    """A question; the example's answer is the most frequent of its `answers`."""
+    """Question with all annotator answers; the example's answer is the most frequent one."""
 
     example: Example
     answers: tuple[str, ...]
@@ -49,7 +49,7 @@ def annotated_question(
 ) -> AnnotatedQuestion:
     ranked = Counter(answer for answer in answers if answer).most_common(1)
     if not ranked:
-        raise LoadError("nobody has answered", hint="choose a split with answers")
+        raise LoadError("the question has no answers", hint="choose a split with answers")
     query = Query(needed(row, "question"), images, id=id)
     return AnnotatedQuestion(Example(query, ranked[0][0], source=source), tuple(answers))
 
@@ -57,15 +57,17 @@ def annotated_question(
 def read_questions(
     rows: Iterable[NamedRow], make: Make, on_error: OnError | None
 ) -> list[AnnotatedQuestion]:
-    """Rows of which `make` raises `LoadError` or `ImageError` go to `on_error`, as do those whose
-    id has been seen: whose annotators would be asked?"""
+    """Parse rows; failing rows and repeated ids go to `on_error`.
+
+    Repeated ids are ambiguous: their annotators could belong to either row.
+    """
     report = error_handler(on_error)
     made: dict[str, AnnotatedQuestion] = {}
     for source, row in rows:
         try:
             one = make(row, source)
             if one.example.query.id in made:
-                raise LoadError(f"the id {one.example.query.id} stands twice", hint=UNUSABLE)
+                raise LoadError(f"the id {one.example.query.id} is not unique", hint=UNUSABLE)
         except (LoadError, ImageError) as error:
             report(LoadError(f"{source}: {error}", hint=error.hint))
         else:
@@ -82,23 +84,23 @@ def references(part: Sequence[AnnotatedQuestion]) -> dict[str, tuple[str, ...]]:
 
 
 def annotator_answers(row: Row, name: str) -> tuple[str, ...]:
-    """What the annotators said: texts, objects with an `answer`, or a list written as text."""
+    """Parse annotator answers: texts, objects with an `answer`, or a list written as text."""
     value = row.get(name)
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-            raise LoadError(f"{name} is no list", hint=UNUSABLE) from error
+            raise LoadError(f"{name} is not a list", hint=UNUSABLE) from error
     if isinstance(value, list):
         value = [part.get("answer") if isinstance(part, dict) else part for part in value]
     return texts({name: value}, name)
 
 
-def from_table(place: str) -> Make:
-    """For rows with question_id, question, answers and image (or none, which is text alone)."""
+def from_table(location: str) -> Make:
+    """Return a parser of rows with question_id, question, answers and an optional image."""
 
     def make(row: Row, source: str) -> AnnotatedQuestion:
-        id, images = needed(row, "question_id"), pictures(row, place, source)
+        id, images = needed(row, "question_id"), row_images(row, location, source)
         return annotated_question(
             row, source, id=id, answers=annotator_answers(row, "answers"), images=images
         )
@@ -106,54 +108,59 @@ def from_table(place: str) -> Make:
     return make
 
 
-def pictures(row: Row, place: str, source: str) -> tuple[Image, ...]:
+def row_images(row: Row, location: str, source: str) -> tuple[Image, ...]:
     value = row.get("image")
-    return () if value is None else (image(value, place, source),)
+    return () if value is None else (image(value, location, source),)
 
 
-def first_split(place: str, *splits: str) -> Iterator[NamedRow]:
-    """The rows of the first split that is there: mirrors of a data set name them differently."""
+def first_split(location: str, *splits: str) -> Iterator[NamedRow]:
+    """Return the rows of the first existing split: mirrors name splits differently."""
     for split in splits[:-1]:
-        rows = read_rows(place, split)
+        rows = read_rows(location, split)
         try:
             return chain([next(rows)], rows)
         except (LoadError, StopIteration):
             continue
-    return read_rows(place, splits[-1])
+    return read_rows(location, splits[-1])
 
 
-def shown_split(place: str, *splits: str, layout: str) -> Iterator[NamedRow]:
-    """The same for what is shown, which some mirrors lack and the published `layout` has."""
-    rows = first_split(place, *splits)
+def example_split(location: str, *splits: str, layout: str) -> Iterator[NamedRow]:
+    """Return the rows of the first existing example split; some mirrors lack it.
+
+    Raises `LoadError` with the published `layout` as the hint.
+    """
+    rows = first_split(location, *splits)
     try:
         return chain([next(rows)], rows)
     except (LoadError, StopIteration) as error:
         reason = str(error) or "the table is empty"
-        raise LoadError(f"{place} has nothing to show: {reason}", hint=layout) from error
+        raise LoadError(f"{location} has no example split: {reason}", hint=layout) from error
 
 
 QUESTIONS = "OpenEnded_mscoco_{}_questions.json"
 ANNOTATIONS = "mscoco_{}_annotations.json"
 LAYOUT = (
-    "expected are OpenEnded_mscoco_train2014_questions.json and mscoco_train2014_annotations.json"
+    "use OpenEnded_mscoco_train2014_questions.json and mscoco_train2014_annotations.json"
     " (okvqa.allenai.org), the folder or zip train2014 (cocodataset.org), and all three of val2014"
 )
 
 
 def okvqa(source: Source) -> Benchmark:
-    """The training questions are shown, those of validation are asked: in the published files, or
-    in a table with both splits."""
-    downloads = Downloads(Path(source.place), LAYOUT)
-    if Path(source.place).is_dir() and downloads.find(QUESTIONS.format("val2014")):
+    """Load OK-VQA: validation items, with the training questions as the knowledge base.
+
+    The source has the published files, or a table with both splits.
+    """
+    downloads = Downloads(Path(source.location), LAYOUT)
+    if Path(source.location).is_dir() and downloads.find(QUESTIONS.format("val2014")):
         parts = [_published(downloads, split, source) for split in ("train2014", "val2014")]
     else:
         rows = (
-            shown_split(source.place, "train2014", "train", layout=LAYOUT),
-            first_split(source.place, "val2014", "validation", "val"),
+            example_split(source.location, "train2014", "train", layout=LAYOUT),
+            first_split(source.location, "val2014", "validation", "val"),
         )
-        make = from_table(source.place)
+        make = from_table(source.location)
         parts = [read_questions(part, make, source.on_error) for part in rows]
-    answers = references([*parts[0], *parts[1]])  # what is shown may be taught
+    answers = references([*parts[0], *parts[1]])  # examples may be training items
     return Benchmark(
         source.spec,
         examples(parts[0]),
@@ -164,7 +171,7 @@ def okvqa(source: Source) -> Benchmark:
 
 
 def _published(downloads: Downloads, split: str, source: Source) -> list[AnnotatedQuestion]:
-    """The answers are the annotators' stemmed ones, against which OK-VQA is scored."""
+    """Read the published files, with the stemmed answers that OK-VQA scores against."""
     rows = downloads.rows(ANNOTATIONS.format(split), key="annotations")
     annotations = {str(row.get("question_id")): row for _, row in rows}
     folder = downloads.needed(split, f"images/{split}", "images")
@@ -172,11 +179,11 @@ def _published(downloads: Downloads, split: str, source: Source) -> list[Annotat
     def make(row: Row, name: str) -> AnnotatedQuestion:
         id = needed(row, "question_id")
         if id not in annotations:
-            raise LoadError(f"nobody has answered question {id}", hint=UNUSABLE)
-        picture = f"{folder}/COCO_{split}_{coco_number(row)}.jpg"
+            raise LoadError(f"question {id} has no answers", hint=UNUSABLE)
+        path = f"{folder}/COCO_{split}_{coco_number(row)}.jpg"
         answers = annotator_answers(annotations[id], "answers")
         return annotated_question(
-            row, name, id=id, answers=answers, images=(downloads.image(picture),)
+            row, name, id=id, answers=answers, images=(downloads.image(path),)
         )
 
     questions = downloads.rows(QUESTIONS.format(split), key="questions")
@@ -185,42 +192,43 @@ def _published(downloads: Downloads, split: str, source: Source) -> list[Annotat
 
 AOKVQA_QUESTIONS = "aokvqa_v1p0_{}.json"
 AOKVQA_LAYOUT = (
-    "expected are aokvqa_v1p0_train.json and aokvqa_v1p0_val.json (aokvqa_v1p0.tar.gz of"
+    "use aokvqa_v1p0_train.json and aokvqa_v1p0_val.json (aokvqa_v1p0.tar.gz of"
     " allenai/aokvqa) and the folders or zips train2017 and val2017 (cocodataset.org)"
 )
-KNOBS = {"answers": ("direct", "choices"), "rationales": ("no", "yes")}
-Pictures = Callable[[Row, str], tuple[Image, ...]]
+OPTIONS = {"answers": ("direct", "choices"), "rationales": ("no", "yes")}
+ImagesOf = Callable[[Row, str], tuple[Image, ...]]
 
 
 def aokvqa(source: Source) -> Benchmark:
-    """The training questions are shown, those of validation are asked. `answers=choices` asks for
-    one of the four choices; direct answers leave out the questions that are marked as too hard for
-    them. `rationales=yes` shows one annotator's before each answer.
+    """Load A-OKVQA: validation items, with the training questions as the knowledge base.
+
+    `answers=choices` requests one of the four choices; direct answers exclude the questions marked
+    as too difficult. `rationales=yes` adds one annotator's rationale to each example.
     """
-    place, knobs = read_location(source, KNOBS)
-    by_choice = knobs["answers"] == "choices"
-    shown, items = _parts(place, source, knobs)
+    location, options = read_location(source, OPTIONS)
+    by_choice = options["answers"] == "choices"
+    shown, items = _parts(location, source, options)
     whole = Benchmark(source.spec, examples(shown), examples(items), prompt=LetteredPrompter())
     if by_choice:
         return replace(whole, parse=ChoiceParser(whole_words=True))
-    answers = references([*shown, *items])  # what is shown may be taught
+    answers = references([*shown, *items])  # examples may be training items
     metrics = (direct_answer(answers), direct_answer(answers, "always-normalised"))
     return replace(whole, metrics=metrics)
 
 
 def _parts(
-    place: str, source: Source, knobs: Mapping[str, str]
+    location: str, source: Source, options: Mapping[str, str]
 ) -> tuple[list[AnnotatedQuestion], list[AnnotatedQuestion]]:
-    downloads = Downloads(Path(place), AOKVQA_LAYOUT)
+    downloads = Downloads(Path(location), AOKVQA_LAYOUT)
     rows: list[Iterable[NamedRow]]
-    if Path(place).is_dir() and downloads.find(AOKVQA_QUESTIONS.format("val")):
+    if Path(location).is_dir() and downloads.find(AOKVQA_QUESTIONS.format("val")):
         rows = [downloads.rows(AOKVQA_QUESTIONS.format(split)) for split in ("train", "val")]
-        make = [_maker(_photographs(downloads, split), knobs) for split in ("train", "val")]
+        make = [_maker(_photographs(downloads, split), options) for split in ("train", "val")]
     else:
-        shown = shown_split(place, "train", layout=AOKVQA_LAYOUT)
-        rows = [shown, first_split(place, "validation", "val")]
-        make = [_maker(lambda row, name: pictures(row, place, name), knobs)] * 2
-    if knobs["answers"] == "direct":
+        shown = example_split(location, "train", layout=AOKVQA_LAYOUT)
+        rows = [shown, first_split(location, "validation", "val")]
+        make = [_maker(lambda row, name: row_images(row, location, name), options)] * 2
+    if options["answers"] == "direct":
         rows[1] = _answerable(rows[1])
     both = [
         read_questions(part, made, source.on_error) for part, made in zip(rows, make, strict=True)
@@ -228,31 +236,31 @@ def _parts(
     return both[0], both[1]
 
 
-def _maker(images: Pictures, knobs: Mapping[str, str]) -> Make:
+def _maker(images: ImagesOf, options: Mapping[str, str]) -> Make:
     def make(row: Row, source: str) -> AnnotatedQuestion:
         id, answers = needed(row, "question_id"), annotator_answers(row, "direct_answers")
         one = annotated_question(row, source, id=id, answers=answers, images=images(row, source))
         example = one.example
-        if knobs["rationales"] == "yes":
+        if options["rationales"] == "yes":
             example = replace(
                 example, rationale=next(iter(annotator_answers(row, "rationales")), None)
             )
-        if knobs["answers"] == "choices":
+        if options["answers"] == "choices":
             choices = annotator_answers(row, "choices")
-            right = option(choices, row.get("correct_choice_idx"))
+            gold = option(choices, row.get("correct_choice_idx"))
             query = replace(example.query, choices=choices)
-            example = replace(example, query=query, answer=right)
+            example = replace(example, query=query, answer=gold)
         return replace(one, example=example)
 
     return make
 
 
-def _photographs(downloads: Downloads, split: str) -> Pictures:
+def _photographs(downloads: Downloads, split: str) -> ImagesOf:
     year = f"{split}2017"
     folder = downloads.needed(year, f"images/{year}", f"coco/{year}")
     return lambda row, source: (downloads.image(f"{folder}/{coco_number(row)}.jpg"),)
 
 
 def _answerable(rows: Iterable[NamedRow]) -> Iterator[NamedRow]:
-    """A-OKVQA's direct answers are not measured on difficult questions."""
+    """Exclude difficult questions, which have no direct-answer score."""
     return ((name, row) for name, row in rows if row.get("difficult_direct_answer") is not True)

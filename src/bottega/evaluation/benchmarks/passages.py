@@ -1,4 +1,4 @@
-"""Passages to read beside questions: the Google Search corpus of OK-VQA, WIT, and lines of JSON."""
+"""Passages: the Google Search corpus of OK-VQA, WIT, and lines of JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bottega.image import path_text
 from bottega.knowledge.loaders import load_passage_lines
 from bottega.types import Example, Query
 
-# Ids below are those of the training corpus; the whole one has 168,306.
+# Ids of the training corpus are below; the whole corpus has 168,306.
 GS_TRAIN = 112_724
 GS_IDS = ("kid", "id", "passage_id")
 FILES = (".csv", ".tsv", ".gz")
@@ -35,20 +35,19 @@ WIT_TEXTS = {
     "context_page_description": "content",
 }
 FORMS = (
-    "expected are okvqa_full_corpus.csv (kid, text), its tab-separated form (id, text), a WIT file"
+    "use okvqa_full_corpus.csv (kid, text), its tab-separated form (id, text), a WIT file"
     " (.tsv or .tsv.gz), columns passage_id and passage_content, or lines of JSON (.jsonl) with"
-    " text and, if there is one, image"
+    " text and an optional image"
 )
 
-# Id and text of a row, None if it is not wanted. Raises `LoadError`.
+# Returns the id and text of a row, None to skip it. Raises `LoadError`.
 Reader = Callable[[Sequence[str]], tuple[str, str] | None]
 
 
 def with_passages(
     benchmark: Benchmark, path: str | Path, *, alone: bool = False, on_error: OnError | None = None
 ) -> Benchmark:
-    """The benchmark with the passages of `path` in its knowledge, beside its examples or `alone`
-    (as RACC reads them)."""
+    """Add the passages of `path` to the knowledge base, or replace it if `alone` (as for RACC)."""
     passages = tuple(load_passages(path, on_error=on_error))
     if not passages:
         raise LoadError(f"{path_text(path)} holds no passages", hint=FORMS)
@@ -58,12 +57,11 @@ def with_passages(
 def load_passages(
     path: str | Path, *, train: bool = False, on_error: OnError | None = None
 ) -> Iterator[Example]:
-    """Passages are examples without an answer; their query ids are `GS_17` and `WIT_17`. They lie
-    in a file, a folder of tables or a Hugging Face data set. Lines of JSON alone bring pictures.
+    """Yield passages: examples without an answer, with the query ids `GS_17` and `WIT_17`.
 
-    `train` keeps of the Google Search corpus what belongs to the training questions. Of WIT the
-    English rows are read, numbered in their order, with the text that RA-VQA makes of them. Rows
-    that cannot be read go to `on_error`.
+    The path is a file, a folder of tables or a Hugging Face id. Only lines of JSON have images.
+    `train` keeps the training part of the Google Search corpus. English rows of WIT are read,
+    numbered in order, with the text of RA-VQA. Unreadable rows go to `on_error`.
     """
     if Path(path).suffix == LINES:
         return load_passage_lines(path, on_error=on_error)
@@ -73,22 +71,24 @@ def load_passages(
 
 
 def is_relevant(passage: str, answers: Iterable[str]) -> bool:
-    """Pseudo-relevance, as OK-VQA's retrievers are trained and measured: any answer stands in the
-    passage, in any case, as a part of a word too."""
+    """Return the pseudo-relevance of OK-VQA's retrievers: the passage contains an answer.
+
+    Matching ignores case and accepts parts of words.
+    """
     folded = passage.lower()
     return any(answer.lower() in folded for answer in answers if answer)
 
 
-def _from_table(place: str, train: bool, on_error: OnError | None) -> Iterator[Example]:
+def _from_table(location: str, train: bool, on_error: OnError | None) -> Iterator[Example]:
     report = error_handler(on_error)
     splits = ("train_passages", "train") if train else ("test_passages", "train")
-    for source, row in first_split(place, *splits):
+    for source, row in first_split(location, *splits):
         try:
             query = Query(needed(row, "passage_content"), id=needed(row, "passage_id"))
         except LoadError as error:
             report(LoadError(f"{source}: {error}", hint=error.hint))
         else:
-            yield Example(query, "", source=place)
+            yield Example(query, "", source=location)
 
 
 def _from_file(path: Path, train: bool, on_error: OnError | None) -> Iterator[Example]:
@@ -106,7 +106,8 @@ def _from_file(path: Path, train: bool, on_error: OnError | None) -> Iterator[Ex
                 report(LoadError(f"{where}: {error}", hint=error.hint))
             else:
                 if found is not None:
-                    # One source for all: a text for each would weigh more than some passages.
+                    # One source for all rows: line numbers would need more memory than some
+                    # passages.
                     yield Example(Query(found[1], id=found[0]), "", source=shown)
 
 
@@ -137,18 +138,18 @@ def _rows(
 
 
 def _reader(header: Sequence[str], shown: str, train: bool) -> Reader:
-    columns = {name.strip(): place for place, name in enumerate(header)}
+    columns = {name.strip(): location for location, name in enumerate(header)}
     if columns.keys() >= WIT_TEXTS.keys() | {"language"}:
         return _Wit(columns)
     id = next((columns[name] for name in GS_IDS if name in columns), None)
     if id is None or len(columns) < 2:
         begins = ", ".join(columns)[:SHOWN] or "nothing"
-        raise LoadError(f"{shown} begins with {begins}", hint=FORMS)
+        raise LoadError(f"{shown} has unknown columns, got {begins}", hint=FORMS)
     return _GoogleSearch(len(columns), id, train)
 
 
 class _GoogleSearch:
-    """The text is the first column that is not the id."""
+    """Reader of the Google Search corpus; the text is the first column besides the id."""
 
     def __init__(self, width: int, id: int, train: bool) -> None:
         self._width = width
@@ -158,13 +159,13 @@ class _GoogleSearch:
 
     def __call__(self, row: Sequence[str]) -> tuple[str, str] | None:
         if len(row) != self._width:
-            raise LoadError(f"{len(row)} columns, not {self._width}", hint=FORMS)
+            raise LoadError(f"the row needs {self._width} columns, got {len(row)}", hint=FORMS)
         id, text = row[self._id].removeprefix("GS_"), row[self._text].strip()
         if not text:
-            raise LoadError("no text", hint="leave the row out")
+            raise LoadError("the row has no text", hint="remove the row")
         if not id.isdecimal():
             raise LoadError(
-                f"the id {id[:SHOWN]!r} is not a number",
+                f"the id must be a number, got {id[:SHOWN]!r}",
                 hint='number the rows, or write lines of JSON: {"text": "...", "id": "..."}',
             )
         if self._train and int(id) >= GS_TRAIN:
@@ -173,6 +174,8 @@ class _GoogleSearch:
 
 
 class _Wit:
+    """Reader of the English rows of WIT."""
+
     def __init__(self, columns: dict[str, int]) -> None:
         self._language = columns["language"]
         self._texts = {name: columns[column] for column, name in WIT_TEXTS.items()}
@@ -181,11 +184,11 @@ class _Wit:
 
     def __call__(self, row: Sequence[str]) -> tuple[str, str] | None:
         if len(row) != self._width:
-            raise LoadError(f"{len(row)} columns, not {self._width}", hint=FORMS)
+            raise LoadError(f"the row needs {self._width} columns, got {len(row)}", hint=FORMS)
         if row[self._language] != "en":
             return None
-        told = [f"{name}: {row[at]}" for name, at in self._texts.items() if row[at].strip()]
-        if not told:
-            raise LoadError("no text in any column", hint=FORMS)
+        parts = [f"{name}: {row[at]}" for name, at in self._texts.items() if row[at].strip()]
+        if not parts:
+            raise LoadError("all text columns are empty", hint=FORMS)
         self._read += 1
-        return f"WIT_{self._read - 1}", " ".join(told)
+        return f"WIT_{self._read - 1}", " ".join(parts)

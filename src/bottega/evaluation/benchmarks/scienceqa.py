@@ -1,4 +1,4 @@
-"""ScienceQA: school questions, half of them with a picture."""
+"""ScienceQA: school questions, half of them with an image."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ TAGS = ("subject", "topic", "category", "grade")
 
 
 def scienceqa(source: Source) -> Benchmark:
-    """test (4,241) is asked, train and validation (16,967) are the knowledge, in all of them items
-    without a picture. A place is a folder with `problems.json` and `pid_splits.json`, as published,
-    or a table in the layout of `derek-thomas/ScienceQA`."""
-    folder = Path(source.place)
+    """Load ScienceQA: test (4,241 items), with train and validation (16,967) as the knowledge base.
+
+    The source is a folder with the published `problems.json` and `pid_splits.json`, or a table in
+    the layout of `derek-thomas/ScienceQA`.
+    """
+    folder = Path(source.location)
     published = (folder / "problems.json").is_file()
     read = _published(folder, source) if published else _tables(source)
     return Benchmark(
@@ -47,11 +49,11 @@ def scienceqa(source: Source) -> Benchmark:
 
 def _tables(source: Source) -> Mapping[str, list[Example]]:
     def make(row: Row, name: str) -> Example:
-        return _example(row, source.place, name, row.get("image"), None)
+        return _example(row, source.location, name, row.get("image"), None)
 
     splits = {"train": "train", "val": "validation", "test": "test"}
     return {
-        ours: read_examples(source.place, theirs, make, on_error=source.on_error)
+        ours: read_examples(source.location, theirs, make, on_error=source.on_error)
         for ours, theirs in splits.items()
     }
 
@@ -73,14 +75,14 @@ def _examples(
         try:
             row = problems.get(pid)
             if not isinstance(row, dict):
-                raise LoadError("it is not in problems.json", hint=UNUSABLE)
+                raise LoadError("the problem is not in problems.json", hint=UNUSABLE)
             yield _example(row, str(folder), name, _path(folder, split, pid, row), pid)
         except (LoadError, ImageError) as error:
             report(LoadError(f"{name}: {error}", hint=error.hint))
 
 
 def _path(folder: Path, split: str, pid: str, row: Row) -> str | None:
-    """Within the folder: images lie in `test/17/image.png` or `images/test/17/image.png`."""
+    """Return the path in the folder: `test/17/image.png` or `images/test/17/image.png`."""
     file = text(row, "image")
     if not file:
         return None
@@ -88,14 +90,14 @@ def _path(folder: Path, split: str, pid: str, row: Row) -> str | None:
     return f"images/{inside}" if (folder / "images").is_dir() else inside
 
 
-def _example(row: Row, place: str, name: str, picture: object, pid: str | None) -> Example:
+def _example(row: Row, location: str, name: str, pixels: object, pid: str | None) -> Example:
     choices, hint = texts(row, "choices"), text(row, "hint")
     question = needed(row, "question")
     worked = (text(row, "lecture"), text(row, "solution"))
     return Example(
         Query(
             f"{question}\nContext: {hint}" if hint else question,
-            () if picture is None else (image(picture, place, name),),
+            () if pixels is None else (image(pixels, location, name),),
             choices,
             Path(name).name if pid is None else pid,
         ),
@@ -112,7 +114,7 @@ def _object(file: Path) -> Row:
     except (OSError, orjson.JSONDecodeError) as error:
         raise LoadError(
             f"{path_text(file)} cannot be read: {error}",
-            hint="expected are problems.json and pid_splits.json, as ScienceQA publishes them",
+            hint="use problems.json and pid_splits.json, as ScienceQA publishes them",
         ) from error
     if not isinstance(found, dict):
         raise LoadError(f"{path_text(file)} is not an object", hint=UNUSABLE)

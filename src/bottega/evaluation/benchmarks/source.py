@@ -1,4 +1,4 @@
-"""What a benchmark is asked for."""
+"""Parsed benchmark specifications."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from bottega.errors import OnError, SettingError
 
 @dataclass(frozen=True)
 class Source:
-    """`spec` is KIND:PLACE, KIND:KNOBS or KIND:PLACE,KNOBS; a place is a folder or a Hugging Face
-    id. What cannot be read goes to `on_error`, or is raised if that is None."""
+    """Benchmark specification: KIND:LOCATION, KIND:OPTIONS or KIND:LOCATION,OPTIONS.
+
+    A location is a folder or a Hugging Face id. Unreadable rows go to `on_error`; if it is None
+    they raise.
+    """
 
     spec: str
     seed: int
@@ -23,58 +26,61 @@ class Source:
         return self.spec.partition(":")[0]
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return self.spec.partition(":")[2]
 
     @property
-    def knobs(self) -> str | None:
-        return self.place if ":" in self.spec else None
+    def options(self) -> str | None:
+        return self.location if ":" in self.spec else None
 
 
-# No knob means anything beyond a billion, and Python refuses to read thousands of digits.
-MOST_DIGITS = 9
-PLACE = re.compile(r"(.*?)(?:,(\s*\w+\s*=.*))?", re.DOTALL)
+# Python refuses to parse thousands of digits; no option needs more than a billion.
+MAX_DIGITS = 9
+LOCATION = re.compile(r"(.*?)(?:,(\s*\w+\s*=.*))?", re.DOTALL)
 
 
 def read_options(
-    kind: str, knobs: str | None, defaults: Mapping[str, int | str]
+    kind: str, options: str | None, defaults: Mapping[str, int | str]
 ) -> dict[str, int | str]:
-    """Those that are named in `knobs`, each of its default's type. None: no colon, so no knobs.
-    Raises `SettingError`."""
+    """Return the given options, each with its default's type. Raises `SettingError`."""
     listed = ", ".join(f"{name}={value}" for name, value in defaults.items())
-    hint = f"the knobs of {kind} and what they are without you: {listed}"
+    hint = f"options of {kind} and their defaults: {listed}"
     chosen: dict[str, int | str] = {}
-    for part in [] if knobs is None else knobs.split(","):
+    for part in [] if options is None else options.split(","):
         name, _, value = (text.strip() for text in part.partition("="))
         if not part.strip():
-            raise SettingError(f"a knob is missing in '{kind}:{knobs}'", hint=hint)
+            raise SettingError(f"an option is empty in '{kind}:{options}'", hint=hint)
         if name in chosen:
-            raise SettingError(f"{name} is given twice", hint=hint)
+            raise SettingError(f"{name} is set twice", hint=hint)
         if name not in defaults:
-            raise SettingError(f"{kind} has no knob {name!r}", hint=hint)
+            raise SettingError(f"{kind} has no option {name!r}", hint=hint)
         if isinstance(defaults[name], str):
             chosen[name] = value
-        elif value.isdigit() and len(value) > MOST_DIGITS:
-            raise SettingError(f"{name} has {len(value)} digits", hint=hint)
+        elif value.isdigit() and len(value) > MAX_DIGITS:
+            raise SettingError(
+                f"{name} must have at most {MAX_DIGITS} digits, got {len(value)}", hint=hint
+            )
         elif value.isascii() and value.isdigit():
             chosen[name] = int(value)
         else:
-            raise SettingError(f"{name} is {value!r}, not a number", hint=hint)
+            raise SettingError(f"{name} must be a number, got {value!r}", hint=hint)
     return chosen
 
 
 def read_location(
     source: Source, allowed: Mapping[str, Sequence[str]]
 ) -> tuple[str, dict[str, str]]:
-    """A place and the knobs behind it, as in `mmmu:DIR,asked=validation`. `allowed` are the values
-    that each knob may have; without you it has the first. Raises `SettingError`."""
-    found = PLACE.fullmatch(source.place)
-    place, knobs = found.groups() if found else (source.place, None)
+    """Split a location from its options, as in `mmmu:DIR,asked=validation`.
+
+    `allowed` lists the values of each option, its default first. Raises `SettingError`.
+    """
+    found = LOCATION.fullmatch(source.location)
+    location, options = found.groups() if found else (source.location, None)
     chosen = {name: values[0] for name, values in allowed.items()}
-    for name, value in read_options(source.kind, knobs, chosen).items():
+    for name, value in read_options(source.kind, options, chosen).items():
         if value not in allowed[name]:
             raise SettingError(
-                f"{name} is {value!r}", hint=f"{name} may be {' or '.join(allowed[name])}"
+                f"{name} is unknown, got {value!r}", hint=f"use {' or '.join(allowed[name])}"
             )
         chosen[name] = str(value)
-    return place, chosen
+    return location, chosen

@@ -1,4 +1,4 @@
-"""Drawn tasks by name, with knobs: `glyphs`, `attributes`, `rules`, `facts`. They need torch."""
+"""Synthetic tasks with options: `glyphs`, `attributes`, `rules`, `facts`. They need torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ SYNTHETIC = ("glyphs", "attributes", "rules", "facts")
 
 
 def synthetic(source: Source) -> Benchmark:
-    """Knobs are written as in `ways=5,shots=5`. Raises `SettingError` for what is not one."""
+    """Generate a task with options such as `ways=5,shots=5`. Raises `SettingError`."""
     make = _maker(source.kind)
     defaults: dict[str, Any] = {field.name: field.default for field in fields(make)}
-    task: TaskData = make(**read_options(source.kind, source.knobs, defaults)).generate(source.seed)
+    task: TaskData = make(**read_options(source.kind, source.options, defaults)).generate(
+        source.seed
+    )
     return Benchmark(
         source.spec,
         task.knowledge,
@@ -34,7 +36,7 @@ def synthetic(source: Source) -> Benchmark:
 
 
 def task_corruption(spec: str) -> Corruption | None:
-    """How a task's answers go wrong, where another label alone would not be consistent."""
+    """Return a task's own corruption, where another label alone would be inconsistent."""
     if spec.partition(":")[0] != "rules":
         return None
     with _needing_torch():

@@ -26,9 +26,9 @@ BROKEN = (
 
 
 class Downloads:
-    """A folder, in which a zip archive (its own or a subfolder's) counts as unpacked beside it.
+    """Folder of downloads, whose zip archives (also in subfolders) are read as if unpacked.
 
-    `layout` is what a user is told who has not got it all.
+    `layout` is the hint for missing files.
     """
 
     def __init__(self, root: Path, layout: str) -> None:
@@ -36,21 +36,21 @@ class Downloads:
         self._layout = layout
 
     def find(self, *names: str) -> str | None:
-        """The first of the files or folders that is there."""
+        """Return the first existing file or folder."""
         return next((name for name in names if self._has(name)), None)
 
     def needed(self, *names: str) -> str:
-        """The same, or `LoadError`."""
+        """Return the first existing file or folder. Raises `LoadError`."""
         found = self.find(*names)
         if found is None:
             shown = path_text(self._root)
-            what = f"has no {names[0]}" if self._root.is_dir() else "is not a folder"
-            raise LoadError(f"{shown} {what}", hint=self._layout)
+            problem = f"has no {names[0]}" if self._root.is_dir() else "is not a folder"
+            raise LoadError(f"{shown} {problem}", hint=self._layout)
         return found
 
     def rows(self, *names: str, key: str | None = None) -> list[tuple[str, Row]]:
-        """What each is called, and the objects of the list in the first of the JSON files that is
-        there, under the `key` if one is given."""
+        """Return named objects of the first existing JSON file, from the list under `key` if
+        given."""
         name = self.needed(*names)
         found = self._json(name)
         if key is not None:
@@ -98,7 +98,7 @@ class Downloads:
 
     @cached_property
     def _members(self) -> dict[str, tuple[zipfile.ZipFile, zipfile.ZipInfo]]:
-        """By the path that unpacking would give them."""
+        """Map the paths of unpacked files to archive members."""
         found: dict[str, tuple[zipfile.ZipFile, zipfile.ZipInfo]] = {}
         for path in sorted((*self._root.glob("*.zip"), *self._root.glob("*/*.zip"))):
             try:
@@ -118,20 +118,20 @@ class Downloads:
 
 
 def coco_number(row: Row) -> str:
-    """The number of a COCO photograph, as it stands in its file name."""
+    """Return the number of a COCO photograph as in its file name."""
     id = needed(row, "image_id")
     if not id.isdecimal():
-        raise LoadError(f"the image_id {id} is no number", hint=UNUSABLE)
+        raise LoadError(f"image_id must be a number, got {id}", hint=UNUSABLE)
     return id.zfill(12)
 
 
 Row = Mapping[str, object]
 
-UNUSABLE = "the file is damaged, or is not that of this benchmark"
+UNUSABLE = "the file is damaged or belongs to another benchmark"
 
 
 def text(row: Row, name: str) -> str:
-    """The field's text, without what surrounds it; empty if there is none."""
+    """Return the field's stripped text; empty if missing."""
     value = row.get(name)
     if value is None:
         return ""
@@ -143,7 +143,7 @@ def text(row: Row, name: str) -> str:
 def needed(row: Row, name: str) -> str:
     value = text(row, name)
     if not value:
-        raise LoadError(f"there is no {name}", hint=UNUSABLE)
+        raise LoadError(f"{name} is missing", hint=UNUSABLE)
     return value
 
 
@@ -159,27 +159,27 @@ def texts(row: Row, name: str) -> tuple[str, ...]:
 
 
 def option(choices: tuple[str, ...], index: object) -> str:
-    """The right one of the choices."""
+    """Return the choice at the index. Raises `LoadError`."""
     if isinstance(index, int) and 0 <= index < len(choices):
         return choices[index]
-    raise LoadError(f"the answer is none of the {len(choices)} choices", hint=UNUSABLE)
+    raise LoadError(f"the answer is not one of the {len(choices)} choices", hint=UNUSABLE)
 
 
 def by_letter(choices: tuple[str, ...], letter: str) -> str:
     return option(choices, ascii_uppercase.find(letter) if len(letter) == 1 else None)
 
 
-def image(value: object, place: str, source: str) -> Image:
-    """Encoded bytes, as tables hold them, or a path inside of the folder."""
-    folder = Path(place)
+def image(value: object, location: str, source: str) -> Image:
+    """Return an image from encoded bytes, or from a path inside the folder."""
+    folder = Path(location)
     return image_of_cell(value, folder if folder.is_dir() else None, source, hint=UNUSABLE)
 
 
 def _wrong(name: str, wanted: str, value: object) -> LoadError:
-    return LoadError(f"{name} should be {wanted}, not {type(value).__name__}", hint=UNUSABLE)
+    return LoadError(f"{name} must be {wanted}, got {type(value).__name__}", hint=UNUSABLE)
 
 
-# Of a row and what it is called. None if the row is no part of the benchmark.
+# Parses a row with its name; None if the row is not part of the benchmark.
 Make = Callable[[Row, str], Example | None]
 
 HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w.-]+)(?:/(?P<config>[\w.-]+))?")
@@ -189,18 +189,17 @@ BATCH = 64
 
 
 def read_examples(
-    place: str,
+    location: str,
     split: str,
     make: Make,
     *,
     on_error: OnError | None,
     several: bool = False,
 ) -> list[Example]:
-    """What `make` makes of each row, but for None. Rows of which it raises `LoadError` or
-    `ImageError` go to `on_error`."""
+    """Parse all rows with `make`; its `LoadError` and `ImageError` go to `on_error`."""
     report = error_handler(on_error)
     made: list[Example] = []
-    for source, row in read_rows(place, split, several=several):
+    for source, row in read_rows(location, split, several=several):
         try:
             example = make(row, source)
         except (LoadError, ImageError) as error:
@@ -210,21 +209,21 @@ def read_examples(
     return made
 
 
-def read_rows(place: str, split: str, *, several: bool = False) -> Iterator[tuple[str, Row]]:
-    """The rows of a split, each after what it is called. A place is a folder, ID or ID/CONFIG;
-    of tables side by side (subfolders, configs) one must be named unless `several` may be joined.
+def read_rows(location: str, split: str, *, several: bool = False) -> Iterator[tuple[str, Row]]:
+    """Return the named rows of a split. A location is a folder, ID or ID/CONFIG.
 
-    A folder's files belong to the split that their name or, if they are columnar, their folder
-    says: `data/test.jsonl`, `Art/test-00000-of-00001.parquet`, `test/data-00000-of-00001.arrow`.
+    Of several tables (subfolders, configs) one must be selected, unless `several` may be joined. A
+    file belongs to a split by its name or, if columnar, its folder: `data/test.jsonl`,
+    `Art/test-00000-of-00001.parquet`, `test/data-00000-of-00001.arrow`.
     """
-    folder, hub = Path(place), HUB_ID.fullmatch(place)
+    folder, hub = Path(location), HUB_ID.fullmatch(location)
     if folder.is_dir():
         yield from _local(folder, split, several)
     elif hub is not None:
         yield from _hub(hub["id"], hub["config"], split, several)
     else:
         raise LoadError(
-            f"{path_text(place)} is neither a folder nor a Hugging Face id",
+            f"{path_text(location)} is neither a folder nor a Hugging Face id",
             hint="check the path; an id is written as OWNER/NAME or OWNER/NAME/CONFIG",
         )
 
@@ -234,7 +233,7 @@ def _local(folder: Path, split: str, several: bool) -> Iterator[tuple[str, Row]]
     if not files:
         raise LoadError(
             f"{path_text(folder)} has no table of the split {split!r}",
-            hint=f"expected is {split}.jsonl, data/{split}-00000-of-00001.parquet or the like",
+            hint=f"add e.g. {split}.jsonl or data/{split}-00000-of-00001.parquet",
         )
     tables = sorted({path_text(file.parent.relative_to(folder)) for file in files})
     if not several and len(tables) > 1:
@@ -253,10 +252,10 @@ def _holds(file: Path, split: str) -> bool:
     return named or (file.suffix in COLUMNAR and file.parent.name == split)
 
 
-def _ambiguous(place: str, tables: list[str]) -> LoadError:
+def _ambiguous(location: str, tables: list[str]) -> LoadError:
     return LoadError(
-        f"{place} holds several tables: {', '.join(tables)}",
-        hint=f"name one, as in {place}/{tables[0]}",
+        f"{location} holds several tables: {', '.join(tables)}",
+        hint=f"select one, e.g. {location}/{tables[0]}",
     )
 
 
@@ -301,7 +300,7 @@ def _hub(name: str, config: str | None, split: str, several: bool) -> Iterator[t
 
 
 def _undecoded(stream: Any) -> Any:
-    """Images as their bytes: decoding and encoding again would change a picture's hash."""
+    """Keep encoded images: decoding and re-encoding would change their hashes."""
     import datasets
 
     for column, feature in (stream.features or {}).items():

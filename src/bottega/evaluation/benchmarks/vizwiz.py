@@ -1,4 +1,4 @@
-"""VizWiz: what blind people asked about photographs they took, some of it unanswerable."""
+"""VizWiz: questions of blind people about their photographs, some of them unanswerable."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bottega.evaluation.benchmarks.okvqa import (
     NamedRow,
     annotated_question,
     annotator_answers,
+    example_split,
     examples,
     first_split,
     from_table,
     read_questions,
     references,
-    shown_split,
 )
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.tables import Downloads, Row, needed, text
@@ -34,23 +34,25 @@ from bottega.prompting import VIZ_WIZ
 
 ANNOTATIONS = ("Annotations/{}.json", "annotations/{}.json", "{}.json")
 LAYOUT = (
-    "expected are Annotations/train.json and Annotations/val.json and the folders or zips train and"
+    "use Annotations/train.json and Annotations/val.json and the folders or zips train and"
     " val (vizwiz.org)"
 )
 
 
 def vizwiz(source: Source) -> Benchmark:
-    """The training questions are shown, those of validation are asked (those of test have no
-    answers). The tag `answerable` is 0 or 1."""
-    downloads = Downloads(Path(source.place), LAYOUT)
+    """Load VizWiz: validation items, with the training questions as the knowledge base.
+
+    The test split has no answers. The tag `answerable` is 0 or 1.
+    """
+    downloads = Downloads(Path(source.location), LAYOUT)
     rows: list[Iterable[NamedRow]]
-    if Path(source.place).is_dir() and downloads.find(*_files("val")):
+    if Path(source.location).is_dir() and downloads.find(*_files("val")):
         rows = [downloads.rows(*_files(split)) for split in ("train", "val")]
         make = [_photographed(downloads, split) for split in ("train", "val")]
     else:
-        shown_rows = shown_split(source.place, "train", layout=LAYOUT)
-        rows = [shown_rows, first_split(source.place, "val", "validation")]
-        make = [from_table(source.place)] * 2
+        shown_rows = example_split(source.location, "train", layout=LAYOUT)
+        rows = [shown_rows, first_split(source.location, "val", "validation")]
+        make = [from_table(source.location)] * 2
     shown, items = (
         read_questions(part, _tagged(made), source.on_error)
         for part, made in zip(rows, make, strict=True)
@@ -84,7 +86,7 @@ def _tagged(make: Make) -> Make:
 
 
 def _answerable(row: Row) -> str:
-    """As annotated, or by the kind of answer, which is what the hub's table has."""
+    """Return the annotation, or derive it from the answer type, as the hub's table requires."""
     kind = text(row, "category") or text(row, "answer_type")
     return text(row, "answerable") or str(int(kind != UNANSWERABLE))
 

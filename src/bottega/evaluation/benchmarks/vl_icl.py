@@ -1,4 +1,4 @@
-"""VL-ICL's tasks that ask for a word or a number: clevr and textocr."""
+"""VL-ICL's tasks with a word or a number as the answer: clevr and textocr."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from bottega.parsing import plain_text
 from bottega.prompting import InterleavedPrompter
 
 LAYOUT = (
-    "expected is a task's folder, such as VL-ICL/clevr, with query.json, support.json and the"
+    "use a task's folder, such as VL-ICL/clevr, with query.json, support.json and the"
     " images or their zips: git clone https://huggingface.co/datasets/ys-zong/VL-ICL"
 )
 
 
 def vl_icl(source: Source) -> Benchmark:
-    """DIR/clevr or DIR/textocr: the support set is shown, the query set is asked. What to do is
-    said by the examples alone, as in the published runs without a task description."""
-    task = Path(source.place).absolute()
+    """Load DIR/clevr or DIR/textocr: the query set, with the support set as the knowledge base.
+
+    Examples alone convey the task, as in the published runs without a task description.
+    """
+    task = Path(source.location).absolute()
     # The paths in the files begin with the task's name.
     downloads = Downloads(task.parent, LAYOUT)
     support, query = (_part(downloads, task.name, part, source) for part in ("support", "query"))
@@ -47,7 +49,7 @@ def _part(downloads: Downloads, task: str, part: str, source: Source) -> list[An
         paths = texts({"image": [image] if isinstance(image, str) else image}, "image")
         images = tuple(map(downloads.image, (_found(downloads, path, task) for path in paths)))
         if not images:
-            raise LoadError("there is no image", hint=UNUSABLE)
+            raise LoadError("the row has no image", hint=UNUSABLE)
         answers = (needed(row, "answer"),)
         return annotated_question(row, name, id=name, answers=answers, images=images)
 

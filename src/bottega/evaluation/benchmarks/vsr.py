@@ -1,5 +1,4 @@
-"""Visual Spatial Reasoning: captions that are true of a picture or not; and VSR-MC, which RCTS
-made of it: which relation belongs into the gap?"""
+"""Visual Spatial Reasoning: true or false captions; and VSR-MC of RCTS: the missing relation."""
 
 from __future__ import annotations
 
@@ -26,54 +25,59 @@ from bottega.parsing import ChoiceParser, RationaleParser
 from bottega.prompting import VSR_MC
 from bottega.types import Example, Query
 
-KNOWN, ASKED = ("train", "dev"), "test"
+EXAMPLE_SPLITS, ITEM_SPLIT = ("train", "dev"), "test"
 IMAGES = {"images": ("all", "none")}
 DISTRACTORS = 5
-SAID = {0: "false", 1: "true"}
+LABELS = {0: "false", 1: "true"}
 GAP = "(is) ___"
 
 
 def vsr(source: Source) -> Benchmark:
-    """test is asked, train and dev are the knowledge: 2195 and 8777 of the random split, 1222 and
-    3829 of the zero-shot one. A place holds train.jsonl, dev.jsonl and test.jsonl; the pictures lie
-    in `images/` there or up to two folders above. `images=none` asks blindly."""
-    place, knobs = read_location(source, IMAGES)
-    pictures = _pictures(Path(place), knobs["images"])
+    """Load VSR: test, with train and dev as the knowledge base.
+
+    They have 2195 and 8777 rows in the random split, 1222 and 3829 in the zero-shot split. A
+    location holds train.jsonl, dev.jsonl and test.jsonl; the images are in `images/` there or up to
+    two folders above. `images=none` omits them.
+    """
+    location, options = read_location(source, IMAGES)
+    images_of = _images_of(Path(location), options["images"])
 
     def make(row: Row, name: str) -> Example:
         question = f'Is this true of the image? "{needed(row, "caption")}"'
         tags = {"relation": needed(row, "relation")}
         return Example(
-            Query(question, pictures(row), id=Path(name).name),
-            _said(row),
+            Query(question, images_of(row), id=Path(name).name),
+            _label(row),
             tags=tags,
             source=name,
         )
 
-    knowledge, items = _parts(place, make, source)
+    knowledge, items = _parts(location, make, source)
     return labelled_benchmark(source.spec, knowledge, items)
 
 
 def vsr_mc(source: Source) -> Benchmark:
-    """Of the random split's true captions 1181 of test are asked, 4440 of train and dev are the
-    knowledge. The choices are the relation and five of the other 65, drawn and shuffled by the
-    seed; those of RCTS were drawn without one. Places are those of `vsr`."""
-    place, knobs = read_location(source, IMAGES)
-    pictures = _pictures(Path(place), knobs["images"])
-    relations = _relations(place)
+    """Load VSR-MC: the true captions of the random split, 1181 of test and 4440 of train and dev.
+
+    The choices are the relation and five of the other 65, sampled and shuffled by the seed; RCTS
+    sampled them without one. Locations are those of `vsr`.
+    """
+    location, options = read_location(source, IMAGES)
+    images_of = _images_of(Path(location), options["images"])
+    relations = _relations(location)
 
     def make(row: Row, name: str) -> Example | None:
         relation = needed(row, "relation")
-        if _said(row) == "false":
+        if _label(row) == "false":
             return None
-        short = Path(name).name  # the same id, and so the same choices, wherever the file lies
+        short = Path(name).name  # equal ids and choices in any folder
         rng = random.Random(f"{source.seed} {short}")
         others = rng.sample([one for one in relations if one != relation], DISTRACTORS)
         choices = tuple(rng.sample([relation, *others], DISTRACTORS + 1))
         question = f"What belongs in the gap? {masked(needed(row, 'caption'), relation)}"
-        return Example(Query(question, pictures(row), choices, short), relation, source=name)
+        return Example(Query(question, images_of(row), choices, short), relation, source=name)
 
-    knowledge, items = _parts(place, make, source)
+    knowledge, items = _parts(location, make, source)
     return Benchmark(
         source.spec,
         knowledge,
@@ -84,53 +88,58 @@ def vsr_mc(source: Source) -> Benchmark:
 
 
 def masked(caption: str, relation: str) -> str:
-    """The caption with a gap where the relation stands as words of its own: "on" is also in
-    "person". An "is" before it goes, too, since it would tell which relations fit."""
-    places = list(re.finditer(rf"(?:\bis )?(?<!\w){re.escape(relation)}(?!\w)", caption, re.I))
-    if len(places) != 1:
-        raise LoadError(f"{relation!r} stands {len(places)} times in {caption!r}", hint=UNUSABLE)
-    start, end = places[0].span()
+    """Return the caption with a gap for the relation, matched as whole words: "person" contains
+    "on".
+
+    A preceding "is" is removed too, since it reveals which relations fit.
+    """
+    matches = list(re.finditer(rf"(?:\bis )?(?<!\w){re.escape(relation)}(?!\w)", caption, re.I))
+    if len(matches) != 1:
+        raise LoadError(
+            f"{relation!r} must occur once in {caption!r}, got {len(matches)} times", hint=UNUSABLE
+        )
+    start, end = matches[0].span()
     return f"{caption[:start]}{GAP}{caption[end:]}"
 
 
-def _parts(place: str, make: Make, source: Source) -> tuple[tuple[Example, ...], ...]:
-    """The knowledge and the items."""
+def _parts(location: str, make: Make, source: Source) -> tuple[tuple[Example, ...], ...]:
+    """Return the examples and the items."""
     found = {
-        split: read_examples(place, split, make, on_error=source.on_error)
-        for split in (*KNOWN, ASKED)
+        split: read_examples(location, split, make, on_error=source.on_error)
+        for split in (*EXAMPLE_SPLITS, ITEM_SPLIT)
     }
-    return tuple(e for split in KNOWN for e in found[split]), tuple(found[ASKED])
+    return tuple(e for split in EXAMPLE_SPLITS for e in found[split]), tuple(found[ITEM_SPLIT])
 
 
-def _said(row: Row) -> str:
+def _label(row: Row) -> str:
     label = row.get("label")
-    if isinstance(label, int) and label in SAID:
-        return SAID[label]
-    raise LoadError(f"the label is {label!r}, neither 0 nor 1", hint=UNUSABLE)
+    if isinstance(label, int) and label in LABELS:
+        return LABELS[label]
+    raise LoadError(f"label must be 0 or 1, got {label!r}", hint=UNUSABLE)
 
 
-def _relations(place: str) -> list[str]:
-    rows = [row for split in (*KNOWN, ASKED) for _, row in read_rows(place, split)]
+def _relations(location: str) -> list[str]:
+    rows = [row for split in (*EXAMPLE_SPLITS, ITEM_SPLIT) for _, row in read_rows(location, split)]
     found = sorted({text(row, "relation") for row in rows} - {""})
     if len(found) <= DISTRACTORS:
         raise LoadError(
-            f"{place} has {len(found)} relations, too few for {DISTRACTORS} wrong choices",
-            hint="use the whole random split, which has 66",
+            f"{location} needs more than {DISTRACTORS} relations, got {len(found)}",
+            hint="use the whole random split, with 66 relations",
         )
     return found
 
 
-def _pictures(place: Path, which: str) -> Callable[[Row], tuple[Image, ...]]:
-    """How a row's picture is found, in `images/` or below it in COCO's `train2017/`."""
+def _images_of(location: Path, which: str) -> Callable[[Row], tuple[Image, ...]]:
+    """Return a function that loads a row's images, from `images/` or COCO's `train2017/` below."""
     if which == "none":
         return lambda row: ()
-    folders = [above / "images" for above in (place, *place.absolute().parents[:2])]
+    folders = [above / "images" for above in (location, *location.absolute().parents[:2])]
     folder = next(filter(Path.is_dir, folders), None)
     if folder is None:
         raise LoadError(
-            f"{path_text(place)} has no folder images/ with VSR's pictures",
-            hint="copy those that image_link names in each line (COCO's train2017 and val2017) "
-            f"to {path_text(folders[0])}, or write ,images=none behind the place to ask blindly",
+            f"{path_text(location)} has no folder images/ with VSR's images",
+            hint="copy the files of image_link (COCO's train2017 and val2017) "
+            f"to {path_text(folders[0])}, or append ,images=none to the location to omit them",
         )
 
     def of(row: Row) -> tuple[Image, ...]:

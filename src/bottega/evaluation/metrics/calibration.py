@@ -1,4 +1,4 @@
-"""Calibration of stated confidences, and quality at a cost."""
+"""Calibration of confidences, and quality at a cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """Answers whose confidence is above `low` and at most `high` (0 lies in the first bin)."""
+    """Answers with a confidence above `low` and at most `high` (0 belongs to the first bin)."""
 
     low: float
     high: float
@@ -28,8 +28,8 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The expected calibration error of `n` answers; `without` had no confidence and are in no
-    figure. `bins` are those that hold an answer."""
+    """Expected calibration error of `n` answers; `without` answers without a confidence are
+    excluded. `bins` lists the non-empty ones."""
 
     name: str
     error: Estimate
@@ -39,27 +39,27 @@ class Calibration:
 
 
 def calibration(judged: Sequence[Judgement], *, seed: int, bins: int = BINS) -> Calibration | None:
-    """None if no answer has a confidence.
+    """Return the expected calibration error; None if no answer has a confidence.
 
-    The error is the mean distance of confidence and score in bins of equal width, weighted by
-    their answers (Naeini et al., 2015; Guo et al., 2017). Its interval is the percentile
-    bootstrap's: resampling adds noise to every bin, so it leans upwards; its lower end is never
-    above the value.
+    The error is the mean distance of confidence and score in bins of equal width, weighted by the
+    number of answers (Naeini et al., 2015; Guo et al., 2017). The percentile bootstrap gives the
+    interval; resampling adds noise to every bin and shifts it upwards, so its lower end is capped
+    at the value.
     """
-    known = [(c, one.score) for one in judged if (c := one.answer.confidence) is not None]
-    if not known:
+    pairs = [(c, one.score) for one in judged if (c := one.answer.confidence) is not None]
+    if not pairs:
         return None
-    confidence, score = np.array(known).T
-    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    inside = np.eye(bins)[place]
+    confidence, score = np.array(pairs).T
+    index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    inside = np.eye(bins)[index]
     gaps = inside * (confidence - score)[:, None]
-    n = len(known)
+    n = len(pairs)
     value = float(np.abs(gaps.sum(axis=0)).sum() / n)
     low, high = np.percentile(np.abs(resampled(n, seed) @ gaps).sum(axis=1) / n, [2.5, 97.5])
     found = tuple(
         Bin(b / bins, (b + 1) / bins, int(here.sum()), confidence[here].mean(), score[here].mean())
         for b in range(bins)
-        if (here := place == b).any()
+        if (here := index == b).any()
     )
     error = Estimate(value, min(float(low), value), max(float(high), value))
     return Calibration(f"ece_{bins}_equal_width_bins", error, n, len(judged) - n, found)
@@ -67,28 +67,30 @@ def calibration(judged: Sequence[Judgement], *, seed: int, bins: int = BINS) -> 
 
 @dataclass(frozen=True)
 class CostQuality:
-    """`share` of the strong model's cost (or of its calls), from 0 to 1, and what it gave."""
+    """Quality at a share of the strong model's cost (or calls), from 0 to 1."""
 
     share: float
     quality: float
 
 
 def gap_recovered(quality: float, *, weak: float, strong: float) -> float:
-    """0 is the weak model's quality, 1 the strong one's. Raises `SettingError` without a gap."""
+    """Return the recovered share of the gap between the weak and the strong model.
+
+    Raises `SettingError` without a gap.
+    """
     if not strong > weak:
         raise SettingError(
-            f"the strong model's {strong} is not above the weak one's {weak}",
-            hint="there is no gap to recover: compare other models or another metric",
+            f"the strong model's quality must be above the weak one's {weak}, got {strong}",
+            hint="compare other models or another metric",
         )
     return (quality - weak) / (strong - weak)
 
 
 def average_gap_recovered(curve: Sequence[CostQuality], *, weak: float, strong: float) -> float:
-    """APGR (RouteLLM; Cache-of-Thought): the mean of the recovered gap over all shares of cost,
-    the area below straight lines between the points. A coin that chooses the model has 0.5.
+    """Return the APGR (RouteLLM; Cache-of-Thought): the mean recovered gap over all shares of cost.
 
-    The curve begins at the weak model and ends at the strong one where it has no points of its own
-    at 0 and 1.
+    It is the area below straight lines between the points; a random router has 0.5. Missing points
+    at 0 and 1 are the weak and the strong model.
     """
     shares, qualities = _whole(curve, weak, strong)
     recovered = [gap_recovered(quality, weak=weak, strong=strong) for quality in qualities]
@@ -96,29 +98,14 @@ def average_gap_recovered(curve: Sequence[CostQuality], *, weak: float, strong: 
     return sum((right - left) * (low + high) / 2 for (left, low), (right, high) in steps)
 
 
-def share_needed(
-    curve: Sequence[CostQuality], recovered: float, *, weak: float, strong: float
-) -> float | None:
-    """The least share of cost that recovers so much of the gap (RouteLLM's call-performance
-    threshold), None if the curve never does."""
-    shares, qualities = _whole(curve, weak, strong)
-    gaps = [gap_recovered(quality, weak=weak, strong=strong) for quality in qualities]
-    if gaps[0] >= recovered:
-        return shares[0]
-    for i in range(1, len(gaps)):
-        if gaps[i] >= recovered:
-            part = (recovered - gaps[i - 1]) / (gaps[i] - gaps[i - 1])
-            return shares[i - 1] + part * (shares[i] - shares[i - 1])
-    return None
-
-
 def _whole(
     curve: Sequence[CostQuality], weak: float, strong: float
 ) -> tuple[list[float], list[float]]:
-    """Shares in rising order, from 0 to 1, with their qualities."""
+    """Return shares in increasing order, from 0 to 1, with their qualities."""
     if any(not 0 <= point.share <= 1 for point in curve):
         raise SettingError(
-            "a share of cost lies outside of 0 to 1", hint="divide by what the strong model costs"
+            "shares of cost must be between 0 and 1",
+            hint="divide by the cost of the strong model",
         )
     points = sorted(curve, key=lambda point: point.share)
     if not points or points[0].share > 0:

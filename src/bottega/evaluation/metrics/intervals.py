@@ -1,4 +1,4 @@
-"""Figures with their 95 % intervals."""
+"""Estimates with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ CELLS = 20_000_000
 
 @dataclass(frozen=True)
 class Estimate:
+    """Value with its 95 % interval."""
+
     value: float
     low: float
     high: float
 
 
 def accuracy(correct: Sequence[bool]) -> Estimate:
-    """Share of correct answers, at least one, with its Wilson interval. Invalid ones are False."""
+    """Return the share of correct answers with its Wilson interval; invalid ones are False."""
     from scipy.stats import binomtest  # takes a second to load; --help should not
 
     interval = binomtest(sum(correct), len(correct)).proportion_ci(method="wilson")
@@ -30,30 +32,34 @@ def accuracy(correct: Sequence[bool]) -> Estimate:
 
 
 def mean(values: Sequence[float], *, seed: int) -> Estimate:
-    """Their mean, of at least one: with Wilson's interval if all are 0 or 1, else with the
-    percentile bootstrap's."""
+    """Return the mean of at least one value.
+
+    The interval is Wilson's if all values are 0 or 1, else the percentile bootstrap's.
+    """
     if all(value in (0.0, 1.0) for value in values):
         return accuracy([value == 1.0 for value in values])
-    known = np.asarray(values, np.float64)
-    drawn = resampled(len(known), seed) @ known / len(known)
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return Estimate(float(known.mean()), float(low), float(high))
+    array = np.asarray(values, np.float64)
+    means = resampled(len(array), seed) @ array / len(array)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Estimate(float(array.mean()), float(low), float(high))
 
 
 def resampled(n: int, seed: int) -> NDArray[np.float64]:
-    """How often each of n items is drawn: (resamples, n). Fewer resamples of very many items, so
-    that they fit into memory."""
+    """Return how often each of n items is sampled, (resamples, n).
+
+    The number of resamples shrinks for very many items, to fit into memory.
+    """
     rows = max(200, min(RESAMPLES, CELLS // n))
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=rows)
-    return drawn.astype(np.float64)
+    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=rows)
+    return counts.astype(np.float64)
 
 
 def paired_difference(ours: Sequence[bool], theirs: Sequence[bool]) -> Estimate:
-    """Our accuracy less theirs on the same items, one at least, with its score interval.
+    """Return our accuracy minus theirs on the same items, at least one, with its score interval.
 
     Method 10 of Newcombe, Improved confidence intervals for the difference between binomial
     proportions based on paired data, Statistics in Medicine 17 (1998): two Wilson intervals, joined
-    by how far the answers are right and wrong together.
+    by the correlation of right and wrong answers.
     """
     we, they, phi = accuracy(ours), accuracy(theirs), _correlation(ours, theirs)
     value = (sum(ours) - sum(theirs)) / len(ours)
@@ -65,15 +71,17 @@ def paired_difference(ours: Sequence[bool], theirs: Sequence[bool]) -> Estimate:
 def paired_mean_difference(
     ours: Sequence[float], theirs: Sequence[float], *, seed: int
 ) -> Estimate:
-    """The same for scores between 0 and 1, with the percentile bootstrap's interval over items."""
+    """Return the mean difference of scores in [0, 1] with its percentile bootstrap interval."""
     gain = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     low, high = np.percentile(resampled(len(gain), seed) @ gain / len(gain), [2.5, 97.5])
     return Estimate(float(gain.mean()), float(low), float(high))
 
 
 def sign_flips(ours: Sequence[float], theirs: Sequence[float], *, seed: int) -> float:
-    """The two-sided p-value of a permutation test that swaps the two scores of each item at random.
-    Never below one over the number of permutations."""
+    """Return the two-sided p-value of a permutation test that swaps both scores of random items.
+
+    It is never below one over the number of permutations.
+    """
     gain = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     gain = gain[gain != 0]
     if not len(gain):
@@ -85,8 +93,10 @@ def sign_flips(ours: Sequence[float], theirs: Sequence[float], *, seed: int) -> 
 
 
 def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
-    """The exact two-sided p-value of McNemar's test (Psychometrika 12, 1947): of the items that
-    only one answered rightly, is either as likely? 1.0 if there are none."""
+    """Return the exact two-sided p-value of McNemar's test (Psychometrika 12, 1947).
+
+    It compares the items that only one side answered correctly; without any it is 1.0.
+    """
     from scipy.stats import binomtest
 
     wins = sum(a and not b for a, b in zip(ours, theirs, strict=True))
@@ -99,7 +109,7 @@ def _joined(one: float, other: float, phi: float) -> float:
 
 
 def _correlation(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
-    """Phi of right and wrong, with Newcombe's correction for continuity."""
+    """Return phi of right and wrong, with Newcombe's continuity correction."""
     n, we, they = len(ours), sum(ours), sum(theirs)
     both = sum(a and b for a, b in zip(ours, theirs, strict=True))
     together = float(n * both - we * they)

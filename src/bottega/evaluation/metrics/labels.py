@@ -1,4 +1,4 @@
-"""Labels: accuracy, and macro-F1 for sets with several labels an item."""
+"""Accuracy, and macro-F1 for items with several labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bottega.types import Answer, Example
 
 
 class Accuracy:
-    """Whether the labels are exactly those of the item."""
+    """Accuracy: the labels are exactly those of the item."""
 
     name = "accuracy"
 
@@ -26,7 +26,7 @@ class Accuracy:
 
 
 class MacroF1(Accuracy):
-    """The mean of the labels' F1; an item's own score is whether its labels are exactly right."""
+    """Mean F1 of the labels; an item scores 1 if its labels are exactly right."""
 
     name = "macro_f1"
 
@@ -35,8 +35,8 @@ class MacroF1(Accuracy):
 
     def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         truth = [labels_of(one.item) for one in judged]
-        said = [one.answer.labels for one in judged]
-        return macro_f1(truth, said, self._labels, seed=seed)
+        predicted = [one.answer.labels for one in judged]
+        return macro_f1(truth, predicted, self._labels, seed=seed)
 
 
 def macro_f1(
@@ -46,14 +46,14 @@ def macro_f1(
     *,
     seed: int,
 ) -> Estimate:
-    """Unweighted mean of the labels' F1 with its percentile bootstrap interval over items.
+    """Return the unweighted mean of the labels' F1 with its percentile bootstrap interval.
 
-    A label that neither the truth nor the predictions hold is left out of the mean.
+    Labels without truth and predictions are excluded.
     """
-    gold, said = _indicators(truth, labels), _indicators(predicted, labels)
+    gold, chosen = _indicators(truth, labels), _indicators(predicted, labels)
     everything = np.ones((1, len(truth)))
-    value = _macro_f1(gold, said, everything)[0]
-    low, high = np.percentile(_macro_f1(gold, said, resampled(len(truth), seed)), [2.5, 97.5])
+    value = _macro_f1(gold, chosen, everything)[0]
+    low, high = np.percentile(_macro_f1(gold, chosen, resampled(len(truth), seed)), [2.5, 97.5])
     return Estimate(float(value), float(low), float(high))
 
 
@@ -62,11 +62,11 @@ def _indicators(sets: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray
 
 
 def _macro_f1(
-    gold: NDArray[np.float64], said: NDArray[np.float64], weights: NDArray[np.float64]
+    gold: NDArray[np.float64], chosen: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """One value for each row of item weights."""
-    both = weights @ (gold * said)
-    total = weights @ (gold + said)
+    """Return one value for each row of item weights."""
+    both = weights @ (gold * chosen)
+    total = weights @ (gold + chosen)
     occurs = total > 0
     f1 = np.divide(2 * both, total, out=np.zeros_like(total), where=occurs)
     result: NDArray[np.float64] = f1.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1)

@@ -1,4 +1,4 @@
-"""What a metric is."""
+"""Interface of metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bottega.types import Answer, Example
 
 @dataclass(frozen=True)
 class Judgement:
-    """An item, what was answered and its score in [0, 1] (`Metric.score`)."""
+    """Item, its answer and the answer's score in [0, 1] (`Metric.score`)."""
 
     item: Example
     answer: Answer
@@ -20,10 +20,10 @@ class Judgement:
 
 
 class Metric(Protocol):
-    """How right an answer is, as published; `name` says which variant.
+    """Published metric; `name` identifies the variant.
 
-    What the gold answer alone does not say (ten annotators' answers, ranges) the metric holds, by
-    the item's query id. An invalid answer scores 0 unless the published metric says otherwise.
+    A metric holds further references (ten annotators' answers, ranges) by the item's query id. An
+    invalid answer scores 0 unless the published metric differs.
     """
 
     @property
@@ -32,5 +32,5 @@ class Metric(Protocol):
     def score(self, item: Example, answer: Answer, /) -> float: ...
 
     def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
-        """The figure over at least one item, with its 95 % interval."""
+        """Return the value over at least one item with its 95 % interval."""
         ...

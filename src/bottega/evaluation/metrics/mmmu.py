@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
@@ -17,17 +16,21 @@ SUBJECT = "subject"
 
 
 class MMMUAccuracy:
-    """The official judgement. A choice must be the right option. An open answer is right if one of
-    its candidates (`open_candidates`) is the gold number to two decimals, or holds a gold text:
-    "30" is not in "300", but "gas" is in "gasoline".
+    """Accuracy by the official rules.
 
-    `golds` are all right answers of an item, by its query's id, where there is more than one.
-    `drawn` only says in the name that unparsable replies were drawn, as the official code does;
-    else they are wrong, as in Cache-of-Thought.
+    A choice must be the right option. An open answer is right if one of its candidates
+    (`open_candidates`) is the gold number to two decimals, or holds a gold text: "30" is not in
+    "300", but "gas" is in "gasoline".
+
+    `golds` maps query ids to all right answers of items with several. `random_fallback` affects
+    only the name: unparsable replies get a random choice, as in the official code; else they are
+    wrong, as in Cache-of-Thought.
     """
 
-    def __init__(self, golds: Mapping[str, Sequence[str]] | None = None, *, drawn: bool = False):
-        self.name = "mmmu_accuracy_drawn" if drawn else "mmmu_accuracy"
+    def __init__(
+        self, golds: Mapping[str, Sequence[str]] | None = None, *, random_fallback: bool = False
+    ):
+        self.name = "mmmu_accuracy_drawn" if random_fallback else "mmmu_accuracy"
         self._golds = golds or {}
 
     def score(self, item: Example, answer: Answer, /) -> float:
@@ -40,14 +43,6 @@ class MMMUAccuracy:
 
     def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         return mean([one.score for one in judged], seed=seed)
-
-
-def by_subject(judged: Sequence[Judgement], *, seed: int) -> dict[str, Estimate]:
-    """The mean score of each subject (the tag of that name), the subjects in their order."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for one in judged:
-        scores[one.item.tags.get(SUBJECT, "")].append(one.score)
-    return {subject: mean(scores[subject], seed=seed) for subject in sorted(scores)}
 
 
 def _is_open_match(reply: str, golds: Sequence[str]) -> bool:
@@ -63,12 +58,12 @@ BRACKETS = ("()", "[]")
 
 
 class MathVisionAccuracy:
-    """The right option's letter or its text, or the open answer: equal up to case and spaces, or
-    with the same value to two decimals (1/3 is 0.33). Tuples are compared element by element.
+    """Accuracy of the option's letter or text, or of the open answer.
 
-    The official code runs what the reply says as code. Ours reads formulas itself (`arithmetic`),
-    and also degrees, units and mixed numbers, which the official code does not know. A value that
-    several options have names none of them: as a sum 5-4-3-2-1 is 5-2-3-4-1.
+    Answers match up to case and spaces, or by value to two decimals (1/3 is 0.33). Tuples are
+    compared element by element. The official code executes the reply as code; this class parses
+    formulas (`arithmetic`), and also degrees, units and mixed numbers. A value that several options
+    share selects none of them: as sums, 5-4-3-2-1 equals 5-2-3-4-1.
     """
 
     name = "mathvision_accuracy"
@@ -89,7 +84,7 @@ class MathVisionAccuracy:
 
 
 def _ways(item: Example) -> list[str]:
-    """The right answer and, of an option, its letter."""
+    """Return the right answer and, for an option, its letter."""
     choices = item.query.choices
     letters = [ascii_uppercase[choices.index(item.answer)]] if item.answer in choices else []
     return [item.answer, *letters]
@@ -100,7 +95,7 @@ def _is_one(said: Sequence[str], texts: Sequence[str]) -> bool:
 
 
 def equal(gold: str, said: str) -> bool:
-    """Empty texts are equal to nothing."""
+    """Compare two answers; empty texts never match."""
     ours, theirs = _bare(gold), _bare(said)
     if not ours or not theirs:
         return False
@@ -118,7 +113,7 @@ def _bare(text: str) -> str:
 
 
 def _elements(text: str) -> list[str]:
-    """Of a tuple or a list at least two, else the text itself."""
+    """Split a tuple or list of at least two elements; else return the text itself."""
     if text[0] + text[-1] not in BRACKETS:
         return [text]
     parts, depth, start = list[str](), 0, 1

@@ -1,4 +1,4 @@
-"""VL-ICL's exact match, and the containment that Cache-of-Thought reports instead."""
+"""VL-ICL's exact match, and containment, which Cache-of-Thought reports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ SENTENCE_END = re.compile(r"\.\s")
 
 
 class ExactMatch:
-    """The reply up to its first line break, else up to its first period, is the answer but for
-    case. It reads the whole reply: use it with `plain_text`."""
+    """Case-insensitive match of the reply up to its first line break, else its first period.
+
+    It needs the whole reply, so use it with `plain_text`.
+    """
 
     name = "exact_match"
 
@@ -27,8 +29,7 @@ class ExactMatch:
 
 
 class WholeMatch(ExactMatch):
-    """For answers of any kind: the reply, or its first line, or its first sentence. The period in
-    3.5 ends none."""
+    """Match of the whole reply, its first line, or its first sentence; 3.5 has no sentence end."""
 
     def score(self, item: Example, answer: Answer, /) -> float:
         line = answer.text.strip().partition("\n")[0]
@@ -38,7 +39,7 @@ class WholeMatch(ExactMatch):
 
 
 class Containment(ExactMatch):
-    """The answer stands anywhere in the reply: "3" in "13", too. That flatters."""
+    """The reply contains the answer anywhere, also "3" in "13": an optimistic metric."""
 
     name = "containment"
 
@@ -47,7 +48,7 @@ class Containment(ExactMatch):
 
 
 def _cut(reply: str) -> str:
-    """As published: nothing is cut before the first letter, nor spaces after the cut."""
+    """Cut the reply as published: keep everything before the first letter and trailing spaces."""
     reply = reply.strip()
     line, newline, _ = reply.partition("\n")
     if newline:

@@ -16,7 +16,7 @@ from bottega.types import Answer, Example
 
 PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
 BETWEEN_DIGITS = re.compile(r"\d,\d")
-# The published pattern means to spare periods after a digit too, and does not: "5." becomes "5".
+# The published pattern intends to keep periods after a digit, but removes them: "5." becomes "5".
 PERIOD = re.compile(r"\.(?!\d)")
 ARTICLES = frozenset({"a", "an", "the"})
 WORDS = "zero one two three four five six seven eight nine ten"
@@ -34,7 +34,7 @@ would've wouldn't wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll yo
 
 
 def _without_one_apostrophe(words: str) -> dict[str, str]:
-    """Each spelling that lacks one of its apostrophes, to the whole one."""
+    """Map each contraction without one of its apostrophes to the full form."""
     return {
         word[:at] + word[at + 1 :]: word
         for word in words.split()
@@ -51,14 +51,14 @@ def one_line(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """Without punctuation and articles, in lower case, number words as digits, contractions with
-    their apostrophes; the published rules, their oddities included."""
+    """Normalize by the published rules: lower case, no punctuation or articles, number words as
+    digits, contractions with apostrophes."""
     words = (NUMBERS.get(word, word) for word in _unpunctuated(one_line(text)).lower().split())
     return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)
 
 
 def _unpunctuated(text: str) -> str:
-    """A mark at the edge of a word goes, one inside a word becomes a space."""
+    """Remove marks at the edge of words; replace marks inside words by a space."""
     thousands = BETWEEN_DIGITS.search(text) is not None
     result = text
     for mark in PUNCTUATION:
@@ -70,7 +70,7 @@ def _unpunctuated(text: str) -> str:
 # Query id to the annotators' answers.
 References = Mapping[str, Sequence[str]]
 Variant = Literal["original", "always-normalised"]
-# So many annotators make an answer entirely right.
+# Number of agreeing annotators for a full score.
 ENOUGH = 3
 
 
@@ -79,7 +79,7 @@ class Agreement(Protocol):
 
 
 class AnnotatorAgreement:
-    """How far an answer agrees with its annotators', of whom each item has one at least."""
+    """Agreement of an answer with the annotators' answers, at least one for each item."""
 
     def __init__(self, name: str, references: References, agreement: Agreement) -> None:
         self.name = name
@@ -87,15 +87,15 @@ class AnnotatorAgreement:
         self._agreement = agreement
 
     def annotators(self, item: Example) -> Sequence[str]:
-        """What they said, empty for an item that nobody is known to have answered."""
+        """Return the annotators' answers; empty for an unknown item."""
         return self._references.get(item.query.id or "", ())
 
     def score(self, item: Example, answer: Answer, /) -> float:
         golds = self.annotators(item)
         if not golds:
             raise SettingError(
-                f"{self.name} knows no annotators of {item.query.id!r}",
-                hint="give it the references by the items' query ids",
+                f"{self.name} has no annotator answers for the item {item.query.id!r}",
+                hint="pass references with the items' query ids",
             )
         return self._agreement(answer.text, golds) if answer.valid else 0.0
 
@@ -104,26 +104,29 @@ class AnnotatorAgreement:
 
 
 def vqa_accuracy(references: References, variant: Variant = "original") -> AnnotatorAgreement:
-    """The mean over the annotators of min(1, others who say the same / 3).
+    """Return VQA accuracy: the mean over the annotators of min(1, agreeing others / 3).
 
     `original` is the VQA challenge's code, which normalises (`vqa_text`) only if the annotators
-    differ: where all wrote "red", "Red" and "red." are wrong. `always-normalised` is what lmms-eval
-    and most papers on large models do.
+    differ: if all wrote "red", then "Red" and "red." are wrong. `always-normalised` is what
+    lmms-eval and most papers on large models do.
     """
     return AnnotatorAgreement(f"vqa_accuracy_{variant}", references, _VQA[variant])
 
 
 def direct_answer(references: References, variant: Variant = "original") -> AnnotatorAgreement:
-    """A-OKVQA's: min(1, annotators who say exactly the same / 3), nobody left out.
+    """Return A-OKVQA's direct-answer accuracy: min(1, agreeing annotators / 3).
 
-    The `original` compares the very characters.
+    `original` compares the exact characters.
     """
     return AnnotatorAgreement(f"direct_answer_{variant}", references, _DIRECT[variant])
 
 
 def leave_one_out(matches: int, annotators: int) -> float:
-    """Annotators are told apart by their place: told apart by what they said, as some code does,
-    those who said the same with the same certainty would all be left out together."""
+    """Return the mean score with each annotator left out once.
+
+    Annotators are identified by index. Some implementations identify them by their answer, which
+    leaves out all equal answers together.
+    """
     by_those = matches * min(1.0, (matches - 1) / ENOUGH)
     by_the_others = (annotators - matches) * min(1.0, matches / ENOUGH)
     return (by_those + by_the_others) / annotators
@@ -163,7 +166,7 @@ UNANSWERABLE = "unanswerable"
 
 
 def vizwiz_accuracy(references: References) -> AnnotatorAgreement:
-    """VQA accuracy by VizWiz's own code: the answer is normalised, the annotators' never are."""
+    """Return VQA accuracy as in VizWiz's code, which normalizes only the model's answer."""
     return AnnotatorAgreement("vizwiz_accuracy", references, _agreement)
 
 
@@ -172,12 +175,12 @@ def _agreement(said: str, golds: Sequence[str], /) -> float:
 
 
 class Answerability:
-    """Average precision (`ap`) or F1 of finding the unanswerable questions, whose query ids are
-    given. An item's own score is whether it was told apart rightly.
+    """Average precision (`ap`) or F1 of detecting unanswerable questions, by their query ids.
 
-    "unanswerable" is what says so. Average precision ranks by the confidence too: a sure
-    "unanswerable" first, a sure other answer last, answers without a confidence count as sure. An
-    invalid reply counts as the wrong side, surely. Without an unanswerable item both are 0.
+    The answer "unanswerable" is the positive class; an item scores 1 if its class is right. Average
+    precision ranks by confidence, with a confident "unanswerable" first; answers without one count
+    as fully confident. An invalid reply counts as the wrong class with full confidence. Without an
+    unanswerable item both values are 0.
     """
 
     def __init__(self, unanswerable: Collection[str], figure: Literal["ap", "f1"] = "ap") -> None:
@@ -192,15 +195,15 @@ class Answerability:
         positive = np.array([self._is_positive(one.item) for one in judged], np.float64)
         suspicion = np.array([self._suspicion(one.item, one.answer) for one in judged])
         value = self._figure(positive, suspicion, np.ones((1, len(judged))))[0]
-        drawn = self._figure(positive, suspicion, resampled(len(judged), seed))
-        low, high = np.percentile(drawn, [2.5, 97.5])
+        samples = self._figure(positive, suspicion, resampled(len(judged), seed))
+        low, high = np.percentile(samples, [2.5, 97.5])
         return Estimate(float(value), float(low), float(high))
 
     def _is_positive(self, item: Example) -> bool:
         return item.query.id in self._unanswerable
 
     def _suspicion(self, item: Example, answer: Answer) -> float:
-        """From 1, surely unanswerable, to -1."""
+        """Return a score from 1 (certainly unanswerable) to -1."""
         if not answer.valid:
             return -1.0 if self._is_positive(item) else 1.0
         sure = 1.0 if answer.confidence is None else max(answer.confidence, np.finfo(float).tiny)
@@ -210,7 +213,7 @@ class Answerability:
 def _f1(
     positive: NDArray[np.float64], suspicion: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """One value for each row of item weights, as below."""
+    """Return one value for each row of item weights."""
     said = (suspicion > 0).astype(np.float64)
     both, either = weights @ (positive * said), weights @ (positive + said)
     return np.divide(2 * both, either, out=np.zeros_like(both), where=either > 0)
@@ -219,7 +222,7 @@ def _f1(
 def _average_precision(
     positive: NDArray[np.float64], suspicion: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Equal suspicions are one step of the curve, so their order does not matter."""
+    """Return one value for each row of item weights; equal scores are one step of the curve."""
     order = np.argsort(-suspicion, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(suspicion[order])), len(order) - 1)
     return np.array([_area(positive[order], row[order], ends) for row in weights])
