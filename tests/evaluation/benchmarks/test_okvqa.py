@@ -99,7 +99,7 @@ def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
             "has no answers",
             "is not unique",
             "has no answers",
-            "no question_id",
+            "question_id is missing",
         ),
         strict=True,
     ):
