@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from bottega._util.gather import for_each
 from bottega.errors import BottegaError, GenerationError, NotFoundError, SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import FinalAnswerParser, same_answer, strip_thinking
@@ -294,17 +295,11 @@ class RationaleWriter:
 
     async def run(self, ids: Sequence[str], budget: CostBudget, concurrency: int = 8) -> None:
         """Process `concurrency` examples at a time until the budget is used up."""
-        waiting = iter(ids)
 
-        async def work() -> None:
-            for id in waiting:
-                if not budget.reserve():
-                    return
-                budget.settle(*await self._one(id))
+        async def work(id: str) -> None:
+            budget.settle(*await self._one(id))
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(ids))):
-                group.create_task(work())
+        await for_each(ids, work, limit=min(concurrency, len(ids)), starts=budget.reserve)
 
     async def _one(self, id: str) -> tuple[float | None, float]:
         """Process one example; return its cost and its maximum cost in USD."""

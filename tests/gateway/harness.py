@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import uvicorn
 
+from bottega._util.single_flight import LeaderFlight
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.asgi import App
 from bottega.gateway.chat import Gateway, ResponseCache
@@ -23,7 +24,7 @@ from bottega.gateway.endpoint import ChatEndpoint, RequestRecord
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.limits import Fetch, Limits
 from bottega.gateway.ports import Pair, Served, Tenant, TierCapabilities, Upstream
-from bottega.gateway.response_cache.memory import BodyCache, Flights, ReplyCache
+from bottega.gateway.response_cache.memory import BodyCache, ReplyCache
 from bottega.gateway.running.process import CUT_SECONDS, uvicorn_config
 from bottega.gateway.shadow import ShadowRunner
 from bottega.gateway.upstreams.local import LocalUpstream
@@ -144,7 +145,7 @@ def harness(
 
     tenants = TenantPool(tiers, str(folder / "cache.db"), make, furnish)
     response_cache = ResponseCache(
-        ReplyCache(1 << 20, 60.0), BodyCache(1 << 20), Flights(), identity
+        ReplyCache(1 << 20, 60.0), BodyCache(1 << 20), LeaderFlight(), identity
     )
     gateway = Gateway(
         Completer(served, lambda image: image.data_url, fallback=fallback),

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bottega._util.single_flight import LeaderFlight
 from bottega.gateway.response_cache.memory import (
     OVERHEAD,
     BodyCache,
     CachedReply,
-    Flights,
     RepeatedRequest,
     ReplyCache,
     is_repeatable,
@@ -145,7 +145,8 @@ REPLY = CachedReply(b"{}")
 
 
 async def test_those_who_ask_the_same_wait_for_the_first() -> None:
-    flights, calls = Flights(), 0
+    flights: LeaderFlight[str, CachedReply] = LeaderFlight()
+    calls = 0
 
     async def ask() -> CachedReply:
         nonlocal calls
@@ -164,7 +165,8 @@ async def test_those_who_ask_the_same_wait_for_the_first() -> None:
 
 @pytest.mark.parametrize("how", ["fails", "is cancelled", "has nothing to repeat"])
 async def test_whatever_befalls_the_first_one_the_others_go_on(how: str) -> None:
-    flights, leads = Flights(), asyncio.Event()
+    flights: LeaderFlight[str, CachedReply] = LeaderFlight()
+    leads = asyncio.Event()
 
     async def first() -> None:
         with flights.lead("k"):
@@ -185,7 +187,7 @@ async def test_whatever_befalls_the_first_one_the_others_go_on(how: str) -> None
 
 
 async def test_one_who_stops_waiting_takes_nobody_along() -> None:
-    flights = Flights()
+    flights: LeaderFlight[str, CachedReply] = LeaderFlight()
     with flights.lead("k") as land:
         waiting = [asyncio.create_task(flights.wait("k")) for _ in range(3)]
         await asyncio.sleep(0)
@@ -197,7 +199,7 @@ async def test_one_who_stops_waiting_takes_nobody_along() -> None:
 
 
 async def test_a_second_leader_lands_beside_the_first() -> None:
-    flights = Flights()
+    flights: LeaderFlight[str, CachedReply] = LeaderFlight()
     with flights.lead("k") as land:
         waiting = asyncio.create_task(flights.wait("k"))
         await asyncio.sleep(0)

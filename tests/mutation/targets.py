@@ -39,6 +39,11 @@ TARGETS = (
     ),
     # Utilities.
     Target(
+        "_util/single_flight _util/gather",
+        "_util/test_single_flight _util/test_gather gateway/test_repeats retrieval/test_shared"
+        " generation/test_replay reranking/test_asking",
+    ),
+    Target(
         "_util/lru",
         "_util/test_lru gateway/test_repeats knowledge/test_filters",
     ),

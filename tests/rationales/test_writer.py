@@ -164,9 +164,8 @@ async def test_a_prompt_error_fails_its_example_only(kb: KnowledgeBase) -> None:
 
 async def test_an_error_that_affects_all_examples_ends_the_run(kb: KnowledgeBase) -> None:
     run = Run(kb)
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(RejectedError, match="filtered"):
         await run(fatal=True)
-    assert caught.group_contains(RejectedError)
     assert any(made.error for made in run.done.values())  # it was counted
 
 

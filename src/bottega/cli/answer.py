@@ -11,6 +11,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
+from bottega._util.gather import for_each
 from bottega.cli.components import open_prices, open_prompt, open_recorder
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
@@ -27,7 +28,7 @@ from bottega.cli.options import (
 )
 from bottega.cli.output import note, print_json, print_table, progress, say, warn
 from bottega.errors import BottegaError, LoadError, SettingError
-from bottega.evaluation.outcomes import first_error, is_item_error
+from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
 from bottega.knowledge.loaders.folders import SUFFIXES
 from bottega.naming import BUNDLED, open_model
@@ -164,25 +165,18 @@ class _Asked:
 async def _ask_all(
     pipeline: Pipeline, asked: Sequence[_Asked], done: Callable[[int], None]
 ) -> None:
-    limiter = asyncio.Semaphore(CONCURRENCY)
-
     async def one(item: _Asked) -> None:
-        async with limiter:
-            try:
-                image = await asyncio.to_thread(Image.open, item.path)
-                item.trace = await pipeline.trace(Query(IMAGE_QUESTION, (image,)))
-            except BottegaError as error:
-                if not is_item_error(error):
-                    raise
-                item.error = error
+        try:
+            image = await asyncio.to_thread(Image.open, item.path)
+            item.trace = await pipeline.trace(Query(IMAGE_QUESTION, (image,)))
+        except BottegaError as error:
+            if not is_item_error(error):
+                raise
+            item.error = error
         done(1)
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for item in asked:
-                group.create_task(one(item))
-    except ExceptionGroup as errors:
-        raise first_error(errors) from errors
+        await for_each(asked, one, limit=CONCURRENCY)
     finally:
         await _close(pipeline)
 

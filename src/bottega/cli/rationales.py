@@ -16,7 +16,7 @@ from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import Json, KnowledgeFile, Namespace, PriceOption
 from bottega.cli.output import Step, note, print_json, print_table, progress, say, waiting, warn
 from bottega.evaluation.metrics.intervals import mean
-from bottega.evaluation.outcomes import Budget, first_error, is_item_error
+from bottega.evaluation.outcomes import Budget, is_item_error
 from bottega.naming import open_model
 from bottega.protocols import Generator
 from bottega.rationales import (
@@ -228,8 +228,6 @@ class Job:
                 with progress("writing rationales", len(rest), counts_money=True) as step:
                     self.run.step = step
                     await self.work.run(rest, spending, self.concurrency)
-        except ExceptionGroup as errors:
-            raise first_error(errors) from errors
         finally:
             self.is_spent = spending.is_spent
             await generator.aclose()

@@ -122,13 +122,6 @@ class EndpointCheck:
         return self.answered or self.pages <= concurrency
 
 
-def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return a task group's first `BottegaError`, else its first error."""
-    expected, others = errors.split(BottegaError)
-    error: BaseException = (expected or others or errors).exceptions[0]
-    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
-
-
 class Budget:
     """Budget of a whole run in US dollars, of which `spent` is used.
 

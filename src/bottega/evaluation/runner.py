@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from bottega._util.gather import for_each
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
@@ -19,7 +19,6 @@ from bottega.evaluation.outcomes import (
     Method,
     Outcome,
     ScoredAnswer,
-    first_error,
     is_item_error,
 )
 from bottega.evaluation.run_store import AnswerStore
@@ -137,11 +136,8 @@ async def evaluate(
     started = time.perf_counter()
     config = config or RunConfig()
     run = _MethodRun(benchmark, method, config, state or RunState(), done)
-    try:
-        for indices in _rounds(len(benchmark.items), config.round_size):
-            await run.round(indices)
-    except ExceptionGroup as errors:
-        raise first_error(errors) from errors
+    for indices in _rounds(len(benchmark.items), config.round_size):
+        await run.round(indices)
     scored = [run.scored[index] for index in sorted(run.scored)]
     seconds = round(time.perf_counter() - started, 3)
     figures = [
@@ -187,25 +183,16 @@ class _MethodRun:
             done(one)
 
     async def round(self, indices: Sequence[int]) -> None:
-        # Shared by all workers: each takes the next index.
         remaining = (index for index in indices if index not in self.scored)
         budget = self._state.budget
-
-        async def work() -> None:
-            for index in remaining:
-                if not budget.reserve():
-                    return
-                await self._answer(index)
-
         if budget.is_limited and not self.scored:
             # The cost of one item must be known before many run concurrently.
             for index in remaining:
                 if budget.reserve():
                     await self._answer(index)
                 break
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._concurrency, len(indices))):
-                group.create_task(work())
+        limit = min(self._concurrency, len(indices))
+        await for_each(remaining, self._answer, limit=limit, starts=budget.reserve)
         if self._method.learn is not None:
             for one in (self.scored[index] for index in indices if index in self.scored):
                 await self._method.learn(one.item.query, one.answer, one.tier)

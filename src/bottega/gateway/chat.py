@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import perf_counter
 
+from bottega._util.single_flight import LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, StoreError
 from bottega.gateway.accounting.access import Access
 from bottega.gateway.accounting.accounts import Account
@@ -30,7 +31,6 @@ from bottega.gateway.response_cache.keys import Identity, exact_key, image_diges
 from bottega.gateway.response_cache.memory import (
     BodyCache,
     CachedReply,
-    Flights,
     RepeatedRequest,
     ReplyCache,
     StoredReplies,
@@ -54,7 +54,7 @@ class ResponseCache:
 
     replies: ReplyCache
     bodies: BodyCache
-    flights: Flights
+    flights: LeaderFlight[str, CachedReply]
     identity: Identity = "bytes"
     sampled: bool = False
 

@@ -9,10 +9,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import orjson
 
+from bottega._util.single_flight import SingleFlight
 from bottega.errors import (
     GenerationError,
     ReplayMissError,
@@ -104,14 +106,6 @@ def _part(part: str | Image) -> list[str]:
     return ["text", part] if isinstance(part, str) else ["image", part.sha256]
 
 
-@dataclass
-class Flight:
-    """Request in progress, with the number of its callers."""
-
-    task: asyncio.Task[Reply]
-    waiting: int = 0
-
-
 class ReplayGenerator:
     """Generator that replies from the record at `path` and calls `inner` for missing replies.
 
@@ -130,7 +124,7 @@ class ReplayGenerator:
         self._path = Path(path)
         self._inner = inner
         self._replies: dict[str, Reply] = {}
-        self._flights: dict[tuple[asyncio.AbstractEventLoop, str], Flight] = {}
+        self._flights: SingleFlight[str, Reply] = SingleFlight()
         self._lock = threading.Lock()
         self._torn = False
         fingerprints = self._load()
@@ -149,27 +143,12 @@ class ReplayGenerator:
                 f"{self._path.name} contains no reply of {self.name!r} to this request",
                 hint="record it: run once with the model as the inner generator",
             )
-        return await self._join(key, self._inner, prompt, sampling)
+        work = partial(self._call, key, self._inner, prompt, sampling)
+        return await self._flights.run(key, work)
 
     async def aclose(self) -> None:
         if self._inner is not None:
             await self._inner.aclose()
-
-    async def _join(self, key: str, inner: Generator, prompt: Prompt, sampling: Sampling) -> Reply:
-        slot = (asyncio.get_running_loop(), key)
-        flight = self._flights.get(slot)
-        if flight is None:
-            task = asyncio.create_task(self._call(key, inner, prompt, sampling))
-            flight = self._flights[slot] = Flight(task)
-        flight.waiting += 1
-        try:
-            # Shielded: the cancellation of one caller must not cancel the reply for the others.
-            return await asyncio.shield(flight.task)
-        finally:
-            flight.waiting -= 1
-            if not flight.waiting:
-                del self._flights[slot]
-                flight.task.cancel()
 
     async def _call(self, key: str, inner: Generator, prompt: Prompt, sampling: Sampling) -> Reply:
         reply = await inner.generate(prompt, sampling)

@@ -11,6 +11,7 @@ from functools import partial
 
 import orjson
 
+from bottega._util.gather import gather_or_cancel
 from bottega._util.lru import SharedLRUCache
 from bottega.errors import GarbledError, RejectedError, SettingError
 from bottega.image import Image
@@ -112,17 +113,9 @@ class OpenAIGenerator:
             pieces = [
                 _piece(sampling, start, size) for start in range(first, first + missing, size)
             ]
-            for more, spent in await self._concurrently(prompt, pieces):
+            for more, spent in await gather_or_cancel(self._call(prompt, one) for one in pieces):
                 found, usage = found + more, add_usage(usage, spent)
         return found[: sampling.n], usage
-
-    async def _concurrently(self, prompt: Prompt, pieces: list[Sampling]) -> list[Samples]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._call(prompt, piece)) for piece in pieces]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
 
     async def _call(self, prompt: Prompt, sampling: Sampling) -> Samples:
         fields = {"model": self.name, **sampling_fields(sampling), **self._extra}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import astuple, dataclass, replace
 from math import inf
 from typing import TypeVar
 
+from bottega._util.gather import gather_or_cancel
+from bottega._util.single_flight import SharedTask
 from bottega.errors import SettingError
 from bottega.protocols import Generator
 from bottega.types import Prompt, Reply, Sampling, Usage
@@ -41,12 +42,6 @@ class ReservedCost:
 
     calls: int = 0
     tokens: int = 0
-
-
-@dataclass
-class Request:
-    task: asyncio.Task[Reply]
-    waiting: int = 0
 
 
 class BudgetedGenerator:
@@ -83,7 +78,7 @@ class BudgetedGenerator:
         self._tokens_left = most_tokens
         self._tokens_freed = 0
         self._count = count
-        self._requests: dict[tuple[Prompt, Sampling], Request] = {}
+        self._requests: dict[tuple[Prompt, Sampling], SharedTask[Reply]] = {}
 
     @property
     def is_limited(self) -> bool:
@@ -106,16 +101,10 @@ class BudgetedGenerator:
         if request is None:
             price = ReservedCost(sampling.n, self._most_tokens(prompt, sampling))
             self._pay(price)
-            task = asyncio.create_task(self._send(prompt, sampling, price.tokens))
-            request = self._requests[key] = Request(task)
-        request.waiting += 1
-        try:
-            return await asyncio.shield(request.task)
-        finally:
-            request.waiting -= 1
-            if not request.waiting and not request.task.done():
-                del self._requests[key]
-                request.task.cancel()
+            work = self._send(prompt, sampling, price.tokens)
+            request = SharedTask(work, lambda: self._requests.pop(key, None))
+            self._requests[key] = request
+        return await request.wait()
 
     def _most_tokens(self, prompt: Prompt, sampling: Sampling) -> int:
         if self._tokens_left is None:
@@ -179,12 +168,7 @@ async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
 
 async def gather_affordable(work: Iterable[Awaitable[T]]) -> list[T | None]:
     """Return results like `gather_all`, with None for tasks that exceed the budget."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_unless_spent(one)) for one in work]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
+    return await gather_or_cancel(_unless_spent(one) for one in work)
 
 
 async def _unless_spent(work: Awaitable[T]) -> T | None:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from bottega._util.gather import gather_or_cancel
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Prompter, Retriever
 from bottega.retrieval.bm25 import tokenize
-from bottega.retrieval.wrappers import gather_or_cancel
 from bottega.types import Candidate, Example, Message, Prompt, Query, Sampling
 
 TAG = "keywords"

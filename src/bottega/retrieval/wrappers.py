@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
+from bottega._util.single_flight import SharedTask
 from bottega.errors import EmptyKnowledgeBaseError, SettingError
 from bottega.protocols import Retriever
 from bottega.types import Candidate, Example, Query, Trace
@@ -55,32 +54,13 @@ class EmptyTolerantRetriever:
             return []
 
 
-T = TypeVar("T")
-
-
-async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Return all results in order. On a failure, cancel the others and raise that error alone:
-    callers expect a `BottegaError` and no exception group."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_awaited(one)) for one in work]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
-
-
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work
-
-
 @dataclass
 class SharedSearch:
-    """Search of one query object and the number of calls that wait for it."""
+    """Search of one query object."""
 
     k: int
-    task: asyncio.Task[list[Candidate]]
+    shared: SharedTask[list[Candidate]]
     query: weakref.ref[Query]  # its callback removes the search
-    waiting: int = 0
 
 
 class SharedRetriever:
@@ -103,24 +83,16 @@ class SharedRetriever:
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         search = self._searches.get(id(query))
-        if search is None or search.k < k or _failed(search.task):
+        if search is None or search.k < k or search.shared.has_failed:
             search = self._begin(query, max(k, self._min_k))
-        if search.task.done():  # its event loop may be gone
-            return search.task.result()[:k]
-        search.waiting += 1
-        try:
-            return (await asyncio.shield(search.task))[:k]
-        finally:
-            search.waiting -= 1
-            if search.waiting == 0 and not search.task.done():
-                self._abandon(query, search)
+        return (await search.shared.wait())[:k]
 
     def best(self, query: Query) -> float | None:
         """Return the highest score found for this object, None without a result."""
         search = self._searches.get(id(query))
-        if search is None or not search.task.done() or _failed(search.task):
+        if search is None or not search.shared.task.done() or search.shared.has_failed:
             return None
-        return max((one.score for one in search.task.result()), default=None)
+        return max((one.score for one in search.shared.task.result()), default=None)
 
     async def observe(self, trace: Trace, /) -> None:
         """Drop the result for the query of this trace."""
@@ -128,26 +100,18 @@ class SharedRetriever:
 
     def _begin(self, query: Query, k: int) -> SharedSearch:
         key, searches = id(query), self._searches
-        gone = weakref.ref(query, lambda _: searches.pop(key, None))
-        search = SharedSearch(k, asyncio.ensure_future(self._retrieve(query, k)), gone)
+
+        def forget() -> None:
+            if searches.get(key) is search:
+                del searches[key]
+
+        def end(task: asyncio.Task[list[Candidate]]) -> None:
+            # An error refers to its traceback and so to the query: neither would ever be freed.
+            if search.shared.has_failed:
+                forget()
+
+        freed = weakref.ref(query, lambda _: searches.pop(key, None))
+        search = SharedSearch(k, SharedTask(self._retrieve(query, k), forget), freed)
+        search.shared.task.add_done_callback(end)
         searches[key] = search
-        # An error refers to its traceback and so to the query: neither would ever be freed.
-        search.task.add_done_callback(lambda task: self._ended(key, search))
         return search
-
-    def _ended(self, key: int, search: SharedSearch) -> None:
-        if _failed(search.task):
-            self._forget(key, search)
-
-    def _forget(self, key: int, search: SharedSearch) -> None:
-        if self._searches.get(key) is search:
-            del self._searches[key]
-
-    def _abandon(self, query: Query, search: SharedSearch) -> None:
-        """Remove the search before cancelling it, because a new call must not join it."""
-        self._forget(id(query), search)
-        search.task.cancel()
-
-
-def _failed(task: asyncio.Task[list[Candidate]]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -102,45 +100,6 @@ class BodyCache:
         stored: the next fetch may return another image."""
         if all(map(_is_inline, urls)):
             self._bodies.put(_probe(raw, scope), (raw, asked))
-
-
-class Flights:
-    """Identical requests at the same time: the first one calls the model, the others wait for it.
-
-    If the first one ends without a repeatable reply (a failure, a cut, a client that left), those
-    who waited call the model themselves; they neither fail with it nor queue again.
-    """
-
-    def __init__(self) -> None:
-        self._futures: dict[str, asyncio.Future[CachedReply | None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._futures)
-
-    async def wait(self, key: str) -> CachedReply | None:
-        """Return the reply of the request that leads. None, at once if there is none: call the
-        model within `lead`."""
-        future = self._futures.get(key)
-        # One of those that wait may be cancelled; the future is shared.
-        return None if future is None else await asyncio.shield(future)
-
-    @contextmanager
-    def lead(self, key: str) -> Generator[Callable[[CachedReply], None]]:
-        """Yield a function that passes the reply to those that wait; at the end of the block they
-        get None. If another request leads already, none waits for this one."""
-        landing: asyncio.Future[CachedReply | None] = asyncio.get_running_loop().create_future()
-        leads = self._futures.setdefault(key, landing) is landing
-
-        def land(reply: CachedReply | None) -> None:
-            if leads and self._futures.get(key) is landing:
-                del self._futures[key]
-            if not landing.done():
-                landing.set_result(reply)
-
-        try:
-            yield land
-        finally:
-            land(None)
 
 
 def _is_inline(url: str) -> bool:

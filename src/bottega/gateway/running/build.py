@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 
 from bottega._util.lru import SharedLRUCache
+from bottega._util.single_flight import LeaderFlight
 from bottega.errors import SettingError
 from bottega.gateway.accounting.access import Access, KeyDefaults
 from bottega.gateway.accounting.accounts import Accounts
@@ -23,7 +24,7 @@ from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.gateway.limits import Fetch, Limits
-from bottega.gateway.response_cache.memory import BodyCache, Flights, ReplyCache, StoredReplies
+from bottega.gateway.response_cache.memory import BodyCache, ReplyCache, StoredReplies
 from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
 from bottega.gateway.running.pipeline_target import PipelineTenantPool
 from bottega.gateway.running.server import GatewayServer, TenantPool
@@ -181,7 +182,7 @@ def _response_cache(config: Config) -> ResponseCache | None:
     return ResponseCache(
         ReplyCache(memory // 4, replay.seconds),
         BodyCache(memory - memory // 4),
-        Flights(),
+        LeaderFlight(),
         replay.identity,
         replay.sampled,
     )

@@ -1,0 +1,107 @@
+"""Concurrent callers with equal keys share one piece of work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Hashable
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class SharedTask(Generic[Value]):
+    """Task that several callers await.
+
+    A caller that is cancelled does not cancel the others. When the last caller leaves before the
+    end, `on_abandon` is called and the task is cancelled.
+    """
+
+    def __init__(
+        self, work: Coroutine[Any, Any, Value], on_abandon: Callable[[], object] = lambda: None
+    ) -> None:
+        self.task = asyncio.create_task(work)
+        self._on_abandon = on_abandon
+        self._waiting = 0
+
+    @property
+    def has_failed(self) -> bool:
+        task = self.task
+        return task.done() and (task.cancelled() or task.exception() is not None)
+
+    async def wait(self) -> Value:
+        """Return the task's result, or raise its error."""
+        if self.task.done():  # its event loop may be closed
+            return self.task.result()
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self.task)
+        finally:
+            self._waiting -= 1
+            if not self._waiting and not self.task.done():
+                self._on_abandon()  # before the cancellation: a new caller must not join this task
+                self.task.cancel()
+
+
+class SingleFlight(Generic[Key, Value]):
+    """Runs the work of a key once at a time in each event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[tuple[asyncio.AbstractEventLoop, Key], SharedTask[Value]] = {}
+
+    async def run(self, key: Key, work: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
+        """Return the result of the running task of `key`; start it if there is none."""
+        place = asyncio.get_running_loop(), key
+        shared = self._tasks.get(place)
+        if shared is None:
+            shared = SharedTask(work(), lambda: self._forget(place, shared))
+            self._tasks[place] = shared
+            shared.task.add_done_callback(lambda _: self._forget(place, shared))
+        return await shared.wait()
+
+    def _forget(
+        self, place: tuple[asyncio.AbstractEventLoop, Key], shared: SharedTask[Value] | None
+    ) -> None:
+        # An abandoned task ends after the next one has taken its place.
+        if self._tasks.get(place) is shared:
+            del self._tasks[place]
+
+
+class LeaderFlight(Generic[Key, Value]):
+    """The first caller of a key does the work itself, e.g. streams a reply; the others wait for it.
+
+    If the leader ends without a value (it failed, or its client left), those that waited do the
+    work themselves; they neither fail with it nor queue again. For one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._futures: dict[Key, asyncio.Future[Value | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    async def wait(self, key: Key) -> Value | None:
+        """Return the leader's value. Return None at once if no caller leads: do the work within
+        `lead`."""
+        future = self._futures.get(key)
+        # One of those that wait may be cancelled; the future is shared.
+        return None if future is None else await asyncio.shield(future)
+
+    @contextmanager
+    def lead(self, key: Key) -> Generator[Callable[[Value], None]]:
+        """Yield a function that passes the value to those that wait; at the end of the block they
+        get None. If another caller leads already, none waits for this one."""
+        landing: asyncio.Future[Value | None] = asyncio.get_running_loop().create_future()
+        leads = self._futures.setdefault(key, landing) is landing
+
+        def land(value: Value | None) -> None:
+            if leads and self._futures.get(key) is landing:
+                del self._futures[key]
+            if not landing.done():
+                landing.set_result(value)
+
+        try:
+            yield land
+        finally:
+            land(None)
