@@ -41,7 +41,7 @@ TARGETS = (
     Target(
         "_util/single_flight _util/gather",
         "_util/test_single_flight _util/test_gather gateway/test_repeats retrieval/test_shared"
-        " generation/test_replay reranking/test_asking",
+        " generation/test_replay reranking/test_search_budget",
     ),
     Target(
         "_util/lru",
