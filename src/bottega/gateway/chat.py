@@ -23,10 +23,16 @@ from bottega.gateway.errors import to_api_error, unknown_key
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.limits import Fetch, Limits, embed_fetched, is_web, read_images
 from bottega.gateway.origins import check_origin
-from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
 from bottega.gateway.ports import Tenants, UpstreamCall
 from bottega.gateway.reply import as_stream, headers_of, replayed
-from bottega.gateway.requests import BACKGROUND, bypass_reason, to_query
+from bottega.gateway.requests import (
+    BACKGROUND,
+    PREFIX,
+    Overrides,
+    bypass_reason,
+    read_overrides,
+    to_query,
+)
 from bottega.gateway.response_cache.keys import Identity, exact_key, image_digest
 from bottega.gateway.response_cache.memory import (
     BodyCache,

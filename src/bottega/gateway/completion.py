@@ -27,8 +27,8 @@ from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.demonstrations import augmented, fitting, prompted
 from bottega.gateway.endpoint import RequestRecord, shield_for
 from bottega.gateway.errors import MisconfiguredError, unsupported_request
-from bottega.gateway.overrides import Overrides
 from bottega.gateway.ports import Served, Tenant, UpstreamCall
+from bottega.gateway.requests import Overrides
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
 from bottega.openai_api.client import track_call
