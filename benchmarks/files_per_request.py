@@ -149,7 +149,7 @@ def chat_request(app: Any, image: Image) -> Request:
             sent.append(message)
 
         await app(dict(scope), receive, send)
-        reply = {name: value for name, value in sent[0]["headers"]}
+        reply = dict(sent[0]["headers"])
         assert sent[0]["status"] == 200, (sent[0], sent[1:])
         assert reply[b"x-bottega-demonstrations"] == b"2", reply
 
@@ -173,9 +173,10 @@ async def count(folder: Path, trace: FileTrace) -> dict[str, set[str]]:
         }
     runner, url = await upstream()
     server = build(parse_config(CONFIG.format(folder=folder, upstream=url)))
+    ready = asyncio.Event()
+    server.when_ready = ready.set
     async with server.lifespan():
-        while not server.is_ready:
-            await asyncio.sleep(0.05)
+        await ready.wait()
         image = second.query.images[0]
         files["chat completion"] = await trace.of(chat_request(server.app, image))
     await runner.cleanup()

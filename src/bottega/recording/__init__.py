@@ -1,4 +1,4 @@
-"""What is kept: traces, costs, and what a master answered."""
+"""Recorders: traces, costs, use counts and cached answers of the master."""
 
 from bottega.recording.costs import PriceTable, TokenPrice
 from bottega.recording.recorders import CacheRecorder, CompositeRecorder, UseCountRecorder

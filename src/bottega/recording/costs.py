@@ -1,4 +1,4 @@
-"""What a call cost."""
+"""Prices of models, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bottega.types import Usage
 
 @dataclass(frozen=True)
 class TokenPrice:
-    """US dollars per million tokens. `cached` is for prompt tokens read from the provider's cache;
-    None means that they cost as much as others."""
+    """US dollars per million tokens. `cached` is the price of prompt tokens from the provider's
+    cache, None if it is that of other prompt tokens."""
 
     input: float
     output: float
@@ -28,15 +28,15 @@ class TokenPrice:
         return dollars / 1e6
 
 
-# How the generators that run in this process name themselves.
+# Names of the generators that run in this process.
 FREE = {"local:*": TokenPrice(0, 0), "bundled:*": TokenPrice(0, 0)}
 
 
 class PriceTable:
-    """The published price of a model, from `genai-prices`, unless `overrides` says another.
+    """Published prices of models, from `genai-prices`, with `overrides`.
 
-    Overrides go by the exact name, or by a prefix that ends in `*`; the longest one wins. A model
-    nobody knows costs None, not nothing; models in this process cost 0.
+    An override applies to an exact name or to a prefix that ends in `*`; the longest one wins. The
+    cost of an unknown model is None. Models in this process cost 0.
     """
 
     def __init__(self, overrides: Mapping[str, TokenPrice] | None = None) -> None:
@@ -48,7 +48,7 @@ class PriceTable:
         self._exact = {name: price for name, price in given.items() if not name.endswith("*")}
         prefixes = {name[:-1]: price for name, price in given.items() if name.endswith("*")}
         self._prefixes = sorted(prefixes.items(), key=lambda pair: -len(pair[0]))
-        self._unpublished: set[str] = set()  # the tables are searched whole for what is not there
+        self._unpublished: set[str] = set()  # saves a search of all tables
 
     def __call__(self, model: str, usage: Usage) -> float | None:
         price = self._override(model)
@@ -68,7 +68,7 @@ class PriceTable:
 
 
 def _published(model: str, usage: Usage) -> float | None:
-    from genai_prices import Usage as Tokens  # its tables take long to load
+    from genai_prices import Usage as Tokens  # slow to import
     from genai_prices import calc_price
 
     tokens = Tokens(

@@ -1,4 +1,4 @@
-"""Recorders: use counters, new examples from a master's answers, and several as one."""
+"""Recorders of use counts and cached answers, and a composite of several recorders."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bottega.types import Answer, Example, Query, Trace
 
 
 class CompositeRecorder:
-    """Each is told, one after the other, even if one before it failed; then the first failure is
-    raised. Without recorders nothing happens."""
+    """Recorder that passes each trace to several recorders in turn. A failure does not stop the
+    others; the first one is raised at the end."""
 
     def __init__(self, *recorders: Recorder | None) -> None:
         self._recorders = [recorder for recorder in recorders if recorder is not None]
@@ -34,13 +34,17 @@ class CompositeRecorder:
 
 
 class UseCounter(Protocol):
+    """Use counts of a knowledge base."""
+
     def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None: ...
 
 
 class UseCountRecorder:
-    """Tells a knowledge base which of its examples were shown. A cheaper tier's answer saved what
-    the master's have cost on average until then, less its own cost; nothing as long as a price is
-    not known."""
+    """Recorder that counts the demonstrations used and the cost they saved.
+
+    An answer of a cheaper tier saves the master's mean cost so far minus its own cost, and 0 if a
+    price is unknown.
+    """
 
     def __init__(self, knowledge: UseCounter, *, master: str) -> None:
         self._knowledge = knowledge
@@ -72,7 +76,7 @@ Waiting = list[tuple[Example, Future[str | None]]]
 
 
 class ExampleStore(Protocol):
-    """A `KnowledgeBase`, as far as it is needed here."""
+    """Knowledge base that replaces examples."""
 
     def replace(
         self, examples: Sequence[Example], *, on_error: Callable[[BottegaError], None]
@@ -80,13 +84,12 @@ class ExampleStore(Protocol):
 
 
 class CacheRecorder:
-    """Keeps the answers of the tiers that are `teachers`, and of nobody else: a `Recorder`.
+    """Recorder that stores the answers of the tiers named in `teachers` as examples.
 
-    An answer that is invalid or was cut short is not kept, nor is an example whose texts have more
-    than `longest` characters. The same question (images, text, choices and the tag
-    `context`) is kept once: a newer answer replaces the older one, unless that is pinned. `source`
-    says which tier and model answered. Answers that arrive together share one commit.
-    Raises `StoreError`.
+    Invalid and truncated answers are not stored; examples with texts of more than `longest`
+    characters are not either. One answer is stored per question (images, text, choices and the tag
+    `context`): a newer answer replaces the older one unless that is pinned. `source` is the tier
+    and model. Concurrent answers share one commit. Raises `StoreError`.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class CacheRecorder:
         self._waiting: Waiting = []
         self._lock = Lock()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="remember")
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     async def __call__(self, trace: Trace, /) -> None:
         whole = all(one.finish_reason == "stop" for one in trace.reply.completions)
@@ -106,15 +109,16 @@ class CacheRecorder:
             await self._keep_valid(trace.query, trace.answer, f"{trace.tier}:{trace.reply.model}")
 
     async def learn(self, query: Query, answer: Answer, tier: str) -> None:
-        """For a `Method` of the evaluation, which is told of answers without their traces."""
+        """Store an answer without its trace, for a `Method` of the evaluation."""
         if tier in self._teachers:
             await self._keep_valid(query, answer, tier)
 
     async def keep(self, example: Example) -> str | None:
-        """Its id, once it is durable, or that of a pinned answer which stays; None if it cannot be
-        stored, which is logged. It is stored even if the caller does not wait for it."""
+        """Store an example and return its id once it is durable, or the id of a pinned answer that
+        stays. Return None, and log a warning, if it cannot be stored. A cancelled caller does not
+        cancel the write."""
         if _length(example) > self._longest:
-            self._tell("too long", f"it has more than {self._longest} characters")
+            self._warn("too long", f"it has more than {self._longest} characters")
             return None
         done: Future[str | None] = Future()
         with self._lock:
@@ -125,12 +129,12 @@ class CacheRecorder:
     async def _keep_valid(self, query: Query, answer: Answer, source: str) -> None:
         if not answer.valid:
             return
-        alone = answer.labels in ((), (answer.text,))
+        single = answer.labels in ((), (answer.text,))
         await self.keep(
             Example(
                 replace(query, id=None),
                 answer.text,
-                labels=None if alone else answer.labels,
+                labels=None if single else answer.labels,
                 rationale=answer.rationale,
                 tags={"context": query.context} if query.context else {},
                 source=source,
@@ -138,35 +142,36 @@ class CacheRecorder:
         )
 
     def _write(self) -> None:
-        """Runs once for each example; all but the first of a group find nothing left to do."""
+        """Write a group of waiting examples. Runs once per example; the first run of a group writes
+        all of it."""
         with self._lock:
             group, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
         if not group:
             return
         examples = [example for example, _ in group]
-        waited_for = [done.set_running_or_notify_cancel() for _, done in group]
+        not_cancelled = [done.set_running_or_notify_cancel() for _, done in group]
         try:
-            ids = self._knowledge.replace(examples, on_error=self._tell_bad)
+            ids = self._knowledge.replace(examples, on_error=self._warn_error)
         except BaseException as error:
-            for (_, done), waited in zip(group, waited_for, strict=True):
-                if waited:
+            for (_, done), waits in zip(group, not_cancelled, strict=True):
+                if waits:
                     done.set_exception(error)
             return
-        for (_, done), id, waited in zip(group, ids, waited_for, strict=True):
-            if waited:
+        for (_, done), id, waits in zip(group, ids, not_cancelled, strict=True):
+            if waits:
                 done.set_result(id)
 
-    def _tell_bad(self, error: BottegaError) -> None:
-        self._tell(type(error).__name__, type(error).__name__)
+    def _warn_error(self, error: BottegaError) -> None:
+        self._warn(type(error).__name__, type(error).__name__)
 
-    def _tell(self, kind: str, reason: str) -> None:
-        """Once for each kind, without the error's words: whoever sends what cannot be stored may do
-        so all day, and they may quote the question."""
-        if kind not in self._told:
-            self._told.add(kind)
-            log.warning("an answer is not remembered: %s", reason)
+    def _warn(self, kind: str, reason: str) -> None:
+        """Log once per kind and without the error text: a client may repeat such requests all day,
+        and the text may quote the question."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning("an answer is not stored: %s", reason)
 
 
 def _length(example: Example) -> int:
-    said = (example.query.text, example.answer, example.rationale or "")
-    return sum(map(len, said))
+    texts = (example.query.text, example.answer, example.rationale or "")
+    return sum(map(len, texts))

@@ -1,4 +1,4 @@
-"""A search tree as a trace keeps it: without pixels, and each demonstration once."""
+"""Traces and search trees in the form that is stored: without pixels, as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Ended = Literal["rollouts", "agreement", "exhausted", "budget"]
 
 @dataclass(frozen=True)
 class StoredCandidate:
-    """A demonstration that stands at one place of the tree or at many; images are sha256s."""
+    """Demonstration of one or more nodes of a tree; images are sha256s."""
 
     id: str | None
     text: str
@@ -41,7 +41,7 @@ class StoredCandidate:
 
 @dataclass(frozen=True)
 class StoredNode:
-    """`types.SearchNode`, whose demonstration is a place among the tree's, None at the root."""
+    """`types.SearchNode` whose demonstration is an index into the tree's, None at the root."""
 
     demonstration: int | None
     value: float
@@ -53,7 +53,7 @@ class StoredNode:
 
 @dataclass(frozen=True)
 class StoredTree:
-    """`types.SearchTree`; `demonstrations` stand in the order in which the tree first has them."""
+    """`types.SearchTree` with its `demonstrations` in the order of their first occurrence."""
 
     demonstrations: tuple[StoredCandidate, ...]
     root: StoredNode
@@ -65,23 +65,23 @@ class StoredTree:
 
     @property
     def chosen(self) -> Iterator[StoredNode]:
-        """The nodes on the path, the root not among them."""
+        """Yield the nodes on the path, without the root."""
         node = self.root
-        for place in self.path:
-            node = node.children[place]
+        for index in self.path:
+            node = node.children[index]
             yield node
 
 
 def stored_tree(tree: SearchTree) -> StoredTree:
-    places: dict[StoredCandidate, int] = {}
-    root = _node(tree.root, places)
+    indices: dict[StoredCandidate, int] = {}
+    root = _node(tree.root, indices)
     return StoredTree(
-        tuple(places), root, tree.path, tree.ended, tree.requests, tree.calls, tree.usage
+        tuple(indices), root, tree.path, tree.ended, tree.requests, tree.calls, tree.usage
     )
 
 
 def read_tree(row: Mapping[str, Any]) -> StoredTree:
-    """Raises `ValueError`, `TypeError` or `LookupError` for what was never a tree."""
+    """Read a tree from JSON values. Raises `ValueError`, `TypeError` or `LookupError`."""
     shown = tuple(_considered(one) for one in row["demonstrations"])
     read = {
         "demonstrations": shown,
@@ -90,21 +90,21 @@ def read_tree(row: Mapping[str, Any]) -> StoredTree:
         "usage": Usage(**row["usage"]),
     }
     tree = StoredTree(**{**row, **read})
-    if tree.ended not in get_args(Ended) or any(place < 0 for place in tree.path):
-        raise ValueError(f"no search ends by {tree.ended!r} at {tree.path}")
-    list(tree.chosen)  # a path that leads nowhere
+    if tree.ended not in get_args(Ended) or any(index < 0 for index in tree.path):
+        raise ValueError(f"the tree has an invalid end or path, got {tree.ended!r} and {tree.path}")
+    list(tree.chosen)  # raises for an invalid path
     return tree
 
 
-def _node(node: SearchNode, places: dict[StoredCandidate, int]) -> StoredNode:
+def _node(node: SearchNode, indices: dict[StoredCandidate, int]) -> StoredNode:
     shown = None if node.candidate is None else _of(node.candidate)
     return StoredNode(
-        None if shown is None else places.setdefault(shown, len(places)),
+        None if shown is None else indices.setdefault(shown, len(indices)),
         float(node.value),
         int(node.visits),
-        tuple(_node(child, places) for child in node.children),
+        tuple(_node(child, indices) for child in node.children),
         node.answer,
-        {name: float(worth) for name, worth in node.rewards.items()},
+        {name: float(reward) for name, reward in node.rewards.items()},
     )
 
 
@@ -121,14 +121,14 @@ def _considered(row: Mapping[str, Any]) -> StoredCandidate:
 
 
 def _read_node(row: Mapping[str, Any], shown: int) -> StoredNode:
-    place, answer = row["demonstration"], row["answer"]
-    if place is not None and not 0 <= place < shown:
-        raise ValueError(f"a node shows demonstration {place} of {shown}")
+    index, answer = row["demonstration"], row["answer"]
+    if index is not None and not 0 <= index < shown:
+        raise ValueError(f"demonstration index must be below {shown}, got {index}")
     read = {
         "value": _number(row["value"]),
         "children": tuple(_read_node(child, shown) for child in row["children"]),
         "answer": None if answer is None else read_answer(answer),
-        "rewards": {name: _number(worth) for name, worth in dict(row["rewards"]).items()},
+        "rewards": {name: _number(reward) for name, reward in dict(row["rewards"]).items()},
     }
     return StoredNode(**{**row, **read})
 
@@ -138,13 +138,13 @@ def read_answer(row: Mapping[str, Any]) -> Answer:
 
 
 def _number(value: Any) -> float:
-    """JSON has no NaN: it is written as null."""
+    """Return the number; NaN is stored as null, because JSON has none."""
     return math.nan if value is None else float(value)
 
 
 @dataclass(frozen=True)
 class StoredPart:
-    """A part of a message: its text, or the sha256 of its image."""
+    """Part of a message: a text or the sha256 of an image."""
 
     text: str | None = None
     image: str | None = None
@@ -158,8 +158,8 @@ class StoredMessage:
 
 @dataclass(frozen=True)
 class StoredDemonstration:
-    """An example that was shown as number `order`, from 1. `id` is the knowledge base's, None if
-    it came from elsewhere."""
+    """Demonstration number `order`, from 1. `id` is that of the knowledge base, None for an example
+    of another source."""
 
     order: int
     id: str | None
@@ -171,9 +171,8 @@ class StoredDemonstration:
 
 @dataclass(frozen=True)
 class StoredTrace:
-    """A trace without pixels: images are sha256s. Demonstrations stand in the order shown. `usage`
-    is that of all that a search has asked, where there was one; `completions` are of the reply that
-    became the answer."""
+    """Trace without pixels: images are sha256s. Demonstrations are in the order shown. `usage`
+    includes all requests of a search; `completions` are those of the final reply."""
 
     id: str
     time: float
@@ -240,10 +239,10 @@ def to_json(trace: StoredTrace) -> str:
 
 
 def json_text(value: Any) -> str:
-    """JSON of a dataclass or of what JSON knows, in whole characters."""
+    """Return JSON of a dataclass or of JSON values. Lone surrogates become U+FFFD."""
     try:
         return orjson.dumps(value).decode()
-    except TypeError:  # half a character, as some replies and terminals give
+    except TypeError:  # a lone surrogate, as some replies and terminals produce
         whole = path_text(json.dumps(value, default=asdict, ensure_ascii=False))
         return orjson.dumps(json.loads(whole)).decode()
 

@@ -1,4 +1,4 @@
-"""Traces in a SQLite file."""
+"""Store of traces in a SQLite file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRACE_STORE = FileKind(
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """Sums over traces. `cost_usd` leaves out the `unpriced` ones, whose price is not known."""
+    """Sums over traces. `cost_usd` excludes the `unpriced` ones, whose price is unknown."""
 
     count: int
     prompt_tokens: int
@@ -50,12 +50,12 @@ class TraceSummary:
 
 
 class TraceStore:
-    """Every answer, kept: a `Recorder`. Threads and processes may share the file.
+    """Recorder that stores every trace. Threads and processes may share the file.
 
-    Write-ahead log with `synchronous=NORMAL`: a crash of the process loses nothing, a crash of
-    the machine may lose the last traces but never damages the file. Holds texts and sha256s of
-    images, no image bytes; halves of characters become U+FFFD. Recording the same id again
-    replaces the trace. Reading blocks.
+    Write-ahead log with `synchronous=NORMAL`: a process crash loses no trace; a machine crash may
+    lose the last ones but never damages the file. The file holds texts and sha256s of images, no
+    image bytes; lone surrogates become U+FFFD. A trace with an existing id replaces the old one.
+    Read methods block.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -82,16 +82,18 @@ class TraceStore:
         await asyncio.to_thread(self._write, trace)
 
     def list(self, limit: int = 20) -> StoredTraces:
-        """The newest first."""
+        """Return the newest traces, the newest first."""
         return self._read("ORDER BY time DESC, id DESC LIMIT ?", limit)
 
     def get(self, id: str) -> StoredTrace:
-        """By the whole id, or by the first characters if no other trace begins with them."""
+        """Return the trace with this id or unique id prefix. Raises `NotFoundError`."""
         found = self._read("WHERE id >= ? AND id < ? LIMIT 2", id, id + "\U0010ffff")
         if not found:
             raise NotFoundError(f"no trace {id!r} in {self.path}", hint="`bottega log` lists them")
         if len(found) > 1 and found[0].id != id:
-            raise NotFoundError(f"several traces begin with {id!r}", hint="give more characters")
+            raise NotFoundError(
+                f"trace id {id!r} matches several traces", hint="pass more characters of the id"
+            )
         return found[0]
 
     def summary(self) -> TraceSummary:
@@ -107,9 +109,9 @@ class TraceStore:
         )
 
     def check_writable(self) -> None:
-        """Raises `StoreError` where a trace could not be recorded."""
+        """Raise `StoreError` if a trace cannot be recorded."""
         with self._lock, TRACE_STORE.translated(str(self.path)):
-            # Needs what writing needs, which BEGIN IMMEDIATE does not.
+            # Requires write access, unlike BEGIN IMMEDIATE.
             self._connection.execute("DELETE FROM traces WHERE false")
 
     def close(self) -> None:
