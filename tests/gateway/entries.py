@@ -26,5 +26,5 @@ DONE = Entry(
 )
 
 
-def done(**changes: Any) -> Entry:
+def request_entry(**changes: Any) -> Entry:
     return replace(DONE, **changes)

@@ -179,7 +179,7 @@ def client(url: str, **more: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=url, api_key="sk-test", max_retries=0, timeout=20, **more)
 
 
-def asked(*shades: int, text: str = QUESTION) -> list[Any]:
+def user_messages(*shades: int, text: str = QUESTION) -> list[Any]:
     images = [
         {"type": "image_url", "image_url": {"url": solid_image(shade).data_url}} for shade in shades
     ]
@@ -234,4 +234,14 @@ def running(app: Any) -> Iterator[str]:
         thread.join(20)
 
 
-__all__ = ["QUESTION", "Harness", "asked", "client", "harness", "raw", "replace", "running", "said"]
+__all__ = [
+    "QUESTION",
+    "Harness",
+    "client",
+    "harness",
+    "raw",
+    "replace",
+    "running",
+    "said",
+    "user_messages",
+]

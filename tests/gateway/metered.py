@@ -19,7 +19,7 @@ from bottega.gateway.accounting.database import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
-from tests.gateway.houses import ENVIRONMENT, serving
+from tests.gateway.gateways import ENVIRONMENT, run_gateway
 from tests.server import Server
 
 PRICE = 10e-6  # US dollars per token, in and out
@@ -112,7 +112,7 @@ def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
 
 
 @dataclass
-class Metered:
+class MeteredGateway:
     """A gateway with a key of this monthly budget in front of a metered upstream."""
 
     gateway_server: GatewayServer
@@ -199,15 +199,15 @@ def metered(
     meter: Meter,
     finish: float = 60.0,
     concurrency: int = 256,
-) -> Iterator[Metered]:
+) -> Iterator[MeteredGateway]:
     accounts = Accounts.open(folder / FILE)
     _, key = accounts.add("team", usd_per_month=budget)
     accounts.close()
     endpoint.answers = [meter]
     text = CONFIG.format(data=folder, url=endpoint.url, finish=finish, concurrency=concurrency)
     gateway_server = build(parse_config(text), ENVIRONMENT)
-    with serving(gateway_server) as url:
-        yield Metered(gateway_server, url, key, meter)
+    with run_gateway(gateway_server) as url:
+        yield MeteredGateway(gateway_server, url, key, meter)
 
 
-__all__ = ["PRICE", "Meter", "Metered", "metered"]
+__all__ = ["PRICE", "Meter", "MeteredGateway", "metered"]

@@ -21,7 +21,7 @@ from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Query, Usage
-from tests.gateway.harness import Harness, asked, harness, raw
+from tests.gateway.harness import Harness, harness, raw, user_messages
 from tests.gateway.metered import PRICE, Meter, metered
 from tests.server import Server
 
@@ -120,7 +120,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def leave(found: Harness, asks: Late, model: str = "bottega", **more: Any) -> RequestRecord:
     """Send a request, leave once a tier is called, and return how the request ended."""
-    body = {"model": model, "messages": asked(1), **more}
+    body = {"model": model, "messages": user_messages(1), **more}
     async with aiohttp.ClientSession() as session:
         request = asyncio.create_task(_post(session, f"{found.url}/chat/completions", body))
         while not asks.calls:  # noqa: ASYNC110 - the gateway runs in another thread
@@ -135,26 +135,26 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
         await response.read()
 
 
-async def test_a_reply_that_came_too_late_is_counted_and_kept(tmp_path: Path) -> None:
+async def test_late_reply_is_counted_and_stored(tmp_path: Path) -> None:
     """Clients that time out ask again: the second time it costs nothing."""
     master = Late()
     with harness(tmp_path, master=master) as found:
         left = await leave(found, master, "bottega/master")
-        again = await asyncio.to_thread(raw, found, asked(1), "bottega/master")
+        again = await asyncio.to_thread(raw, found, user_messages(1), "bottega/master")
         assert [example.answer for example in found.examples()] == ["late words"]
     assert (left.status, left.state, left.route) == (499, "failed", "master")
     assert left.usage == FULL and left.cost_usd == pytest.approx(40e-6)
     assert again.headers["x-bottega-cache"] == "replayed"
 
 
-async def test_a_call_that_fails_after_the_client_left_asks_no_other_tier(tmp_path: Path) -> None:
+async def test_failed_call_without_a_client_has_no_fallback(tmp_path: Path) -> None:
     apprentice, master = Late(fails=True), Late()
     with harness(tmp_path, apprentice=apprentice, master=master) as found:
         left = await leave(found, apprentice)
     assert (left.status, left.cost_usd, master.calls) == (499, 0.0, 0)
 
 
-async def test_an_unsure_answer_is_not_sent_on_for_a_client_that_left(tmp_path: Path) -> None:
+async def test_answer_without_a_client_is_not_escalated(tmp_path: Path) -> None:
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
@@ -166,7 +166,7 @@ async def test_an_unsure_answer_is_not_sent_on_for_a_client_that_left(tmp_path: 
         change=lambda pipeline: replace(pipeline, escalate=unsure),
     ) as found:
         left = await leave(found, apprentice)
-        again = await asyncio.to_thread(raw, found, asked(1))
+        again = await asyncio.to_thread(raw, found, user_messages(1))
     assert (left.status, left.usage) == (499, FULL)
     assert again.headers["x-bottega-route"] == "master"
     assert again.headers["x-bottega-cache"] != "replayed"
@@ -183,7 +183,7 @@ async def test_a_finished_call_has_a_bound(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [b": ping\n\n", ROLE], ids=["ping", "role"])
-async def test_a_stream_that_ends_before_its_text_costs_its_time(
+async def test_stream_without_text_is_billed_by_time(
     endpoint: Server, tmp_path: Path, sent: bytes
 ) -> None:
     """An upstream charges for hidden reasoning, which it never sends."""
@@ -220,9 +220,7 @@ async def test_time_before_the_first_text_is_billed(
     assert min(limit, 6) <= completion <= limit  # 50 tokens a second, and the visible one
 
 
-async def test_a_call_that_still_waits_for_a_connection_is_dropped(
-    endpoint: Server, tmp_path: Path
-) -> None:
+async def test_call_waiting_for_a_connection_is_dropped(endpoint: Server, tmp_path: Path) -> None:
     meter = Meter(token_seconds=0.05, reply_tokens=(20, 20))
     with metered(tmp_path, endpoint, 100.0, meter=meter, concurrency=1) as found:
         async with aiohttp.ClientSession() as session:
@@ -240,7 +238,7 @@ async def test_a_call_that_still_waits_for_a_connection_is_dropped(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_between_two_attempts_is_free(
+async def test_disconnect_between_attempts_is_free(
     endpoint: Server, tmp_path: Path, stream: bool
 ) -> None:
     meter = Failing()
@@ -283,7 +281,7 @@ async def test_another_cancellation_does_not_wait() -> None:
     assert ended.is_set() and time.perf_counter() - begun < 5
 
 
-async def test_a_finished_call_leaves_no_cancellation_behind() -> None:
+async def test_finished_call_leaves_no_pending_cancellation() -> None:
     async def work() -> str:
         await asyncio.sleep(0.01)
         return "done"

@@ -29,7 +29,7 @@ from bottega.gateway.running.build import build
 from bottega.gateway.running.caches import NamespacePool
 from bottega.gateway.running.server import GatewayServer
 from bottega.openai_api.errors import ApiError
-from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
+from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Answer, Server, ok, refuse
 
 
@@ -51,7 +51,7 @@ def gateway_server(endpoint: Server, folder: Path, more: str = "") -> GatewaySer
     return build(gateway_config(folder, endpoint.url, more), ENVIRONMENT)
 
 
-def test_a_key_may_not_hold_every_slot(
+def test_key_with_a_concurrency_limit_leaves_slots_free(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:
     greedy, other = keys("greedy"), keys("other")
@@ -67,7 +67,7 @@ def test_a_key_may_not_hold_every_slot(
         config, gateway=dataclasses.replace(config.gateway, max_concurrent=8)
     )
     gateway = build(config, ENVIRONMENT)
-    with serving(gateway) as url, ThreadPoolExecutor(8) as clients:
+    with run_gateway(gateway) as url, ThreadPoolExecutor(8) as clients:
         endpoint.answers = [slow]
         half = [clients.submit(ask, url, f"greedy {n}", key=greedy) for n in range(4)]
         _until(lambda: gateway.app.under_way == 4)
@@ -101,12 +101,12 @@ FORCED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("forced", FORCED, ids=lambda one: str(one["model"]))
-def test_a_key_chooses_no_tier_unless_it_may(
+def test_key_cannot_choose_a_tier_without_permission(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str], forced: dict[str, Any]
 ) -> None:
     plain, all_tiers = keys("plain"), keys("all", tiers=["*"])
     cheap, admin = keys("cheap", tiers=["small"]), keys("op", admin=True)
-    with serving(gateway_server(endpoint, tmp_path)) as url:
+    with run_gateway(gateway_server(endpoint, tmp_path)) as url:
         assert refused(lambda: ask(url, "What?", key=plain, **forced)) == (403, "tier_forbidden")
         assert ask(url, "What?", key=all_tiers, **forced)[0]
         assert ask(url, "What?", key=admin, **forced)[0]
@@ -128,12 +128,12 @@ PASSING: list[dict[str, Any]] = [
 ]
 
 
-def test_a_request_that_passes_reaches_the_master_only_with_the_right(
+def test_pass_through_reaches_the_master_only_with_permission(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:
     plain, cheap, none = keys("plain"), keys("cheap", tiers=["small"]), keys("none", tiers=[])
     right, admin = keys("right", tiers=["large"]), keys("op", admin=True)
-    with serving(gateway_server(endpoint, tmp_path)) as url:
+    with run_gateway(gateway_server(endpoint, tmp_path)) as url:
         for fields in PASSING:
             routes = {
                 key: ask(url, "hello", key=key, **fields)[1]["x-bottega-route"]
@@ -155,7 +155,7 @@ def test_tools_reach_the_cheapest_tier_that_supports_them(
     config = gateway_config(tmp_path, endpoint.url)
     small, large = config.tiers
     small = dataclasses.replace(small, tools=False)
-    with serving(build(dataclasses.replace(config, tiers=(small, large)), ENVIRONMENT)) as url:
+    with run_gateway(build(dataclasses.replace(config, tiers=(small, large)), ENVIRONMENT)) as url:
         headers = ask(url, "hello", key=plain, tools=TOOLS)[1]
         assert headers["x-bottega-route"] == "large"
 
@@ -169,7 +169,7 @@ TOO_LONG = "This model's maximum context length is 8192 tokens (context_length_e
     [refuse(400, TOO_LONG), refuse(500, retry_after="0")],
     ids=["too long", "down"],
 )
-def test_a_failure_reaches_the_master_only_with_the_right(
+def test_fallback_reaches_the_master_only_with_permission(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str], answer: Answer, stream: bool
 ) -> None:
     """A client causes such a failure with a large `max_tokens`."""
@@ -179,7 +179,7 @@ def test_a_failure_reaches_the_master_only_with_the_right(
         large = (await request.json())["model"] == "huge"
         return await (ok("seven") if large else answer)(request)
 
-    with serving(gateway_server(endpoint, tmp_path)) as url:
+    with run_gateway(gateway_server(endpoint, tmp_path)) as url:
         endpoint.answers = [small_fails]
         endpoint.bodies.clear()
         fields: dict[str, Any] = {"tools": TOOLS, "max_tokens": 9000, "stream": stream}
@@ -188,11 +188,11 @@ def test_a_failure_reaches_the_master_only_with_the_right(
         assert ask(url, "hello", key=right, tools=TOOLS)[1]["x-bottega-route"] == "large"
 
 
-def test_the_configuration_says_what_keys_may_choose(
+def test_configuration_sets_the_default_tiers_of_keys(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:
     plain, none = keys("plain"), keys("none", tiers=[])
-    with serving(gateway_server(endpoint, tmp_path, '[keys]\ntiers = ["large"]\n')) as url:
+    with run_gateway(gateway_server(endpoint, tmp_path, '[keys]\ntiers = ["large"]\n')) as url:
         assert _models(url, plain) >= {"bottega", "gpt-4o", "bottega/large"}
         assert "bottega/small" not in _models(url, plain)
         assert not any(id.startswith("bottega/") for id in _models(url, none))
@@ -206,25 +206,23 @@ def _models(url: str, key: str) -> set[str]:
         return {one["id"] for one in json.load(reply)["data"]}
 
 
-def test_a_gateway_without_keys_leaves_the_choice_to_everybody(
-    endpoint: Server, tmp_path: Path
-) -> None:
-    with serving(gateway_server(endpoint, tmp_path)) as url:
+def test_gateway_without_keys_allows_every_tier(endpoint: Server, tmp_path: Path) -> None:
+    with run_gateway(gateway_server(endpoint, tmp_path)) as url:
         assert ask(url, "What?", model="bottega/large")[1]["x-bottega-route"] == "large"
         assert ask(url, "What?", model="bottega:namespace=any")[0]
 
 
-def test_a_key_has_so_many_namespaces_also_after_a_restart(
+def test_namespace_limit_of_a_key_survives_a_restart(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:
     key = keys("a", namespace="a", max_namespaces=2)
     other = keys("other", namespace="a")
-    with serving(gateway_server(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
+    with run_gateway(gateway_server(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
         for name in ("a/1", "a/2", "a", "a/1"):
             assert ask(url, "What?", key=key, model=f"bottega:namespace={name}")[0]
         third = refused(lambda: ask(url, "What?", key=key, model="bottega:namespace=a/3"))
         assert third == (403, "too_many_namespaces")
-    with serving(gateway_server(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
+    with run_gateway(gateway_server(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
         assert ask(url, "What?", key=key, model="bottega:namespace=a/2")[0]
         assert refused(lambda: ask(url, "What?", key=key, model="bottega:namespace=a/3"))[0] == 403
         for name in ("a/3", "a/4", "a/5"):
@@ -239,7 +237,7 @@ def test_a_key_has_so_many_namespaces_also_after_a_restart(
     assert found == [("a",)] * 3
 
 
-def test_a_request_that_ends_makes_room_for_exactly_one() -> None:
+def test_ended_request_frees_one_slot() -> None:
     access = Access(lambda id, namespace, most: True)
     two, other = Account("1", "two", max_concurrent=2), Account("2", "other", max_concurrent=1)
     for _ in range(3):
@@ -258,14 +256,14 @@ def test_a_request_that_ends_makes_room_for_exactly_one() -> None:
             access.leave(account)
 
 
-def test_a_key_without_its_own_limit_has_the_default_one() -> None:
+def test_key_without_a_limit_has_the_default_limit() -> None:
     access = Access(lambda id, namespace, most: True, KeyDefaults(max_concurrent=1))
     access.enter(Account("1", "a"))
     with pytest.raises(ApiError, match="limit of concurrent requests, 1"):
         access.enter(Account("1", "a"))
 
 
-def test_tiers_of_a_key_are_its_own_or_else_the_defaults() -> None:
+def test_tiers_of_a_key_default_to_the_configured_ones() -> None:
     access = Access(lambda id, namespace, most: True, KeyDefaults(tiers=("small",)))
     plain, none = Account("1", "plain"), Account("2", "none", tiers=())
     large, admin = Account("3", "large", tiers=("large",)), Account("4", "op", admin=True)
@@ -300,7 +298,7 @@ async def test_a_namespace_is_claimed_once_and_counts_against_the_limit_of_the_k
     assert claims == [("1", "a/b", 5), ("2", "b/c", 0)]
 
 
-async def test_operators_name_any_namespace() -> None:
+async def test_admin_keys_use_any_namespace() -> None:
     access = Access(lambda id, namespace, most: False, KeyDefaults())
     await access.check_namespace(Account("1", "op", admin=True), "any")
     await access.check_namespace(Account("2", "a", namespace="a"), "a")
@@ -308,7 +306,7 @@ async def test_operators_name_any_namespace() -> None:
         await access.check_namespace(Account("2", "a", namespace="a"), "a/b")
 
 
-async def test_opening_many_namespaces_delays_no_other_key() -> None:
+async def test_opening_many_namespaces_does_not_delay_other_keys() -> None:
     """Opening 400 namespaces took 12 s, during which all other keys waited."""
     opened: list[str] = []
     go = threading.Event()
@@ -340,7 +338,7 @@ async def test_opening_many_namespaces_delays_no_other_key() -> None:
 OLD = str(GATEWAY_DB.migrations[0])
 
 
-def test_a_file_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_file_of_the_first_format_is_migrated(tmp_path: Path) -> None:
     """The file was written before keys had these limits."""
     connection = sqlite3.connect(tmp_path / FILE)
     connection.executescript(OLD)
@@ -373,7 +371,7 @@ def test_a_file_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
         {"tiers": [1]},
     ],
 )
-def test_limits_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_invalid_limits_are_rejected(tmp_path: Path, wrong: dict[str, Any]) -> None:
     accounts = Accounts.open(tmp_path / FILE)
     with pytest.raises(SettingError):
         accounts.add("team", **wrong)

@@ -26,7 +26,7 @@ def accounts(tmp_path: Path) -> Iterator[Accounts]:
     opened.close()
 
 
-def test_a_key_says_whose_it_is(accounts: Accounts) -> None:
+def test_key_returns_its_account(accounts: Accounts) -> None:
     account, token = accounts.add(
         "team-a", namespace="a", may_store=False, requests_per_minute=60, usd_per_month=5.0
     )
@@ -39,7 +39,7 @@ def test_a_key_says_whose_it_is(accounts: Accounts) -> None:
     assert accounts.list() == [account, other]
 
 
-def test_other_texts_are_no_keys(accounts: Accounts) -> None:
+def test_other_texts_are_not_keys(accounts: Accounts) -> None:
     _, token = accounts.add("team-a")
     flipped = token[:-1] + ("0" if token[-1] != "0" else "1")
     other_id = token[:11] + "f" * 12 + token[23:]
@@ -50,7 +50,7 @@ def test_other_texts_are_no_keys(accounts: Accounts) -> None:
     assert accounts.authenticate(token) is not None
 
 
-def test_the_key_is_stored_nowhere(accounts: Accounts, tmp_path: Path) -> None:
+def test_key_is_not_stored(accounts: Accounts, tmp_path: Path) -> None:
     account, token = accounts.add("team-a")
     secret = TOKEN.fullmatch(token)
     assert secret is not None
@@ -61,7 +61,7 @@ def test_the_key_is_stored_nowhere(accounts: Accounts, tmp_path: Path) -> None:
     assert secret[1] in repr(account)
 
 
-def test_a_revoked_key_opens_nothing(accounts: Accounts) -> None:
+def test_revoked_key_is_rejected(accounts: Accounts) -> None:
     account, token = accounts.add("team-a")
     revoked = accounts.revoke(account.id)
     assert revoked.revoked is not None
@@ -70,7 +70,7 @@ def test_a_revoked_key_opens_nothing(accounts: Accounts) -> None:
     assert accounts.list() == [revoked]
 
 
-def test_a_leaked_key_may_be_revoked_by_itself(accounts: Accounts) -> None:
+def test_leaked_key_can_be_revoked_by_its_value(accounts: Accounts) -> None:
     account, token = accounts.add("team-a")
     assert accounts.revoke(token).id == account.id
     assert accounts.authenticate(token) is None
@@ -80,7 +80,9 @@ def test_a_leaked_key_may_be_revoked_by_itself(accounts: Accounts) -> None:
     assert unknown[24:] not in str(raised.value)
 
 
-def test_another_process_is_heard_within_a_second(accounts: Accounts, tmp_path: Path) -> None:
+def test_changes_of_another_process_apply_within_a_second(
+    accounts: Accounts, tmp_path: Path
+) -> None:
     account, token = accounts.add("team-a")
     code = (
         "import sys; from bottega.gateway.accounting.accounts import Accounts\n"
@@ -99,7 +101,7 @@ def test_another_process_is_heard_within_a_second(accounts: Accounts, tmp_path: 
     assert added.name == "team-b"
 
 
-def test_what_cannot_be_read_again_leaves_the_keys_as_they_were(
+def test_failed_refresh_keeps_the_last_keys(
     accounts: Accounts,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -174,20 +176,20 @@ def wait_until(condition: Callable[[], bool]) -> None:
         {"usd_per_month": float("inf")},
     ],
 )
-def test_what_no_account_can_be(accounts: Accounts, wrong: dict[str, object]) -> None:
+def test_invalid_accounts_are_rejected(accounts: Accounts, wrong: dict[str, object]) -> None:
     with pytest.raises(SettingError) as raised:
         accounts.add(**{"name": "team-a", **wrong})  # type: ignore[arg-type]
     assert raised.value.hint
     assert accounts.list() == []
 
 
-def test_asking_is_quick(accounts: Accounts) -> None:
+def test_authentication_is_fast(accounts: Accounts) -> None:
     _, token = accounts.add("team-a")
 
-    def seconds(asked: str) -> float:
+    def seconds(token: str) -> float:
         begun = time.thread_time()
         for _ in range(500):
-            accounts.authenticate(asked)
+            accounts.authenticate(token)
         return (time.thread_time() - begun) / 500
 
     other = token[:11] + "f" * 12 + token[23:]
@@ -197,7 +199,7 @@ def test_asking_is_quick(accounts: Accounts) -> None:
     assert 0.5 < right / unknown < 2
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     KnowledgeBase.open(tmp_path / "k.db", None).close()
     with pytest.raises(StoreError, match="not a gateway database"):
         Accounts.open(tmp_path / "k.db")
@@ -247,7 +249,7 @@ def test_settings_of_a_key_have_exact_limits(
         assert accounts.authenticate(token) == made
 
 
-def test_the_name_of_a_key_has_exact_limits(accounts: Accounts) -> None:
+def test_key_name_has_exact_limits(accounts: Accounts) -> None:
     for name in ("", " ", "x" * (MAX_NAME_LENGTH + 1), "a\n", "\ud800"):
         with pytest.raises(SettingError):
             accounts.add(name)

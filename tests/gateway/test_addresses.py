@@ -94,7 +94,7 @@ def test_it_is_public(address: str) -> None:
 
 
 @given(st.ip_addresses())
-def test_nothing_passes_that_python_knows_to_be_special(
+def test_addresses_that_python_calls_special_are_not_public(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
     if is_public(str(address)):
@@ -109,7 +109,7 @@ def test_nothing_passes_that_python_knows_to_be_special(
 
 
 @given(st.ip_addresses(v=4))
-def test_no_address_hides_in_another(inner: ipaddress.IPv4Address) -> None:
+def test_embedded_addresses_are_not_public(inner: ipaddress.IPv4Address) -> None:
     number = int(inner)
     for outer in (
         number,  # compatible

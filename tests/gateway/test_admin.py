@@ -60,8 +60,8 @@ class Desk:
 
 async def refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    told = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
-    return JSONResponse({"error": told}, error.status, error.headers)
+    fields = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
+    return JSONResponse({"error": fields}, error.status, error.headers)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_every_route_is_tried_without_a_key(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-async def test_only_an_administrator_may(desk: Desk, method: str, path: str) -> None:
+async def test_only_admin_keys_are_accepted(desk: Desk, method: str, path: str) -> None:
     _, token = desk.accounts.add("team-a")
     gone, revoked = desk.accounts.add("gone", admin=True)
     desk.accounts.revoke(gone.id)
@@ -173,14 +173,14 @@ async def test_keys(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
         b'{"name": "' + b"a" * 70_000 + b'"}',
     ],
 )
-async def test_what_makes_no_key(desk: Desk, body: object) -> None:
+async def test_invalid_key_requests_are_rejected(desk: Desk, body: object) -> None:
     got = await desk("POST", "/keys", body)
     assert got.status in (400, 413)
     assert got.json["error"]["message"]
     assert len(desk.accounts.list()) == 1
 
 
-async def test_a_cache_is_browsed_the_newest_first(desk: Desk) -> None:
+async def test_examples_are_listed_newest_first(desk: Desk) -> None:
     ids = fill(desk)
     page = (await desk("GET", "/cache", namespace="a", limit=2)).json
     assert (page["total"], [one["id"] for one in page["examples"]]) == (5, [ids[4], ids[3]])
@@ -201,7 +201,7 @@ async def test_a_cache_is_browsed_the_newest_first(desk: Desk) -> None:
     assert both.json["total"] == 0
 
 
-async def test_a_namespace_shows_nothing_of_another(desk: Desk) -> None:
+async def test_namespaces_are_separate(desk: Desk) -> None:
     ids = fill(desk, "a")
     fill(desk, "b")
     assert (await desk("GET", "/cache", namespace="c")).json["total"] == 0
@@ -212,7 +212,7 @@ async def test_a_namespace_shows_nothing_of_another(desk: Desk) -> None:
     assert "path" not in stats
 
 
-async def test_an_image_is_what_was_stored(desk: Desk) -> None:
+async def test_image_route_returns_the_stored_bytes(desk: Desk) -> None:
     ids = fill(desk)
     got = await desk("GET", f"/cache/{ids[2]}/images/0", namespace="a")
     assert (got.body, got.headers["content-type"]) == (solid_image(2).data, "image/png")
@@ -235,7 +235,7 @@ async def test_pins_and_deletions(desk: Desk) -> None:
     assert (await desk("DELETE", f"/cache/{first}", namespace="a")).status == 404
 
 
-async def test_what_was_exported_is_imported_elsewhere_and_says_so(desk: Desk) -> None:
+async def test_exported_examples_are_imported_and_marked(desk: Desk) -> None:
     fill(desk, "a")
     exported = await desk("GET", "/export", namespace="a")
     assert exported.body.count(b"\n") == 5
@@ -253,7 +253,7 @@ async def test_what_was_exported_is_imported_elsewhere_and_says_so(desk: Desk) -
     assert (again.json["new"], again.json["duplicates"]) == (0, 5)
 
 
-async def test_an_upload_opens_no_file_of_the_server(desk: Desk, tmp_path: Path) -> None:
+async def test_upload_does_not_open_server_files(desk: Desk, tmp_path: Path) -> None:
     solid_image(7).decode().save(tmp_path / "secret.png")
     (tmp_path / "here.png").write_bytes(solid_image(8).data)
     names = [str(tmp_path / "secret.png"), "here.png", f"file://{tmp_path}/secret.png", "http://x/"]
@@ -263,7 +263,7 @@ async def test_an_upload_opens_no_file_of_the_server(desk: Desk, tmp_path: Path)
     assert "send images as data URLs" in got.json["skipped"][0]["hint"]
 
 
-async def test_bad_lines_are_named_and_the_rest_is_stored(desk: Desk) -> None:
+async def test_invalid_lines_are_reported_and_others_stored(desk: Desk) -> None:
     url = f"data:image/png;base64,{base64.b64encode(solid_image(1).data).decode()}"
     lines = [
         b"not json",
@@ -281,7 +281,7 @@ async def test_bad_lines_are_named_and_the_rest_is_stored(desk: Desk) -> None:
     ]
 
 
-async def test_a_long_upload_is_refused_and_nothing_of_it_is_kept(desk: Desk) -> None:
+async def test_oversized_upload_is_rejected_and_not_stored(desk: Desk) -> None:
     line = orjson.dumps({"question": "q", "answer": "a"}) + b"\n"
     chunks = [line * 100] * 40
     got = await call(
@@ -304,7 +304,7 @@ async def test_a_long_upload_is_refused_and_nothing_of_it_is_kept(desk: Desk) ->
         {"namespace": "\0"},
     ],
 )
-async def test_odd_parameters_are_refused(desk: Desk, params: dict[str, object]) -> None:
+async def test_invalid_parameters_are_rejected(desk: Desk, params: dict[str, object]) -> None:
     assert (await desk("GET", "/cache", **params)).status == 400
 
 

@@ -17,7 +17,7 @@ from bottega.parsing import agreement
 from bottega.protocols import Tier
 from bottega.routing import BenefitGate, ShadowSampler
 from bottega.types import Answer, Query, Usage
-from tests.gateway.harness import Harness, asked, harness, raw
+from tests.gateway.harness import Harness, harness, raw, user_messages
 from tests.gateway.metered import PRICE, Meter, metered
 from tests.server import Server
 
@@ -66,7 +66,7 @@ async def test_prompts_in_another_script_keep_within_the_budget(
 
 @pytest.mark.parametrize(("at_once", "patience", "token_seconds"), LEAVING)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_ledger_counts_what_abandoned_requests_cost(
+async def test_ledger_counts_the_cost_of_abandoned_requests(
     endpoint: Server,
     tmp_path: Path,
     at_once: int,
@@ -87,9 +87,7 @@ async def test_the_ledger_counts_what_abandoned_requests_cost(
         assert tokens == pytest.approx(meter.tokens, rel=0.1)
 
 
-async def test_a_call_that_may_not_be_finished_is_estimated(
-    endpoint: Server, tmp_path: Path
-) -> None:
+async def test_cost_of_a_cancelled_call_is_estimated(endpoint: Server, tmp_path: Path) -> None:
     meter = Meter(token_seconds=0.01, reply_tokens=(60, 120))
     with metered(tmp_path, endpoint, 100.0, finish=0.0, meter=meter) as found:
         await found.ask(4, max_tokens=10)
@@ -124,7 +122,7 @@ def price(model: str, usage: Usage) -> float:
     return 1.0 if model == "big" else 0.01
 
 
-def test_an_escalation_that_does_not_fit_leaves_the_first_answer(tmp_path: Path) -> None:
+def test_unaffordable_escalation_keeps_the_first_answer(tmp_path: Path) -> None:
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
@@ -138,19 +136,19 @@ def test_an_escalation_that_does_not_fit_leaves_the_first_answer(tmp_path: Path)
         limiter = limited(found, 1.5)
         other = limiter.hold(Account("a", "a", usd_per_month=1.5))
         other.reserve(0.6)
-        reply = raw(found, asked(1))
+        reply = raw(found, user_messages(1))
         over = found.wait(1)
         assert reply.headers["x-bottega-route"] == "apprentice"
         assert (over.cost_usd, master.calls) == (0.01, [])
         other.release()
-        assert raw(found, asked(2)).headers["x-bottega-route"] == "master"
+        assert raw(found, user_messages(2)).headers["x-bottega-route"] == "master"
         assert found.wait(2).cost_usd == 1.01
 
 
-def test_a_request_that_does_not_fit_has_to_wait(tmp_path: Path) -> None:
+def test_request_above_the_remaining_budget_is_delayed(tmp_path: Path) -> None:
     with harness(tmp_path, master=ScriptedGenerator(lambda prompt: "seven", name="big")) as found:
         limiter = limited(found, 1.5)
-        raw(found, asked(1), "bottega/master")
+        raw(found, user_messages(1), "bottega/master")
         hold = found.wait(1).hold
         assert hold is not None and hold.usd == 1.0
         hold.release()
@@ -158,25 +156,25 @@ def test_a_request_that_does_not_fit_has_to_wait(tmp_path: Path) -> None:
         other.reserve(0.6)
         for more in ({}, {"stream": True}):
             with pytest.raises(openai.RateLimitError) as refused:
-                raw(found, asked(2), "bottega/master", **more)
+                raw(found, user_messages(2), "bottega/master", **more)
             assert refused.value.code == "rate_limit_exceeded"
             assert refused.value.response.headers["retry-after"] == "1"
-        again = raw(found, asked(1), "bottega/master")
+        again = raw(found, user_messages(1), "bottega/master")
         assert again.headers["x-bottega-cache"] == "replayed"  # which costs nothing
 
 
-def test_a_shadow_sample_that_does_not_fit_is_left_out(tmp_path: Path) -> None:
+def test_unaffordable_shadow_sample_is_skipped(tmp_path: Path) -> None:
     shadow = ShadowSampler(BenefitGate(), agreement, rate=1.0)
     with harness(
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
         furnish=lambda tenant: replace(tenant, shadow=shadow),
     ) as found:
-        raw(found, asked(100), "bottega/master")
+        raw(found, user_messages(100), "bottega/master")
         limiter = limited(found, 1.5)
         other = limiter.hold(Account("a", "a", usd_per_month=1.5))
         other.reserve(0.6)
-        assert raw(found, asked(1)).headers["x-bottega-route"] == "apprentice"
+        assert raw(found, user_messages(1)).headers["x-bottega-route"] == "apprentice"
         found.wait(4)
     samples = [one for one in found.over if one.state == "shadow"]
     assert {(one.route, one.status, one.cost_usd) for one in samples} == {

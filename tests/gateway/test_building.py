@@ -23,14 +23,14 @@ from bottega.gateway.running.server import GatewayServer
 from bottega.reranking import GatedReranker
 from bottega.routing import BudgetRouter, CoverageRouter
 from bottega.types import Candidate, Example, Query
-from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
+from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Server, ok, reply
 
 
-def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_path: Path) -> None:
+def test_configured_gateway_stores_and_shows_examples(endpoint: Server, tmp_path: Path) -> None:
     endpoint.answers = [ok("seven")]
     gateway_server = build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)
-    with serving(gateway_server) as url:
+    with run_gateway(gateway_server) as url:
         _, first = ask(url, "What is 3 + 4?")
         reply, second = ask(url, "What is 4 + 3?")
         _, third = ask(url, "What is 4 + 3?", model="gpt-4o")
@@ -41,9 +41,9 @@ def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_pat
     assert len(first["x-bottega-stored"]) > 8
     assert second["x-bottega-demonstrations"] == "1"
     assert third["x-bottega-cache"] == "replayed"
-    asked = [body for body in endpoint.bodies if body]
-    assert [body["model"] for body in asked] == ["huge", "qwen"]
-    assert [turn["content"] for turn in asked[1]["messages"]] == [
+    request = [body for body in endpoint.bodies if body]
+    assert [body["model"] for body in request] == ["huge", "qwen"]
+    assert [turn["content"] for turn in request[1]["messages"]] == [
         "What is 3 + 4?",
         "seven",
         "What is 4 + 3?",
@@ -61,9 +61,7 @@ def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_pat
     ledger.close()
 
 
-def test_the_operator_says_who_answers_for_a_tier_that_failed(
-    endpoint: Server, tmp_path: Path
-) -> None:
+def test_configuration_selects_the_fallback(endpoint: Server, tmp_path: Path) -> None:
     text = gateway_config(tmp_path, endpoint.url)
     never = dataclasses.replace(text, route=dataclasses.replace(text.route, fallback="never"))
     gateway_server = build(never, ENVIRONMENT)
@@ -73,7 +71,7 @@ def test_the_operator_says_who_answers_for_a_tier_that_failed(
         return await (reply(None, status=401) if asks_master else ok("seven"))(request)
 
     endpoint.answers = [answer]
-    with serving(gateway_server) as url:
+    with run_gateway(gateway_server) as url:
         with pytest.raises(urllib.error.HTTPError) as refused:  # by the master, of a cold start
             ask(url, "What is 3 + 4?")
         with refused.value as error:
@@ -81,9 +79,7 @@ def test_the_operator_says_who_answers_for_a_tier_that_failed(
         assert ask(url, "What is 4 + 3?")[1]["x-bottega-route"] == "small"
 
 
-def test_who_answers_for_another_is_shown_nothing_far_either(
-    endpoint: Server, tmp_path: Path
-) -> None:
+def test_fallback_tier_is_not_shown_dissimilar_examples(endpoint: Server, tmp_path: Path) -> None:
     config = gateway_config(tmp_path, endpoint.url, "at_least = 0.9\n")
     calls = [0]
 
@@ -95,7 +91,7 @@ def test_who_answers_for_another_is_shown_nothing_far_either(
 
     endpoint.answers = [answer]
     cold = dataclasses.replace(config, route=dataclasses.replace(config.route, cold_start=2))
-    with serving(build(cold, ENVIRONMENT)) as url:
+    with run_gateway(build(cold, ENVIRONMENT)) as url:
         assert ask(url, "What is 3 + 4?")[1]["x-bottega-route"] == "large"
         far = ask(url, "Which animal is this?")[1]
         assert (far["x-bottega-fallback"], far["x-bottega-demonstrations"]) == ("large", "0")
@@ -103,15 +99,13 @@ def test_who_answers_for_another_is_shown_nothing_far_either(
         assert near["x-bottega-demonstrations"] == "1"
 
 
-def test_how_near_the_nearest_was_is_told_whoever_answered(
-    endpoint: Server, tmp_path: Path
-) -> None:
+def test_similarity_is_reported_for_every_tier(endpoint: Server, tmp_path: Path) -> None:
     more = "at_least = 0.9\n"
     config = gateway_config(tmp_path, endpoint.url, more)
     covered = dataclasses.replace(config.route, by="coverage", at_least=1.0, cold_start=1)
     endpoint.answers = [ok("seven")]
     gateway_server = build(dataclasses.replace(config, route=covered), ENVIRONMENT)
-    with serving(gateway_server) as url:
+    with run_gateway(gateway_server) as url:
         cold = ask(url, "What is 3 + 4?")[1]
         headers = ask(url, "What is 5 + 9?")[1]
         said = gateway_server.metrics.exposition().decode()
@@ -121,9 +115,9 @@ def test_how_near_the_nearest_was_is_told_whoever_answered(
     assert "bottega_similarity_count 1.0" in said
 
 
-def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) -> None:
+def test_key_is_sent_to_its_own_endpoint_only(endpoint: Server, tmp_path: Path) -> None:
     gateway_server = build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)
-    with serving(gateway_server) as url:
+    with run_gateway(gateway_server) as url:
         ask(url, "one", model="bottega/small")
         ask(url, "two", model="bottega/large")
     keys = [
@@ -135,13 +129,13 @@ def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) 
     assert gateway_server.tier_set.secrets == ("sk-of-the-large-one",)
 
 
-def test_what_was_learnt_is_there_after_a_restart(endpoint: Server, tmp_path: Path) -> None:
+def test_examples_survive_a_restart(endpoint: Server, tmp_path: Path) -> None:
     for expected, text in (("large", "What?"), ("small", "What else?")):  # it starts warm
-        with serving(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+        with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
             assert ask(url, text)[1]["x-bottega-route"] == expected
 
 
-def test_what_is_missing_is_told_before_anything_runs(tmp_path: Path) -> None:
+def test_missing_packages_and_keys_are_reported_before_start(tmp_path: Path) -> None:
     config = gateway_config(tmp_path / "data", "http://localhost:9/v1")
     with pytest.raises(SettingError, match="LARGE_KEY is not set"):
         build(config, {})
@@ -154,7 +148,7 @@ def test_what_is_missing_is_told_before_anything_runs(tmp_path: Path) -> None:
         build(parse_config(priced.format("a", 1) + priced.format("b", 2)), {})
 
 
-def test_a_file_that_is_no_cache_is_told_before_anything_runs(tmp_path: Path) -> None:
+def test_invalid_cache_file_is_reported_before_start(tmp_path: Path) -> None:
     """Else every request would fail, and only the log would say why."""
     (tmp_path / "cache.db").write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match=r"cache\.db is not a knowledge base"):
@@ -178,7 +172,7 @@ def test_a_budget_pays_for_shadow_samples(endpoint: Server, tmp_path: Path) -> N
     route = dataclasses.replace(config.route, by="budget", usd_per_1k=0.02)
     endpoint.answers = [ok("seven")]
     gateway_server = build(dataclasses.replace(config, route=route), ENVIRONMENT)
-    with serving(gateway_server) as url:
+    with run_gateway(gateway_server) as url:
         ask(url, "What is 1 + 1?")  # the cold start
         ask(url, "What is 1 + 2?")  # the price of the large one is learnt
         before = _saved(gateway_server)
@@ -196,8 +190,8 @@ def _saved(gateway_server: GatewayServer) -> float:
     return saved
 
 
-def test_another_embedder_than_the_files_is_named(endpoint: Server, tmp_path: Path) -> None:
-    with serving(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+def test_embedder_mismatch_is_reported(endpoint: Server, tmp_path: Path) -> None:
+    with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         ask(url, "What?")
     config = gateway_config(tmp_path, endpoint.url)
     other = dataclasses.replace(config, cache=dataclasses.replace(config.cache, embed="pixels"))
@@ -214,7 +208,7 @@ def test_another_embedder_than_the_files_is_named(endpoint: Server, tmp_path: Pa
     asyncio.run(open_it())
 
 
-def test_keys_are_needed_in_public_and_where_there_are_some(tmp_path: Path) -> None:
+def test_keys_are_required_in_public_and_if_any_exist(tmp_path: Path) -> None:
     config = gateway_config(tmp_path, "http://localhost:9/v1")
     public = config.override(host="0.0.0.0", port=None, data=None)
     with pytest.raises(SettingError, match="there are none") as error:
@@ -238,7 +232,7 @@ def test_keys_are_needed_in_public_and_where_there_are_some(tmp_path: Path) -> N
     asyncio.run(gateway_server.aclose())
 
 
-def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
+def test_gate_state_survives_a_restart(tmp_path: Path) -> None:
     more = "[shadow]\nrate = 1.0\ngate = true\n"
     config = gateway_config(tmp_path, "http://localhost:9/v1", more)
 
@@ -265,7 +259,7 @@ def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-async def test_an_unmeasured_gate_is_measured_at_once(
+async def test_gate_without_samples_measures_every_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, gated: bool
 ) -> None:
     more = f"[shadow]\nrate = 1e-9\ngate = {str(gated).lower()}\n"
@@ -311,7 +305,7 @@ async def test_every_route_is_built(
         await gateway_server.aclose()
 
 
-async def test_entries_are_counted_again_after_a_failure(
+async def test_counting_continues_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway_server = build(gateway_config(tmp_path, "http://localhost:9/v1"), ENVIRONMENT)

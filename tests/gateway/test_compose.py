@@ -25,9 +25,7 @@ def config(services: dict[str, Any]) -> Config:
     return load_config(ROOT / file)
 
 
-def test_the_apprentice_is_the_service_as_it_is_started(
-    services: dict[str, Any], config: Config
-) -> None:
+def test_apprentice_matches_the_compose_service(services: dict[str, Any], config: Config) -> None:
     apprentice = config.tiers[0]
     host = urlsplit(apprentice.base_url or "").hostname
     assert host is not None
@@ -37,17 +35,13 @@ def test_the_apprentice_is_the_service_as_it_is_started(
     assert f'--limit-mm-per-prompt={{"image":{apprentice.images}}}' in command
 
 
-def test_it_does_not_start_without_the_masters_key(
-    services: dict[str, Any], config: Config
-) -> None:
+def test_compose_requires_the_masters_key(services: dict[str, Any], config: Config) -> None:
     name = config.master.api_key_env
     assert name is not None
     assert services["gateway"]["environment"][name].startswith(f"${{{name}:?")
 
 
-def test_it_has_the_time_and_the_memory_that_it_may_take(
-    services: dict[str, Any], config: Config
-) -> None:
+def test_compose_sets_shutdown_time_and_memory(services: dict[str, Any], config: Config) -> None:
     gateway = services["gateway"]
     assert float(gateway["stop_grace_period"].removesuffix("s")) > config.gateway.drain_seconds
     bodies = config.gateway.max_concurrent * config.limits.body_mb

@@ -22,13 +22,13 @@ api_key_env = "LARGE_KEY"
 KEY = "sk-abcdefghijklmnopqrstuvwxyz123456"
 
 
-def refused(text: str) -> tuple[str, str]:
+def rejected(text: str) -> tuple[str, str]:
     with pytest.raises(SettingError) as error:
         parse_config(text, "b.toml")
     return str(error.value), error.value.hint
 
 
-def test_the_example_parses_and_names_every_setting() -> None:
+def test_example_contains_every_setting() -> None:
     config, text = load_config(EXAMPLE), EXAMPLE.read_text(encoding="utf-8")
     assert [tier.name for tier in config.tiers] == ["apprentice", "master"]
     assert (config.route.by, config.route.at_least) == ("coverage", 0.8)
@@ -40,7 +40,7 @@ def test_the_example_parses_and_names_every_setting() -> None:
         assert one.name == "name" or f"{one.name} = " in text, one.name
 
 
-def test_what_the_example_shows_as_a_default_is_one() -> None:
+def test_defaults_in_the_example_are_correct() -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     sections = ("gateway", "route", "cache", "replay", "limits", "shadow")
     untold = {"aliases", "allowed_hosts", "fetch_hosts", "fields", "file", "metrics_port"}
@@ -59,13 +59,13 @@ def test_what_the_example_shows_as_a_default_is_one() -> None:
     assert {("cache", "at_least"), ("route", "fallback")} <= found
 
 
-def test_what_is_far_is_not_shown_unless_the_operator_says_so() -> None:
+def test_default_threshold_hides_dissimilar_examples() -> None:
     assert parse_config(TWO).cache.at_least == 0.3
     assert parse_config(TWO + "[cache]\nat_least = -1").cache.at_least == -1
     assert parse_config(TWO + "[cache]\nretrieve = 'bm25'").cache.at_least is None
 
 
-def test_two_tiers_and_nothing_else() -> None:
+def test_defaults_with_two_tiers() -> None:
     config = parse_config(TWO)
     assert config.master.name == "large"
     assert config.teachers == ("large",)
@@ -91,7 +91,7 @@ def test_one_tier_answers_everything() -> None:
     assert parse_config('[tiers.only]\nmodel = "bundled"').route.by == "always"
 
 
-def test_other_tiers_may_teach() -> None:
+def test_teaching_tiers_can_be_configured() -> None:
     assert parse_config(TWO.replace('"LARGE_KEY"', '"K"\nteaches = true')).teachers == ("large",)
     config = parse_config(TWO.replace('8001/v1"', '8001/v1"\nteaches = true'))
     assert config.teachers == ("small",)
@@ -177,8 +177,8 @@ def test_other_tiers_may_teach() -> None:
         ("gateway = [", "b.toml is not valid TOML", "examples/bottega.toml"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_next_step(text: str, key: str, hint: str) -> None:
-    message, told = refused(text)
+def test_errors_name_the_key_and_the_fix(text: str, key: str, hint: str) -> None:
+    message, told = rejected(text)
     assert message.startswith("b.toml")
     assert key in message
     assert hint in told
@@ -198,16 +198,16 @@ def test_what_is_wrong_is_named_with_the_next_step(text: str, key: str, hint: st
         f"price = '{KEY}'",
     ],
 )
-def test_secrets_in_the_file_are_refused_and_never_repeated(line: str) -> None:
+def test_secrets_in_the_file_are_rejected_and_not_shown(line: str) -> None:
     text = "[tiers.a]\n" + ("" if "model" in line else "model = 'openai:x'\n") + line
-    message, hint = refused(text)
+    message, hint = rejected(text)
     assert "tiers.a." in message
     assert "_KEY" in hint
     for secret in (KEY, "short", "hunter2", "AKIA"):
         assert secret not in message + hint
 
 
-def test_names_that_only_resemble_keys_are_taken() -> None:
+def test_names_similar_to_keys_are_accepted() -> None:
     for model in ("hf-internal-testing/tiny-random", "skateboard-detector-large", "key-frames-7b"):
         assert parse_config(f"[tiers.a]\nmodel = '{model}'").tiers[0].model == model
 
@@ -215,7 +215,7 @@ def test_names_that_only_resemble_keys_are_taken() -> None:
 def test_a_public_address_needs_keys() -> None:
     public = TWO + "[gateway]\nhost = '0.0.0.0'\n"
     assert parse_config(public).keys_required
-    message, hint = refused(public + "[keys]\nrequired = false")
+    message, hint = rejected(public + "[keys]\nrequired = false")
     assert "keys.required" in message
     assert "bottega keys add" in hint
     local = parse_config(TWO + "[keys]\nrequired = false")
@@ -234,19 +234,19 @@ def test_everything_else_is_public(host: str) -> None:
     assert parse_config(TWO + f"[gateway]\nhost = '{host}'").keys_required
 
 
-def test_the_command_line_may_say_otherwise() -> None:
+def test_command_line_overrides_settings() -> None:
     config = parse_config(TWO).override(host=None, port=0, data=Path("elsewhere"))
     assert (config.gateway.host, config.gateway.port) == ("127.0.0.1", 0)
     assert config.gateway.data == Path("elsewhere")
 
 
-def test_a_byte_order_mark_is_no_setting(tmp_path: Path) -> None:
+def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "b.toml"
     file.write_text(TWO, encoding="utf-8-sig")
     assert load_config(file).master.name == "large"
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="No such file"):
         load_config(tmp_path / "none.toml")
     (tmp_path / "odd.toml").write_bytes(b"\xff\xfe")
@@ -254,7 +254,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         load_config(tmp_path / "odd.toml")
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_immutable() -> None:
     config: Config = parse_config(TWO)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.gateway.port = 1  # type: ignore[misc]

@@ -65,7 +65,7 @@ def status(said: bytes) -> int:
     return int(said.split(b" ", 2)[1]) if said else 0
 
 
-def test_a_header_without_end_stops_nobody(kept: Harness) -> None:
+def test_endless_header_does_not_block_other_requests(kept: Harness) -> None:
     """It took ten seconds of everybody's time for each 64 MB."""
     client = connected(kept)
 
@@ -86,11 +86,11 @@ def test_a_header_without_end_stops_nobody(kept: Harness) -> None:
     "more",
     [b"".join(b"X-%d: a\r\n" % i for i in range(101)), b"X-A: %b\r\n" % (b"a" * 33_000)],
 )
-def test_headers_that_are_too_many_or_too_large(kept: Harness, more: bytes) -> None:
+def test_too_many_or_too_large_headers_are_rejected(kept: Harness, more: bytes) -> None:
     assert status(ask(kept, HEAD + KEY + more + PLAIN)) == 431
 
 
-def test_what_comes_behind_the_body_is_no_header(kept: Harness) -> None:
+def test_trailers_are_not_headers(kept: Harness) -> None:
     """A proxy that checked the headers has not seen it."""
     chunked = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n%b\r\n0\r\n%b\r\n"
     key_behind = chunked % (len(BODY), BODY, KEY)
@@ -99,7 +99,7 @@ def test_what_comes_behind_the_body_is_no_header(kept: Harness) -> None:
     assert status(ask(kept, HEAD + KEY + key_before)) == 200
 
 
-def test_trailers_have_an_end(kept: Harness) -> None:
+def test_endless_trailers_are_cut(kept: Harness) -> None:
     client = connected(kept)
     client.sendall(HEAD + KEY + b"Transfer-Encoding: chunked\r\n\r\n")
     client.sendall(b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY))
@@ -112,7 +112,7 @@ def test_trailers_have_an_end(kept: Harness) -> None:
 @pytest.mark.parametrize(
     "half", [b"", b"POST /v1/chat", HEAD + KEY, HEAD + KEY + b"Content-Length: 100\r\n\r\n{"]
 )
-def test_what_comes_too_slowly_is_not_waited_for(
+def test_slow_requests_time_out(
     kept: Harness, half: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Connection, "header_seconds", 0.2)
@@ -129,7 +129,7 @@ class Slow(ScriptedGenerator):
         return await super().generate(prompt, sampling)
 
 
-def test_an_answer_may_take_longer_than_a_request(
+def test_replies_can_take_longer_than_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Connection, "header_seconds", 0.1)
@@ -140,7 +140,7 @@ def test_an_answer_may_take_longer_than_a_request(
     assert status(said) == 200 and b"seven" in said
 
 
-def test_who_does_not_read_the_answer_is_gone(
+def test_client_that_stops_reading_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a tier's slots, and all who wait for the same answer, are held as long as it likes."""

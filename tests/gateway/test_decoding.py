@@ -25,7 +25,7 @@ from bottega.knowledge import PixelEmbedder
 from bottega.openai_api.errors import ApiError
 from bottega.protocols import Vectors
 from bottega.types import Query
-from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
+from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Server
 
 
@@ -108,7 +108,7 @@ def test_no_codec_needs_more_than_the_bound(format: str, mode: str) -> None:
         assert bytes_needed([image], cost) <= decode_budget.BYTES_PER_PIXEL * 100 * 80
 
 
-async def test_clients_take_turns_and_small_images_wait_for_none(
+async def test_clients_take_turns_and_small_images_do_not_wait(
     budget: DecodeBudget, large: Image
 ) -> None:
     work, tasks = Work(), []
@@ -139,9 +139,7 @@ async def test_waiting_too_long_gets_429(budget: DecodeBudget, large: Image) -> 
     assert await budget.run([large], work.named("third")) == "third"
 
 
-async def test_the_room_is_held_until_the_work_has_ended(
-    budget: DecodeBudget, large: Image
-) -> None:
+async def test_memory_is_held_until_the_work_ends(budget: DecodeBudget, large: Image) -> None:
     """A client that leaves stops no thread: leaving must not make room for its next request."""
     work = Work()
     first = asyncio.create_task(budget.run([large], work.named("first")))
@@ -159,7 +157,7 @@ async def test_the_room_is_held_until_the_work_has_ended(
     assert work.began == ["first", "second"]
 
 
-async def test_a_failure_gives_its_room_back(budget: DecodeBudget, large: Image) -> None:
+async def test_failure_releases_its_memory(budget: DecodeBudget, large: Image) -> None:
     async def fails() -> None:
         raise ValueError("no")
 
@@ -175,7 +173,7 @@ async def test_images_beyond_the_whole_budget_are_413(large: Image) -> None:
     DecodeBudget(64 * MB).check([large])
 
 
-def test_the_estimate_follows_the_size_that_is_decoded() -> None:
+def test_estimate_depends_on_the_decoded_size() -> None:
     buffer = io.BytesIO()
     Pillow.new("L", (4096, 4096)).save(buffer, "JPEG")
     image = Image.from_bytes(buffer.getvalue())
@@ -248,14 +246,14 @@ def gateway_server(endpoint: Server, folder: Path) -> GatewayServer:
     return build(config, ENVIRONMENT)
 
 
-def test_a_gateway_embeds_large_images_one_after_the_other(
+def test_gateway_embeds_large_images_sequentially(
     endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once for retrieval, and again when the answer is stored."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr(decode_budget, "SMALL", 0)
     gateway = gateway_server(endpoint, tmp_path)
-    with serving(gateway) as url, ThreadPoolExecutor(4) as clients:
+    with run_gateway(gateway) as url, ThreadPoolExecutor(4) as clients:
         ask(url, question(png(20)), model="bottega/large")
         embedding = Embedding(monkeypatch)
         sent: list[Future[Any]] = [
@@ -277,7 +275,7 @@ def test_a_gateway_embeds_large_images_one_after_the_other(
     assert embedding.most == 1
 
 
-def test_a_gateway_refuses_pixels_beyond_its_limits(endpoint: Server, tmp_path: Path) -> None:
+def test_gateway_rejects_images_above_the_pixel_limit(endpoint: Server, tmp_path: Path) -> None:
     bomb = base64.b64encode(png(6100).data).decode()
     part: Any = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{bomb}"}}
     other = base64.b64encode(png(6101).data).decode()
@@ -286,7 +284,7 @@ def test_a_gateway_refuses_pixels_beyond_its_limits(endpoint: Server, tmp_path: 
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{other}"}},
     ]
     gateway = gateway_server(endpoint, tmp_path)
-    with serving(gateway) as url:
+    with run_gateway(gateway) as url:
         assert refused(lambda: ask(url, parts)) == (400, "limit_exceeded")
         gateway.gateway.decoding.max_bytes = 16 * MB
         assert refused(lambda: ask(url, parts[:1])) == (413, "images_too_large")

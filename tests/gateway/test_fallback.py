@@ -16,33 +16,33 @@ from bottega.generation import ScriptedGenerator
 from bottega.protocols import Router, Tier
 from bottega.routing import FixedRouter
 from bottega.types import Answer, Query
-from tests.gateway.harness import asked, client, harness, raw
+from tests.gateway.harness import client, harness, raw, user_messages
 
 
 def test_a_request_goes_to_a_tier_that_can_take_it(tmp_path: Path) -> None:
     with harness(tmp_path, capabilities={"apprentice": TierCapabilities(images=1)}) as found:
-        assert raw(found, asked(1)).headers["x-bottega-route"] == "apprentice"
-        assert raw(found, asked(1, 2)).headers["x-bottega-route"] == "master"
+        assert raw(found, user_messages(1)).headers["x-bottega-route"] == "apprentice"
+        assert raw(found, user_messages(1, 2)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError) as refused:
-            raw(found, asked(1, 2), "bottega/apprentice")
+            raw(found, user_messages(1, 2), "bottega/apprentice")
         assert refused.value.code == "unsupported_by_tier"
 
 
 def test_another_tier_answers_when_one_fails(tmp_path: Path) -> None:
     broken = ScriptedGenerator([ServerFailedError("down", status=500)] * 2 + ["fine"])
     with harness(tmp_path, apprentice=broken) as found:
-        assert raw(found, asked(1)).headers["x-bottega-route"] == "master"
+        assert raw(found, user_messages(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.InternalServerError) as failed:
-            raw(found, asked(2), "bottega/apprentice")
+            raw(found, user_messages(2), "bottega/apprentice")
         assert failed.value.response.headers["x-should-retry"] == "false"
-        assert raw(found, asked(3)).parse().choices[0].message.content == "fine"
+        assert raw(found, user_messages(3)).parse().choices[0].message.content == "fine"
 
 
 def test_what_an_upstream_rejects_the_client_reads(tmp_path: Path) -> None:
     strict = ScriptedGenerator([RejectedError("the prompt is too long", status=400)])
     with harness(tmp_path, apprentice=strict) as found:
         with pytest.raises(openai.BadRequestError, match="too long"):
-            raw(found, asked(1))
+            raw(found, user_messages(1))
         over = found.wait(1)
         assert (over.state, over.status) == ("failed", 400)
 
@@ -52,15 +52,15 @@ DOWN = ServerFailedError("down", status=500)
 
 def test_who_failed_before_another_tier_answered_is_told(tmp_path: Path) -> None:
     with harness(tmp_path, apprentice=ScriptedGenerator([DOWN, DOWN, "fine"])) as found:
-        whole = raw(found, asked(1)).headers
+        whole = raw(found, user_messages(1)).headers
         assert (whole["x-bottega-route"], whole["x-bottega-fallback"]) == ("master", "apprentice")
         with client(found.url) as real:
             streamed = real.chat.completions.with_raw_response.create(
-                model="bottega", messages=asked(2), stream=True
+                model="bottega", messages=user_messages(2), stream=True
             )
             assert streamed.headers["x-bottega-fallback"] == "apprentice"
             list(streamed.parse())
-        assert "x-bottega-fallback" not in raw(found, asked(3)).headers
+        assert "x-bottega-fallback" not in raw(found, user_messages(3)).headers
         found.wait(3)
     assert [one.fallback for one in found.over] == ["apprentice", "apprentice", ""]
 
@@ -87,16 +87,16 @@ def test_who_is_asked_after_a_failure_is_the_operators_choice(
 
     with harness(tmp_path, **parts, route=route, fallback=fallback) as found:  # type: ignore[arg-type]
         if answers:
-            assert raw(found, asked(1), stream=stream).headers["x-bottega-route"] == other
+            assert raw(found, user_messages(1), stream=stream).headers["x-bottega-route"] == other
         else:
             with pytest.raises(openai.InternalServerError):
-                raw(found, asked(1), stream=stream)
+                raw(found, user_messages(1), stream=stream)
 
 
 def test_who_cannot_take_a_request_has_not_failed(tmp_path: Path) -> None:
     capabilities = {"apprentice": TierCapabilities(images=0)}
     with harness(tmp_path, capabilities=capabilities, fallback="never") as found:
-        headers = raw(found, asked(1)).headers
+        headers = raw(found, user_messages(1)).headers
     assert headers["x-bottega-route"] == "master"
     assert "x-bottega-fallback" not in headers
 
@@ -115,7 +115,7 @@ def test_an_unsure_answer_stands_in_for_a_master_only_where_that_is_allowed(
         fallback=fallback,
     ) as found:
         if fallback == "any":
-            assert raw(found, asked(1)).headers["x-bottega-fallback"] == "master"
+            assert raw(found, user_messages(1)).headers["x-bottega-fallback"] == "master"
         else:
             with pytest.raises(openai.InternalServerError):
-                raw(found, asked(1))
+                raw(found, user_messages(1))

@@ -18,7 +18,7 @@ from aiohttp.abc import AbstractResolver
 
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.openai_api.errors import ApiError
-from tests.gateway.world import INSIDE, OUTSIDE, PIXEL, Answer, World, redirects, shows
+from tests.gateway.world import INSIDE, OUTSIDE, PIXEL, Answer, World, image_answer, redirects
 
 
 async def test_an_image_is_fetched_by_name_and_by_address(world: World) -> None:
@@ -28,13 +28,13 @@ async def test_an_image_is_fetched_by_name_and_by_address(world: World) -> None:
     assert world.resolved == ["pictures.example", "pictures.example"]
 
 
-async def test_nothing_is_fetched_unless_it_is_enabled(world: World) -> None:
+async def test_fetching_is_disabled_by_default(world: World) -> None:
     error = await world.rejected(world.url(), enabled=False)
     assert "not fetched from URLs" in str(error)
     assert ImageFetcher().enabled is False and not world.requests and not world.resolved
 
 
-async def test_the_forbidden_server_is_there(world: World) -> None:
+async def test_forbidden_server_is_reachable_directly(world: World) -> None:
     """Without the policy it is reached: the other tests would see it."""
     for host in (INSIDE, "inner.example"):
         with pytest.raises(ApiError):
@@ -42,7 +42,7 @@ async def test_the_forbidden_server_is_there(world: World) -> None:
     assert world.intrusions >= 2
 
 
-async def test_three_redirects_are_followed_and_no_more(world: World) -> None:
+async def test_at_most_three_redirects_are_followed(world: World) -> None:
     world.answer = redirects("/a", "b?c=d", world.url(path="/e"))
     assert await world.fetcher().fetch(world.url()) == PIXEL
     assert [request.path_qs for request in world.requests] == ["/cat.png", "/a", "/b?c=d", "/e"]
@@ -52,7 +52,7 @@ async def test_three_redirects_are_followed_and_no_more(world: World) -> None:
     assert len(world.requests) == 4
 
 
-async def test_hosts_may_be_listed(world: World) -> None:
+async def test_only_listed_hosts_are_fetched(world: World) -> None:
     world.names |= {name: [[OUTSIDE]] for name in ("a.cdn.example", "cdn.example", "xcdn.example")}
     hosts = ["pictures.example", ".cdn.example"]
     for host in ("pictures.example", "a.cdn.example"):
@@ -67,7 +67,7 @@ async def test_hosts_may_be_listed(world: World) -> None:
 SENT = {"Host", "Accept", "Accept-Encoding", "User-Agent", "Connection"}
 
 
-async def test_nothing_of_this_machine_travels_along(
+async def test_requests_contain_no_local_data(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     netrc = tmp_path / "netrc"
@@ -78,7 +78,7 @@ async def test_nothing_of_this_machine_travels_along(
     world.answer = redirects("/again")
     fetcher = world.fetcher()
     await fetcher.fetch(world.url())
-    world.answer = shows(Set_Cookie="a=b; Path=/")
+    world.answer = image_answer(Set_Cookie="a=b; Path=/")
     await fetcher.fetch(world.url())
     await fetcher.fetch(world.url())
     assert world.intrusions == 0
@@ -114,19 +114,24 @@ async def trickle(request: web.Request) -> web.StreamResponse:
     ("answer", "said"),
     [
         (endless, "larger than"),
-        (shows(bytes(200_000)), "larger than"),
+        (image_answer(bytes(200_000)), "larger than"),
         (silent, "within"),
         (trickle, "within"),
-        (shows(b"<b>hello</b>", "text/html"), "did not send an image"),
-        (shows(PIXEL.data, "application/octet-stream"), "did not send an image"),
-        (shows(b"<svg/>", "image/svg+xml"), "not an image"),
-        (shows(b"", "image/png"), "empty"),
-        (shows(PIXEL.data, "image/png", Content_Encoding="br"), "compressed"),
-        (shows(gzip.compress(bytes(10**7)), "image/png", Content_Encoding="gzip"), "compressed"),
+        (image_answer(b"<b>hello</b>", "text/html"), "did not send an image"),
+        (image_answer(PIXEL.data, "application/octet-stream"), "did not send an image"),
+        (image_answer(b"<svg/>", "image/svg+xml"), "not an image"),
+        (image_answer(b"", "image/png"), "empty"),
+        (image_answer(PIXEL.data, "image/png", Content_Encoding="br"), "compressed"),
+        (
+            image_answer(gzip.compress(bytes(10**7)), "image/png", Content_Encoding="gzip"),
+            "compressed",
+        ),
         (redirects(status=302), None),
     ],
 )
-async def test_what_a_server_may_not_send(world: World, answer: Answer, said: str | None) -> None:
+async def test_invalid_server_replies_are_rejected(
+    world: World, answer: Answer, said: str | None
+) -> None:
     world.answer = answer
     if said is None:
         assert await world.fetcher().fetch(world.url()) == PIXEL
@@ -143,7 +148,7 @@ async def test_no_more_than_the_allowed_number_of_fetches_run_at_once(world: Wor
         most = max(most, open_now)
         await asyncio.sleep(0.02)
         open_now -= 1
-        return await shows()(request)
+        return await image_answer()(request)
 
     world.answer = answer
     fetcher = world.fetcher(concurrency=2)
@@ -151,7 +156,7 @@ async def test_no_more_than_the_allowed_number_of_fetches_run_at_once(world: Wor
     assert (found, most) == ([PIXEL] * 5, 2)
 
 
-async def test_waiting_for_another_fetch_counts_as_time(world: World) -> None:
+async def test_waiting_for_a_slot_counts_towards_the_timeout(world: World) -> None:
     world.answer = silent
     fetcher = world.fetcher(concurrency=1, seconds=0.2)
     async with fetcher._slots:  # as a fetch that does not end
@@ -169,7 +174,7 @@ async def test_only_200_is_an_image(world: World, status: int) -> None:
     assert str(status) in str(await world.rejected(world.url()))
 
 
-async def test_a_name_server_that_is_silent_has_its_time_too(world: World) -> None:
+async def test_silent_name_server_times_out(world: World) -> None:
     async def never(host: str, port: int) -> Sequence[str]:
         await asyncio.sleep(30)
         return []
@@ -177,7 +182,7 @@ async def test_a_name_server_that_is_silent_has_its_time_too(world: World) -> No
     assert "within" in str(await world.rejected(world.url(), resolve=never, seconds=0.2))
 
 
-async def test_a_host_that_does_not_listen_is_a_refusal(world: World) -> None:
+async def test_unreachable_host_is_an_error(world: World) -> None:
     with socket.socket() as unused:
         unused.bind((OUTSIDE, 0))
         port = unused.getsockname()[1]
@@ -198,15 +203,15 @@ def certificate(tmp_path: Path) -> Path:
     return file
 
 
-async def test_tls_is_verified_by_the_name_though_the_address_is_pinned(
+async def test_tls_is_verified_by_name_with_a_pinned_address(
     world: World, certificate: Path
 ) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
-        return await shows()(request)
+        return await image_answer()(request)
 
     trusting = ssl.create_default_context(cafile=str(certificate))
-    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    serving.load_cert_chain(certificate)
+    run_gateway = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    run_gateway.load_cert_chain(certificate)
 
     def trusted(resolver: AbstractResolver) -> aiohttp.BaseConnector:
         return aiohttp.TCPConnector(resolver=resolver, ssl=trusting, force_close=True)
@@ -215,7 +220,7 @@ async def test_tls_is_verified_by_the_name_though_the_address_is_pinned(
     app.router.add_get("/", handle)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, OUTSIDE, 0, ssl_context=serving).start()
+    await web.TCPSite(runner, OUTSIDE, 0, ssl_context=run_gateway).start()
     port = runner.addresses[0][1]
     world.names["other.example"] = [[OUTSIDE]]
     try:

@@ -100,14 +100,16 @@ NAMES = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_no_way_of_writing_it_leads_inside(world: World, form: str) -> None:
+async def test_no_notation_reaches_internal_addresses(world: World, form: str) -> None:
     world.names |= NAMES
     await world.rejected(f"http://{form}:{world.port}/cat.png")
     assert not world.requests
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_no_way_of_writing_it_leads_inside_after_a_redirect(world: World, form: str) -> None:
+async def test_no_notation_reaches_internal_addresses_after_a_redirect(
+    world: World, form: str
+) -> None:
     world.names |= NAMES
     world.answer = redirects(f"http://{form}:{world.port}/cat.png")
     await world.rejected(world.url())
@@ -149,7 +151,7 @@ async def test_no_way_of_writing_it_leads_inside_after_a_redirect(world: World, 
         "http://" + "a" * 70 + ".example:{port}/",
     ],
 )
-async def test_no_other_scheme_port_or_user(world: World, url: str) -> None:
+async def test_other_schemes_ports_and_users_are_rejected(world: World, url: str) -> None:
     await world.rejected(url.replace("{port}", str(world.port)))
     assert not world.requests
 
@@ -180,14 +182,14 @@ async def test_each_redirect_is_checked(world: World, location: str, status: int
     assert len(world.requests) == 1
 
 
-async def test_a_name_that_changes_its_mind_is_pinned(world: World) -> None:
+async def test_changed_dns_answers_are_ignored(world: World) -> None:
     world.names["rebinding.example"] = [[OUTSIDE], [INSIDE]]
     assert await world.fetcher().fetch(world.url("rebinding.example")) == PIXEL
     assert world.resolved == ["rebinding.example"] and world.intrusions == 0
     await world.rejected(world.url("rebinding.example"))
 
 
-async def test_a_redirect_to_the_same_name_is_resolved_and_checked_anew(world: World) -> None:
+async def test_redirect_to_the_same_name_is_resolved_again(world: World) -> None:
     world.names["rebinding.example"] = [[OUTSIDE], [INSIDE]]
     world.answer = redirects("/again")
     await world.rejected(world.url("rebinding.example"))
@@ -195,20 +197,20 @@ async def test_a_redirect_to_the_same_name_is_resolved_and_checked_anew(world: W
 
 
 @pytest.mark.parametrize("answer", [[OUTSIDE, INSIDE], [INSIDE, OUTSIDE], [OUTSIDE, "::1"]])
-async def test_one_bad_address_among_good_ones_is_enough(world: World, answer: list[str]) -> None:
+async def test_one_internal_address_rejects_the_host(world: World, answer: list[str]) -> None:
     world.names["mixed.example"] = [answer]
     await world.rejected(world.url("mixed.example"))
     assert not world.requests
 
 
-async def test_what_is_inside_and_what_is_unknown_sound_alike(world: World) -> None:
+async def test_internal_and_unknown_hosts_have_the_same_error(world: World) -> None:
     inside = await world.rejected(world.url("inner.example"))
     assert str(inside) == str(await world.rejected(world.url("unknown.example")))
     assert INSIDE not in str(inside)
 
 
 @pytest.mark.parametrize("form", ["127.1", "2130706433", "0x7f.1", "0177.0.0.1", "127.0.0.1."])
-async def test_an_address_is_written_in_one_way_only(world: World, form: str) -> None:
+async def test_only_canonical_addresses_are_accepted(world: World, form: str) -> None:
     """Even one that is allowed: what connects might read it otherwise than what checked it."""
     assert "malformed" in str(await world.rejected(world.url(form)))
     assert not world.requests and not world.resolved

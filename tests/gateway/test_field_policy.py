@@ -11,7 +11,7 @@ import pytest
 from bottega.errors import SettingError
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.running.build import build
-from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
+from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Server, ok
 
 CONTROL: list[dict[str, Any]] = [
@@ -67,7 +67,7 @@ PASSING: list[dict[str, Any]] = [
 def test_a_control_field_is_refused_by_its_name(
     endpoint: Server, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
-    with serving(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+    with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         endpoint.bodies.clear()
         with openai.OpenAI(base_url=url, api_key="x") as client:
             for create in (
@@ -88,7 +88,7 @@ def test_other_known_fields_are_sent_on(
     endpoint: Server, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     endpoint.answers = [ok("fine")]
-    with serving(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+    with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         ask(url, "?", **fields)
     assert endpoint.bodies[-1].items() >= fields.items()
 
@@ -110,7 +110,7 @@ def test_a_field_with_its_default_value_is_dropped(
         "priority": 0,
     }
     endpoint.answers = [ok("fine")]
-    with serving(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+    with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         ask(url, "?", **defaults)
     assert endpoint.bodies[-1].keys().isdisjoint(defaults)
 
@@ -122,7 +122,7 @@ def test_an_operator_allows_further_fields(endpoint: Server, tmp_path: Path) -> 
         "best_of": 1,
         "structured_outputs": {"grammar": "g"},
     }
-    with serving(build(gateway_config(tmp_path, endpoint.url, more), ENVIRONMENT)) as url:
+    with run_gateway(build(gateway_config(tmp_path, endpoint.url, more), ENVIRONMENT)) as url:
         ask(url, "?", **allowed)
     assert endpoint.bodies[-1].items() >= allowed.items()
 

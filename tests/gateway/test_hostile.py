@@ -76,8 +76,8 @@ async def test_what_an_operator_asked_elsewhere_is_no_right_of_others(
     name = "bottega/master" if by_header else "bottega/master:namespace=team-a"
     headers = {"x-bottega-namespace": "team-a"} if by_header else {}
     assert (await ask(shared, body(name), "sk-admin", **headers))[0] == 200
-    status, _, told = await ask(shared, body(name), "sk-none", **headers)
-    assert (status, told.get("x-bottega-cache")) == (403, None)
+    status, _, received = await ask(shared, body(name), "sk-none", **headers)
+    assert (status, received.get("x-bottega-cache")) == (403, None)
 
 
 async def test_a_repeat_is_booked_where_it_was_asked(shared: Harness) -> None:
@@ -281,10 +281,10 @@ async def test_what_only_tunes_steers_nothing(shared: Harness) -> None:
 def test_a_picture_among_the_instructions_is_an_instruction() -> None:
     contexts = set()
     for shade in (1, 1, 2):
-        told = body()
+        received = body()
         shown = body(shade=shade)["messages"][0]["content"][:1]
-        told["messages"].insert(0, {"role": "system", "content": shown})
-        contexts.add(context_of(parse_request(told)))
+        received["messages"].insert(0, {"role": "system", "content": shown})
+        contexts.add(context_of(parse_request(received)))
     assert len(contexts) == 2
 
 

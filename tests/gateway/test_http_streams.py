@@ -36,8 +36,8 @@ from tests.server import Answer, Server, cut, ok, refuse, slowly
 async def test_a_stream_arrives_as_it_was_sent(endpoint: Server) -> None:
     endpoint.answers = [events(lines(*WHOLE))]
     assert await streamed(upstream(endpoint), BODY | {"stream_options": {"z": 1}}) == WHOLE
-    asked = {"stream": True, "stream_options": {"z": 1, "include_usage": True}}
-    assert endpoint.bodies == [BODY | {"model": "m"} | asked]
+    request = {"stream": True, "stream_options": {"z": 1, "include_usage": True}}
+    assert endpoint.bodies == [BODY | {"model": "m"} | request]
     headers = endpoint.headers[0]
     # What is compressed is held back until there is enough of it.
     assert (headers["Accept"], headers["Accept-Encoding"]) == ("text/event-stream", "identity")

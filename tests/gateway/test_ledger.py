@@ -25,7 +25,7 @@ NOVEMBER = datetime(2026, 11, 21, tzinfo=UTC).timestamp()
 DECEMBER = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
 
 
-def test_everything_is_kept(ledger: Ledger, file: Path) -> None:
+def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
     whole = Entry(
         5.0, "r", "a", "ns", "apprentice", "m", "passed", 2, 0.5, 10, 3, 1, 0.25, 0.75, 200, 0.05
     )
@@ -38,13 +38,13 @@ def test_everything_is_kept(ledger: Ledger, file: Path) -> None:
     assert ledger.read("SELECT * FROM shadows") == [(6.0, "r", "ns", 0.9, 1.0, 0.0)]
 
 
-def test_entries_are_there_within_half_a_second(ledger: Ledger, file: Path) -> None:
+def test_entries_are_written_within_half_a_second(ledger: Ledger, file: Path) -> None:
     for number in range(100):
         ledger.note(entry(number))
     assert until(0.5, file, 100)
 
 
-def test_noting_is_quick_and_closing_loses_nothing(file: Path) -> None:
+def test_adding_is_fast_and_closing_loses_nothing(file: Path) -> None:
     ledger = Ledger.open(file)
     rounds = []
     for _ in range(20):
@@ -58,7 +58,7 @@ def test_noting_is_quick_and_closing_loses_nothing(file: Path) -> None:
     assert ledger.lost == 0
 
 
-def test_many_threads_may_note(ledger: Ledger, file: Path) -> None:
+def test_many_threads_can_add_entries(ledger: Ledger, file: Path) -> None:
     def work() -> None:
         for number in range(500):
             ledger.note(entry(number))
@@ -164,7 +164,7 @@ def test_two_gateways_count_together(ledger: Ledger, file: Path) -> None:
     other.close()
 
 
-def test_what_upstreams_tell_keeps_no_row_from_the_file(ledger: Ledger, file: Path) -> None:
+def test_invalid_upstream_values_do_not_block_rows(ledger: Ledger, file: Path) -> None:
     odd = replace(
         entry(cost=float("nan")),
         model="\ud800\0",
@@ -181,7 +181,7 @@ def test_what_upstreams_tell_keeps_no_row_from_the_file(ledger: Ledger, file: Pa
     assert len(rows) == 2
 
 
-def test_a_locked_file_fails_nothing_and_is_told(
+def test_locked_file_is_logged_and_fails_no_request(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("bottega.gateway.accounting.database.BUSY_SECONDS", 0.05)
@@ -200,9 +200,9 @@ def test_a_locked_file_fails_nothing_and_is_told(
         assert until(2.0, file, 10)
     ledger.close()
     assert (ledger.lost, ledger.spent_this_month("a")) == (15, 12.5)
-    told = [record.message for record in caplog.records]
-    assert [("requests continue" in each) for each in told] == [True, False]
-    assert told[1] == "the ledger can be written again; 15 rows were lost"
+    messages = [record.message for record in caplog.records]
+    assert [("requests continue" in each) for each in messages] == [True, False]
+    assert messages[1] == "the ledger can be written again; 15 rows were lost"
     again = Ledger.open(file)
     assert again.total_lost() == 15
     assert again.read("SELECT request_id FROM entries")[0] == ("r15",)  # the oldest went
@@ -253,7 +253,7 @@ def test_failed_write_keeps_nothing_and_can_be_repeated(file: Path, failure: str
     assert (count(file), count(file, "shadows")) == (1, 1)
 
 
-def test_a_full_disk_fails_nothing_and_closing_says_what_is_lost(
+def test_full_disk_fails_no_request_and_lost_rows_are_logged(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger._file._connection.execute("PRAGMA max_page_count = 1")
@@ -268,7 +268,7 @@ def test_a_full_disk_fails_nothing_and_closing_says_what_is_lost(
     assert ledger._file.read("PRAGMA integrity_check") == [("ok",)]
 
 
-def test_old_rows_go_and_what_was_spent_stays(file: Path) -> None:
+def test_pruning_keeps_monthly_spending(file: Path) -> None:
     ledger = Ledger.open(file, clock=lambda: NOVEMBER)
     for day in range(12):
         ledger.note(replace(entry(cost=1.0), time=NOVEMBER - day * 86_400.0))
@@ -313,7 +313,7 @@ while True:
 """
 
 
-def test_a_killed_process_loses_half_a_second_and_never_the_file(file: Path) -> None:
+def test_killed_process_loses_at_most_half_a_second(file: Path) -> None:
     kept = 0
     for _ in range(2):
         process = subprocess.Popen(
@@ -337,7 +337,7 @@ def test_a_killed_process_loses_half_a_second_and_never_the_file(file: Path) -> 
         ledger.close()
 
 
-def test_looking_does_not_wait_for_writers(ledger: Ledger, file: Path) -> None:
+def test_reading_does_not_wait_for_writers(ledger: Ledger, file: Path) -> None:
     ledger.note(entry())
     ledger.flush()
     blocker = sqlite3.connect(file, isolation_level=None)

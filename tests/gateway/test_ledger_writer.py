@@ -113,7 +113,7 @@ def test_old_repeats_are_deleted_in_the_background(file: Path) -> None:
     ledger.close()
 
 
-def test_repeats_are_forgotten_by_number(file: Path) -> None:
+def test_delete_old_repeats_returns_their_number(file: Path) -> None:
     now = NOVEMBER
     ledger = Ledger.open(file, repeat_seconds=60.0, clock=lambda: now)
     for key in "ab":

@@ -28,7 +28,7 @@ class Clock:
         return self.now
 
 
-def test_nothing_limits_who_has_no_limits() -> None:
+def test_account_without_limits_is_always_admitted() -> None:
     limiter = Limiter(Purse([1e9]))
     assert {limiter.admit(Account("a", "free")) for _ in range(10_000)} == {None}
 
@@ -50,7 +50,7 @@ def test_requests_per_minute() -> None:
     assert limiter.admit(account) is not None
 
 
-def test_who_waits_as_told_is_admitted() -> None:
+def test_waiting_the_returned_time_is_enough() -> None:
     clock, draw = Clock(), random.Random(0)
     limiter = Limiter(Purse(), clock=clock)
     account = Account("a", "a", requests_per_minute=7)
@@ -62,7 +62,7 @@ def test_who_waits_as_told_is_admitted() -> None:
         clock.now += draw.uniform(0, 10)
 
 
-def test_a_spent_budget_is_another_refusal() -> None:
+def test_spent_budget_has_its_own_error() -> None:
     budget = Purse([0.6])
     limiter, account = Limiter(budget), Account("a", "a", usd_per_month=1.0)
     assert limiter.admit(account) is None
@@ -86,7 +86,7 @@ def test_a_reservation_counts_until_it_is_released() -> None:
     holds[3].reserve(0.1)
 
 
-def test_a_reservation_becomes_what_the_call_cost() -> None:
+def test_reservation_is_replaced_by_the_actual_cost() -> None:
     limiter, account = Limiter(Purse()), Account("a", "a", usd_per_month=1.0)
     first, second = limiter.hold(account), limiter.hold(account)
     first.reserve(0.9)
@@ -99,7 +99,7 @@ def test_a_reservation_becomes_what_the_call_cost() -> None:
     first.reserve(0.8)
 
 
-def test_one_request_may_always_go() -> None:
+def test_single_request_is_always_admitted() -> None:
     limiter, account = Limiter(Purse([0.9])), Account("a", "a", usd_per_month=1.0)
     alone = limiter.hold(account)
     alone.reserve(50.0)
@@ -133,13 +133,13 @@ def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> None:
         limiter.hold(account).reserve(0.0001)
 
 
-def test_a_budget_of_nothing_buys_nothing() -> None:
+def test_zero_budget_admits_no_request() -> None:
     with pytest.raises(ApiError):
         Limiter(Purse()).admit(Account("a", "a", usd_per_month=0.0))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_how_far_concurrency_can_overshoot(seed: int) -> None:
+def test_concurrency_overshoots_by_less_than_one_request(seed: int) -> None:
     """The bound of the docstring, with any number of requests in any order."""
     rng = random.Random(seed)
     budget, account = Purse(), Account("a", "a", usd_per_month=10.0)

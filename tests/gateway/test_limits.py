@@ -52,7 +52,7 @@ def refused(body: object, limits: Limits | None = None) -> ApiError:
     return caught.value
 
 
-def asked(*content: object, **more: object) -> dict[str, object]:
+def user_messages(*content: object, **more: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": list(content)}], **more}
 
 
@@ -173,9 +173,9 @@ def test_the_limit_of_nesting_is_exact(depth: int) -> None:
     for _ in range(depth - 1):
         value = [value]
     limits = Limits(depth=depth)
-    parse_request(asked({"type": "text", "text": "a"}, unknown=value), limits)
+    parse_request(user_messages({"type": "text", "text": "a"}, unknown=value), limits)
     with pytest.raises(ApiError, match=f"nested deeper than {depth}"):
-        parse_request(asked({"type": "text", "text": "a"}, unknown=[value]), limits)
+        parse_request(user_messages({"type": "text", "text": "a"}, unknown=[value]), limits)
 
 
 @pytest.mark.parametrize("kind", ["text", "image_url", "other"])
@@ -185,7 +185,7 @@ def test_no_corner_of_a_part_hides_deep_nesting(kind: str, name: str) -> None:
     for _ in range(200):
         deep = [deep]
     part = {"type": kind, "text": "a", "image_url": PIXEL.data_url, name: deep}
-    assert refused(asked(part)).status == 400
+    assert refused(user_messages(part)).status == 400
 
 
 def test_deep_nesting_in_an_image_reference_is_rejected() -> None:
@@ -193,7 +193,7 @@ def test_deep_nesting_in_an_image_reference_is_rejected() -> None:
     for _ in range(200):
         deep = [deep]
     part = {"type": "image_url", "image_url": {"url": PIXEL.data_url, "more": deep}}
-    assert refused(asked(part)).code == "limit_exceeded"
+    assert refused(user_messages(part)).code == "limit_exceeded"
 
 
 @pytest.mark.parametrize(
@@ -202,26 +202,26 @@ def test_deep_nesting_in_an_image_reference_is_rejected() -> None:
 def test_an_error_names_the_type_that_an_image_url_should_have(
     reference: object, expected: str
 ) -> None:
-    error = refused(asked({"type": "image_url", "image_url": reference}))
+    error = refused(user_messages({"type": "image_url", "image_url": reference}))
     assert f"expected {expected}," in str(error)
 
 
 def test_each_limit_holds() -> None:
     text = {"type": "text", "text": "abc"}
-    parse_request(asked(text, text), Limits(text_characters=6))
-    assert refused(asked(text, text, text), Limits(text_characters=6)).param == (
+    parse_request(user_messages(text, text), Limits(text_characters=6))
+    assert refused(user_messages(text, text, text), Limits(text_characters=6)).param == (
         "messages[0].content[2].text"
     )
-    parse_request(asked(IMAGE, IMAGE), Limits(images=2))
-    assert refused(asked(IMAGE, IMAGE, IMAGE), Limits(images=2)).param == (
+    parse_request(user_messages(IMAGE, IMAGE), Limits(images=2))
+    assert refused(user_messages(IMAGE, IMAGE, IMAGE), Limits(images=2)).param == (
         "messages[0].content[2].image_url.url"
     )
     two = {"model": "m", "messages": [{"role": "user", "content": "a"}] * 2}
     parse_request(two, Limits(messages=2))
     assert refused(two, Limits(messages=1)).code == "array_above_max_length"
     heavy = {"type": "image_url", "image_url": "data:image/png;base64," + "A" * 800_000}
-    parse_request(asked(heavy), Limits(image_mb=1))
-    assert refused(asked(heavy, heavy), Limits(image_mb=1)).param == (
+    parse_request(user_messages(heavy), Limits(image_mb=1))
+    assert refused(user_messages(heavy, heavy), Limits(image_mb=1)).param == (
         "messages[0].content[1].image_url"
     )
 
@@ -249,7 +249,7 @@ def test_limits_hold_to_the_last_one() -> None:
         return True
 
     def text(*lengths: int) -> dict[str, object]:
-        return asked(*({"type": "text", "text": "x" * length} for length in lengths))
+        return user_messages(*({"type": "text", "text": "x" * length} for length in lengths))
 
     header = (b"name", b"value!")
     image = {"type": "image_url", "image_url": PIXEL.data_url}
@@ -257,7 +257,7 @@ def test_limits_hold_to_the_last_one() -> None:
 
     def weighs(length: int) -> dict[str, object]:
         url = "data:image/png;base64,"
-        return asked({"type": "image_url", "image_url": url + "A" * (length - len(url))})
+        return user_messages({"type": "image_url", "image_url": url + "A" * (length - len(url))})
 
     def fetched(more: int) -> Image:
         return dataclasses.replace(PIXEL, data=b"x" * ((1 << 19) + more))
@@ -268,7 +268,7 @@ def test_limits_hold_to_the_last_one() -> None:
         [partial(Limits(headers=2).check_headers, [header] * n) for n in (2, 3)],
         [partial(Limits(header_bytes=20).check_headers, [header] * n) for n in (2, 3)],
         [partial(parse_request, text(3, n), Limits(text_characters=5)) for n in (2, 3)],
-        [partial(parse_request, asked(*[image] * n), Limits(images=2)) for n in (2, 3)],
+        [partial(parse_request, user_messages(*[image] * n), Limits(images=2)) for n in (2, 3)],
         [partial(parse_request, weighs(mebibyte + n), Limits(image_mb=1)) for n in (0, 4)],
         [partial(Limits(image_pixels=n).check_image, wide, "p") for n in (100, 99)],
         [partial(Limits(image_mb=1).check_fetched, [fetched(n)] * 2, "p") for n in (0, 1)],

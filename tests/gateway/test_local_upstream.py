@@ -27,7 +27,7 @@ USER = {"role": "user", "content": "hi"}
 BODY: dict[str, Any] = {"model": "bottega", "messages": [USER]}
 
 
-async def asked(body: dict[str, Any]) -> tuple[Prompt, Sampling]:
+async def user_messages(body: dict[str, Any]) -> tuple[Prompt, Sampling]:
     generator = ScriptedGenerator(lambda prompt: "fine")
     await LocalUpstream(generator).complete(body)
     return generator.calls[0].prompt, generator.calls[0].sampling
@@ -94,7 +94,7 @@ async def test_large_images_are_reduced_before_the_models_thread(
 
 async def test_messages_become_turns_and_parts() -> None:
     cat, dog = solid_image(1), solid_image(2)
-    prompt, _ = await asked(
+    prompt, _ = await user_messages(
         {
             "messages": [
                 {"role": "developer", "content": "be short"},
@@ -135,7 +135,7 @@ async def test_messages_become_turns_and_parts() -> None:
     ],
 )
 async def test_fields_become_a_sampling(fields: dict[str, Any], sampling: Sampling) -> None:
-    assert (await asked(BODY | fields))[1] == sampling
+    assert (await user_messages(BODY | fields))[1] == sampling
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ async def test_what_cannot_be_followed_is_refused_by_name(
     fields: dict[str, Any], named: str
 ) -> None:
     with pytest.raises((SettingError, ApiError), match=named) as caught:
-        await asked(BODY | fields)
+        await user_messages(BODY | fields)
     assert caught.value.hint
 
 
@@ -193,7 +193,7 @@ async def test_what_cannot_be_followed_is_refused_by_name(
 async def test_a_picture_that_is_none_is_refused(url: object, kind: type[Exception]) -> None:
     part = {"type": "image_url", "image_url": {"url": url}}
     with pytest.raises(kind, match=r"messages\[0\].content\[0\]"):
-        await asked({"messages": [{"role": "user", "content": [part]}]})
+        await user_messages({"messages": [{"role": "user", "content": [part]}]})
 
 
 async def test_pictures_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ async def test_pictures_are_decoded_off_the_event_loop(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Image, "from_data_url", noting)
     part = {"type": "image_url", "image_url": solid_image(1).data_url}
-    await asked({"messages": [{"role": "user", "content": [part]}]})
+    await user_messages({"messages": [{"role": "user", "content": [part]}]})
     assert threads and threading.get_ident() not in threads
 
 

@@ -17,7 +17,7 @@ from bottega.errors import RejectedError, SettingError, StoreError
 from bottega.gateway.telemetry.logs import Style, log_request, log_to
 from bottega.generation import OpenAIGenerator
 from bottega.types import Message, Prompt, Sampling
-from tests.gateway.entries import done
+from tests.gateway.entries import request_entry
 from tests.server import Server, refuse
 
 KEY = "sk-bottega-0123456789ab-secretsecretsecret"
@@ -57,12 +57,12 @@ def test_warnings_are_logged_as_lines() -> None:
     assert (line["level"], line["event"]) == ("warning", "something is slow")
 
 
-def test_one_line_a_request() -> None:
+def test_each_request_has_one_line() -> None:
     out = io.StringIO()
     with log_to(out):
-        log_request(done())
+        log_request(request_entry())
         log_request(
-            done(state="failed", status=502, similarity=None, cost_usd=None),
+            request_entry(state="failed", status=502, similarity=None, cost_usd=None),
             "upstream_failed",
             "apprentice",
         )
@@ -92,7 +92,7 @@ def test_one_line_a_request() -> None:
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_no_line_holds_a_secret_wherever_it_stood(
+def test_secrets_are_removed_everywhere(
     style: Style, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, own = io.StringIO(), logging.getLogger("uvicorn")
@@ -107,8 +107,8 @@ def test_no_line_holds_a_secret_wherever_it_stood(
         log.error(RejectedError(PROMPT))
         log.error("stored: %s", StoreError(f"cannot write to {EVERYTHING}"))
         logging.getLogger("uvicorn.error").error("odd request: %s", EVERYTHING)
-        log_request(done(request_id=KEY, model=EVERYTHING, namespace=PLAIN))
-        log_request(done(), EVERYTHING)
+        log_request(request_entry(request_id=KEY, model=EVERYTHING, namespace=PLAIN))
+        log_request(request_entry(), EVERYTHING)
         try:
             try:
                 raise KeyError(PROMPT)
@@ -125,7 +125,7 @@ def test_no_line_holds_a_secret_wherever_it_stood(
     assert not capsys.readouterr().err
 
 
-def test_a_secret_is_not_shown_by_half_where_a_line_is_cut() -> None:
+def test_truncated_line_does_not_show_half_a_secret() -> None:
     for length in range(1960, 2001):
         out = io.StringIO()
         with log_to(out):
@@ -134,7 +134,7 @@ def test_a_secret_is_not_shown_by_half_where_a_line_is_cut() -> None:
         assert "sk-b" not in out.getvalue()
 
 
-async def test_nor_do_those_of_tasks_and_threads() -> None:
+async def test_secrets_are_removed_from_task_and_thread_errors() -> None:
     out = io.StringIO()
     with log_to(out, "text", secrets=[PLAIN]):
 
@@ -156,7 +156,7 @@ async def test_nor_do_those_of_tasks_and_threads() -> None:
     assert "a thread ended" in text
 
 
-async def test_what_an_upstream_says_of_the_request_is_not_repeated(endpoint: Server) -> None:
+async def test_upstream_error_texts_are_not_logged(endpoint: Server) -> None:
     out = io.StringIO()
     endpoint.answers = [refuse(400, f"bad {PROMPT!r} for the key {PASSWORD}, {EVERYTHING}")]
     model = OpenAIGenerator("m", base_url=endpoint.url, api_key=PASSWORD, retries=0)
@@ -170,10 +170,10 @@ async def test_what_an_upstream_says_of_the_request_is_not_repeated(endpoint: Se
     assert "RejectedError 400" in safe(out)
 
 
-def test_text_is_for_people_and_one_line_stays_one() -> None:
+def test_text_format_has_one_line_per_event() -> None:
     out = io.StringIO()
     with log_to(out, "text"):
-        log_request(done(model="a\nb\x1b[31m\u2028c"))
+        log_request(request_entry(model="a\nb\x1b[31m\u2028c"))
         log.warning("two\nlines\r\x1b]0;title\x07")
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
@@ -181,7 +181,7 @@ def test_text_is_for_people_and_one_line_stays_one() -> None:
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_terminal_that_stands_still_makes_nobody_wait() -> None:
+def test_blocked_terminal_does_not_block_logging() -> None:
     class Stuck(io.StringIO):
         def __init__(self) -> None:
             super().__init__()
@@ -191,7 +191,7 @@ def test_a_terminal_that_stands_still_makes_nobody_wait() -> None:
             self.free.wait(20)
             return super().write(text)
 
-    out, entry = Stuck(), done()
+    out, entry = Stuck(), request_entry()
     with log_to(out) as writer:
         log_request(entry)
         time.sleep(0.05)
@@ -206,23 +206,23 @@ def test_a_terminal_that_stands_still_makes_nobody_wait() -> None:
     assert any(line["event"] == "lines lost" for line in lines)
 
 
-def test_a_reader_that_left_is_no_failure() -> None:
+def test_closed_stream_is_not_a_failure() -> None:
     out = io.StringIO()
     out.close()
     with log_to(out) as writer:
-        log_request(done())
+        log_request(request_entry())
     assert writer.lost == 1
 
 
-def test_a_line_that_cannot_be_made_is_told() -> None:
+def test_failed_log_line_is_reported() -> None:
     out = io.StringIO()
     with log_to(out):
         log.warning("%d", "no number")
-        log_request(replace(done(), similarity="high"))  # type: ignore[arg-type]
+        log_request(replace(request_entry(), similarity="high"))  # type: ignore[arg-type]
     assert [line["event"] for line in parsed(out)] == ["log line failed"] * 2
 
 
-def test_loggers_are_as_before_afterwards() -> None:
+def test_loggers_are_restored() -> None:
     before = logging.getLogger().handlers[:], logging.getLogger("bottega").level
     hook = threading.excepthook
     with log_to(io.StringIO()):
@@ -231,7 +231,7 @@ def test_loggers_are_as_before_afterwards() -> None:
     assert threading.excepthook is hook
 
 
-def test_a_library_that_is_loaded_later_writes_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_library_loaded_later_logs_once(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     with log_to(out):
         library = logging.getLogger("library_that_is_loaded_later")

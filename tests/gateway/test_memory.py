@@ -40,6 +40,6 @@ def grown(how: str) -> float:
 @pytest.mark.skipif(
     not (Path("/proc/self/statm").exists() and unmap_large_blocks()), reason="not glibc on Linux"
 )
-def test_memory_of_images_is_given_back() -> None:
+def test_memory_of_images_is_returned() -> None:
     assert grown("kept") > 30  # or else the next line would say nothing
     assert grown("returned") < 15

@@ -27,7 +27,7 @@ def made() -> Metrics:
     return Metrics(["apprentice", "master"])
 
 
-def test_what_a_request_counts() -> None:
+def test_request_metrics_are_counted() -> None:
     metrics = made()
     metrics.observe(DONE)
     metrics.observe(replace(DONE, route="master", cost_usd=None, shots=0, similarity=None))
@@ -48,7 +48,7 @@ def test_what_a_request_counts() -> None:
     assert said["demonstrations_sum"] == 2
 
 
-def test_the_other_parts() -> None:
+def test_other_metrics_are_exported() -> None:
     metrics, lost = made(), [0]
     metrics.lost_rows(lambda: lost[0])
     lost[0] = 7
@@ -73,7 +73,7 @@ def test_the_other_parts() -> None:
     assert said['shadow_total{agreement="no"}'] == 0
 
 
-def test_nothing_that_a_client_says_makes_a_series() -> None:
+def test_clients_cannot_create_series() -> None:
     metrics = Metrics(["apprentice"], namespaces=5)
     for number in range(1000):
         metrics.observe(replace(DONE, route=f"model-{number}", namespace=f"n{number}"))
@@ -90,7 +90,7 @@ def test_nothing_that_a_client_says_makes_a_series() -> None:
     assert len(said) < 200
 
 
-def test_two_gateways_count_apart() -> None:
+def test_gateways_have_separate_metrics() -> None:
     one, other = made(), made()
     one.observe(DONE)
     assert not any(name.startswith("requests_total") for name in lines(other))

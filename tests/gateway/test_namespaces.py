@@ -16,7 +16,7 @@ from bottega.recipes import cache_of_thought
 from bottega.routing import FixedRouter
 
 
-async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) -> None:
+async def test_namespaces_are_opened_once_and_the_oldest_is_closed(tmp_path: Path) -> None:
     opened: list[str] = []
     bases: dict[str, KnowledgeBase] = {}
 
@@ -58,7 +58,7 @@ async def _is_open(base: KnowledgeBase) -> bool:
     return True
 
 
-async def test_an_opening_that_failed_is_tried_again(tmp_path: Path) -> None:
+async def test_failed_opening_is_retried(tmp_path: Path) -> None:
     calls: list[str] = []
 
     def open_one(name: str) -> tuple[Tenant, KnowledgeBase]:

@@ -15,7 +15,7 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
-from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
+from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Server, ok
 
 
@@ -36,18 +36,18 @@ def admin(url: str, key: str, path: str, method: str = "GET") -> Any:
 
 
 def warned(gateway_server: GatewayServer) -> list[str]:
-    told = gateway_server.metrics.exposition().decode().splitlines()
-    return [line for line in told if line.startswith("bottega_warnings_total{")]
+    lines = gateway_server.metrics.exposition().decode().splitlines()
+    return [line for line in lines if line.startswith("bottega_warnings_total{")]
 
 
-def test_a_pinned_answer_outlives_what_the_master_says_later(
+def test_pinned_answer_is_not_replaced_by_the_master(
     endpoint: Server, tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = gateway_config(tmp_path, endpoint.url)
     gateway_server = build(config, ENVIRONMENT)
     endpoint.answers = [ok("seven"), ok("eight"), ok("nine")]
     master = "bottega:route=large,no-replay"
-    with serving(gateway_server) as url:
+    with run_gateway(gateway_server) as url:
         endpoint.bodies.clear()
         _, first = ask(url, "What is 3 + 4?", key=key, model=master)
         id = first["x-bottega-stored"]

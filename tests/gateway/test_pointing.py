@@ -20,7 +20,7 @@ from bottega.gateway.running.pipeline_target import config_of, load_pipeline
 from bottega.pipeline import Pipeline
 from bottega.types import Query
 from tests.builders import solid_image
-from tests.gateway.houses import ask, serving
+from tests.gateway.gateways import ask, run_gateway
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def test_a_pipeline_is_found_by_its_name(shop: None) -> None:
+def test_pipeline_is_loaded_by_name(shop: None) -> None:
     assert load_pipeline("shop:make") is load_pipeline("shop:pipeline")
 
 
@@ -65,23 +65,23 @@ def test_a_pipeline_is_found_by_its_name(shop: None) -> None:
         ("shop:untold", "has no tiers"),
     ],
 )
-def test_what_is_wrong_with_the_name_is_said(shop: None, target: str, said: str) -> None:
+def test_invalid_pipeline_names_are_reported(shop: None, target: str, said: str) -> None:
     with pytest.raises(SettingError, match=said) as error:
         load_pipeline(target)
     assert error.value.hint
 
 
-def test_a_module_that_is_broken_says_so_itself(shop: None) -> None:
+def test_errors_of_the_module_propagate(shop: None) -> None:
     with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
         load_pipeline("broken:pipeline")
 
 
-def test_somebodys_pipeline_is_served_without_namespaces(shop: None, tmp_path: Path) -> None:
+def test_user_pipeline_has_no_namespaces(shop: None, tmp_path: Path) -> None:
     pipeline: Pipeline = load_pipeline("shop:pipeline")
     config = config_of(pipeline, "shop:pipeline").override(
         host=None, port=None, data=tmp_path / "d"
     )
-    with serving(build_for_pipeline(pipeline, config)) as url:
+    with run_gateway(build_for_pipeline(pipeline, config)) as url:
         reply, headers = ask(url, "hello")
         with pytest.raises(urllib.error.HTTPError) as refused:
             ask(url, "hello", model="bottega:namespace=team")
@@ -129,7 +129,7 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
     config = config_of(pipeline, "shop:pipeline").override(
         host=None, port=None, data=tmp_path / "d"
     )
-    with serving(build_for_pipeline(pipeline, config)) as url:
+    with run_gateway(build_for_pipeline(pipeline, config)) as url:
         yield sys.modules["shop"], url
 
 
@@ -159,9 +159,7 @@ def test_the_pipelines_own_prompt_and_sampling_are_served(
 
 
 @pytest.mark.parametrize("model", ["bottega/wise", "bottega/wise:no-store,no-retrieve,no-replay"])
-def test_each_tier_has_its_prompt_also_where_nothing_is_kept(
-    served: tuple[Any, str], model: str
-) -> None:
+def test_each_tier_uses_its_own_prompt(served: tuple[Any, str], model: str) -> None:
     shop, url = served
     ask(url, "What is this?", model=model)
     ask(url, "What is this?", model=model, temperature=0, max_tokens=20)
@@ -171,7 +169,7 @@ def test_each_tier_has_its_prompt_also_where_nothing_is_kept(
     assert (second.sampling.max_tokens, second.sampling.temperature) == (20, 0.0)
 
 
-def test_instructions_and_earlier_turns_stand_around_the_prompt(served: tuple[Any, str]) -> None:
+def test_instructions_and_earlier_turns_surround_the_prompt(served: tuple[Any, str]) -> None:
     shop, url = served
     turns = [
         {"role": "system", "content": "Be kind."},
@@ -201,7 +199,7 @@ def test_a_request_without_a_question_is_rejected(served: tuple[Any, str]) -> No
     assert not shop.brief.calls
 
 
-def test_a_pipeline_that_searches_is_refused(shop: None) -> None:
+def test_pipeline_with_a_search_is_rejected(shop: None) -> None:
     Path("shop.py").write_text(
         Path("shop.py").read_text()
         + "searching = Pipeline(FixedRouter(tier), InterleavedPrompter(), plain_text,"

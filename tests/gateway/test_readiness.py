@@ -12,7 +12,7 @@ import pytest
 
 from bottega.errors import ServerFailedError
 from bottega.gateway.running.build import build
-from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
+from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Server, ok, reply
 
 FINE = {"status": "ready", "paused": [], "misconfigured": []}
@@ -23,10 +23,10 @@ def readiness(url: str) -> Any:
         return json.load(said)
 
 
-def test_it_names_the_tiers_that_are_left_alone(endpoint: Server, tmp_path: Path) -> None:
+def test_readyz_lists_paused_tiers(endpoint: Server, tmp_path: Path) -> None:
     gateway_server = build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)
     endpoint.answers = [ok("seven")]
-    with serving(gateway_server) as url:
+    with run_gateway(gateway_server) as url:
         assert readiness(url) == FINE
         for _ in range(5):
             with (
@@ -39,11 +39,11 @@ def test_it_names_the_tiers_that_are_left_alone(endpoint: Server, tmp_path: Path
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [401, 403])
-def test_it_names_a_tier_whose_key_is_refused_until_it_answers(
+def test_readyz_lists_misconfigured_tiers_until_they_answer(
     endpoint: Server, tmp_path: Path, status: int, stream: bool
 ) -> None:
     refused, well = reply({"error": {"message": "no"}}, status=status), ok("seven")
-    with serving(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+    with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         endpoint.bodies.clear()
         endpoint.answers = [refused, well, reply({"error": {"message": "?"}}, status=400), well]
         assert _asked(url, "one", stream) == 502

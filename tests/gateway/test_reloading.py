@@ -18,7 +18,7 @@ from bottega.gateway.running.process import DrainingServer
 from bottega.gateway.running.reload import RELOADED, reload
 from bottega.openai_api.errors import ApiError
 from bottega.types import Usage
-from tests.gateway.houses import ENVIRONMENT, gateway_config
+from tests.gateway.gateways import ENVIRONMENT, gateway_config
 
 CHANGED = """
 [limits]
@@ -42,7 +42,7 @@ def changed(config: Config, more: str = CHANGED) -> Config:
     return dataclasses.replace(new, gateway=listening, tiers=(dearer, large))
 
 
-async def test_a_reload_changes_what_it_can_and_names_the_rest(
+async def test_reload_applies_settings_and_logs_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = gateway_config(tmp_path, "http://localhost:9/v1")

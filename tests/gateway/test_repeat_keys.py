@@ -256,10 +256,10 @@ def test_different_messages_are_different_keys(one: Any, other: Any) -> None:
 def test_the_same_text_with_another_image_is_another_request(
     words: str, one: bytes, other: bytes
 ) -> None:
-    def asked(data: bytes) -> str | None:
+    def user_messages(data: bytes) -> str | None:
         size = (len(data), 1)
         image = Image.from_pillow(Pillow.frombytes("L", size, data))
         images = {image.data_url: image_digest(image, "pixels")}
         return exact_key(request_of(user(text(words), part(image.data_url))), images, scope=SCOPE)
 
-    assert (asked(one) == asked(other)) == (one == other)
+    assert (user_messages(one) == user_messages(other)) == (one == other)

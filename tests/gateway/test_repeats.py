@@ -116,10 +116,13 @@ def test_what_is_held_is_what_is_counted(steps: list[Put]) -> None:
 
 
 def test_an_identical_body_is_known_without_parsing() -> None:
-    bodies, asked = BodyCache(1 << 20), RepeatedRequest("k", stream=True, include_usage=True)
+    bodies, repeat = (
+        BodyCache(1 << 20),
+        RepeatedRequest("k", stream=True, include_usage=True),
+    )
     raw = bytes(range(256)) * 400
-    bodies.put(raw, SCOPE, asked, [CAT])
-    assert bodies.get(bytes(bytearray(raw)), SCOPE) is asked
+    bodies.put(raw, SCOPE, repeat, [CAT])
+    assert bodies.get(bytes(bytearray(raw)), SCOPE) is repeat
     assert bodies.get(raw, ("shop", "other")) is None
     assert bodies.get(raw[:-1], SCOPE) is None
 

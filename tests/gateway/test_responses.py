@@ -18,8 +18,8 @@ from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt
 from tests.builders import solid_image
 from tests.gateway.harness import QUESTION, Harness, client, harness
-from tests.gateway.harness import asked as chat_asked
 from tests.gateway.harness import raw as chat
+from tests.gateway.harness import user_messages as chat_asked
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 OF_A_TEXT = [
@@ -35,7 +35,7 @@ OF_A_TEXT = [
 ]
 
 
-def asked(*shades: int, text: str = QUESTION, detail: str = "auto") -> list[Any]:
+def user_messages(*shades: int, text: str = QUESTION, detail: str = "auto") -> list[Any]:
     images = [
         {"type": "input_image", "image_url": solid_image(shade).data_url, "detail": detail}
         for shade in shades
@@ -81,7 +81,7 @@ def plain(tmp_path: Path) -> Iterator[Harness]:
         yield found
 
 
-def test_a_question_gets_a_reply(plain: Harness) -> None:
+def test_question_gets_a_reply(plain: Harness) -> None:
     reply = raw(plain, "hello", "bottega/master", metadata={"a": "b"}, user="u", temperature=0)
     found = checked(reply)
     assert found.output_text == "hello (0 shown)"
@@ -95,8 +95,8 @@ def test_a_question_gets_a_reply(plain: Harness) -> None:
     assert reply.headers["x-bottega-route"] == "master"
 
 
-def test_a_stream_is_what_the_client_expects(plain: Harness) -> None:
-    events = streamed(plain, asked(1), "bottega/master")
+def test_openai_client_reads_the_stream(plain: Harness) -> None:
+    events = streamed(plain, user_messages(1), "bottega/master")
     kinds = [event.type for event in events]
     assert list(dict.fromkeys(kinds)) == OF_A_TEXT
     said = f"{QUESTION} (0 shown)"
@@ -108,7 +108,7 @@ def test_a_stream_is_what_the_client_expects(plain: Harness) -> None:
     assert [example.answer for example in plain.examples()] == [said]
 
 
-def test_the_clients_own_accumulator_takes_the_stream(plain: Harness) -> None:
+def test_openai_accumulator_reads_the_stream(plain: Harness) -> None:
     with (
         client(plain.url) as real,
         real.responses.stream(model="bottega/master", input="hello") as stream,
@@ -118,40 +118,50 @@ def test_the_clients_own_accumulator_takes_the_stream(plain: Harness) -> None:
     assert snapshots[-1] == final.output_text == "hello (0 shown)"
 
 
-def test_what_was_answered_here_is_an_example_at_both_doors(plain: Harness) -> None:
-    taught = raw(plain, asked(1), "bottega/master")
+def test_answers_become_examples_for_both_endpoints(plain: Harness) -> None:
+    stored_reply = raw(plain, user_messages(1), "bottega/master")
     (example,) = plain.examples()
-    assert (example.id, example.query.text) == (taught.headers["x-bottega-stored"], QUESTION)
+    assert (example.id, example.query.text) == (stored_reply.headers["x-bottega-stored"], QUESTION)
     assert example.query.images == (solid_image(1),)
-    assert raw(plain, asked(2)).headers["x-bottega-demonstrations"] == "1"
+    assert raw(plain, user_messages(2)).headers["x-bottega-demonstrations"] == "1"
     assert chat(plain, chat_asked(3)).headers["x-bottega-demonstrations"] == "1"
 
 
-def test_an_exact_repeat_is_replayed_at_both_doors(plain: Harness) -> None:
-    first = checked(raw(plain, asked(1), "bottega/master"))
-    again = raw(plain, asked(1), "bottega/master")
+def test_exact_repeat_is_replayed_at_both_endpoints(plain: Harness) -> None:
+    first = checked(raw(plain, user_messages(1), "bottega/master"))
+    again = raw(plain, user_messages(1), "bottega/master")
     assert again.headers["x-bottega-cache"] == "replayed"
     assert checked(again).output_text == first.output_text
     assert checked(again).id != first.id
-    assert streamed(plain, asked(1), "bottega/master")[-1].response.output_text == first.output_text
+    assert (
+        streamed(plain, user_messages(1), "bottega/master")[-1].response.output_text
+        == first.output_text
+    )
     assert plain.wait(3).state == "replayed"
     there = chat(plain, chat_asked(1), "bottega/master")
     assert there.headers["x-bottega-cache"] == "replayed"
-    assert raw(plain, asked(1, detail="low"), "bottega/master").headers["x-bottega-cache"] == "none"
+    assert (
+        raw(plain, user_messages(1, detail="low"), "bottega/master").headers["x-bottega-cache"]
+        == "none"
+    )
 
 
 def test_other_instructions_are_another_context(plain: Harness) -> None:
     pirate = {"instructions": "Talk like a pirate."}
-    assert checked(raw(plain, asked(1), "bottega/master", **pirate)).instructions
-    assert raw(plain, asked(2)).headers["x-bottega-demonstrations"] == "0"
-    assert raw(plain, asked(2), **pirate).headers["x-bottega-demonstrations"] == "1"
+    assert checked(raw(plain, user_messages(1), "bottega/master", **pirate)).instructions
+    assert raw(plain, user_messages(2)).headers["x-bottega-demonstrations"] == "0"
+    assert raw(plain, user_messages(2), **pirate).headers["x-bottega-demonstrations"] == "1"
 
 
-def test_earlier_turns_are_told_to_the_model(tmp_path: Path) -> None:
+def test_earlier_turns_reach_the_model(tmp_path: Path) -> None:
     seen = ScriptedGenerator(lambda prompt: "fine")
     with harness(tmp_path, apprentice=seen) as found, client(found.url) as real:
-        first: Any = real.responses.create(model="bottega", input=asked(1))
-        more = [*asked(1), *(item.to_dict() for item in first.output), *asked(2, text="And?")]
+        first: Any = real.responses.create(model="bottega", input=user_messages(1))
+        more = [
+            *user_messages(1),
+            *(item.to_dict() for item in first.output),
+            *user_messages(2, text="And?"),
+        ]
         real.responses.create(model="bottega", input=more, instructions="Be short.")
     roles = [(message.role, len(message.parts)) for message in seen.calls[-1].prompt.messages]
     assert roles == [("system", 1), ("user", 2), ("assistant", 1), ("user", 2)]
@@ -194,7 +204,7 @@ def test_earlier_turns_are_told_to_the_model(tmp_path: Path) -> None:
         ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].name", "Missing"),
     ],
 )
-def test_what_it_cannot_do_is_refused_by_name(
+def test_unsupported_fields_are_rejected_by_name(
     real: openai.OpenAI, change: Any, param: str, said: str
 ) -> None:
     given = change.pop("input", "hi")
@@ -218,10 +228,12 @@ def test_what_it_cannot_do_is_refused_by_name(
         ({"text": "x"}, ".type"),
     ],
 )
-def test_a_wrong_part_is_named_where_the_client_put_it(
-    real: openai.OpenAI, part: Any, param: str
-) -> None:
-    given = [*asked(1), {"role": "assistant", "content": "ok"}, {"role": "user", "content": [part]}]
+def test_invalid_part_is_reported_by_its_path(real: openai.OpenAI, part: Any, param: str) -> None:
+    given = [
+        *user_messages(1),
+        {"role": "assistant", "content": "ok"},
+        {"role": "user", "content": [part]},
+    ]
     with pytest.raises(openai.BadRequestError) as refused:
         real.responses.create(
             model="bottega",
@@ -232,7 +244,7 @@ def test_a_wrong_part_is_named_where_the_client_put_it(
     assert "messages" not in refused.value.message
 
 
-def test_brackets_without_end_are_refused(shared: Harness) -> None:
+def test_deeply_nested_json_is_rejected(shared: Harness) -> None:
     deep: Any = []
     for _ in range(900):
         deep = [deep]
@@ -249,7 +261,7 @@ def test_brackets_without_end_are_refused(shared: Harness) -> None:
     checked(raw(shared, "hi", tool_choice={"type": "function", "name": "f", "x": deep}))
 
 
-def test_without_a_key_nothing_is_read(tmp_path: Path) -> None:
+def test_body_is_not_read_without_a_key(tmp_path: Path) -> None:
     keys = {"sk-test": Account("a", "a")}
     with harness(tmp_path, authenticate=lambda token: keys.get(token or "")) as found:
         raw(found, "hi")
@@ -260,14 +272,14 @@ def test_without_a_key_nothing_is_read(tmp_path: Path) -> None:
                 real.responses.retrieve("resp_1")
 
 
-def test_nothing_is_kept_to_be_read_later(shared: Harness) -> None:
+def test_responses_are_not_stored(shared: Harness) -> None:
     with client(shared.url) as real:
         for way in (real.responses.retrieve, real.responses.delete, real.responses.cancel):
             with pytest.raises(openai.NotFoundError, match="not stored"):
                 way("resp_1")
 
 
-def test_a_tier_that_fails_is_told_as_everywhere(tmp_path: Path) -> None:
+def test_failed_tier_gives_the_usual_error(tmp_path: Path) -> None:
     def broken(prompt: Prompt) -> str:
         raise ValueError("secret")
 
@@ -278,8 +290,8 @@ def test_a_tier_that_fails_is_told_as_everywhere(tmp_path: Path) -> None:
             assert "secret" not in failed.value.message
 
 
-async def test_events_are_named_and_end_without_a_mark(plain: Harness) -> None:
-    body = {"model": "bottega/master", "input": asked(1), "stream": True}
+async def test_events_have_names_and_no_done_marker(plain: Harness) -> None:
+    body = {"model": "bottega/master", "input": user_messages(1), "stream": True}
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{plain.url}/responses", json=body) as response,

@@ -19,7 +19,7 @@ from bottega.openai_api.chunks import to_chunks
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion, parse_completions
 from tests.gateway.harness import Harness, harness
-from tests.gateway.test_responses import EVENT, asked
+from tests.gateway.test_responses import EVENT, user_messages
 
 
 class Willing:
@@ -79,7 +79,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 RICH: dict[str, Any] = {
     "model": "bottega",
     "input": [
-        *asked(1),
+        *user_messages(1),
         {"role": "assistant", "content": [{"type": "output_text", "text": "7"}]},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "ok"},
@@ -135,16 +135,14 @@ def _change(draw: st.DrawFn, place: Any, key: Any) -> None:
 def _name_known_words(body: dict[str, Any]) -> None:
     """What these two may be is for the model to say, and sent back as it came."""
     for field, name in (("reasoning", "effort"), ("text", "verbosity")):
-        told = body.get(field)
-        if isinstance(told, dict) and isinstance(told.get(name), str):
-            told[name] = "low"
+        section = body.get(field)
+        if isinstance(section, dict) and isinstance(section.get(name), str):
+            section[name] = "low"
 
 
 @given(st.integers(0, 9).flatmap(lambda one: bodies() if one else JSON))
 @settings(max_examples=150)
-def test_whatever_is_sent_the_reply_is_an_error_of_the_clients_or_a_valid_one(
-    willing: Harness, body: Any
-) -> None:
+def test_any_request_gets_a_client_error_or_a_valid_reply(willing: Harness, body: Any) -> None:
     url = urlsplit(willing.url)
     connection = http.client.HTTPConnection(url.netloc, timeout=20)
     try:

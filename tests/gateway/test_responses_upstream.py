@@ -38,7 +38,7 @@ def server() -> Iterator[doubles.Server]:
 
 
 @pytest.fixture
-def behind(server: doubles.Server, tmp_path: Path) -> Iterator[Harness]:
+def gateway(server: doubles.Server, tmp_path: Path) -> Iterator[Harness]:
     with harness(tmp_path, master=upstream(server), replays=False) as found:
         yield found
 
@@ -58,10 +58,10 @@ def delta(**more: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": more, "finish_reason": None}]}
 
 
-def test_settings_arrive_under_their_other_names(behind: Harness, server: doubles.Server) -> None:
+def test_settings_are_translated_to_chat_fields(gateway: Harness, server: doubles.Server) -> None:
     reply = checked(
         raw(
-            behind,
+            gateway,
             "hi",
             "bottega/master",
             max_output_tokens=50,
@@ -96,21 +96,21 @@ def test_settings_arrive_under_their_other_names(behind: Harness, server: double
     assert reply.text is not None and reply.text.verbosity == "low"
 
 
-def test_usage_is_told_in_detail(behind: Harness, server: doubles.Server) -> None:
+def test_usage_contains_details(gateway: Harness, server: doubles.Server) -> None:
     server.answers = [said(content="fine")]
-    reply = checked(raw(behind, "hi", "bottega/master"))
+    reply = checked(raw(gateway, "hi", "bottega/master"))
     assert reply.usage is not None and reply.model == "m-1"
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (10, 5)
     assert reply.usage.input_tokens_details.cached_tokens == 4
     assert reply.usage.output_tokens_details.reasoning_tokens == 3
 
 
-def test_a_typed_answer_is_parsed_by_the_client(behind: Harness, server: doubles.Server) -> None:
+def test_a_typed_answer_is_parsed_by_the_client(gateway: Harness, server: doubles.Server) -> None:
     class Digit(BaseModel):
         value: int
 
     server.answers = [said(content='{"value": 7}')]
-    with client(behind.url) as real:
+    with client(gateway.url) as real:
         parsed = real.responses.parse(model="bottega/master", input="hi", text_format=Digit)
     assert parsed.output_parsed == Digit(value=7)
     shape = server.bodies[0]["response_format"]
@@ -118,9 +118,11 @@ def test_a_typed_answer_is_parsed_by_the_client(behind: Harness, server: doubles
     assert shape["json_schema"]["strict"] is True
 
 
-def test_a_tool_is_called_and_its_answer_goes_back(behind: Harness, server: doubles.Server) -> None:
+def test_a_tool_is_called_and_its_answer_goes_back(
+    gateway: Harness, server: doubles.Server
+) -> None:
     server.answers = [said("tool_calls", content=None, tool_calls=[CALLED]), doubles.ok("sunny")]
-    first = raw(behind, "weather?", "bottega/master", tools=[WEATHER], tool_choice="required")
+    first = raw(gateway, "weather?", "bottega/master", tools=[WEATHER], tool_choice="required")
     assert first.headers["x-bottega-cache"] == "passed"
     reply = checked(first)
     (call,) = reply.output
@@ -144,7 +146,7 @@ def test_a_tool_is_called_and_its_answer_goes_back(behind: Harness, server: doub
             "output": [{"type": "input_text", "text": "21 C"}],
         },
     ]
-    assert checked(raw(behind, more, "bottega/master", tools=[WEATHER])).output_text == "sunny"
+    assert checked(raw(gateway, more, "bottega/master", tools=[WEATHER])).output_text == "sunny"
     assert server.bodies[1]["messages"] == [
         {"role": "user", "content": "weather?"},
         {
@@ -158,7 +160,7 @@ def test_a_tool_is_called_and_its_answer_goes_back(behind: Harness, server: doub
 
 
 @pytest.mark.parametrize(
-    ("asked", "sent"),
+    ("choice", "sent"),
     [
         (
             {"type": "function", "name": "weather"},
@@ -181,14 +183,14 @@ def test_a_tool_is_called_and_its_answer_goes_back(behind: Harness, server: doub
     ],
 )
 def test_a_choice_of_tools_arrives(
-    behind: Harness, server: doubles.Server, asked: Any, sent: Any
+    gateway: Harness, server: doubles.Server, choice: Any, sent: Any
 ) -> None:
-    reply = checked(raw(behind, "hi", "bottega/master", tools=[WEATHER], tool_choice=asked))
+    reply = checked(raw(gateway, "hi", "bottega/master", tools=[WEATHER], tool_choice=choice))
     assert server.bodies[0]["tool_choice"] == sent
-    assert reply.to_dict()["tool_choice"] == asked
+    assert reply.to_dict()["tool_choice"] == choice
 
 
-def test_calls_come_as_a_stream(behind: Harness, server: doubles.Server) -> None:
+def test_calls_come_as_a_stream(gateway: Harness, server: doubles.Server) -> None:
     def piece(index: int, arguments: str, **more: Any) -> Any:
         return delta(tool_calls=[{"index": index, "function": {"arguments": arguments}, **more}])
 
@@ -210,7 +212,7 @@ def test_calls_come_as_a_stream(behind: Harness, server: doubles.Server) -> None
             )
         )
     ]
-    found = streamed(behind, "hi", "bottega/master", tools=[WEATHER])
+    found = streamed(gateway, "hi", "bottega/master", tools=[WEATHER])
     assert [one.item.id for one in found if one.type == "response.output_item.added"] == [
         one.item.id for one in found if one.type == "response.output_item.done"
     ]
@@ -219,115 +221,111 @@ def test_calls_come_as_a_stream(behind: Harness, server: doubles.Server) -> None
     assert (first.call_id, first.arguments) == ("c1", '{"town":"Rome"}')
     assert (second.call_id, second.arguments) == ("c2", "{}")
     with (
-        client(behind.url) as real,
+        client(gateway.url) as real,
         real.responses.stream(model="bottega/master", input="hi", tools=[WEATHER]) as stream,
     ):
         final = stream.get_final_response()
     assert [one.type for one in final.output] == ["message", "function_call", "function_call"]
 
 
-def test_calls_without_numbers_or_with_objects_are_understood(
-    behind: Harness, server: doubles.Server
+def test_calls_without_indexes_or_with_objects_are_supported(
+    gateway: Harness, server: doubles.Server
 ) -> None:
     calls = [{"id": id, "function": {"name": "weather", "arguments": {"n": id}}} for id in "ab"]
     server.answers = [
         said("tool_calls", content="", tool_calls=calls),
         events(lines(delta(tool_calls=calls), chunk(finish="tool_calls"))),
     ]
-    whole = checked(raw(behind, "hi", "bottega/master", tools=[WEATHER])).output
-    again = streamed(behind, "hi", "bottega/master", tools=[WEATHER])[-1].response.output
-    told: list[Any] = [(one.call_id, one.arguments) for one in again]
-    assert told == [("a", '{"n":"a"}'), ("b", '{"n":"b"}')]
-    assert [(one.call_id, one.arguments) for one in whole if one.type == "function_call"] == told
+    whole = checked(raw(gateway, "hi", "bottega/master", tools=[WEATHER])).output
+    again = streamed(gateway, "hi", "bottega/master", tools=[WEATHER])[-1].response.output
+    seen: list[Any] = [(one.call_id, one.arguments) for one in again]
+    assert seen == [("a", '{"n":"a"}'), ("b", '{"n":"b"}')]
+    assert [(one.call_id, one.arguments) for one in whole if one.type == "function_call"] == seen
 
 
 @pytest.mark.parametrize(
     ("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
 )
-def test_an_answer_that_is_not_whole_says_so(
-    behind: Harness, server: doubles.Server, finish: str, reason: str
+def test_incomplete_answer_is_marked(
+    gateway: Harness, server: doubles.Server, finish: str, reason: str
 ) -> None:
     server.answers = [
         said(finish, content="Half"),
         events(lines(chunk("Half"), chunk(finish=finish))),
     ]
-    plain = checked(raw(behind, "hi", "bottega/master"))
-    last = streamed(behind, "hi", "bottega/master")[-1]
+    plain = checked(raw(gateway, "hi", "bottega/master"))
+    last = streamed(gateway, "hi", "bottega/master")[-1]
     assert last.type == "response.incomplete"
     replies: list[Any] = [plain, last.response]
     for reply in replies:
         assert (reply.status, reply.output[0].status) == ("incomplete", "incomplete")
         assert reply.incomplete_details is not None
         assert (reply.incomplete_details.reason, reply.output_text) == (reason, "Half")
-    assert behind.examples() == []
+    assert gateway.examples() == []
 
 
-def test_a_model_that_refuses_is_quoted(behind: Harness, server: doubles.Server) -> None:
+def test_model_refusal_is_returned(gateway: Harness, server: doubles.Server) -> None:
     server.answers = [
         said(content=None, refusal="I will not."),
         events(lines(delta(refusal="I will"), delta(refusal=" not."), chunk(finish="stop"))),
     ]
-    plain = checked(raw(behind, "hi", "bottega/master"))
-    last = streamed(behind, "hi", "bottega/master")[-1].response
+    plain = checked(raw(gateway, "hi", "bottega/master"))
+    last = streamed(gateway, "hi", "bottega/master")[-1].response
     replies: list[Any] = [plain, last]
     for reply in replies:
         assert [part.refusal for part in reply.output[0].content] == ["I will not."]
 
 
-def test_silence_is_an_empty_message(behind: Harness, server: doubles.Server) -> None:
+def test_empty_reply_is_an_empty_message(gateway: Harness, server: doubles.Server) -> None:
     server.answers = [
         said(content=""),
         events(lines(delta(role="assistant"), chunk(finish="stop"))),
     ]
-    plain = checked(raw(behind, "hi", "bottega/master"))
-    found = streamed(behind, "hi", "bottega/master")
+    plain = checked(raw(gateway, "hi", "bottega/master"))
+    found = streamed(gateway, "hi", "bottega/master")
     replies: list[Any] = [plain, found[-1].response]
     for reply in replies:
         assert [part.text for part in reply.output[0].content] == [""]
 
 
-def test_a_stream_that_breaks_off_is_an_error_to_the_client(
-    behind: Harness, server: doubles.Server
-) -> None:
+def test_broken_stream_is_an_error_for_the_client(gateway: Harness, server: doubles.Server) -> None:
     server.answers = [events(lines(WHOLE[0], done=False), end="abort")]
-    told: list[Any] = []
-    with client(behind.url) as real:
+    seen: list[Any] = []
+    with client(gateway.url) as real:
         stream = real.responses.create(model="bottega/master", input="hi", stream=True)
         with pytest.raises(openai.APIError, match="failed"):
             for one in stream:
-                told.append(one)
-    failed = told[-1]
+                seen.append(one)
+    failed = seen[-1]
     assert failed.type == "response.failed"
     assert failed.response.status == "failed"
     assert failed.response.error.code == "server_error"
     assert failed.response.output[0].content[0].text == "a"
-    assert behind.wait(1).state == "failed"
-    assert behind.examples() == []
+    assert gateway.wait(1).state == "failed"
+    assert gateway.examples() == []
 
 
-def test_what_the_endpoint_refuses_the_client_reads(
-    behind: Harness, server: doubles.Server
-) -> None:
+def test_endpoint_errors_reach_the_client(gateway: Harness, server: doubles.Server) -> None:
     server.answers = [doubles.refuse(400, "too long")]
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="too long"):
-            raw(behind, "hi", "bottega/master", stream=stream)
+            raw(gateway, "hi", "bottega/master", stream=stream)
 
 
-async def test_a_client_that_leaves_ends_the_call(behind: Harness, server: doubles.Server) -> None:
+async def test_disconnect_ends_the_upstream_call(gateway: Harness, server: doubles.Server) -> None:
     gone = threading.Event()
     server.answers = [watched(events(lines(chunk("a"), done=False), 30.0), gone)]
-    async with openai.AsyncOpenAI(base_url=behind.url, api_key="x") as real:
+    async with openai.AsyncOpenAI(base_url=gateway.url, api_key="x") as real:
         stream = await real.responses.create(model="bottega/master", input="hi", stream=True)
         async for one in stream:
             if one.type == "response.output_text.delta":
                 break
         await stream.close()
     assert await seen(gone)
-    assert behind.wait(1).status == 499
+    assert gateway.wait(1).status == 499
 
 
-async def test_a_stream_that_is_left_between_two_events_is_closed_to_its_source() -> None:
+async def test_disconnect_between_events_closes_the_upstream_stream() -> None:
     closed = []
 
     async def chunks() -> AsyncGenerator[bytes]:

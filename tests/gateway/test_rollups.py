@@ -74,7 +74,7 @@ def assert_exact(ledger: Ledger) -> None:
         assert values == pytest.approx(found[key], abs=1e-9)
 
 
-def test_sums_follow_what_is_written_and_forgotten(ledger: Ledger) -> None:
+def test_sums_match_written_and_pruned_entries(ledger: Ledger) -> None:
     fill(ledger, 400)
     assert_exact(ledger)
     assert ledger.prune(12.5) > 100
@@ -83,7 +83,7 @@ def test_sums_follow_what_is_written_and_forgotten(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("since", [None, 10 * DAY, 10.4 * DAY, 29.9 * DAY])
 @pytest.mark.parametrize("namespace", [None, "a"])
-def test_a_report_says_what_the_entries_say(
+def test_report_equals_the_sums_of_entries(
     ledger: Ledger, since: float | None, namespace: str | None
 ) -> None:
     made = fill(ledger, 400)
@@ -131,7 +131,7 @@ def test_a_report_does_not_read_every_entry(
     assert work() < 1.5 * few
 
 
-def test_a_file_from_before_gets_its_sums(tmp_path: Path) -> None:
+def test_older_file_gets_its_sums(tmp_path: Path) -> None:
     path = tmp_path / "gateway.db"
     before = GATEWAY_DB.migrations.index(add_rollups)
     older = replace(GATEWAY_DB, migrations=GATEWAY_DB.migrations[:before])

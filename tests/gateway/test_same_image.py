@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from bottega.gateway.running.build import build
-from tests.gateway.harness import Harness, asked, client, harness, raw
-from tests.gateway.houses import ENVIRONMENT, gateway_config, serving
+from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
+from tests.gateway.harness import Harness, client, harness, raw, user_messages
 from tests.server import Server, ok
 
 COLOUR, SHAPE = "Which colour is it?", "Which shape is it?"
 
 
 def ask(found: Harness, text: str, model: str = "bottega", shade: int = 7, **more: Any) -> Any:
-    return raw(found, asked(shade, text=text), model, **more)
+    return raw(found, user_messages(shade, text=text), model, **more)
 
 
 def shots(response: Any) -> int:
     return int(response.headers["x-bottega-demonstrations"])
 
 
-def test_the_second_question_is_shown_the_first_ones_answer(tmp_path: Path) -> None:
+def test_second_question_is_shown_the_first_answer(tmp_path: Path) -> None:
     with harness(tmp_path, replays=False) as found:
         assert ask(found, COLOUR, "bottega/master").headers["x-bottega-stored"]
         second = ask(found, SHAPE)
@@ -40,14 +40,14 @@ def test_the_identical_question_is_not_shown_its_own_answer(tmp_path: Path) -> N
         assert shots(ask(found, "Anything else?")) == 2
 
 
-def test_another_context_is_still_kept_apart(tmp_path: Path) -> None:
+def test_other_contexts_are_separate(tmp_path: Path) -> None:
     with harness(tmp_path, replays=False) as found:
         ask(found, COLOUR, "bottega/master", stop=["."])
         assert shots(ask(found, SHAPE)) == 0
         assert shots(ask(found, SHAPE, stop=["."])) == 1
 
 
-def test_both_of_two_questions_with_other_choices_stay(tmp_path: Path) -> None:
+def test_questions_with_different_choices_are_both_stored(tmp_path: Path) -> None:
     """Over HTTP choices are words of the question."""
     few, more = "Which colour? (a) red (b) blue", "Which colour? (a) red (b) grey"
     with harness(tmp_path, replays=False) as found:
@@ -60,13 +60,13 @@ def test_both_of_two_questions_with_other_choices_stay(tmp_path: Path) -> None:
 def test_a_configured_gateway_shows_it_too(endpoint: Server, tmp_path: Path, kind: str) -> None:
     endpoint.answers = [ok("seven")]
     config = gateway_config(tmp_path, endpoint.url, f'retrieve = "{kind}"\n[replay]\nseconds = 0\n')
-    with serving(build(config, ENVIRONMENT)) as url, client(url) as real:
+    with run_gateway(build(config, ENVIRONMENT)) as url, client(url) as real:
         for model, text, shown in (
             ("bottega/large", COLOUR, 0),
             ("bottega/small", COLOUR, 0),
             ("bottega/small", SHAPE, 1),
         ):
             response = real.chat.completions.with_raw_response.create(
-                model=model, messages=asked(7, text=text)
+                model=model, messages=user_messages(7, text=text)
             )
             assert shots(response) == shown, (model, text)

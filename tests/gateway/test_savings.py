@@ -112,7 +112,7 @@ def test_the_master_alone(ledger: Ledger) -> None:
     assert alone.saved.low == pytest.approx(alone.usd.low - 50 * 0.05 - sum(costs) - 1.0)
 
 
-def test_namespaces_have_masters_answers_of_their_own(ledger: Ledger) -> None:
+def test_master_costs_are_per_namespace(ledger: Ledger) -> None:
     note(ledger, "master", 1.0, namespace="a", times=20)
     note(ledger, "master", 3.0, namespace="b", times=20)
     note(ledger, "apprentice", namespace="a", times=5)
@@ -126,7 +126,7 @@ def test_namespaces_have_masters_answers_of_their_own(ledger: Ledger) -> None:
     assert (in_c.usd.value, in_c.borrowed, in_c.usd.n) == (10, 5, 40)
 
 
-def test_namespaces_vary_apart(ledger: Ledger) -> None:
+def test_namespaces_are_resampled_separately(ledger: Ledger) -> None:
     """Their errors add up as squares."""
     draw = random.Random(0)
     for namespace in "abcdefgh":
@@ -141,7 +141,7 @@ def test_namespaces_vary_apart(ledger: Ledger) -> None:
     assert (alone.usd.high - alone.usd.low) / 2 / 1.96 == pytest.approx(error, rel=0.2)
 
 
-def test_few_answers_have_no_interval_and_none_no_figure(ledger: Ledger) -> None:
+def test_few_answers_have_no_interval_and_none_no_estimate(ledger: Ledger) -> None:
     note(ledger, "apprentice", times=5)
     assert of(ledger).alone is None
     note(ledger, "master", None)  # of unknown price
@@ -176,7 +176,7 @@ def test_since(ledger: Ledger) -> None:
     assert (found.requests, found.spent_usd, found.first) == (1, 2.0, 20)
 
 
-def test_the_master_may_have_another_name(ledger: Ledger) -> None:
+def test_master_can_have_another_name(ledger: Ledger) -> None:
     note(ledger, "big", 1.0, times=3)
     assert of(ledger).alone is None
     ledger.set_master("big")
@@ -216,7 +216,7 @@ def test_one_sample_proves_nothing(ledger: Ledger) -> None:
     assert quality.gain.low < -0.5 < 0.5 < quality.gain.high
 
 
-def test_what_measuring_costs_is_spent_and_saves_nothing(ledger: Ledger) -> None:
+def test_shadow_samples_cost_and_save_nothing(ledger: Ledger) -> None:
     note(ledger, "master", 0.5, times=10)
     note(ledger, "apprentice", 0.1, times=10)
     before = of(ledger)
@@ -231,7 +231,7 @@ def test_what_measuring_costs_is_spent_and_saves_nothing(ledger: Ledger) -> None
     assert after.alone.usd.n == 12
 
 
-def test_a_masters_failure_that_was_paid_costs_on_both_sides(ledger: Ledger) -> None:
+def test_paid_failure_of_the_master_counts_on_both_sides(ledger: Ledger) -> None:
     note(ledger, "master", 0.5, times=10)
     before = of(ledger)
     note(ledger, "master", 0.3, state="failed", times=3)
@@ -243,7 +243,7 @@ def test_a_masters_failure_that_was_paid_costs_on_both_sides(ledger: Ledger) -> 
     assert after.alone.usd.n == 10
 
 
-def test_refused_requests_stand_apart(ledger: Ledger) -> None:
+def test_rejected_requests_are_listed_separately(ledger: Ledger) -> None:
     note(ledger, "apprentice", times=3)
     note(ledger, "master", None, state="replayed")
     for status in (400, 429, 499, 502):

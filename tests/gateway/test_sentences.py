@@ -46,7 +46,7 @@ def claiming(width: int, height: int) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
-async def told(
+async def error_of(
     found: Harness, body: Mapping[str, Any], path: str = "chat/completions", **headers: str
 ) -> dict[str, Any]:
     async with (
@@ -127,21 +127,21 @@ async def told(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_clients_are_told(tmp_path: Path, body: dict[str, Any], said: str) -> None:
+async def test_client_errors(tmp_path: Path, body: dict[str, Any], said: str) -> None:
     capabilities = {
         "apprentice": TierCapabilities(images=0, tools=False, context=1200),
         "master": TierCapabilities(context=2000),
     }
     with harness(tmp_path, capabilities=capabilities) as found:
-        assert (await told(found, body))["message"] == said
+        assert (await error_of(found, body))["message"] == said
 
 
 @pytest.mark.parametrize(
     "url", [claiming(30_000, 30_000), "data:image/png;base64,AAAA", claiming(7000, 7000)]
 )
-async def test_the_image_that_is_wrong_is_named(tmp_path: Path, url: str) -> None:
+async def test_invalid_image_is_named(tmp_path: Path, url: str) -> None:
     with harness(tmp_path) as found:
-        error = await told(found, chat(messages=shown(url)))
+        error = await error_of(found, chat(messages=shown(url)))
         assert (error["code"], error["param"]) == (
             "invalid_image",
             "messages[1].content[1].image_url.url",
@@ -150,14 +150,14 @@ async def test_the_image_that_is_wrong_is_named(tmp_path: Path, url: str) -> Non
             {"type": "input_text", "text": "Which?"},
             {"type": "input_image", "image_url": url},
         ]
-        asked = {"model": "bottega", "input": [{"role": "user", "content": parts}]}
-        error = await told(found, asked, "responses")
+        request = {"model": "bottega", "input": [{"role": "user", "content": parts}]}
+        error = await error_of(found, request, "responses")
         assert (error["code"], error["param"]) == ("invalid_image", "input[0].content[1].image_url")
 
 
-async def test_the_image_that_is_not_fetched_is_named(tmp_path: Path) -> None:
+async def test_unfetched_image_is_named(tmp_path: Path) -> None:
     with harness(tmp_path) as found:
-        error = await told(found, chat(messages=shown("http://127.0.0.1/a.png")))
+        error = await error_of(found, chat(messages=shown("http://127.0.0.1/a.png")))
     assert (error["code"], error["param"]) == (
         "image_url_not_fetched",
         "messages[1].content[1].image_url.url",
@@ -173,24 +173,24 @@ async def test_the_image_that_is_not_fetched_is_named(tmp_path: Path) -> None:
         ({"Authorization": "Bearer sk-b"}, "the API key is unknown (ask the operator"),
     ],
 )
-async def test_no_key_is_not_a_wrong_key(
+async def test_missing_key_differs_from_an_unknown_key(
     tmp_path: Path, headers: dict[str, str], said: str
 ) -> None:
     account = Account("a", "a")
     with harness(tmp_path, authenticate=lambda key: account if key == "sk-a" else None) as found:
-        error = await told(found, chat(), **headers)
+        error = await error_of(found, chat(), **headers)
     assert error["message"].startswith(said)
     assert error["code"] == "invalid_api_key"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [401, 404])
-async def test_the_tier_that_is_set_up_wrongly_is_named(
+async def test_misconfigured_tier_is_named(
     endpoint: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int, stream: bool
 ) -> None:
     endpoint.answers = [refuse(status, "who are you?")]
     with harness(tmp_path, master=HttpUpstream("huge", base_url=endpoint.url)) as found:
-        error = await told(found, chat("bottega/master", stream=stream))
+        error = await error_of(found, chat("bottega/master", stream=stream))
     assert error["message"].startswith("the tier 'master' of this gateway is misconfigured")
     assert error["code"] == "upstream_misconfigured"
     assert "who are you?" not in error["message"]
@@ -217,7 +217,7 @@ BOTH = '[tiers.a]\nmodel = "bundled"\n[tiers.b]\nmodel = "bundled:master"\n[rout
         ('by = "confidence"', "f: route by 'confidence' needs below", "below = 0.7"),
     ],
 )
-def test_what_operators_are_told(route: str, said: str, hint: str) -> None:
+def test_operator_errors(route: str, said: str, hint: str) -> None:
     with pytest.raises(SettingError) as caught:
         parse_config(BOTH + route, "f")
     assert str(caught.value) == said
@@ -225,7 +225,7 @@ def test_what_operators_are_told(route: str, said: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["models", "nowhere", "models/boss"])
-async def test_errors_elsewhere_can_be_asked_about(tmp_path: Path, path: str) -> None:
+async def test_errors_of_other_routes_have_a_request_id(tmp_path: Path, path: str) -> None:
     with harness(tmp_path, authenticate=lambda key: None) as found:
         async with (
             aiohttp.ClientSession() as session,

@@ -22,7 +22,7 @@ from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Example, Query, Trace, Usage
-from tests.gateway.harness import asked, client, harness, raw
+from tests.gateway.harness import client, harness, raw, user_messages
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 
@@ -61,10 +61,10 @@ def test_what_nobody_counted_has_no_price(tmp_path: Path, usage: Usage | None) -
     """As nothing it would never use up a budget, and a router would take the model for free."""
     with harness(tmp_path, apprentice=Speaking(usage)) as found:
         found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
-        raw(found, asked(1))
+        raw(found, user_messages(1))
         assert found.wait(1).cost_usd is None
         found.gateway.finalizer = replace(found.gateway.finalizer, price=lambda model, usage: 0.0)
-        raw(found, asked(2))
+        raw(found, user_messages(2))
         assert found.wait(2).cost_usd == 0.0
 
 
@@ -72,7 +72,7 @@ def test_what_nobody_counted_has_no_price(tmp_path: Path, usage: Usage | None) -
 def test_any_counted_token_has_a_price(tmp_path: Path, usage: Usage) -> None:
     with harness(tmp_path, apprentice=Speaking(usage)) as found:
         found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
-        raw(found, asked(1))
+        raw(found, user_messages(1))
         assert found.wait(1).cost_usd == pytest.approx(priced("", usage))
 
 
@@ -80,7 +80,9 @@ def test_who_leaves_a_stream_pays_for_it(tmp_path: Path) -> None:
     with harness(tmp_path, apprentice=Speaking()) as found:
         found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
         with client(found.url) as real:
-            stream = real.chat.completions.create(model="bottega", messages=asked(1), stream=True)
+            stream = real.chat.completions.create(
+                model="bottega", messages=user_messages(1), stream=True
+            )
             for _ in range(100):
                 next(stream)
             stream.close()
@@ -96,7 +98,7 @@ def test_the_dismissed_answers_cost_is_told_apart(tmp_path: Path) -> None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
     with harness(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 2}) as found:
-        raw(found, asked(1))
+        raw(found, user_messages(1))
         over = found.wait(1)
     assert over.cost_usd is not None
     assert 0 < over.dismissed_usd < over.cost_usd
@@ -112,7 +114,7 @@ def test_a_dismissed_answer_of_unknown_cost_makes_the_whole_cost_unknown(
     change = partial(replace, escalate=unsure)
     with harness(tmp_path, apprentice=Speaking(usage), change=change) as found:
         found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
-        raw(found, asked(1))
+        raw(found, user_messages(1))
         over = found.wait(1)
     assert over.route == "master"
     if usage is None:
@@ -135,8 +137,8 @@ def test_a_trace_holds_what_was_sent_and_what_it_cost(tmp_path: Path) -> None:
     before = time.time()
     with harness(tmp_path, change=recording(traces), asks={"n": 2}) as found:
         system = {"role": "system", "content": "Be brief."}
-        raw(found, [system, *asked(1)], "bottega/master")
-        raw(found, [system, *asked(2)])
+        raw(found, [system, *user_messages(1)], "bottega/master")
+        raw(found, [system, *user_messages(2)])
         over = found.wait(2)
         [example] = found.examples()
     trace = traces[-1]
@@ -159,7 +161,7 @@ def test_a_request_passed_straight_through_has_a_cost(tmp_path: Path) -> None:
     traces: list[Trace] = []
     with harness(tmp_path, master=Speaking(Usage(100, 10)), change=recording(traces)) as found:
         found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
-        raw(found, asked(1), "bottega/master", tools=TOOLS)
+        raw(found, user_messages(1), "bottega/master", tools=TOOLS)
         over = found.wait(1)
     assert over.usage == Usage(100, 10)
     assert over.cost_usd == pytest.approx(110e-6)
@@ -176,7 +178,7 @@ def test_a_full_disk_keeps_no_router_from_hearing_the_cost(tmp_path: Path) -> No
 
     traces: list[Trace] = []
     with harness(tmp_path, furnish=furnish, change=recording(traces)) as found:
-        reply = raw(found, asked(1), "bottega/master")
+        reply = raw(found, user_messages(1), "bottega/master")
     assert "x-bottega-stored" not in reply.headers
     assert [trace.tier for trace in traces] == ["master"]
 
@@ -188,10 +190,10 @@ def test_what_is_too_long_with_demonstrations_is_asked_without(tmp_path: Path) -
         folder = tmp_path / str(stream)
         folder.mkdir()
         with harness(folder, apprentice=apprentice) as found:
-            raw(found, asked(9), "bottega/master")
+            raw(found, user_messages(9), "bottega/master")
             with client(found.url) as real:
                 reply = real.chat.completions.with_raw_response.create(
-                    model="bottega", messages=asked(1), stream=stream
+                    model="bottega", messages=user_messages(1), stream=stream
                 )
             assert reply.headers["x-bottega-route"] == "apprentice"
             assert reply.headers["x-bottega-demonstrations"] == "0"
@@ -201,17 +203,17 @@ def test_what_is_too_long_with_demonstrations_is_asked_without(tmp_path: Path) -
 def test_what_is_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
     long = RejectedError("exceeds the context window", status=400)
     with harness(tmp_path, apprentice=ScriptedGenerator([long, long])) as found:
-        assert raw(found, asked(1)).headers["x-bottega-route"] == "master"
+        assert raw(found, user_messages(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):
-            raw(found, asked(1), "bottega/apprentice")
+            raw(found, user_messages(1), "bottega/apprentice")
 
 
 def test_what_one_tier_cannot_do_another_is_asked(tmp_path: Path) -> None:
     """A local model knows no log-probabilities."""
     with harness(tmp_path, master=Speaking()) as found:
-        assert raw(found, asked(1), logprobs=True).headers["x-bottega-route"] == "master"
+        assert raw(found, user_messages(1), logprobs=True).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):
-            raw(found, asked(1), "bottega/apprentice", logprobs=True)
+            raw(found, user_messages(1), "bottega/apprentice", logprobs=True)
 
 
 class NotKept:
@@ -241,7 +243,7 @@ def test_an_answer_that_is_not_stored_is_counted(
         found.gateway.finalizer = replace(
             found.gateway.finalizer, warn=WarningLogger(counted.append)
         )
-        assert raw(found, asked(1), "bottega/master").headers["x-bottega-route"] == "master"
+        assert raw(found, user_messages(1), "bottega/master").headers["x-bottega-route"] == "master"
         found.wait(1)
     assert counted == [what]
 
@@ -256,6 +258,6 @@ def test_a_trace_that_is_not_recorded_is_counted(tmp_path: Path) -> None:
         found.gateway.finalizer = replace(
             found.gateway.finalizer, warn=WarningLogger(counted.append)
         )
-        raw(found, asked(1))
+        raw(found, user_messages(1))
         assert found.wait(1).state == "answered"
     assert counted == ["not recorded"]

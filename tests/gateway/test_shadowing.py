@@ -19,7 +19,7 @@ from bottega.protocols import Tier
 from bottega.reranking import GatedReranker, TopKReranker
 from bottega.routing import BenefitGate, ShadowSampler
 from bottega.types import Answer, Prompt, Query, Reply, Sampling
-from tests.gateway.harness import asked, harness, raw
+from tests.gateway.harness import harness, raw, user_messages
 
 
 def shows_it(prompt: Prompt) -> str:
@@ -61,13 +61,13 @@ def test_demonstrations_are_shown_where_they_were_measured_to_help(
         furnish=furnish,
         change=change,
     ) as found:
-        raw(found, asked(100), "bottega/master")
+        raw(found, user_messages(100), "bottega/master")
         for shade in range(10):
-            first = raw(found, asked(shade))
+            first = raw(found, user_messages(shade))
             if shade == 0:
                 assert first.headers["x-bottega-demonstrations"] == "0"  # not measured yet
             found.wait(1 + 3 * (shade + 1))  # the answer, and two calls behind it
-        last = raw(found, asked(50))
+        last = raw(found, user_messages(50))
         assert (last.headers["x-bottega-demonstrations"] != "0") is helps
         assert last.parse().choices[0].message.content == "seven"
     quality = shadow.summary()
@@ -89,8 +89,8 @@ def test_what_the_master_says_in_measuring_is_kept_and_counted(tmp_path: Path) -
         furnish=furnish,
         change=change,
     ) as found:
-        raw(found, asked(100), "bottega/master")
-        answer = raw(found, asked(1))
+        raw(found, user_messages(100), "bottega/master")
+        answer = raw(found, user_messages(1))
         found.wait(4)
         behind = [one for one in found.over if one.state == "shadow"]
         assert sorted(one.route for one in behind) == ["apprentice", "master"]
@@ -103,10 +103,10 @@ def test_what_was_asked_in_a_special_way_is_not_measured(tmp_path: Path) -> None
     gate = BenefitGate()
     shadow, furnish, change = measured(gate, gated=False)
     with harness(tmp_path, furnish=furnish, change=change) as found:
-        raw(found, asked(100), "bottega/master")
-        raw(found, asked(1), "bottega/apprentice")
-        raw(found, asked(2), "bottega:no-retrieve")
-        raw(found, asked(3), "bottega", n=2)
+        raw(found, user_messages(100), "bottega/master")
+        raw(found, user_messages(1), "bottega/apprentice")
+        raw(found, user_messages(2), "bottega:no-retrieve")
+        raw(found, user_messages(3), "bottega", n=2)
         raw(found, [{"role": "user", "content": "### Task: a title"}])
         assert shadow.begins()  # its places are all free
     assert not found.pairs
@@ -118,9 +118,9 @@ def test_a_master_that_is_down_fails_the_sample_and_no_client(tmp_path: Path) ->
     shadow, furnish, change = measured(gate, gated=False)
     failing = ScriptedGenerator(["seven", *[ServerFailedError("down", status=500)] * 9], name="big")
     with harness(tmp_path, master=failing, furnish=furnish, change=change) as found:
-        raw(found, asked(100), "bottega/master")
+        raw(found, user_messages(100), "bottega/master")
         for shade in range(3):
-            assert raw(found, asked(shade)).headers["x-bottega-route"] == "apprentice"
+            assert raw(found, user_messages(shade)).headers["x-bottega-route"] == "apprentice"
         found.wait(10)
     assert shadow.summary().failed == 3
     assert not found.pairs
@@ -149,16 +149,16 @@ def test_an_answer_that_was_sent_on_is_measured_too(tmp_path: Path, samples: int
         change=lambda pipeline: replace(change(pipeline), escalate=unsure),
         asks={"n": samples} if samples > 1 else None,
     ) as found:
-        raw(found, asked(100), "bottega/master")
+        raw(found, user_messages(100), "bottega/master")
         for shade in range(8):
-            reply = raw(found, asked(shade))
+            reply = raw(found, user_messages(shade))
             if shade == 0:
                 assert reply.headers["x-bottega-route"] == "master"
                 # The master is not asked again: its answer is there.
                 found.wait(3)
                 assert [one.route for one in found.over if one.state == "shadow"] == ["apprentice"]
             wait_for(partial(enough, shade + 1))
-        assert raw(found, asked(50)).headers["x-bottega-route"] == "apprentice"
+        assert raw(found, user_messages(50)).headers["x-bottega-route"] == "apprentice"
     pair = found.pairs[0][1]
     assert (pair.shown, pair.hidden) == (1.0, 0.0)
 
@@ -173,12 +173,12 @@ def test_the_masters_answer_replaces_the_apprentices_for_exact_repeats(tmp_path:
         furnish=furnish,
         change=change,
     ) as found:
-        raw(found, asked(100), "bottega/master")
-        wrong = raw(found, asked(1))
+        raw(found, user_messages(100), "bottega/master")
+        wrong = raw(found, user_messages(1))
         assert wrong.parse().choices[0].message.content == "no idea"
         found.wait(4)
-        again = raw(found, asked(1))
-        other = raw(found, asked(1), "bottega/apprentice")
+        again = raw(found, user_messages(1))
+        other = raw(found, user_messages(1), "bottega/apprentice")
     assert again.parse().choices[0].message.content == "seven"
     assert (again.headers["x-bottega-cache"], again.headers["x-bottega-route"]) == (
         "replayed",
@@ -202,10 +202,10 @@ def test_a_cut_answer_of_the_master_replaces_nothing(tmp_path: Path) -> None:
         furnish=furnish,
         change=change,
     ) as found:
-        raw(found, asked(100), "bottega/master")
-        raw(found, asked(1))
+        raw(found, user_messages(100), "bottega/master")
+        raw(found, user_messages(1))
         found.wait(4)
-        again = raw(found, asked(1))
+        again = raw(found, user_messages(1))
     assert again.headers["x-bottega-cache"] == "replayed"
     assert again.parse().choices[0].message.content == "no idea"
 

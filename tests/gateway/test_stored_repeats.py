@@ -14,7 +14,7 @@ from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
-from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
+from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Server, ok
 
 QUESTION = "What is 3 + 4?"
@@ -23,7 +23,7 @@ QUESTION = "What is 3 + 4?"
 @contextmanager
 def gateway(endpoint: Server, folder: Path, more: str = "") -> Iterator[tuple[GatewayServer, str]]:
     gateway_server = build(gateway_config(folder, endpoint.url, more), ENVIRONMENT)
-    with serving(gateway_server) as url:
+    with run_gateway(gateway_server) as url:
         endpoint.bodies.clear()
         yield gateway_server, url
 
@@ -33,7 +33,7 @@ def paid(endpoint: Server) -> int:
 
 
 @pytest.fixture
-def taught(endpoint: Server, tmp_path: Path) -> Path:
+def filled_cache(endpoint: Server, tmp_path: Path) -> Path:
     """A folder in which the master has answered the question, and the gateway has ended."""
     endpoint.answers = [ok("seven", id="first", model="huge-2")]
     with gateway(endpoint, tmp_path) as (_, url):
@@ -43,8 +43,8 @@ def taught(endpoint: Server, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_exact_question_is_not_paid_for_again(endpoint: Server, taught: Path) -> None:
-    with gateway(endpoint, taught) as (gateway_server, url):
+def test_the_exact_question_is_not_paid_for_again(endpoint: Server, filled_cache: Path) -> None:
+    with gateway(endpoint, filled_cache) as (gateway_server, url):
         reply, headers = ask(url, QUESTION)
         again, more = ask(url, QUESTION, user="another", metadata={"a": "b"})
         with openai.OpenAI(base_url=url, api_key="x") as client:
@@ -86,9 +86,9 @@ def test_the_exact_question_is_not_paid_for_again(endpoint: Server, taught: Path
     ids=str,
 )
 def test_any_other_request_is_sent_upstream(
-    endpoint: Server, taught: Path, other: dict[str, Any]
+    endpoint: Server, filled_cache: Path, other: dict[str, Any]
 ) -> None:
-    with gateway(endpoint, taught) as (_, url):
+    with gateway(endpoint, filled_cache) as (_, url):
         reply, headers = ask(url, **{"text": QUESTION, **other})
     assert paid(endpoint) == 1
     assert reply["choices"][0]["message"]["content"] == "bought again"
@@ -96,22 +96,22 @@ def test_any_other_request_is_sent_upstream(
 
 
 def test_other_instructions_and_an_earlier_turn_are_another_request(
-    endpoint: Server, taught: Path
+    endpoint: Server, filled_cache: Path
 ) -> None:
     last = {"role": "user", "content": QUESTION}
     before = [
         [{"role": "system", "content": "Answer in French."}],
         [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}],
     ]
-    with gateway(endpoint, taught) as (_, url):
+    with gateway(endpoint, filled_cache) as (_, url):
         for turns in before:
             _, headers = ask(url, QUESTION, messages=[*turns, last])
             assert headers["x-bottega-cache"] != "replayed"
     assert paid(endpoint) == 2
 
 
-def test_an_answer_that_was_deleted_is_not_replayed(endpoint: Server, taught: Path) -> None:
-    with gateway(endpoint, taught) as (gateway_server, url):
+def test_an_answer_that_was_deleted_is_not_replayed(endpoint: Server, filled_cache: Path) -> None:
+    with gateway(endpoint, filled_cache) as (gateway_server, url):
         base = gateway_server.tenants.base("")  # type: ignore[attr-defined]
         base.delete([example.id for example in base])
         reply, _ = ask(url, QUESTION)
@@ -122,10 +122,10 @@ def test_an_answer_that_was_deleted_is_not_replayed(endpoint: Server, taught: Pa
     ("seconds", "said"), [(0, "bought again"), (400, "bought again"), (600, "seven")]
 )
 def test_answers_older_than_replay_seconds_are_not_replayed(
-    endpoint: Server, taught: Path, seconds: int, said: str
+    endpoint: Server, filled_cache: Path, seconds: int, said: str
 ) -> None:
-    with_old_notes(taught, 500.0)
-    with gateway(endpoint, taught, f"[replay]\nseconds = {seconds}\n") as (_, url):
+    with_old_notes(filled_cache, 500.0)
+    with gateway(endpoint, filled_cache, f"[replay]\nseconds = {seconds}\n") as (_, url):
         reply, _ = ask(url, QUESTION)
     assert reply["choices"][0]["message"]["content"] == said
 
@@ -138,12 +138,12 @@ def with_old_notes(folder: Path, age: float) -> None:
     ledger.close()
 
 
-def test_an_apprentices_answer_is_not_replayed(endpoint: Server, taught: Path) -> None:
+def test_an_apprentices_answer_is_not_replayed(endpoint: Server, filled_cache: Path) -> None:
     endpoint.answers = [ok("by the apprentice")]
-    with gateway(endpoint, taught) as (_, url):
+    with gateway(endpoint, filled_cache) as (_, url):
         _, headers = ask(url, "What is 5 + 5?")
     assert headers["x-bottega-route"] == "small"
-    with gateway(endpoint, taught) as (_, url):
+    with gateway(endpoint, filled_cache) as (_, url):
         _, headers = ask(url, "What is 5 + 5?")
     assert headers["x-bottega-cache"] != "replayed"
 

@@ -11,7 +11,7 @@ from bottega.gateway.telemetry.logs import WarningLogger
 PRIVATE = "the query 'my diagnosis' has no image"
 
 
-def test_a_reason_is_logged_once_without_words_and_counted_each_time(
+def test_problem_is_logged_once_and_counted_each_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counts = Counter[str]()

@@ -66,7 +66,7 @@ class World:
         return error
 
 
-def shows(body: bytes = PIXEL.data, kind: str = "image/png", **headers: str) -> Answer:
+def image_answer(body: bytes = PIXEL.data, kind: str = "image/png", **headers: str) -> Answer:
     async def answer(request: web.Request) -> web.StreamResponse:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return web.Response(body=body, headers={"Content-Type": kind} | named)
@@ -79,14 +79,14 @@ def redirects(*places: str, status: int = 302) -> Answer:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if not left:
-            return await shows()(request)
+            return await image_answer()(request)
         return web.Response(status=status, headers={"Location": left.pop(0)})
 
     return answer
 
 
 @asynccontextmanager
-async def opened() -> AsyncGenerator[World]:
+async def open_world() -> AsyncGenerator[World]:
     async def handle(request: web.Request) -> web.StreamResponse:
         here.requests.append(request)
         return await here.answer(request)
@@ -104,7 +104,7 @@ async def opened() -> AsyncGenerator[World]:
     inside = [INSIDE, "::1"] if socket.has_ipv6 and _has_loopback_v6() else [INSIDE]
     servers = [await asyncio.start_server(intruded, host, port) for host in inside]
     names = {"pictures.example": [[OUTSIDE]], "inner.example": [[INSIDE]]}
-    here = World(port, shows(), names)
+    here = World(port, image_answer(), names)
     yield here
     for server in servers:
         server.close()

@@ -43,7 +43,7 @@ def gateway_config(folder: Path, url: str, more: str = "") -> Config:
 
 
 @contextmanager
-def serving(gateway_server: GatewayServer) -> Iterator[str]:
+def run_gateway(gateway_server: GatewayServer) -> Iterator[str]:
     with running(gateway_server.app) as url:
         end = time.monotonic() + 20
         while not gateway_server.is_ready:

@@ -8,7 +8,7 @@ from typing import Any
 from bottega.gateway.running.admission import Admission
 
 
-async def test_the_doorway_counts_refuses_and_closes() -> None:
+async def test_admission_counts_rejects_and_closes() -> None:
     release = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
