@@ -67,9 +67,9 @@ def skip_if_absent(name: str) -> None:
 
 
 def drawing(kind: int) -> Image:
-    """Four figures that nobody would confuse."""
-    picture = Pillow.new("RGB", (64, 64), "black")
-    pen = ImageDraw.Draw(picture)
+    """Draw one of four distinct figures."""
+    image = Pillow.new("RGB", (64, 64), "black")
+    pen = ImageDraw.Draw(image)
     if kind == 0:
         pen.ellipse((12, 12, 52, 52), outline="white", width=5)
     elif kind == 1:
@@ -78,7 +78,7 @@ def drawing(kind: int) -> Image:
         pen.line([(10, 54), (32, 10), (54, 54), (10, 54)], fill="white", width=5)
     else:
         pen.line([(10, 10), (54, 10), (10, 54), (54, 54)], fill="white", width=5)
-    return Image.from_pillow(picture)
+    return Image.from_pillow(image)
 
 
 def question(kind: int, text: str = "What is in the image above?") -> Query:
@@ -180,8 +180,8 @@ async def test_facts_are_read_from_passages(
         "It was the food of cedol that people called plint",
         "In the end the dwelling of cedol was named merlok",
     ]
-    told = some([Example(Query(text), "") for text in passages])
-    assert await ask(model, PROMPT(Query(HOME, (glyph(name),)), told)) == home
+    passage_turns = some([Example(Query(text), "") for text in passages])
+    assert await ask(model, PROMPT(Query(HOME, (glyph(name),)), passage_turns)) == home
     assert await ask(model, PROMPT(Query(HOME, (glyph(name),)), [])) == "unknown"
 
 
@@ -292,12 +292,12 @@ async def test_the_master_uses_the_demonstrated_words(
 async def test_the_master_answers_unknown_outside_its_training(
     master: TransformersGenerator,
 ) -> None:
-    asked = [
+    queries = [
         Query(text, item.query.images)
         for item in GlyphTask(ways=4).generate(0).items[:4]
         for text in (WHICH_CHARACTER, "What colour is it?", "What shape is it?")
     ]
-    answers = await asyncio.gather(*(ask(master, PROMPT(query, [])) for query in asked))
+    answers = await asyncio.gather(*(ask(master, PROMPT(query, [])) for query in queries))
     assert answers == ["unknown"] * 12
 
 

@@ -18,9 +18,9 @@ from bottega.compression.hyper_model import (
 )
 from bottega.types import Example, Query
 from tests.builders import solid_image
-from tests.kv_prefix.tiny_models import ALL, DECODERS, ENCODER_DECODERS, PICTURE, Tiny, tiny
+from tests.kv_prefix.tiny_models import ALL, DECODERS, ENCODER_DECODERS, IMAGE, Tiny, tiny
 
-PROMPTS = ([10, PICTURE, 20, 21, 22, 23], [PICTURE, 30, 31])
+PROMPTS = ([10, IMAGE, 20, 21, 22, 23], [IMAGE, 30, 31])
 TEXTS = ([10, 20, 21, 22, 23], [30, 31])
 BEHIND = [50, 51, 52]
 
@@ -192,7 +192,7 @@ def test_layers_are_counted_from_the_embeddings_or_from_the_end(name: str) -> No
     assert [layer for layer in layers if hyper(name, layer).has_layer] == [*layers][1:-1]
 
 
-BATCH_TEXTS = ([PICTURE, 20, 31], [PICTURE, 44, 52, 61, 70])
+BATCH_TEXTS = ([IMAGE, 20, 31], [IMAGE, 44, 52, 61, 70])
 
 
 @pytest.mark.parametrize("layer", [-1, 1])

@@ -20,7 +20,7 @@ from tests.compression.tiny_models import (
     texts,
     word,
 )
-from tests.kv_prefix.tiny_models import ALL, END, PICTURE, START, tiny
+from tests.kv_prefix.tiny_models import ALL, END, IMAGE, START, tiny
 
 
 def test_passage_tokens_are_those_of_the_prompt() -> None:
@@ -135,7 +135,7 @@ def test_one_batch_equals_two_batches_with_and_without_image(name: str) -> None:
     def encode(prompts: Sequence[Prompt]) -> dict[str, Any]:
         parts = [prompt.messages[0].parts for prompt in prompts]
         return shown.inputs(
-            *([20, *(PICTURE if isinstance(one, Image) else 30 for one in row)] for row in parts)
+            *([20, *(IMAGE if isinstance(one, Image) else 30 for one in row)] for row in parts)
         )
 
     query = Query("who", (Image.from_pillow(Pillow.new("L", (4, 4))),))

@@ -14,7 +14,7 @@ from bottega.compression.model import CompressorConfig, RaccModel
 from bottega.image import Image
 from bottega.kv_prefix import Geometry
 from bottega.types import Example, Message, Prompt, Query
-from tests.kv_prefix.tiny_models import END, PICTURE, START, VOCABULARY, Tiny, tiny
+from tests.kv_prefix.tiny_models import END, IMAGE, START, VOCABULARY, Tiny, tiny
 
 USER, ASSISTANT = 10, 11
 FIRST_WORD = 20
@@ -31,7 +31,7 @@ def _turn(message: Message) -> list[int]:
 
 
 def _tokens(part: str | Image) -> list[int]:
-    return [word(one) for one in part.split()] if isinstance(part, str) else [PICTURE]
+    return [word(one) for one in part.split()] if isinstance(part, str) else [IMAGE]
 
 
 def speaking(tiny: Tiny) -> PromptEncoder:

@@ -12,7 +12,7 @@ def ask(text: str = "hello") -> Prompt:
 
 
 def shown(*shades: int) -> Prompt:
-    """A labelled demonstration for each shade but the last, which is asked for."""
+    """Return a prompt with a labelled demonstration per shade; the last shade is the query."""
     turns: list[Message] = []
     for shade in shades[:-1]:
         turns += [user(solid_image(shade)), Message("assistant", (f"label {shade}",))]

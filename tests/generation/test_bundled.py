@@ -83,8 +83,8 @@ def test_drawings_and_digits_are_not_photographs() -> None:
 
 @pytest.mark.parametrize("task", [GlyphTask(style="any"), FactTask(episodes=1, queries=5)])
 def test_synthetic_tasks_are_not_photographs(task: GlyphTask | FactTask) -> None:
-    drawn = task.generate(0)
-    images = [image for item in drawn.items[:60] for image in item.query.images]
+    sampled = task.generate(0)
+    images = [image for item in sampled.items[:60] for image in item.query.images]
     assert images
     assert not any(map(is_photograph, images))
 

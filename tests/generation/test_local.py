@@ -272,17 +272,17 @@ async def test_a_folder_without_a_vision_language_model_raises(tmp_path: Path) -
 
 
 async def test_an_unreachable_hub_is_requested_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
 
     def model_info(self: object, source: str, **_: object) -> None:
-        asked.append(source)
+        requested.append(source)
         raise ConnectionError("no route to the hub")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
     with pytest.raises(ModelLoadError, match="no route") as caught:
         await TransformersGenerator("nobody/nothing").load()
     assert "network" in caught.value.hint
-    assert asked == ["nobody/nothing"]
+    assert requested == ["nobody/nothing"]
 
 
 async def test_missing_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

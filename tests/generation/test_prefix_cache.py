@@ -25,9 +25,9 @@ def numbers(tokens: list[int]) -> IntArray:
 
 
 def add(prefixes: PrefixCache, tokens: list[int]) -> None:
-    known = prefixes.longest(numbers(tokens))
+    cached = prefixes.longest(numbers(tokens))
     after = np.arange(1, len(tokens) + 1)
-    prefixes.add(numbers(tokens), states(tokens)[:, :, known:].clone(), after[known:])
+    prefixes.add(numbers(tokens), states(tokens)[:, :, cached:].clone(), after[cached:])
 
 
 def distinct(sequences: list[list[int]]) -> int:
@@ -35,11 +35,11 @@ def distinct(sequences: list[list[int]]) -> int:
 
 
 @given(st.lists(WORDS, max_size=8), WORDS)
-def test_added_tokens_are_found(sequences: list[list[int]], asked: list[int]) -> None:
+def test_added_tokens_are_found(sequences: list[list[int]], query: list[int]) -> None:
     prefixes = PrefixCache(1 << 20)
     for one in sequences:
         add(prefixes, one)
-    for one in [*sequences, asked]:
+    for one in [*sequences, query]:
         length = prefixes.longest(numbers(one))
         starts = {tuple(other[:length]) for other in sequences}
         assert not length or tuple(one[:length]) in starts

@@ -1,4 +1,4 @@
-"""Prompts that begin alike are read once, and answered as if each had been read whole."""
+"""Shared prefixes are read once, and replies equal those of whole prompts."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.fast_vlm(tmp_path_factory.mktemp("model") / "fast_vlm")
 
 
-def scene(place: int, asked: str = "what is above") -> Message:
-    return Message("user", (SCENES[place], asked))
+def scene(place: int, question: str = "what is above") -> Message:
+    return Message("user", (SCENES[place], question))
 
 
-def taught(*places: int, asked: str = "what is above") -> Prompt:
+def chat(*places: int, question: str = "what is above") -> Prompt:
     """Every scene but the last with an answer."""
     turns = [turn for one in places[:-1] for turn in (scene(one), said(f"zero {one}"))]
-    return Prompt((*turns, scene(places[-1], asked)))
+    return Prompt((*turns, scene(places[-1], question)))
 
 
 def said(text: str) -> Message:
@@ -113,24 +113,24 @@ def counted(model: TransformersGenerator) -> Iterator[list[int]]:
     hook.remove()
 
 
-async def together(
+async def generate_all(
     model: TransformersGenerator, prompts: Sequence[Prompt], sampling: Sampling = SHORT
 ) -> list[Reply]:
     return await asyncio.gather(*(model.generate(prompt, sampling) for prompt in prompts))
 
 
-async def alike(
+async def check_equal_replies(
     whole: TransformersGenerator,
     shared: TransformersGenerator,
     prompts: Sequence[Prompt],
     sampling: Sampling = SHORT,
 ) -> None:
-    found = await together(shared, prompts, sampling)
-    assert_alike(found, [await whole.generate(prompt, sampling) for prompt in prompts])
+    found = await generate_all(shared, prompts, sampling)
+    assert_equal_replies(found, [await whole.generate(prompt, sampling) for prompt in prompts])
     assert reader_of(shared).enabled
 
 
-def assert_alike(found: Sequence[Reply], expected: Sequence[Reply]) -> None:
+def assert_equal_replies(found: Sequence[Reply], expected: Sequence[Reply]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.usage == other.usage
         for here, there in zip(one.completions, other.completions, strict=True):
@@ -142,50 +142,64 @@ async def test_a_search_in_waves_reuses_prefixes(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
     waves = [
-        [taught(0)],
-        [taught(0, 5), taught(0, 1, 5), taught(0, 4, 5), taught(3, 5)],  # of mixed lengths
-        [taught(0, 1, 2, 5), taught(0, 1, 3, 5), taught(0, 4, 2, 5), taught(2)],
+        [chat(0)],
+        [
+            chat(0, 5),
+            chat(0, 1, 5),
+            chat(0, 4, 5),
+            chat(3, 5),
+        ],  # of mixed lengths
+        [
+            chat(0, 1, 2, 5),
+            chat(0, 1, 3, 5),
+            chat(0, 4, 2, 5),
+            chat(2),
+        ],
         [ask("what is above"), ask("what is in the image"), ask("zero")],
     ]
     for wave in waves:
-        await alike(whole, shared, wave)
+        await check_equal_replies(whole, shared, wave)
     reader_of(shared).prefixes.clear()
     tokens = []
     for model in (whole, shared):
         with counted(model) as read:
             for wave in waves:
-                await together(model, wave)
+                await generate_all(model, wave)
         tokens.append(sum(read))
     assert tokens[1] < 0.75 * tokens[0]
 
 
 async def test_cached_tokens_are_not_read_again(shared: TransformersGenerator) -> None:
-    await together(shared, [taught(0, 1, 2)])
-    await together(shared, [taught(0, 1, 3)])  # the first of its kind is compared
+    await generate_all(shared, [chat(0, 1, 2)])
+    await generate_all(shared, [chat(0, 1, 3)])  # the first of its kind is compared
     with counted(shared) as read:
-        reply = await shared.generate(taught(0, 1, 5), SHORT)
-    rest = await shared.generate(taught(5), SHORT)
+        reply = await shared.generate(chat(0, 1, 5), SHORT)
+    rest = await shared.generate(chat(5), SHORT)
     assert 1 < sum(read) <= rest.usage.prompt_tokens < reply.usage.prompt_tokens
 
 
 async def test_a_batch_reads_a_shared_prefix_once(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
-    await alike(whole, shared, [taught(3, 1, 2), taught(3, 1, 4)])
-    prompts = [taught(0, 1, 2, 3, last) for last in (3, 4, 5)]
+    await check_equal_replies(whole, shared, [chat(3, 1, 2), chat(3, 1, 4)])
+    prompts = [chat(0, 1, 2, 3, last) for last in (3, 4, 5)]
     with counted(shared) as read:
-        found = await together(shared, prompts)
+        found = await generate_all(shared, prompts)
     assert sum(read) < 2 * found[0].usage.prompt_tokens
-    assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
+    assert_equal_replies(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
 
 
 async def test_samples_follow_their_seed(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
     warm = Sampling(temperature=1.0, max_tokens=4, n=3, seed=7)
-    for wave in ([taught(0, 1)], [taught(0, 2), taught(0, 1), taught(1, 5)], [taught(0, 1, 2)]):
-        await alike(whole, shared, wave, warm)
-    [one] = await together(shared, [taught(0, 1, 3)], warm)
+    for wave in (
+        [chat(0, 1)],
+        [chat(0, 2), chat(0, 1), chat(1, 5)],
+        [chat(0, 1, 2)],
+    ):
+        await check_equal_replies(whole, shared, wave, warm)
+    [one] = await generate_all(shared, [chat(0, 1, 3)], warm)
     assert len({completion.text for completion in one.completions}) > 1
 
 
@@ -193,45 +207,51 @@ async def test_shared_prefixes_may_end_within_a_turn(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
     prompts = [
-        taught(0, 1, asked=f"what is in the image above one two {end}")
+        chat(0, 1, question=f"what is in the image above one two {end}")
         for end in ("zero", "three", "three two one", "")
     ]
-    await alike(whole, shared, prompts[:2])
-    await alike(whole, shared, prompts)
+    await check_equal_replies(whole, shared, prompts[:2])
+    await check_equal_replies(whole, shared, prompts)
 
 
 async def test_a_prompt_may_be_a_prefix_of_another(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
-    begun = taught(0, 1)
-    longer = [Prompt((*begun.messages, said(text))) for text in ("one", "one two", "one two three")]
-    for wave in ([longer[2]], [longer[0], begun], [longer[1], longer[2], begun], [begun]):
-        await alike(whole, shared, wave)
+    started = chat(0, 1)
+    longer = [
+        Prompt((*started.messages, said(text))) for text in ("one", "one two", "one two three")
+    ]
+    for wave in ([longer[2]], [longer[0], started], [longer[1], longer[2], started], [started]):
+        await check_equal_replies(whole, shared, wave)
 
 
 async def test_different_images_between_equal_words_share_no_states(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
-    for wave in ([taught(0, 2)], [taught(3, 2), taught(0, 2)], [taught(0, 5), taught(3, 5)]):
-        await alike(whole, shared, wave)
-    one, other = await together(shared, [taught(0, 2), taught(3, 2)])
+    for wave in (
+        [chat(0, 2)],
+        [chat(3, 2), chat(0, 2)],
+        [chat(0, 5), chat(3, 5)],
+    ):
+        await check_equal_replies(whole, shared, wave)
+    one, other = await generate_all(shared, [chat(0, 2), chat(3, 2)])
     assert one.completions[0].logprob != pytest.approx(other.completions[0].logprob, abs=1e-3)
 
 
 async def test_a_failure_affects_its_request_only(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
-    await alike(whole, shared, [taught(0, 1), taught(0, 2)])
+    await check_equal_replies(whole, shared, [chat(0, 1), chat(0, 2)])
     damaged = Image.from_bytes(solid_image(1, (64, 64)).data[:-40])
     broken = [Message("user", (damaged,)), Message("user", (SCENES[3], "\ud800"))]
-    prompts = [Prompt((*taught(0, 1).messages, said("one"), turn)) for turn in broken]
+    prompts = [Prompt((*chat(0, 1).messages, said("one"), turn)) for turn in broken]
     good, bad, worse, other = await asyncio.gather(
-        *(shared.generate(one, SHORT) for one in (taught(0, 3), *prompts, taught(0, 4))),
+        *(shared.generate(one, SHORT) for one in (chat(0, 3), *prompts, chat(0, 4))),
         return_exceptions=True,
     )
     assert isinstance(bad, ImageError) and isinstance(worse, GenerationError)
     assert isinstance(good, Reply) and isinstance(other, Reply)
-    await alike(whole, shared, [taught(0, 3), taught(0, 4)])
+    await check_equal_replies(whole, shared, [chat(0, 3), chat(0, 4)])
 
 
 async def test_wrong_states_are_detected_and_never_used(
@@ -247,9 +267,9 @@ async def test_wrong_states_are_detected_and_never_used(
         return cache
 
     monkeypatch.setattr(PrefixInputBuilder, "_cache", wrong)
-    prompts = [taught(0, 1, 2), taught(0, 1, 5), taught(3, 2)]
+    prompts = [chat(0, 1, 2), chat(0, 1, 5), chat(3, 2)]
     found = [await shared.generate(prompt, SHORT) for prompt in prompts]
-    assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
+    assert_equal_replies(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
     assert not reader_of(shared).enabled
     assert reader_of(shared).prefixes.nbytes == 0
 
@@ -257,9 +277,9 @@ async def test_wrong_states_are_detected_and_never_used(
 async def test_a_bidirectional_model_reads_whole_prompts(tmp_path: Path) -> None:
     folder = tiny_models.pali_gemma(tmp_path / "pali_gemma")
     whole, ahead = TransformersGenerator(folder, prefix_cache_mb=0), TransformersGenerator(folder)
-    prompts = [taught(0, 1, 2), taught(0, 1, 5), taught(0, 1, 3)]
+    prompts = [chat(0, 1, 2), chat(0, 1, 5), chat(0, 1, 3)]
     found = [await ahead.generate(prompt, SHORT) for prompt in prompts]
-    assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
+    assert_equal_replies(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
     assert not reader_of(ahead).enabled
     await whole.aclose()
     await ahead.aclose()
@@ -337,12 +357,12 @@ def test_random_prompt_families_give_equal_replies(
         Prompt(
             (
                 *(turn for place, text in turns for turn in (scene(place, text), said(text))),
-                Message("user", (asked,)),
+                Message("user", (question,)),
             )
         )
-        for turns, asked in family
+        for turns, question in family
     ]
-    asyncio.run(alike(whole, shared, prompts, sampling))
+    asyncio.run(check_equal_replies(whole, shared, prompts, sampling))
     assert reader_of(shared).prefixes.nbytes <= keep
 
 
@@ -356,8 +376,8 @@ async def test_the_apprentice_gives_equal_replies() -> None:
     replies = []
     for keep in (0, 16):
         model = TransformersGenerator(bundled_folder("apprentice"), threads=1, prefix_cache_mb=keep)
-        waves = [await together(model, prompts[i : i + 5]) for i in range(0, 40, 5)]
+        waves = [await generate_all(model, prompts[i : i + 5]) for i in range(0, 40, 5)]
         replies.append([reply for wave in waves for reply in wave])
         assert keep == 0 or reader_of(model).enabled
         await model.aclose()
-    assert_alike(*replies)
+    assert_equal_replies(*replies)

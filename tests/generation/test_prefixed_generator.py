@@ -1,4 +1,4 @@
-"""Answers behind keys and values that the model did not read itself."""
+"""Generation with KV prefixes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ GREEDY = Sampling(max_tokens=12)
 OPENING = ("<bos>", "<answer>", "unknown", "<end>")  # of the bundled model's prompts
 
 
-def asked(query: Query, *passages: str) -> Prompt:
-    told = [Message("user", (passage,)) for passage in passages]
-    return Prompt((*told, Message("user", (*query.images, query.text))))
+def to_prompt(query: Query, *passages: str) -> Prompt:
+    passages_turns = [Message("user", (passage,)) for passage in passages]
+    return Prompt((*passages_turns, Message("user", (*query.images, query.text))))
 
 
 def right(item: Example) -> str:
@@ -37,7 +37,7 @@ async def read(model: TransformersGenerator, text: str, opening: str = "") -> Pr
 
 
 def _prefix(loaded: LoadedModel, text: str, opening: str) -> Prefix:
-    """A passage alone, behind nothing unless it is said what opens a prompt."""
+    """Return a prefix of one passage; `opening` counts the prompt tokens that it contains."""
     ids = loaded.processor.tokenizer(f"{opening}<passage>{text}<end>", return_tensors="pt")
     with torch.inference_mode():
         cache = loaded.model(**ids, use_cache=True).past_key_values
@@ -53,7 +53,7 @@ async def answers(model: TransformersGenerator, items: Sequence[Example]) -> lis
     prefixes = [await read(model, right(item)) for item in items]
     replies = await asyncio.gather(
         *(
-            model.with_prefix(prefix).generate(asked(item.query), GREEDY)
+            model.with_prefix(prefix).generate(to_prompt(item.query), GREEDY)
             for item, prefix in zip(items, prefixes, strict=True)
         )
     )
@@ -61,12 +61,12 @@ async def answers(model: TransformersGenerator, items: Sequence[Example]) -> lis
 
 
 async def test_the_prefix_answers_the_prompt(model: TransformersGenerator) -> None:
-    """Prefixes and prompts of different lengths, all asked at once."""
+    """Prefixes and prompts of different lengths in one batch."""
     said = await answers(model, TASK.items)
 
     hits = sum(one == item.answer for one, item in zip(said, TASK.items, strict=True))
     assert hits >= 19  # the bundled model itself reads 97 of 100 such passages
-    alone = await model.generate(asked(TASK.items[0].query), GREEDY)
+    alone = await model.generate(to_prompt(TASK.items[0].query), GREEDY)
     assert alone.completions[0].text == "unknown"
 
 
@@ -77,9 +77,9 @@ async def test_batched_requests_keep_their_own_prefixes(
     first, second = await read(model, right(one)), await read(model, right(other))
 
     replies = await asyncio.gather(
-        model.with_prefix(first).generate(asked(one.query), GREEDY),
-        model.generate(asked(one.query), GREEDY),
-        model.with_prefix(second).generate(asked(other.query), GREEDY),
+        model.with_prefix(first).generate(to_prompt(one.query), GREEDY),
+        model.generate(to_prompt(one.query), GREEDY),
+        model.with_prefix(second).generate(to_prompt(other.query), GREEDY),
     )
 
     said = [reply.completions[0].text for reply in replies]
@@ -92,10 +92,10 @@ async def test_prompt_tokens_in_the_prefix_are_skipped(
     """Prompts of different lengths in one batch, whose padding comes before their openings. They
     show one passage, and the prefix holds another in its place."""
     items = TASK.items[:4]
-    prompts = [asked(item.query, right(item)) for item in items]
+    prompts = [to_prompt(item.query, right(item)) for item in items]
 
     def openings(loaded: LoadedModel) -> list[int]:
-        bare = [asked(item.query) for item in items]
+        bare = [to_prompt(item.query) for item in items]
         whole, question = (
             [loaded.encode([one])["input_ids"].shape[1] for one in some] for some in (prompts, bare)
         )
@@ -112,7 +112,7 @@ async def test_prompt_tokens_in_the_prefix_are_skipped(
 
     assert len(set(held)) > 1
     for reply, item in zip(said, items, strict=True):
-        expected = await model.generate(asked(item.query, other), GREEDY)
+        expected = await model.generate(to_prompt(item.query, other), GREEDY)
         assert reply.completions[0].text == expected.completions[0].text != item.answer
         assert reply.completions[0].logprob == pytest.approx(
             expected.completions[0].logprob, abs=1e-3
@@ -124,10 +124,10 @@ async def test_samples_share_their_prefix(model: TransformersGenerator) -> None:
     prefix = await read(model, right(item))
     sampling = Sampling(temperature=0.3, n=3, seed=1, max_tokens=12)
 
-    reply = await model.with_prefix(prefix).generate(asked(item.query), sampling)
+    reply = await model.with_prefix(prefix).generate(to_prompt(item.query), sampling)
 
     assert [one.text for one in reply.completions] == [item.answer] * 3
-    greedy = await model.with_prefix(prefix).generate(asked(item.query), GREEDY)
+    greedy = await model.with_prefix(prefix).generate(to_prompt(item.query), GREEDY)
     assert greedy.usage.prompt_tokens == reply.usage.prompt_tokens
 
 
@@ -135,26 +135,28 @@ async def test_a_prefix_of_another_model_is_refused(model: TransformersGenerator
     small = np.zeros((2, 4, 8), np.float32)
 
     with pytest.raises(SettingError, match="a prefix for this model must have"):
-        await model.with_prefix(Prefix(((small, small),))).generate(asked(Query("?")), GREEDY)
+        await model.with_prefix(Prefix(((small, small),))).generate(to_prompt(Query("?")), GREEDY)
 
 
 async def test_closing_a_prefixed_generator_keeps_the_model(
     model: TransformersGenerator,
 ) -> None:
     item = TASK.items[0]
-    behind = model.with_prefix(await read(model, right(item)))
-    assert (behind.name, behind.turns_only) == (model.name, True)
+    prefixed = model.with_prefix(await read(model, right(item)))
+    assert (prefixed.name, prefixed.turns_only) == (model.name, True)
 
-    await behind.aclose()
+    await prefixed.aclose()
 
-    assert (await behind.generate(asked(item.query), GREEDY)).completions[0].text == item.answer
+    assert (await prefixed.generate(to_prompt(item.query), GREEDY)).completions[
+        0
+    ].text == item.answer
 
 
 def test_only_in_process_models_accept_prefixes(model: TransformersGenerator) -> None:
     from bottega.generation import OpenAIGenerator
 
     assert isinstance(model, PrefixGenerator)
-    assert not hasattr(OpenAIGenerator, "behind")
+    assert not hasattr(OpenAIGenerator, "with_prefix")
 
 
 async def test_an_unloaded_model_raises() -> None:

@@ -82,4 +82,4 @@ def test_end_tokens_limits_and_stops_cut_the_text(
 def test_impossible_sampling_settings_raise(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=next(iter(wrong))) as caught:
         Sampling(**wrong)
-    assert "or more" in caught.value.hint
+    assert "or more" in f"{caught.value} {caught.value.hint}"

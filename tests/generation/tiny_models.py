@@ -204,7 +204,7 @@ def qwen2_5_vl(folder: Path) -> Path:
 
 
 def pali_gemma(folder: Path) -> Path:
-    """Every token of a prompt sees all of it, so that nothing of it can be read alone."""
+    """Model with bidirectional attention: no part of a prompt can be read separately."""
     config = hf.PaliGemmaConfig(
         text_config={"model_type": "gemma", **TEXT, "head_dim": 16},
         vision_config={"model_type": "siglip_vision_model", **EYE, "projection_dim": 64},

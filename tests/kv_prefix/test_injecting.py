@@ -12,8 +12,8 @@ from tests.kv_prefix.tiny_models import (
     BEFORE,
     DECODERS,
     ENCODER_DECODERS,
+    IMAGE,
     PAD,
-    PICTURE,
     PROMPTS,
     Tiny,
     random_prefix,
@@ -33,7 +33,7 @@ def labels_for(model: Tiny, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def real_logits(model: Tiny, prompt: Sequence[int], first: int) -> Tensor:
-    """Of the prompt behind the real text BEFORE, (length, vocabulary), read in one piece."""
+    """Return the logits (length, vocabulary) of the prompt after the text BEFORE."""
     logits: Tensor = model.model(**model.inputs([*BEFORE, *prompt], first=first)).logits
     return logits[0, len(BEFORE) :]
 
@@ -70,12 +70,12 @@ def test_the_scores_depend_on_prefix_image_and_prompt(name: str) -> None:
     if model.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.tensor([[PAD]])
     prefix, other = (random_prefix(model.model, 1, seed=seed) for seed in (0, 1))
-    picture = {**inputs, "pixel_values": inputs["pixel_values"] + 1.0}
+    image = {**inputs, "pixel_values": inputs["pixel_values"] + 1.0}
     prompt = {
         **inputs,
         "input_ids": torch.where(inputs["input_ids"] == 20, 77, inputs["input_ids"]),
     }
-    pairs = [(prefix, inputs), (other, inputs), (prefix, picture), (prefix, prompt)]
+    pairs = [(prefix, inputs), (other, inputs), (prefix, image), (prefix, prompt)]
     first, *others = [forward(model.model, kv, shown).logits for kv, shown in pairs]
     assert all((first - one).abs().max() > 1e-3 for one in others)
 
@@ -119,7 +119,7 @@ def test_a_text_without_an_image_goes_to_the_language_model() -> None:
 
 def test_a_prefix_may_contain_an_image() -> None:
     model = tiny("llava")
-    prefix = read(model.model, model.inputs([1, PICTURE, 40]))
-    whole = model.model(**model.inputs([1, PICTURE, 40, PICTURE, 20])).logits
-    scores = forward(model.model, prefix, model.inputs([PICTURE, 20], first=1))
+    prefix = read(model.model, model.inputs([1, IMAGE, 40]))
+    whole = model.model(**model.inputs([1, IMAGE, 40, IMAGE, 20])).logits
+    scores = forward(model.model, prefix, model.inputs([IMAGE, 20], first=1))
     torch.testing.assert_close(scores.logits, whole[:, prefix.length :], atol=1e-4, rtol=1e-4)

@@ -15,17 +15,17 @@ from tests.kv_prefix.tiny_models import (
     ALL,
     DECODERS,
     ENCODER_DECODERS,
-    NO_PICTURES,
+    IMAGE,
     PAD,
-    PICTURE,
     PROMPTS,
+    TEXT_ONLY,
     Tiny,
     random_prefix,
     tiny,
 )
 
 QWENS = ["qwen2_vl", "qwen2_5_vl"]
-WITHOUT: dict[str, Any] = {"max_new_tokens": 4, **NO_PICTURES}
+WITHOUT: dict[str, Any] = {"max_new_tokens": 4, **TEXT_ONLY}
 
 
 def scored(model: Tiny, prefix: KeyValues, inputs: dict[str, Tensor]) -> Tensor:
@@ -55,7 +55,7 @@ def test_generate_reads_the_prompt_from_its_first_token(name: str, place: int) -
     """BLIP's wrappers cut as many of the prompt's embeddings as the cache holds tokens."""
     model = tiny(name)
     prefix = random_prefix(model.model, 1, length=4)
-    prompt = [10, 11, 12, 13, PICTURE, 20]
+    prompt = [10, 11, 12, 13, IMAGE, 20]
     other = [77 if index == place else token for index, token in enumerate(prompt)]
     logits = [first_logits(model, prefix, model.inputs(ids)) for ids in (prompt, other)]
     assert (logits[0] - logits[1]).abs().max() > 1e-4
@@ -87,7 +87,7 @@ def test_a_prefix_can_be_used_repeatedly(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_the_prefix_leaves_cross_attention_to_the_encoder(name: str) -> None:
-    """What is in its cache already is taken for the prompt, which is then never read."""
+    """A non-empty cross-attention cache would replace the prompt."""
     model = tiny(name)
     cache = Batch(model.model, model.inputs(PROMPTS[0])).cache(random_prefix(model.model, 1))
     assert cache.self_attention_cache.get_seq_length() == 4
@@ -130,7 +130,7 @@ def test_images_need_token_types(name: str) -> None:
     ["inputs_embeds", "past_key_values", "position_ids", "decoder_attention_mask", "labels"],
 )
 def test_inputs_that_could_contradict_the_prefix_are_refused(name: str) -> None:
-    """Embeddings without ids, for one, leave Qwen's pictures without positions."""
+    """For example, embeddings without ids leave Qwen's images without positions."""
     model = tiny("qwen2_vl")
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
     for call in (forward, generate):

@@ -17,11 +17,11 @@ from bottega.kv_prefix import Geometry, KeyValues
 
 hf: Any = transformers  # half annotated
 VOCABULARY = 96
-PAD, START, END, PICTURE = 0, 1, 2, 3
+PAD, START, END, IMAGE = 0, 1, 2, 3
 BEFORE = [START, 40, 41, 42, 43]  # a text that a prefix is read from
-PROMPTS = ([10, PICTURE, 20, 21, 22, 23], [PICTURE, 30, 31])
-# A model that draws a picture's token would be asked for the picture.
-NO_PICTURES: dict[str, Any] = {"suppress_tokens": [PICTURE, 4]}
+PROMPTS = ([10, IMAGE, 20, 21, 22, 23], [IMAGE, 30, 31])
+# A generated image token would require an image.
+TEXT_ONLY: dict[str, Any] = {"suppress_tokens": [IMAGE, 4]}
 TEXT = {
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -67,10 +67,10 @@ VISION = {
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model, and how its processor would show it pictures."""
+    """Model with the image inputs of its processor."""
 
     model: Any
-    tokens: int  # a picture's
+    tokens: int  # per image
     show: Callable[[Tensor], dict[str, Tensor]]
     size: int = 16
 
@@ -81,7 +81,7 @@ class Tiny:
     def inputs(
         self, *prompts: Sequence[int], first: int = 0, side: str = "left"
     ) -> dict[str, Tensor]:
-        """The prompts padded; PICTURE stands for the next picture, counted from `first`."""
+        """Return padded prompts; IMAGE stands for the next image, counted from `first`."""
         rows = [self._expanded(prompt) for prompt in prompts]
         width = max(map(len, rows))
         gaps = [[PAD] * (width - len(row)) for row in rows]
@@ -90,20 +90,18 @@ class Tiny:
         real = [[0] * len(g) + [1] * len(r) for g, r in zip(gaps, rows, strict=True)]
         mask = torch.tensor(real if left else [line[::-1] for line in real])
         inputs = {"input_ids": torch.tensor(ids), "attention_mask": mask}
-        if count := sum(list(prompt).count(PICTURE) for prompt in prompts):
-            inputs |= self.show(_pictures(self.size)[first : first + count])
+        if count := sum(list(prompt).count(IMAGE) for prompt in prompts):
+            inputs |= self.show(_images(self.size)[first : first + count])
             if "image_grid_thw" in inputs:
-                inputs["mm_token_type_ids"] = (inputs["input_ids"] == PICTURE).int()
+                inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).int()
         return inputs
 
     def _expanded(self, prompt: Sequence[int]) -> list[int]:
-        return [
-            one for token in prompt for one in [token] * (self.tokens if token == PICTURE else 1)
-        ]
+        return [one for token in prompt for one in [token] * (self.tokens if token == IMAGE else 1)]
 
 
 @cache
-def _pictures(size: int) -> Tensor:
+def _images(size: int) -> Tensor:
     return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(7))
 
 
@@ -124,23 +122,23 @@ def _built(architecture: Any, config: Any) -> Any:
     return model
 
 
-def _pixels(pictures: Tensor) -> dict[str, Tensor]:
-    return {"pixel_values": pictures}
+def _pixels(images: Tensor) -> dict[str, Tensor]:
+    return {"pixel_values": images}
 
 
-def _asked(pictures: Tensor) -> dict[str, Tensor]:
-    question = 5 + (10 * pictures[:, 0, 0, :3].abs()).long() % 20
-    return {"pixel_values": pictures, "qformer_input_ids": question}
+def _with_question(images: Tensor) -> dict[str, Tensor]:
+    question = 5 + (10 * images[:, 0, 0, :3].abs()).long() % 20
+    return {"pixel_values": images, "qformer_input_ids": question}
 
 
-def _rows(pictures: Tensor) -> dict[str, Tensor]:
-    return {"pixel_values": pictures[:, None]}
+def _rows(images: Tensor) -> dict[str, Tensor]:
+    return {"pixel_values": images[:, None]}
 
 
-def _patches(pictures: Tensor) -> dict[str, Tensor]:
-    count = len(pictures)
+def _patches(images: Tensor) -> dict[str, Tensor]:
+    count = len(images)
     return {
-        "pixel_values": pictures.reshape(count * 24, -1)[:, :96],
+        "pixel_values": images.reshape(count * 24, -1)[:, :96],
         "image_grid_thw": torch.tensor([[1, 4, 6]] * count),
     }
 
@@ -159,7 +157,7 @@ def _blip(name: str, text: dict[str, Any], **queries: Any) -> Any:
             "attention_probs_dropout_prob": 0.0,
         },
         num_query_tokens=3,
-        image_token_index=PICTURE,
+        image_token_index=IMAGE,
         **queries,
     )
     model = _built(getattr(hf, f"{name}ForConditionalGeneration"), config)
@@ -168,16 +166,16 @@ def _blip(name: str, text: dict[str, Any], **queries: Any) -> Any:
 
 
 def instructblip_opt() -> Tiny:
-    return Tiny(_blip("InstructBlip", OPT), 3, _asked)
+    return Tiny(_blip("InstructBlip", OPT), 3, _with_question)
 
 
 def instructblip_llama() -> Tiny:
     """With grouped queries: fewer heads of keys and values than of queries."""
-    return Tiny(_blip("InstructBlip", {**LLAMA, "num_key_value_heads": 2}), 3, _asked)
+    return Tiny(_blip("InstructBlip", {**LLAMA, "num_key_value_heads": 2}), 3, _with_question)
 
 
 def instructblip_t5() -> Tiny:
-    return Tiny(_blip("InstructBlip", T5), 3, _asked)
+    return Tiny(_blip("InstructBlip", T5), 3, _with_question)
 
 
 def blip2_opt() -> Tiny:
@@ -192,7 +190,7 @@ def _qwen(name: str, **vision: Any) -> Tiny:
     config = getattr(hf, f"{name}Config")(
         text_config={**LLAMA, "model_type": "", "num_key_value_heads": 2, "rope_parameters": ROPE},
         vision_config={"depth": 1, "num_heads": 2, "patch_size": 4, **vision},
-        image_token_id=PICTURE,
+        image_token_id=IMAGE,
         video_token_id=4,
         vision_start_token_id=5,
         vision_end_token_id=6,
@@ -212,7 +210,7 @@ def _idefics(name: str, **text: Any) -> Tiny:
     config = getattr(hf, f"{name}Config")(
         text_config={**LLAMA, **text},
         vision_config={**VISION, "image_size": 32},
-        image_token_id=PICTURE,
+        image_token_id=IMAGE,
         scale_factor=2,
         pad_token_id=PAD,
     )
@@ -231,7 +229,7 @@ def llava_config(**text: Any) -> Any:
     return hf.LlavaConfig(
         text_config={**LLAMA, **text},
         vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **VISION},
-        image_token_index=PICTURE,
+        image_token_index=IMAGE,
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
     )

@@ -47,7 +47,7 @@ def said(reply: str, query: Query = CITIES) -> str | None:
         ("Answer: I cannot say", None),
         ("not (A), not (B)\nAnswer: **c**", "New York"),
         ("<think>(A) or (B)</think>(C)", "New York"),
-        # Beyond the official parse: a choice that stands alone.
+        # Beyond the official parse: a reply that is only a choice.
         ("b", "Paris"),
         ("**B**", "Paris"),
         ("B. Paris", "Paris"),
@@ -85,10 +85,10 @@ def test_confidence_and_rationale_are_kept() -> None:
 def test_unparsable_replies_may_become_random_without_confidence() -> None:
     draw = ChoiceParser(unparsable="random", seed=3)
     silent = Completion("no idea\nConfidence: 1", logprob=0.0)
-    drawn = [draw(Query("?", choices=CITIES.choices, id=str(i)), silent) for i in range(300)]
-    assert set(Counter(a.text for a in drawn)) == set(CITIES.choices)
-    assert min(Counter(a.text for a in drawn).values()) > 60
-    assert {a.confidence for a in drawn} == {None}
+    sampled = [draw(Query("?", choices=CITIES.choices, id=str(i)), silent) for i in range(300)]
+    assert set(Counter(a.text for a in sampled)) == set(CITIES.choices)
+    assert min(Counter(a.text for a in sampled).values()) > 60
+    assert {a.confidence for a in sampled} == {None}
     assert draw(CITIES, silent) == ChoiceParser(unparsable="random", seed=3)(CITIES, silent)
     others = {ChoiceParser(unparsable="random", seed=s)(CITIES, silent).text for s in range(20)}
     assert len(others) > 1
@@ -156,12 +156,12 @@ def test_stored_replies_match_the_official_parse() -> None:
     rows = [row for row in stored() if row["question_type"] == "multiple-choice"]
     assert len(rows) == 847
     unlike: list[str] = []
-    drawn = alone = 0
+    sampled = alone = 0
     for row in rows:
         options: dict[str, str] = row["index2ans"]
         answer = said(row["response"], Query("?", choices=tuple(options.values())))
         if drew(row["response"], options):
-            drawn += 1
+            sampled += 1
             alone += answer is not None
             continue
         official = options[row["parsed"]]
@@ -170,11 +170,11 @@ def test_stored_replies_match_the_official_parse() -> None:
             unlike.append(row["id"])
     assert unlike == []
     # The official code drew a letter for 48; five of these say nothing but a choice.
-    assert (drawn, alone) == (48, 5)
+    assert (sampled, alone) == (48, 5)
 
 
 def drew(reply: str, options: dict[str, str]) -> bool:
-    """Whether nothing in the reply can have told the official code which choice is meant."""
+    """Return whether the reply contains no choice for the official code."""
     words = f" {reply.strip(',.!?;:' + chr(39))} "
     letters = any(f"({letter})" in words or f" {letter} " in words for letter in options)
     texts = len(words.split()) > 5 and any(o.lower() in words.lower() for o in options.values())

@@ -27,11 +27,11 @@ from bottega.types import Candidate, Completion, Example, Message, Query
 from tests.builders import solid_image
 
 QUERY = Query("Which bank?", (solid_image(77),), choices=("left", "right"))
-KNOWN = Query("Which side?", (solid_image(1),), choices=("north", "south"))
-WORKED = Example(KNOWN, "south", rationale="It faces the sun.")
+LABELLED = Query("Which side?", (solid_image(1),), choices=("north", "south"))
+WORKED = Example(LABELLED, "south", rationale="It faces the sun.")
 HELPFUL = "You are a helpful assistant."
 OPTIONS = "(A) left\n(B) right"
-KNOWN_OPTIONS = "(A) north\n(B) south"
+LABELLED_OPTIONS = "(A) north\n(B) south"
 
 SCIENCE = (
     "You are a helpful assistant. When given a question and an image, please analyze the content"
@@ -109,7 +109,7 @@ def test_prompts_match_the_paper(form: PromptTemplate, system: str, ask: str, an
     assert form(QUERY, []).messages == (first, last)
     assert form(QUERY, [Candidate(WORKED, 1.0)]).messages == (
         first,
-        Message("user", (solid_image(1), f"Which side?\n{KNOWN_OPTIONS}{ask}")),
+        Message("user", (solid_image(1), f"Which side?\n{LABELLED_OPTIONS}{ask}")),
         Message("assistant", (answer,)),
         last,
     )
@@ -135,8 +135,8 @@ def test_open_questions_of_mmmu_ask_for_a_phrase() -> None:
             f"{how}. BECAUSE: xxx' (without quotes). Think step by step before answering.",
         ),
     ):
-        asked = form(Query("How many?"), []).messages[-1].parts
-        assert asked == (f"How many?\nAnswer with a number, a word or a short phrase{ask}",)
+        turn = form(Query("How many?"), []).messages[-1].parts
+        assert turn == (f"How many?\nAnswer with a number, a word or a short phrase{ask}",)
 
 
 def test_a_demonstration_without_a_rationale_keeps_the_format() -> None:
@@ -156,7 +156,7 @@ READ = [(form, FINAL) for form, *_ in FORMS] + [
 def test_formats_are_parsed_back(form: PromptTemplate, parse: Parser) -> None:
     """What a demonstration answers is what a parser reads, with its rationale if it was shown."""
     shown = form(QUERY, [Candidate(WORKED, 1.0)]).messages[2].parts[0]
-    answer = RationaleParser(parse)(KNOWN, Completion(str(shown)))
+    answer = RationaleParser(parse)(LABELLED, Completion(str(shown)))
     assert (answer.text, answer.labels) == ("south", ("south",))
     assert answer.rationale == (WORKED.rationale if form.rationale_format else None)
 
@@ -175,7 +175,7 @@ def test_explanation_prompts_contain_the_answer() -> None:
             "user",
             (
                 solid_image(1),
-                f"**User Question:** Which side?\n{KNOWN_OPTIONS}\n**Answer:** (B) south\n"
+                f"**User Question:** Which side?\n{LABELLED_OPTIONS}\n**Answer:** (B) south\n"
                 "**System Prompt:** Please describe your thought process in a step-by-step,"
                 " structured manner, ensuring that each step logically leads to the final answer."
                 " Let's think step by step.",
@@ -187,13 +187,13 @@ def test_explanation_prompts_contain_the_answer() -> None:
 
 
 def test_conclusion_prompts_hide_the_answer() -> None:
-    assert ConclusionPrompter()(KNOWN, "{Look} up.").messages == (
+    assert ConclusionPrompter()(LABELLED, "{Look} up.").messages == (
         Message("system", (HELPFUL,)),
         Message(
             "user",
             (
                 solid_image(1),
-                f"**User Question:** Which side?\n{KNOWN_OPTIONS}\n"
+                f"**User Question:** Which side?\n{LABELLED_OPTIONS}\n"
                 "**THOUGHT PROCESS:** {Look} up.\nAnswer with the letter of the right choice.",
             ),
         ),
@@ -207,7 +207,7 @@ def test_conclusion_prompts_hide_the_answer() -> None:
 
 def test_continuation_prompts_begin_the_assistant_turn() -> None:
     brief = InterleavedPrompter(show_choices=False)
-    assert ContinuationPrompter(brief)(KNOWN, "{Look} up.").messages == (
+    assert ContinuationPrompter(brief)(LABELLED, "{Look} up.").messages == (
         Message("user", (solid_image(1), "Which side?")),
         Message("assistant", ("{Look} up.\nAnswer:",)),
     )
@@ -215,9 +215,9 @@ def test_continuation_prompts_begin_the_assistant_turn() -> None:
 
 def test_queries_without_letters_ask_for_words() -> None:
     many = tuple(f"kind {i}" for i in range(27))
-    (_, asked) = ConclusionPrompter()(Query("Which?", choices=many), "Look.").messages
-    assert "- kind 26\n" in str(asked.parts[0]) and "(A)" not in str(asked.parts[0])
-    assert str(asked.parts[0]).endswith("a short phrase.")
+    (_, turn) = ConclusionPrompter()(Query("Which?", choices=many), "Look.").messages
+    assert "- kind 26\n" in str(turn.parts[0]) and "(A)" not in str(turn.parts[0])
+    assert str(turn.parts[0]).endswith("a short phrase.")
     (_, explained) = ExplanationPrompter()(
         Example(Query("Which?", choices=many), "kind 26")
     ).messages

@@ -98,9 +98,9 @@ def test_a_shared_question_is_in_the_first_and_last_turn() -> None:
 
 
 def test_the_question_is_repeated_after_a_passage() -> None:
-    told = Candidate(Example(Query(QUESTION, (solid_image(5),)), ""), 0.0)
+    passage = Candidate(Example(Query(QUESTION, (solid_image(5),)), ""), 0.0)
     first, second = candidates("cat", "dog")
-    messages = InterleavedPrompter(repeat_question=False)(QUERY, [first, told, second]).messages
+    messages = InterleavedPrompter(repeat_question=False)(QUERY, [first, passage, second]).messages
     assert messages[3].parts == (solid_image(1), QUESTION)
 
 
@@ -126,17 +126,17 @@ def test_appendix_a_shows_no_rationales() -> None:
 
 
 def test_a_passage_is_a_user_turn_alone() -> None:
-    told = [Candidate(Example(Query("The home of babra is zapun"), ""), 0.0)]
-    messages = InterleavedPrompter(repeat_question=False)(QUERY, told).messages
+    passage = [Candidate(Example(Query("The home of babra is zapun"), ""), 0.0)]
+    messages = InterleavedPrompter(repeat_question=False)(QUERY, passage).messages
     assert [m.role for m in messages] == ["user", "user"]
     assert messages[0].parts == ("The home of babra is zapun",)
-    [message] = AppendixAPrompter()(QUERY, told).messages
+    [message] = AppendixAPrompter()(QUERY, passage).messages
     assert message.parts[0] == "The home of babra is zapun\n"
 
 
 def test_a_passages_own_text_is_always_shown() -> None:
-    told = [Candidate(Example(Query(QUESTION, (solid_image(5),)), ""), 0.0)]
-    first = InterleavedPrompter(repeat_question=False)(QUERY, told).messages[0]
+    passage = [Candidate(Example(Query(QUESTION, (solid_image(5),)), ""), 0.0)]
+    first = InterleavedPrompter(repeat_question=False)(QUERY, passage).messages[0]
     assert first.parts == (solid_image(5), QUESTION)
 
 
@@ -195,10 +195,10 @@ def test_a_master_is_asked_for_reasoning_before_the_answer() -> None:
     shown = Candidate(Example(QUERY, "cat", rationale="whiskers"), 1.0)
     messages = ReasoningPrompter()(Query("Which?", choices=("cat", "dog")), [shown]).messages
     assert [m.role for m in messages] == ["user", "assistant", "user"]
-    asked = str(messages[-1].parts[0])
-    assert asked.startswith("Which?\nChoose one of these:\n- cat\n- dog\nExplain your reasoning")
-    assert "nothing else" not in asked
-    assert 'begins with "Answer:"' in asked
+    text = str(messages[-1].parts[0])
+    assert text.startswith("Which?\nChoose one of these:\n- cat\n- dog\nExplain your reasoning")
+    assert "nothing else" not in text
+    assert 'begins with "Answer:"' in text
     assert "Choose" not in str(ReasoningPrompter()(Query("Which?"), []).messages[-1].parts[0])
 
 
@@ -218,12 +218,12 @@ def turns(form: PromptTemplate, example: Example) -> list[Message]:
 
 
 def test_a_template_formats_every_turn() -> None:
-    asked = "Which {one}?\nA: {cat}\nB: dog\nSay {letter}."
+    text = "Which {one}?\nA: {cat}\nB: dog\nSay {letter}."
     assert turns(FORM, WORKED) == [
         Message("system", ("Be brief.",)),
-        Message("user", (solid_image(1), asked)),
+        Message("user", (solid_image(1), text)),
         Message("assistant", ("It {barks}. So B.",)),
-        Message("user", (solid_image(77), asked)),
+        Message("user", (solid_image(77), text)),
     ]
 
 

@@ -12,7 +12,7 @@ from bottega.rationales import RationaleGenerator, RationaleResult
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
 from tests.builders import solid_image
 
-KNOWN = Example(Query("Which?", (solid_image(1),), ("left", "right")), "right", id="k")
+LABELLED = Example(Query("Which?", (solid_image(1),), ("left", "right")), "right", id="k")
 ALL = ["B"] * 4
 
 
@@ -32,7 +32,7 @@ class Thinker:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         self.samplings.append(sampling)
-        if prompt == ExplanationPrompter()(KNOWN):
+        if prompt == ExplanationPrompter()(LABELLED):
             texts = list(self.said)
         else:
             texts = await self._predict(prompt)
@@ -41,7 +41,7 @@ class Thinker:
 
     async def _predict(self, prompt: Prompt) -> list[str]:
         (rationale,) = (
-            one for one in self.said if prompt == ConclusionPrompter()(KNOWN.query, one)
+            one for one in self.said if prompt == ConclusionPrompter()(LABELLED.query, one)
         )
         self.predicted.append(rationale)
         self.now += 1
@@ -63,7 +63,7 @@ def dollar(model: str, usage: Usage, /) -> float:
 
 async def made(thinker: Thinker, **settings: object) -> RationaleResult:
     options = {"candidates": len(thinker.said), "predictions": 4, "price": dollar} | settings
-    return await RationaleGenerator(thinker, **options).make(KNOWN)  # type: ignore[arg-type]
+    return await RationaleGenerator(thinker, **options).make(LABELLED)  # type: ignore[arg-type]
 
 
 async def test_the_first_candidate_with_the_best_score_wins() -> None:
@@ -115,7 +115,7 @@ async def test_thinking_is_stripped_and_duplicates_are_verified_once() -> None:
     found = await made(thinker)
     assert (thinker.predicted, found.verified) == (["a"], 1)
     twice = ScriptedGenerator(["x", " x ", "B"])
-    one = await RationaleGenerator(twice, candidates=2, predictions=1).make(KNOWN)
+    one = await RationaleGenerator(twice, candidates=2, predictions=1).make(LABELLED)
     assert (one.rationale, one.verified) == ("x", 1)
 
 
@@ -147,10 +147,10 @@ async def test_incomplete_candidates_are_dropped(reason: str) -> None:
 )
 async def test_several_labels_must_all_match(labels: tuple[str, ...], said: str) -> None:
     query = Query("What is shown?", choices=("cat", "dog", "bird"))
-    known = Example(query, ", ".join(labels) or "none", labels=labels)
+    labelled = Example(query, ", ".join(labels) or "none", labels=labels)
     for replies, score in (([said] * 2, 1.0), ([said, "Answer: bird"], 0.5), (["(A)", "cat"], 0)):
         model = ScriptedGenerator(["Look.", *replies])
-        found = await RationaleGenerator(model, candidates=1, predictions=2).make(known)
+        found = await RationaleGenerator(model, candidates=1, predictions=2).make(labelled)
         assert found.score == score
         assert "letters of all right choices" in str(model.calls[1].prompt.messages[-1].parts)
 
@@ -180,8 +180,8 @@ async def test_an_unknown_price_gives_no_cost() -> None:
 
 
 async def test_the_comparison_is_configurable() -> None:
-    def half(said: Answer, known: Answer, query: Query) -> float:
-        assert (known.text, known.labels, query) == ("right", ("right",), KNOWN.query)
+    def half(said: Answer, labelled: Answer, query: Query) -> float:
+        assert (labelled.text, labelled.labels, query) == ("right", ("right",), LABELLED.query)
         return 0.5 if said.text == "left" else 0.0
 
     found = await made(Thinker({"a": ["A"] * 4, "b": ALL}), compare=half)
@@ -189,10 +189,10 @@ async def test_the_comparison_is_configurable() -> None:
 
 
 async def test_equal_numbers_in_other_notation_are_correct() -> None:
-    known = Example(Query("How many?"), "12")
+    labelled = Example(Query("How many?"), "12")
     thinker = ScriptedGenerator(["Count them.", "12.0", "13", "twelve", "a dozen"])
     rationales = RationaleGenerator(thinker, candidates=1, predictions=4)
-    assert (await rationales.make(known)).score == 0.5
+    assert (await rationales.make(labelled)).score == 0.5
 
 
 def test_a_turns_only_model_is_refused() -> None:

@@ -101,10 +101,10 @@ async def test_a_stopped_run_continues(kb: KnowledgeBase) -> None:
     budget = CostBudget(examples=1)
     await run(budget)
     assert [pair for pair in run.rationales().values() if pair[1]] == [("Think.", "1")]
-    asked_first = len(run.model.calls)
+    first_calls = len(run.model.calls)
     assert len(budget.costs) == 1
     await run()
-    again = [call.prompt for call in run.model.calls[asked_first:]]
+    again = [call.prompt for call in run.model.calls[first_calls:]]
     assert not any("q0" in str(prompt.messages[-1].parts) for prompt in again)
     assert len(find_pending(kb).ids) == 1  # what was refused
 

@@ -21,11 +21,11 @@ ZERO_WIDTH_NON_JOINER = "\u200c"
 
 
 class ControlTokens:
-    """Writes a tokenizer's control tokens so that they are read as the characters they show.
+    """Escaping of a tokenizer's control tokens in user text, which makes them plain characters.
 
-    `plain` puts a zero-width non-joiner behind the first character (`<image>` becomes `<`, the
-    joiner, `image>`), which suits tokens of any shape; `unescape` takes it out again, but only out
-    of such strings, so that a label that the model repeats is equal to the label it was shown.
+    `escape` inserts a zero-width non-joiner after the first character (`<image>` becomes `<`, the
+    joiner, `image>`). `unescape` removes it from such strings only: a label that the model repeats
+    then equals the label in its prompt.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
@@ -151,7 +151,7 @@ class TokenizedPrompt:
 
 
 class PromptTokenizer:
-    """Tokenizer that gives the same ids as the processor, without processing known images.
+    """Tokenizer that gives the same ids as the processor, without processing cached images.
 
     The number of tokens of an image depends on its size only.
     """

@@ -64,7 +64,7 @@ def contradicts(text: str, labels: Sequence[str], index: ChoiceIndex) -> bool:
 
 
 def _tokens(text: str, pattern: re.Pattern[str]) -> str:
-    """Return each token between two spaces of its own, so that adjacent matches never overlap."""
+    """Return each token between two spaces; adjacent matches then never overlap."""
     return "".join(f" {token} " for token in pattern.findall(text))
 
 
