@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-from tests.gateway.harness import asked, harness, raw
+from tests.gateway.harness import harness, raw, user_messages
 from tests.gateway.upstreams import upstream
 from tests.server import ok, running
 
@@ -42,10 +42,12 @@ def files_of_a_completion() -> list[str]:
             server.answers = [ok("a cat"), ok("a dog")]
             small, large = upstream(server), upstream(server)
             with harness(Path(folder), apprentice=small, master=large) as found:
-                raw(found, asked(1), "bottega/master")  # its answer becomes the demonstration
+                raw(
+                    found, user_messages(1), "bottega/master"
+                )  # its answer becomes the demonstration
                 found.wait(1)
                 profiler.active = True
-                reply = raw(found, asked(2))
+                reply = raw(found, user_messages(2))
                 found.wait(2)
                 profiler.active = False
                 assert reply.headers["x-bottega-demonstrations"] == "1"

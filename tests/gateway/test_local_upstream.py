@@ -159,7 +159,7 @@ async def test_fields_become_a_sampling(fields: dict[str, Any], sampling: Sampli
         ({"logprobs": True}, "logprobs"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"n": 0}, "n is 0"),
+        ({"n": 0}, "n must be at least 1"),
         ({"n": 129}, "n is 129"),
         ({"n": 1.5}, "n is 1.5"),
         ({"max_tokens": 0}, "max_tokens"),
