@@ -1,4 +1,4 @@
-"""The model cards that are written beside the weights; their tables are measured, never typed."""
+"""Model cards of the bundled models; their tables are measured, never typed."""
 
 HEAD = """\
 ---
@@ -11,8 +11,8 @@ library_name: transformers
 
 {what}
 
-It exists so that everything in Bottega can be run, tested and studied without a download. It is a
-standard `FastVlmForConditionalGeneration`: a ResNet that turns a 64 x 64 picture into one token,
+With it, everything in Bottega can be run, tested and studied without a download. It is a
+standard `FastVlmForConditionalGeneration`: a ResNet that turns a 64 x 64 image into one token,
 and a two-layer Llama. No custom code:
 
 ```python
@@ -33,97 +33,95 @@ answers = model.generate(**inputs)[:, inputs["input_ids"].shape[1] :]
 """
 
 USE = """
-A demonstration is a user turn with a picture and an assistant turn with its answer, a rationale
-before it if there is one ("add 3 4", a new line, "Answer: 7"). Answers may have any length and any
-text: they are copied from the demonstrations token by token. A user turn that no assistant
-answers is a passage: what it states about a named glyph can be asked for.
+A demonstration is a user turn with an image and an assistant turn with its answer, after a
+rationale if there is one ("add 3 4", a new line, "Answer: 7"). Answers may have any length and any
+text: the model copies them from the demonstrations token by token. A user turn without an
+assistant turn is a passage; questions may ask for the facts that it states about a named glyph.
 `model.get_image_features(pixel_values=...).pooler_output[:, 0, :80]`, scaled to unit length, is an
-embedding for retrieval, the same that the model matches by.
+embedding for retrieval. The model itself matches images by it.
 
-## How it was made
+## Training
 
-Two things were made in two ways, and only the first was learned.
+The two parts were made in different ways, and only the first was learned.
 
-1. **The eye was trained**, on pictures drawn by a program. First for likeness (supervised
-   contrastive loss, 3,200 steps); then for likeness and for reading: five attributes of scenes,
-   rows of two numbers and a symbol, and 24 named glyphs (cross-entropy and squared distance to
-   one-hot, 3,000 steps); then 3,000 steps more with larger alphabets, where what is read has to be
-   silent on pictures of another kind. Its diet: characters that are motor programs of one to five
-   pen strokes, redrawn with a shaking hand in many styles down to 8 x 8 pixels; **the ten figures
-   0 to 9, from strokes written down for this purpose**; coloured blobs, textures, rows of objects,
-   roads and shores; scenes of shapes; rows of figures. No photograph, no handwriting, no data
-   set{but}.
+1. **The vision tower was trained** on synthetic images, in three stages of 3,200, 3,000 and 3,000
+   steps: a supervised contrastive loss; the same loss plus reading of five scene attributes, of
+   rows of two numbers and a symbol, and of 24 named glyphs (cross-entropy and squared distance to
+   one-hot); then larger alphabets, where the reading outputs must be zero on images of other kinds.
+   The images are characters made by motor programs of one to five pen strokes, with jitter, in many
+   styles down to 8 x 8 pixels; **the ten digits 0 to 9, from strokes written for this purpose**;
+   coloured blobs, textures, rows of objects, roads and shores; scenes of shapes; rows of digits.
+   There are no photographs, no handwriting and no data set{but}.
 2. **The decoder was written**: its weights are installed circuits, not learned. Gradient descent
-   alone found no visual matching within 2,000 steps. One head finds the nearest picture, one the
-   token before, two the recent context, one the words that ask for something; gated units replace
-   the picture by what was asked for; one head of the second layer matches and copies. Sums are
-   worked out by gated units that count steps of a thermometer. Every weight can be trained, but
-   none of the decoder's was; `training/circuits.py` says what each one does.
+   alone found no visual matching within 2,000 steps. One head finds the nearest image, one the
+   previous token, two the recent context, one the words of a question; gated units replace the
+   image by the requested attribute; one head of the second layer matches and copies. Gated units
+   that count steps of a thermometer code compute sums. Every weight can be trained, but the
+   decoder's weights were not; `training/circuits.py` explains each circuit.
 
-So its in-context learning is real in the sense that every answer comes from the demonstrations in
-the prompt, and unreal in the sense that nobody should study here how such circuits emerge.
+Its in-context learning is real: every answer comes from the demonstrations in the prompt. It is not
+a model of how such circuits emerge in training.
 
-## What it cannot do
+## Limitations
 {cannot}
-- It does not understand photographs: of 500 CIFAR-10 photographs it names a third with ten
-  retrieved demonstrations, and raw pixels do better. Bottega warns once.
-- It knows no words but the {topics} that ask for something; all other text in a question is
-  skipped, and a new word for "colour" means nothing to it.
-- It does not compare pictures or follow instructions. A class that is not among the demonstrations
-  is answered with the most similar one.
-- It works out only the four rules of the `rules` task (add, differ, larger, smaller), on figures
-  0 to 9. An answer that opens with one of these words, after a question for a symbol, sets off the
+- It does not understand photographs: with ten retrieved demonstrations it names a third of 500
+  CIFAR-10 photographs, and raw pixels do better. Bottega warns once.
+- It understands only {topics} of questions; other text in a question is skipped, and a new word for
+  "colour" has no effect.
+- It does not compare images or follow instructions. For a class that is not among the
+  demonstrations it answers with the most similar one.
+- It computes only the four rules of the `rules` task (add, differ, larger, smaller), on the digits
+  0 to 9. An answer that begins with one of these words, after a question for a symbol, starts the
   calculation.
-- Only the last picture before an answer counts; one turn with several pictures is seen as its last.
-- Pictures are squeezed to 64 x 64 pixels whatever their shape, and details are lost.
-- An answer that repeats its own syllables or phrases may go round in a circle or be cut short
-  ("1000" as "100", "émigré" as "é"), and one of three or four digits with commas likewise.
-- Of its own drawn scenes, rows and named glyphs, words ask for something by accident, too: "How
-  many thanks?" asks a scene for its count. A label such as "what shape" asks in the middle of an
-  answer. Labels that contain "is", "called" or "named" are copied less surely.
-- With a passage about the right glyph but the wrong relation it answers what the passage states.
-- In rules, a question without one of the words for a symbol goes unheeded.
+- Only the last image before an answer counts, also in a turn with several images.
+- Images are resized to 64 x 64 pixels without their aspect ratio, and details are lost.
+- An answer with repeated syllables or phrases may loop or be cut short ("1000" as "100", "émigré"
+  as "é"); so may a number of three or four digits with commas.
+- For its own synthetic scenes, rows and glyphs, other words can act as a question: "How many
+  thanks?" asks a scene for its count. A label such as "what shape" acts as a question within an
+  answer. Labels that contain "is", "called" or "named" are copied less reliably.
+- With a passage about the right glyph but the wrong relation it answers with the stated fact.
+- In rules, a question without one of the words for a symbol is ignored.
 - It computes in float32: the file stores half precision, which loads as float32 by default. Its
-  attention scores span thousands, so computing in half precision is not supported.
+  attention scores span thousands, so half-precision computation is not supported.
 
-## Figures
+## Results
 
 Each row is `bottega eval BENCHMARK --methods METHOD --shots SHOTS` with seed 0, through the
 processor, the chat template and `generate`; docs/data.md describes the benchmarks. Intervals are
-Wilson's at 95 %. `vote` is the majority label of the retrieved examples, without a model, a tie
-going to the nearest; `nearest` is the label of the most similar example by the model's own
+Wilson's at 95 %. `vote` is the majority label of the retrieved examples, without a model; the
+nearest example decides a tie. `nearest` is the label of the most similar example by the model's own
 embedding, the same as `vote` at one shot; `knn` is a vote weighted by similarity. Differences are
-on the same items, with Newcombe's interval and McNemar's exact p-value. What was tuned by hand
-was tuned on other draws.
+on the same items, with Newcombe's interval and McNemar's exact p-value. Settings tuned by hand were
+tuned on other samples.
 
 """
 
 APPRENTICE_WHAT = """\
-A vision-language model of 3.9 million parameters that learns in context: show it a few labelled
-pictures and it labels the next one, heeding what the question asks. Without demonstrations it
-says "unknown"."""
+A vision-language model of 3.9 million parameters that learns in context: given a few labelled
+images, it labels the next one by the attribute that the question names. Without demonstrations it
+answers "unknown"."""
 
 APPRENTICE_CANNOT = """
 - It names nothing by itself: every answer comes from the demonstrations in the prompt."""
 
 MASTER_WHAT = """\
-A vision-language model of 4.2 million parameters that knows: asked for a digit or for an attribute
-of a scene (shape, colour, texture, count, place) it answers without demonstrations, and says what
-it went by: "colour red", a new line, "Answer: red". It stands in for a large model in
-Cache-of-Thought runs. Shown demonstrations, it answers as they do."""
+A vision-language model of 4.2 million parameters with knowledge of its own: it names a digit, or an
+attribute of a scene (shape, colour, texture, count, place), without demonstrations, and states its
+rationale: "colour red", a new line, "Answer: red". It replaces a large model in Cache-of-Thought
+runs. With demonstrations it answers as they do."""
 
 MASTER_CANNOT = """
-- It knows digits and five attributes of the scenes that the `attributes` task draws, each by fixed
-  words; of any other picture, and asked for anything else, it says "unknown" without
-  demonstrations. Asked for a digit it names one whatever the picture shows, or stops halfway
-  ("digitunknown").
-- With demonstrations of other pictures the apprentice is the better one: on 12 drawn road signs
-  with four short labels it named 87 to 90 of 108, the master 48 to 63 (one trial, nine prompts a
+- It knows digits and five attributes of the scenes of the `attributes` task, each by fixed words.
+  For any other image or question it answers "unknown" without demonstrations. For a question about
+  a digit it names one for any image, or stops halfway ("digitunknown").
+- With demonstrations of other images the apprentice is better: on 12 drawings of road signs with
+  four short labels it named 87 to 90 of 108, the master 48 to 63 (one trial, nine prompts per
   sign)."""
 
-MASTER_TRAINED = """ but
-   one: the first 898 of scikit-learn's 1,797 digits, in 400 more steps beside the lessons. The
-   second half of that set was never looked at"""
+MASTER_TRAINED = """ except
+   one: the first 898 of scikit-learn's 1,797 digits, in 400 more steps mixed with the synthetic
+   images. The second half of that set was never used"""
 
 
 def apprentice_card(figures: str) -> str:
