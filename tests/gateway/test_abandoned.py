@@ -172,7 +172,7 @@ async def test_answer_without_a_client_is_not_escalated(tmp_path: Path) -> None:
     assert again.headers["x-bottega-cache"] != "replayed"
 
 
-async def test_a_finished_call_has_a_bound(tmp_path: Path) -> None:
+async def test_finish_seconds_limits_a_call(tmp_path: Path) -> None:
     slow = Late(seconds=30)
     with harness(tmp_path, apprentice=slow) as found:
         found.gateway.completer.finish_seconds = 0.1
@@ -198,9 +198,7 @@ async def test_stream_without_text_is_billed_by_time(
     assert cost == pytest.approx((prompt + completion) * PRICE)
 
 
-async def test_time_without_text_costs_no_more_than_the_request_allows(
-    endpoint: Server, tmp_path: Path
-) -> None:
+async def test_cost_of_silent_time_is_limited(endpoint: Server, tmp_path: Path) -> None:
     with metered(tmp_path, endpoint, 100.0, meter=Silent(ROLE)) as found:
         await found.leave(1, 0.15, stream=True, max_tokens=3)
         await found.settled(1)
@@ -249,9 +247,7 @@ async def test_disconnect_between_attempts_is_free(
     assert (status, cost, meter.calls) == (499, 0.0, 1)
 
 
-async def test_a_call_is_not_retried_after_the_client_has_left(
-    endpoint: Server, tmp_path: Path
-) -> None:
+async def test_no_retry_after_the_client_left(endpoint: Server, tmp_path: Path) -> None:
     meter = Failing(seconds=0.2, retry_after="0.02")
     with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
         await found.leave(1, 0.05)
@@ -260,7 +256,7 @@ async def test_a_call_is_not_retried_after_the_client_has_left(
     assert (status, cost, meter.calls) == (499, 0.0, 1)
 
 
-async def test_another_cancellation_does_not_wait() -> None:
+async def test_second_cancellation_does_not_wait() -> None:
     """The gateway cancels a second time when it stops."""
     ended = asyncio.Event()
 

@@ -47,7 +47,7 @@ def reserved(bill: Bill, **fields: Any) -> float:
     return reserved
 
 
-def test_a_long_reply_raises_later_reservations_per_choice(bill: Bill) -> None:
+def test_long_reply_raises_later_reservations_per_choice(bill: Bill) -> None:
     bill.paid(call(n=4), Usage(10, 8000))
     assert reserved(bill) == 2000
     assert reserved(bill, n=3) == 6000
@@ -75,7 +75,7 @@ def test_min_tokens_raises_the_reservation(bill: Bill) -> None:
 
 
 @pytest.mark.parametrize(("text", "least"), [("x" * 35_000, 10_000), ("\u732b" * 1000, 3000)])
-def test_a_prediction_is_reserved_as_output(bill: Bill, text: str, least: int) -> None:
+def test_prediction_is_reserved_as_output(bill: Bill, text: str, least: int) -> None:
     """Rejected predictions are charged as completion tokens."""
     prediction = {"type": "content", "content": text}
     assert least + 10 <= reserved(bill, max_tokens=10, prediction=prediction) <= 1.2 * least
@@ -95,7 +95,7 @@ def prompt_bill(text: str, estimates: TokenEstimates) -> Bill:
     [("ш" * 900_000, 1_500_000, 100), ("#" * 900_000, 900_000, 1 + UNSEEN_PROMPT)],
     ids=["outside ascii", "ascii"],
 )
-def test_a_long_prompt_does_not_raise_the_reservations_of_short_prompts(
+def test_long_prompt_does_not_raise_reservations_of_short_prompts(
     text: str, tokens: int, most: int
 ) -> None:
     estimates = TokenEstimates()
@@ -121,9 +121,7 @@ def test_text_outside_ascii_does_not_raise_the_bills_of_abandoned_calls() -> Non
 
 
 @pytest.mark.parametrize(("context", "tokens"), [(None, 1000), (500, 500), (5000, 1000)])
-def test_a_reply_is_no_longer_than_the_context_of_its_tier(
-    context: int | None, tokens: int
-) -> None:
+def test_output_is_limited_by_the_context(context: int | None, tokens: int) -> None:
     served = Served(TIER, Late(), TierCapabilities(context=context), output_tokens=1000)
     assert allowed_output(UpstreamCall(served, {})) == tokens
     assert allowed_output(UpstreamCall(served, {"n": 3})) == 3 * tokens
@@ -135,7 +133,7 @@ def test_a_reply_is_no_longer_than_the_context_of_its_tier(
     assert allowed_output(UpstreamCall(served, {}), 2000) == min(2000, context or 2000)
 
 
-def test_a_call_without_a_price_reserves_nothing_and_has_no_cost(bill: Bill) -> None:
+def test_call_without_a_price_reserves_nothing(bill: Bill) -> None:
     bill.price = lambda model, usage: None
     assert reserved(bill) == 0
     bill.paid(call(), Usage(10, 5))
@@ -145,12 +143,12 @@ def test_a_call_without_a_price_reserves_nothing_and_has_no_cost(bill: Bill) -> 
     assert bill.record.cost_usd is None  # one unknown part makes the sum unknown
 
 
-def test_a_call_has_one_choice_by_default(bill: Bill) -> None:
+def test_default_is_one_choice(bill: Bill) -> None:
     for fields in ({}, {"n": None}, {"n": 1}):
         assert reserved(bill, max_tokens=10, **fields) == 10
 
 
-def test_the_bill_of_the_last_call_names_its_tier_and_demonstrations(bill: Bill) -> None:
+def test_bill_names_the_last_tier_and_demonstrations(bill: Bill) -> None:
     shown = (Candidate(Example(Query("q"), "a"), 1.0),) * 2
     bill.paid(replace(call(), shown=shown), Usage(10, 5))
     record = bill.record

@@ -48,7 +48,7 @@ async def test_concurrent_requests_overshoot_a_budget_by_one_at_most(
         assert budget <= found.spent <= budget + max_cost
 
 
-async def test_prompts_in_another_script_keep_within_the_budget(
+async def test_prompts_in_other_scripts_respect_the_budget(
     endpoint: Server, tmp_path: Path
 ) -> None:
     """Estimates that fit English do not fit Chinese, where a character is a token."""

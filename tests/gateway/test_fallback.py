@@ -19,7 +19,7 @@ from bottega.types import Answer, Query
 from tests.gateway.harness import client, harness, raw, user_messages
 
 
-def test_a_request_goes_to_a_tier_that_can_take_it(tmp_path: Path) -> None:
+def test_request_goes_to_a_tier_that_supports_it(tmp_path: Path) -> None:
     with harness(tmp_path, capabilities={"apprentice": TierCapabilities(images=1)}) as found:
         assert raw(found, user_messages(1)).headers["x-bottega-route"] == "apprentice"
         assert raw(found, user_messages(1, 2)).headers["x-bottega-route"] == "master"
@@ -28,7 +28,7 @@ def test_a_request_goes_to_a_tier_that_can_take_it(tmp_path: Path) -> None:
         assert refused.value.code == "unsupported_by_tier"
 
 
-def test_another_tier_answers_when_one_fails(tmp_path: Path) -> None:
+def test_another_tier_answers_after_a_failure(tmp_path: Path) -> None:
     broken = ScriptedGenerator([ServerFailedError("down", status=500)] * 2 + ["fine"])
     with harness(tmp_path, apprentice=broken) as found:
         assert raw(found, user_messages(1)).headers["x-bottega-route"] == "master"
@@ -38,7 +38,7 @@ def test_another_tier_answers_when_one_fails(tmp_path: Path) -> None:
         assert raw(found, user_messages(3)).parse().choices[0].message.content == "fine"
 
 
-def test_what_an_upstream_rejects_the_client_reads(tmp_path: Path) -> None:
+def test_client_gets_the_upstream_rejection(tmp_path: Path) -> None:
     strict = ScriptedGenerator([RejectedError("the prompt is too long", status=400)])
     with harness(tmp_path, apprentice=strict) as found:
         with pytest.raises(openai.BadRequestError, match="too long"):
@@ -50,7 +50,7 @@ def test_what_an_upstream_rejects_the_client_reads(tmp_path: Path) -> None:
 DOWN = ServerFailedError("down", status=500)
 
 
-def test_who_failed_before_another_tier_answered_is_told(tmp_path: Path) -> None:
+def test_failed_tiers_are_reported(tmp_path: Path) -> None:
     with harness(tmp_path, apprentice=ScriptedGenerator([DOWN, DOWN, "fine"])) as found:
         whole = raw(found, user_messages(1)).headers
         assert (whole["x-bottega-route"], whole["x-bottega-fallback"]) == ("master", "apprentice")
@@ -76,7 +76,7 @@ def test_who_failed_before_another_tier_answered_is_told(tmp_path: Path) -> None
         ("never", "apprentice", False),
     ],
 )
-def test_who_is_asked_after_a_failure_is_the_operators_choice(
+def test_fallback_setting_decides_the_next_tier(
     tmp_path: Path, fallback: Fallback, first: str, answers: bool, stream: bool
 ) -> None:
     other = "apprentice" if first == "master" else "master"
@@ -93,7 +93,7 @@ def test_who_is_asked_after_a_failure_is_the_operators_choice(
                 raw(found, user_messages(1), stream=stream)
 
 
-def test_who_cannot_take_a_request_has_not_failed(tmp_path: Path) -> None:
+def test_unsupported_tier_does_not_count_as_failed(tmp_path: Path) -> None:
     capabilities = {"apprentice": TierCapabilities(images=0)}
     with harness(tmp_path, capabilities=capabilities, fallback="never") as found:
         headers = raw(found, user_messages(1)).headers
@@ -102,7 +102,7 @@ def test_who_cannot_take_a_request_has_not_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fallback", ["any", "up"])
-def test_an_unsure_answer_stands_in_for_a_master_only_where_that_is_allowed(
+def test_dismissed_answer_is_used_only_if_fallback_allows_it(
     tmp_path: Path, fallback: Fallback
 ) -> None:
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:

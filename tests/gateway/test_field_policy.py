@@ -64,7 +64,7 @@ PASSING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", CONTROL, ids=str)
-def test_a_control_field_is_refused_by_its_name(
+def test_control_fields_are_rejected_by_name(
     endpoint: Server, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
@@ -84,7 +84,7 @@ def test_a_control_field_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize("fields", PASSING, ids=str)
-def test_other_known_fields_are_sent_on(
+def test_allowed_fields_are_forwarded(
     endpoint: Server, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     endpoint.answers = [ok("fine")]
@@ -94,7 +94,7 @@ def test_other_known_fields_are_sent_on(
 
 
 @pytest.mark.parametrize("length_penalty", [1.0, 1])  # JavaScript writes 1.0 as 1
-def test_a_field_with_its_default_value_is_dropped(
+def test_fields_with_default_values_are_dropped(
     endpoint: Server, tmp_path: Path, length_penalty: float
 ) -> None:
     defaults: dict[str, Any] = {
@@ -115,7 +115,7 @@ def test_a_field_with_its_default_value_is_dropped(
     assert endpoint.bodies[-1].keys().isdisjoint(defaults)
 
 
-def test_an_operator_allows_further_fields(endpoint: Server, tmp_path: Path) -> None:
+def test_operator_allows_more_fields(endpoint: Server, tmp_path: Path) -> None:
     more = "[limits]\nfields = ['guided_grammar', 'best_of', 'structured_outputs']\n"
     allowed: dict[str, Any] = {
         "guided_grammar": "g",
@@ -127,7 +127,7 @@ def test_an_operator_allows_further_fields(endpoint: Server, tmp_path: Path) -> 
     assert endpoint.bodies[-1].items() >= allowed.items()
 
 
-def test_a_service_tier_needs_a_price_of_its_own() -> None:
+def test_priced_service_tiers_are_rejected() -> None:
     """Published prices know one price of a model."""
     tier = '[tiers.a]\nmodel = "openai:gpt-4.1"\nextra_body = { service_tier = "flex" }\n'
     with pytest.raises(SettingError, match=r"tiers\.a\.price is missing"):

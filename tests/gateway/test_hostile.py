@@ -69,7 +69,7 @@ async def ask(
 
 
 @pytest.mark.parametrize("by_header", [False, True])
-async def test_what_an_operator_asked_elsewhere_is_no_right_of_others(
+async def test_cached_reply_of_an_admin_is_not_replayed_to_others(
     shared: Harness, by_header: bool
 ) -> None:
     """The same bytes from a key that may not name that namespace."""
@@ -80,7 +80,7 @@ async def test_what_an_operator_asked_elsewhere_is_no_right_of_others(
     assert (status, received.get("x-bottega-cache")) == (403, None)
 
 
-async def test_a_repeat_is_booked_where_it_was_asked(shared: Harness) -> None:
+async def test_repeat_is_booked_in_its_namespace(shared: Harness) -> None:
     for _ in range(3):
         await ask(shared, body("bottega/master:namespace=team-a"), "sk-admin")
     shared.wait(3)
@@ -88,7 +88,7 @@ async def test_a_repeat_is_booked_where_it_was_asked(shared: Harness) -> None:
     assert [one.state for one in shared.over] == ["answered", "replayed", "replayed"]
 
 
-async def test_a_models_name_has_an_end(shared: Harness) -> None:
+async def test_model_name_length_is_limited(shared: Harness) -> None:
     """What was understood of it is remembered for the next request."""
     for suffix in ("," * 100_000, "no-store," * 10_000, "namespace=" + "a" * 100_000):
         status, said, _ = await ask(shared, body(f"bottega:{suffix}"), "sk-a")
@@ -96,7 +96,7 @@ async def test_a_models_name_has_an_end(shared: Harness) -> None:
         assert len(said) < 2000
 
 
-async def test_two_keys_are_none(shared: Harness) -> None:
+async def test_duplicate_keys_are_rejected(shared: Harness) -> None:
     """A proxy that looked at one may have passed on the other."""
     sent = orjson.dumps(body())
     for path in ("chat/completions", "responses"):
@@ -136,7 +136,7 @@ class Named:
 
 
 @pytest.mark.parametrize("name", ["a\r\nSet-Cookie: x=1", "a\0b", "模型", "m" * 100_000])
-async def test_a_model_may_call_itself_anything(tmp_path: Path, name: str) -> None:
+async def test_any_model_name_is_fit_for_a_header(tmp_path: Path, name: str) -> None:
     with harness(tmp_path, master=Named(name)) as found:
         for _ in range(2):  # and again when it is replayed
             status, said, headers = await ask(found, body())
@@ -145,7 +145,7 @@ async def test_a_model_may_call_itself_anything(tmp_path: Path, name: str) -> No
             assert len(headers["x-bottega-model"]) <= 200
 
 
-async def test_who_leaves_within_the_body_is_no_failure(
+async def test_leaving_during_the_body_is_no_failure(
     open_to_all: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = int(open_to_all.url.split(":")[2].removesuffix("/v1"))
@@ -160,13 +160,13 @@ async def test_who_leaves_within_the_body_is_no_failure(
     assert caplog.records == []
 
 
-async def test_images_have_no_more_pixels_than_they_may(tmp_path: Path) -> None:
+async def test_pixels_of_an_image_are_limited(tmp_path: Path) -> None:
     with harness(tmp_path, limits=Limits(image_pixels=63)) as found:
         status, said, _ = await ask(found, body())
     assert (status, json.loads(said)["error"]["code"]) == (400, "invalid_image")
 
 
-async def test_images_have_no_more_pixels_together_than_they_may(tmp_path: Path) -> None:
+async def test_pixels_of_all_images_are_limited(tmp_path: Path) -> None:
     """16 of 40 million pixels each came in 100 KB, and cost 16 seconds."""
     limits = Limits(image_pixels=64, request_pixels=5 * 64)
     with harness(tmp_path, limits=limits) as found:
@@ -188,7 +188,7 @@ class Endless(Named):
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
-async def test_who_leaves_within_an_answer_has_paid_for_it(tmp_path: Path, path: str) -> None:
+async def test_leaving_during_an_answer_is_billed(tmp_path: Path, path: str) -> None:
     """Else a budget is no limit for those who always leave before the last word."""
     sent = {**body(stream=True), "input": QUESTION}
     del sent["messages" if path == "responses" else "input"]
@@ -221,7 +221,7 @@ def metrics() -> tuple[bytes, str]:
         ({"X-Forwarded-For": "203.0.113.9", "Authorization": "Bearer sk-admin"}, 200),
     ],
 )
-async def test_who_else_asks_is_not_told_to_everybody(
+async def test_metrics_need_an_admin_key(
     shared: Harness, headers: dict[str, str], status: int
 ) -> None:
     """Metrics name tenants and what they spend."""
@@ -249,7 +249,7 @@ CONSTRAINTS = {"guided_choice", "structured_outputs"}
 
 
 @pytest.mark.parametrize("steer", STEERED, ids=lambda steer: next(iter(steer)))
-async def test_a_steered_answer_is_no_example_for_others(
+async def test_steered_answer_is_no_example_for_others(
     shared: Harness, steer: dict[str, Any]
 ) -> None:
     """Else whoever may ask puts words into the master's mouth."""
@@ -264,7 +264,7 @@ async def test_a_steered_answer_is_no_example_for_others(
         assert same[2]["x-bottega-demonstrations"] == "1"
 
 
-async def test_what_only_tunes_steers_nothing(shared: Harness) -> None:
+async def test_tuning_fields_do_not_change_the_context(shared: Harness) -> None:
     tuned: dict[str, Any] = {
         "temperature": 0.7,
         "max_tokens": 50,
@@ -278,7 +278,7 @@ async def test_what_only_tunes_steers_nothing(shared: Harness) -> None:
     assert plain[2]["x-bottega-demonstrations"] == "1"
 
 
-def test_a_picture_among_the_instructions_is_an_instruction() -> None:
+def test_image_in_the_instructions_changes_the_context() -> None:
     contexts = set()
     for shade in (1, 1, 2):
         received = body()
@@ -289,7 +289,7 @@ def test_a_picture_among_the_instructions_is_an_instruction() -> None:
 
 
 @pytest.mark.parametrize("kind", ["video_url", "audio_url", "file_url"])
-async def test_no_tier_fetches_what_a_client_names(open_to_all: Harness, kind: str) -> None:
+async def test_other_urls_are_rejected(open_to_all: Harness, kind: str) -> None:
     part = {"type": kind, kind: {"url": "http://169.254.169.254/latest/meta-data"}}
     sent = body()
     sent["messages"][0]["content"].append(part)
@@ -308,7 +308,7 @@ async def test_no_tier_fetches_what_a_client_names(open_to_all: Harness, kind: s
         "http://evil.example/localhost",
     ],
 )
-async def test_no_web_page_asks_where_no_key_is_needed(open_to_all: Harness, origin: str) -> None:
+async def test_web_pages_are_rejected_without_keys(open_to_all: Harness, origin: str) -> None:
     """A browser sends its text/plain forms to loopback without asking anybody."""
     status, said, _ = await ask(open_to_all, body(), Origin=origin)
     assert (status, json.loads(said)["error"]["code"]) == (403, "origin_forbidden")
@@ -324,11 +324,11 @@ async def test_no_web_page_asks_where_no_key_is_needed(open_to_all: Harness, ori
         "HTTP://127.0.0.1",
     ],
 )
-async def test_what_runs_on_this_machine_may_ask(open_to_all: Harness, origin: str) -> None:
+async def test_local_clients_are_accepted(open_to_all: Harness, origin: str) -> None:
     assert (await ask(open_to_all, body(), Origin=origin))[0] == 200
 
 
-async def test_pages_of_allowed_hosts_may_ask(open_to_all: Harness) -> None:
+async def test_pages_of_allowed_hosts_are_accepted(open_to_all: Harness) -> None:
     open_to_all.gateway.allowed_hosts = ("Gate.local",)
     assert (await ask(open_to_all, body(), Origin="http://gate.local:8000"))[0] == 200
     assert (await ask(open_to_all, body(), Origin="http://other.local:8000"))[0] == 403

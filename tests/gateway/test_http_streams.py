@@ -33,7 +33,7 @@ from tests.gateway.upstreams import (
 from tests.server import Answer, Server, cut, ok, refuse, slowly
 
 
-async def test_a_stream_arrives_as_it_was_sent(endpoint: Server) -> None:
+async def test_stream_arrives_unchanged(endpoint: Server) -> None:
     endpoint.answers = [events(lines(*WHOLE))]
     assert await streamed(upstream(endpoint), BODY | {"stream_options": {"z": 1}}) == WHOLE
     request = {"stream": True, "stream_options": {"z": 1, "include_usage": True}}
@@ -56,9 +56,7 @@ async def test_a_stream_arrives_as_it_was_sent(endpoint: Server) -> None:
     ],
     ids=["500", "error", "nothing", "only done", "garbage", "cut", "cut json"],
 )
-async def test_a_stream_that_fails_before_its_first_event_is_tried_again(
-    endpoint: Server, failing: Answer
-) -> None:
+async def test_failure_before_the_first_event_is_retried(endpoint: Server, failing: Answer) -> None:
     endpoint.answers = [failing, events(lines(*WHOLE))]
     assert await streamed(upstream(endpoint)) == WHOLE
     assert len(endpoint.bodies) == 2
@@ -79,7 +77,7 @@ async def test_a_stream_that_fails_before_its_first_event_is_tried_again(
         (events(lines(chunk("a"), chunk(finish="error"))), ServerFailedError, "502"),
     ],
 )
-async def test_a_stream_that_breaks_off_says_so_after_what_came(
+async def test_broken_stream_raises_after_its_events(
     endpoint: Server, rest: Answer, kind: type[Exception], said: str
 ) -> None:
     endpoint.answers = [rest]
@@ -104,24 +102,24 @@ async def test_a_stream_that_breaks_off_says_so_after_what_came(
         events(lines(*WHOLE), kind="text/plain"),
     ],
 )
-async def test_a_whole_answer_may_end_in_many_ways(endpoint: Server, sent: Answer) -> None:
+async def test_complete_answer_may_end_in_many_ways(endpoint: Server, sent: Answer) -> None:
     endpoint.answers = [sent]
     assert await streamed(upstream(endpoint, retries=0)) == WHOLE
 
 
-async def test_a_choice_that_has_not_ended_is_cut(endpoint: Server) -> None:
+async def test_unfinished_choice_raises(endpoint: Server) -> None:
     endpoint.answers = [events(lines(chunk("a"), chunk(finish="stop"), done=False))]
     with pytest.raises(ServerFailedError, match="cut"):
         await streamed(upstream(endpoint, retries=0), BODY | {"n": 2})
 
 
-async def test_bytes_may_come_one_by_one(endpoint: Server) -> None:
+async def test_single_bytes_are_read(endpoint: Server) -> None:
     sent = [chunk("añ€😀"), chunk(finish="stop")]
     endpoint.answers = [events(*(bytes([byte]) for byte in lines(*sent)))]
     assert await streamed(upstream(endpoint)) == sent
 
 
-async def test_a_server_that_does_not_stream_is_streamed_for(endpoint: Server) -> None:
+async def test_complete_reply_is_sent_as_a_stream(endpoint: Server) -> None:
     endpoint.answers = [ok("a b", id="c", model="n")]
     found = await streamed(upstream(endpoint))
     deltas = [choice["delta"] for one in found for choice in one["choices"]]
@@ -131,7 +129,7 @@ async def test_a_server_that_does_not_stream_is_streamed_for(endpoint: Server) -
 
 
 @pytest.mark.parametrize("size", ["event", "stream"])
-async def test_a_flood_is_not_read(
+async def test_oversized_replies_are_not_read(
     endpoint: Server, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if size == "event":
@@ -159,7 +157,7 @@ BEAT: list[bytes | float] = [b": alive\n\n", 0.04] * 8
         (events(lines(chunk("a"), done=False), *BEAT), {"total": 0.15}, 1),
     ],
 )
-async def test_silence_has_its_limits(
+async def test_silence_times_out(
     endpoint: Server, sent: Answer, limits: dict[str, float], received: int
 ) -> None:
     endpoint.answers = [sent]
@@ -171,12 +169,12 @@ async def test_silence_has_its_limits(
     assert len(got) == received
 
 
-async def test_a_comment_keeps_a_begun_stream_alive(endpoint: Server) -> None:
+async def test_comment_keeps_a_begun_stream_alive(endpoint: Server) -> None:
     endpoint.answers = [events(lines(chunk("a"), done=False), *BEAT, lines(*WHOLE[1:]))]
     assert await streamed(upstream(endpoint, timeout=Timeouts(between=0.15))) == WHOLE
 
 
-async def test_closing_a_stream_ends_the_request_behind_it(endpoint: Server) -> None:
+async def test_closing_a_stream_ends_its_request(endpoint: Server) -> None:
     gone = threading.Event()
     endpoint.answers = [watched(events(lines(chunk("a"), done=False), 30.0), gone)]
     one = upstream(endpoint, concurrency=1)
@@ -187,7 +185,7 @@ async def test_closing_a_stream_ends_the_request_behind_it(endpoint: Server) -> 
     await completed(one)
 
 
-async def test_a_stream_read_to_its_end_leaves_its_connection_for_the_next(
+async def test_finished_stream_frees_its_connection(
     endpoint: Server,
 ) -> None:
     ports = set()
@@ -205,7 +203,7 @@ async def test_a_stream_read_to_its_end_leaves_its_connection_for_the_next(
     assert len(ports) == 1
 
 
-async def test_streams_count_among_the_requests_under_way(endpoint: Server) -> None:
+async def test_streams_count_towards_concurrency(endpoint: Server) -> None:
     endpoint.answers = [events(lines(*WHOLE[:1], done=False), 0.05, lines(*WHOLE[1:]))]
     one = upstream(endpoint, concurrency=2)
     await asyncio.gather(*(_drained(one) for _ in range(5)))
@@ -217,7 +215,7 @@ async def _drained(one: HttpUpstream) -> None:
     assert len([payload async for payload in one.stream(BODY)]) == len(WHOLE)
 
 
-async def test_a_stream_that_is_always_cut_opens_the_breaker(endpoint: Server) -> None:
+async def test_cut_streams_open_the_breaker(endpoint: Server) -> None:
     endpoint.answers = [events(lines(chunk("a"), done=False))]
     one = upstream(endpoint, breaker=Breaker(Tolerance(failures=2)))
     for _ in range(2):
@@ -226,7 +224,7 @@ async def test_a_stream_that_is_always_cut_opens_the_breaker(endpoint: Server) -
     assert one.breaker.state == "open"
 
 
-async def test_a_stream_that_begins_closes_the_breaker_at_once(endpoint: Server) -> None:
+async def test_first_event_closes_the_breaker(endpoint: Server) -> None:
     endpoint.answers = [refuse(500), events(lines(chunk("a"), done=False), 30.0), ok("b")]
     tolerance = Tolerance(failures=1, pause=0.01, longest_pause=60)
     one = upstream(endpoint, breaker=Breaker(tolerance), retries=0)

@@ -34,20 +34,20 @@ from tests.gateway.upstreams import (
 from tests.server import Answer, Server, ok, raw, refuse, reply, slowly
 
 
-async def test_a_body_goes_on_untouched_but_for_the_model(endpoint: Server) -> None:
+async def test_only_the_model_of_a_body_changes(endpoint: Server) -> None:
     found = await completed(upstream(endpoint), BODY | {"stream": True, "stream_options": {}})
     assert endpoint.bodies == [BODY | {"model": "m"}]
     assert found.completions == (Completion("fine"),)
     assert (found.model, found.usage) == ("m", Usage(10, 2))
 
 
-async def test_the_operators_fields_win_and_none_leaves_one_out(endpoint: Server) -> None:
+async def test_operator_fields_win_and_none_removes_a_field(endpoint: Server) -> None:
     one = upstream(endpoint, extra_body={"x": 1, "temperature": None})
     await completed(one, BODY | {"temperature": 1, "seed": None})
     assert endpoint.bodies == [BODY | {"model": "m", "x": 1, "seed": None}]
 
 
-async def test_a_reply_is_handed_on_byte_by_byte(endpoint: Server) -> None:
+async def test_reply_bytes_are_unchanged(endpoint: Server) -> None:
     sent = b'{ "choices" : [{"message":{"content":"\\u00e4"},"odd":1}], "usage":{}, "model":"n" }'
     endpoint.answers = [raw(sent, kind="application/json")]
     found = await completed(upstream(endpoint))
@@ -64,7 +64,7 @@ async def test_a_reply_is_handed_on_byte_by_byte(endpoint: Server) -> None:
         ({"content": None, "tool_calls": [{"id": "1"}]}, None),
     ],
 )
-async def test_a_content_that_is_no_string_is_mended(
+async def test_content_lists_are_normalized(
     endpoint: Server, message: dict[str, object], content: str | None
 ) -> None:
     usage = {"prompt_tokens": 3}
@@ -74,14 +74,14 @@ async def test_a_content_that_is_no_string_is_mended(
     assert (found["usage"], found["odd"]) == (usage, 1)
 
 
-async def test_a_usage_that_is_missing_is_unknown_and_shown_as_none(endpoint: Server) -> None:
+async def test_missing_usage_is_unknown_and_sent_as_zero(endpoint: Server) -> None:
     endpoint.answers = [ok("a", usage=None)]
     found = await completed(upstream(endpoint))
     assert found.usage is None
     assert orjson.loads(found.payload)["usage"]["total_tokens"] == 0
 
 
-async def test_the_client_learns_what_the_upstream_has_against_its_request(
+async def test_rejection_keeps_the_upstream_fields(
     endpoint: Server,
 ) -> None:
     said = "This model's maximum context length is 4096 tokens, key SECRETKEY"
@@ -104,9 +104,7 @@ async def test_the_client_learns_what_the_upstream_has_against_its_request(
 @pytest.mark.parametrize(
     ("status", "said"), [(401, "key"), (403, "no"), (404, "no model m"), (429, "quota"), (302, "")]
 )
-async def test_what_only_the_operator_can_mend_is_a_502(
-    endpoint: Server, status: int, said: str
-) -> None:
+async def test_operator_errors_become_502(endpoint: Server, status: int, said: str) -> None:
     endpoint.answers = [refuse(status, said)]
     for call in (completed, streamed):
         with pytest.raises(MisconfiguredError) as caught:
@@ -116,9 +114,7 @@ async def test_what_only_the_operator_can_mend_is_a_502(
 
 
 @pytest.mark.parametrize("call", [completed, streamed])
-async def test_failures_are_tried_again_after_the_wait_that_was_asked_for(
-    endpoint: Server, call: Any
-) -> None:
+async def test_failures_are_retried_after_the_requested_wait(endpoint: Server, call: Any) -> None:
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -144,7 +140,7 @@ UNKNOWN = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_comple
         ("max_completion_tokens", "unknown field max_completion_tokens", "max_tokens"),
     ],
 )
-async def test_the_limits_other_name_is_used_once_one_is_refused(
+async def test_other_token_limit_name_is_used_after_a_rejection(
     endpoint: Server, sent: str, said: str, spoken: str
 ) -> None:
     endpoint.answers = [refuse(400, said), ok("a")]
@@ -155,14 +151,14 @@ async def test_the_limits_other_name_is_used_once_one_is_refused(
     assert limits == [[5, None], [None, 5], [None, 6]]
 
 
-async def test_a_limit_that_is_too_high_is_the_clients_affair(endpoint: Server) -> None:
+async def test_too_high_token_limit_is_a_client_error(endpoint: Server) -> None:
     endpoint.answers = [refuse(400, "max_tokens or max_completion_tokens is too large: 9")]
     with pytest.raises(RequestRejectedError):
         await completed(upstream(endpoint), BODY | {"max_tokens": 9})
     assert len(endpoint.bodies) == 1
 
 
-async def test_a_server_without_stream_options_is_asked_without(endpoint: Server) -> None:
+async def test_stream_options_are_dropped_if_unsupported(endpoint: Server) -> None:
     endpoint.answers = [
         refuse(422, "extra field not permitted: stream_options"),
         events(lines(*WHOLE)),
@@ -172,9 +168,7 @@ async def test_a_server_without_stream_options_is_asked_without(endpoint: Server
 
 
 @pytest.mark.parametrize("call", [completed, streamed])
-async def test_a_call_that_is_cancelled_ends_the_request_behind_it(
-    endpoint: Server, call: Any
-) -> None:
+async def test_cancelling_a_call_ends_its_request(endpoint: Server, call: Any) -> None:
     gone = threading.Event()
     endpoint.answers = [watched(slowly(ok("late"), 30.0), gone)]
     one = upstream(endpoint, breaker=Breaker(Tolerance(failures=1)))
@@ -186,7 +180,7 @@ async def test_a_call_that_is_cancelled_ends_the_request_behind_it(
 
 
 @pytest.mark.parametrize("call", [completed, streamed])
-async def test_an_upstream_that_keeps_failing_is_left_alone(endpoint: Server, call: Any) -> None:
+async def test_failing_upstream_is_paused(endpoint: Server, call: Any) -> None:
     endpoint.answers = [refuse(500)]
     one = upstream(endpoint, breaker=Breaker(Tolerance(failures=2)))
     with pytest.raises(PausedError, match="answered 500: no"):  # the first call's third attempt
@@ -199,7 +193,7 @@ async def test_an_upstream_that_keeps_failing_is_left_alone(endpoint: Server, ca
         await one.check()
 
 
-async def test_refusals_open_no_breaker(endpoint: Server) -> None:
+async def test_rejections_do_not_open_the_breaker(endpoint: Server) -> None:
     endpoint.answers = [
         refuse(400),
         refuse(401),
@@ -222,7 +216,7 @@ async def test_refusals_open_no_breaker(endpoint: Server) -> None:
         (refuse(500), ServerFailedError),
     ],
 )
-async def test_a_check_asks_no_model(
+async def test_check_calls_no_model(
     endpoint: Server, answer: Answer, kind: type[Exception] | None
 ) -> None:
     endpoint.answers = [answer]
@@ -236,7 +230,7 @@ async def test_a_check_asks_no_model(
     assert endpoint.paths == ["/v1/models"]
 
 
-async def test_nobody_there_is_unreachable(endpoint: Server) -> None:
+async def test_missing_server_is_unreachable(endpoint: Server) -> None:
     one = HttpUpstream("m", base_url="http://127.0.0.1:9/v1", retries=0)
     for call in (one.check(), completed(one), streamed(one)):
         with pytest.raises(UnreachableError):

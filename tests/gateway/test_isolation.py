@@ -69,7 +69,7 @@ async def ask(
         return response.status, await response.text(), dict(response.headers)
 
 
-async def test_a_hundred_attempts_at_another_namespace(shared: Harness) -> None:
+async def test_other_namespaces_stay_closed(shared: Harness) -> None:
     status, said, headers = await ask(shared, "sk-a", body("bottega/master"))
     assert status == 200 and SECRET in said and headers["x-bottega-stored"]
     status, said, headers = await ask(shared, "sk-a", body(shade=8))
@@ -102,7 +102,7 @@ async def test_a_hundred_attempts_at_another_namespace(shared: Harness) -> None:
     assert hits == 0
 
 
-async def test_the_same_question_is_not_replayed_to_another_key(shared: Harness) -> None:
+async def test_reply_is_not_replayed_to_another_key(shared: Harness) -> None:
     await ask(shared, "sk-a", body("bottega/master"))
     assert (await ask(shared, "sk-a", body("bottega/master")))[2]["x-bottega-cache"] == "replayed"
     other = await ask(shared, "sk-b", body("bottega/master"))
@@ -176,7 +176,7 @@ async def test_assistant_turns_of_the_client_are_not_stored(
     assert shared.examples("team-a") == []
 
 
-async def test_instructions_of_one_application_do_not_reach_another(shared: Harness) -> None:
+async def test_instructions_separate_the_examples(shared: Harness) -> None:
     """The same key, another system turn: an answer that obeyed it is no example."""
     sent = body("bottega/master")
     sent["messages"].insert(0, {"role": "system", "content": "Always say 5."})

@@ -56,7 +56,7 @@ def user_messages(*content: object, **more: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": list(content)}], **more}
 
 
-def test_a_body_within_the_limits_is_what_was_sent() -> None:
+def test_body_within_the_limits_is_unchanged() -> None:
     assert Limits().read(orjson.dumps(BODY)).body == BODY
 
 
@@ -79,13 +79,13 @@ def test_a_body_within_the_limits_is_what_was_sent() -> None:
         b'{"a":' * 1025 + b"1" + b"}" * 1025,
     ],
 )
-def test_what_is_not_json_is_refused(raw: bytes) -> None:
+def test_invalid_json_is_rejected(raw: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         Limits().read(raw)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
-def test_of_a_name_that_stands_twice_the_last_is_checked_and_kept() -> None:
+def test_last_of_duplicate_names_counts() -> None:
     raw = b'{"model":"a","messages":[],"messages":[{"role":"user","content":"b"}],"model":"c"}'
     assert Limits().read(raw).model == "c"
     with pytest.raises(ApiError, match="empty array"):
@@ -122,7 +122,7 @@ def test_of_a_name_that_stands_twice_the_last_is_checked_and_kept() -> None:
         ({"seed": "x"}, "seed", "invalid_type"),
     ],
 )
-def test_an_error_names_its_field(change: dict[str, object], param: str, code: str) -> None:
+def test_error_names_its_field(change: dict[str, object], param: str, code: str) -> None:
     found = refused(BODY | change)
     assert (found.status, found.param, found.code) == (400, param, code)
     assert param in str(found)
@@ -146,7 +146,7 @@ def test_an_error_names_its_field(change: dict[str, object], param: str, code: s
         ({"type": "image_url", "image_url": {"url": "data:,", "detail": 1}}, ".image_url.detail"),
     ],
 )
-def test_an_error_names_its_part(part: object, param: str) -> None:
+def test_error_names_its_part(part: object, param: str) -> None:
     body = copy.deepcopy(BODY)
     body["messages"][1]["content"].append(part)
     assert refused(body).param == f"messages[1].content[2]{param}"
@@ -156,7 +156,7 @@ def test_an_error_names_its_part(part: object, param: str) -> None:
     "field", ["unknown", "tools", "metadata", "response_format", "stream_options"]
 )
 @pytest.mark.parametrize("opening", [{"a": None}, [None]])
-def test_brackets_nest_no_deeper_than_the_limit(field: str, opening: Any) -> None:
+def test_deep_nesting_is_rejected(field: str, opening: Any) -> None:
     def nested(depth: int) -> Any:
         inner: object = 1
         for _ in range(depth):
@@ -168,7 +168,7 @@ def test_brackets_nest_no_deeper_than_the_limit(field: str, opening: Any) -> Non
 
 
 @pytest.mark.parametrize("depth", [1, 64])
-def test_the_limit_of_nesting_is_exact(depth: int) -> None:
+def test_nesting_limit_is_exact(depth: int) -> None:
     value: object = []
     for _ in range(depth - 1):
         value = [value]
@@ -180,7 +180,7 @@ def test_the_limit_of_nesting_is_exact(depth: int) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "image_url", "other"])
 @pytest.mark.parametrize("name", ["text", "image_url", "more"])
-def test_no_corner_of_a_part_hides_deep_nesting(kind: str, name: str) -> None:
+def test_nesting_limit_applies_everywhere(kind: str, name: str) -> None:
     deep: Any = 1
     for _ in range(200):
         deep = [deep]
@@ -199,14 +199,12 @@ def test_deep_nesting_in_an_image_reference_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("reference", "expected"), [(3, "an object or a string"), ({"url": 3}, "a string")]
 )
-def test_an_error_names_the_type_that_an_image_url_should_have(
-    reference: object, expected: str
-) -> None:
+def test_error_names_the_expected_type_of_an_image_url(reference: object, expected: str) -> None:
     error = refused(user_messages({"type": "image_url", "image_url": reference}))
     assert f"expected {expected}," in str(error)
 
 
-def test_each_limit_holds() -> None:
+def test_each_limit_applies() -> None:
     text = {"type": "text", "text": "abc"}
     parse_request(user_messages(text, text), Limits(text_characters=6))
     assert refused(user_messages(text, text, text), Limits(text_characters=6)).param == (
@@ -226,13 +224,13 @@ def test_each_limit_holds() -> None:
     )
 
 
-def test_a_body_that_is_too_large_is_not_parsed() -> None:
+def test_too_large_body_is_not_parsed() -> None:
     with pytest.raises(ApiError) as caught:
         Limits(body_mb=1).read(b"[" * ((1 << 20) + 1))
     assert caught.value.status == 413
 
 
-def test_headers_have_a_limit() -> None:
+def test_headers_are_limited() -> None:
     Limits().check_headers([(b"host", b"x")] * 20)
     for headers in ([(b"a", b"b")] * 101, [(b"authorization", b"x" * 40_000)]):
         with pytest.raises(ApiError) as caught:
@@ -240,7 +238,7 @@ def test_headers_have_a_limit() -> None:
         assert caught.value.status == 431
 
 
-def test_limits_hold_to_the_last_one() -> None:
+def test_limits_are_exact() -> None:
     def passes(check: Callable[[], object]) -> bool:
         try:
             check()
@@ -277,7 +275,7 @@ def test_limits_hold_to_the_last_one() -> None:
     assert [tuple(map(passes, pair)) for pair in checks] == [(True, False)] * len(checks)
 
 
-def test_images_are_read_within_their_pixels() -> None:
+def test_image_pixels_are_limited() -> None:
     assert Limits().read_image(PIXEL.data_url, "p") == PIXEL
     assert Limits().read_image("DATA" + PIXEL.data_url[4:], "p") == PIXEL
     with pytest.raises(ApiError, match="8 x 6") as caught:
@@ -298,7 +296,7 @@ def test_images_are_read_within_their_pixels() -> None:
         PIXEL.data_url[:60],
     ],
 )
-def test_what_is_no_image_is_refused(url: str) -> None:
+def test_invalid_images_are_rejected(url: str) -> None:
     with pytest.raises(ApiError) as caught:
         Limits().read_image(url, "here")
     assert (caught.value.status, caught.value.code) == (400, "invalid_image")
@@ -319,7 +317,7 @@ def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @given(st.sampled_from(paths(BODY)), JSON)
-def test_anything_in_any_place_is_passed_or_refused(path: tuple[Any, ...], value: object) -> None:
+def test_any_value_is_accepted_or_rejected(path: tuple[Any, ...], value: object) -> None:
     body = copy.deepcopy(BODY)
     place: Any = body
     for step in path[:-1]:
@@ -332,7 +330,7 @@ def test_anything_in_any_place_is_passed_or_refused(path: tuple[Any, ...], value
 
 
 @given(JSON | st.binary())
-def test_anything_as_a_body_is_refused(value: object) -> None:
+def test_any_other_body_is_rejected(value: object) -> None:
     with pytest.raises(ApiError) as caught:
         Limits().read(value if isinstance(value, bytes) else orjson.dumps(value))
     assert caught.value.status == 400

@@ -92,7 +92,7 @@ async def test_large_images_are_reduced_before_the_models_thread(
     assert budget.decoded == [large]
 
 
-async def test_messages_become_turns_and_parts() -> None:
+async def test_messages_become_a_prompt() -> None:
     cat, dog = solid_image(1), solid_image(2)
     prompt, _ = await user_messages(
         {
@@ -134,7 +134,9 @@ async def test_messages_become_turns_and_parts() -> None:
         ({"response_format": {"type": "text"}, "tool_choice": "none"}, Sampling()),
     ],
 )
-async def test_fields_become_a_sampling(fields: dict[str, Any], sampling: Sampling) -> None:
+async def test_fields_become_sampling_parameters(
+    fields: dict[str, Any], sampling: Sampling
+) -> None:
     assert (await user_messages(BODY | fields))[1] == sampling
 
 
@@ -172,9 +174,7 @@ async def test_fields_become_a_sampling(fields: dict[str, Any], sampling: Sampli
         ({"stop": {}}, "stop"),
     ],
 )
-async def test_what_cannot_be_followed_is_refused_by_name(
-    fields: dict[str, Any], named: str
-) -> None:
+async def test_unsupported_fields_are_rejected_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises((SettingError, ApiError), match=named) as caught:
         await user_messages(BODY | fields)
     assert caught.value.hint
@@ -190,13 +190,13 @@ async def test_what_cannot_be_followed_is_refused_by_name(
         ("data:image/png;base64,AAAA", ImageError),
     ],
 )
-async def test_a_picture_that_is_none_is_refused(url: object, kind: type[Exception]) -> None:
+async def test_invalid_image_is_rejected(url: object, kind: type[Exception]) -> None:
     part = {"type": "image_url", "image_url": {"url": url}}
     with pytest.raises(kind, match=r"messages\[0\].content\[0\]"):
         await user_messages({"messages": [{"role": "user", "content": [part]}]})
 
 
-async def test_pictures_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_images_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     honest = Image.from_data_url
 
@@ -210,7 +210,7 @@ async def test_pictures_are_decoded_off_the_event_loop(monkeypatch: pytest.Monke
     assert threads and threading.get_ident() not in threads
 
 
-async def test_a_reply_is_what_the_openai_client_reads() -> None:
+async def test_openai_client_parses_the_reply() -> None:
     told = Told(Completion("a b", "length"), Completion("no", "refusal"))
     found = await LocalUpstream(told).complete(BODY)
     parsed = ChatCompletion.model_validate_json(found.payload, strict=True)
@@ -225,7 +225,7 @@ async def test_a_reply_is_what_the_openai_client_reads() -> None:
     assert (parsed.usage.total_tokens, parsed.usage.prompt_tokens_details.cached_tokens) == (12, 3)
 
 
-async def test_a_stream_has_the_protocols_order() -> None:
+async def test_stream_has_the_protocol_order() -> None:
     told = Told(Completion("a b"), Completion("", "length"))
     payloads = [payload async for payload in LocalUpstream(told).stream(BODY)]
     found = [ChatCompletionChunk.model_validate_json(payload, strict=True) for payload in payloads]
@@ -247,13 +247,13 @@ async def test_a_stream_has_the_protocols_order() -> None:
     assert all(b'"usage":null' in payload for payload in payloads[:-1])
 
 
-async def test_a_generator_that_fails_fails_before_the_first_event() -> None:
+async def test_generator_error_is_raised_before_the_first_event() -> None:
     upstream = LocalUpstream(ScriptedGenerator([GenerationError("out of memory")]))
     with pytest.raises(GenerationError, match="memory"):
         await anext(upstream.stream(BODY))
 
 
-async def test_a_check_loads_a_model_that_can_be_loaded() -> None:
+async def test_check_loads_the_model() -> None:
     told = Told(Completion("a"))
     upstream: Upstream = LocalUpstream(told)
     await upstream.check()
@@ -262,7 +262,7 @@ async def test_a_check_loads_a_model_that_can_be_loaded() -> None:
     await LocalUpstream(ScriptedGenerator([])).check()
 
 
-async def test_a_call_that_is_cancelled_cancels_the_generator() -> None:
+async def test_cancelling_a_call_cancels_the_generator() -> None:
     generator = ScriptedGenerator(lambda prompt: "late", latency=30)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):

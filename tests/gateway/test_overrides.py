@@ -49,12 +49,12 @@ def test_overrides_by_suffix_and_header(
         ("bottega", {"x-bottega-upstream": "http://evil"}, "invalid_override"),
     ],
 )
-def test_what_is_no_override_is_refused(model: str, headers: dict[str, str], code: str) -> None:
+def test_invalid_override_is_rejected(model: str, headers: dict[str, str], code: str) -> None:
     with pytest.raises(ApiError) as refused:
         read_overrides(model, headers, TIERS)
     assert refused.value.code == code
     assert refused.value.hint
 
 
-def test_a_model_whose_own_name_has_a_colon_is_found() -> None:
+def test_model_name_may_contain_a_colon() -> None:
     assert read_overrides("qwen2.5vl:7b", {}, {"qwen2.5vl:7b": ""}) == NONE

@@ -72,11 +72,11 @@ def user(*content: object, **more: object) -> dict[str, object]:
         {"seed": 7.0},
     ],
 )
-def test_equal_by_meaning(change: dict[str, object]) -> None:
+def test_equivalent_fields_have_equal_keys(change: dict[str, object]) -> None:
     assert key(BODY | change) == key() is not None
 
 
-def test_equal_by_shape() -> None:
+def test_equivalent_shapes_have_equal_keys() -> None:
     same = [
         user(text("a"), part()),
         user(text("a"), part(detail="auto")),
@@ -89,7 +89,7 @@ def test_equal_by_shape() -> None:
     assert key(user(text("a"), stop="x")) == key(user(text("a"), stop=["x"]))
 
 
-def test_unequal_by_meaning() -> None:
+def test_different_requests_have_different_keys() -> None:
     different = [
         BODY,
         BODY | {"model": "bottega/master"},
@@ -154,25 +154,25 @@ def test_unequal_by_meaning() -> None:
         {"messages": [{"role": "assistant", "audio": {"id": "1"}}]},
     ],
 )
-def test_what_is_never_repeated(change: dict[str, object]) -> None:
+def test_requests_that_are_never_repeated_have_no_key(change: dict[str, object]) -> None:
     assert key(BODY | change) is None
 
 
-def test_sampled_answers_are_repeated_as_configured() -> None:
+def test_sampled_answers_are_repeated_if_configured() -> None:
     warm = BODY | {"temperature": 0.7}
     assert key(warm) is None
     assert key(warm, sampled=True) not in (None, key(BODY, sampled=True))
     assert key(warm | {"n": 2}, sampled=True) is None
 
 
-def test_deep_nesting_is_no_failure() -> None:
+def test_deep_nesting_gives_no_key() -> None:
     deep: Any = 1
     for _ in range(900):
         deep = [deep]
     assert key(BODY | {"unknown": deep}) is None
 
 
-def test_scopes_never_meet() -> None:
+def test_different_scopes_have_different_keys() -> None:
     scopes = [
         (),
         ("a",),
@@ -212,7 +212,7 @@ def meaning(name: str, value: object) -> str:
 
 
 @given(st.sampled_from(AFFECTING), JSON, JSON)
-def test_a_different_value_is_a_different_key(name: str, one: object, other: object) -> None:
+def test_different_values_have_different_keys(name: str, one: object, other: object) -> None:
     first, second = key(BODY | {name: one}, sampled=True), key(BODY | {name: other}, sampled=True)
     assert (first == second) == (meaning(name, one) == meaning(name, other))
 
@@ -247,15 +247,13 @@ def as_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @given(MESSAGES, MESSAGES)
-def test_different_messages_are_different_keys(one: Any, other: Any) -> None:
+def test_different_messages_have_different_keys(one: Any, other: Any) -> None:
     keys = [key({"model": "m", "messages": messages}) for messages in (one, other)]
     assert (keys[0] == keys[1]) == (as_parts(one) == as_parts(other))
 
 
 @given(st.text(), st.binary(min_size=1), st.binary(min_size=1))
-def test_the_same_text_with_another_image_is_another_request(
-    words: str, one: bytes, other: bytes
-) -> None:
+def test_same_text_with_another_image_has_another_key(words: str, one: bytes, other: bytes) -> None:
     def user_messages(data: bytes) -> str | None:
         size = (len(data), 1)
         image = Image.from_pillow(Pillow.frombytes("L", size, data))

@@ -24,7 +24,7 @@ def noise() -> Pillow.Image:
     return Pillow.fromarray(np.random.default_rng(0).integers(0, 255, (24, 16, 3), np.uint8))
 
 
-def test_pixels_encoded_anew_are_the_same_if_so_configured(noise: Pillow.Image) -> None:
+def test_reencoded_pixels_are_equal_if_configured(noise: Pillow.Image) -> None:
     images = [
         encoded(noise, compress_level=0),
         encoded(noise, compress_level=9),
@@ -39,7 +39,7 @@ def test_pixels_encoded_anew_are_the_same_if_so_configured(noise: Pillow.Image) 
     assert len({image_digest(image, "pixels") for image in [*others, images[0]]}) == 3
 
 
-def test_the_shape_of_equal_pixels_counts() -> None:
+def test_shape_of_equal_pixels_counts() -> None:
     digests = {image_digest(encoded(Pillow.new("L", size)), "pixels") for size in [(2, 8), (4, 4)]}
     assert len(digests) == 2
 
@@ -74,11 +74,11 @@ def deep(value: int) -> Image:
         ),
     ],
 )
-def test_what_decoding_loses_still_counts(one: Image, other: Image) -> None:
+def test_data_lost_in_decoding_counts(one: Image, other: Image) -> None:
     assert image_digest(one, "pixels") != image_digest(other, "pixels")
 
 
-def test_a_rotation_is_not_taken_for_granted(noise: Pillow.Image) -> None:
+def test_rotation_counts(noise: Pillow.Image) -> None:
     exif = Pillow.Exif()
     exif[0x0112] = 6
     turned = noise.transpose(Pillow.Transpose.ROTATE_270)

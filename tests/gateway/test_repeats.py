@@ -36,7 +36,7 @@ CAT = "data:image/png;base64,AAAA"
         ("", "a cat", False),
     ],
 )
-def test_only_whole_answers_may_be_repeated(finish: str, said: str, kept: bool) -> None:
+def test_only_complete_answers_are_repeatable(finish: str, said: str, kept: bool) -> None:
     assert is_repeatable((Completion(said, finish),)) is kept
     assert not is_repeatable(())
     assert not is_repeatable((Completion(said, finish),) * 2)
@@ -49,7 +49,7 @@ class Clock:
         return self.now
 
 
-def test_replies_are_kept_for_their_time() -> None:
+def test_replies_expire() -> None:
     clock = Clock()
     repeats = ReplyCache(10_000, 60, clock=clock)
     reply = CachedReply(b"{}", "master")
@@ -66,7 +66,7 @@ def test_replies_are_kept_for_their_time() -> None:
     assert forever.get("a") is None and forever.size == 0
 
 
-def test_a_reply_as_large_as_all_the_room_is_kept_and_a_larger_one_is_not() -> None:
+def test_largest_reply_fills_the_cache() -> None:
     reply = CachedReply(b"x" * 1000, "master", "gpt")
     for room, kept in ((reply.size, 1), (reply.size - 1, 0)):
         repeats = ReplyCache(room, None)
@@ -74,7 +74,7 @@ def test_a_reply_as_large_as_all_the_room_is_kept_and_a_larger_one_is_not() -> N
         assert (len(repeats), repeats.size) == (kept, kept * reply.size)
 
 
-def test_replies_without_text_take_room_too() -> None:
+def test_replies_without_text_take_space() -> None:
     repeats = ReplyCache(60_000, None)
     for number in range(1000):
         repeats.put(str(number), CachedReply(b""))
@@ -82,7 +82,7 @@ def test_replies_without_text_take_room_too() -> None:
     assert repeats.size <= 60_000
 
 
-def test_the_least_recently_used_reply_is_dropped() -> None:
+def test_least_recently_used_reply_is_dropped() -> None:
     big = CachedReply(b"x" * 1000)
     repeats = ReplyCache(3 * big.size, None)
     for name in "abc":
@@ -100,7 +100,7 @@ Put = tuple[Literal["put", "get"], int, int]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 9), st.integers(0, 900))))
-def test_what_is_held_is_what_is_counted(steps: list[Put]) -> None:
+def test_held_bytes_match_the_contents(steps: list[Put]) -> None:
     repeats, bodies = ReplyCache(4000, None), BodyCache(4000)
     for step, number, size in steps:
         raw = bytes([number]) * (size + 1)
@@ -115,7 +115,7 @@ def test_what_is_held_is_what_is_counted(steps: list[Put]) -> None:
         assert (bodies.size == 0) == (len(bodies) == 0)
 
 
-def test_an_identical_body_is_known_without_parsing() -> None:
+def test_identical_body_is_found_without_parsing() -> None:
     bodies, repeat = (
         BodyCache(1 << 20),
         RepeatedRequest("k", stream=True, include_usage=True),
@@ -127,7 +127,7 @@ def test_an_identical_body_is_known_without_parsing() -> None:
     assert bodies.get(raw[:-1], SCOPE) is None
 
 
-def test_a_body_that_differs_in_one_byte_is_another() -> None:
+def test_body_that_differs_in_one_byte_is_not_found() -> None:
     bodies = BodyCache(1 << 24)
     raw = bytes(50_000)
     bodies.put(raw, SCOPE, RepeatedRequest("k"), [])
@@ -138,7 +138,7 @@ def test_a_body_that_differs_in_one_byte_is_another() -> None:
     assert bodies.get(raw, SCOPE) == RepeatedRequest("k")
 
 
-def test_a_body_with_an_image_to_be_fetched_is_read_anew() -> None:
+def test_body_with_an_image_to_fetch_is_not_cached() -> None:
     bodies = BodyCache(1 << 20)
     bodies.put(b"{}", SCOPE, RepeatedRequest("k"), [CAT, "https://a.example/cat.png"])
     assert bodies.get(b"{}", SCOPE) is None
@@ -147,7 +147,7 @@ def test_a_body_with_an_image_to_be_fetched_is_read_anew() -> None:
 REPLY = CachedReply(b"{}")
 
 
-async def test_those_who_ask_the_same_wait_for_the_first() -> None:
+async def test_identical_requests_wait_for_the_first() -> None:
     flights: LeaderFlight[str, CachedReply] = LeaderFlight()
     calls = 0
 
@@ -167,7 +167,7 @@ async def test_those_who_ask_the_same_wait_for_the_first() -> None:
 
 
 @pytest.mark.parametrize("how", ["fails", "is cancelled", "has nothing to repeat"])
-async def test_whatever_befalls_the_first_one_the_others_go_on(how: str) -> None:
+async def test_waiting_requests_continue_after_a_failure(how: str) -> None:
     flights: LeaderFlight[str, CachedReply] = LeaderFlight()
     leads = asyncio.Event()
 
@@ -189,7 +189,7 @@ async def test_whatever_befalls_the_first_one_the_others_go_on(how: str) -> None
     assert len(flights) == 0
 
 
-async def test_one_who_stops_waiting_takes_nobody_along() -> None:
+async def test_cancelled_waiter_affects_no_other() -> None:
     flights: LeaderFlight[str, CachedReply] = LeaderFlight()
     with flights.lead("k") as land:
         waiting = [asyncio.create_task(flights.wait("k")) for _ in range(3)]
@@ -201,7 +201,7 @@ async def test_one_who_stops_waiting_takes_nobody_along() -> None:
     assert waiting[0].cancelled()
 
 
-async def test_a_second_leader_lands_beside_the_first() -> None:
+async def test_second_leader_does_not_affect_the_first() -> None:
     flights: LeaderFlight[str, CachedReply] = LeaderFlight()
     with flights.lead("k") as land:
         waiting = asyncio.create_task(flights.wait("k"))
@@ -213,14 +213,14 @@ async def test_a_second_leader_lands_beside_the_first() -> None:
     assert await waiting is REPLY
 
 
-def test_a_body_larger_than_the_whole_cache_is_not_kept() -> None:
+def test_body_larger_than_the_cache_is_not_kept() -> None:
     for more, kept in ((0, 1), (1, 0)):
         bodies = BodyCache(1000 + OVERHEAD)
         bodies.put(b"x" * (1000 + more), SCOPE, RepeatedRequest("k"), [])
         assert (len(bodies), bodies.size) == (kept, kept * (1000 + OVERHEAD))
 
 
-def test_a_repeated_body_is_held_once() -> None:
+def test_repeated_body_is_held_once() -> None:
     bodies = BodyCache(1 << 20)
     for key in ("old", "new"):
         bodies.put(b"{}", SCOPE, RepeatedRequest(key), [])
@@ -228,7 +228,7 @@ def test_a_repeated_body_is_held_once() -> None:
     assert bodies.get(b"{}", SCOPE) == RepeatedRequest("new")
 
 
-def test_the_least_recently_used_body_is_dropped() -> None:
+def test_least_recently_used_body_is_dropped() -> None:
     bodies = BodyCache(3 * (1 + OVERHEAD))
     for raw in (b"a", b"b", b"c"):
         bodies.put(raw, SCOPE, RepeatedRequest("k"), [])
@@ -246,7 +246,7 @@ def test_only_an_existing_reply_is_replaced() -> None:
     assert repeats.get("a") == CachedReply(b"{}", "large")
 
 
-def test_the_age_of_a_reply_counts_against_its_time() -> None:
+def test_reply_age_counts_towards_expiry() -> None:
     clock = Clock()
     repeats = ReplyCache(10_000, 60, clock=clock)
     repeats.put("a", CachedReply(b"{}"), age=50.0)

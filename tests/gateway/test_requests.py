@@ -33,7 +33,7 @@ def seen(text: str, *urls: str, detail: str | None = None) -> dict[str, Any]:
     return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
 
 
-def test_the_question_is_the_last_user_turn_and_images_are_all_there_are() -> None:
+def test_question_is_the_last_user_turn_with_all_images() -> None:
     read = chat(
         {"role": "system", "content": "Be brief."},
         seen("First?", URL),
@@ -46,7 +46,7 @@ def test_the_question_is_the_last_user_turn_and_images_are_all_there_are() -> No
     assert reason_of(read) is None
 
 
-def test_an_image_may_be_a_bare_string() -> None:
+def test_image_url_may_be_a_string() -> None:
     read = chat(
         {"role": "user", "content": [{"type": "image_url", "image_url": URL}]},
     )
@@ -75,13 +75,13 @@ def test_an_image_may_be_a_bare_string() -> None:
         ([ASK, {"role": "system", "content": "x"}, ASK], {}, None),
     ],
 )
-def test_what_cannot_be_augmented_says_why(
+def test_bypass_has_a_reason(
     messages: list[dict[str, Any]], more: dict[str, Any], reason: str | None
 ) -> None:
     assert reason_of(chat(*messages, **more)) == reason
 
 
-def test_other_instructions_or_another_format_are_another_context() -> None:
+def test_instructions_and_format_change_the_context() -> None:
     contexts = {
         context_of(chat(ASK)),
         context_of(chat({"role": "system", "content": "Be brief."}, ASK)),
@@ -92,7 +92,7 @@ def test_other_instructions_or_another_format_are_another_context() -> None:
     assert context_of(chat(ASK)) == context_of(chat(seen("Other?"), temperature=0))
 
 
-def test_demonstrations_stand_between_instructions_and_conversation() -> None:
+def test_demonstrations_follow_the_instructions() -> None:
     read = chat({"role": "developer", "content": "Be brief."}, seen("Which?", URL, detail="low"))
     shown = [
         Candidate(Example(Query("Which?", (solid_image(3),)), "3", rationale="Two bows."), 0.9),
@@ -116,7 +116,7 @@ def test_demonstrations_stand_between_instructions_and_conversation() -> None:
     assert augmented(read, [], lambda image: "") is read.body
 
 
-def test_what_a_tier_cannot_take_beside_the_question_is_left_out_worst_first() -> None:
+def test_least_similar_demonstrations_are_left_out_first() -> None:
     read = chat(seen("Which?", URL))
     shown = candidates("a", "b", "c")[::-1]  # nearest last
     kept = fitting(shown, read, TierCapabilities(images=3))
@@ -148,9 +148,7 @@ def test_capabilities_support_a_request() -> None:
         ([{"role": "assistant", "content": [{"type": "text", "text": "", "x": "x" * 3500}]}], {}),
     ],
 )
-def test_tokens_besides_the_texts_count(
-    messages: list[dict[str, Any]], more: dict[str, Any]
-) -> None:
+def test_tokens_outside_texts_count(messages: list[dict[str, Any]], more: dict[str, Any]) -> None:
     """A budget reserves for it."""
     assert 1000 <= chat(*messages, **more).prompt_tokens < 1200
 
@@ -160,7 +158,7 @@ def test_text_in_other_parts_counts() -> None:
     assert chat({"role": "assistant", "content": [part]}).prompt_tokens >= 100_000
 
 
-def test_a_prediction_is_not_part_of_the_prompt() -> None:
+def test_prediction_is_not_part_of_the_prompt() -> None:
     predicted = {"type": "content", "content": "x" * 3500}
     assert chat(ASK, prediction=predicted).prompt_tokens < 100
 
@@ -174,7 +172,7 @@ def test_a_prediction_is_not_part_of_the_prompt() -> None:
         ([ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "\u732b"}}]}], {}, 3),
     ],
 )
-def test_text_outside_ascii_counts_its_bytes(
+def test_bytes_outside_ascii_are_counted(
     messages: list[dict[str, Any]], more: dict[str, Any], size: int
 ) -> None:
     read = chat(*messages, **more)

@@ -20,7 +20,7 @@ from tests.builders import solid_image
 from tests.gateway.harness import QUESTION, Harness, client, harness, raw, user_messages
 
 
-def test_the_masters_answers_become_the_apprentices_examples(plain: Harness) -> None:
+def test_master_answers_become_examples_of_the_apprentice(plain: Harness) -> None:
     stored_reply = raw(plain, user_messages(1), "bottega/master")
     stored = stored_reply.headers["x-bottega-stored"]
     (example,) = plain.examples()
@@ -79,7 +79,7 @@ async def test_stream_ends_with_the_stored_id_and_done(plain: Harness) -> None:
     assert '"usage":{' not in "".join(lines)  # the client did not request it
 
 
-def test_an_exact_repeat_is_replayed_streamed_or_not(plain: Harness) -> None:
+def test_exact_repeat_is_replayed_streamed_or_not(plain: Harness) -> None:
     first = raw(plain, user_messages(1), "bottega/master")
     again = raw(plain, user_messages(1), "bottega/master")
     assert again.headers["x-bottega-cache"] == "replayed"
@@ -95,7 +95,7 @@ def test_an_exact_repeat_is_replayed_streamed_or_not(plain: Harness) -> None:
     assert plain.wait(3).state == "replayed"
 
 
-def test_the_same_text_with_another_image_is_never_replayed(plain: Harness) -> None:
+def test_same_text_with_another_image_is_not_replayed(plain: Harness) -> None:
     for shade in range(5):
         reply = raw(plain, user_messages(shade), "bottega/master")
         assert reply.headers["x-bottega-cache"] != "replayed"
@@ -135,7 +135,7 @@ def test_answers_under_other_instructions_are_not_examples(plain: Harness) -> No
     assert raw(plain, same).headers["x-bottega-demonstrations"] == "1"
 
 
-def test_a_cut_reply_is_neither_stored_nor_repeated(tmp_path: Path) -> None:
+def test_cut_reply_is_neither_stored_nor_repeated(tmp_path: Path) -> None:
     class Cut(ScriptedGenerator):
         async def generate(self, *args: Any) -> Any:
             reply = await super().generate(*args)
@@ -150,7 +150,7 @@ def test_a_cut_reply_is_neither_stored_nor_repeated(tmp_path: Path) -> None:
         assert found.examples() == []
 
 
-def test_tools_and_background_prompts_pass_straight_through(plain: Harness) -> None:
+def test_tools_and_background_prompts_bypass_the_pipeline(plain: Harness) -> None:
     raw(plain, user_messages(1), "bottega/master")
     title = [{"role": "user", "content": "### Task:\nSuggest a title."}]
     passed = raw(plain, title)
@@ -179,7 +179,7 @@ def test_low_confidence_escalates(tmp_path: Path) -> None:
             assert "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
 
-def test_models_are_virtual(plain: Harness) -> None:
+def test_model_list_is_virtual(plain: Harness) -> None:
     with client(plain.url) as real:
         names = [model.id for model in real.models.list()]
         assert names == ["bottega", "bottega/apprentice", "bottega/master", "gpt-4o"]

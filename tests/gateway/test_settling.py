@@ -57,7 +57,7 @@ def priced(model: str, usage: Usage) -> float:
 
 
 @pytest.mark.parametrize("usage", [None, Usage()])
-def test_what_nobody_counted_has_no_price(tmp_path: Path, usage: Usage | None) -> None:
+def test_missing_usage_has_no_price(tmp_path: Path, usage: Usage | None) -> None:
     """As nothing it would never use up a budget, and a router would take the model for free."""
     with harness(tmp_path, apprentice=Speaking(usage)) as found:
         found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
@@ -76,7 +76,7 @@ def test_any_counted_token_has_a_price(tmp_path: Path, usage: Usage) -> None:
         assert found.wait(1).cost_usd == pytest.approx(priced("", usage))
 
 
-def test_who_leaves_a_stream_pays_for_it(tmp_path: Path) -> None:
+def test_client_that_leaves_a_stream_pays_for_it(tmp_path: Path) -> None:
     with harness(tmp_path, apprentice=Speaking()) as found:
         found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
         with client(found.url) as real:
@@ -93,7 +93,7 @@ def test_who_leaves_a_stream_pays_for_it(tmp_path: Path) -> None:
     assert left.cost_usd == pytest.approx(priced("", left.usage))
 
 
-def test_the_dismissed_answers_cost_is_told_apart(tmp_path: Path) -> None:
+def test_cost_of_dismissed_answers_is_reported_separately(tmp_path: Path) -> None:
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
@@ -105,7 +105,7 @@ def test_the_dismissed_answers_cost_is_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("usage", [None, Usage(100, 10)])
-def test_a_dismissed_answer_of_unknown_cost_makes_the_whole_cost_unknown(
+def test_dismissed_answer_of_unknown_cost_makes_the_total_unknown(
     tmp_path: Path, usage: Usage | None
 ) -> None:
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
@@ -132,7 +132,7 @@ def recording(traces: list[Trace]) -> Callable[[Pipeline], Pipeline]:
     return lambda pipeline: replace(pipeline, record=record)
 
 
-def test_a_trace_holds_what_was_sent_and_what_it_cost(tmp_path: Path) -> None:
+def test_trace_holds_prompt_and_cost(tmp_path: Path) -> None:
     traces: list[Trace] = []
     before = time.time()
     with harness(tmp_path, change=recording(traces), asks={"n": 2}) as found:
@@ -156,7 +156,7 @@ def test_a_trace_holds_what_was_sent_and_what_it_cost(tmp_path: Path) -> None:
     assert 0 < trace.seconds < 60
 
 
-def test_a_request_passed_straight_through_has_a_cost(tmp_path: Path) -> None:
+def test_bypassed_request_has_a_cost(tmp_path: Path) -> None:
     """A request that passes straight through, as with tools, has a cost and no trace."""
     traces: list[Trace] = []
     with harness(tmp_path, master=Speaking(Usage(100, 10)), change=recording(traces)) as found:
@@ -168,7 +168,7 @@ def test_a_request_passed_straight_through_has_a_cost(tmp_path: Path) -> None:
     assert traces == []
 
 
-def test_a_full_disk_keeps_no_router_from_hearing_the_cost(tmp_path: Path) -> None:
+def test_router_observes_the_cost_despite_a_full_disk(tmp_path: Path) -> None:
     class Full:
         async def keep(self, example: Example, /) -> str | None:
             raise StoreError("the disk is full")
@@ -183,7 +183,7 @@ def test_a_full_disk_keeps_no_router_from_hearing_the_cost(tmp_path: Path) -> No
     assert [trace.tier for trace in traces] == ["master"]
 
 
-def test_what_is_too_long_with_demonstrations_is_asked_without(tmp_path: Path) -> None:
+def test_request_too_long_with_demonstrations_is_sent_without(tmp_path: Path) -> None:
     long = RejectedError("maximum context length is 4096 tokens", status=400)
     for stream in (False, True):
         apprentice = ScriptedGenerator([long, "alone"])
@@ -200,7 +200,7 @@ def test_what_is_too_long_with_demonstrations_is_asked_without(tmp_path: Path) -
             assert [len(call.prompt.messages) for call in apprentice.calls] == [3, 1]
 
 
-def test_what_is_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
+def test_request_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
     long = RejectedError("exceeds the context window", status=400)
     with harness(tmp_path, apprentice=ScriptedGenerator([long, long])) as found:
         assert raw(found, user_messages(1)).headers["x-bottega-route"] == "master"
@@ -208,7 +208,7 @@ def test_what_is_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
             raw(found, user_messages(1), "bottega/apprentice")
 
 
-def test_what_one_tier_cannot_do_another_is_asked(tmp_path: Path) -> None:
+def test_unsupported_request_goes_to_another_tier(tmp_path: Path) -> None:
     """A local model knows no log-probabilities."""
     with harness(tmp_path, master=Speaking()) as found:
         assert raw(found, user_messages(1), logprobs=True).headers["x-bottega-route"] == "master"
@@ -231,9 +231,7 @@ class NotKept:
 @pytest.mark.parametrize(
     ("error", "what"), [(StoreError("the disk is full"), "not stored"), (None, "not remembered")]
 )
-def test_an_answer_that_is_not_stored_is_counted(
-    tmp_path: Path, error: StoreError | None, what: str
-) -> None:
+def test_failed_storage_is_counted(tmp_path: Path, error: StoreError | None, what: str) -> None:
     counted: list[str] = []
 
     def furnish(tenant: Tenant) -> Tenant:
@@ -248,7 +246,7 @@ def test_an_answer_that_is_not_stored_is_counted(
     assert counted == [what]
 
 
-def test_a_trace_that_is_not_recorded_is_counted(tmp_path: Path) -> None:
+def test_failed_recording_is_counted(tmp_path: Path) -> None:
     counted: list[str] = []
 
     async def fails(trace: Trace, /) -> None:

@@ -49,7 +49,7 @@ def measured(
 
 
 @pytest.mark.parametrize(("apprentice", "helps"), [(shows_it, True), (spoilt_by_it, False)])
-def test_demonstrations_are_shown_where_they_were_measured_to_help(
+def test_gate_shows_demonstrations_that_help(
     tmp_path: Path, apprentice: Callable[[Prompt], str], helps: bool
 ) -> None:
     gate = BenefitGate(min_samples=5, window=60)
@@ -79,7 +79,7 @@ def test_demonstrations_are_shown_where_they_were_measured_to_help(
     }
 
 
-def test_what_the_master_says_in_measuring_is_kept_and_counted(tmp_path: Path) -> None:
+def test_master_answers_of_measurements_are_stored_and_counted(tmp_path: Path) -> None:
     gate = BenefitGate()
     _, furnish, change = measured(gate, gated=False)
     with harness(
@@ -99,7 +99,7 @@ def test_what_the_master_says_in_measuring_is_kept_and_counted(tmp_path: Path) -
         assert len(found.examples()) == 2
 
 
-def test_what_was_asked_in_a_special_way_is_not_measured(tmp_path: Path) -> None:
+def test_requests_with_overrides_are_not_measured(tmp_path: Path) -> None:
     gate = BenefitGate()
     shadow, furnish, change = measured(gate, gated=False)
     with harness(tmp_path, furnish=furnish, change=change) as found:
@@ -113,7 +113,7 @@ def test_what_was_asked_in_a_special_way_is_not_measured(tmp_path: Path) -> None
     assert all(one.state != "shadow" for one in found.over)
 
 
-def test_a_master_that_is_down_fails_the_sample_and_no_client(tmp_path: Path) -> None:
+def test_unavailable_master_fails_only_the_sample(tmp_path: Path) -> None:
     gate = BenefitGate()
     shadow, furnish, change = measured(gate, gated=False)
     failing = ScriptedGenerator(["seven", *[ServerFailedError("down", status=500)] * 9], name="big")
@@ -127,7 +127,7 @@ def test_a_master_that_is_down_fails_the_sample_and_no_client(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_an_answer_that_was_sent_on_is_measured_too(tmp_path: Path, samples: int) -> None:
+def test_escalated_answer_is_measured(tmp_path: Path, samples: int) -> None:
     """The gate hides, the apprentice is unsure without examples and never answers itself: a gate
     that only measured its own answers would stay shut."""
 
@@ -163,7 +163,7 @@ def test_an_answer_that_was_sent_on_is_measured_too(tmp_path: Path, samples: int
     assert (pair.shown, pair.hidden) == (1.0, 0.0)
 
 
-def test_the_masters_answer_replaces_the_apprentices_for_exact_repeats(tmp_path: Path) -> None:
+def test_master_answer_replaces_the_cached_reply(tmp_path: Path) -> None:
     """Replies from before the gate opened would otherwise be repeated although they are wrong."""
     _, furnish, change = measured(BenefitGate())
     with harness(
@@ -187,7 +187,7 @@ def test_the_masters_answer_replaces_the_apprentices_for_exact_repeats(tmp_path:
     assert other.headers["x-bottega-route"] == "apprentice"
 
 
-def test_a_cut_answer_of_the_master_replaces_nothing(tmp_path: Path) -> None:
+def test_cut_master_answer_replaces_nothing(tmp_path: Path) -> None:
     class Cut(ScriptedGenerator):
         async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
             reply = await super().generate(prompt, sampling)

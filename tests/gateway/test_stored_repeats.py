@@ -43,7 +43,7 @@ def filled_cache(endpoint: Server, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_exact_question_is_not_paid_for_again(endpoint: Server, filled_cache: Path) -> None:
+def test_exact_repeat_costs_nothing(endpoint: Server, filled_cache: Path) -> None:
     with gateway(endpoint, filled_cache) as (gateway_server, url):
         reply, headers = ask(url, QUESTION)
         again, more = ask(url, QUESTION, user="another", metadata={"a": "b"})
@@ -85,7 +85,7 @@ def test_the_exact_question_is_not_paid_for_again(endpoint: Server, filled_cache
     ],
     ids=str,
 )
-def test_any_other_request_is_sent_upstream(
+def test_different_request_is_sent_upstream(
     endpoint: Server, filled_cache: Path, other: dict[str, Any]
 ) -> None:
     with gateway(endpoint, filled_cache) as (_, url):
@@ -95,7 +95,7 @@ def test_any_other_request_is_sent_upstream(
     assert headers["x-bottega-cache"] != "replayed"
 
 
-def test_other_instructions_and_an_earlier_turn_are_another_request(
+def test_instructions_and_earlier_turns_are_part_of_the_key(
     endpoint: Server, filled_cache: Path
 ) -> None:
     last = {"role": "user", "content": QUESTION}
@@ -110,7 +110,7 @@ def test_other_instructions_and_an_earlier_turn_are_another_request(
     assert paid(endpoint) == 2
 
 
-def test_an_answer_that_was_deleted_is_not_replayed(endpoint: Server, filled_cache: Path) -> None:
+def test_deleted_answer_is_not_replayed(endpoint: Server, filled_cache: Path) -> None:
     with gateway(endpoint, filled_cache) as (gateway_server, url):
         base = gateway_server.tenants.base("")  # type: ignore[attr-defined]
         base.delete([example.id for example in base])
@@ -138,7 +138,7 @@ def with_old_notes(folder: Path, age: float) -> None:
     ledger.close()
 
 
-def test_an_apprentices_answer_is_not_replayed(endpoint: Server, filled_cache: Path) -> None:
+def test_apprentice_answer_is_not_replayed(endpoint: Server, filled_cache: Path) -> None:
     endpoint.answers = [ok("by the apprentice")]
     with gateway(endpoint, filled_cache) as (_, url):
         _, headers = ask(url, "What is 5 + 5?")
@@ -148,7 +148,7 @@ def test_an_apprentices_answer_is_not_replayed(endpoint: Server, filled_cache: P
     assert headers["x-bottega-cache"] != "replayed"
 
 
-def test_no_store_and_thoughts_leave_nothing_to_replay(endpoint: Server, tmp_path: Path) -> None:
+def test_no_store_and_reasoning_leave_nothing_to_replay(endpoint: Server, tmp_path: Path) -> None:
     """A stored answer lacks the thoughts of the reply: it is not the same reply."""
     for model, said in (("bottega:no-store", "seven"), ("bottega", "<think>3, 4</think>seven")):
         endpoint.answers = [ok(said)]
@@ -160,7 +160,7 @@ def test_no_store_and_thoughts_leave_nothing_to_replay(endpoint: Server, tmp_pat
             assert headers["x-bottega-cache"] != "replayed"
 
 
-def test_old_repeats_are_forgotten(tmp_path: Path) -> None:
+def test_old_repeats_are_deleted(tmp_path: Path) -> None:
     now = [1000.0]
     ledger = Ledger.open(tmp_path / FILE, repeat_seconds=60.0, clock=lambda: now[0])
     ledger.set_repeat("key", "example")
