@@ -10,10 +10,10 @@ def test_what_eval_kept_becomes_a_page(run: Run, pets: Path) -> None:
     methods = ("--methods", "visual-rag,vote", "--shots", "1,2")
     assert run("eval", f"image-folder:{pets}", *methods, "--out", "kept").code == 0
     done = run("report", "kept")
-    assert (done.code, done.out) == (0, "the page: kept/report/index.html\n")
+    assert (done.code, done.out) == (0, "page: kept/report/index.html\n")
     page = Path("kept/report/index.html").read_text("utf-8")
     assert "data:image/" in page
-    assert "Not everything was answered" not in page
+    assert "Incomplete run" not in page
     results = Path("kept/report/results.csv").read_text("utf-8").splitlines()
     assert sum(",accuracy," in line for line in results) == 4
 
@@ -37,7 +37,7 @@ def test_what_failed_is_said(run: Run, pets: Path, served: Server) -> None:
     assert run(*evaluation, "--model", "openai:m", "--out", "kept").code == 1
     done = run("report", "kept")
     assert done.code == 0
-    assert "zero-shot: 2 of 3 answered, 1 failed, 0 not asked" in done.out
+    assert "zero-shot: 2 of 3 answered, 1 failed, 0 skipped" in done.out
     assert "content filter" in Path("kept/report/index.html").read_text("utf-8")
 
 

@@ -92,8 +92,8 @@ def test_equal_pictures_are_one_file(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="unknown format"):
+    with pytest.raises(SettingError, match="format is unknown"):
         write_dataset(PETS, "coco", tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingError, match="cannot be written"):
+    with pytest.raises(SettingError, match="is not writable"):
         write_dataset(PETS, "inspect", tmp_path / "file")

@@ -1,4 +1,4 @@
-"""A benchmark's items as other evaluation programs read them."""
+"""Export of benchmark items for other evaluation programs."""
 
 from __future__ import annotations
 
@@ -18,50 +18,49 @@ from bottega.image import Image
 from bottega.types import Example
 
 IMAGES = "images"
-# Of an item's tags the first becomes VLMEvalKit's category, which its tables are broken down by.
+# The first of these tags becomes VLMEvalKit's category.
 CATEGORIES = ("category", "subject", "topic")
 
 
 def write_dataset(data: Benchmark, format: str, out: Path) -> Path:
-    """Returns the file that the other program is given; pictures may lie in files beside it.
-    Raises `SettingError` for an unknown format or a folder that cannot be written."""
+    """Write the items; return the file to pass to the other program. Raises `SettingError`."""
     if format not in FORMATS:
-        raise SettingError(f"unknown format {format!r}", hint=f"use {' or '.join(FORMATS)}")
+        raise SettingError(f"format is unknown, got {format!r}", hint=f"use {' or '.join(FORMATS)}")
     try:
         out.mkdir(parents=True, exist_ok=True)
         return FORMATS[format](data, out)
     except OSError as error:
         raise SettingError(
-            f"{out} cannot be written: {error.strerror}", hint="--out names a folder to write to"
+            f"{out} is not writable: {error.strerror}", hint="set another --out folder"
         ) from error
 
 
 def options(data: Benchmark, item: Example) -> tuple[str, ...]:
-    """What is chosen from, if it is as many as there are letters; empty for an open question."""
+    """Return the choices, if letters suffice for them; empty for an open question."""
     choices = item.query.choices or (() if data.multi_label else data.labels)
     fits = 2 <= len(choices) <= len(ascii_uppercase) and item.answer in choices
     return choices if fits else ()
 
 
 def _inspect(data: Benchmark, out: Path) -> Path:
-    """One sample a line, for `json_dataset`: pictures before the question, by their whole paths."""
+    """Write JSON lines for `json_dataset`, with absolute image paths before the question."""
     folder = out.absolute() / IMAGES
     folder.mkdir(exist_ok=True)
     path = out / "dataset.jsonl"
     with path.open("wb") as file:
-        for place, item in enumerate(data.items):
-            file.write(orjson.dumps(_sample(data, place, item, folder)) + b"\n")
+        for index, item in enumerate(data.items):
+            file.write(orjson.dumps(_sample(data, index, item, folder)) + b"\n")
     return path
 
 
-def _sample(data: Benchmark, place: int, item: Example, folder: Path) -> dict[str, object]:
+def _sample(data: Benchmark, index: int, item: Example, folder: Path) -> dict[str, object]:
     content = [
         *({"type": "image", "image": str(_saved(one, folder))} for one in item.query.images),
         {"type": "text", "text": item.query.text},
     ]
     choices = options(data, item)
     return {
-        "id": item.query.id or str(place),
+        "id": item.query.id or str(index),
         "input": [{"role": "user", "content": content}],
         **({"choices": choices} if choices else {}),
         "target": _letter(choices, item.answer),
@@ -70,7 +69,7 @@ def _sample(data: Benchmark, place: int, item: Example, folder: Path) -> dict[st
 
 
 def _saved(image: Image, folder: Path) -> Path:
-    """Equal pictures are one file."""
+    """Save an image; equal images share a file."""
     kind = mimetypes.guess_extension(image.media_type) or ".bin"
     path = folder / f"{image.sha256[:32]}{kind}"
     if not path.exists():
@@ -79,8 +78,10 @@ def _saved(image: Image, folder: Path) -> Path:
 
 
 def _vlmevalkit(data: Benchmark, out: Path) -> Path:
-    """A table for `$LMUData`, pictures and all. VLMEvalKit takes the name of the file for that of
-    the data set, and leaves out items without a picture."""
+    """Write a table with images for `$LMUData`.
+
+    VLMEvalKit uses the file name as the data set's name, and skips items without an image.
+    """
     kind = re.sub(r"\W+", "_", data.name.partition(":")[0])
     most = max(len(options(data, item)) for item in data.items)
     letters = ascii_uppercase[:most]
@@ -90,16 +91,16 @@ def _vlmevalkit(data: Benchmark, out: Path) -> Path:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         head = ("index", "image", "question", *letters, "answer")
         writer.writerow((*head, "category") if tagged else head)
-        for place, item in enumerate(data.items):
+        for index, item in enumerate(data.items):
             chosen = options(data, item)
             offered = [chosen[i] if i < len(chosen) else "" for i in range(most)]
-            row = (place, _encoded(item), item.query.text, *offered, _letter(chosen, item.answer))
+            row = (index, _encoded(item), item.query.text, *offered, _letter(chosen, item.answer))
             writer.writerow((*row, _category(item)) if tagged else row)
     return path
 
 
 def _encoded(item: Example) -> str:
-    """Base64, or a list of it for several pictures."""
+    """Return base64, or a list of it for several images."""
     images = [base64.b64encode(image.data).decode("ascii") for image in item.query.images]
     return images[0] if len(images) == 1 else str(images) if images else ""
 

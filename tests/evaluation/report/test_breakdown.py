@@ -7,7 +7,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.report.sections import (
-    MOST_GROUPS,
+    MAX_GROUPS,
     Section,
     breakdowns,
     confusions,
@@ -47,9 +47,9 @@ async def test_each_label_has_its_share_and_its_interval(tmp_path: Path) -> None
 
 
 async def test_what_is_beyond_forty_labels_is_summed_up(tmp_path: Path) -> None:
-    truths = [f"l{i}" for i in range(MOST_GROUPS + 5) for _ in range(2)]
+    truths = [f"l{i}" for i in range(MAX_GROUPS + 5) for _ in range(2)]
     [by] = breakdowns(await section(tmp_path, truths, [label("l0")] * len(truths)))
-    assert (len(by.groups), by.more) == (MOST_GROUPS, 5)
+    assert (len(by.groups), by.more) == (MAX_GROUPS, 5)
     assert by.rest is not None and by.rest.items == 10
     [cell] = by.rest.cells
     assert cell is not None

@@ -109,7 +109,7 @@ async def test_runs_over_other_items_stand_apart(tmp_path: Path) -> None:
         name: read_run(await kept(tmp_path / name, data, three_methods(data)[:1]))
         for name, data in (("all", DATA), ("fewer", fewer))
     }
-    assert [section.asked for section in sections(runs)] == [60, 50]
+    assert [section.item_count for section in sections(runs)] == [60, 50]
 
 
 async def test_an_unfinished_run_says_how_much_is_missing(tmp_path: Path) -> None:

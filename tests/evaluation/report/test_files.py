@@ -141,7 +141,7 @@ def test_pictures_beyond_the_room_are_left_out_and_counted(folder: Path) -> None
     document = orjson.loads(whole.json)
     assert (len(document["pictures"]), whole.left_out, whole.absent) == (46, 0, 0)
     room = sum(len(data) for data in found[0].runs["run"].thumbnails.values()) // 2
-    half = payload(found, pictures=room)
+    half = payload(found, images=room)
     kept_pictures = orjson.loads(half.json)["pictures"]
     assert len(kept_pictures) + half.left_out == 46
     assert 0 < half.left_out < 46

@@ -4,7 +4,7 @@ const AT_ONCE = 50;
 const MARKS = { right: "✓", wrong: "✗", partly: "◐", invalid: "⚠", failed: "!", missing: "–" };
 const NAMES = {
   right: "right", wrong: "wrong", partly: "partly right", invalid: "invalid", failed: "failed",
-  missing: "not asked",
+  missing: "skipped",
 };
 
 function element(name, attributes = {}, ...children) {
@@ -167,13 +167,13 @@ class Items {
       ...shown.map((one, i) => this.demonstration(one, i + 1))));
     for (const [reply, times] of replies) {
       if (replies.length > 1 || times !== 1 || this.texts[reply] !== this.texts[text]) {
-        const note = times === 0 ? "reasoning: " : times > 1 ? `${times} ×: ` : "";
+        const note = times === 0 ? "rationale: " : times > 1 ? `${times} ×: ` : "";
         made.append(element("pre", {}, note + this.texts[reply]));
       }
     }
     const spent = trace
       ? `${tokens.toLocaleString("en")} tokens · ${usd === null ? "cost unknown" : `${usd.toFixed(6)} USD`} · ${seconds} s · bottega log ${trace}`
-      : "no model was asked";
+      : "no model was called";
     made.append(element("p", { class: "spent" }, spent));
     return made;
   }
@@ -188,7 +188,7 @@ class Items {
   }
 
   picture(index, alt) {
-    if (index < 0) return element("span", { class: "none" }, "no picture kept");
+    if (index < 0) return element("span", { class: "none" }, "no image stored");
     const made = element("img", { src: this.pictures[index], alt });
     made.addEventListener("load", () => {
       if (Math.max(made.naturalWidth, made.naturalHeight) <= 64) made.classList.add("tiny");

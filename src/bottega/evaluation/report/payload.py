@@ -1,5 +1,4 @@
-"""What the page's own program reads: items, answers and pictures as JSON, each text and each
-picture once."""
+"""JSON data of the report's script: items, answers and images, with each text and image once."""
 
 from __future__ import annotations
 
@@ -29,10 +28,10 @@ from bottega.image import Image
 
 SIDE = 112
 QUALITY = 72
-# Pixels of such pictures are meant to be seen one by one.
+# Images of this size are shown pixel by pixel.
 TINY = 48
 BATCH = 64
-WANTED = """
+MISSING_IMAGES = """
 SELECT image.value FROM items, json_each(items.images) AS image
 UNION SELECT image.value
 FROM answers, json_each(answers.trace, '$.demonstrations') AS shown,
@@ -50,10 +49,13 @@ def keep_thumbnails(
     progress: Callable[[int], object] = lambda made: None,
     on_error: Callable[[BottegaError], object] = lambda error: None,
 ) -> int:
-    """Adds to the run in `path` those that its items and the method's demonstrations still lack;
-    returns how many. Whatever stops it, the next call goes on from there."""
+    """Store missing thumbnails of the items and the method's demonstrations; return their number.
+
+    An interrupted call can be repeated.
+    """
     with RUN_FILE.translated(str(path)), closing(_connected(path)) as connection:
-        missing = {sha256 for (sha256,) in connection.execute(WANTED, (method.name, method.shots))}
+        rows = connection.execute(MISSING_IMAGES, (method.name, method.shots))
+        missing = {sha256 for (sha256,) in rows}
         found = [image for image in _images(data) if image.sha256 in missing]
         for batch in _made(found, on_error):
             connection.executemany("INSERT OR IGNORE INTO thumbnails VALUES (?, ?)", batch)
@@ -62,24 +64,24 @@ def keep_thumbnails(
 
 
 def thumbnail(image: Image, side: int = SIDE) -> bytes:
-    """PNG or WebP (JPEG where Pillow lacks it), whichever is smaller; never enlarged."""
-    picture = image.decode(at_least=side).copy()
-    picture.thumbnail((side, side), Pillow.Resampling.LANCZOS)
-    exact = _encoded(picture, "PNG", optimize=True)
-    if max(picture.size) <= TINY:
+    """Return the smaller of PNG and WebP (JPEG without WebP support); never enlarge."""
+    image_data = image.decode(at_least=side).copy()
+    image_data.thumbnail((side, side), Pillow.Resampling.LANCZOS)
+    exact = _encoded(image_data, "PNG", optimize=True)
+    if max(image_data.size) <= TINY:
         return exact
-    lossy = _encoded(picture, "WEBP" if features.check("webp") else "JPEG", quality=QUALITY)
+    lossy = _encoded(image_data, "WEBP" if features.check("webp") else "JPEG", quality=QUALITY)
     return min(exact, lossy, key=len)
 
 
 def data_url(data: bytes) -> str:
-    """Of what `thumbnail` made."""
+    """Return a thumbnail as a data URL."""
     kind = "png" if data.startswith(b"\x89PNG") else "webp" if data[8:12] == b"WEBP" else "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 def _images(data: Benchmark) -> list[Image]:
-    """Each once."""
+    """Return the distinct images."""
     examples = (*data.items, *data.knowledge)
     return list({i.sha256: i for example in examples for i in example.query.images}.values())
 
@@ -104,9 +106,9 @@ def _made(
             yield made
 
 
-def _encoded(picture: Pillow.Image, format: str, **options: object) -> bytes:
+def _encoded(image_data: Pillow.Image, format: str, **options: object) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, format, **options)
+    image_data.save(buffer, format, **options)
     return buffer.getvalue()
 
 
@@ -120,21 +122,21 @@ def _connected(path: Path) -> sqlite3.Connection:
     return connection
 
 
-# Characters that the page holds of a question, of a reply, of a failure or a demonstration.
+# Maximum characters of a question, of a reply, and of a failure or a demonstration.
 LONGEST_QUESTION, LONGEST_REPLY, LONGEST_ASIDE = 4000, 1500, 500
-MOST_REPLIES = 8
-# Bytes of pictures in one page, before base64. What is shown most often goes in first.
-PICTURES = 36_000_000
+MAX_REPLIES = 8
+# Maximum bytes of images in one page, before base64; the most frequent come first.
+MAX_IMAGE_BYTES = 36_000_000
 
 
 @dataclass
 class _TextTable:
-    """Texts by number, in the order in which they came."""
+    """Texts by number, in order of first use."""
 
-    places: dict[str, int] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, text: str) -> int:
-        return self.places.setdefault(text, len(self.places))
+        return self.positions.setdefault(text, len(self.positions))
 
     def cut(self, text: str, longest: int) -> int:
         return self(text if len(text) <= longest else f"{text[:longest]} […]")
@@ -142,57 +144,59 @@ class _TextTable:
 
 @dataclass(frozen=True)
 class Payload:
-    """`left_out` pictures would have made the page too large; `absent` ones the runs lack."""
+    """JSON document; `left_out` images exceed the page size, `absent` ones are not in the runs."""
 
     json: bytes
     left_out: int
     absent: int
 
 
-def payload(sections: Sequence[Section], *, pictures: int = PICTURES) -> Payload:
+def payload(sections: Sequence[Section], *, images: int = MAX_IMAGE_BYTES) -> Payload:
     texts = _TextTable()
-    kept, left_out, absent = _pictures(sections, pictures)
-    places = {sha256: place for place, sha256 in enumerate(kept)}
+    kept, left_out, absent = _pictures(sections, images)
+    positions = {sha256: index for index, sha256 in enumerate(kept)}
     document = {
-        "sections": [_section(one, texts, places) for one in sections],
-        "texts": list(texts.places),
+        "sections": [_section(one, texts, positions) for one in sections],
+        "texts": list(texts.positions),
         "pictures": [data_url(data) for data in kept.values()],
     }
     return Payload(_embeddable(orjson.dumps(document)), left_out, absent)
 
 
 def _embeddable(document: bytes) -> bytes:
-    """Inside a script element: no text can end it or begin a comment."""
+    """Escape the document: no text can end the script element or begin a comment."""
     return document.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
 
 
-def _section(section: Section, texts: _TextTable, places: Mapping[str, int]) -> dict[str, object]:
+def _section(
+    section: Section, texts: _TextTable, positions: Mapping[str, int]
+) -> dict[str, object]:
     return {
         "rows": [row.title for row in section.rows],
-        "items": [_item(item, texts, places) for item in section.items],
+        "items": [_item(item, texts, positions) for item in section.items],
         "answers": [
-            [_answer(row, place, texts, places) for place in range(section.asked)]
+            [_answer(row, index, texts, positions) for index in range(section.item_count)]
             for row in section.rows
         ],
     }
 
 
-def _item(item: Item, texts: _TextTable, places: Mapping[str, int]) -> list[object]:
+def _item(item: Item, texts: _TextTable, positions: Mapping[str, int]) -> list[object]:
     example = item.example
     return [
         texts.cut(example.query.text, LONGEST_QUESTION),
-        [places.get(sha256, -1) for sha256 in item.images],
+        [positions.get(sha256, -1) for sha256 in item.images],
         [texts(choice) for choice in example.query.choices],
         [texts(label) for label in labels_of(example)],
         [texts(f"{name}: {value}") for name, value in example.tags.items()],
     ]
 
 
-def _answer(row: Row, place: int, texts: _TextTable, places: Mapping[str, int]) -> object:
-    """A list for an answer, the error's text for a failure, null for what was not asked."""
-    if place in row.failures:
-        return texts.cut(row.failures[place], LONGEST_ASIDE)
-    given = row.answers.get(place)
+def _answer(row: Row, index: int, texts: _TextTable, positions: Mapping[str, int]) -> object:
+    """Return a list for an answer, the error text for a failure, None for a missing item."""
+    if index in row.failures:
+        return texts.cut(row.failures[index], LONGEST_ASIDE)
+    given = row.answers.get(index)
     if given is None:
         return None
     one = given.scored
@@ -202,7 +206,7 @@ def _answer(row: Row, place: int, texts: _TextTable, places: Mapping[str, int]) 
         round(one.score, 4),
         _rounded(one.answer.confidence, 3),
         list(_replies(given, texts)),
-        [_demonstration(shown, texts, places) for shown in given.shown],
+        [_demonstration(shown, texts, positions) for shown in given.shown],
         one.prompt_tokens + one.completion_tokens,
         one.cost_usd,
         _rounded(given.seconds, 2),
@@ -211,18 +215,17 @@ def _answer(row: Row, place: int, texts: _TextTable, places: Mapping[str, int]) 
 
 
 def _demonstration(
-    shown: Demonstration, texts: _TextTable, places: Mapping[str, int]
+    shown: Demonstration, texts: _TextTable, positions: Mapping[str, int]
 ) -> list[object]:
-    pictures = [places.get(sha256, -1) for sha256 in shown.images]
+    images = [positions.get(sha256, -1) for sha256 in shown.images]
     words = texts.cut(shown.text, LONGEST_ASIDE)
-    return [texts(shown.answer), pictures, _rounded(shown.score, 3), words]
+    return [texts(shown.answer), images, _rounded(shown.score, 3), words]
 
 
 def _replies(given: RecordedAnswer, texts: _TextTable) -> Iterator[list[int]]:
-    """What the model wrote, and how many samples wrote the same; then the parsed rationale where
-    no reply holds it."""
+    """Yield distinct replies with their counts, then a rationale that no reply contains."""
     counts = Counter(given.replies)
-    for text, n in counts.most_common(MOST_REPLIES):
+    for text, n in counts.most_common(MAX_REPLIES):
         yield [texts.cut(text, LONGEST_REPLY), n]
     rationale = given.scored.answer.rationale
     if rationale and not any(rationale in text for text in counts):
@@ -230,14 +233,14 @@ def _replies(given: RecordedAnswer, texts: _TextTable) -> Iterator[list[int]]:
 
 
 def _pictures(sections: Sequence[Section], room: int) -> tuple[dict[str, bytes], int, int]:
-    """Those of the items first."""
-    known = {
+    """Select the images that fit, those of the items first."""
+    stored = {
         sha256: data
         for section in sections
         for run in section.runs.values()
         for sha256, data in run.thumbnails.items()
     }
-    asked = Counter(
+    item_count = Counter(
         sha256 for section in sections for item in section.items for sha256 in item.images
     )
     shown = Counter(
@@ -248,11 +251,11 @@ def _pictures(sections: Sequence[Section], room: int) -> tuple[dict[str, bytes],
         for one in given.shown
         for sha256 in one.images
     )
-    wanted = dict.fromkeys((*asked, *(sha256 for sha256, _ in shown.most_common())))
+    wanted = dict.fromkeys((*item_count, *(sha256 for sha256, _ in shown.most_common())))
     kept: dict[str, bytes] = {}
     left_out = 0
     for sha256 in wanted:
-        data = known.get(sha256)
+        data = stored.get(sha256)
         if data is None:
             continue
         room -= len(data)
@@ -260,7 +263,7 @@ def _pictures(sections: Sequence[Section], room: int) -> tuple[dict[str, bytes],
             left_out += 1
         else:
             kept[sha256] = data
-    return kept, left_out, len(wanted.keys() - known.keys())
+    return kept, left_out, len(wanted.keys() - stored.keys())
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

@@ -1,4 +1,4 @@
-"""The curves of a report as PNG files, for papers and slides."""
+"""Plots of a report as PNG files, for papers and slides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PER = 1000
 
 
 def shot_series(section: Section) -> list[Series]:
-    """One line for each method of each run; flat where nothing is shown."""
+    """Return one series for each method of each run; flat without demonstrations."""
     return [
         Series(name, tuple(_point(row, row.result.shots) for row in rows), not rows[0].result.shots)
         for name, rows in _lines(section)
@@ -28,7 +28,7 @@ def shot_series(section: Section) -> list[Series]:
 
 
 def cost_series(section: Section) -> list[Series]:
-    """Points at `cost_axis` an item; those on the Pareto front are ringed."""
+    """Return points by cost per item (`cost_axis`); those on the Pareto front are circled."""
     cost = _cost(section.rows)
     lines = [
         (name, [_point(row, cost(row)) for row in sorted(rows, key=cost)])
@@ -49,7 +49,7 @@ def cost_axis(section: Section) -> str:
 
 
 def _lines(section: Section) -> list[tuple[str, list[Row]]]:
-    """Rows with a figure, by rising numbers of shots."""
+    """Group rows with a value by method."""
     named: dict[str, list[Row]] = {}
     for row in section.rows:
         if row.result.value is not None:
@@ -64,7 +64,7 @@ def _point(row: Row, x: float) -> Point:
 
 
 def _priced(rows: Sequence[Row]) -> bool:
-    """Whether all costs are known and somebody had to pay."""
+    """Return whether all costs are known and some are not zero."""
     costs = [row.result.cost_usd for row in rows if row.result.n]
     return None not in costs and any(costs)
 
@@ -78,29 +78,29 @@ def _cost(rows: Sequence[Row]) -> Callable[[Row], float]:
 MARKERS = "os^Dv+XP"
 DASHES = ("-", "--", ":", "-.")
 SIZE, DPI = (6.4, 4.0), 160
-ASIDE = 0.02
+OFFSET = 0.02
 
 
 def plot(sections: Sequence[Section], folder: Path) -> list[Path]:
-    """Raises `MissingDependencyError` without matplotlib."""
+    """Write the plots; return their paths. Raises `MissingDependencyError` without matplotlib."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingDependencyError("matplotlib", "eval") from error
     return [
         path
-        for place, section in enumerate(sections)
+        for index, section in enumerate(sections)
         if any(row.result.value is not None for row in section.rows)
-        for path in _section(section, folder, _stem(section, place, len(sections)))
+        for path in _section(section, folder, _stem(section, index, len(sections)))
     ]
 
 
-def _stem(section: Section, place: int, of: int) -> str:
-    """As short as it can be without two that are the same."""
+def _stem(section: Section, index: int, of: int) -> str:
+    """Return the shortest unique file name prefix."""
     if of == 1:
         return ""
     kind = re.sub(r"\W+", "-", section.benchmark.partition(":")[0])
-    return f"{place + 1}-{kind}-"
+    return f"{index + 1}-{kind}-"
 
 
 def _section(section: Section, folder: Path, stem: str) -> Iterator[Path]:
@@ -127,7 +127,7 @@ def _drawn(
     axes = figure.subplots()
     shots = sorted({point.x for one in series if not one.flat for point in one.points})
     for i, one in enumerate(series):
-        _line(axes, one, i, shots if by_shots else None, ASIDE * (i - (len(series) - 1) / 2))
+        _line(axes, one, i, shots if by_shots else None, OFFSET * (i - (len(series) - 1) / 2))
     if by_shots:
         axes.set_xticks(range(len(shots)), [f"{k:g}" for k in shots])
     title, x, y = texts
@@ -141,8 +141,8 @@ def _drawn(
     return path
 
 
-def _line(axes: Axes, one: Series, place: int, shots: list[float] | None, aside: float) -> None:
-    """Numbers of shots stand at equal distances, and lines beside each other, as on the page."""
+def _line(axes: Axes, one: Series, index: int, shots: list[float] | None, aside: float) -> None:
+    """Plot a series; shots have equal distances, and series are offset, as on the page."""
     if shots is None:
         points, xs = one.points, [point.x for point in one.points]
     elif one.flat:
@@ -160,8 +160,8 @@ def _line(axes: Axes, one: Series, place: int, shots: list[float] | None, aside:
         values,
         yerr=around,
         label=one.name,
-        marker=MARKERS[place % len(MARKERS)],
-        linestyle=DASHES[place % len(DASHES)],
-        color=f"C{place % 10}",
+        marker=MARKERS[index % len(MARKERS)],
+        linestyle=DASHES[index % len(DASHES)],
+        color=f"C{index % 10}",
         capsize=2,
     )

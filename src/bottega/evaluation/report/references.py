@@ -1,5 +1,4 @@
-"""Published figures of the four papers, to stand beside ours: of other models, and of their own
-splits and prompts. What is not in a paper's text is not here."""
+"""Published results of the four papers, with other models, splits and prompts."""
 
 from __future__ import annotations
 
@@ -12,16 +11,18 @@ VISUAL_RAG, RCTS = "Visual RAG", "RCTS"
 COT, RACC = "Cache-of-Thought", "RACC"
 GEMINI = "Gemini 1.5 Pro"
 FOLDERS = ("manyicl", "image-folder", "vl-icl")
-# What MMMU is asked with if nobody says otherwise.
+# Default options of mmmu.
 DEFAULTS = {"asked": "dev", "images": "any"}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """`value` in percent, as printed. `method` is the paper's word, `ours` what that is here, if
-    anything. `shots` None is the best of several numbers, or one that its table does not say.
-    `knobs` are those a benchmark must have been asked with, `metrics` those of ours that count
-    alike."""
+    """Published result; `value` is in percent, as printed.
+
+    `method` is the paper's name, `ours` the corresponding methods here. `shots` None means the best
+    of several numbers, or an unstated one. `options` are the required benchmark options, `metrics`
+    the equivalent metrics here.
+    """
 
     benchmark: str
     method: str
@@ -32,7 +33,7 @@ class Reference:
     table: str
     ours: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("accuracy",)
-    knobs: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def column(self) -> str:
@@ -40,25 +41,25 @@ class Reference:
 
 
 def references(spec: str, metrics: Sequence[str]) -> list[Reference]:
-    """Those over the benchmark that `spec` names, by one of the metrics that it is measured by."""
-    name, knobs = _named(spec)
-    asked = DEFAULTS | knobs
+    """Return the published results for a benchmark specification and its metrics."""
+    name, options = _named(spec)
+    item_count = DEFAULTS | options
     return [
         one
         for one in PUBLISHED
         if one.benchmark == name
         and not set(one.metrics).isdisjoint(metrics)
-        and all(asked.get(knob) == value for knob, value in one.knobs.items())
+        and all(item_count.get(knob) == value for knob, value in one.options.items())
     ]
 
 
 def _named(spec: str) -> tuple[str, dict[str, str]]:
-    """Of sets that are folders of one kind, the last part of the path says which."""
+    """Parse a specification; for folders of images, the last part of the path is the name."""
     kind, _, rest = spec.partition(":")
-    knobs = dict(re.findall(r"(\w+)\s*=\s*([\w-]+)", rest))
+    options = dict(re.findall(r"(\w+)\s*=\s*([\w-]+)", rest))
     if kind not in FOLDERS:
-        return kind, knobs
-    return re.sub(r"[^a-z0-9]", "", PurePath(rest.partition(",")[0]).name.lower()), knobs
+        return kind, options
+    return re.sub(r"[^a-z0-9]", "", PurePath(rest.partition(",")[0]).name.lower()), options
 
 
 def _visual_rag() -> Iterator[Reference]:
@@ -119,12 +120,12 @@ def _rcts() -> Iterator[Reference]:
         ),
     }
     for name, rows in sets.items():
-        knobs = {"asked": "dev", "images": "any"} if name == "mmmu" else {}
+        options = {"asked": "dev", "images": "any"} if name == "mmmu" else {}
         for (method, shots, ours), values in zip(RCTS_METHODS, rows, strict=True):
             for model, value in zip(models, values, strict=True):
                 metrics = ("accuracy", f"{name}_accuracy")
                 yield Reference(
-                    name, method, shots, model, value, RCTS, "Table 2", ours, metrics, knobs
+                    name, method, shots, model, value, RCTS, "Table 2", ours, metrics, options
                 )
     for name, metric, column in (
         ("vizwiz", "vizwiz_accuracy", (66.49, 69.01, 69.89, 71.50)),
@@ -144,11 +145,11 @@ def _cache_of_thought() -> Iterator[Reference]:
         ("alone", 0, "GPT-4o", (58.90, 64.87), ("zero-shot",)),
     )
     for method, shots, model, values, ours in rows:
-        for asked, value in zip(("dev", "validation"), values, strict=True):
-            knobs = {"asked": asked, "images": "one"}
+        for item_count, value in zip(("dev", "validation"), values, strict=True):
+            options = {"asked": item_count, "images": "one"}
             metrics = ("mmmu_accuracy", "accuracy")
             yield Reference(
-                "mmmu", method, shots, model, value, COT, "Table 1", ours, metrics, knobs
+                "mmmu", method, shots, model, value, COT, "Table 1", ours, metrics, options
             )
 
 

@@ -1,4 +1,4 @@
-"""The figures of a report for other programs (CSV) and for other documents (Markdown)."""
+"""Report of runs: an HTML page, CSV, Markdown and plots."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 def as_csv(sections: Sequence[Section]) -> str:
-    """One line for each metric of each row, the first of which is what rows are compared by."""
+    """Return a line for each metric of each row, the main metric first."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -57,10 +57,10 @@ def as_csv(sections: Sequence[Section]) -> str:
 def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
     parts = [f"# {title}", f"{made}. 95 % intervals in brackets. {EXCLUSION_RULE}"]
     for section in sections:
-        parts += [f"## {_escaped(section.benchmark)}", f"{section.asked:,} items."]
+        parts += [f"## {_escaped(section.benchmark)}", f"{section.item_count:,} items."]
         parts.append(_table(*_figures(section)))
         if section.pairs:
-            head = ("method", "less", "shots", "n", "difference", "p")
+            head = ("method", "baseline", "shots", "n", "difference", "p")
             pairs = [
                 (
                     one.method,
@@ -72,28 +72,28 @@ def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
                 )
                 for one in section.pairs
             ]
-            parts += ["On the same items:", _table(head, pairs)]
+            parts += ["Paired differences on the same items:", _table(head, pairs)]
         if published := references(section.benchmark, section.metrics):
             known = [
                 (
                     one.paper,
                     one.table,
                     one.method,
-                    "best or not stated" if one.shots is None else one.shots,
+                    "best or unstated" if one.shots is None else one.shots,
                     one.model,
                     f"{one.value:.2f} %",
                 )
                 for one in published
             ]
             head = ("paper", "table", "method", "shots", "model", "value")
-            parts += ["Published figures, of other models:", _table(head, known)]
+            parts += ["Published results of other models:", _table(head, known)]
     return "\n\n".join(parts) + "\n"
 
 
 def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
     r = row.result
     names = (section.benchmark, row.run, row.model, r.method, r.shots)
-    counts = (section.asked, r.n, r.failed, r.missing, r.invalid)
+    counts = (section.item_count, r.n, r.failed, r.missing, r.invalid)
     costs = (r.calls, r.prompt_tokens, r.completion_tokens, r.cost_usd, row.each(r.seconds))
     yield (*names, *counts, r.metric, r.value, r.low, r.high, *costs)
     for one in r.also:
@@ -103,7 +103,7 @@ def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
 def _figures(section: Section) -> tuple[list[str], list[tuple[object, ...]]]:
     named = len(section.runs) > 1
     head = [*(("run",) if named else ()), "method", "shots", "n", section.metric, *section.further]
-    head += ["invalid", "failed", "not asked", "calls", "tokens", "USD", "seconds an answer"]
+    head += ["invalid", "failed", "skipped", "calls", "tokens", "USD", "seconds an answer"]
     rows: list[tuple[object, ...]] = []
     for row in section.rows:
         r = row.result
@@ -147,13 +147,13 @@ def _escaped(text: str) -> str:
 SCRIPTS = ("comparing.js", "items.js")
 HERE = "bottega.evaluation.report"
 MOST_ERRORS = 8
-# Facts of a run that its reader asks for first.
+# Settings shown first.
 FIRST = ("model", "seed", "prompt", "order", "retrieve", "embedder")
 
 
 @dataclass(frozen=True)
 class SectionView:
-    """A section with what is drawn and counted of it."""
+    """Section with its charts and counts."""
 
     section: Section
     shots: Chart | None
@@ -170,7 +170,7 @@ class SectionView:
         return [row for row in self.section.rows if row.result.failed or row.result.missing]
 
     def published(self, row: Row, column: str) -> float | None:
-        """What a paper has for this method, by the metric that rows are compared by."""
+        """Return the published value of this method by the main metric."""
         return next(
             (one.value for one in self.references if one.column == column and _matches(one, row)),
             None,
@@ -178,7 +178,7 @@ class SectionView:
 
 
 def render(sections: Sequence[Section], *, title: str, made: str) -> str:
-    told = payload(sections)
+    contents = payload(sections)
     program = "\n".join(files(HERE).joinpath(name).read_text("utf-8") for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode("ascii")
     return (
@@ -189,8 +189,8 @@ def render(sections: Sequence[Section], *, title: str, made: str) -> str:
             made=made,
             rule=EXCLUSION_RULE,
             shown=[_section_view(section) for section in sections],
-            data=Markup(told.json.decode()),
-            told=told,
+            data=Markup(contents.json.decode()),
+            contents=contents,
             style=style_sheet("report/report.css"),
             program=Markup(program),
             digest=digest,
@@ -206,10 +206,10 @@ def _section_view(section: Section) -> SectionView:
     errors = Counter(error for row in section.rows for error in row.failures.values())
     return SectionView(
         section,
-        by_shots(shot_series(section), f"{metric} by number of demonstrations, as in the table")
+        by_shots(shot_series(section), f"{metric} by number of demonstrations")
         if answered
         else None,
-        by_cost(cost_series(section), f"{metric} by cost, as in the table", cost_axis(section))
+        by_cost(cost_series(section), f"{metric} by cost", cost_axis(section))
         if answered
         else None,
         breakdowns(section),
@@ -230,7 +230,7 @@ def _matches(one: Reference, row: Row) -> bool:
 
 
 def _settings(section: Section) -> dict[str, list[Any]]:
-    """By name, one value a run; what the section's head says already is left out."""
+    """Return the settings by name, one value for each run, without those in the section's head."""
     runs = section.runs.values()
     names = dict.fromkeys([*FIRST, *(name for run in runs for name in run.settings)])
     said = ("benchmark", "metrics")
@@ -246,7 +246,7 @@ PAGE, CSV, MARKDOWN = "index.html", "results.csv", "results.md"
 
 @dataclass(frozen=True)
 class Report:
-    """`unplotted` says why there are no plots, None where there are."""
+    """Written report; `unplotted` is the reason for missing plots."""
 
     sections: Sequence[Section]
     files: Sequence[Path]
@@ -254,11 +254,11 @@ class Report:
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Report:
-    """Reads the runs in `folders` as they are now, and writes to `out`."""
+    """Write a report of the runs in `folders` to `out`."""
     runs = dict(zip(_names(folders), map(read_run, folders), strict=True))
     found = sections(runs)
     title = f"Report: {', '.join(dict.fromkeys(section.benchmark for section in found))}"
-    made = f"Made {_now()} by bottega {__version__} from {_sources(runs)}"
+    made = f"Created {_now()} by bottega {__version__} from {_sources(runs)}"
     _make(out)
     texts = {
         PAGE: render(found, title=title, made=made),
@@ -273,10 +273,10 @@ def write_report(folders: Sequence[Path], out: Path) -> Report:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' names, with as much of their paths as tells them apart."""
+    """Return the shortest unique path endings of the folders."""
     paths = [folder.resolve() for folder in folders]
     if len(set(paths)) < len(paths):
-        raise SettingError("one folder is named twice", hint="name each run once")
+        raise SettingError("a folder is given twice", hint="pass each run once")
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len(set(names)) == len(names):
@@ -293,7 +293,7 @@ def _make(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingError(
-            f"{out} cannot be made: {error.strerror}", hint="--out names a folder to write to"
+            f"{out} cannot be created: {error.strerror}", hint="set another --out folder"
         ) from error
 
 

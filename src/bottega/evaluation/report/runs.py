@@ -1,4 +1,4 @@
-"""A run as it stands in its folder at this moment, finished or not."""
+"""Stored runs, complete or in progress."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bottega.evaluation.run_store import BUSY_SECONDS, FILE, RUN_FILE
 from bottega.image import path_text
 from bottega.types import Answer, Example, Query
 
-# The name of a method and its number of demonstrations.
+# Name of a method and its number of demonstrations.
 Key = tuple[str, int]
 
 
 class Demonstration(NamedTuple):
-    """A demonstration; images are sha256s."""
+    """Demonstration; images are SHA-256 hashes."""
 
     answer: str
     text: str
@@ -37,8 +37,10 @@ class Demonstration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """An answer with what a reader wants to see of its trace, whose id is "" if no model was
-    asked. `replies` are the samples as the model wrote them, `shown` stands in the order shown."""
+    """Answer with parts of its trace, whose id is "" if no model was called.
+
+    `replies` are the raw samples, `shown` the demonstrations in their order.
+    """
 
     scored: ScoredAnswer
     seconds: float
@@ -49,7 +51,7 @@ class RecordedAnswer:
 
 @dataclass(frozen=True)
 class Item:
-    """`example` has no pixels; `images` are sha256s."""
+    """Item without pixels; `images` are SHA-256 hashes."""
 
     example: Example
     images: tuple[str, ...]
@@ -57,7 +59,7 @@ class Item:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """`answers` and `failures` go by the item's place."""
+    """Run read from its folder; `answers` and `failures` are indexed by item."""
 
     folder: Path
     settings: Mapping[str, Any]
@@ -68,18 +70,17 @@ class StoredRun:
 
     @property
     def methods(self) -> tuple[Key, ...]:
-        """In the order in which tables show them."""
+        """Return the methods in table order."""
         return tuple(sorted({*self.answers, *self.failures}, key=_rank))
 
 
 def read_run(folder: Path) -> StoredRun:
-    """Changes nothing, and may read while the run goes on. Raises `StoreError` if `folder` holds no
-    run."""
+    """Read a run without changing it, even while it is in progress. Raises `StoreError`."""
     path = folder / FILE
     name = path_text(path)
     if not path.is_file():
         raise StoreError(
-            f"{path_text(folder)} holds no run", hint="name the folder of bottega eval --out"
+            f"{path_text(folder)} holds no run", hint="pass a folder of bottega eval --out"
         )
     with (
         RUN_FILE.translated(name),
@@ -88,7 +89,7 @@ def read_run(folder: Path) -> StoredRun:
         RUN_FILE.reading(name),
     ):
         if not (settings := dict(connection.execute("SELECT name, value FROM settings"))):
-            raise StoreError(f"{name} holds no run yet", hint="wait until it has begun")
+            raise StoreError(f"{name} holds no run yet", hint="wait until the run has started")
         items = tuple(_items(connection))
         return StoredRun(
             folder,
@@ -106,7 +107,7 @@ def _rank(key: Key) -> tuple[int, str, int]:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """Where nothing can be written, nobody writes, and no lock can be had."""
+    """Connect for reading; a read-only folder has no writers and allows no locks."""
     writable = os.access(path.parent, os.W_OK)
     logged = path.with_name(f"{path.name}-wal").exists()
     mode = "mode=rw" if writable else "mode=ro" if logged else "mode=ro&immutable=1"
@@ -122,7 +123,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """All tables as they were at one moment."""
+    """Read all tables in one transaction."""
     RUN_FILE.migrate(connection, "the run")
     connection.execute("BEGIN")
     yield
@@ -131,9 +132,9 @@ def _snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 
 def _items(connection: sqlite3.Connection) -> Iterator[Item]:
     rows = connection.execute("SELECT * FROM items ORDER BY place")
-    for place, question, images, choices, truth, tags in rows:
+    for index, question, images, choices, truth, tags in rows:
         labels = tuple(orjson.loads(truth))
-        query = Query(question, choices=tuple(orjson.loads(choices)), id=str(place))
+        query = Query(question, choices=tuple(orjson.loads(choices)), id=str(index))
         several = None if len(labels) == 1 else labels
         example = Example(query, ", ".join(labels), several, tags=orjson.loads(tags))
         yield Item(example, tuple(orjson.loads(images)))
@@ -147,11 +148,11 @@ def _answers(
         "SELECT method, shots, place, answer, scores, seconds, trace, tier, calls, prompt_tokens,"
         " completion_tokens, cost_usd FROM answers ORDER BY method, shots, place"
     )
-    for method, shots, place, answer, scores, seconds, trace, *costs in rows:
+    for method, shots, index, answer, scores, seconds, trace, *costs in rows:
         scored = ScoredAnswer(
-            place, items[place].example, _answer(answer), tuple(orjson.loads(scores)), *costs
+            index, items[index].example, _answer(answer), tuple(orjson.loads(scores)), *costs
         )
-        found[method, shots][place] = RecordedAnswer(scored, seconds, *_told(trace))
+        found[method, shots][index] = RecordedAnswer(scored, seconds, *_trace_parts(trace))
     return dict(found)
 
 
@@ -160,9 +161,11 @@ def _answer(text: str) -> Answer:
     return Answer(**row | {"labels": tuple(map(intern, row["labels"]))})
 
 
-def _told(trace: str | None) -> tuple[str, tuple[str, ...], tuple[Demonstration, ...]]:
-    """Of a trace only what is shown, and its many equal texts once: whole traces of ten thousand
-    items would not fit into memory."""
+def _trace_parts(trace: str | None) -> tuple[str, tuple[str, ...], tuple[Demonstration, ...]]:
+    """Parse the shown parts of a trace, with equal texts stored once.
+
+    Whole traces of ten thousand items would not fit into memory.
+    """
     if trace is None:
         return "", (), ()
     row: dict[str, Any] = orjson.loads(trace)
@@ -180,8 +183,8 @@ def _told(trace: str | None) -> tuple[str, tuple[str, ...], tuple[Demonstration,
 
 def _failures(connection: sqlite3.Connection) -> dict[Key, dict[int, str]]:
     found: defaultdict[Key, dict[int, str]] = defaultdict(dict)
-    for method, shots, place, error in connection.execute(
+    for method, shots, index, error in connection.execute(
         "SELECT method, shots, place, error FROM failures ORDER BY place"
     ):
-        found[method, shots][place] = error
+        found[method, shots][index] = error
     return dict(found)

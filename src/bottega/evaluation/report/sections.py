@@ -1,4 +1,4 @@
-"""Where a method is right: by label, by tag, and what it takes for what."""
+"""Sections of a report: runs on the same items, broken down by label and tag."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from bottega.evaluation.report.runs import Item, Key, RecordedAnswer, StoredRun
 from bottega.evaluation.runner import Figure, Result, summarize
 from bottega.types import Example
 
-MOST_GROUPS = 40
-MOST_CONFUSED = 30
+MAX_GROUPS = 40
+MAX_CONFUSED = 30
 INVALID, OTHER = "(invalid)", "(another)"
-# Shares of the items that the groups shown, and those of more than one item, must hold together:
-# else labels name single items, as free answers do.
+# Minimum shares of the items in shown groups and in groups of several items: free answers would
+# give each item a group of its own.
 SHOWN, SHARED = 0.5, 0.7
 
 
 @dataclass(frozen=True)
 class Cell:
+    """Mean score of a row over a group."""
+
     n: int
     score: Estimate
 
 
 @dataclass(frozen=True)
 class Group:
-    """The items with this label or tag; None where a row answered none of them."""
+    """Items with a label or tag; a cell is None if the row answered none of them."""
 
     name: str
     items: int
@@ -44,7 +46,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """`rest` joins the groups beyond `MOST_GROUPS`, of which there are `more`."""
+    """Groups by label or tag; `rest` joins the groups beyond `MAX_GROUPS`, of which there are
+    `more`."""
 
     by: str
     groups: tuple[Group, ...]
@@ -54,7 +57,7 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class Confusions:
-    """`counts[i][j]`: how many items of label i were answered with column j."""
+    """Confusion matrix: `counts[i][j]` items of label i have the answer of column j."""
 
     row: Row
     labels: tuple[str, ...]
@@ -64,7 +67,7 @@ class Confusions:
 
 
 def breakdowns(section: Section) -> list[Breakdown]:
-    """By label first, where labels are few enough to say something; then by each such tag."""
+    """Return breakdowns by label and by each tag with few enough values."""
     found = [_breakdown("label", section, labels_of)]
     tags = dict.fromkeys(tag for item in section.items for tag in item.example.tags)
     found += [_breakdown(tag, section, _of_tag(tag)) for tag in tags if tag != "episode"]
@@ -72,15 +75,15 @@ def breakdowns(section: Section) -> list[Breakdown]:
 
 
 def confusions(section: Section) -> Confusions | None:
-    """Of the best row that a model answered, where each item has one label of a few."""
+    """Return the confusions of the best model row, if items have one of few labels."""
     examples = [item.example for item in section.items]
     counts = Counter(label for example in examples for label in labels_of(example))
-    labels = tuple(label for label, _ in counts.most_common(MOST_CONFUSED))
+    labels = tuple(label for label, _ in counts.most_common(MAX_CONFUSED))
     row = best(section.rows)
     single = all(len(labels_of(example)) == 1 for example in examples)
-    if row is None or not single or len(labels) < 2 or not _tells(counts, len(examples)):
+    if row is None or not single or len(labels) < 2 or not _is_informative(counts, len(examples)):
         return None
-    answered = [(labels_of(one.item)[0], _said(one)) for one in row.scored]
+    answered = [(labels_of(one.item)[0], _answer_name(one)) for one in row.scored]
     pairs = Counter(
         (truth, said if said in (*labels, INVALID) else OTHER) for truth, said in answered
     )
@@ -96,13 +99,13 @@ def confusions(section: Section) -> Confusions | None:
 
 
 def best(rows: Sequence[Row]) -> Row | None:
-    """By the metric; a row without a model only where no other is."""
+    """Return the best row by the metric; rows without a model only if there are no others."""
     known = [row for row in rows if row.result.value is not None]
-    asked = [row for row in known if row.result.calls] or known
-    return max(asked, key=lambda row: row.result.value or 0.0, default=None)
+    item_count = [row for row in known if row.result.calls] or known
+    return max(item_count, key=lambda row: row.result.value or 0.0, default=None)
 
 
-def _said(one: ScoredAnswer) -> str:
+def _answer_name(one: ScoredAnswer) -> str:
     if not one.answer.valid:
         return INVALID
     return ", ".join(one.answer.labels) or one.answer.text
@@ -112,8 +115,8 @@ def _of_tag(tag: str) -> Callable[[Example], tuple[str, ...]]:
     return lambda example: (example.tags[tag],) if tag in example.tags else ()
 
 
-def _tells(counts: Counter[str], items: int) -> bool:
-    shown = sum(n for _, n in counts.most_common(MOST_GROUPS))
+def _is_informative(counts: Counter[str], items: int) -> bool:
+    shown = sum(n for _, n in counts.most_common(MAX_GROUPS))
     shared = sum(n for n in counts.values() if n > 1)
     return len(counts) > 1 and shown >= SHOWN * items and shared >= SHARED * items
 
@@ -122,9 +125,9 @@ def _breakdown(
     by: str, section: Section, groups_of: Callable[[Example], tuple[str, ...]]
 ) -> Breakdown | None:
     counts = Counter(name for item in section.items for name in groups_of(item.example))
-    if not counts or not _tells(counts, len(section.items)):
+    if not counts or not _is_informative(counts, len(section.items)):
         return None
-    names = [name for name, _ in counts.most_common(MOST_GROUPS)]
+    names = [name for name, _ in counts.most_common(MAX_GROUPS)]
     cells = [_cells(row, groups_of, set(names)) for row in section.rows]
     groups = tuple(
         Group(name, counts[name], tuple(of_row.get(name) for of_row in cells)) for name in names
@@ -145,7 +148,7 @@ def _cells(
     return {name: Cell(len(some), mean(some, seed=0)) for name, some in scores.items()}
 
 
-# Figures of a set as a whole are not the mean of its items' scores.
+# Metrics of a whole set are not the mean of item scores.
 WHOLE = ("macro", "answerability")
 ANSWERABILITY: Mapping[str, Literal["ap", "f1"]] = {
     "answerability_ap": "ap",
@@ -155,9 +158,10 @@ ANSWERABILITY: Mapping[str, Literal["ap", "f1"]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One method of one run; `title` names the run too if it is `one_of_several` in its section.
-    Its result's `seconds` are the sum of its answers' times, which may have been waited for
-    together."""
+    """Method of a run; `title` includes the run if it is `one_of_several` in its section.
+
+    The `seconds` of its result are the sum over concurrent answers.
+    """
 
     run: str
     one_of_several: bool
@@ -187,13 +191,13 @@ class Row:
         return self.result.prompt_tokens + self.result.completion_tokens
 
     def each(self, total: float | None) -> float | None:
-        """Of a sum over the answered items, what an item has of it."""
+        """Divide a sum over the answered items by their number."""
         return total / self.result.n if total is not None and self.result.n else None
 
 
 @dataclass(frozen=True)
 class Section:
-    """The rows that asked the same items; `runs` by the name that the report gives them."""
+    """Rows over the same items; `runs` are keyed by their names in the report."""
 
     benchmark: str
     items: tuple[Item, ...]
@@ -208,26 +212,25 @@ class Section:
 
     @property
     def further(self) -> tuple[str, ...]:
-        """What some row has beside its metric."""
+        """Return the further metrics of all rows."""
         found = {one.metric for row in self.rows for one in row.result.also}
         return tuple(sorted(found, key=[*self.metrics, *sorted(found)].index))
 
     @property
-    def asked(self) -> int:
+    def item_count(self) -> int:
         return len(self.items)
 
 
 def sections(runs: Mapping[str, StoredRun]) -> list[Section]:
-    """Runs that asked the same items in the same order stand together, so that they can be compared
-    item by item."""
+    """Group runs over the same items in the same order, which can be compared item by item."""
     together: dict[object, dict[str, StoredRun]] = {}
     for name, run in runs.items():
         together.setdefault(_identity(run), {})[name] = run
     return [_section(some) for some in together.values()]
 
 
-def estimate(metric: str, place: int, scored: Sequence[ScoredAnswer], seed: int) -> Estimate | None:
-    """None without an answer, and for a figure that the items' scores alone do not give."""
+def estimate(metric: str, index: int, scored: Sequence[ScoredAnswer], seed: int) -> Estimate | None:
+    """Return None without an answer, and for metrics that item scores do not determine."""
     if not scored:
         return None
     if metric == MacroF1.name:
@@ -236,11 +239,11 @@ def estimate(metric: str, place: int, scored: Sequence[ScoredAnswer], seed: int)
         labels = list(dict.fromkeys(label for some in (*truth, *said) for label in some))
         return macro_f1(truth, said, labels, seed=seed)
     if metric in ANSWERABILITY:
-        judged = [Judgement(one.item, one.answer, one.scores[place]) for one in scored]
+        judged = [Judgement(one.item, one.answer, one.scores[index]) for one in scored]
         return _answerability(metric, judged).estimate(judged, seed=seed)
     if metric.startswith(WHOLE):
         return None
-    return mean([one.scores[place] for one in scored], seed=seed)
+    return mean([one.scores[index] for one in scored], seed=seed)
 
 
 def _answerability(metric: str, judged: Sequence[Judgement]) -> Answerability:
@@ -272,11 +275,11 @@ def _section(runs: Mapping[str, StoredRun]) -> Section:
 
 def _row(name: str, several: bool, run: StoredRun, key: Key) -> Row:
     answers, failures = run.answers.get(key, {}), run.failures.get(key, {})
-    model = "no model" if _asks_none(answers) else str(run.settings["model"])
+    model = "no model" if _calls_no_model(answers) else str(run.settings["model"])
     return Row(name, several, model, _result(run, key, answers, len(failures)), answers, failures)
 
 
-def _asks_none(answers: Mapping[int, RecordedAnswer]) -> bool:
+def _calls_no_model(answers: Mapping[int, RecordedAnswer]) -> bool:
     return bool(answers) and not any(given.scored.calls for given in answers.values())
 
 
@@ -297,7 +300,7 @@ def _result(run: StoredRun, key: Key, answers: Mapping[int, RecordedAnswer], fai
 
 
 def _within(rows: Sequence[Row]) -> list[PairedDifference]:
-    """What `bottega eval` compares."""
+    """Return the comparisons of `bottega eval`."""
     compared: list[PairedDifference] = []
     for name in dict.fromkeys(row.run for row in rows):
         of_run = [row for row in rows if row.run == name]
@@ -308,7 +311,7 @@ def _within(rows: Sequence[Row]) -> list[PairedDifference]:
 
 
 def _across(rows: Sequence[Row], seed: int) -> list[PairedDifference]:
-    """The same method at the same number of shots, of each run and the one before it."""
+    """Compare each method at equal shots between a run and the previous one."""
     compared: list[PairedDifference] = []
     for key in dict.fromkeys((row.result.method, row.result.shots) for row in rows):
         same = [row for row in rows if (row.result.method, row.result.shots) == key]
