@@ -79,14 +79,14 @@ def test_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -> 
 def test_one_failing_example_does_not_fail_its_batch() -> None:
     bad = ErrorList()
     with KnowledgeBase.open(":memory:", ImageOnlyEmbedder()) as kb:
-        unfit = text_example("no image", source="line 7")
-        assert kb.add([image_example(1), unfit, image_example(2)], on_error=bad) == AddResult(
+        failing = text_example("no image", source="line 7")
+        assert kb.add([image_example(1), failing, image_example(2)], on_error=bad) == AddResult(
             new=2, failed=1
         )
         assert isinstance(bad[0], EmbeddingError)
         assert "line 7" in str(bad[0])
         with pytest.raises(EmbeddingError):
-            kb.add([unfit])
+            kb.add([failing])
 
 
 def test_invalid_vectors_are_not_stored(kb: KnowledgeBase) -> None:

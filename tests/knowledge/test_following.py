@@ -56,9 +56,9 @@ def test_dead_rows_are_removed_in_the_background(indexed_rows: IndexedRows) -> N
     indexed_rows.rows.close()
 
 
-@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("lag", [0, 1])
 def test_index_is_rebuilt_only_if_the_log_lost_its_changes(
-    indexed_rows: IndexedRows, behind: int
+    indexed_rows: IndexedRows, lag: int
 ) -> None:
     indexed_rows.add(10)
     follower = indexed_rows.follow()
@@ -66,10 +66,10 @@ def test_index_is_rebuilt_only_if_the_log_lost_its_changes(
     indexed_rows.add(5)
     with indexed_rows.rows.transaction() as connection:
         connection.execute(
-            "INSERT OR REPLACE INTO meta VALUES ('pruned of ', ?)", [before.watermark + behind]
+            "INSERT OR REPLACE INTO meta VALUES ('pruned of ', ?)", [before.watermark + lag]
         )
     after = follower.current()
-    assert (after is before) == (behind == 0)
+    assert (after is before) == (lag == 0)
     assert after.digest() == indexed_rows.truth().digest()
     follower.close()
     indexed_rows.rows.close()

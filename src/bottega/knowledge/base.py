@@ -188,10 +188,10 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         """Add tags to an example and keep its rationale. See `annotate`."""
         self._annotate(id, {}, tags)
 
-    def _annotate(self, id: str, told: Mapping[str, str | None], tags: Mapping[str, str]) -> None:
-        check_annotation(told.get("rationale"), tags)
+    def _annotate(self, id: str, fields: Mapping[str, str | None], tags: Mapping[str, str]) -> None:
+        check_annotation(fields.get("rationale"), tags)
         (whole,) = self._resolve_ids([id])
-        if not self._rows.annotate(whole, told, tags):
+        if not self._rows.annotate(whole, fields, tags):
             raise unknown_id_error(id)
 
     def delete(self, ids: Iterable[str]) -> int:

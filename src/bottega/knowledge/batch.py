@@ -54,18 +54,18 @@ def replace_batch(
 
     That is the id of a pinned answer if one exists, and None for an example that failed.
     """
-    asked = [
+    digests = [
         question_digest(example) if _is_storable(example, on_error) else None
         for example in examples
     ]
-    pairs = zip(asked, examples, strict=True)
+    pairs = zip(digests, examples, strict=True)
     newest = {digest: example for digest, example in pairs if digest is not None}
     store_batch(list(newest.values()), rows, views, on_error, capacity, supersede=True)
     ids = {digest: identity(example) for digest, example in newest.items()}
     stored = rows.keys(ids.values())
     answered = {digest: id for digest, id in ids.items() if id in stored}
     pinned = rows.pinned_ids(ids.keys() - answered.keys())
-    return [None if digest is None else (pinned | answered).get(digest) for digest in asked]
+    return [None if digest is None else (pinned | answered).get(digest) for digest in digests]
 
 
 def check_annotation(rationale: str | None, tags: Mapping[str, str]) -> None:

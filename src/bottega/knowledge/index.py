@@ -161,9 +161,9 @@ class FaissIndex(ABC):
             return
         latest = {change.key: change.vector for change in changes}
         with self._lock:
-            known = self._slots.keys[self._slots.of(list(latest))].tolist()
-            same = {key for key in known if self._has_row(key, latest[key])}
-            self._remove(self._slots.of([key for key in known if key not in same]))
+            present = self._slots.keys[self._slots.of(list(latest))].tolist()
+            same = {key for key in present if self._has_row(key, latest[key])}
+            self._remove(self._slots.of([key for key in present if key not in same]))
             kept = {k: v for k, v in latest.items() if v is not None and k not in same}
             if kept:
                 self._append(np.fromiter(kept, np.int64, len(kept)), np.stack(list(kept.values())))

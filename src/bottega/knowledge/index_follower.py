@@ -140,9 +140,9 @@ class IndexFollower:
         index = self._restored(found)
         # One snapshot: another process's commit in between would look like damage.
         with self._rows.snapshot():
-            told = self._catch_up(index)
+            complete = self._catch_up(index)
             whole = index.digest() == self._rows.keys_digest()
-        if not told:
+        if not complete:
             log.info("%s is too old and will be rebuilt", self._path)
             return None
         if not whole:

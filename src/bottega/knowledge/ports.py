@@ -108,7 +108,7 @@ class RowStore(Protocol):
         """
         ...
 
-    def annotate(self, id: str, told: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
+    def annotate(self, id: str, fields: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
         """Set these fields and add these tags. Return False if the id does not exist.
 
         The row gets a new key, because the content of a key never changes; vectors, uses and age
@@ -124,7 +124,7 @@ class RowStore(Protocol):
 
     def keys(self, ids: Collection[str]) -> dict[str, int]: ...
 
-    def pinned_ids(self, asked: Collection[str]) -> dict[str, str]:
+    def pinned_ids(self, question_digests: Collection[str]) -> dict[str, str]:
         """Return the ids of pinned examples by question digest."""
         ...
 

@@ -72,9 +72,9 @@ class SqliteRows(ChangeLog):
                 prune(connection, new)
             return new
 
-    def annotate(self, id: str, told: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
+    def annotate(self, id: str, fields: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
         with self.transaction() as connection, self.decoding():
-            done = writer.annotate(connection, self.namespace, id, told, tags)
+            done = writer.annotate(connection, self.namespace, id, fields, tags)
             prune(connection, int(done))
             return done
 
@@ -98,9 +98,9 @@ class SqliteRows(ChangeLog):
         chosen = json_array(keys)
         with self.snapshot():
             rows = self.read(SELECT_EXAMPLES, chosen)
-            pictures = self.read(SELECT_IMAGES, chosen)
+            image_rows = self.read(SELECT_IMAGES, chosen)
         images: defaultdict[int, list[Image]] = defaultdict(list)
-        for key, *fields in pictures:
+        for key, *fields in image_rows:
             images[key].append(Image(*fields))
         with self.decoding():
             return {row["key"]: from_row(row, images[row["key"]]) for row in rows}
@@ -124,8 +124,8 @@ class SqliteRows(ChangeLog):
         )
         return {row["id"]: row["key"] for row in found}
 
-    def pinned_ids(self, asked: Collection[str]) -> dict[str, str]:
-        found = self.read(writer.PINNED_IDS, self.namespace, json_array(asked))
+    def pinned_ids(self, question_digests: Collection[str]) -> dict[str, str]:
+        found = self.read(writer.PINNED_IDS, self.namespace, json_array(question_digests))
         return {row["question_digest"]: row["id"] for row in found}
 
     def excluded_keys(self, query: Query, exclude: Exclude) -> set[int]:
@@ -373,8 +373,8 @@ class KnowledgeBaseReader:
 
     def _resolve_ids(self, ids: Iterable[str]) -> set[str]:
         ids = [ids] if isinstance(ids, str) else list(ids)
-        known = self._rows.keys(ids)
-        return {id if id in known else self._resolve(id) for id in ids}
+        complete = self._rows.keys(ids)
+        return {id if id in complete else self._resolve(id) for id in ids}
 
     def _by_prefix(self, prefix: str) -> Example:
         id = self._resolve(prefix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,15 @@ class ResolvedFilter:
     seq: int = -1
     last: int = 0
     keys: Keys = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class SearchScope(NamedTuple):
+    """View, filters and exclusion of a search."""
+
+    by: str | None
+    where: Filter | None
+    within: Collection[str] | None
+    exclude: Exclude
 
 
 class Searcher:
@@ -77,23 +87,17 @@ class Searcher:
         return index
 
     def nearest(
-        self,
-        vectors: Vectors,
-        k: int,
-        *,
-        by: str | None,
-        where: Filter | None,
-        within: Collection[str] | None,
-        excluded_for: Sequence[Query] | None,
-        exclude: Exclude,
+        self, vectors: Vectors, k: int, scope: SearchScope, excluded_for: Sequence[Query] | None
     ) -> list[list[Candidate]]:
+        """Return the candidates of each vector, repeating the search if a hit was deleted."""
+        by = scope.by
         rebuilt = False
         while True:
             index = self.current_index(by)
             own = None
             if excluded_for is not None:
-                own = [self._rows.excluded_keys(query, exclude) for query in excluded_for]
-            allowed = self._allowed_keys(where, within, most=len(index))
+                own = [self._rows.excluded_keys(query, scope.exclude) for query in excluded_for]
+            allowed = self._allowed_keys(scope.where, scope.within, most=len(index))
             searched = index.watermark
             hits = index.search(vectors, k, allowed=allowed, excluded=own)
             candidates = self._candidates(hits, len(index))
@@ -236,16 +240,8 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         `by` names the view; `where` and `within` (ids) restrict the search. Raises
         `EmptyKnowledgeBaseError` for an empty knowledge base.
         """
-        found = self.search_many(
-            [query],
-            k,
-            by=by,
-            where=where,
-            within=within,
-            include_self=include_self,
-            exclude=exclude,
-        )
-        return found[0]
+        scope = SearchScope(by, where, within, exclude)
+        return self._search([query], k, scope, include_self)[0]
 
     def search_many(
         self,
@@ -259,16 +255,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         exclude: Exclude = "same-image",
     ) -> list[list[Candidate]]:
         """Search several queries at once, as `search` does one."""
-        _check_k(k)
-        self._check_embeds()
-        self._searcher.current_index(by)  # raises before the embedder runs
-        if not queries:
-            return []
-        vectors = embed_checked(self._searcher.view(by)[1].embed, queries, "queries")
-        own = None if include_self else queries
-        return self.nearest(
-            vectors, k, by=by, where=where, within=within, excluded_for=own, exclude=exclude
-        )
+        return self._search(queries, k, SearchScope(by, where, within, exclude), include_self)
 
     def nearest(
         self,
@@ -285,17 +272,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
 
         `excluded_for` are the queries that the vectors embed; `exclude` applies to each.
         """
-        _check_k(k)
-        self._check_embeds()
-        return self._searcher.nearest(
-            vectors,
-            k,
-            by=by,
-            where=where,
-            within=within,
-            excluded_for=excluded_for,
-            exclude=exclude,
-        )
+        return self._nearest(vectors, k, SearchScope(by, where, within, exclude), excluded_for)
 
     def vectors(self, ids: Sequence[str], by: str | None = None) -> Vectors:
         """Return the stored vectors (n, dimension), float32, in the order of the ids."""
@@ -305,6 +282,24 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
     def wait_for_indexes(self) -> None:
         """Wait until no index is being built in the background."""
         self._searcher.wait_for_indexes()
+
+    def _search(
+        self, queries: Sequence[Query], k: int, scope: SearchScope, include_self: bool
+    ) -> list[list[Candidate]]:
+        _check_k(k)
+        self._check_embeds()
+        self._searcher.current_index(scope.by)  # raises before the embedder runs
+        if not queries:
+            return []
+        vectors = embed_checked(self._searcher.view(scope.by)[1].embed, queries, "queries")
+        return self._nearest(vectors, k, scope, None if include_self else queries)
+
+    def _nearest(
+        self, vectors: Vectors, k: int, scope: SearchScope, excluded_for: Sequence[Query] | None
+    ) -> list[list[Candidate]]:
+        _check_k(k)
+        self._check_embeds()
+        return self._searcher.nearest(vectors, k, scope, excluded_for)
 
     def _check_embeds(self) -> None:
         if not self._views:

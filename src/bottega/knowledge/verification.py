@@ -315,8 +315,8 @@ def verify(
     again = any(fixed for _, fixed in found)
     remaining = [what for what, _ in _findings(rows, views, deep)] if again else []
     problems = [Problem(what, fixed and what not in remaining) for what, fixed in found]
-    known = {what for what, _ in found}
-    problems += [Problem(what, repaired=False) for what in remaining if what not in known]
+    already_found = {what for what, _ in found}
+    problems += [Problem(what, repaired=False) for what in remaining if what not in already_found]
     examples, images, vectors = (
         int(rows.read(f"SELECT count(*) FROM {table}")[0][0])
         for table in ("examples", "images", "vectors")

@@ -116,7 +116,7 @@ def annotate(
     connection: sqlite3.Connection,
     namespace: str,
     id: str,
-    told: Mapping[str, str | None],
+    fields: Mapping[str, str | None],
     tags: Mapping[str, str],
 ) -> bool:
     """Set fields and add tags of a row. Return False if the id does not exist.
@@ -131,12 +131,11 @@ def annotate(
     if row is None:
         return False
     old, *values = row
-    fields = dict(zip(columns[1:], values, strict=True))
-    fields.update(told)
-    fields["tags"] = orjson.dumps({**orjson.loads(fields["tags"]), **tags}).decode()
+    updated = dict(zip(columns[1:], values, strict=True)) | dict(fields)
+    updated["tags"] = orjson.dumps({**orjson.loads(updated["tags"]), **tags}).decode()
     log_change(connection, "delete", [old])
     connection.execute("DELETE FROM examples WHERE key = ?", [old])
-    key = connection.execute(INSERT, tuple(fields.values())).lastrowid
+    key = connection.execute(INSERT, tuple(updated.values())).lastrowid
     for table in ("vectors", "example_images", "uses"):
         connection.execute(f"UPDATE {table} SET key = ? WHERE key = ?", (key, old))
     log_change(connection, "put", [int(key or 0)])

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.errors import EmbeddingError
-from bottega.knowledge.embedders.sentence import loading_model, weights_digest
+from bottega.knowledge.embedders.sentence import embedding_errors, loading_model, weights_digest
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Query
@@ -94,13 +93,8 @@ class FlmrEmbedder:
 
         found: list[Vectors] = []
         for start in range(0, len(queries), self._batch_size):
-            try:
-                with torch.inference_mode():
-                    found += encode(queries[start : start + self._batch_size])
-            except RuntimeError as error:  # out of memory
-                raise EmbeddingError(
-                    f"the embedder failed: {error}", hint="try a smaller batch_size"
-                ) from error
+            with torch.inference_mode(), embedding_errors():
+                found += encode(queries[start : start + self._batch_size])
         return found
 
     def _queries(self, queries: Sequence[Query]) -> list[Vectors]:

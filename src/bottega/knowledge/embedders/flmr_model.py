@@ -187,5 +187,7 @@ def _prefix(width: int, shape: FlmrShape) -> nn.Sequential:
 
 def _config(kind: Any, values: Mapping[str, Any]) -> Any:
     """Return the library's configuration from one of an older version."""
-    known = {name: value for name, value in values.items() if name not in ("model_type",)}
-    return kind(**known)
+    supported_fields = {
+        name: value for name, value in values.items() if name not in ("model_type",)
+    }
+    return kind(**supported_fields)

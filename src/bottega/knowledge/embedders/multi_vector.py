@@ -10,7 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from bottega.errors import EmbeddingError, SettingError
-from bottega.knowledge.embedders.sentence import loading_model, weights_digest
+from bottega.knowledge.embedders.sentence import (
+    check_modalities,
+    embedding_errors,
+    loading_model,
+    weights_digest,
+)
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Query
@@ -85,30 +90,20 @@ class MultiVectorEncoderEmbedder:
     def _encode(self, encode: Callable[..., Any], items: Sequence[object]) -> list[Vectors]:
         if not items:
             return []
-        with self._lock:
-            try:
-                found = encode(
-                    items,
-                    batch_size=self._batch_size,
-                    show_progress_bar=False,
-                    convert_to_numpy=True,
-                )
-            except (RuntimeError, ValueError) as error:  # out of memory, unsupported inputs
-                raise EmbeddingError(
-                    f"the embedder failed: {error}", hint="try a smaller batch_size"
-                ) from error
+        with self._lock, embedding_errors():
+            found = encode(
+                items,
+                batch_size=self._batch_size,
+                show_progress_bar=False,
+                convert_to_numpy=True,
+            )
         return [np.asarray(rows, np.float32) for rows in found]
 
     def _check_modes(self, name: str) -> None:
-        supported = {str(modality) for modality in self._model.modalities}
         for mode in self._modes.values():
             if mode not in ("text", "image", "both"):
                 raise SettingError(
                     f"mode is unknown, got {mode!r}", hint="use 'text', 'image' or 'both'"
                 )
-            missing = ({"text", "image"} if mode == "both" else {mode}) - supported
-            if missing:
-                raise SettingError(
-                    f"{name} embeds {' and '.join(sorted(supported))}, not {missing.pop()}",
-                    hint="choose another mode or another model",
-                )
+            required = {"text", "image"} if mode == "both" else {mode}
+            check_modalities(name, self._model.modalities, required)

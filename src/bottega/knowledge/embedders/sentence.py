@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -39,6 +39,27 @@ def loading_model(name: str) -> Iterator[None]:
             f"{name} cannot be loaded as an embedder: {reason}",
             hint="check the model's name or folder; a hub name needs a network once",
         ) from error
+
+
+@contextmanager
+def embedding_errors() -> Iterator[None]:
+    """Convert a model's errors: lack of memory and unsupported inputs."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise EmbeddingError(
+            f"the embedder failed: {error}", hint="try a smaller batch_size"
+        ) from error
+
+
+def check_modalities(name: str, supported: Iterable[object], required: Set[str]) -> None:
+    """Raise `SettingError` if the model lacks a required modality."""
+    names = {str(modality) for modality in supported}
+    if missing := required - names:
+        raise SettingError(
+            f"{name} embeds {' and '.join(sorted(names))}, not {min(missing)}",
+            hint="choose another mode or another model",
+        )
 
 
 def weights_digest(folder: Path) -> str:
@@ -164,15 +185,10 @@ class SentenceEmbedder:
         return self._encode([query.text for query in queries])
 
     def _encode(self, items: list[str] | list[Pillow.Image]) -> Vectors:
-        with self._lock:
-            try:
-                vectors = self._model.encode(
-                    items, batch_size=self._batch_size, show_progress_bar=False
-                )
-            except (RuntimeError, ValueError) as error:  # out of memory, unsupported inputs
-                raise EmbeddingError(
-                    f"the embedder failed: {error}", hint="try a smaller batch_size"
-                ) from error
+        with self._lock, embedding_errors():
+            vectors = self._model.encode(
+                items, batch_size=self._batch_size, show_progress_bar=False
+            )
         return np.asarray(vectors, np.float32)
 
     def _check_mode(self, name: str, mode: Mode) -> None:
@@ -185,13 +201,7 @@ class SentenceEmbedder:
             raise SettingError(
                 f"mode is unknown, got {mode!r}", hint="use 'image', 'text' or 'average'"
             )
-        supported = {str(modality) for modality in self._model.modalities}
-        missing = modes[mode] - supported
-        if missing:
-            raise SettingError(
-                f"{name} embeds {' and '.join(sorted(supported))}, not {missing.pop()}",
-                hint="choose another mode or another model",
-            )
+        check_modalities(name, self._model.modalities, modes[mode])
 
 
 def _identity(model: str | Path, loaded: object) -> str:

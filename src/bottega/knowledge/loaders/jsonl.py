@@ -181,9 +181,9 @@ def _check_choices(row: Row) -> None:
     if not choices:
         return
     labels, answer = _labels(row)
-    known = {label_text(choice) for choice in choices}
+    allowed = {label_text(choice) for choice in choices}
     for each in (answer,) if labels is None else labels:
-        if label_text(each) not in known:
+        if label_text(each) not in allowed:
             raise LoadError(
                 f"{each!r} is not among the choices {', '.join(choices)}",
                 hint="use one of the choices as the answer",
