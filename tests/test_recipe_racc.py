@@ -103,7 +103,7 @@ async def test_a_passage_that_was_never_compressed_is_no_answer(
 def test_keys_and_values_over_http_are_refused_at_once(passages: KnowledgeBase) -> None:
     http = OpenAIGenerator("some-model", base_url="http://127.0.0.1:9/v1")
 
-    with pytest.raises(SettingError, match="does not travel over HTTP") as refused:
+    with pytest.raises(SettingError, match="cannot be sent over HTTP") as refused:
         racc(passages, bundled_compressor(), http)
     assert "TransformersGenerator" in refused.value.hint
 

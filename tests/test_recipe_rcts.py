@@ -99,7 +99,7 @@ async def test_another_search_takes_its_place(known: KnowledgeBase) -> None:
 async def test_what_cannot_be_shown_is_refused_before_anything_is_asked(
     known: KnowledgeBase,
 ) -> None:
-    with pytest.raises(SettingError, match="of 4 fetched"):
+    with pytest.raises(SettingError, match="got fetch=4"):
         rcts(known, ScriptedGenerator([]), shots=5, fetch=4)
     with pytest.raises(SettingError, match="101"):
         rcts(known, ScriptedGenerator([]), shots=101, fetch=200)

@@ -173,9 +173,9 @@ async def test_what_was_shown_counts_as_used(cache: KnowledgeBase) -> None:
 def test_who_answers_has_to_be_clear(cache: KnowledgeBase) -> None:
     one = model("a")
     route = FixedRouter(Tier("a", one))
-    with pytest.raises(SettingError, match="who shall answer"):
+    with pytest.raises(SettingError, match="missing or given twice"):
         cache_of_thought(cache, master=one, route=route)
-    with pytest.raises(SettingError, match="who shall answer"):
+    with pytest.raises(SettingError, match="missing or given twice"):
         cache_of_thought(cache, tiers=[Tier("a", one)], master=one, route=route)
     with pytest.raises(SettingError, match="the tiers are"):
         cache_of_thought(cache, tiers=[Tier("a", one), Tier("a", one)], route=route)

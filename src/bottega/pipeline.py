@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from PIL.Image import Image as PILImage
 
 from bottega._util.background_loop import BACKGROUND_LOOP
+from bottega._util.gather import for_each
 from bottega.errors import BatchError, BottegaError, SettingError
 from bottega.image import Image
 from bottega.protocols import (
@@ -174,18 +175,16 @@ class Pipeline:
         inputs = list(queries)
         answers: list[Answer | None] = [None] * len(inputs)
         errors: dict[int, Exception] = {}
-        waiting = iter(enumerate(inputs))  # shared: each worker takes the next query
+        with _progress(len(inputs), shown=progress) as advance:
 
-        async def worker(advance: Callable[[], None]) -> None:
-            for index, query in waiting:
+            async def answer(index: int) -> None:
                 try:
-                    answers[index] = await self.answer(query)
+                    answers[index] = await self.answer(inputs[index])
                 except Exception as error:  # raised below, with the answers to the other queries
                     errors[index] = error
                 advance()
 
-        with _progress(len(inputs), shown=progress) as advance:
-            await asyncio.gather(*(worker(advance) for _ in range(min(concurrency, len(inputs)))))
+            await for_each(range(len(inputs)), answer, limit=concurrency)
         if errors:
             raise BatchError(answers, errors) from errors[min(errors)]
         return [answer for answer in answers if answer is not None]

@@ -55,27 +55,27 @@ def cache_of_thought(
     price: Pricer | None = None,
     sampling: Sampling | None = None,
 ) -> Pipeline:
-    """Cache-of-Thought: a master's answers, with their reasoning, are kept in the `cache` and shown
-    to cheaper models that are asked something similar.
+    """Cache-of-Thought: store the master's answers with their reasoning in `cache`, and show them
+    to cheaper tiers for similar queries.
 
-    `tiers` stand cheapest first and the last is the master; `apprentice` and `master` are the short
-    form of two, where the apprentice is shown `shots` answers and the master none. `route` chooses
-    among them: a router, or what makes one of the tiers, such as
-    `lambda tiers: coin(tiers, 0.2)`; `escalate` likewise. Both are told of every answer if
-    they `observe`. A cache that is not empty is the paper's warm start, `cold_start` its cold
-    one. Without `remember` the cache stays as it is (static).
+    `tiers` are ordered from cheapest to most expensive; the last one is the master. `apprentice`
+    and `master` are a short form of two tiers, in which the apprentice gets `shots` demonstrations
+    and the master none. `route` is a router, or a function that returns a router for the tiers,
+    such as `lambda tiers: RandomRouter(tiers, 0.2)`; so is `escalate`. Both receive every trace if
+    they have a method `observe`. A filled cache is the paper's warm start; use `ColdStartRouter`
+    for its cold start. `remember=False` keeps the cache unchanged (static).
 
-    Demonstrations include other questions about the query's image, but never its own earlier
-    answer. A custom `retrieve` applies its own rule.
+    Demonstrations include other questions about the query's image, but never an earlier answer to
+    the same question. A custom `retrieve` applies its own rule.
 
-    The master is asked for its reasoning unless `reasoning` is False, or is not given and the
-    master says `turns_only`. Only its answers are kept: never an invalid one or one that was cut.
+    The master is asked for its reasoning unless `reasoning` is False, or by default for a master
+    that only supports brief turns. Only the master's valid and complete answers are stored.
     """
     tiers = _tiers(tiers, master, apprentice, shots)
     tiers = _prompted(tiers, prompt, reasoning)
     teacher = tiers[-1].name
-    router = _made(route, tiers)
-    escalation = None if escalate is None else _made(escalate, tiers)
+    router = _part(route, tiers)
+    escalation = None if escalate is None else _part(escalate, tiers)
     learners = (getattr(part, "observe", None) for part in (router, escalation, rerank))
     return Pipeline(
         route=router,
@@ -110,11 +110,14 @@ def _tiers(
     if tiers is None and master is not None and apprentice is not None:
         return Tier("apprentice", apprentice, shots), Tier("master", master)
     if tiers is None or master is not None or apprentice is not None:
-        raise SettingError("who shall answer?", hint="give master and apprentice, or tiers alone")
+        raise SettingError(
+            "the models are missing or given twice",
+            hint="pass master= and apprentice=, or tiers=",
+        )
     if not tiers or len({tier.name for tier in tiers}) < len(tiers):
         raise SettingError(
-            f"the tiers are {[tier.name for tier in tiers]}",
-            hint="give one at least, and each a name of its own",
+            f"tiers must be one or more with different names, got {[tier.name for tier in tiers]}",
+            hint="pass at least one tier and give each tier its own name",
         )
     return tuple(tiers)
 
@@ -122,20 +125,21 @@ def _tiers(
 def _prompted(
     tiers: Sequence[Tier], prompt: Prompter | None, reasoning: bool | None
 ) -> tuple[Tier, ...]:
-    """Each with the prompt that suits it, where it has none of its own and no other is given."""
+    """Set the default prompt of each tier without a prompt."""
 
-    def suited(tier: Tier) -> Prompter:
+    def default(tier: Tier) -> Prompter:
         brief = turns_only(tier.generator)
         if tier is tiers[-1] and (not brief if reasoning is None else reasoning):
             return ReasoningPrompter()
         return prompt or (default_prompter(tier.generator) if brief else InterleavedPrompter())
 
-    return tuple(replace(tier, prompt=tier.prompt or suited(tier)) for tier in tiers)
+    return tuple(replace(tier, prompt=tier.prompt or default(tier)) for tier in tiers)
 
 
-def _made(part: Part | Callable[[Sequence[Tier]], Part], tiers: Sequence[Tier]) -> Part:
-    """A router and an escalation are awaited when they are called; what makes one is not."""
-    called = getattr(type(part), "__call__", None)  # noqa: B004
-    if inspect.iscoroutinefunction(part) or inspect.iscoroutinefunction(called):
+def _part(part: Part | Callable[[Sequence[Tier]], Part], tiers: Sequence[Tier]) -> Part:
+    """Return the part, or the result of its factory. Parts are coroutine functions, factories
+    not."""
+    call = getattr(type(part), "__call__", None)  # noqa: B004
+    if inspect.iscoroutinefunction(part) or inspect.iscoroutinefunction(call):
         return cast(Part, part)
     return cast(Callable[[Sequence[Tier]], Part], part)(tiers)

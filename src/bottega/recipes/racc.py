@@ -1,4 +1,4 @@
-"""RACC and the full reuse of keys and values as compositions."""
+"""Recipes of RACC and of full KV reuse."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 def kv_reuse_searcher(
     base: Generator, *, prompt: Prompter, parse: Parser, sampling: Sampling | None = None
 ) -> Searcher:
-    """A pipeline's `search` in the place of showing passages: their keys and values, each read
-    alone, stand before the question (`compression.KVReuse`). Raises `SettingError` for a base that
-    is not in this process."""
+    """Return a pipeline's `search` that replaces shown passages by their keys and values, each
+    passage read separately (`compression.KVReuse`).
+
+    Raises `SettingError` for a base that is not in this process.
+    """
     model = require_local(base)
     from bottega.compression import PrefixSearcher
 
@@ -47,21 +49,21 @@ def kv_reuse_searcher(
 
 
 class KVReuseLoader:
-    """Reads passages in the thread of the model."""
+    """KV reuse that is loaded at the first query, in the model's thread."""
 
     def __init__(self, base: TransformersGenerator, prompt: Prompter) -> None:
         self._base, self._prompt = base, prompt
-        self._made: KVReuse | None = None
+        self._loaded: KVReuse | None = None
 
     async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
         return await self._base.run(lambda model: self._reuse(model).prefix(query, shown))
 
     def _reuse(self, model: LoadedModel) -> KVReuse:
-        if self._made is None:
+        if self._loaded is None:
             from bottega.compression import KVReuse
 
-            self._made = KVReuse(model.model, model.encode, model.ends, self._prompt)
-        return self._made
+            self._loaded = KVReuse(model.model, model.encode, model.ends, self._prompt)
+        return self._loaded
 
 
 BUNDLED = "bundled:"
@@ -85,13 +87,13 @@ def racc(
     price: Pricer | None = None,
     sampling: Sampling | None = None,
 ) -> Pipeline:
-    """RACC (Weng et al.): `shots` retrieved passages are compressed into a prefix of keys and
-    values, guided by their scores, and the model answers behind it.
+    """RACC (Weng et al.): compress `shots` retrieved passages into a KV prefix, guided by their
+    retrieval scores, and answer with that prefix.
 
-    `compressor` is a folder that `bottega compress train` wrote, None the bundled model's own;
-    `hyper` is the model that it was trained to compress with, `base` itself if that is the same.
-    `store` holds passages that were compressed before (`bottega compress build`). Raises
-    `SettingError` for a base that is not in this process: keys and values cannot be sent over HTTP.
+    `compressor` is a folder written by `bottega compress train`, None for that of the bundled
+    model. `hyper` is the model used for compression, `base` by default. `store` holds
+    pre-compressed passages (`bottega compress build`). Raises `SettingError` for a base that is not
+    in this process: keys and values cannot be sent over HTTP.
     """
     prompt, parse = prompt or InterleavedPrompter(), parse or LabelParser()
     sampling = sampling or Sampling(max_tokens=64)
@@ -116,11 +118,11 @@ def racc(
 
 
 def bundled_compressor_for(base: Generator) -> Path:
-    """The folder of its compressor. Raises `SettingError` where there is none."""
+    """Return the folder of the bundled compressor. Raises `SettingError` if there is none."""
     if not base.name.startswith(BUNDLED):
         raise SettingError(
             f"there is no bundled compressor for {base.name}",
-            hint="train one with `bottega compress train`, and name its folder as the compressor",
+            hint="train one with `bottega compress train` and pass its folder as compressor",
         )
     return bundled_compressor()
 
@@ -135,25 +137,25 @@ def compression_searcher(
     parse: Parser,
     sampling: Sampling,
 ) -> Searcher:
-    """What `racc` puts in the place of showing passages."""
+    """Return the `search` of `racc`, which replaces shown passages by a compressed prefix."""
     check_compressor_files(compressor, store)
     model = require_local(base)
     from bottega.compression import PrefixSearcher
 
-    condensing = CompressorLoader(Path(compressor), model, hyper or model, store)
-    return PrefixSearcher(condensing, model, prompt=prompt, parse=parse, sampling=sampling)
+    loader = CompressorLoader(Path(compressor), model, hyper or model, store)
+    return PrefixSearcher(loader, model, prompt=prompt, parse=parse, sampling=sampling)
 
 
 def check_compressor_files(compressor: str | Path | None, store: str | Path | None) -> None:
-    """Raises `LoadError` and `StoreError` where there is none."""
+    """Raise `LoadError` without a compressor and `StoreError` without stored passages."""
     if compressor is not None:
         folder = Path(compressor).expanduser()
         missing = [one for one in COMPRESSOR if not (folder / one).is_file()]
         if missing:
             raise LoadError(
                 f"there is no compressor in {compressor}: {missing[0]} is missing",
-                hint="give the folder that `bottega compress train` wrote; one that was stopped"
-                " holds none until the same command has finished",
+                hint="pass a folder written by `bottega compress train`; run an interrupted"
+                " training again until it finishes",
             )
     if store is not None and not (Path(store).expanduser() / STORE).is_file():
         raise StoreError(
@@ -163,18 +165,17 @@ def check_compressor_files(compressor: str | Path | None, store: str | Path | No
 
 
 def require_local(base: Generator) -> TransformersGenerator:
-    """Raises `SettingError` for a model that cannot answer behind keys and values."""
+    """Return the base. Raises `SettingError` for a model that does not accept a KV prefix."""
     if not isinstance(base, TransformersGenerator):
         raise SettingError(
-            f"{base.name} cannot answer behind passages: a prefix of keys and values does not"
-            " travel over HTTP",
+            f"{base.name} cannot use a KV prefix: a prefix cannot be sent over HTTP",
             hint="use a model in this process, such as TransformersGenerator(...) or bundled()",
         )
     return base
 
 
 class CompressorLoader:
-    """A condenser that is put together at the first query, in the thread of the hyper model."""
+    """Compressor that is loaded at the first query, in the thread of the hyper model."""
 
     def __init__(
         self,
@@ -185,15 +186,15 @@ class CompressorLoader:
     ) -> None:
         self._compressor, self._store = compressor, store
         self._base, self._hyper = base, hyper
-        self._made: PassageCompressor | None = None
+        self._loaded: PassageCompressor | None = None
 
     async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
-        if self._made is None:
+        if self._loaded is None:
             await self._base.load()
-        return await self._hyper.run(lambda model: self.made(model).prefix(query, shown))
+        return await self._hyper.run(lambda model: self.load(model).prefix(query, shown))
 
-    def made(self, model: LoadedModel) -> PassageCompressor:
-        if self._made is None:
+    def load(self, model: LoadedModel) -> PassageCompressor:
+        if self._loaded is None:
             from bottega.compression import (
                 InputBuilder,
                 Manifest,
@@ -204,14 +205,14 @@ class CompressorLoader:
 
             saved = load(self._compressor)
             shape = saved.racc.config
-            kept = None
+            passages = None
             if self._store is not None:
                 manifest = Manifest.for_store(
                     self._store, saved.digest, shape.document_prompts, shape.width
                 )
-                kept = PassageStore(self._store, manifest)
+                passages = PassageStore(self._store, manifest)
             hyper = saved.open(model.model, self._base.loaded.model)
-            self._made = PassageCompressor(
-                saved.racc, hyper, InputBuilder(model.encode, model.ends), kept
+            self._loaded = PassageCompressor(
+                saved.racc, hyper, InputBuilder(model.encode, model.ends), passages
             )
-        return self._made
+        return self._loaded

@@ -1,4 +1,4 @@
-"""What a compressor is trained between, and what it starts as. Needs torch."""
+"""Training objective and initial weights of a compressor. Needs torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bottega.errors import SettingError
 from bottega.generation.loaded import LoadedModel
 from bottega.types import Example, Query
 
-# PIPE: the paper's sentence for documents, and one of ours for what is asked.
+# PIPE: the paper's sentence for documents, and our sentence for queries.
 HARD_PROMPTS = (
     "Summarize the key information of the given passage in a concise manner.",
     "Say what the image shows and what the question asks for.",

@@ -1,4 +1,4 @@
-"""RCTS as a composition."""
+"""Recipe of RCTS."""
 
 from __future__ import annotations
 
@@ -60,24 +60,25 @@ def rcts(
     sampling: Sampling | None = None,
     seed: int = 0,
 ) -> Pipeline:
-    """RCTS (Yang et al.): of `fetch` retrieved examples a tree search chooses `shots` and their
-    order, by asking the model with them and judging its answers.
+    """RCTS (Yang et al.): choose `shots` of `fetch` retrieved examples, and their order, by a tree
+    search that queries the model with them and evaluates its answers.
 
-    An answer is worth `alpha` times how surely it follows from its own rationale, and else how well
-    it teaches retrieved questions whose answers are known; without a rationale only the latter, for
-    which `reward=EnsembleReward(...)` may be better. `agree` says which answers are the same: by
-    their kind, or always by choice, number or words. The paper retrieves by late interaction
+    The reward of an answer is `alpha` times its self-consistency (how reliably it follows from its
+    own rationale), plus `1 - alpha` times its mutual reward (the accuracy on retrieved labelled
+    examples with the answer as a demonstration). Without a rationale only the mutual reward counts;
+    `reward=EnsembleReward(...)` may then be better. `agree` compares two answers: by their kind by
+    default, or always by choice, number or words. The paper retrieves by late interaction
     (`retrieve=DenseRetriever(LateInteractionIndex(...).search)`); the default is the search of
-    `knowledge`. `parallel` branches are tried at once, 1 is the paper's order; `most_calls` and
-    `most_tokens` limit one query. Another `search`, such as a `FlatSearch`, is taken as it is.
+    `knowledge`. `parallel` branches are tried concurrently; 1 is the paper's order. `most_calls`
+    and `most_tokens` limit one query. A given `search`, such as a `FlatSearch`, is used unchanged.
     """
     check_depth(shots)
     if fetch < shots:
         raise SettingError(
-            f"of {fetch} fetched examples {shots} cannot be shown",
-            hint="raise fetch, well above shots, or lower shots",
+            f"fetch must be at least shots, got fetch={fetch} and shots={shots}",
+            hint="raise fetch well above shots, or lower shots",
         )
-    prompt = prompt or _suited(generator)
+    prompt = prompt or _default_prompter(generator)
     parse = parse or LabelParser()
     sampling = sampling or Sampling(max_tokens=512)
     return Pipeline(
@@ -126,9 +127,9 @@ def default_reward(
     agree: AgreementFunction = same_answer,
     conclude: Callable[[Query, str], Prompt] | None = None,
 ) -> WeightedReward:
-    """The paper's reward (eq. 9), its samples drawn at temperature 0.8 and as long as answers are
-    in `sampling`. `conclude` shows a rationale to be answered from, by default with the paper's
-    words; for a model that knows brief turns alone `ContinuationPrompter(prompt)` does."""
+    """Return the paper's reward (eq. 9), sampled at temperature 0.8 with the `max_tokens` of
+    `sampling`. `conclude` builds the prompt that asks for an answer from a rationale, by default
+    with the paper's text; use `ContinuationPrompter(prompt)` for a model with brief turns only."""
     drawn = Sampling(0.8, (sampling or Sampling(max_tokens=512)).max_tokens)
     own = SelfConsistencyReward(
         conclude or ConclusionPrompter(), parse, sampling=drawn, agree=agree, variant=variant
@@ -137,5 +138,5 @@ def default_reward(
     return WeightedReward(own, mutual, alpha)
 
 
-def _suited(generator: Generator) -> Prompter:
+def _default_prompter(generator: Generator) -> Prompter:
     return default_prompter(generator) if turns_only(generator) else InterleavedPrompter()

@@ -1,4 +1,4 @@
-"""Visual RAG as a composition."""
+"""Recipe of Visual RAG."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from bottega.types import Sampling
 
 @dataclass(frozen=True)
 class Classifier:
-    """What every classification pipeline shares; only the retriever and the shots differ.
+    """Settings that classification pipelines share; only the retriever and the shots differ.
 
-    `prompt` defaults to the one that suits the generator. Decoding is greedy.
+    `prompt` defaults to that of `default_prompter`. Decoding is greedy.
     """
 
     generator: Generator
@@ -43,6 +43,7 @@ class Classifier:
     seed: int = 0
 
     def pipeline(self, retrieve: Retriever | None = None, shots: int = 0) -> Pipeline:
+        """Return a pipeline with these settings."""
         return Pipeline(
             route=FixedRouter(Tier(self.generator.name, self.generator, shots)),
             retrieve=retrieve,
@@ -57,7 +58,7 @@ class Classifier:
 
 
 def default_prompter(generator: Generator) -> Prompter:
-    """Brief turns for a generator that says `turns_only`, else the paper's appendix A."""
+    """Return brief turns for a generator with `turns_only`, else the paper's appendix A."""
     if turns_only(generator):
         return InterleavedPrompter(show_choices=False, repeat_question=False)
     return AppendixAPrompter()

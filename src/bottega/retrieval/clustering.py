@@ -1,4 +1,4 @@
-"""K-means, and the number of clusters of a hashtag tree."""
+"""K-means, and the choice of the number of groups of a hashtag tree."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Labels = NDArray[np.intp]
 
 
 def kmeans(vectors: Vectors, groups: int, *, seed: int) -> Labels:
-    """The group of each row, numbered from 0 without gaps; `groups` of them at most."""
-    # More centres than different rows would leave some of them without any.
+    """Return the group of each row, numbered from 0 without gaps; at most `groups` groups."""
+    # More centres than different rows would leave empty groups.
     groups = min(groups, len(np.unique(vectors, axis=0)))
     if groups <= 1:
         return np.zeros(len(vectors), np.intp)
@@ -28,13 +28,13 @@ def kmeans(vectors: Vectors, groups: int, *, seed: int) -> Labels:
 
 
 def distances(vectors: Vectors, centres: Vectors) -> Vectors:
-    """(n, g) Euclidean."""
+    """Return Euclidean distances, (n, g)."""
     squares = (vectors**2).sum(1)[:, None] - 2 * vectors @ centres.T + (centres**2).sum(1)
     return np.asarray(np.sqrt(np.maximum(squares, 0)), np.float32)
 
 
 def means(vectors: Vectors, labels: Labels) -> NDArray[np.float64]:
-    """(g, d), in double precision."""
+    """Return the mean of each group, (g, d), in double precision."""
     sums = np.zeros((labels.max(initial=-1) + 1, vectors.shape[1]))
     np.add.at(sums, labels, vectors)
     averages: NDArray[np.float64] = sums / np.bincount(labels)[:, None]
@@ -42,39 +42,40 @@ def means(vectors: Vectors, labels: Labels) -> NDArray[np.float64]:
 
 
 def spread(vectors: Vectors, labels: Labels) -> float:
-    """The mean distance of a row to the mean of the others in its group; 0 if all are alone.
+    """Return the mean distance of a row to the mean of the other rows in its group; 0 if all groups
+    have one row.
 
-    A row pulls its own mean: without it the distance is m / (m - 1) times as long, which is what a
-    newcomer from the same source may be compared with.
+    A row shifts its own mean. Without it the distance is m / (m - 1) times as long, which is
+    comparable with a new entry of the same distribution.
     """
     sizes = np.bincount(labels)[labels]
-    together = sizes > 1
-    if not together.any():
+    shared = sizes > 1
+    if not shared.any():
         return 0.0
-    apart = np.linalg.norm(vectors - means(vectors, labels)[labels], axis=1)
-    return float((apart * sizes / np.maximum(sizes - 1, 1))[together].mean())
+    distance = np.linalg.norm(vectors - means(vectors, labels)[labels], axis=1)
+    return float((distance * sizes / np.maximum(sizes - 1, 1))[shared].mean())
 
 
-# More move the choice little, and its time much.
-CANDIDATES, ASKED = 2000, 400
+# Larger values change the choice little and take much longer.
+CANDIDATES, QUERIES = 2000, 400
 LADDER = (2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64)
 # In standard errors of the paired difference to no groups at all.
-SURE = 2.0
+MIN_STANDARD_ERRORS = 2.0
 
 
 class GroupCounter(Protocol):
-    """The number of groups for these entries, oldest first, with one level-2 vector each."""
+    """Function that chooses the number of groups for entries, oldest first, by level-2 vectors."""
 
     def __call__(self, ids: Sequence[str], vectors: Vectors, /) -> int: ...
 
 
 class LeaveOneOutGroupCount:
-    """The number with which the cache would answer its own latest entries best.
+    """Group counter that maximizes the retrieval quality for the cache's own latest entries.
 
-    Each of the latest entries is searched for as if it were a query: in its group, in the order of
-    the `order` vectors, without itself. What is found should say what the entry itself says, so the
-    cosine of the `responses` vectors is the score: nobody has to know what is right. One group, all
-    entries in the order of `order`, is kept unless a division is better by more than chance.
+    Each of the latest entries is used as a query: its group is searched without it, in the order of
+    the `order` vectors. The found entries should have similar responses, so the score is the cosine
+    of the `responses` vectors, and no labels are needed. One group is kept unless a division is
+    significantly better.
     """
 
     def __init__(
@@ -89,42 +90,42 @@ class LeaveOneOutGroupCount:
         chosen = self._sample(len(ids))
         rows, names = vectors[chosen], [ids[place] for place in chosen]
         order, responses = _unit(self._order(names)), _unit(self._responses(names))
-        asked = slice(max(0, len(chosen) - ASKED), None)
-        near, alike = order[asked] @ order.T, responses[asked] @ responses.T
-        itself = np.arange(len(near)), np.arange(len(chosen))[asked]
+        queries = slice(max(0, len(chosen) - QUERIES), None)
+        near, similarity = order[queries] @ order.T, responses[queries] @ responses.T
+        itself = np.arange(len(near)), np.arange(len(chosen))[queries]
         near[itself] = -np.inf
-        return self._best(rows, asked, near, alike)
+        return self._best(rows, queries, near, similarity)
 
     def _sample(self, entries: int) -> NDArray[np.intp]:
-        """The latest, and some of the others, oldest first."""
-        older = max(0, entries - ASKED)
+        """Return the indices of the latest entries and a sample of the others, oldest first."""
+        older = max(0, entries - QUERIES)
         rng = np.random.default_rng(self._seed)
-        some = rng.choice(older, min(older, CANDIDATES - ASKED), replace=False)
+        some = rng.choice(older, min(older, CANDIDATES - QUERIES), replace=False)
         return np.concatenate([np.sort(some), np.arange(older, entries)]).astype(np.intp)
 
-    def _best(self, rows: Vectors, asked: slice, near: Vectors, alike: Vectors) -> int:
-        undivided = self._scores(near, alike, np.ones(near.shape, bool))
+    def _best(self, rows: Vectors, queries: slice, near: Vectors, similarity: Vectors) -> int:
+        undivided = self._scores(near, similarity, np.ones(near.shape, bool))
         best, groups = 0.0, 1
         for count in LADDER:
             if count * self._k > len(rows):
                 break
             labels = kmeans(rows, count, seed=self._seed)
             centres = np.asarray(means(rows, labels), np.float32)
-            nearest = distances(rows[asked], centres).argmin(1)
-            gain = self._scores(near, alike, labels == nearest[:, None]) - undivided
+            nearest = distances(rows[queries], centres).argmin(1)
+            gain = self._scores(near, similarity, labels == nearest[:, None]) - undivided
             error = gain.std() / np.sqrt(len(gain))
-            if gain.mean() > max(best, SURE * error):
+            if gain.mean() > max(best, MIN_STANDARD_ERRORS * error):
                 best, groups = float(gain.mean()), count
         return groups
 
-    def _scores(self, near: Vectors, alike: Vectors, inside: NDArray[np.bool_]) -> Vectors:
-        """(asked,) the mean likeness of the k nearest, those in the group before all others."""
+    def _scores(self, near: Vectors, similarity: Vectors, inside: NDArray[np.bool_]) -> Vectors:
+        """Return the mean similarity of the k nearest, (queries,), those in the group first."""
         k = min(self._k, near.shape[1] - 1)
         if k < 1:
             return np.zeros(len(near), np.float32)
-        # Cosines differ by 2 at most, so that the group comes first and the rest fills it up.
+        # Cosines differ by at most 2, so adding 3 puts the group before all other entries.
         first = np.argpartition(-(near + 3.0 * inside), k - 1, axis=1)[:, :k]
-        scores: Vectors = np.take_along_axis(alike, first, axis=1).mean(1)
+        scores: Vectors = np.take_along_axis(similarity, first, axis=1).mean(1)
         return scores
 
 

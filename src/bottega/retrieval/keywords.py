@@ -1,4 +1,4 @@
-"""Texts cut to keywords: CLIP reads about twenty tokens of a question (Cache-of-Thought, 4.3.1)."""
+"""Keywords of texts: CLIP reads about twenty tokens of a question (Cache-of-Thought, 4.3.1)."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ QUOTES = "\"'`*_[](){}<>.:!?“”‘’«» \t"
 
 
 class KeywordExtractor(Protocol):
-    """The keywords of a text, the most important first; none for a text that says nothing.
+    """Function that returns the keywords of a text, the most important first.
 
-    Never raises because of the text.
+    It accepts any text and may return no keywords.
     """
 
     async def __call__(self, text: str, /) -> tuple[str, ...]: ...
 
 
 class GeneratedKeywordExtractor:
-    """Keywords by a small language model.
+    """Keyword extractor that uses a small language model.
 
-    Cache-of-Thought asks Llama-3-8B for 10 at temperature 0.6. Here decoding is greedy unless
-    `sampling` says otherwise, so that the same text keeps its keywords. `request` is a template
+    Cache-of-Thought requests 10 from Llama-3-8B at temperature 0.6. By default decoding is greedy,
+    and equal texts have equal keywords. `request` is a template
     with the fields {count} and {text}. Raises the generator's `GenerationError`.
     """
 
@@ -68,37 +68,37 @@ class GeneratedKeywordExtractor:
     async def __call__(self, text: str, /) -> tuple[str, ...]:
         if not text.strip():
             return ()
-        asked = self._request.replace("{count}", str(self._count)).replace("{text}", text)
-        prompt = Prompt((Message("user", (asked,)),))
+        request = self._request.replace("{count}", str(self._count)).replace("{text}", text)
+        prompt = Prompt((Message("user", (request,)),))
         reply = await self._generator.generate(prompt, self._sampling)
         return read_keywords(reply.completions[0].text, self._count)
 
 
 class KeywordRetriever:
-    """Retrieves by the keywords of the question instead of the whole question.
+    """Retriever wrapper that replaces the question by its keywords.
 
-    They stand in the order in which the question says them, which is the order that encoders know.
-    A question without keywords is left as it is.
+    They keep their order in the question, which is natural for encoders. A question without
+    keywords is not changed.
     """
 
-    def __init__(self, retrieve: Retriever, keyworder: KeywordExtractor) -> None:
+    def __init__(self, retrieve: Retriever, extractor: KeywordExtractor) -> None:
         self._retrieve = retrieve
-        self._keyworder = keyworder
+        self._extractor = extractor
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        keywords = await self._keyworder(query.text)
+        keywords = await self._extractor(query.text)
         text = ", ".join(_in_order(keywords, query.text)) or query.text
         return await self._retrieve(replace(query, text=text), k)
 
 
-async def tag_keywords(examples: Iterable[Example], keyworder: KeywordExtractor) -> list[Example]:
-    """The examples with `tags["keywords"]`: those of the rationale and answer, or of the question
-    where neither says anything. What has the tag already keeps it."""
+async def tag_keywords(examples: Iterable[Example], extractor: KeywordExtractor) -> list[Example]:
+    """Return the examples with `tags["keywords"]`: the keywords of rationale and answer, or of the
+    question if these have none. An existing tag is kept."""
 
     async def tagged(example: Example) -> Example:
         if TAG in example.tags:
             return example
-        keywords = await keyworder(response_text(example)) or await keyworder(example.query.text)
+        keywords = await extractor(response_text(example)) or await extractor(example.query.text)
         if not keywords:
             return example
         return replace(example, tags={**example.tags, TAG: ", ".join(keywords)})
@@ -107,26 +107,26 @@ async def tag_keywords(examples: Iterable[Example], keyworder: KeywordExtractor)
 
 
 def stored_keywords(example: Example) -> tuple[str, ...]:
-    """What `tag_keywords` has stored."""
+    """Return the keywords stored by `tag_keywords`."""
     return tuple(filter(None, map(str.strip, example.tags.get(TAG, "").split(","))))
 
 
 def keyword_query(example: Example) -> Query:
-    """What is searched for in the place of the example's question: the keywords of its response,
-    where `tag_keywords` has found any. A view's `reads`."""
+    """Return the example's query with the keywords of its response as text, if it has any. For the
+    `reads` of a view."""
     keywords = ", ".join(stored_keywords(example))
     return replace(example.query, text=keywords) if keywords else example.query
 
 
 def response_text(example: Example) -> str:
-    """What a master answered, with its reasoning."""
+    """Return the rationale and the answer."""
     return "\n".join(filter(None, (example.rationale, example.answer)))
 
 
 def read_keywords(reply: str, count: int) -> tuple[str, ...]:
-    """The first `count` different keywords of a list in any of the shapes that models give it.
+    """Return the first `count` different keywords of a reply, in any common list format.
 
-    Whole sentences are no keywords. Empty if there are none.
+    Sentences are skipped. Empty if there are no keywords.
     """
     spoken = THINKING.sub("", reply)
     lines = (HEADING.sub("", line) for line in spoken.splitlines())
@@ -135,7 +135,8 @@ def read_keywords(reply: str, count: int) -> tuple[str, ...]:
 
 
 def distinct(keywords: Iterable[str], count: int) -> tuple[str, ...]:
-    """Up to case; the first spelling stays."""
+    """Return the first `count` keywords that differ in more than case, each in its first
+    spelling."""
     kept: dict[str, str] = {}
     for keyword in keywords:
         if keyword and len(keyword.split()) <= MOST_WORDS:
@@ -144,10 +145,10 @@ def distinct(keywords: Iterable[str], count: int) -> tuple[str, ...]:
 
 
 def _in_order(keywords: Sequence[str], text: str) -> list[str]:
-    """Those that do not stand in the text come last."""
-    said = text.casefold()
-    places = {keyword: said.find(keyword.casefold()) for keyword in keywords}
-    return sorted(keywords, key=lambda keyword: (places[keyword] < 0, places[keyword]))
+    """Return the keywords in the order of the text; those not in the text come last."""
+    lower = text.casefold()
+    positions = {keyword: lower.find(keyword.casefold()) for keyword in keywords}
+    return sorted(keywords, key=lambda keyword: (positions[keyword] < 0, positions[keyword]))
 
 
 def _check(count: int) -> None:
@@ -156,12 +157,12 @@ def _check(count: int) -> None:
 
 
 class TfidfKeywordExtractor:
-    """The terms of a text with the highest TF-IDF, up to `longest` words each.
+    """Keyword extractor by TF-IDF, for terms of up to `longest` words.
 
-    `corpus` are the texts that tell which terms are common; without it the most frequent terms win,
-    earlier ones first. A term that the corpus lacks counts as rarest: a new topic is announced by
-    new words. Lucene's 33 English stop words are left out and no others, because "how many" and
-    "where" are what some questions ask.
+    `corpus` determines the common terms; without it the most frequent terms are chosen, earlier
+    ones first. A term that the corpus lacks counts as rarest, because new words mark a new topic.
+    Lucene's 33 English stop words are left out and no others, because "how many" and "where" are
+    what some questions ask.
     """
 
     def __init__(self, corpus: Iterable[str] = (), *, count: int = 10, longest: int = 2) -> None:
@@ -181,18 +182,18 @@ class TfidfKeywordExtractor:
         return await asyncio.to_thread(self.of, text)
 
     def of(self, text: str) -> tuple[str, ...]:
-        """The same for code without an event loop."""
+        """Return the keywords of a text: the synchronous form."""
         frequency = Counter(_terms(text, self._longest))
         ranked = sorted(frequency, key=lambda term: -frequency[term] * self._rarity(term))
         return tuple(ranked[: self._count])
 
     def _rarity(self, term: str) -> float:
-        """Smooth inverse document frequency, as scikit-learn defines it."""
+        """Return the smooth inverse document frequency, as in scikit-learn."""
         return math.log((1 + self._texts) / (1 + self._containing[term])) + 1
 
 
 def _terms(text: str, longest: int) -> list[str]:
-    """Single words first, then pairs and so on, none of them across a stop word."""
+    """Return single words, then pairs and so on, without terms that contain a stop word."""
     from bm25s.stopwords import STOPWORDS_EN  # slow to load
 
     words = tokenize(text)
@@ -205,11 +206,11 @@ def _terms(text: str, longest: int) -> list[str]:
 
 
 class ResponseProbeRetriever:
-    """Asks the apprentice once without demonstrations and retrieves by the keywords of its answer.
+    """Retriever wrapper that adds the keywords of an answer without demonstrations to the query.
 
-    Cache-of-Thought, 4.3.1: "what is in the image" says little, an answer says more, even a wrong
-    one. It costs one call a query. The keywords stand behind the question, or with
-    `keep_question=False` in its place, as the paper has it. An answer without keywords leaves the
+    Cache-of-Thought, 4.3.1: "what is in the image" carries little information, and even a wrong
+    answer more. It costs one call per query. The keywords follow the question, or replace it with
+    `keep_question=False`, as in the paper. An answer without keywords leaves the
     query as it is. Raises the generator's `GenerationError`.
     """
 
@@ -218,7 +219,7 @@ class ResponseProbeRetriever:
         retrieve: Retriever,
         generator: Generator,
         prompt: Prompter,
-        keyworder: KeywordExtractor,
+        extractor: KeywordExtractor,
         *,
         keep_question: bool = True,
         sampling: Sampling | None = None,
@@ -226,13 +227,13 @@ class ResponseProbeRetriever:
         self._retrieve = retrieve
         self._generator = generator
         self._prompt = prompt
-        self._keyworder = keyworder
+        self._extractor = extractor
         self._keep_question = keep_question
         self._sampling = sampling or Sampling(max_tokens=128)
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         reply = await self._generator.generate(self._prompt(query, ()), self._sampling)
-        keywords = await self._keyworder(reply.completions[0].text)
+        keywords = await self._extractor(reply.completions[0].text)
         return await self._retrieve(self._probed(query, keywords), k)
 
     def _probed(self, query: Query, keywords: tuple[str, ...]) -> Query:
