@@ -177,9 +177,9 @@ def test_who_answers_has_to_be_clear(cache: KnowledgeBase) -> None:
         cache_of_thought(cache, master=one, route=route)
     with pytest.raises(SettingError, match="missing or given twice"):
         cache_of_thought(cache, tiers=[Tier("a", one)], master=one, route=route)
-    with pytest.raises(SettingError, match="the tiers are"):
+    with pytest.raises(SettingError, match="tiers must be one or more"):
         cache_of_thought(cache, tiers=[Tier("a", one), Tier("a", one)], route=route)
-    with pytest.raises(SettingError, match="the tiers are"):
+    with pytest.raises(SettingError, match="tiers must be one or more"):
         cache_of_thought(cache, tiers=[], route=route)
 
 
