@@ -1,20 +1,82 @@
-"""SQLite files of ours: what kind of file it is, its migrations, and the one place where SQLite's
-errors become ours."""
+"""SQLite files: connections, file kinds with migrations, and errors."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
 
 from bottega.errors import DISTRIBUTION, SettingError, StoreBusyError, StoreError, StoreFullError
+from bottega.image import path_text
 
+MEMORY = ":memory:"
 PRIMARY_CODE = 0xFF
 SWITCHING_SECONDS = 10.0
 # Text that is no UTF-8 or no JSON has no error code of its own.
 UNREADABLE = ("Could not decode to UTF-8", "malformed JSON")
+
+
+def connect(
+    path: str | Path,
+    *,
+    create: bool = True,
+    busy_seconds: float = 10.0,
+    synchronous: Literal["NORMAL", "FULL"] = "NORMAL",
+) -> sqlite3.Connection:
+    """Open a connection that all threads may use.
+
+    With "FULL" a commit waits for the disk. With "NORMAL" a crash of the process loses no commit;
+    a crash of the machine may lose the last ones but does not damage the file. A file without write
+    permission opens read-only. Raises errors of SQLite (see `FileKind.translated`) and
+    `StoreError`.
+    """
+    if path == MEMORY:
+        return sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        _uri(Path(path), create),
+        uri=True,
+        timeout=busy_seconds,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _uri(path: Path, create: bool) -> str:
+    query = "mode=rwc" if create else "mode=rw"
+    if path.exists() and not os.access(path.parent, os.W_OK) and not _has_writer(path):
+        query = "mode=ro&immutable=1"
+    return f"file:{quote(os.fsencode(path.absolute()))}?{query}"
+
+
+def _has_writer(path: Path) -> bool:
+    """Return whether another process has the file open, which keeps a log and a shared-memory file
+    beside it.
+
+    Without the shared-memory file, the log cannot be read in a read-only folder: raises
+    `StoreError`.
+    """
+    wal, shared = (path.with_name(f"{path.name}-{end}") for end in ("wal", "shm"))
+    if shared.exists() or not wal.exists():
+        return wal.exists()
+    if wal.stat().st_size > 0:
+        raise StoreError(
+            f"{path_text(path)} was not closed and its folder is read-only",
+            hint="open and close it once in a writable folder; copy"
+            f" {path_text(wal.name)} along with it",
+        )
+    return False
 
 
 @dataclass(frozen=True)
@@ -30,6 +92,16 @@ class FileKind:
     @property
     def version(self) -> int:
         return len(self.migrations)
+
+    def open(self, path: Path, *, busy_seconds: float) -> sqlite3.Connection:
+        """Open or create a file and migrate it. Raises as `connect` and `migrate`."""
+        connection = connect(path, busy_seconds=busy_seconds)
+        try:
+            self.migrate(connection, path_text(path))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def migrate(self, connection: sqlite3.Connection, path: str) -> None:
         """Brings the file to `version`; refuses newer files and other programs' files."""

@@ -118,11 +118,11 @@ class RunStore(AnswerStore):
         self._lock = _lock_file(path.with_suffix(".lock"))
         try:
             with RUN_FILE.translated(str(path)):
-                self._connection = _connect(path)
+                self._connection = RUN_FILE.open(path, busy_seconds=BUSY_SECONDS)
         except BaseException:
             self._lock.close()
             raise
-        self._committer = Committer(lambda: _connect(path))
+        self._committer = Committer(lambda: RUN_FILE.open(path, busy_seconds=BUSY_SECONDS))
 
     @classmethod
     def open(
@@ -238,17 +238,6 @@ class RunStore(AnswerStore):
             connection.executemany("INSERT INTO settings VALUES (?, ?)", wanted.items())
             rows = (_item(index, item) for index, item in enumerate(items))
             connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-    try:
-        RUN_FILE.migrate(connection, str(path))
-        connection.execute("PRAGMA synchronous = NORMAL")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _lock_file(path: Path) -> IO[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
@@ -10,39 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
 from typing import Self
-from urllib.parse import quote
 
 import orjson
 
+from bottega._util import sqlite
+from bottega._util.sqlite import MEMORY
 from bottega.errors import SettingError, StoreError
 from bottega.image import path_text
 from bottega.knowledge.records import Value
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 
-MEMORY = ":memory:"
-
 
 def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connection:
-    """Open a connection that all threads may use and whose commits wait for the disk.
-
-    A file without write permission opens read-only.
-    """
-    if path == MEMORY:
-        return sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
-    _check_path(Path(path), create)
-    connection = sqlite3.connect(
-        _uri(Path(path), create),
-        uri=True,
-        timeout=busy_seconds,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    try:
-        connection.execute("PRAGMA synchronous = FULL")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    """Open a connection whose commits wait for the disk."""
+    if path != MEMORY:
+        _check_path(Path(path), create)
+    return sqlite.connect(path, create=create, busy_seconds=busy_seconds, synchronous="FULL")
 
 
 def _check_path(path: Path, create: bool) -> None:
@@ -66,32 +48,6 @@ def _check_path(path: Path, create: bool) -> None:
         raise StoreError(
             f"{name} is empty, not a knowledge base", hint="check the path, or delete the file"
         )
-
-
-def _uri(path: Path, create: bool) -> str:
-    query = "mode=rwc" if create else "mode=rw"
-    if path.exists() and not os.access(path.parent, os.W_OK) and not _has_writer(path):
-        query = "mode=ro&immutable=1"
-    return f"file:{quote(os.fsencode(path.absolute()))}?{query}"
-
-
-def _has_writer(path: Path) -> bool:
-    """Return whether another process has the file open, which keeps a log and a shared-memory file
-    beside it.
-
-    Without the shared-memory file, the log cannot be read in a read-only folder: raises
-    `StoreError`.
-    """
-    wal, shared = (path.with_name(f"{path.name}-{end}") for end in ("wal", "shm"))
-    if shared.exists() or not wal.exists():
-        return wal.exists()
-    if wal.stat().st_size > 0:
-        raise StoreError(
-            f"{path_text(path)} was not closed and its folder is read-only",
-            hint="open and close it once in a writable folder; copy"
-            f" {path_text(wal.name)} along with it",
-        )
-    return False
 
 
 # SQL for a list of any length as one JSON parameter.

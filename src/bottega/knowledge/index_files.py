@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import orjson
 
+from bottega._util.sqlite import MEMORY
 from bottega.errors import StoreError
-from bottega.knowledge.database import MEMORY
 from bottega.knowledge.index import MISSING, Keys, Metric
 from bottega.knowledge.records import unit
 from bottega.knowledge.rows import SqliteRows

@@ -67,16 +67,7 @@ class TraceStore:
     def open(cls, path: str | Path) -> TraceStore:
         path = Path(path)
         with TRACE_STORE.translated(str(path)):
-            connection = sqlite3.connect(
-                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            try:
-                TRACE_STORE.migrate(connection, str(path))
-                connection.execute("PRAGMA synchronous = NORMAL")
-            except BaseException:
-                connection.close()
-                raise
-        return cls(path, connection)
+            return cls(path, TRACE_STORE.open(path, busy_seconds=BUSY_SECONDS))
 
     async def __call__(self, trace: Trace, /) -> None:
         await asyncio.to_thread(self._write, trace)

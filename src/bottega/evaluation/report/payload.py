@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import os
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import orjson
 from PIL import Image as Pillow
 from PIL import features
 
+from bottega._util.sqlite import connect
 from bottega.errors import BottegaError, ImageError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.examples import labels_of
@@ -53,7 +53,10 @@ def keep_thumbnails(
 
     An interrupted call can be repeated.
     """
-    with RUN_FILE.translated(str(path)), closing(_connected(path)) as connection:
+    with (
+        RUN_FILE.translated(str(path)),
+        closing(connect(path, busy_seconds=BUSY_SECONDS)) as connection,
+    ):
         rows = connection.execute(MISSING_IMAGES, (method.name, method.shots))
         missing = {sha256 for (sha256,) in rows}
         found = [image for image in _images(data) if image.sha256 in missing]
@@ -110,16 +113,6 @@ def _encoded(image_data: Pillow.Image, format: str, **options: object) -> bytes:
     buffer = io.BytesIO()
     image_data.save(buffer, format, **options)
     return buffer.getvalue()
-
-
-def _connected(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-    try:
-        connection.execute("PRAGMA synchronous = NORMAL")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 # Maximum characters of a question, of a reply, and of a failure or a demonstration.

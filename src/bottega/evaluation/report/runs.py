@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -11,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import orjson
 
+from bottega._util.sqlite import connect
 from bottega.errors import StoreError
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import ScoredAnswer
@@ -84,7 +83,7 @@ def read_run(folder: Path) -> StoredRun:
         )
     with (
         RUN_FILE.translated(name),
-        closing(_connected(path)) as connection,
+        closing(connect(path, create=False, busy_seconds=BUSY_SECONDS)) as connection,
         _snapshot(connection),
         RUN_FILE.reading(name),
     ):
@@ -106,24 +105,10 @@ def _rank(key: Key) -> tuple[int, str, int]:
     return list(METHODS).index(method) if method in METHODS else len(METHODS), method, shots
 
 
-def _connected(path: Path) -> sqlite3.Connection:
-    """Connect for reading; a read-only folder has no writers and allows no locks."""
-    writable = os.access(path.parent, os.W_OK)
-    logged = path.with_name(f"{path.name}-wal").exists()
-    mode = "mode=rw" if writable else "mode=ro" if logged else "mode=ro&immutable=1"
-    uri = f"file:{quote(os.fsencode(path.absolute()))}?{mode}"
-    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-    try:
-        connection.execute("PRAGMA query_only = ON")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 @contextmanager
 def _snapshot(connection: sqlite3.Connection) -> Iterator[None]:
     """Read all tables in one transaction."""
+    connection.execute("PRAGMA query_only = ON")
     RUN_FILE.migrate(connection, "the run")
     connection.execute("BEGIN")
     yield

@@ -154,13 +154,4 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     if not path.parent.is_dir():
         raise StoreError(f"folder {path_text(path.parent)} does not exist", hint="create it first")
     with GATEWAY_DB.translated(name):
-        connection = sqlite3.connect(
-            path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        try:
-            GATEWAY_DB.migrate(connection, name)
-            connection.execute("PRAGMA synchronous = NORMAL")
-        except BaseException:
-            connection.close()
-            raise
-    return connection
+        return GATEWAY_DB.open(path, busy_seconds=BUSY_SECONDS)
