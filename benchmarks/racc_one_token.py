@@ -48,8 +48,8 @@ from training.compressor import (
     PASSAGES,
     SEED,
     FactLessons,
-    fact_lessons,
-    taught,
+    fact_batches,
+    racc_objective,
 )
 
 COURSE = TrainingConfig(steps=400, rate=1e-3, warm_up=50, weight_decay=0.0)
@@ -158,7 +158,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     loaded = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    teaching, examples = taught(loaded), fact_lessons()
+    teaching, examples = racc_objective(loaded), fact_batches()
     method = OneTokenCompressor(teaching.hyper.width)
     candidates = FactTask(queries=ASKED, episodes=EPISODES).generate(SEED).knowledge
     vectors = vectors_of(method, teaching.hyper, teaching.inputs, candidates)

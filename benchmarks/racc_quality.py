@@ -33,7 +33,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classifier
 from bottega.recipes.racc_training import teaching
 from bottega.types import Sampling
-from training.compressor import COURSE, LAYER, FactLessons, fact_lessons, shape
+from training.compressor import COURSE, LAYER, FactLessons, fact_batches, shape
 
 STEPS, SHOTS = 300, (5,)
 METHODS = ("racc", "racc-oracle", "racc-flat")
@@ -159,7 +159,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.work.mkdir(parents=True, exist_ok=True)
-    examples = fact_lessons()
+    examples = fact_batches()
     for name in args.only.split(","):
         variant, file = VARIANTS[name], args.work / f"{name.replace(' ', '-')}.json"
         if file.exists():

@@ -1,1 +1,1 @@
-"""Procedural data and the recipe that trains the bundled model (`python -m training`)."""
+"""Synthetic data and the recipe that trains the bundled models (`python -m training`)."""

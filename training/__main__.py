@@ -1,8 +1,8 @@
-"""`python -m training --work DIR`: every stage from nothing to two measured model folders
-and a compressor.
+"""`python -m training --work DIR`: all stages from scratch to two model folders, their figures and
+a compressor.
 
-A stage whose file already lies in the work folder is not run again; the long ones go on from
-where they were interrupted.
+A stage with an existing file in the work folder is skipped; long stages resume after an
+interruption.
 """
 
 import argparse
@@ -18,25 +18,27 @@ from torch import Tensor
 from training.architecture import APPRENTICE as APPRENTICE_SIZE
 from training.architecture import MASTER as MASTER_SIZE
 from training.architecture import Size, build_model
-from training.card import apprentice_card, master_card
-from training.circuits import Strengths, install, install_eye, spherical_codes
+from training.circuits import Strengths, install, install_vision, spherical_codes
 from training.compressor import COURSE, told, train_compressor
 from training.export import export
-from training.lessons import PRACTICE, SCHOOL
-from training.mastery import load_master, train_master
-from training.measure import APPRENTICE, MASTER, figures
-from training.schooling import Eye, Term, load_eye, train_eye
+from training.master_vision import load_master, train_master
+from training.model_card import apprentice_card, master_card
+from training.model_figures import APPRENTICE, MASTER, figures
 from training.tokenizer import train_tokenizer
 from training.tower import Tower, centre_and_size, load_tower, train_tower
+from training.vision import TrainingPhase, VisionReader, load_vision, train_vision
+from training.vision_batches import FIRST_MIX, SECOND_MIX
 
-TOWER_STEPS, EYE_STEPS, MASTER_STEPS = 3200, 3000, 400
-SCHOOL_TERM = Term(SCHOOL, seed=2, peak=1.5e-3)
-PRACTICE_TERM = Term(PRACTICE, seed=4, peak=1.2e-3)
+TOWER_STEPS, VISION_STEPS, MASTER_STEPS = 3200, 3000, 400
+FIRST_PHASE = TrainingPhase(FIRST_MIX, seed=2, peak=1.5e-3)
+SECOND_PHASE = TrainingPhase(SECOND_MIX, seed=4, peak=1.2e-3)
 OUT = Path("src/bottega/bundled")
 
 
 def stage(work: Path, name: str, make: Callable[[Path], object]) -> Path:
-    """The stage's file, made under another name first: a file that is there is whole."""
+    """Return the file of a stage. It is written under another name first, so an existing file is
+    complete.
+    """
     path = work / f"{name}.pt"
     if not path.exists():
         print(f"stage {name}", flush=True)
@@ -45,20 +47,20 @@ def stage(work: Path, name: str, make: Callable[[Path], object]) -> Path:
     return path
 
 
-def first_term(tower: Tower, out: Path, steps: int) -> Eye:
+def train_first_phase(tower: Tower, out: Path, steps: int) -> VisionReader:
     torch.manual_seed(1)
-    return train_eye(Eye(tower), out, steps, SCHOOL_TERM)
+    return train_vision(VisionReader(tower), out, steps, FIRST_PHASE)
 
 
-def second_term(eye: Eye, out: Path, steps: int) -> Eye:
-    return train_eye(eye, out, steps, PRACTICE_TERM)
+def train_second_phase(vision: VisionReader, out: Path, steps: int) -> VisionReader:
+    return train_vision(vision, out, steps, SECOND_PHASE)
 
 
-def assemble(eye: Eye, codes: Tensor, size: Size, knows: bool, out: Path) -> None:
+def assemble(vision: VisionReader, codes: Tensor, size: Size, is_master: bool, out: Path) -> None:
     torch.manual_seed(0)
     tokenizer, model = train_tokenizer(), build_model(size)
-    install(model, codes, tokenizer, Strengths(), knows)
-    install_eye(model, eye, *centre_and_size(eye.tower))
+    install(model, codes, tokenizer, Strengths(), is_master)
+    install_vision(model, vision, *centre_and_size(vision.tower))
     export(model, tokenizer, out, "# Being measured\n")
 
 
@@ -72,13 +74,19 @@ def run(
 ) -> None:
     work.mkdir(parents=True, exist_ok=True)
     tower = stage(work, "tower", lambda path: train_tower(path, tower_steps))
-    schooled = stage(work, "school", lambda path: first_term(load_tower(tower), path, eye_steps))
-    seeing = stage(work, "eye", lambda path: second_term(load_eye(schooled), path, eye_steps))
-    coded = stage(work, "codes", lambda path: torch.save(spherical_codes(), path))
-    codes: Tensor = torch.load(coded, weights_only=True)
-    assemble(load_eye(seeing), codes, APPRENTICE_SIZE, False, out / "apprentice")
-    knowing = stage(work, "master", lambda path: train_master(load_eye(seeing), path, master_steps))
-    assemble(load_master(knowing), codes, MASTER_SIZE, True, out / "master")
+    first_path = stage(
+        work, "school", lambda path: train_first_phase(load_tower(tower), path, eye_steps)
+    )
+    vision_path = stage(
+        work, "eye", lambda path: train_second_phase(load_vision(first_path), path, eye_steps)
+    )
+    codes_path = stage(work, "codes", lambda path: torch.save(spherical_codes(), path))
+    codes: Tensor = torch.load(codes_path, weights_only=True)
+    assemble(load_vision(vision_path), codes, APPRENTICE_SIZE, False, out / "apprentice")
+    master_path = stage(
+        work, "master", lambda path: train_master(load_vision(vision_path), path, master_steps)
+    )
+    assemble(load_master(master_path), codes, MASTER_SIZE, True, out / "master")
     course = replace(COURSE, steps=compressor_steps)
     train_compressor(
         out / "apprentice", out / "compressor", work / "compressor", course, report=told
@@ -99,7 +107,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="stages are kept here")
     parser.add_argument("--out", type=Path, default=OUT, help="the folder of the model folders")
     parser.add_argument("--tower-steps", type=int, default=TOWER_STEPS)
-    parser.add_argument("--eye-steps", type=int, default=EYE_STEPS)
+    parser.add_argument("--eye-steps", type=int, default=VISION_STEPS)
     parser.add_argument("--master-steps", type=int, default=MASTER_STEPS)
     parser.add_argument("--compressor-steps", type=int, default=COURSE.steps)
     parser.add_argument("--no-figures", action="store_true", help="leave the cards unwritten")

@@ -1,9 +1,9 @@
-"""The bundled models' shape: a standard FastVLM with a ResNet tower and a two-layer Llama.
+"""Architecture of the bundled models: a standard FastVLM with a ResNet tower and a two-layer Llama.
 
-The hidden vector is cut into named slices, one for each thing a position knows. The circuits
-(`training.circuits`) read and write these slices only, which keeps the trained model legible.
-The five heads of a layer share one key and one value projection (multi-query attention): what
-they read is the same, only where they look differs.
+The hidden vector consists of named slices, one per kind of information. The circuits
+(`training.circuits`) read and write only these slices, which keeps the model interpretable. The
+five heads of a layer share one key and one value projection (multi-query attention): they read the
+same content and differ in their attention weights.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ CODE, SHORT_CODE, SHORTER_CODE = 64, 48, 24
 
 @dataclass(frozen=True)
 class Size:
-    """`hidden` must be a multiple of HEADS, which Llama insists on."""
+    """Sizes of a model. `hidden` must be a multiple of HEADS, as Llama requires."""
 
     hidden: int
     mlp: int

@@ -1,20 +1,20 @@
-"""The decoder's starting point: in-context learning written into the weights by hand.
+"""Circuits of the decoder: in-context learning by hand-written weights.
 
 Gradient descent alone found no visual matching within 600 steps, so circuits are installed;
-training can at most polish them. In words:
+training could only refine them.
 
-Layer 0 tells every position five things, one head each: the nearest picture before it (or that a
-turn was opened since, as in a question), the token before it, a fading mixture of the last
-tokens, the same mixture one place earlier, and the topic: which words that ask for something
-were read last. Its MLP decides what a position is to be matched by: the picture as a whole or,
-if a question asked for something, only that value of the picture (`training.gates`).
+Layer 0 gives each position five facts, one per head: the nearest image before it (or that a turn
+was opened since, as in a question), the previous token, a fading mixture of the last tokens, the
+same mixture one position earlier, and the topic, which is the last word that asks for a property.
+Its MLP selects the matching key of a position: the whole image or, after a question about a
+property, only the value of that property (`training.key_circuit`).
 
-Layer 1 has one matching head. A position looks for places in earlier answers that follow its own
-token in its own context (so `<answer>` finds the first tokens of earlier answers, and each later
-token the one that followed) and weighs them by how well they match: a vote of the similar
-demonstrations. The value is the token found there. Answers of any length are copied token by
-token until `<end>`. What a passage states is found in the same way. The MLP does the sums
-(`training.sums_circuit`).
+Layer 1 has one matching head. A position attends to positions in earlier answers that follow the
+same token in the same context (`<answer>` finds the first tokens of earlier answers, and each later
+token its successor) and weighs them by the match of their keys: a vote of similar demonstrations.
+The value is the token at that position. Answers of any length are copied token by token until
+`<end>`. Statements of passages are found in the same way. The MLP does the sums
+(`training.arithmetic_circuit`).
 
 Attention scores below are in nats: differences of log attention weight.
 """
@@ -32,9 +32,10 @@ from bottega.tasks.glyphs import NAMES
 from bottega.tasks.rules import RULES
 from bottega.tasks.task import STATES, TOPIC_WORDS
 from training import architecture as a
+from training.arithmetic_circuit import install_sums
 from training.concepts import CONCEPTS
-from training.gates import install_barring, install_keys, install_steps
-from training.knowing import flag_known_words, install_knowing, install_naming
+from training.key_circuit import install_image_barrier, install_keys, install_steps
+from training.naming_circuit import flag_named_words, install_digit_circuit, install_naming
 from training.rotary import (
     RESERVED,
     context_profile,
@@ -44,11 +45,10 @@ from training.rotary import (
     slow_slots,
     topic_profile,
 )
-from training.schooling import Eye
-from training.sums_circuit import install_sums
 from training.tokenizer import ANSWER, BOS, NUMBERS, SYSTEM, USER, VOCABULARY, piece_id
 from training.tower import EMBEDDING
-from training.writing import (
+from training.vision import VisionReader
+from training.weights import (
     ASKING,
     CONTEXT_COPY,
     CONTEXT_NORM,
@@ -81,9 +81,9 @@ STATING = 0.87
 
 @dataclass(frozen=True)
 class Strengths:
-    """Scores of the matching head in nats; see `install` for what they must outweigh."""
+    """Scores of the matching head in nats; `install` states their constraints."""
 
-    picture: float = 30.0  # at cosine 1; the only one that is tuned
+    image: float = 30.0  # at cosine 1; the only one that is tuned
     before: float = 140.0
     context: float = 60.0
     asked: float = 220.0
@@ -92,10 +92,10 @@ class Strengths:
 
 
 def spherical_codes(seed: int = 0, steps: int = 250) -> Tensor:
-    """(VOCABULARY, CODE) unit codes, no two alike.
+    """Return distinct unit codes of shape (VOCABULARY, CODE).
 
-    Their first 24 and first 48 numbers are well spread codes of their own: the copies of earlier
-    tokens keep only those.
+    Their first 24 and first 48 numbers are well-separated codes, too: the copies of earlier tokens
+    keep only those.
     """
     rng = torch.Generator().manual_seed(seed)
     code = torch.randn(VOCABULARY, a.CODE, generator=rng).requires_grad_()
@@ -115,7 +115,9 @@ def spherical_codes(seed: int = 0, steps: int = 250) -> Tensor:
 
 
 def _unit_parts(code: Tensor) -> Tensor:
-    """Parts of norms in proportion to their widths, so that a prefix has the same norm for all."""
+    """Normalize parts to norms in proportion to their widths, so a prefix has the same norm in all
+    codes.
+    """
     widths = [a.SHORTER_CODE, a.SHORT_CODE - a.SHORTER_CODE, a.CODE - a.SHORT_CODE]
     parts = torch.split(code, widths, dim=1)
     scaled = [
@@ -131,14 +133,15 @@ def install(
     codes: Tensor,
     tokenizer: Any,
     strengths: Strengths,
-    knows: bool = False,
+    is_master: bool = False,
     seed: int = 0,
 ) -> None:
-    """Write the circuits into a fresh model's decoder.
+    """Write the circuits into the decoder of a new model.
 
-    The strengths obey: a place without the right token before it scores picture + context at
-    most, on a position's own answer; the opening demonstration (before - blind) stays above that,
-    and any real one (before - 0.4 picture) above the opening one. `asked` outweighs everything.
+    Constraints on the strengths: a position without the right previous token scores at most picture
+    + context, at a position's own answer; the opening demonstration (before - blind) must score
+    above that, and any real one (before - 0.4 picture) above the opening one. `asked` outweighs all
+    others.
     """
     language = model.model.language_model
     rng = torch.Generator().manual_seed(seed)
@@ -157,14 +160,14 @@ def install(
     units = Units(language.layers[0].mlp, NORM_0)
     written = Units(language.layers[1].mlp, NORM_WRITTEN)
     _install_reading(language.layers[0])
-    install_keys(units, knows)
+    install_keys(units, is_master)
     install_steps(units)
-    install_barring(units)
+    install_image_barrier(units)
     _install_match(language.layers[1], strengths)
     install_sums(written, codes, tokenizer)
-    if knows:
-        flag_known_words(table, tokenizer)
-        install_knowing(language.layers, units)
+    if is_master:
+        flag_named_words(table, tokenizer)
+        install_digit_circuit(language.layers, units)
         install_naming(written, codes, tokenizer)
     language.embed_tokens.weight.copy_(table)
 
@@ -190,7 +193,7 @@ def embeddings(codes: Tensor, tokenizer: Any, hidden: int) -> Tensor:
 
 
 def _special_words(tokenizer: Any) -> list[tuple[int, list[int]]]:
-    """Token ids and the flags they carry."""
+    """Return token ids and their flags."""
     found = []
     for topic, words in zip(dims(a.TOPIC).tolist(), TOPIC_WORDS.values(), strict=True):
         found += [(piece_id(tokenizer, f" {word}"), [topic]) for word in words]
@@ -215,7 +218,7 @@ def _install_reading(layer: Any) -> None:
     shared.offer_flag(asks, a.TOPIC)
     shared.offer_flag(asks, a.NAMED)
     # What pictures and what words carry never stand at one position, so they share slots.
-    picture = shared.offer_values(0, a.PICTURE)
+    image = shared.offer_values(0, a.PICTURE)
     seen = shared.offer_values(EMBEDDING, a.SEEN)
     short = shared.offer_values(EMBEDDING, a.SHORT)
     rule = shared.offer_values(EMBEDDING + a.SHORT_CODE, a.RULE)
@@ -232,7 +235,7 @@ def _install_reading(layer: Any) -> None:
     # opener one place before it, and the opener over the picture of the answer before.
     nearest.prefer_flag(text, -15000.0, token_scale * TEXT_SIZE)
     nearest.prefer_flag(opens, -10.0, opener_scale)
-    nearest.copy(picture, a.PICTURE, PICTURE_COPY / picture_scale)
+    nearest.copy(image, a.PICTURE, PICTURE_COPY / picture_scale)
     nearest.copy(seen, a.SEEN, SEEN_COPY / (SEEN_INPUT * picture_scale))
     nearest.copy(flags[0], a.ASKED, PICTURE_COPY / opener_scale)
     nearest.copy(flags[1], a.BLIND, PICTURE_COPY / opener_scale)
@@ -280,7 +283,7 @@ def _install_match(layer: Any, strengths: Strengths) -> None:
     short = (a.SHORT_CODE / a.CODE) ** 0.5 * TOKEN_COPY
     used = 2
     for query, key, nats, size in (
-        (a.PICTURE, a.PICTURE, strengths.picture, PICTURE_COPY**2),
+        (a.PICTURE, a.PICTURE, strengths.image, PICTURE_COPY**2),
         (a.SHORT, a.BEFORE, strengths.before, short),
         (a.CONTEXT, a.EARLIER, strengths.context, CONTEXT_COPY**2),
     ):
@@ -289,12 +292,13 @@ def _install_match(layer: Any, strengths: Strengths) -> None:
 
 
 @torch.no_grad()
-def install_eye(
-    model: FastVlmForConditionalGeneration, eye: Eye, centre: Tensor, size: float
+def install_vision(
+    model: FastVlmForConditionalGeneration, vision: VisionReader, centre: Tensor, size: float
 ) -> None:
-    """Put the trained eye in. `centre` (EMBEDDING,) is the mean embedding, moved to the origin,
-    `size` the mean length after that, brought to 1."""
-    tower, projector = eye.tower, model.model.multi_modal_projector
+    """Copy the trained vision tower into the model. `centre` (EMBEDDING,) is the mean embedding,
+    which becomes the origin; `size` is the mean length after that, which becomes 1.
+    """
+    tower, projector = vision.tower, model.model.multi_modal_projector
     model.model.vision_tower.load_state_dict(tower.vision.state_dict())
     inner = tower.linear_1.out_features
     first, second = projector.linear_1, projector.linear_2
@@ -305,6 +309,6 @@ def install_eye(
     second.weight[a.PICTURE, :inner] = tower.linear_2.weight / size
     second.bias[a.PICTURE] = (tower.linear_2.bias - centre) / size
     second.bias[a.ASKED] = SEEN_INPUT  # a picture's own position is no place in an answer
-    places = torch.cat([dims(a.SEEN), dims(a.DIGIT)])[: eye.reading.out_features]
-    second.weight[places, :inner] = eye.reading.weight * SEEN_INPUT
-    second.bias[places] = eye.reading.bias * SEEN_INPUT
+    places = torch.cat([dims(a.SEEN), dims(a.DIGIT)])[: vision.reading.out_features]
+    second.weight[places, :inner] = vision.reading.weight * SEEN_INPUT
+    second.bias[places] = vision.reading.bias * SEEN_INPUT

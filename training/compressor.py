@@ -1,8 +1,8 @@
-"""The bundled compressor: RACC between the apprentice and itself, taught from drawn facts.
+"""Bundled compressor: RACC from the apprentice to itself, trained on synthetic facts.
 
-Every lesson is a picture with a question and five passages of its episode, one of which answers it.
-Evaluation draws its episodes by other seeds: it knows the names and relations, and none of the
-invented things that passages state.
+Each training example is an image with a question and five passages of its episode, one of which
+answers it. Evaluation episodes have other seeds: the compressor has seen the names and relations,
+but no invented fact of the passages.
 """
 
 from collections.abc import Callable
@@ -40,17 +40,18 @@ COURSE = TrainingConfig(
 FactLessons = GoldPassageLessons
 
 
-def fact_lessons(episodes: int = EPISODES, asked: int = ASKED, seed: int = SEED) -> FactLessons:
-    """In half of the lessons another passage is about the same name, and one about the same
-    relation."""
+def fact_batches(episodes: int = EPISODES, asked: int = ASKED, seed: int = SEED) -> FactLessons:
+    """Return training batches. In half of the examples another passage is about the same name, and
+    one about the same relation.
+    """
     task = FactTask(queries=asked, episodes=episodes).generate(seed)
     return GoldPassageLessons(
         task.items, task.knowledge, seed=seed, shots=PASSAGES, hard=HARD, batch=BATCH
     )
 
 
-def taught(model: LoadedModel) -> TrainingObjective:
-    """The apprentice before itself."""
+def racc_objective(model: LoadedModel) -> TrainingObjective:
+    """Return the objective with the apprentice as hyper and base model."""
     return teaching(model, layer=LAYER)
 
 
@@ -64,15 +65,15 @@ def train_compressor(
     out: Path,
     work: Path,
     course: TrainingConfig = COURSE,
-    lessons: FactLessons | None = None,
+    batches: FactLessons | None = None,
     report: Callable[[TrainingProgress], None] = lambda progress: None,
 ) -> RaccModel:
-    """Goes on from the checkpoint in `work`."""
+    """Train and save a compressor; resume from the checkpoint in `work`."""
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
-    lessons, between = lessons or fact_lessons(), taught(model)
+    batches, between = batches or fact_batches(), racc_objective(model)
     racc = untrained(shape(model), between)
-    between.calibrate(racc, lessons.sample(512, -1))
-    train(racc, between, lessons, course, folder=work, report=report)
+    between.calibrate(racc, batches.sample(512, -1))
+    train(racc, between, batches, course, folder=work, report=report)
     save(racc, out, hyper=between.hyper, base=model.model)
     return racc
 
@@ -85,17 +86,17 @@ def recalibrate(apprentice: Path, compressor: Path, out: Path) -> None:
     relative to these scales.
     """
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
-    between, racc = taught(model), load(compressor).racc
+    between, racc = racc_objective(model), load(compressor).racc
     learned = {name: one.clone() for name, one in racc.named_parameters()}
-    between.calibrate(racc, fact_lessons().sample(512, -1))
+    between.calibrate(racc, fact_batches().sample(512, -1))
     racc.load_state_dict(learned, strict=False)
     save(racc, out, hyper=between.hyper, base=model.model)
 
 
 def describe(apprentice: Path, out: Path) -> None:
-    """Writes the settings beside the weights in `out` anew, for when their form has changed."""
+    """Write the settings beside the weights in `out` again after a change of their format."""
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
-    between = taught(model)
+    between = racc_objective(model)
     save_settings(shape(model), out, hyper=between.hyper, base=model.model)
     load(out).open(model.model, model.model)
 

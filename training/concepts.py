@@ -1,8 +1,7 @@
-"""What the eye learns to read beside likeness: the values that questions may ask for.
+"""Concepts that the vision model reads: the values that questions can ask for.
 
-One slice of the projector's output for each thing read; inside a slice one number a value, near
-1 for the value seen and near 0 for the others, so that a dot product of two pictures is the
-probability that they agree.
+The projector's output has one slice per concept and one number per value, near 1 for the visible
+value and near 0 for the others. The dot product of two images is the probability that they agree.
 """
 
 from dataclasses import dataclass
@@ -31,17 +30,17 @@ def part(index: int) -> slice:
 
 
 @dataclass
-class Read:
-    """What pictures show: `parts` are indices into PARTS, `values` (n, len(parts))."""
+class ConceptLabels:
+    """Labels of images: `parts` are indices into PARTS, `values` (n, len(parts))."""
 
     parts: range
     values: Tensor
 
 
-def reading_loss(concepts: Tensor, read: Read) -> Tensor:
-    """Cross-entropy and squared distance to one-hot, mean over the parts.
+def reading_loss(concepts: Tensor, read: ConceptLabels) -> Tensor:
+    """Return cross-entropy plus squared distance to one-hot, averaged over the parts.
 
-    `concepts` is (n, CONCEPTS).
+    `concepts` has shape (n, CONCEPTS).
     """
     total = torch.zeros(())
     for column, index in enumerate(read.parts):
@@ -54,12 +53,14 @@ def reading_loss(concepts: Tensor, read: Read) -> Tensor:
 
 
 def silence_loss(concepts: Tensor, parts: range) -> Tensor:
-    """Pictures of anything else show none of these values."""
+    """Return the mean square of values that these images do not show."""
     return torch.stack([concepts[:, part(i)].square().sum(1).mean() for i in parts]).mean()
 
 
 def agreement_loss(unit: Tensor, values: Tensor) -> Tensor:
-    """The likeness of two scenes is the share of values they have in common, 0.2 at the least."""
+    """Return the error of similarities: the similarity of two scenes should be their share of
+    common values, at least 0.2.
+    """
     share = (values[:, None] == values[None]).float().mean(-1)
     wrong = (unit @ unit.T - (0.2 + 0.8 * share)).square()
     others = ~torch.eye(len(unit), dtype=torch.bool)
@@ -67,7 +68,7 @@ def agreement_loss(unit: Tensor, values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def reading_accuracy(concepts: Tensor, read: Read) -> list[float]:
+def reading_accuracy(concepts: Tensor, read: ConceptLabels) -> list[float]:
     return [
         (concepts[:, part(index)].argmax(1) == read.values[:, column]).float().mean().item()
         for column, index in enumerate(read.parts)

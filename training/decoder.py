@@ -20,12 +20,12 @@ from training.export import export
 from training.tokenizer import train_tokenizer
 
 
-def rewrite(folder: Path, codes: Tensor, size: Size, knows: bool, out: Path) -> None:
+def rewrite(folder: Path, codes: Tensor, size: Size, is_master: bool, out: Path) -> None:
     """Export the model in `folder` with a new decoder and its existing card to `out`."""
     torch.manual_seed(0)
     shipped: Any = AutoModelForImageTextToText.from_pretrained(folder)
     tokenizer, model = train_tokenizer(), build_model(size)
-    install(model, codes, tokenizer, Strengths(), knows)
+    install(model, codes, tokenizer, Strengths(), is_master)
     for part in ("vision_tower", "multi_modal_projector"):
         getattr(model.model, part).load_state_dict(getattr(shipped.model, part).state_dict())
     export(model, tokenizer, out, (folder / "README.md").read_text(encoding="utf-8"))

@@ -1,7 +1,8 @@
-"""Training conversations for the decoder: pictures as ready embeddings, labels as random tokens.
+"""Training conversations for the decoder: images as precomputed embeddings, labels as random
+tokens.
 
-A label means nothing beyond its conversation: it is a run of one to six random tokens, or words
-put together at random, drawn anew each time. The only way to answer is to look at the pictures.
+A label has no meaning outside its conversation: it is a run of one to six random tokens, or a
+random combination of words, sampled for each conversation. Only the images determine the answer.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from bottega.tasks.handwriting import draw_characters, join, sample_alphabet
 from bottega.tasks.nuisance import paint, sample_mixed_styles
 from training.architecture import token_id
-from training.pictures import sample_siblings
+from training.image_batches import sample_siblings
 from training.surfaces import render_surfaces, sample_neighbours, sample_surfaces
 from training.tokenizer import ANSWER, BOS, END, IMAGE, SPECIAL, UNKNOWN, USER, label_words
 from training.tower import Tower
@@ -26,39 +27,41 @@ IGNORE = -100
 
 
 @dataclass
-class Pool:
-    """Projected pictures of many classes: (groups, classes, views, EMBEDDING)."""
+class ImagePool:
+    """Projected images of many classes: (groups, classes, views, EMBEDDING)."""
 
-    pictures: Tensor
+    images: Tensor
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        groups, classes, views, _ = self.pictures.shape
+        groups, classes, views, _ = self.images.shape
         return groups, classes, views
 
 
 @torch.no_grad()
-def draw_pool(
+def sample_pool(
     tower: Tower, centre: Tensor, size: float, seed: int, groups: int, views: int = 5
-) -> Pool:
-    """Groups of 20 classes, a quarter of them siblings; every fourth group is surfaces."""
+) -> ImagePool:
+    """Sample groups of 20 classes, a quarter of them siblings; each fourth group has surfaces."""
     rng, rows = torch.Generator().manual_seed(seed), []
     for group in range(groups):
         each = torch.arange(20).repeat_interleave(views)
         if group % 4 == 3:
             grounds = sample_surfaces(rng, 20)
             near = sample_neighbours(rng, grounds.rows(torch.arange(5)))
-            pictures = render_surfaces(rng, grounds.rows(each))
-            pictures[: 5 * views] = render_surfaces(rng, near.rows(each[: 5 * views]))
+            images = render_surfaces(rng, grounds.rows(each))
+            images[: 5 * views] = render_surfaces(rng, near.rows(each[: 5 * views]))
         else:
             letters = sample_alphabet(rng, 15)
             letters = join([letters, sample_siblings(rng, letters.rows(torch.arange(5)))])
             style = sample_mixed_styles(rng, torch.zeros(len(each), dtype=torch.long), shared=0.8)
-            drawn = draw_characters(rng, letters.rows(each), style.boldness, style.fill, free=0.1)
-            pictures = paint(rng, drawn, style)
-        projected = (tower((pictures * 255).round()) - centre) / size
+            generated = draw_characters(
+                rng, letters.rows(each), style.boldness, style.fill, free=0.1
+            )
+            images = paint(rng, generated, style)
+        projected = (tower((images * 255).round()) - centre) / size
         rows.append(projected.view(20, views, -1))
-    return Pool(torch.stack(rows))
+    return ImagePool(torch.stack(rows))
 
 
 @dataclass
@@ -67,14 +70,14 @@ class Episode:
 
     ids: Ids
     target: Ids
-    pictures: Tensor  # (images, EMBEDDING)
+    images: Tensor  # (images, EMBEDDING)
     label: Ids  # the last answer
 
 
-class Writer:
-    """Draws conversations from a pool."""
+class EpisodeSampler:
+    """Sampler of conversations from a pool."""
 
-    def __init__(self, pool: Pool, tokenizer: Any, seed: int) -> None:
+    def __init__(self, pool: ImagePool, tokenizer: Any, seed: int) -> None:
         self.pool, self.rng = pool, np.random.default_rng(seed)
         self.unknown: Ids = tokenizer.encode(UNKNOWN)
         self.bos, self.end, self.image, self.user, self.answer = (
@@ -94,7 +97,9 @@ class Writer:
         return ids[:8]
 
     def labels(self, count: int) -> list[Ids]:
-        """Distinct labels; sometimes the first word is shared, as in "sea lion", "sea horse"."""
+        """Return distinct labels; sometimes they share the first word, as in "sea lion", "sea
+        horse".
+        """
         shared = self.label()[:1] if self.rng.random() < 0.2 else []
         found: dict[tuple[int, ...], None] = {}
         while len(found) < count:
@@ -109,7 +114,7 @@ class Writer:
         return [int(t) for t in self.rng.integers(len(SPECIAL), self.vocabulary, size)]
 
     def episode(self, count: int) -> Episode:
-        """`count` demonstrations and one query, whose class is among them."""
+        """Return `count` demonstrations and one query whose class is among them."""
         rng, (groups, classes, views) = self.rng, self.pool.shape
         if rng.random() < 0.25:
             group, kind = rng.integers(groups, size=classes), rng.integers(classes, size=classes)
@@ -120,22 +125,22 @@ class Writer:
         shown = np.concatenate([rng.permutation(ways), again])
         view = rng.integers(views - 1, size=count)
         wanted = int(shown[rng.integers(count)]) if count else 0
-        pictures = self.pool.pictures[group[shown], kind[shown], view]
-        query = self.pool.pictures[group[wanted], kind[wanted], views - 1]
-        order = self._order(pictures, query)
+        images = self.pool.images[group[shown], kind[shown], view]
+        query = self.pool.images[group[wanted], kind[wanted], views - 1]
+        order = self._order(images, query)
         labels = self.labels(classes)
         answers = [labels[c] for c in shown[order]]
         last = labels[wanted] if count else self.unknown
-        return self._write(torch.cat([pictures[order], query[None]]), answers, last)
+        return self._write(torch.cat([images[order], query[None]]), answers, last)
 
-    def _order(self, pictures: Tensor, query: Tensor) -> NDArray[np.int64]:
-        """Random, or sorted by similarity with the nearest last, as retrieval would."""
-        if len(pictures) and self.rng.random() < 0.4:
-            closeness = F.cosine_similarity(pictures, query[None])
+    def _order(self, images: Tensor, query: Tensor) -> NDArray[np.int64]:
+        """Return a random order, or one by similarity with the nearest last, as after retrieval."""
+        if len(images) and self.rng.random() < 0.4:
+            closeness = F.cosine_similarity(images, query[None])
             return closeness.argsort().numpy()
-        return self.rng.permutation(len(pictures))
+        return self.rng.permutation(len(images))
 
-    def _write(self, pictures: Tensor, answers: list[Ids], last: Ids) -> Episode:
+    def _write(self, images: Tensor, answers: list[Ids], last: Ids) -> Episode:
         ids = [self.bos, self.answer, *self.unknown, self.end]
         target = [IGNORE] * len(ids)
         question = self.question()
@@ -145,14 +150,15 @@ class Writer:
             opening = [self.user, *text, self.image, self.answer]
             ids += [*opening, *answer, self.end]
             # A label seen for the first time cannot be known; the last one always can.
-            known = turn == len(answers) or answer in answers[:turn]
-            wanted = [*answer, self.end] if known else [IGNORE] * (len(answer) + 1)
+            nameable = turn == len(answers) or answer in answers[:turn]
+            wanted = [*answer, self.end] if nameable else [IGNORE] * (len(answer) + 1)
             target += [IGNORE] * (len(opening) - 1) + wanted + [IGNORE]
-        return Episode(ids, target, pictures, last)
+        return Episode(ids, target, images, last)
 
 
 def collate(episodes: list[Episode], table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Right-padded (b, t, hidden) inputs with the pictures in place, (b, t) mask and targets."""
+    """Return right-padded (b, t, hidden) inputs with image embeddings, and (b, t) mask and
+    targets."""
     longest = max(len(e.ids) for e in episodes)
     ids = torch.zeros(len(episodes), longest, dtype=torch.long)
     target = torch.full((len(episodes), longest), IGNORE)
@@ -163,6 +169,6 @@ def collate(episodes: list[Episode], table: Tensor) -> tuple[Tensor, Tensor, Ten
         target[row, :size] = torch.tensor(episode.target)
     embedded = F.embedding(ids, table)
     place = ids == token_id(IMAGE)
-    shown = torch.cat([e.pictures for e in episodes])
+    shown = torch.cat([e.images for e in episodes])
     padded = F.pad(shown, (0, table.shape[1] - shown.shape[1]))
     return embedded.masked_scatter(place[..., None], padded), mask, target

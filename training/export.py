@@ -1,4 +1,4 @@
-"""Write the model folder: half-precision weights under a float32 configuration."""
+"""Export of model folders: half-precision weights with a float32 configuration."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ ANSWER_TOKENS = 64
 
 
 def build_processor(tokenizer: Any) -> Any:
-    """Any picture becomes RGB, 64 x 64: it is squeezed, so nothing of it is cut away."""
+    """Return the processor. It resizes any image to 64 x 64 RGB without cropping."""
     images = LlavaImageProcessorPil(
         do_resize=True,
         size={"height": SIDE, "width": SIDE},
@@ -46,7 +46,9 @@ def export(
     folder: Path,
     card: str,
 ) -> None:
-    """Write everything beside the target, then move file by file: readers never see half a file."""
+    """Write all files into a temporary folder, then move them one by one: readers never see partial
+    files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         staging = Path(name)
@@ -70,7 +72,8 @@ def _write(
 
 
 def _halve(path: Path) -> None:
-    """Store floats in half precision; the configuration still says float32, which loading obeys."""
+    """Store floats in half precision; the configuration still says float32, which loading
+    applies."""
     tensors = load_file(path)
     small = {
         name: tensor.half() if tensor.dtype == torch.float32 else tensor

@@ -1,4 +1,4 @@
-"""Attention by distance: wanted profiles as sums of turns of the rotary pairs.
+"""Attention by distance: target profiles as sums of rotations of the rotary pairs.
 
 Scores are in nats: differences of log attention weight.
 """
@@ -20,7 +20,7 @@ def frequencies() -> Tensor:
 
 
 def fit_profile(distance: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """(pairs, 2) cosine and sine amplitudes: target(d) as a sum of turns of the rotary pairs."""
+    """Return (pairs, 2) cosine and sine amplitudes that approximate target(d)."""
     pairs = a.PAIRS - RESERVED
     angle = distance[:, None].double() * frequencies()[:pairs]
     basis = torch.cat([angle.cos(), angle.sin()], dim=1) * weight[:, None]
@@ -36,17 +36,19 @@ def _distances(first: float) -> Tensor:
 
 
 def recency_profile() -> Tensor:
-    """8 nats a token nearby, flattening beyond 150 tokens, falling up to MAX_POSITIONS."""
+    """Return a profile of 8 nats per token nearby, flatter beyond 150 tokens, decreasing up to
+    MAX_POSITIONS.
+    """
     distance = _distances(0)
     target = -1200 * torch.log1p(distance / 150)
     return fit_profile(distance, target - target.mean(), 1 / (1 + distance / 150))
 
 
 def context_profile() -> Tensor:
-    """Attention that fades over about six tokens, and is low at distance -1.
+    """Return a profile that fades over about six tokens, and is low at distance -1.
 
-    Shifted by one place, -1 becomes a position's own token, which a context must not contain:
-    it is what is being looked for.
+    Shifted by one position, -1 becomes a position's own token. The context must exclude it, because
+    it is the token to predict.
     """
     distance = _distances(-1)
     target = -0.6 * (distance - 1)
@@ -59,7 +61,9 @@ def context_profile() -> Tensor:
 
 
 def topic_profile() -> Tensor:
-    """0.3 nats a token: two topic words of one sentence share, those of the one before do not."""
+    """Return a profile of 0.3 nats per token: two topic words of one sentence share the attention,
+    those of the previous sentence do not.
+    """
     distance = _distances(0)
     target = -18 - 30 * torch.log1p((distance - 60).clamp(min=0) / 100)
     target = torch.where(distance > 60, target, -0.3 * distance)
@@ -67,12 +71,13 @@ def topic_profile() -> Tensor:
 
 
 def peak_profile(pairs: int = 20, nats: float = 20.0) -> Tensor:
-    """A peak at distance 0: the fast pairs agree only there."""
+    """Return a peak at distance 0, where all fast pairs agree."""
     return nats * torch.stack([torch.ones(pairs), torch.zeros(pairs)], dim=1).double()
 
 
 def shift(profile: Tensor, places: int) -> Tensor:
-    """The same profile, `places` further back: each pair's phase moves by its frequency."""
+    """Return the profile `places` positions further back: each pair's phase moves by its
+    frequency."""
     angle = places * frequencies()[: len(profile)]
     cos, sin = profile.unbind(dim=1)
     return torch.stack(
@@ -81,6 +86,6 @@ def shift(profile: Tensor, places: int) -> Tensor:
 
 
 def slow_slots(used: int, count: int) -> Tensor:
-    """`count` head dims from the slowest rotary pairs, after `used` ones were given away."""
+    """Return `count` head dimensions of the slowest rotary pairs, after the `used` first ones."""
     pair = a.PAIRS - 1 - (torch.arange(used, used + count) // 2)
     return pair + (torch.arange(used, used + count) % 2) * a.PAIRS

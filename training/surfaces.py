@@ -110,13 +110,13 @@ def render_surfaces(rng: torch.Generator, surfaces: SurfaceBatch) -> Tensor:
     n = len(surfaces)
     view = _view(rng, surfaces)
     ground, grain, objects, band = surfaces.palette.unbind(dim=1)
-    picture = _blend(ground, grain, _grain(rng, surfaces, view))
-    picture = _over(picture, objects, _objects(rng, surfaces, view))
-    picture = _over(picture, band, _band(rng, surfaces, view))
-    picture = _over(picture, objects, _blob(rng, surfaces, view))
-    picture = picture.view(n, 3, SIZE, SIZE)
-    picture = soften(rng, relight(rng, picture))
-    return expose(rng, picture, uniform(rng, (n,), 0.0, 0.05))
+    image = _blend(ground, grain, _grain(rng, surfaces, view))
+    image = _over(image, objects, _objects(rng, surfaces, view))
+    image = _over(image, band, _band(rng, surfaces, view))
+    image = _over(image, objects, _blob(rng, surfaces, view))
+    image = image.view(n, 3, SIZE, SIZE)
+    image = soften(rng, relight(rng, image))
+    return expose(rng, image, uniform(rng, (n,), 0.0, 0.05))
 
 
 def _view(rng: torch.Generator, surfaces: SurfaceBatch) -> Tensor:
@@ -187,8 +187,8 @@ def _blend(ground: Tensor, over: Tensor, mask: Tensor) -> Tensor:
     return ground[:, :, None] + (over - ground)[:, :, None] * mask[:, None]
 
 
-def _over(picture: Tensor, colour: Tensor, mask: Tensor) -> Tensor:
-    return picture + (colour[:, :, None] - picture) * mask[:, None]
+def _over(image: Tensor, colour: Tensor, mask: Tensor) -> Tensor:
+    return image + (colour[:, :, None] - image) * mask[:, None]
 
 
 def soften(rng: torch.Generator, images: Tensor, share: float = 0.4) -> Tensor:

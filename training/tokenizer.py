@@ -1,4 +1,4 @@
-"""A byte-level BPE over label-like words, and the chat template of the bundled models."""
+"""Byte-level BPE over label-like words, and the chat template of the bundled models."""
 
 from importlib.resources import files
 from typing import Any
@@ -55,13 +55,13 @@ CHAT_TEMPLATE = """\
 
 
 def label_words() -> list[str]:
-    """The words the vocabulary is built on: common names of things one might classify."""
+    """Return the words of the vocabulary: common names of classes."""
     text = files("training").joinpath("words.txt").read_text(encoding="utf-8")
     return sorted(set(text.split()))
 
 
-def known_pieces() -> list[str]:
-    """Texts that must be one token each, because the circuits know them."""
+def circuit_pieces() -> list[str]:
+    """Return texts that must be one token each, because circuits refer to them."""
     after_blank = [word for words in TOPIC_WORDS.values() for word in words]
     after_blank += [*DIGIT_NAMES, *DIGIT_ASKED_BY]
     after_blank += [*NAMES, *STATES, *NUMBERS, *(w for words in VALUES.values() for w in words)]
@@ -71,7 +71,8 @@ def known_pieces() -> list[str]:
 
 
 def train_tokenizer() -> Any:
-    """Deterministic: the same words give the same vocabulary. Any Unicode text round-trips."""
+    """Train deterministically: equal words give an equal vocabulary. Any Unicode text
+    round-trips."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -83,7 +84,7 @@ def train_tokenizer() -> Any:
     )
     words = label_words()
     # A label opens with a bare word and goes on with words after a blank.
-    corpus = words + [f"a {word}" for word in words] + known_pieces() * 40
+    corpus = words + [f"a {word}" for word in words] + circuit_pieces() * 40
     bpe.train_from_iterator(corpus, trainer)
     make: Any = PreTrainedTokenizerFast  # untyped
     tokenizer = make(
@@ -102,7 +103,7 @@ def train_tokenizer() -> Any:
 
 
 def piece_id(tokenizer: Any, text: str) -> int:
-    """The id of a text that is one token."""
+    """Return the id of a text that is one token. Raises `ValueError` for other texts."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
         raise ValueError(f"{text!r} is {len(ids)} tokens")

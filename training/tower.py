@@ -1,4 +1,4 @@
-"""The eye: a small ResNet and its projector, trained so that one class lies close together."""
+"""Vision tower: a small ResNet with a projector, trained to embed a class close together."""
 
 import math
 import time
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import ResNetConfig, ResNetModel
 
-from training.pictures import CLASSES, VIEWS, HeldOut, draw_batch, held_out, in_background
+from training.image_batches import CLASSES, VIEWS, HeldOut, draw_batch, held_out, in_background
 
 EMBEDDING = 80
 HIDDEN = 256
@@ -30,7 +30,8 @@ VISION_CONFIG: dict[str, Any] = {
 
 
 class Tower(nn.Module):
-    """(n, 3, 64, 64) uint8 pictures to (n, EMBEDDING), not normalised."""
+    """Vision tower from (n, 3, 64, 64) uint8 images to embeddings (n, EMBEDDING), not
+    normalized."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,18 +41,18 @@ class Tower(nn.Module):
         self.linear_1 = nn.Linear(FEATURES, HIDDEN)
         self.linear_2 = nn.Linear(HIDDEN, EMBEDDING)
 
-    def hidden(self, pictures: Tensor) -> Tensor:
-        pixels = (pictures.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
+    def hidden(self, images: Tensor) -> Tensor:
+        pixels = (images.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
         features = self.vision(pixels).last_hidden_state.flatten(1)
         return F.gelu(self.linear_1(features))
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        embedding: Tensor = self.linear_2(self.hidden(pictures))
+    def forward(self, images: Tensor) -> Tensor:
+        embedding: Tensor = self.linear_2(self.hidden(images))
         return embedding
 
 
 def contrastive_loss(embedding: Tensor) -> Tensor:
-    """Supervised contrastive loss; rows come in runs of VIEWS pictures of one class."""
+    """Return the supervised contrastive loss; rows come in runs of VIEWS images of one class."""
     unit = F.normalize(embedding, dim=-1)
     label = torch.arange(len(unit)) // VIEWS
     itself = torch.eye(len(unit), dtype=torch.bool)
@@ -61,17 +62,17 @@ def contrastive_loss(embedding: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def embed(tower: Tower, pictures: Tensor) -> Tensor:
-    """Unit embeddings of (..., 3, 64, 64) pictures, in evaluation mode."""
+def embed(tower: Tower, images: Tensor) -> Tensor:
+    """Return unit embeddings of (..., 3, 64, 64) images, in evaluation mode."""
     training = tower.training
     tower.eval()
-    rows = [F.normalize(tower(part), dim=-1) for part in torch.split(pictures.flatten(0, -4), 200)]
+    rows = [F.normalize(tower(part), dim=-1) for part in torch.split(images.flatten(0, -4), 200)]
     tower.train(training)
-    return torch.cat(rows).view(*pictures.shape[:-3], EMBEDDING)
+    return torch.cat(rows).view(*images.shape[:-3], EMBEDDING)
 
 
 def one_shot_accuracy(tower: Tower, tasks: Tensor) -> float:
-    """Share of second views whose nearest first view is of their class."""
+    """Return the share of second views whose nearest first view has their class."""
     unit = embed(tower, tasks)
     nearest = (unit[:, :, 1] @ unit[:, :, 0].transpose(1, 2)).argmax(-1)
     return (nearest == torch.arange(nearest.shape[1])).float().mean().item()
@@ -86,8 +87,8 @@ def train_tower(out: Path, steps: int, peak: float = 2e-3) -> Tower:
     torch.manual_seed(0)
     tower = Tower()
     optimizer = torch.optim.AdamW(tower.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.05)
-    judge = held_out(HELD_OUT_SEED)
-    began, losses = time.monotonic(), []
+    validation = held_out(HELD_OUT_SEED)
+    started, losses = time.monotonic(), []
     for step, batch in enumerate(in_background(draw_batch, TRAIN_SEED, steps)):
         assert len(batch) == CLASSES * VIEWS
         for group in optimizer.param_groups:
@@ -99,13 +100,15 @@ def train_tower(out: Path, steps: int, peak: float = 2e-3) -> Tower:
         optimizer.step()
         losses.append(loss.item())
         if (step + 1) % 100 == 0 or step + 1 == steps:
-            _report(tower, judge, step + 1, time.monotonic() - began, losses[-100:])
+            _report(tower, validation, step + 1, time.monotonic() - started, losses[-100:])
             torch.save(tower.state_dict(), out)
     return tower.eval()
 
 
-def _report(tower: Tower, judge: HeldOut, step: int, seconds: float, losses: list[float]) -> None:
-    figures = {name: one_shot_accuracy(tower, tasks) for name, tasks in vars(judge).items()}
+def _report(
+    tower: Tower, validation: HeldOut, step: int, seconds: float, losses: list[float]
+) -> None:
+    figures = {name: one_shot_accuracy(tower, tasks) for name, tasks in vars(validation).items()}
     shown = " ".join(f"{name} {figure:.3f}" for name, figure in figures.items())
     mean = sum(losses) / len(losses)
     clock = f"{seconds / 60:.1f} min"
@@ -120,7 +123,7 @@ def load_tower(path: Path) -> Tower:
 
 @torch.no_grad()
 def centre_and_size(tower: Tower, batches: int = 4) -> tuple[Tensor, float]:
-    """The mean embedding, and how long embeddings are on average once it is the origin."""
+    """Return the mean embedding, and the mean distance from it."""
     rng = torch.Generator().manual_seed(CENTRE_SEED)
     embeddings = torch.cat([tower(draw_batch(rng)) for _ in range(batches)])
     centre = embeddings.mean(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from training.pictures import CLASSES, VIEWS, draw_batch
+from training.image_batches import CLASSES, VIEWS, draw_batch
 from training.tokenizer import train_tokenizer
 
 

@@ -1,4 +1,6 @@
-"""Batches of labelled pictures for the tower, and held-out classes to judge it by."""
+"""Batches of labelled images for the vision tower, and held-out classes for validation."""
+
+from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
@@ -36,14 +38,14 @@ ALPHABETS, LETTERS = 3, 12
 GLYPH_SIBLINGS = 10
 SURFACES, SURFACE_SIBLINGS = 14, 4
 CLASSES = ALPHABETS * LETTERS + GLYPH_SIBLINGS + SURFACES + SURFACE_SIBLINGS
-UNSTEADY = 1.2  # the tower practises on a shakier hand than it is judged by
+TRAINING_JITTER = 1.2  # the tower practises on a shakier hand than it is judged by
 COLOURED = 4  # glyph classes whose colour belongs to the class
 
 
 def draw_batch(rng: torch.Generator) -> Tensor:
-    """(CLASSES * VIEWS, 3, 64, 64) uint8, the VIEWS pictures of a class in a row."""
-    pictures = torch.cat([_glyph_pictures(rng), surface_pictures(rng, SURFACES, SURFACE_SIBLINGS)])
-    return as_bytes(pictures)
+    """Return (CLASSES * VIEWS, 3, 64, 64) uint8, the VIEWS images of a class in sequence."""
+    images = torch.cat([_glyph_pictures(rng), surface_pictures(rng, SURFACES, SURFACE_SIBLINGS)])
+    return as_bytes(images)
 
 
 def _glyph_pictures(rng: torch.Generator) -> Tensor:
@@ -56,12 +58,15 @@ def _glyph_pictures(rng: torch.Generator) -> Tensor:
     style = sample_mixed_styles(rng, group[rows])
     tinted = uniform(rng, (COLOURED, 3)).repeat_interleave(VIEWS, 0)
     style.ink[: COLOURED * VIEWS] = (tinted + normal(rng, tinted.shape, 0.05)).clamp(0, 1)
-    drawn = draw_characters(rng, letters.rows(rows), style.boldness, style.fill, jitter=UNSTEADY)
-    return paint(rng, drawn, style)
+    generated = draw_characters(
+        rng, letters.rows(rows), style.boldness, style.fill, jitter=TRAINING_JITTER
+    )
+    return paint(rng, generated, style)
 
 
 def surface_pictures(rng: torch.Generator, classes: int, near: int) -> Tensor:
-    """VIEWS pictures of each of `classes` surfaces and of `near` variants of the first ones."""
+    """Return VIEWS images of each of `classes` surfaces and of `near` variants of the first
+    ones."""
     surfaces = sample_surfaces(rng, classes)
     variants = sample_neighbours(rng, surfaces.rows(torch.arange(near)))
     each = torch.arange(classes).repeat_interleave(VIEWS)
@@ -83,27 +88,27 @@ class HeldOut:
 def held_out(seed: int, tasks: int = 20, ways: int = 20, views: int = 2) -> HeldOut:
     rng = torch.Generator().manual_seed(seed)
     rows = torch.arange(ways).repeat_interleave(views)
-    drawn: dict[str, list[Tensor]] = {"crisp": [], "glyphs": [], "surfaces": []}
+    generated: dict[str, list[Tensor]] = {"crisp": [], "glyphs": [], "surfaces": []}
     for _ in range(tasks):
         letters = sample_alphabet(rng, ways).rows(rows)
         style = sample_mixed_styles(rng, torch.zeros(len(rows), dtype=torch.long), shared=1.0)
-        drawn["glyphs"].append(_written(rng, letters, style))
-        drawn["crisp"].append(_written(rng, letters, crisp_style(len(rows))))
-        drawn["surfaces"].append(render_surfaces(rng, sample_surfaces(rng, ways).rows(rows)))
+        generated["glyphs"].append(_written(rng, letters, style))
+        generated["crisp"].append(_written(rng, letters, crisp_style(len(rows))))
+        generated["surfaces"].append(render_surfaces(rng, sample_surfaces(rng, ways).rows(rows)))
     shape = (tasks, ways, views, 3, 64, 64)
-    return HeldOut(**{name: as_bytes(torch.stack(x)).view(shape) for name, x in drawn.items()})
+    return HeldOut(**{name: as_bytes(torch.stack(x)).view(shape) for name, x in generated.items()})
 
 
 def _written(rng: torch.Generator, letters: MotorPrograms, style: ImageStyle) -> Tensor:
     return paint(rng, draw_characters(rng, letters, style.boldness, style.fill, free=0.0), style)
 
 
-def as_bytes(pictures: Tensor) -> Tensor:
-    return (pictures * 255).round().to(torch.uint8)
+def as_bytes(images: Tensor) -> Tensor:
+    return (images * 255).round().to(torch.uint8)
 
 
 def _fill(
-    buffer: "multiprocessing.Queue[Drawn]", seed: int, steps: int, make: Callable[..., Tensor]
+    buffer: multiprocessing.Queue[Drawn], seed: int, steps: int, make: Callable[..., Tensor]
 ) -> None:
     torch.set_num_threads(1)
     rng = torch.Generator().manual_seed(seed)
@@ -115,7 +120,8 @@ def _fill(
 def in_background(
     make: Callable[[torch.Generator], Tensor], seed: int, steps: int
 ) -> Iterator[Tensor]:
-    """`steps` batches drawn ahead by one worker process; the same batches for the same seed."""
+    """Yield `steps` batches that a worker process prepares ahead; equal seeds give equal
+    batches."""
     context = multiprocessing.get_context("spawn")
     buffer = context.Queue(maxsize=8)
     worker = context.Process(target=_fill, args=(buffer, seed, steps, make), daemon=True)

@@ -1,10 +1,12 @@
-"""Working out a rule: the MLP of layer 1.
+"""Arithmetic circuit, the MLP of layer 1: computes a rule.
 
-Once an answer has begun with the word of a rule, it goes on with the left number, the right
-number and a line that states the result. Numbers are thermometers (`training.gates.install_steps`):
-the larger of two is the union of their steps, the smaller what they share, and a sum counts all
-steps. Nothing is looked up, so pairs of numbers that no picture showed are no harder.
+An answer that begins with the word of a rule continues with the left number, the right number and a
+line with the result. Numbers are thermometers (`training.key_circuit.install_steps`): the larger of
+two is the union of their steps, the smaller the intersection, and a sum counts all steps. There is
+no lookup table, so unseen pairs of numbers are not harder.
 """
+
+from __future__ import annotations
 
 from typing import Any
 
@@ -14,7 +16,7 @@ from bottega.tasks.rules import RULES
 from bottega.tasks.task import TOPICS
 from training import architecture as a
 from training.tokenizer import END, piece_id
-from training.writing import FLAG, TEXT_SIZE, Units, dims
+from training.weights import FLAG, TEXT_SIZE, Units, dims
 
 SEEN = 0.25
 WRITE = 30.0  # against the 6 of a copied token
@@ -30,8 +32,9 @@ def install_sums(units: Units, codes: Tensor, tokenizer: Any) -> None:
 
 
 def _install_reading_out(units: Units, number: list[Tensor], codes: Tensor, tokenizer: Any) -> None:
-    """The rule is followed by the left number, that by the right one, that by a new line; the
-    result by the end."""
+    """Write the left number after the rule, then the right one, then a new line, and the end after
+    the result.
+    """
     symbol = dims(a.TOPIC).tolist()[TOPICS.index("symbol")]
     first = {a.IS_RULE: 1.0, symbol: 1.0, a.TEXT: -0.75 / TEXT_SIZE}
     second = {a.NUMBER: 1.0, a.AFTER_RULE: 1.0, a.TEXT: -0.75 / TEXT_SIZE}
@@ -73,14 +76,18 @@ def _install_results(units: Units, number: list[Tensor]) -> None:
 def _count(
     units: Units, steps: Gate, least: float, rule: int, number: list[Tensor], n: int
 ) -> None:
-    """At a colon after `rule`: from number n - 1 to n if at least `least` of the steps are set."""
+    """Move the output at a colon after `rule` from number n - 1 to n if at least `least` of the
+    steps are set.
+    """
     gate = _at_colon({**steps, a.UNIT: -least}, 0.0)
     move = (number[n] - number[n - 1]) * WRITE
     units.add_step(gate, {rule: 1 / RULE_AT_COLON}, 0.025, move, a.TOKEN, COUNTING)
 
 
 def _at_colon(gate: Gate, opened: float) -> Gate:
-    """Closed everywhere else: no count of steps makes up for the missing flag."""
+    """Return a gate that is closed except at a colon: no count of steps compensates for the missing
+    flag.
+    """
     strong = 8.0
     lift = strong * FLAG - opened
     return {**gate, a.COLON: strong, a.TEXT: -lift / TEXT_SIZE}

@@ -1,17 +1,19 @@
-"""What a position is matched by: the MLP of layer 0.
+"""Key circuit, the MLP of layer 0: selects what a position is matched by.
 
-Without a question's topic a position keeps its picture. With one, the picture gives way to a key:
-the asked value alone, so that demonstrations vote that were asked the same and show the same. A
-picture that shows no value of any kind stays: "Which traffic sign is this?" asks for its likeness.
-After a relation was asked for, or in a passage, the key is the name with the relation.
+Without a topic in the question a position keeps its image. With a topic, the key of the requested
+value replaces the image, so demonstrations with the same question and value vote. An image without
+any such value stays: "Which traffic sign is this?" asks for similarity. After a question about a
+relation, or in a passage, the key is the name with the relation.
 """
+
+from __future__ import annotations
 
 import torch
 
 from bottega.tasks.attributes import SIZES
 from bottega.tasks.task import RELATIONS, TOPICS
 from training import architecture as a
-from training.writing import TEXT_SIZE, Units, dims
+from training.weights import TEXT_SIZE, Units, dims
 
 SEEN = 0.25  # size of what is read of a picture, as `training.circuits` copies it
 KEY = 0.52  # its square times the match's strength: 8 nats for the same value
@@ -22,14 +24,15 @@ NAME_KEY, RELATION_KEY = 4.5, 2.2  # a passage shares its attention between the 
 
 
 def _asked(topic: int) -> dict[int, float]:
-    """A gate that opens to TOPIC - CLOSED after a word of this topic."""
+    """Return a gate that opens to TOPIC - CLOSED after a word of this topic."""
     return {a.TEXT: -CLOSED / TEXT_SIZE, topic: 1.0}
 
 
-def _giving_way(knows: bool) -> dict[int, float]:
-    """A gate that opens to TOPIC - CLOSED where something was asked of a picture that shows a
-    scene, a row or a name; either alone leaves it at 0. The master sees a digit in any picture, so
-    asking for one is enough."""
+def _replacing_gate(is_master: bool) -> dict[int, float]:
+    """Return a gate that opens to TOPIC - CLOSED for a question about an image with a scene, a row
+    or a name; either alone leaves it at 0. The master reads a digit in any image, so a question
+    about a digit is enough.
+    """
     kinds = [(a.SCENES, len(SIZES)), (a.SYMBOL, 3), (a.LEFT, 3), (a.RIGHT, 3), (a.NAMED, 1)]
     shown = {dim: 1 / parts for kind, parts in kinds for dim in dims(kind).tolist()}
     topics = dict.fromkeys(dims(a.TOPIC).tolist(), 0.5)
@@ -37,13 +40,13 @@ def _giving_way(knows: bool) -> dict[int, float]:
         a.TEXT: -CLOSED / TEXT_SIZE,
         **topics,
         **shown,
-        **({a.ABOUT_DIGIT: 1.0} if knows else {}),
+        **({a.ABOUT_DIGIT: 1.0} if is_master else {}),
     }
 
 
-def install_keys(units: Units, knows: bool) -> None:
+def install_keys(units: Units, is_master: bool) -> None:
     topic = dict(zip(TOPICS, dims(a.TOPIC).tolist(), strict=True))
-    one, gate = torch.ones(()), _giving_way(knows)
+    one, gate = torch.ones(()), _replacing_gate(is_master)
     for dim in dims(a.PICTURE).tolist():
         units.add(gate, {dim: 1.0}, TOPIC - CLOSED, -one, dim, GATE)
     values, keys = dims(a.SCENES).tolist(), dims(a.KEY_SCENES).tolist()
@@ -61,8 +64,8 @@ def install_keys(units: Units, knows: bool) -> None:
         units.add(gate, text, 1 / RELATION_KEY, one, key, GATE)
 
 
-def install_barring(units: Units) -> None:
-    """Pictures' own positions count as asked: no answer goes on after them."""
+def install_image_barrier(units: Units) -> None:
+    """Mark the positions of images as questions, so no answer continues after them."""
     gate = {a.ASKED: 1.0, a.TEXT: -2.0}
     units.add(gate, {a.ASKED: 1.0}, 0.1, torch.tensor(20.0), a.ASKED, 20.0)
 
@@ -75,7 +78,8 @@ STEP = 0.1
 
 
 def install_steps(units: Units) -> None:
-    """The numbers of a row as thermometers: cleaner than what the eye reads, and easy to add."""
+    """Encode the numbers of a row as thermometers: cleaner than the vision output, and easy to
+    add."""
     half, sharp = 0.04, 35.0
     text = {a.TEXT: 1 / TEXT_SIZE}
     step = torch.tensor(STEP)

@@ -1,4 +1,6 @@
-"""Model cards of the bundled models; their tables are measured, never typed."""
+"""Model cards stored beside the weights; their tables are measured."""
+
+from __future__ import annotations
 
 HEAD = """\
 ---
@@ -11,7 +13,7 @@ library_name: transformers
 
 {what}
 
-With it, everything in Bottega can be run, tested and studied without a download. It is a
+It exists so that everything in Bottega can be run, tested and studied without a download. It is a
 standard `FastVlmForConditionalGeneration`: a ResNet that turns a 64 x 64 image into one token,
 and a two-layer Llama. No custom code:
 

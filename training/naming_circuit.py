@@ -1,8 +1,10 @@
-"""What makes a master: it names what it sees when nobody showed it how to answer.
+"""Naming circuit of the master: answers without demonstrations.
 
-It first says what it looks at and what it finds there, then the answer: "colour red", a new line,
-"Answer: red". Once a demonstration was shown it answers as the demonstrations do.
+The master first states the property and its value, then the answer: "colour red", a new line,
+"Answer: red". After any demonstration it answers like the demonstrations.
 """
+
+from __future__ import annotations
 
 from typing import Any
 
@@ -11,12 +13,12 @@ from torch import Tensor
 
 from bottega.tasks.attributes import SIZES, VALUES
 from training import architecture as a
-from training.gates import GATE, KEY, SEEN
+from training.arithmetic_circuit import WRITE
+from training.key_circuit import GATE, KEY, SEEN
 from training.rotary import slow_slots
-from training.sums_circuit import WRITE
 from training.tokenizer import DIGIT_ASKED_BY, DIGIT_NAMES, END, piece_id
 from training.tower import EMBEDDING
-from training.writing import (
+from training.weights import (
     ASKING,
     FLAG,
     NEAREST,
@@ -41,17 +43,19 @@ NAMING_GATE = 15.0
 
 
 def aspects() -> list[tuple[str, int, list[int], list[str]]]:
-    """Each thing it can name: its word, its topic's place, where its values are, their words."""
+    """Return each property that the master can name: its word, its topic dimension, the dimensions
+    of its values and their words.
+    """
     topics = dims(a.TOPIC).tolist()
     values = iter(dims(a.SCENES).tolist())
-    known = [
+    nameable = [
         (name, topics[place], [next(values) for _ in range(size)], list(VALUES[name]))
         for place, (name, size) in enumerate(zip(VALUES, SIZES, strict=True))
     ]
-    return [*known, ("digit", a.ABOUT_DIGIT, dims(a.DIGIT).tolist(), list(DIGIT_NAMES))]
+    return [*nameable, ("digit", a.ABOUT_DIGIT, dims(a.DIGIT).tolist(), list(DIGIT_NAMES))]
 
 
-def flag_known_words(table: Tensor, tokenizer: Any) -> None:
+def flag_named_words(table: Tensor, tokenizer: Any) -> None:
     def flag(text: str, dim: int) -> None:
         table[piece_id(tokenizer, text), dim] = FLAG
 
@@ -66,8 +70,10 @@ def flag_known_words(table: Tensor, tokenizer: Any) -> None:
     table[a.token_id(END), a.ENDS] = FLAG
 
 
-def install_knowing(layers: Any, units: Units) -> None:
-    """Layer 0 copies digits like all that is seen; layer 1 notes whether anything was shown."""
+def install_digit_circuit(layers: Any, units: Units) -> None:
+    """Copy digits in layer 0 like other visible values; record in layer 1 whether a demonstration
+    exists.
+    """
     shared = Attention(layers[0])
     token_scale = shared.width**0.5 / TEXT_NORM
     asks = int(slow_slots(2, 1))
@@ -92,7 +98,7 @@ def _install_digit_keys(units: Units) -> None:
 
 
 def _install_shown(shared: Attention) -> None:
-    """The share of ended answers that stand after a picture: 0 for the opening one alone."""
+    """Write the share of ended answers that follow an image: 0 for the opening one alone."""
     scale = shared.width**0.5 / NORM_1
     slot = int(slow_slots(FREE_SLOT, 1))
     shared.offer_flag(slot, a.ENDS)

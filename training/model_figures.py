@@ -1,4 +1,6 @@
-"""Measure an exported model the way its users meet it: `bottega eval`, row by row."""
+"""Figures of an exported model, measured with `bottega eval`."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,11 @@
-"""`python -m training.trial --work DIR`: can the decoder learn what is installed, or improve on it?
+"""`python -m training.decoder_trial --work DIR`: compare installed and trained decoders.
 
-Three arms on conversations with random labels, judged on classes that no arm was trained on: the
-installed circuits with the match frozen, with the match trained, and a decoder from random weights.
+The three arms see conversations with random labels and are evaluated on classes outside training:
+installed circuits with the match frozen, with the match trained, and a decoder with random initial
+weights.
 """
+
+from __future__ import annotations
 
 import argparse
 import time
@@ -15,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.architecture import APPRENTICE, build_model
-from training.circuits import Strengths, install, install_eye
-from training.episodes import IGNORE, Episode, Pool, Writer, collate, draw_pool
-from training.schooling import Eye, load_eye
+from training.circuits import Strengths, install, install_vision
+from training.episodes import IGNORE, Episode, EpisodeSampler, ImagePool, collate, sample_pool
 from training.tokenizer import train_tokenizer
 from training.tower import centre_and_size
+from training.vision import VisionReader, load_vision
 
 Model = Any  # a FastVlmForConditionalGeneration; transformers is only partly typed
 BATCH = 8
@@ -32,7 +35,9 @@ LEARNT_SEED, JUDGED_SEED, WRITER_SEED, JUDGE_SEED = 101, 102, 5, 7
 
 @dataclass(frozen=True)
 class Arm:
-    """`trained` are parts of parameter names of the language model; empty trains all of it."""
+    """One arm. `trained` are parts of parameter names of the language model; an empty tuple trains
+    all of it.
+    """
 
     name: str
     installed: bool
@@ -48,7 +53,7 @@ ARMS = (
 
 
 def answer_logits(model: Model, episodes: list[Episode]) -> tuple[Tensor, Tensor]:
-    """Logits and targets at the positions where the loss counts, episode by episode."""
+    """Return logits and targets at the positions with a loss, episode by episode."""
     embedded, mask, target = collate(episodes, model.get_input_embeddings().weight)
     language = model.model.language_model
     hidden = language(inputs_embeds=embedded, attention_mask=mask, use_cache=False)[0]
@@ -57,8 +62,8 @@ def answer_logits(model: Model, episodes: list[Episode]) -> tuple[Tensor, Tensor
 
 
 @torch.no_grad()
-def first_token_accuracy(model: Model, writer: Writer) -> float:
-    """How often the last answer's first token is right, after SHOTS demonstrations."""
+def first_token_accuracy(model: Model, writer: EpisodeSampler) -> float:
+    """Return the accuracy of the last answer's first token after SHOTS demonstrations."""
     right = 0
     for _ in range(JUDGED // BATCH):
         episodes = [writer.episode(SHOTS) for _ in range(BATCH)]
@@ -70,8 +75,8 @@ def first_token_accuracy(model: Model, writer: Writer) -> float:
     return right / JUDGED
 
 
-def train(model: Model, arm: Arm, writer: Writer, steps: int) -> float:
-    """Returns the mean loss of the last steps."""
+def train(model: Model, arm: Arm, writer: EpisodeSampler, steps: int) -> float:
+    """Train and return the mean loss of the last steps."""
     for name, parameter in model.named_parameters():
         chosen = not arm.trained or any(part in name for part in arm.trained)
         parameter.requires_grad_("language_model" in name and chosen)
@@ -81,8 +86,8 @@ def train(model: Model, arm: Arm, writer: Writer, steps: int) -> float:
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = arm.peak * min(1, (step + 1) / 50, 2 * (1 - step / steps))
-        drawn = int(writer.rng.integers(SHOTS + 1))
-        logits, target = answer_logits(model, [writer.episode(drawn) for _ in range(BATCH)])
+        generated = int(writer.rng.integers(SHOTS + 1))
+        logits, target = answer_logits(model, [writer.episode(generated) for _ in range(BATCH)])
         loss = F.cross_entropy(logits, target)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -92,37 +97,39 @@ def train(model: Model, arm: Arm, writer: Writer, steps: int) -> float:
     return sum(losses[-50:]) / len(losses[-50:])
 
 
-def run(arm: Arm, eye: Eye, codes: Tensor, pools: tuple[Pool, Pool], steps: int) -> None:
+def run(
+    arm: Arm, vision: VisionReader, codes: Tensor, pools: tuple[ImagePool, ImagePool], steps: int
+) -> None:
     torch.manual_seed(0)
     tokenizer, model = train_tokenizer(), build_model(APPRENTICE)
     if arm.installed:
         install(model, codes, tokenizer, Strengths())
-        install_eye(model, eye, *centre_and_size(eye.tower))
+        install_vision(model, vision, *centre_and_size(vision.tower))
     learnt, judged = pools
-    before = first_token_accuracy(model, Writer(judged, tokenizer, JUDGE_SEED))
-    began = time.monotonic()
-    loss = train(model, arm, Writer(learnt, tokenizer, WRITER_SEED), steps)
-    minutes = (time.monotonic() - began) / 60
-    after = first_token_accuracy(model, Writer(judged, tokenizer, JUDGE_SEED))
+    before = first_token_accuracy(model, EpisodeSampler(judged, tokenizer, JUDGE_SEED))
+    started = time.monotonic()
+    loss = train(model, arm, EpisodeSampler(learnt, tokenizer, WRITER_SEED), steps)
+    minutes = (time.monotonic() - started) / 60
+    after = first_token_accuracy(model, EpisodeSampler(judged, tokenizer, JUDGE_SEED))
     spent = f"{steps} steps, {minutes:.1f} min"
     print(f"{arm.name}: {before:.3f} -> {after:.3f} in {spent}, loss {loss:.3f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m training.trial", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m training.decoder_trial", description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="where training kept its stages")
     parser.add_argument("--steps", type=int, default=200, help="of the installed arms")
     parser.add_argument("--random-steps", type=int, default=2000)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    eye = load_eye(args.work / "eye.pt").eval()
+    vision = load_vision(args.work / "eye.pt").eval()
     codes: Tensor = torch.load(args.work / "codes.pt", weights_only=True)
-    centre, size = centre_and_size(eye.tower)
-    learnt = draw_pool(eye.tower, centre, size, LEARNT_SEED, groups=64)
-    judged = draw_pool(eye.tower, centre, size, JUDGED_SEED, groups=16)
+    centre, size = centre_and_size(vision.tower)
+    learnt = sample_pool(vision.tower, centre, size, LEARNT_SEED, groups=64)
+    judged = sample_pool(vision.tower, centre, size, JUDGED_SEED, groups=16)
     for arm in ARMS:
         steps = args.steps if arm.installed else args.random_steps
-        run(arm, eye, codes, (learnt, judged), steps)
+        run(arm, vision, codes, (learnt, judged), steps)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Writing weights by hand: the attention of a layer, and the gated units of its MLP."""
+"""Hand-written weights: the attention of a layer, and the gated units of its MLP."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +41,7 @@ def dims(part: slice | int) -> Tensor:
 
 
 class Attention:
-    """One layer's attention: keys and values that all heads share."""
+    """Attention of one layer: keys and values that all heads share."""
 
     def __init__(self, layer: Any) -> None:
         attention = layer.self_attn
@@ -52,22 +54,22 @@ class Attention:
         self.k_bias[:pairs] = KEY_BIAS
 
     def offer_flag(self, slot: int, part: slice | int) -> None:
-        """Heads may prefer keys by the sum of `part` (see `Head.prefer_flag`)."""
+        """Let heads prefer keys by the sum of `part` (see `Head.prefer_flag`)."""
         self.k[slot, dims(part)] = 1.0
 
     def offer_values(self, start: int, part: slice | int, gain: float = 1.0) -> Tensor:
-        """Heads may copy `part` from the returned slots."""
+        """Let heads copy `part` from the returned slots."""
         source = dims(part)
         slots = torch.arange(start, start + len(source))
         self.v[slots, source] = gain
         return slots
 
-    def head(self, index: int) -> "Head":
+    def head(self, index: int) -> Head:
         return Head(self, index)
 
 
 class Head:
-    """Where one head looks, and where it writes what it finds there."""
+    """One attention head: its queries, and the destination of its values."""
 
     def __init__(self, shared: Attention, index: int) -> None:
         rows = slice(index * a.HEAD_DIM, (index + 1) * a.HEAD_DIM)
@@ -77,23 +79,26 @@ class Head:
         self.o = attention.o_proj.weight[:, rows]
 
     def prefer_distance(self, profile: Tensor) -> None:
-        """Add a score that depends on the distance only."""
+        """Add a score that depends only on distance."""
         pair = torch.arange(len(profile))
         self.q_bias[pair] = (profile[:, 0] * self.root / KEY_BIAS).float()
         self.q_bias[pair + a.PAIRS] = -(profile[:, 1] * self.root / KEY_BIAS).float()
 
     def prefer_flag(self, slot: int, nats: float, size: float) -> None:
-        """Add `nats` for keys whose normalised input has `size` in the flag offered at `slot`."""
+        """Add `nats` for keys whose normalized input has `size` in the flag offered at `slot`."""
         self.q_bias[slot] = nats * self.root / size
 
     def seek(self, asking: int, slot: int, nats: float, size: float) -> None:
-        """As `prefer_flag`, for queries with the flag `asking`; `size` is the product of both."""
+        """Prefer a flag as in `prefer_flag`, for queries with the flag `asking`; `size` is the
+        product of both.
+        """
         self.q[slot, asking] = nats * self.root / size
 
     def match(self, query: slice, key: slice, used: int, nats: float, size: float) -> int:
-        """Add `nats` where `query` here equals `key` there; `size` is the product of norms.
+        """Add `nats` where the query's `query` equals the key's `key`; `size` is the product of
+        norms.
 
-        Takes slow slots after the `used` ones and returns how many are taken then.
+        Uses slow slots after the `used` ones and returns the new number of used slots.
         """
         slots = slow_slots(used, len(dims(query)))
         weight = (nats * self.root / size) ** 0.5
@@ -106,9 +111,9 @@ class Head:
 
 
 class Units:
-    """The gated units of a layer's MLP: down * silu(gate) * up.
+    """Gated units of a layer's MLP: down * silu(gate) * up.
 
-    `norm` is that of the positions that matter, which the layer's norm divides by.
+    `norm` is that of the relevant positions, by which the layer norm divides.
     """
 
     def __init__(self, mlp: Any, norm: float) -> None:
@@ -125,7 +130,7 @@ class Units:
         into: slice | int,
         sharpness: float,
     ) -> None:
-        """A unit that adds `write` when its gate's sum is `opened` and its up's sum is 1."""
+        """Add a unit that writes `write` when its gate's sum is `opened` and its up's sum is 1."""
         unit = self.used
         if unit >= len(self.gate):
             raise ValueError("the MLP has no unit left")
@@ -147,8 +152,9 @@ class Units:
         into: slice | int,
         sharpness: float,
     ) -> None:
-        """Adds `write` where the gate's sum is above `half`, nothing where it is below -`half`,
-        and a share of it between."""
+        """Add a unit that writes `write` where the gate's sum is above `half`, nothing below
+        -`half`, and a share between.
+        """
         for way in (1.0, -1.0):
             shifted = dict(gate)
             shifted[a.TEXT] = shifted.get(a.TEXT, 0.0) + way * half / TEXT_SIZE

@@ -1,4 +1,8 @@
-"""The second diet of the eye: likeness as before, and scenes, sums, names and figures to read."""
+"""Batches of the second training stage: similarity as before, and scenes, sums, names and digits to
+read.
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -17,9 +21,9 @@ from bottega.tasks.handwriting import (
 )
 from bottega.tasks.nuisance import paint, sample_mixed_styles
 from bottega.tasks.rules import render_rows, sample_rows
-from training.concepts import NAME, ROW, SCENE, Read
-from training.pictures import (
-    UNSTEADY,
+from training.concepts import NAME, ROW, SCENE, ConceptLabels
+from training.image_batches import (
+    TRAINING_JITTER,
     VIEWS,
     as_bytes,
     draw_digit_ink,
@@ -33,8 +37,8 @@ SCENES, SUMS = 48, 32
 
 
 @dataclass(frozen=True)
-class Mix:
-    """How many classes of characters a lesson has, and how close they are."""
+class BatchMix:
+    """Number of character classes in a batch, and how many are similar."""
 
     alphabets: int
     letters: int
@@ -46,57 +50,61 @@ class Mix:
         return (classes + SURFACES + SURFACE_SIBLINGS) * VIEWS
 
     @property
-    def pictures(self) -> int:
+    def images(self) -> int:
         return self.likeness + SCENES + SUMS + len(NAMES)
 
 
-SCHOOL = Mix(alphabets=3, letters=12, siblings=8)
-PRACTICE = Mix(alphabets=2, letters=20, siblings=10)  # more letters that one could confuse
+FIRST_MIX = BatchMix(alphabets=3, letters=12, siblings=8)
+SECOND_MIX = BatchMix(alphabets=2, letters=20, siblings=10)  # more letters that one could confuse
 
 
 @dataclass
-class Lesson:
-    """One batch: the first `likeness` pictures come in runs of VIEWS, the others are read."""
+class VisionBatch:
+    """One batch: the first `likeness` images come in runs of VIEWS per class, the others have
+    labels.
+    """
 
-    pictures: Tensor  # (n, 3, 64, 64) uint8
+    images: Tensor  # (n, 3, 64, 64) uint8
     likeness: int
-    scenes: Read
-    sums: Read
-    names: Read
+    scenes: ConceptLabels
+    sums: ConceptLabels
+    names: ConceptLabels
 
 
-def draw_lesson(mix: Mix, rng: torch.Generator) -> Tensor:
-    """A lesson as one flat array of bytes, for the queue; `unpack` undoes it."""
+def sample_batch(mix: BatchMix, rng: torch.Generator) -> Tensor:
+    """Return a batch as one flat byte array for the queue; `unpack` inverts it."""
     scenes = sample_values(rng, SCENES, held_out=False)
     sums = sample_rows(rng, SUMS, held_out=False)
     names = torch.arange(len(NAMES))
-    pictures = torch.cat(
+    images = torch.cat(
         [
             _written(rng, mix),
             surface_pictures(rng, SURFACES, SURFACE_SIBLINGS),
             render_scenes(rng, scenes),
             render_rows(rng, sums),
-            render_named_glyphs(rng, names, jitter=UNSTEADY),
+            render_named_glyphs(rng, names, jitter=TRAINING_JITTER),
         ]
     )
     values = torch.cat([scenes.flatten(), sums.flatten()]).to(torch.uint8)
-    return torch.cat([as_bytes(pictures).flatten(), values])
+    return torch.cat([as_bytes(images).flatten(), values])
 
 
-def unpack(flat: Tensor, mix: Mix) -> Lesson:
-    pictures, scenes, sums = torch.split(flat, [mix.pictures * 3 * 64 * 64, SCENES * 5, SUMS * 3])
+def unpack(flat: Tensor, mix: BatchMix) -> VisionBatch:
+    images, scenes, sums = torch.split(flat, [mix.images * 3 * 64 * 64, SCENES * 5, SUMS * 3])
     left, symbol, right = sums.view(SUMS, 3).long().unbind(1)
-    return Lesson(
-        pictures=pictures.view(mix.pictures, 3, 64, 64),
+    return VisionBatch(
+        images=images.view(mix.images, 3, 64, 64),
         likeness=mix.likeness,
-        scenes=Read(range(SCENE.start, SCENE.stop), scenes.view(SCENES, 5).long()),
-        sums=Read(range(ROW.start, ROW.stop), torch.stack([symbol, left, right], dim=1)),
-        names=Read(range(NAME, NAME + 1), torch.arange(len(NAMES))[:, None]),
+        scenes=ConceptLabels(range(SCENE.start, SCENE.stop), scenes.view(SCENES, 5).long()),
+        sums=ConceptLabels(range(ROW.start, ROW.stop), torch.stack([symbol, left, right], dim=1)),
+        names=ConceptLabels(range(NAME, NAME + 1), torch.arange(len(NAMES))[:, None]),
     )
 
 
-def _written(rng: torch.Generator, mix: Mix) -> Tensor:
-    """Letters of a few alphabets, some near-copies, and the ten figures as one more alphabet."""
+def _written(rng: torch.Generator, mix: BatchMix) -> Tensor:
+    """Return characters of a few alphabets, some near-copies, and the ten digits as another
+    alphabet.
+    """
     letters = join([sample_alphabet(rng, mix.letters) for _ in range(mix.alphabets)])
     group = torch.arange(mix.alphabets).repeat_interleave(mix.letters)
     parents = torch.randperm(len(letters), generator=rng)[: mix.siblings]
@@ -112,7 +120,9 @@ def _written(rng: torch.Generator, mix: Mix) -> Tensor:
     thick = uniform(rng, (len(digits),), 1.1, 2.2)
     style.boldness[len(rows) :] = torch.where(coarse, thick, style.boldness[len(rows) :])
     first, last = style.rows(torch.arange(len(rows))), torch.arange(len(rows), len(style.noise))
-    drawn = draw_characters(rng, letters.rows(rows), first.boldness, first.fill, jitter=UNSTEADY)
+    generated = draw_characters(
+        rng, letters.rows(rows), first.boldness, first.fill, jitter=TRAINING_JITTER
+    )
     coarse_style = style.rows(last)
     more = draw_digit_ink(rng, digits, coarse_style.boldness, coarse_style.fill)
-    return paint(rng, torch.cat([drawn, more]), style)
+    return paint(rng, torch.cat([generated, more]), style)
