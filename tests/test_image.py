@@ -55,7 +55,7 @@ def test_a_data_url_or_bare_base64_is_an_image(prefix: str) -> None:
     assert Image.from_data_url(prefix + base64.b64encode(data).decode()).data == data
 
 
-def test_what_is_not_base64_is_an_error() -> None:
+def test_invalid_base64_is_an_error() -> None:
     with pytest.raises(ImageError, match="row 3 is not valid base64"):
         Image.from_data_url("data:image/png;base64,%%%", source="row 3")
 
@@ -78,7 +78,7 @@ def test_a_corrupt_header_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF"])
-def test_a_truncated_body_shows_when_it_is_decoded(format: str) -> None:
+def test_decoding_detects_a_truncated_body(format: str) -> None:
     data = encoded(photo(300, 300), format)
     image = Image.from_bytes(data[: len(data) // 2], source="half.img")
     with pytest.raises(ImageError, match=r"half\.img is damaged"):
@@ -87,19 +87,19 @@ def test_a_truncated_body_shows_when_it_is_decoded(format: str) -> None:
         _ = image.data_url
 
 
-def test_a_truncated_webp_shows_at_once() -> None:
+def test_opening_detects_a_truncated_webp() -> None:
     data = encoded(photo(300, 300), "WEBP")
     with pytest.raises(ImageError, match=r"half\.webp is not an image that can be read"):
         Image.from_bytes(data[: len(data) // 2], source="half.webp")
 
 
-def test_a_gigapixel_header_is_refused_before_anything_is_decoded() -> None:
+def test_a_gigapixel_header_is_rejected_before_decoding() -> None:
     with pytest.raises(ImageError, match="pixels") as raised:
         Image.from_bytes(png_header(40_000, 40_000), source="huge.png")
     assert "reduce" in raised.value.hint
 
 
-def test_one_pixel_too_many_is_refused() -> None:
+def test_one_pixel_too_many_is_rejected() -> None:
     with pytest.raises(ImageError, match=f"{MAX_PIXELS:,}"):
         Image.from_bytes(png_header(MAX_PIXELS // 1000 + 1, 1000))
 
@@ -133,13 +133,13 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_alpha_is_laid_over_white(mode: str) -> None:
+def test_alpha_is_composed_over_white(mode: str) -> None:
     clear = Pillow.new("RGBA", (8, 8), (0, 0, 0, 0)).convert(mode)
     image = Image.from_bytes(encoded(clear))
     assert image.decode().getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_a_transparent_palette_is_laid_over_white() -> None:
+def test_a_transparent_palette_is_composed_over_white() -> None:
     picture = Pillow.new("P", (8, 8), 0)
     picture.putpalette([9, 9, 9] * 256)
     image = Image.from_bytes(encoded(picture, "GIF", transparency=0))
@@ -155,13 +155,13 @@ def test_exif_rotation_is_applied() -> None:
     assert wire(image).size == (20, 40)
 
 
-def test_what_every_server_reads_travels_as_it_is() -> None:
+def test_common_formats_are_sent_unchanged() -> None:
     data = encoded(photo(), "JPEG")
     url = Image.from_bytes(data).data_url
     assert url == "data:image/jpeg;base64," + base64.b64encode(data).decode()
 
 
-def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path) -> None:
+def test_a_special_file_is_rejected_unread(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "link.png").symlink_to("/dev/zero")
     for path in (Path("/dev/zero"), tmp_path / "pipe.png", tmp_path / "link.png", tmp_path):
@@ -169,7 +169,7 @@ def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path) -> None:
             Image.open(path)
 
 
-def test_a_path_that_cannot_be_is_named_in_valid_text(tmp_path: Path) -> None:
+def test_an_invalid_path_is_named_in_valid_text(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"cannot be read: .*embedded null"):
         Image.open("a\0b.png")
     path = tmp_path / os.fsdecode(b"caf\xe9.png")
@@ -206,7 +206,7 @@ def test_an_image_without_a_finite_value_is_an_error() -> None:
         Image.from_bytes(encoded(Pillow.fromarray(pixels), "TIFF")).decode()
 
 
-def test_broken_metadata_does_not_reject_sound_pixels() -> None:
+def test_broken_metadata_does_not_reject_intact_pixels() -> None:
     plain = encoded(photo())
     for body in (b"garbage", b"II*\0" + b"\xff" * 40, b"MM\0*\0\0\0\x08\xff\xff"):
         image = Image.from_bytes(with_chunk(plain, b"eXIf", body))
@@ -264,7 +264,7 @@ def test_a_plain_jpeg_is_checked_without_its_full_size(monkeypatch: pytest.Monke
     assert base64.b64decode(image.data_url.partition(",")[2]) == image.data
 
 
-def test_no_side_is_longer_on_the_wire_than_endpoints_keep() -> None:
+def test_large_images_are_reduced_before_sending() -> None:
     for size, sent in (((4096, 1024), (2048, 512)), ((1, 5000), (1, 2048)), ((2048, 9), (2048, 9))):
         image = Image.from_bytes(encoded(Pillow.new("RGB", size)))
         assert wire(image).size == sent
@@ -272,13 +272,13 @@ def test_no_side_is_longer_on_the_wire_than_endpoints_keep() -> None:
 
 
 @pytest.mark.parametrize(("side", "format"), [(512, "PNG"), (513, "JPEG")])
-def test_what_is_encoded_anew_is_png_while_it_is_small(side: int, format: str) -> None:
+def test_small_reencoded_images_are_png(side: int, format: str) -> None:
     image = Image.from_bytes(encoded(photo(side, side).convert("RGBA")))
     assert wire(image).format == format
     assert image.data_url.startswith(f"data:image/{format.lower()};base64,")
 
 
-def test_a_copy_apart_borrows_pixels_and_lends_none() -> None:
+def test_a_detached_copy_shares_existing_pixels_only() -> None:
     image = Image.from_pillow(photo())
     assert "_decoded" not in vars(image.detached_copy())
     image.detached_copy().decode()

@@ -135,7 +135,7 @@ async def test_without_a_reranker_no_more_than_the_shots_are_shown() -> None:
     assert len(trace.prompt.messages) == 5  # two messages a demonstration, and the query
 
 
-def test_the_sync_facade_answers_again_and_again() -> None:
+def test_answer_sync_works_repeatedly() -> None:
     pipeline = Steps().pipeline()
     assert [pipeline.answer_sync(QUERY).text for _ in range(3)] == ["b", "b", "b"]
 
@@ -266,7 +266,7 @@ def test_progress_is_written_to_standard_error(
     assert ("2/2" in written.err) == shown
 
 
-async def test_many_queries_at_once_do_not_mix() -> None:
+async def test_concurrent_queries_do_not_mix() -> None:
     model = ScriptedGenerator(lambda prompt: str(prompt.messages[-1].parts[-1]), latency=0.001)
     pipeline = Pipeline(
         route=FixedRouter(Tier("echo", model)),
@@ -278,7 +278,7 @@ async def test_many_queries_at_once_do_not_mix() -> None:
     assert [answer.text for answer in answers] == [f"word{i}" for i in range(50)]
 
 
-async def test_an_answer_that_is_not_good_enough_goes_on_to_the_next_tier() -> None:
+async def test_an_insufficient_answer_escalates_to_the_next_tier() -> None:
     small, large = ScriptedGenerator(["a"], name="small"), ScriptedGenerator(["b"], name="large")
     tiers = (Tier("apprentice", small), Tier("master", large, sampling=Sampling(max_tokens=99)))
 
@@ -298,7 +298,7 @@ async def test_an_answer_that_is_not_good_enough_goes_on_to_the_next_tier() -> N
     assert (await replace(free, route=FixedRouter(tiers[0])).trace(QUERY)).cost_usd == 0.5
 
 
-async def test_a_tier_may_have_a_prompt_of_its_own() -> None:
+async def test_a_tier_can_have_its_own_prompt() -> None:
     model = ScriptedGenerator(["a"])
     tier = Tier("master", model, prompt=InterleavedPrompter(show_choices=False))
     await replace(Steps().pipeline(), route=FixedRouter(tier)).trace(QUERY)
@@ -319,7 +319,7 @@ class Chooses:
         return SearchResult(tuple(found[1:2]), prompt, reply, Answer("b"), tree)
 
 
-async def test_a_search_chooses_and_answers_and_all_it_asked_is_paid() -> None:
+async def test_a_search_answers_and_all_its_requests_are_priced() -> None:
     steps, search = Steps(), Chooses()
     per_token = replace(
         steps.pipeline(), search=search, price=lambda model, usage: float(usage.prompt_tokens)
@@ -333,7 +333,7 @@ async def test_a_search_chooses_and_answers_and_all_it_asked_is_paid() -> None:
     assert steps.model.calls == []
 
 
-async def test_a_tier_without_demonstrations_is_not_searched_for() -> None:
+async def test_a_tier_without_demonstrations_skips_the_search() -> None:
     steps, search = Steps(), Chooses()
     bare = Tier("bare", steps.model)
     trace = await replace(steps.pipeline(), route=FixedRouter(bare), search=search).trace(QUERY)

@@ -27,7 +27,7 @@ def passages() -> KnowledgeBase:
     return knowledge
 
 
-async def test_the_bundled_model_reads_a_passage_from_its_mark_to_its_end() -> None:
+async def test_the_bundled_model_reads_the_whole_passage() -> None:
     """`<end>` stands on both sides of it: the one behind is its own."""
 
     def spelled(loaded: LoadedModel) -> list[str]:
@@ -54,7 +54,7 @@ async def said(pipeline, items: tuple[Example, ...]) -> int:  # type: ignore[no-
     return sum(one.text == item.answer for one, item in zip(answers, items, strict=True))
 
 
-async def test_passages_are_compressed_and_the_model_answers_behind_them(
+async def test_the_model_answers_with_compressed_passages(
     passages: KnowledgeBase,
 ) -> None:
     pipeline = racc(passages, None, bundled(), retrieve=Right())  # its own compressor
@@ -66,9 +66,7 @@ async def test_passages_are_compressed_and_the_model_answers_behind_them(
     assert await said(pipeline, TASK.items) >= 8
 
 
-async def test_passages_that_were_compressed_before_answer_alike(
-    passages: KnowledgeBase, tmp_path: Path
-) -> None:
+async def test_stored_passages_give_equal_answers(passages: KnowledgeBase, tmp_path: Path) -> None:
     saved, model = load(bundled_compressor()), bundled()
     shape = saved.racc.config
     store = PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))
@@ -83,7 +81,7 @@ async def test_passages_that_were_compressed_before_answer_alike(
     assert await said(how, TASK.items) >= 8
 
 
-async def test_a_passage_that_was_never_compressed_is_no_answer(
+async def test_a_passage_missing_in_the_store_is_an_error(
     passages: KnowledgeBase, tmp_path: Path
 ) -> None:
     with pytest.raises(StoreError, match="no compressed passages"):
@@ -100,7 +98,7 @@ async def test_a_passage_that_was_never_compressed_is_no_answer(
         await pipeline.answer(TASK.items[0].query)
 
 
-def test_keys_and_values_over_http_are_refused_at_once(passages: KnowledgeBase) -> None:
+def test_a_base_over_http_is_rejected(passages: KnowledgeBase) -> None:
     http = OpenAIGenerator("some-model", base_url="http://127.0.0.1:9/v1")
 
     with pytest.raises(SettingError, match="cannot be sent over HTTP") as refused:
@@ -108,7 +106,7 @@ def test_keys_and_values_over_http_are_refused_at_once(passages: KnowledgeBase) 
     assert "TransformersGenerator" in refused.value.hint
 
 
-async def test_another_model_than_it_was_trained_for_is_refused(passages: KnowledgeBase) -> None:
+async def test_another_base_model_is_rejected(passages: KnowledgeBase) -> None:
     pipeline = racc(passages, bundled_compressor(), bundled("master"), retrieve=Right())
 
     with pytest.raises(LoadError, match="another hyper model"):

@@ -43,7 +43,7 @@ def leaves(tree: SearchTree | None) -> list[SearchNode]:
     return [] if tree is None else below(tree.root)
 
 
-async def test_a_tree_search_shows_three_of_twenty_and_its_answer_is_taken(
+async def test_a_tree_search_shows_three_of_twenty_and_answers(
     known: KnowledgeBase,
 ) -> None:
     model = ScriptedGenerator(follows, name="small")
@@ -62,7 +62,7 @@ async def test_a_tree_search_shows_three_of_twenty_and_its_answer_is_taken(
     assert again.tree == trace.tree
 
 
-async def test_a_brief_model_goes_on_from_its_own_rationale(known: KnowledgeBase) -> None:
+async def test_a_model_with_brief_turns_continues_its_rationale(known: KnowledgeBase) -> None:
     model = Brief(follows)
     trace = await rcts(known, model, labels=("cat", "dog"), rollouts=4).trace(QUERY)
     begun = [call.prompt for call in model.calls if call.prompt.messages[-1].role == "assistant"]
@@ -73,13 +73,13 @@ async def test_a_brief_model_goes_on_from_its_own_rationale(known: KnowledgeBase
     assert {"self", "mutual"} == set(rewards)
 
 
-async def test_a_budget_of_calls_is_kept(known: KnowledgeBase) -> None:
+async def test_the_call_budget_is_kept(known: KnowledgeBase) -> None:
     model = ScriptedGenerator(follows)
     trace = await rcts(known, model, labels=("cat", "dog"), most_calls=30).trace(QUERY)
     assert trace.tree is not None and trace.tree.calls <= 30
 
 
-async def test_another_search_takes_its_place(known: KnowledgeBase) -> None:
+async def test_a_given_search_replaces_the_tree_search(known: KnowledgeBase) -> None:
     model: Generator = ScriptedGenerator(follows)
     pipeline = rcts(known, model, labels=("cat", "dog"))
     search = pipeline.search
@@ -96,7 +96,7 @@ async def test_another_search_takes_its_place(known: KnowledgeBase) -> None:
     assert trace.tree is not None and len(trace.tree.root.children) == 3
 
 
-async def test_what_cannot_be_shown_is_refused_before_anything_is_asked(
+async def test_impossible_shots_are_rejected_early(
     known: KnowledgeBase,
 ) -> None:
     with pytest.raises(SettingError, match="got fetch=4"):
@@ -105,7 +105,7 @@ async def test_what_cannot_be_shown_is_refused_before_anything_is_asked(
         rcts(known, ScriptedGenerator([]), shots=101, fetch=200)
 
 
-async def test_a_model_that_reasons_is_asked_among_more_labels_than_letters(
+async def test_a_reasoning_model_can_have_more_labels_than_letters(
     known: KnowledgeBase,
 ) -> None:
     labels = ("cat", "dog", *(f"kind {i}" for i in range(28)))

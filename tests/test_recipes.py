@@ -56,7 +56,7 @@ async def test_a_masters_answer_is_shown_to_the_apprentice(cache: KnowledgeBase)
     assert [(one.answer, one.source) for one in cache] == [("cat", "master:gpt")]
 
 
-async def test_the_master_is_told_to_reason_unless_it_cannot(cache: KnowledgeBase) -> None:
+async def test_the_master_is_prompted_to_reason_if_it_can(cache: KnowledgeBase) -> None:
     apprentice = model("tiny")
     for master, reasoning, told in (
         (ScriptedGenerator(large), None, True),
@@ -76,7 +76,7 @@ async def test_the_master_is_told_to_reason_unless_it_cannot(cache: KnowledgeBas
         assert ("step by step" in turns(master)[-1]) == told
 
 
-async def test_an_empty_cache_leaves_the_apprentice_alone(cache: KnowledgeBase) -> None:
+async def test_an_empty_cache_gives_no_demonstrations(cache: KnowledgeBase) -> None:
     apprentice = model("tiny")
     workshop = cache_of_thought(
         cache,
@@ -91,7 +91,7 @@ async def test_an_empty_cache_leaves_the_apprentice_alone(cache: KnowledgeBase) 
     assert len((await workshop.trace(image_example(1).query)).candidates) == 1
 
 
-async def test_a_static_cache_stays_as_it_is(cache: KnowledgeBase) -> None:
+async def test_a_static_cache_does_not_change(cache: KnowledgeBase) -> None:
     workshop = cache_of_thought(
         cache,
         master=model("gpt"),
@@ -103,7 +103,7 @@ async def test_a_static_cache_stays_as_it_is(cache: KnowledgeBase) -> None:
     assert len(cache) == 0
 
 
-async def test_of_any_number_of_tiers_only_the_last_teaches(cache: KnowledgeBase) -> None:
+async def test_only_the_last_tiers_answers_are_stored(cache: KnowledgeBase) -> None:
     tiers = [Tier(name, model(name, name), shots=1) for name in ("small", "middle", "large")]
 
     class InTurn:
@@ -133,7 +133,7 @@ async def test_of_any_number_of_tiers_only_the_last_teaches(cache: KnowledgeBase
     assert made[0].told == ["small", "middle", "large"]
 
 
-async def test_an_answer_that_is_not_good_enough_goes_up(cache: KnowledgeBase) -> None:
+async def test_an_insufficient_answer_escalates(cache: KnowledgeBase) -> None:
     class Always:
         def __init__(self, tiers: Sequence[Tier]) -> None:
             self.master = tiers[-1]
@@ -153,7 +153,7 @@ async def test_an_answer_that_is_not_good_enough_goes_up(cache: KnowledgeBase) -
     assert len(cache) == 1
 
 
-async def test_what_was_shown_counts_as_used(cache: KnowledgeBase) -> None:
+async def test_shown_demonstrations_count_as_used(cache: KnowledgeBase) -> None:
     cache.add([image_example(1, "cat")])
     tiers = (Tier("apprentice", model("tiny"), 1), Tier("master", model("gpt", "cat")))
     workshop = cache_of_thought(
@@ -170,7 +170,7 @@ async def test_what_was_shown_counts_as_used(cache: KnowledgeBase) -> None:
     assert metadata.saved_usd == pytest.approx(1.0)
 
 
-def test_who_answers_has_to_be_clear(cache: KnowledgeBase) -> None:
+def test_missing_or_duplicate_models_are_rejected(cache: KnowledgeBase) -> None:
     one = model("a")
     route = FixedRouter(Tier("a", one))
     with pytest.raises(SettingError, match="missing or given twice"):
@@ -183,7 +183,7 @@ def test_who_answers_has_to_be_clear(cache: KnowledgeBase) -> None:
         cache_of_thought(cache, tiers=[], route=route)
 
 
-async def test_text_questions_are_remembered_too(cache: KnowledgeBase) -> None:
+async def test_answers_to_text_questions_are_stored(cache: KnowledgeBase) -> None:
     workshop = cache_of_thought(
         cache,
         master=model("gpt"),
@@ -194,7 +194,7 @@ async def test_text_questions_are_remembered_too(cache: KnowledgeBase) -> None:
     assert [one.query.text for one in cache] == ["Capital of France?"]
 
 
-async def test_a_second_question_about_an_image_is_shown_the_first_ones_answer(
+async def test_another_question_about_an_image_is_a_demonstration(
     cache: KnowledgeBase,
 ) -> None:
     apprentice = model("tiny")
@@ -212,7 +212,9 @@ async def test_a_second_question_about_an_image_is_shown_the_first_ones_answer(
     assert turns(apprentice) == ["What?"]
 
 
-async def test_answers_to_one_text_with_other_choices_both_stay(cache: KnowledgeBase) -> None:
+async def test_equal_texts_with_different_choices_are_stored_separately(
+    cache: KnowledgeBase,
+) -> None:
     master = Tier("master", ScriptedGenerator(large))
     pipeline = cache_of_thought(
         cache, master=master.generator, apprentice=model("tiny"), route=FixedRouter(master)

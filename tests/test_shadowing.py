@@ -72,7 +72,7 @@ async def test_the_masters_answers_are_not_measured() -> None:
     assert (workshop.shadow.summary().n, len(workshop.large.calls)) == (0, 1)
 
 
-async def test_with_nothing_to_show_there_is_nothing_to_measure() -> None:
+async def test_queries_without_candidates_are_not_measured() -> None:
     workshop = Workshop(found=())
     for _ in range(3):  # the place is given back each time
         await workshop.pipeline.answer(Query("?"))

@@ -42,7 +42,7 @@ async def test_several_labels_stay_several(kb: KnowledgeBase) -> None:
     assert [example.labels for example in kb] == [("cat", "dog")]
 
 
-async def test_nothing_else_is_kept(kb: KnowledgeBase) -> None:
+async def test_other_answers_are_not_stored(kb: KnowledgeBase) -> None:
     remember = CacheRecorder(kb, teachers={"master"})
     cut = Completion("it has", finish_reason="length")
     await remember(trace(tier="apprentice"))
@@ -54,19 +54,19 @@ async def test_nothing_else_is_kept(kb: KnowledgeBase) -> None:
     assert len(kb) == 0
 
 
-async def test_it_learns_for_an_evaluation(kb: KnowledgeBase) -> None:
+async def test_learn_stores_an_answer_without_a_trace(kb: KnowledgeBase) -> None:
     await CacheRecorder(kb, teachers={"master"}).learn(Query("q"), ANSWERED, "master")
     assert [example.source for example in kb] == ["master"]
 
 
-async def test_keeping_returns_the_id_under_which_it_lies(kb: KnowledgeBase) -> None:
+async def test_keep_returns_the_id(kb: KnowledgeBase) -> None:
     remember = CacheRecorder(kb, teachers=())
     first = await remember.keep(image_example(1, "cat"))
     second = await remember.keep(image_example(1, "dog"))
     assert kb.ids() == [second] != [first]
 
 
-async def test_a_pinned_answer_stays_and_nobody_is_warned(
+async def test_a_pinned_answer_stays_without_a_warning(
     kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
 ) -> None:
     remember = CacheRecorder(kb, teachers={"master"})
@@ -99,7 +99,7 @@ class Counting:
         return [example.query.text for example in examples]
 
 
-async def test_those_who_arrive_together_share_a_commit() -> None:
+async def test_concurrent_answers_share_a_commit() -> None:
     store = Counting()
     remember = CacheRecorder(store, teachers=())
     ids = await asyncio.gather(*(remember.keep(text_example(f"q{i}")) for i in range(40)))
@@ -107,7 +107,7 @@ async def test_those_who_arrive_together_share_a_commit() -> None:
     assert len(store.groups) <= 3
 
 
-async def test_a_caller_who_leaves_takes_nothing_along() -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_write() -> None:
     store = Counting()
     remember = CacheRecorder(store, teachers=())
     leaving = asyncio.create_task(remember.keep(text_example("first")))
@@ -118,7 +118,7 @@ async def test_a_caller_who_leaves_takes_nothing_along() -> None:
     assert sum(store.groups) == 2
 
 
-async def test_a_store_that_fails_tells_everyone_who_waits() -> None:
+async def test_a_failed_write_fails_all_waiting_callers() -> None:
     remember = CacheRecorder(Counting(StoreFullError("full")), teachers=())
     failed = await asyncio.gather(
         *(remember.keep(text_example(f"q{i}")) for i in range(3)), return_exceptions=True
@@ -126,7 +126,7 @@ async def test_a_store_that_fails_tells_everyone_who_waits() -> None:
     assert [type(one) for one in failed] == [StoreFullError] * 3
 
 
-async def test_what_cannot_be_stored_is_told_once(
+async def test_unstorable_answers_are_logged_once(
     kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
 ) -> None:
     remember = CacheRecorder(kb, teachers=(), longest=10)

@@ -8,7 +8,7 @@ from bottega.types import Trace
 from tests.recording.test_traces import trace
 
 
-async def test_all_are_told_in_their_order() -> None:
+async def test_recorders_are_called_in_order() -> None:
     told: list[str] = []
 
     async def first(trace: Trace, /) -> None:
@@ -21,7 +21,7 @@ async def test_all_are_told_in_their_order() -> None:
     assert told == ["first abc123", "second"]
 
 
-async def test_one_that_fails_keeps_nothing_from_the_others() -> None:
+async def test_a_failed_recorder_does_not_stop_the_others() -> None:
     told: list[str] = []
 
     async def fails(trace: Trace, /) -> None:

@@ -66,7 +66,7 @@ def trees(draw: st.DrawFn) -> SearchTree:
 
 
 @given(trees())
-def test_what_was_searched_is_what_is_read(tree: SearchTree) -> None:
+def test_a_stored_tree_is_read_back(tree: SearchTree) -> None:
     written = stored_trace(replace(trace(), tree=tree))
     read = from_json(to_json(written))
     assert read == written
@@ -114,7 +114,7 @@ def traces(tmp_path: Path) -> Iterator[TraceStore]:
     opened.close()
 
 
-async def test_the_sums_count_all_that_a_search_has_asked(traces: TraceStore) -> None:
+async def test_the_sums_include_all_requests_of_a_search(traces: TraceStore) -> None:
     tree = search_tree(candidates("cat", "dog", "owl", "newt"))
     await traces(searched(tree, example("cat", 9).query))
     await traces(trace("plain"))
@@ -125,13 +125,13 @@ async def test_the_sums_count_all_that_a_search_has_asked(traces: TraceStore) ->
     assert solid_image(0).data[16:40] not in traces.path.read_bytes()
 
 
-def test_traces_of_before_there_were_trees_are_read() -> None:
+def test_traces_without_trees_are_read() -> None:
     row = json.loads(to_json(stored_trace(trace())))
     del row["tree"]
     assert from_json(json.dumps(row)) == stored_trace(trace())
 
 
-def test_a_value_that_is_no_number_keeps_nothing_from_being_read() -> None:
+def test_a_nan_value_is_readable() -> None:
     tree = SearchTree(SearchNode(value=float("nan"), rewards={"self": float("nan")}), (), "budget")
     read = from_json(to_json(stored_trace(replace(trace(), tree=tree)))).tree
     assert read is not None
@@ -153,7 +153,7 @@ def test_a_value_that_is_no_number_keeps_nothing_from_being_read() -> None:
         "json_remove(body, '$.tree.usage')",
     ],
 )
-async def test_a_damaged_tree_is_told(traces: TraceStore, damage: str) -> None:
+async def test_a_damaged_tree_is_an_error(traces: TraceStore, damage: str) -> None:
     await traces(searched(search_tree(candidates("cat", "dog", "owl")), Query("?")))
     traces._connection.execute(f"UPDATE traces SET body = {damage}")
     with pytest.raises(StoreError, match="damaged") as caught:

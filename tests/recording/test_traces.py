@@ -124,7 +124,7 @@ def test_several_processes_share_the_file(tmp_path: Path) -> None:
     opened.close()
 
 
-async def test_another_writer_is_waited_for_then_named(
+async def test_a_locked_file_is_an_error_after_a_wait(
     traces: TraceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = sqlite3.connect(traces.path, isolation_level=None)
@@ -138,7 +138,7 @@ async def test_another_writer_is_waited_for_then_named(
     await traces(trace())
 
 
-async def test_a_full_disk_is_named_and_loses_nothing(traces: TraceStore) -> None:
+async def test_a_full_disk_is_an_error_and_loses_nothing(traces: TraceStore) -> None:
     await traces(trace("kept"))
     traces._connection.execute("PRAGMA max_page_count = 1")
     full = replace(trace("lost"), query=Query("x" * 100_000))
@@ -148,7 +148,7 @@ async def test_a_full_disk_is_named_and_loses_nothing(traces: TraceStore) -> Non
     assert [found.id for found in traces.list()] == ["kept"]
 
 
-def test_what_is_no_trace_store(tmp_path: Path) -> None:
+def test_another_file_is_not_a_trace_store(tmp_path: Path) -> None:
     text, foreign, newer = (tmp_path / name for name in ("text", "foreign", "newer"))
     text.write_text("dear diary, " * 100)
     for path, statement in ((foreign, "CREATE TABLE t (x)"), (newer, "PRAGMA user_version = 99")):
@@ -162,7 +162,7 @@ def test_what_is_no_trace_store(tmp_path: Path) -> None:
     assert text.read_text().startswith("dear diary")
 
 
-async def test_half_a_character_and_a_nul_are_recorded(traces: TraceStore) -> None:
+async def test_lone_surrogates_and_nul_are_recorded(traces: TraceStore) -> None:
     reply = Reply("m", (Completion("cat \ud83d \0", logprob=math.nan),))
     await traces(replace(trace(), query=Query("half \udc80"), reply=reply))
     found = traces.get("abc123")
@@ -170,7 +170,7 @@ async def test_half_a_character_and_a_nul_are_recorded(traces: TraceStore) -> No
     assert traces.list() == [found]
 
 
-async def test_a_damaged_trace_is_told(traces: TraceStore) -> None:
+async def test_a_damaged_trace_is_an_error(traces: TraceStore) -> None:
     await traces(trace())
     traces._connection.execute("UPDATE traces SET body = '{'")
     with pytest.raises(StoreError, match="damaged") as caught:
@@ -178,7 +178,7 @@ async def test_a_damaged_trace_is_told(traces: TraceStore) -> None:
     assert caught.value.hint
 
 
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
+def test_a_closed_store_is_an_error(tmp_path: Path) -> None:
     opened = TraceStore.open(tmp_path / "traces.db")
     opened.close()
     with pytest.raises(StoreError):

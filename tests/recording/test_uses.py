@@ -17,7 +17,7 @@ class IndexedRows:
         self.told.append((list(ids), saved_usd))
 
 
-async def test_what_was_shown_saved_what_the_master_would_have_cost() -> None:
+async def test_demonstrations_save_the_masters_mean_cost() -> None:
     indexed_rows = IndexedRows()
     count = UseCountRecorder(indexed_rows, master="master")
     small = replace(trace(cost=0.1), tier="apprentice")

@@ -30,23 +30,23 @@ async def answers(contexts: Sequence[str | None], context: str, k: int, furthest
     return "".join(one.example.answer for one in found)
 
 
-async def test_only_the_same_context_and_what_has_none() -> None:
+async def test_only_matching_contexts_and_untagged_examples_remain() -> None:
     assert await answers(["a", "b", None, "", "a"], "a", 5) == "024"
     assert await answers(["a", "b", None, "", "a"], "", 5) == "23"
 
 
-async def test_it_looks_further_until_there_are_enough() -> None:
+async def test_the_search_widens_until_k_match() -> None:
     assert await answers(["b"] * 6 + ["a"] * 3, "a", 2) == "67"
     assert ASKED == [2, 8]
     assert await answers(["b"] * 30 + ["a"] * 3, "a", 2) == "3031"
     assert ASKED == [2, 8, 32]
 
 
-async def test_it_does_not_look_through_everything() -> None:
+async def test_the_search_depth_is_limited() -> None:
     assert await answers(["b"] * 300 + ["a"], "a", 1, furthest=16) == ""
     assert ASKED == [1, 4, 16]
 
 
-async def test_the_first_look_is_enough_where_all_are_alike() -> None:
+async def test_one_search_is_enough_if_all_match() -> None:
     assert await answers([None] * 10, "", 3) == "012"
     assert ASKED == [3]

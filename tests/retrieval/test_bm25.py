@@ -72,7 +72,7 @@ async def test_a_search_after_any_changes_is_that_of_a_new_index(
         ]
 
 
-async def test_searches_beside_changes_see_whole_states() -> None:
+async def test_concurrent_searches_see_consistent_states() -> None:
     memory = Memory([asked(f"red {i}", "x", i) for i in range(30)])
     retrieve = BM25Retriever(memory)
 
@@ -99,7 +99,7 @@ class Forgetful(Memory):
         return list(kept)
 
 
-async def test_a_feed_that_has_forgotten_changes_is_read_from_its_beginning() -> None:
+async def test_a_pruned_feed_is_read_from_its_beginning() -> None:
     feed = Forgetful([asked(hue, "x", shade) for shade, hue in enumerate(["red", "green", "blue"])])
     search = BM25Retriever(feed)
     assert len(await search(Query("any"), 5)) == 3
@@ -135,7 +135,7 @@ async def test_examples_deleted_during_a_search_are_left_out() -> None:
     assert [c.example.query.text for c in await search(Query("red"), 3)] == ["green"]
 
 
-async def test_an_example_that_never_was_is_an_error() -> None:
+async def test_an_unknown_example_is_an_error() -> None:
     memory = Memory([asked("red", "x", 1)])
     del memory.examples["entry-0001"]  # the log does not know
     with pytest.raises(NotFoundError):
@@ -160,7 +160,7 @@ async def test_smallest_and_largest_settings_are_valid() -> None:
         assert len(await retrieve(Query("red"), 1)) == 1
 
 
-async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:
+async def test_a_failed_read_is_repeated() -> None:
     memory, failing = Memory([asked("red", "x", 1), asked("blue zebra", "x", 2)]), [True]
 
     def reads(example: Example) -> str:
@@ -176,14 +176,14 @@ async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:
 
 
 @pytest.mark.parametrize("k", [0, -1])
-async def test_fewer_than_one_cannot_be_searched_for(k: int) -> None:
+async def test_k_must_be_at_least_1(k: int) -> None:
     with pytest.raises(SettingError) as raised:
         await BM25Retriever(Memory([asked("red", "x", 1)]))(Query("red"), k)
     assert raised.value.hint
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_settings_that_are_no_numbers_are_refused(wrong: float) -> None:
+def test_nan_settings_are_rejected(wrong: float) -> None:
     with pytest.raises(SettingError):
         BM25Retriever(Memory(), k1=wrong)
     with pytest.raises(SettingError):

@@ -6,7 +6,7 @@ from bottega.retrieval.bm25 import ChangeFollower, StaticExamples
 from tests.builders import ListPool, example
 
 
-def test_a_pool_that_does_not_change_is_read_once() -> None:
+def test_static_examples_are_read_once() -> None:
     taken: list[tuple[list[str], list[str]]] = []
 
     def take(gone: Sequence[str], new: Sequence[str]) -> None:

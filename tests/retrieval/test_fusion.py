@@ -52,7 +52,7 @@ async def test_positive_constants_and_weights_are_valid(constant: float, weight:
 
 
 @given(orders=ORDERS)
-async def test_one_list_stays_as_it_is_and_the_order_of_lists_does_not_matter(
+async def test_the_order_of_lists_does_not_matter(
     orders: list[list[str]],
 ) -> None:
     alone = [c.example.answer for c in await fused(orders[0])]
@@ -62,9 +62,7 @@ async def test_one_list_stays_as_it_is_and_the_order_of_lists_does_not_matter(
 
 
 @given(orders=ORDERS, k=st.integers(0, 8))
-async def test_what_all_rank_first_is_first_and_k_are_found(
-    orders: list[list[str]], k: int
-) -> None:
+async def test_a_unanimous_first_rank_is_first(orders: list[list[str]], k: int) -> None:
     agreed = [["z", *order] for order in orders]
     found = [c.example.answer for c in await fused(*agreed, k=k)]
     assert len(set(found)) == len(found) == min(k, 7)
@@ -81,7 +79,7 @@ async def test_weights_and_depth() -> None:
     assert retriever.asked == [5, 9]
 
 
-async def test_one_that_fails_is_its_own_error() -> None:
+async def test_a_failed_retriever_raises_its_own_error() -> None:
     down = GenerationError("down")
     with pytest.raises(GenerationError):
         await RankFusionRetriever([Ranked("ab"), Ranked("", down)])(Query("q"), 2)
@@ -98,12 +96,12 @@ async def test_one_that_fails_is_its_own_error() -> None:
         (1, {"weights": [-1.0]}),
     ],
 )
-def test_a_fusion_that_cannot_be_is_refused(retrievers: int, settings: dict[str, object]) -> None:
+def test_an_invalid_fusion_is_rejected(retrievers: int, settings: dict[str, object]) -> None:
     with pytest.raises(SettingError):
         RankFusionRetriever([Ranked("a")] * retrievers, **settings)  # type: ignore[arg-type]
 
 
-async def test_any_iterable_of_retrievers_and_weights_will_do() -> None:
+async def test_retrievers_and_weights_can_be_any_iterable() -> None:
     fusion = RankFusionRetriever(iter([Ranked("ab"), Ranked("ba")]), weights=iter([1.0, 2.0]))
     for _ in range(2):
         assert [c.example.answer for c in await fusion(Query("q"), 2)] == ["b", "a"]
@@ -111,7 +109,7 @@ async def test_any_iterable_of_retrievers_and_weights_will_do() -> None:
         RankFusionRetriever(iter([]))
 
 
-async def test_examples_without_an_id_are_told_apart_by_what_they_say() -> None:
+async def test_examples_without_id_are_compared_by_content() -> None:
     first, second = (Candidate(Example(Query(text), "x"), 1.0) for text in ("one", "two"))
 
     async def one(query: Query, k: int, /) -> list[Candidate]:
@@ -124,7 +122,7 @@ async def test_examples_without_an_id_are_told_apart_by_what_they_say() -> None:
     assert [c.example.query.text for c in found] == ["two", "one"]
 
 
-async def test_a_negative_number_of_examples_is_refused() -> None:
+async def test_a_negative_k_is_rejected() -> None:
     with pytest.raises(SettingError):
         await fused("abc", k=-1)
 
@@ -143,7 +141,7 @@ TIED = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 2)), unique_
 
 
 @given(scores=TIED, order=st.permutations("abcdef"), data=st.data())
-async def test_the_order_among_ties_says_nothing(
+async def test_ties_share_their_best_rank(
     scores: list[tuple[str, float]], order: list[str], data: st.DataObject
 ) -> None:
     async def fuse(scores: Sequence[tuple[str, float]]) -> dict[str, float]:
@@ -161,9 +159,7 @@ async def test_the_order_among_ties_says_nothing(
 
 
 @given(order=st.permutations("abcdef"), tied=st.permutations("abcdef"))
-async def test_a_list_that_is_all_one_tie_changes_nothing(
-    order: list[str], tied: list[str]
-) -> None:
+async def test_an_all_tied_list_is_ignored(order: list[str], tied: list[str]) -> None:
     same = Scored([(label, 0.0) for label in tied])
     found = await RankFusionRetriever([same, Ranked(order)])(Query("q"), 6)
     assert [c.example.answer for c in found] == order

@@ -15,5 +15,5 @@ def test_the_spread_is_the_distance_to_the_others_of_a_group() -> None:
     assert spread(vectors[:2], np.array([0, 0])) == pytest.approx(4)
 
 
-def test_entries_that_are_all_alone_have_no_spread() -> None:
+def test_groups_of_one_entry_have_no_spread() -> None:
     assert spread(np.eye(3, dtype=np.float32), np.arange(3)) == 0.0

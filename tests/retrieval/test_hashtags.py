@@ -45,7 +45,7 @@ async def test_an_empty_cache_is_an_error_and_the_first_entry_is_found() -> None
     assert len(await retrieve(Query("colour"), 2)) == 1
 
 
-async def test_a_due_refit_runs_behind_the_queries_and_loses_nothing() -> None:
+async def test_a_due_refit_runs_in_the_background() -> None:
     counting, go_on = Event(), Event()
 
     def slow(ids: Sequence[str], vectors: Vectors) -> int:
@@ -68,7 +68,7 @@ async def test_a_due_refit_runs_behind_the_queries_and_loses_nothing() -> None:
     await retrieve.settled()
 
 
-async def test_a_refit_that_meets_a_deleted_entry_is_tried_again() -> None:
+async def test_a_refit_is_repeated_after_a_deletion() -> None:
     memory = Memory(about("colour", 20))
     vectors, asked_for = memory.vectors, 0
 
@@ -89,7 +89,7 @@ async def test_a_refit_that_meets_a_deleted_entry_is_tried_again() -> None:
     assert len(tree.refits) == 1
 
 
-async def test_a_refit_that_fails_is_logged_once_and_tried_again_after_more_changes(
+async def test_a_failed_refit_is_logged_once_and_repeated_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tried: list[int] = []
@@ -113,7 +113,7 @@ async def test_a_refit_that_fails_is_logged_once_and_tried_again_after_more_chan
     assert len(retrieve.tree.refits) == 1
 
 
-async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:
+async def test_a_failed_read_is_repeated() -> None:
     memory, failing = Memory(about("colour", 4)), [True]
 
     def vectors(ids: Sequence[str]) -> Vectors:
@@ -131,7 +131,7 @@ async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:
 
 
 @pytest.mark.parametrize("dimension", [16, 5])
-async def test_a_knowledge_base_that_was_embedded_anew_is_not_mixed_with_old_groups(
+async def test_a_reembedded_knowledge_base_is_an_error(
     dimension: int,
 ) -> None:
     memory, anew = Memory(about("colour", 6)), False
@@ -164,7 +164,7 @@ async def test_a_query_of_another_dimension_is_a_setting_error() -> None:
         await retrieve(Query("colour"), 3)
 
 
-def test_leave_one_out_counts_the_topics_that_images_cannot_tell_apart() -> None:
+def test_leave_one_out_finds_topics_that_images_do_not_separate() -> None:
     rng = np.random.default_rng(0)
     topic = np.repeat(np.arange(4), 100)[rng.permutation(400)]
     value = rng.integers(0, 5, 400)

@@ -52,7 +52,7 @@ def test_any_reply_gives_few_short_different_keywords(reply: str, count: int) ->
     assert all(k and "," not in k and len(k.split()) <= MOST_WORDS for k in keywords)
 
 
-async def test_a_model_is_asked_for_the_keywords_of_a_text_as_it_is() -> None:
+async def test_the_prompt_contains_the_text_unchanged() -> None:
     model = ScriptedGenerator(["red, disc, round"])
     text = "Braces {count} {text} stay."
     assert await GeneratedKeywordExtractor(model, count=2)(text) == ("red", "disc")
@@ -64,7 +64,7 @@ async def test_a_model_is_asked_for_the_keywords_of_a_text_as_it_is() -> None:
     assert len(model.calls) == 1
 
 
-async def test_terms_are_those_that_the_corpus_has_least_of() -> None:
+async def test_terms_are_rare_in_the_corpus() -> None:
     corpus = ["the disc is red", "the disc is blue", "the disc is round"]
     terms = TfidfKeywordExtractor(corpus, count=3, longest=1)
     assert await terms("The zebra, the red disc") == ("zebra", "red", "disc")
@@ -142,7 +142,7 @@ async def test_keywords_are_stored_with_the_examples_and_read_again() -> None:
     assert done[3:] == [silent, known]
 
 
-async def test_a_model_that_fails_is_one_error_not_a_group() -> None:
+async def test_a_failed_model_raises_a_single_error() -> None:
     failing = GeneratedKeywordExtractor(ScriptedGenerator([GenerationError("down"), "a"]))
     with pytest.raises(GenerationError):
         await tag_keywords([Example(Query("q"), "a"), Example(Query("q"), "b")], failing)
@@ -159,7 +159,7 @@ class Asked:
         return []
 
 
-async def test_the_question_is_cut_to_its_keywords() -> None:
+async def test_the_question_is_replaced_by_its_keywords() -> None:
     search, whole = Asked(), Query("What is the colour of the disc?", (solid_image(1),), id="q")
     # "disc" is the rarest; the question's order stays.
     terms = TfidfKeywordExtractor(["What is the colour?", "What is the shape?"], longest=1)
@@ -175,7 +175,7 @@ async def test_the_question_is_cut_to_its_keywords() -> None:
     ("keep", "answer", "text"),
     [(True, "vorbu", "What? vorbu"), (False, "vorbu", "vorbu"), (False, "the", "What?")],
 )
-async def test_a_probe_searches_by_what_the_apprentice_says(
+async def test_a_probe_searches_by_the_apprentices_answer(
     keep: bool, answer: str, text: str
 ) -> None:
     search, model = Asked(), ScriptedGenerator([answer])
@@ -189,7 +189,7 @@ async def test_a_probe_searches_by_what_the_apprentice_says(
     assert model.calls[0].prompt == prompt(query, ())
 
 
-def test_the_keywords_of_an_example_are_searched_for_in_the_place_of_its_question() -> None:
+def test_keyword_queries_replace_the_question() -> None:
     query = Query("What is it?", (solid_image(1),))
     tagged = Example(query, "a cat", tags={"keywords": "cat, whiskers"})
     assert stored_keywords(tagged) == ("cat", "whiskers")

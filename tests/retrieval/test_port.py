@@ -112,7 +112,7 @@ async def test_the_same_query_finds_the_same_examples(make: Make, memory: Memory
     assert await retrieve(query, 6) == await retrieve(query, 6)
 
 
-async def test_many_queries_at_once_find_what_each_finds_alone(make: Make, memory: Memory) -> None:
+async def test_concurrent_queries_find_the_same_as_single_ones(make: Make, memory: Memory) -> None:
     queries = [Query(f"{topic} number {i}") for topic in TOPICS for i in range(4)]
     retrieve = make(memory)
     together = await asyncio.gather(*(retrieve(query, 5) for query in queries))
@@ -127,7 +127,7 @@ async def test_a_text_of_any_kind_is_a_query(make: Make, memory: Memory) -> None
 @pytest.mark.parametrize(
     "name", ["dense", "crossed", "hybrid", "bm25", "fusion", "hashtags, fixed"]
 )
-async def test_what_comes_is_found_and_what_goes_is_not(name: str, memory: Memory) -> None:
+async def test_added_examples_are_found_and_deleted_ones_are_not(name: str, memory: Memory) -> None:
     retrieve, query = RETRIEVERS[name](memory), Query("rare zebra")
     assert len(await retrieve(query, 40)) == 21
     memory.add([asked("rare zebra sighted", "zebra", 500)])
@@ -167,7 +167,7 @@ async def test_the_same_with_a_knowledge_base(name: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(KnowledgeBase, "changes"), reason="no change log by id yet")
-async def test_a_knowledge_base_that_says_what_changed_is_followed() -> None:
+async def test_changes_of_a_knowledge_base_are_followed() -> None:
     embed = Words()
     with KnowledgeBase.open(":memory:", embed=embed) as knowledge:
         kb: Any = knowledge

@@ -43,9 +43,7 @@ def test_an_empty_pool_is_an_error_with_a_hint(
 
 
 @given(k=st.integers(0, 12), seed=st.integers(0, 5))
-async def test_uniform_draws_k_different_examples_and_never_more_than_there_are(
-    k: int, seed: int
-) -> None:
+async def test_uniform_samples_k_different_examples(k: int, seed: int) -> None:
     found = await UniformSampler(pool_of({"a": 3, "b": 4}), seed=seed)(QUERY, k)
     assert len({c.example.id for c in found}) == len(found) == min(k, 7)
 
@@ -70,7 +68,7 @@ async def test_uniform_reaches_every_example() -> None:
 
 
 @pytest.mark.parametrize("retriever", [UniformSampler, BalancedSampler])
-async def test_the_query_itself_is_never_drawn(
+async def test_the_query_itself_is_never_sampled(
     retriever: type[UniformSampler | BalancedSampler],
 ) -> None:
     pool = pool_of({"a": 4})
@@ -89,14 +87,14 @@ async def test_balanced_shows_every_label_as_often_as_the_others(k: int, seed: i
     assert max(counts.values(), default=0) - min((counts[x] for x in "abc"), default=0) <= 1
 
 
-async def test_balanced_goes_on_when_a_label_runs_out() -> None:
+async def test_balanced_continues_after_a_label_runs_out() -> None:
     found = await BalancedSampler(pool_of({"rare": 1, "common": 20}), seed=0)(QUERY, 8)
     assert Counter(c.example.answer for c in found) == {"rare": 1, "common": 7}
 
 
 @pytest.mark.parametrize("retriever", [UniformSampler, BalancedSampler])
 @pytest.mark.parametrize("k", [3, 40])
-async def test_what_was_deleted_since_is_left_out(
+async def test_deleted_examples_are_left_out(
     retriever: type[UniformSampler | BalancedSampler], k: int
 ) -> None:
     memory = Memory(about("colour", 7) + about("shape", 7, start=20))

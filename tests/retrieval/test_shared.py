@@ -50,7 +50,7 @@ async def test_concurrent_and_later_calls_share_one_search() -> None:
     assert slow.asked == [3, 5]
 
 
-async def test_another_request_searches_again_even_if_it_asks_the_same() -> None:
+async def test_an_equal_query_in_another_object_searches_again() -> None:
     slow, first, second = Slow(), Query("q"), Query("q")
     shared = SharedRetriever(slow)
     await shared(first, 2)
@@ -58,7 +58,7 @@ async def test_another_request_searches_again_even_if_it_asks_the_same() -> None
     assert slow.asked == [2, 2]
 
 
-async def test_what_was_found_goes_with_the_query() -> None:
+async def test_the_result_is_freed_with_the_query() -> None:
     slow, query = Slow(), Query("q")
     shared = SharedRetriever(slow)
     await shared(query, 2)
@@ -68,7 +68,7 @@ async def test_what_was_found_goes_with_the_query() -> None:
     assert shared._searches == {}
 
 
-async def test_a_search_that_failed_is_forgotten_while_the_query_lives() -> None:
+async def test_a_failed_search_is_freed_before_the_query() -> None:
     slow, query = Slow(), Query("q")
     slow.error = SettingError("no picture")
     shared = SharedRetriever(slow)
@@ -76,7 +76,7 @@ async def test_a_search_that_failed_is_forgotten_while_the_query_lives() -> None
     assert shared._searches == {}
 
 
-async def test_a_query_object_that_was_answered_is_searched_for_anew() -> None:
+async def test_an_answered_query_object_searches_again() -> None:
     slow, query = Slow(), Query("q")
     shared = SharedRetriever(slow)
     await shared(query, 2)
@@ -86,14 +86,14 @@ async def test_a_query_object_that_was_answered_is_searched_for_anew() -> None:
     assert slow.asked == [2, 2]
 
 
-async def test_callers_cannot_spoil_each_others_lists() -> None:
+async def test_callers_get_separate_lists() -> None:
     slow, query = Slow(), Query("q")
     shared = SharedRetriever(slow)
     (await shared(query, 2)).clear()
     assert letters(await shared(query, 2)) == "ab"
 
 
-async def test_a_failed_search_is_told_to_all_who_wait_and_tried_again() -> None:
+async def test_a_failed_search_fails_all_callers_and_is_repeated() -> None:
     slow, query = Slow(), Query("q")
     shared = SharedRetriever(slow)
     slow.error = ValueError("x")
@@ -104,7 +104,7 @@ async def test_a_failed_search_is_told_to_all_who_wait_and_tried_again() -> None
     assert slow.asked == [1, 1]
 
 
-async def test_who_gives_up_takes_the_search_from_nobody_else() -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_search() -> None:
     slow, query = Slow(), Query("q")
     shared = SharedRetriever(slow)
     slow.gate.clear()
@@ -117,7 +117,7 @@ async def test_who_gives_up_takes_the_search_from_nobody_else() -> None:
     assert (slow.asked, slow.cancelled) == ([2], 0)
 
 
-async def test_a_search_that_nobody_waits_for_is_cancelled_and_not_joined() -> None:
+async def test_a_search_without_callers_is_cancelled() -> None:
     slow, query = Slow(), Query("q")
     shared = SharedRetriever(slow)
     slow.gate.clear()
@@ -130,7 +130,7 @@ async def test_a_search_that_nobody_waits_for_is_cancelled_and_not_joined() -> N
     assert (slow.asked, slow.cancelled) == ([2, 2], 1)
 
 
-async def test_a_caller_that_gives_up_leaves_the_larger_search_to_others() -> None:
+async def test_a_cancelled_caller_keeps_the_larger_search() -> None:
     slow, query = Slow(), Query("q")
     shared = SharedRetriever(slow)
     slow.gate.clear()
@@ -147,26 +147,26 @@ async def test_a_caller_that_gives_up_leaves_the_larger_search_to_others() -> No
     assert slow.asked == [2, 5]
 
 
-def test_what_one_event_loop_found_another_may_have() -> None:
+def test_another_event_loop_can_read_the_result() -> None:
     slow, query = Slow(), Query("q")
     shared = SharedRetriever(slow)
     assert letters(asyncio.run(shared(query, 2))) == letters(asyncio.run(shared(query, 2))) == "ab"
     assert slow.asked == [2]
 
 
-async def test_the_first_search_is_as_large_as_asked_for_and_not_larger() -> None:
+async def test_the_first_search_has_exactly_the_requested_size() -> None:
     slow = Slow()
     await SharedRetriever(slow, min_k=1)(Query("q"), 1)
     await SharedRetriever(slow)(Query("q"), 2)
     assert slow.asked == [1, 2]
 
 
-def test_a_search_for_nothing_is_refused() -> None:
+def test_a_search_for_no_candidates_is_rejected() -> None:
     with pytest.raises(SettingError):
         SharedRetriever(Slow(), min_k=0)
 
 
-async def test_it_says_how_near_the_nearest_was_and_searches_for_nobody() -> None:
+async def test_best_returns_the_highest_score_without_a_search() -> None:
     slow, query = Slow(), Query("q")
     shared = SharedRetriever(slow)
     assert shared.best(query) is None
@@ -179,7 +179,7 @@ async def test_it_says_how_near_the_nearest_was_and_searches_for_nobody() -> Non
     assert shared.best(query) is None
 
 
-def test_least_below_1_is_rejected() -> None:
+def test_min_k_below_1_is_rejected() -> None:
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
         return []
 

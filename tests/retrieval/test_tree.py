@@ -50,7 +50,7 @@ def played(steps: Sequence[tuple[str, int]], tree: HashtagTree) -> dict[str, Vec
 
 
 @given(steps=STEPS, groups=st.integers(1, 6), counted=st.booleans())
-def test_centres_are_what_a_recomputation_gives(
+def test_centres_equal_recomputed_means(
     steps: list[tuple[str, int]], groups: int, counted: bool
 ) -> None:
     tree = HashtagTree(
@@ -89,7 +89,7 @@ def test_the_nearest_groups_come_first_and_no_more_than_needed() -> None:
     assert [len(ids) for ids in tree.near(towards, 5, margin=9.0)] == [30]
 
 
-def test_an_emptied_group_is_gone_and_an_emptied_tree_starts_cold() -> None:
+def test_empty_groups_are_removed_and_an_empty_tree_starts_cold() -> None:
     tree = HashtagTree(2, cold_start=2)
     tree.add(["a", "b"], np.eye(2, D, dtype=np.float32))
     tree.refit()
@@ -103,7 +103,7 @@ def test_an_emptied_group_is_gone_and_an_emptied_tree_starts_cold() -> None:
     assert tree.groups == [["c"]]
 
 
-def test_entries_that_are_all_alike_are_one_group() -> None:
+def test_equal_entries_are_one_group() -> None:
     tree = HashtagTree(5, cold_start=1)
     tree.add([f"e{i}" for i in range(20)], np.repeat(rows([1]), 20, axis=0))
     done = tree.refit()
@@ -111,7 +111,7 @@ def test_entries_that_are_all_alike_are_one_group() -> None:
     assert (done.entries, done.groups, len(tree.centres)) == (20, 1, 1)
 
 
-def test_a_refit_is_due_after_32_newcomers_of_another_topic() -> None:
+def test_a_refit_is_due_after_32_entries_of_a_new_topic() -> None:
     rng = np.random.default_rng(0)
     corner, other = np.eye(2, D, dtype=np.float32)
     noise = 0.05 * rng.standard_normal((280, D)).astype(np.float32)
@@ -129,7 +129,7 @@ def test_a_refit_is_due_after_32_newcomers_of_another_topic() -> None:
     assert len(tree) == 100
 
 
-def test_the_papers_tree_is_fitted_once_and_ours_when_it_grew_or_drifted() -> None:
+def test_only_the_adaptive_tree_is_fitted_again() -> None:
     near_corner = np.eye(4, D, dtype=np.float32)[np.arange(40) % 2]
     noise = 0.05 * np.random.default_rng(0).standard_normal((240, D)).astype(np.float32)
     fixed, adaptive = HashtagTree(2, adapt=False, cold_start=40), HashtagTree(2, cold_start=40)
@@ -155,7 +155,7 @@ def test_the_papers_tree_is_fitted_once_and_ours_when_it_grew_or_drifted() -> No
     assert adaptive.due()
 
 
-def test_the_number_of_groups_may_be_counted_at_each_fit() -> None:
+def test_the_group_count_can_be_chosen_at_each_fit() -> None:
     seen: list[tuple[int, int]] = []
 
     def count(ids: Sequence[str], vectors: Vectors) -> int:
@@ -170,7 +170,7 @@ def test_the_number_of_groups_may_be_counted_at_each_fit() -> None:
     assert [refit.groups for refit in tree.refits] == [2, 4]
 
 
-def test_a_new_topic_founds_a_group_where_the_number_is_counted() -> None:
+def test_a_new_topic_forms_a_group_if_the_count_is_chosen() -> None:
     corners = np.eye(4, D, dtype=np.float32)
     noise = 0.05 * np.random.default_rng(0).standard_normal((40, D)).astype(np.float32)
     fixed, counted, undivided, closed = (
@@ -187,7 +187,7 @@ def test_a_new_topic_founds_a_group_where_the_number_is_counted() -> None:
     assert counted.groups[2] == [f"n{i}" for i in range(10)]
 
 
-def test_a_far_entry_founds_no_group_if_one_group_is_best() -> None:
+def test_a_far_entry_forms_no_group_if_one_group_is_best() -> None:
     tree = HashtagTree(lambda ids, vectors: 1, cold_start=1, novel=2.0)
     tree.add([f"e{i}" for i in range(30)], rows(range(30)))
     tree.refit()
@@ -195,7 +195,7 @@ def test_a_far_entry_founds_no_group_if_one_group_is_best() -> None:
     assert len(tree.groups) == 1
 
 
-def test_strays_do_not_become_more_groups_than_a_search_can_go_through() -> None:
+def test_outliers_do_not_exceed_the_group_limit() -> None:
     tree = HashtagTree(lambda ids, vectors: 2, cold_start=1, novel=2.0)
     tree.add(["a", "b", "c", "d"], np.eye(2, 200, dtype=np.float32)[[0, 0, 1, 1]])
     tree.refit()
@@ -204,7 +204,7 @@ def test_strays_do_not_become_more_groups_than_a_search_can_go_through() -> None
     assert len(tree) == 154
 
 
-def test_what_comes_and_goes_during_a_refit_is_kept() -> None:
+def test_changes_during_a_refit_are_kept() -> None:
     fitting, go_on = threading.Event(), threading.Event()
 
     def slow(ids: Sequence[str], vectors: Vectors) -> int:
@@ -271,7 +271,7 @@ def test_kmeans_numbers_its_groups_without_gaps(seed: int, groups: int, n: int) 
 
 
 @pytest.mark.parametrize(("groups", "cold_start"), [(0, 64), (2, 0)])
-def test_a_tree_that_cannot_be_is_refused(groups: int, cold_start: int) -> None:
+def test_an_invalid_tree_is_rejected(groups: int, cold_start: int) -> None:
     with pytest.raises(SettingError):
         HashtagTree(groups, cold_start=cold_start)
 

@@ -72,14 +72,14 @@ def test_hurting_demonstrations_are_never_shown() -> None:
         assert not any(map(any, shown))
 
 
-def test_a_change_for_the_worse_hides_within_200_samples() -> None:
+def test_a_decline_hides_demonstrations_within_200_samples() -> None:
     def turning(i: int) -> tuple[float, float, float]:
         return HELP(i) if i < 300 else HURT(i)
 
     assert ends_as(NONE, turning, 500) >= 0.95
 
 
-def test_each_band_is_decided_by_itself() -> None:
+def test_each_band_is_decided_separately() -> None:
     gates = [BenefitGate() for _ in range(30)]
     ends = [
         simulated(gate, lambda i: (-0.3, 0.0, 0.3), 240, seed)[-1]
@@ -104,7 +104,7 @@ def test_helping_demonstrations_stay_shown() -> None:
 
 
 @pytest.mark.parametrize("unmeasured", ["hidden", "shown"])
-def test_before_it_is_measured_the_setting_decides(unmeasured: str) -> None:
+def test_the_setting_decides_before_enough_samples(unmeasured: str) -> None:
     gate = BenefitGate(unmeasured=unmeasured, min_samples=5)
     for _ in range(4):
         assert gate.shows(near(0.5)) == (unmeasured == "shown")
@@ -113,14 +113,14 @@ def test_before_it_is_measured_the_setting_decides(unmeasured: str) -> None:
     assert gate.shows(near(0.5))
 
 
-def test_where_there_is_nothing_to_show_nothing_is_shown_or_learnt() -> None:
+def test_no_candidates_means_no_decision_and_no_sample() -> None:
     gate = BenefitGate(unmeasured="shown")
     assert not gate.shows([])
     gate.learn([], 1.0, 0.0)
     assert gate.summary()[0].n == 0
 
 
-def test_a_similarity_that_never_varies_makes_one_band() -> None:
+def test_a_constant_similarity_gives_one_band() -> None:
     gate = BenefitGate()
     for _ in range(100):
         gate.learn(near(1.0), 1.0, 0.0)
@@ -128,7 +128,7 @@ def test_a_similarity_that_never_varies_makes_one_band() -> None:
     assert sorted(band.n for band in gate.summary()) == [0, 0, 100]
 
 
-def test_a_gain_must_be_worth_its_tokens() -> None:
+def test_a_gain_must_exceed_min_gain() -> None:
     for worth, shown in ((0.0, True), (0.3, False)):
         gate = BenefitGate(min_gain=worth)
         simulated(gate, lambda i: (0.2,) * 3, 240, seed=1)
@@ -140,7 +140,7 @@ SAMPLES = st.lists(st.tuples(st.floats(-1e6, 1e6), SCORES, SCORES), max_size=120
 
 
 @given(samples=SAMPLES, bands=st.integers(1, 4), least=st.integers(1, 15))
-def test_whatever_was_learnt_a_restart_forgets_nothing(
+def test_a_restored_gate_continues_identically(
     samples: list[tuple[float, float, float]], bands: int, least: int
 ) -> None:
     settings: Mapping[str, int] = {"bands": bands, "min_samples": least, "window": 60}
@@ -174,7 +174,7 @@ WHOLE = BenefitGate().state()
         {**WHOLE, "edges": [1.0, 2.0, 3.0], "open": [True] * 4},  # more bands than it has
     ],
 )
-def test_a_damaged_state_is_refused_and_changes_nothing(state: dict[str, object]) -> None:
+def test_a_damaged_state_is_rejected_and_changes_nothing(state: dict[str, object]) -> None:
     gate = BenefitGate(min_samples=2)
     for _ in range(9):
         gate.learn(near(0.5), 1.0, 0.0)
@@ -187,7 +187,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(state: dict[str, object]
 @pytest.mark.parametrize(
     "settings", [{"bands": 0}, {"window": 10}, {"unmeasured": "maybe"}, {"confidence": 0.5}]
 )
-def test_impossible_settings_are_refused(settings: dict[str, object]) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, object]) -> None:
     with pytest.raises(SettingError):
         BenefitGate(**settings)  # type: ignore[arg-type]
 
@@ -203,6 +203,6 @@ def test_the_smallest_settings_work() -> None:
 
 
 @pytest.mark.parametrize("scores", [(1.1, 0.0), (0.0, -0.1), (float("nan"), 0.0)])
-def test_scores_are_shares(scores: tuple[float, float]) -> None:
+def test_scores_must_be_fractions(scores: tuple[float, float]) -> None:
     with pytest.raises(SettingError):
         BenefitGate().learn(near(0.5), *scores)

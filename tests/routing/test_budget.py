@@ -58,7 +58,7 @@ STREAMS: dict[str, tuple[Cost, float, float]] = {
 
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("seed", [0, 1])
-async def test_the_spend_is_held_over_any_two_thousand_queries(name: str, seed: int) -> None:
+async def test_the_cost_of_any_2000_queries_is_near_the_target(name: str, seed: int) -> None:
     cost, low, high = STREAMS[name]
     costs = await spent(BudgetRouter(TWO, 1000 * TARGET, seed=seed), 8000, cost, seed=seed)
     held = windows(costs, 2000)
@@ -66,7 +66,7 @@ async def test_the_spend_is_held_over_any_two_thousand_queries(name: str, seed: 
     assert max(windows(costs, 500)) < 2.2
 
 
-async def test_a_master_that_all_can_afford_answers_all_until_it_is_too_dear() -> None:
+async def test_an_affordable_master_answers_all_until_its_price_rises() -> None:
     router = BudgetRouter(TWO, 1000 * TARGET)
     cost = prices(0.0002, lambda i: 0.003 if i < 3000 else 0.06)
     costs = await spent(router, 8000, cost, seed=0)
@@ -75,7 +75,7 @@ async def test_a_master_that_all_can_afford_answers_all_until_it_is_too_dear() -
     assert 0.9 < min(windows(costs[4500:], 2000)) <= max(windows(costs[4500:], 2000)) < 1.1
 
 
-async def test_an_apprentice_beyond_the_budget_is_said_once_and_forgiven(
+async def test_an_apprentice_over_budget_is_logged_once_and_forgiven(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     router = BudgetRouter(TWO, 1000 * TARGET)
@@ -89,7 +89,7 @@ async def test_an_apprentice_beyond_the_budget_is_said_once_and_forgiven(
     assert sum(costs[1500:]) / 1500 == pytest.approx(TARGET, rel=0.1)
 
 
-async def test_before_its_price_is_known_the_master_is_asked_once() -> None:
+async def test_the_master_is_called_once_to_learn_its_price() -> None:
     router = BudgetRouter(TWO, 4)
     first = [await router(QUERY) for _ in range(51)]
     assert first == [LARGE, *[SMALL] * 50]
@@ -99,7 +99,7 @@ async def test_before_its_price_is_known_the_master_is_asked_once() -> None:
     assert 0 < router.rate < 0.2
 
 
-async def test_an_escalated_query_counts_as_what_the_apprentice_costs() -> None:
+async def test_an_escalated_query_counts_as_an_apprentice_cost() -> None:
     router = BudgetRouter(TWO, 4)
     await router.observe(traced(LARGE, 0.04))
     await router.observe(traced(SMALL, 0.001))
@@ -109,7 +109,7 @@ async def test_an_escalated_query_counts_as_what_the_apprentice_costs() -> None:
     assert router.too_small
 
 
-async def test_a_debt_is_paid_back_over_a_quarter_of_the_window() -> None:
+async def test_overspending_is_compensated_over_a_quarter_window() -> None:
     router = BudgetRouter(TWO, 4, window=100)
     await router.observe(traced(LARGE, 0.04))
     await router.observe(traced(SMALL, 0.0))
@@ -118,7 +118,7 @@ async def test_a_debt_is_paid_back_over_a_quarter_of_the_window() -> None:
     assert before - router.rate == pytest.approx(0.01 / 25 / 0.04)
 
 
-async def test_money_that_is_spent_besides_is_missing_for_the_master() -> None:
+async def test_other_spending_reduces_the_masters_share() -> None:
     async def rate(charged: float) -> float:
         router = BudgetRouter(TWO, 4)
         await router.observe(traced(LARGE, 0.04))
@@ -129,7 +129,7 @@ async def test_money_that_is_spent_besides_is_missing_for_the_master() -> None:
     assert 0 == await rate(3.0) < await rate(0.1) < await rate(0.0)
 
 
-async def test_without_prices_there_is_no_budget() -> None:
+async def test_a_budget_needs_prices() -> None:
     with pytest.raises(SettingError) as caught:
         await BudgetRouter(TWO, 4).observe(traced(SMALL, None))
     assert "price" in caught.value.hint
@@ -139,7 +139,7 @@ async def test_without_prices_there_is_no_budget() -> None:
     costs=st.lists(st.tuples(st.booleans(), st.floats(0, 10)), max_size=60),
     target=st.floats(1e-6, 100),
 )
-async def test_the_rate_is_a_share_whatever_things_cost(
+async def test_the_rate_is_a_fraction_for_any_costs(
     costs: list[tuple[bool, float]], target: float
 ) -> None:
     router = BudgetRouter(TWO, target)
@@ -149,12 +149,12 @@ async def test_the_rate_is_a_share_whatever_things_cost(
 
 
 @pytest.mark.parametrize(("dollars", "window"), [(0, 500), (-1, 500), (float("nan"), 500), (4, 5)])
-def test_impossible_settings_are_refused(dollars: float, window: int) -> None:
+def test_invalid_settings_are_rejected(dollars: float, window: int) -> None:
     with pytest.raises(SettingError):
         BudgetRouter(TWO, dollars, window=window)
 
 
-async def test_the_same_seed_sends_the_same_queries() -> None:
+async def test_equal_seeds_route_equal_queries() -> None:
     cost = prices(0.0002, lambda i: 0.02)
     one, same = [await spent(BudgetRouter(TWO, 4, seed=3), 300, cost, seed=0) for _ in "ab"]
     assert one == same != await spent(BudgetRouter(TWO, 4, seed=4), 300, cost, seed=0)

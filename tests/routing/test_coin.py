@@ -19,13 +19,13 @@ async def drawn(rate: float | Sequence[float], seed: int, n: int = 2000) -> list
     return [(await route(Query("q"))).name for _ in range(n)]
 
 
-async def test_the_seed_decides_every_draw() -> None:
+async def test_the_seed_determines_every_choice() -> None:
     first = await drawn(0.2, seed=3)
     assert first == await drawn(0.2, seed=3)
     assert first != await drawn(0.2, seed=4)
 
 
-async def test_a_rate_is_the_masters_and_the_others_share_the_rest() -> None:
+async def test_a_single_rate_is_the_masters() -> None:
     counts = Counter(await drawn(0.2, seed=0))
     # Four standard deviations of 2000 draws.
     assert counts["large"] == pytest.approx(400, abs=72)
@@ -34,14 +34,14 @@ async def test_a_rate_is_the_masters_and_the_others_share_the_rest() -> None:
     assert "large" not in await drawn(0.0, seed=0)
 
 
-async def test_each_tier_may_have_a_rate_of_its_own() -> None:
+async def test_each_tier_can_have_a_rate() -> None:
     counts = Counter(await drawn((0.7, 0.0, 0.3), seed=0))
     assert counts["small"] == pytest.approx(1400, abs=82)
     assert counts["middle"] == 0
 
 
 @pytest.mark.parametrize("rate", [1.5, -0.1, (0.5, 0.5), (0.5, 0.4, 0.2), (1.5, -0.5, 0.0)])
-def test_shares_that_are_none_are_refused(rate: float | Sequence[float]) -> None:
+def test_invalid_rates_are_rejected(rate: float | Sequence[float]) -> None:
     with pytest.raises(SettingError, match="one for each of 3 tiers"):
         RandomRouter(TIERS, rate)
 

@@ -22,7 +22,7 @@ ANSWERS = st.builds(
 
 
 @given(answer=ANSWERS, below=st.floats(0, 1), place=st.integers(0, 2))
-async def test_one_tier_up_where_the_answer_is_invalid_or_not_sure_enough(
+async def test_invalid_or_uncertain_answers_escalate_by_one_tier(
     answer: Answer, below: float, place: int
 ) -> None:
     better = await ConfidenceEscalation(TIERS, below)(QUERY, TIERS[place], answer)
@@ -33,12 +33,12 @@ async def test_one_tier_up_where_the_answer_is_invalid_or_not_sure_enough(
         assert better is None
 
 
-async def test_a_tier_that_is_not_in_the_cascade_stays() -> None:
+async def test_a_tier_outside_the_cascade_is_not_escalated() -> None:
     asked_for = Tier("other", ScriptedGenerator([]))
     assert await ConfidenceEscalation(TIERS)(QUERY, asked_for, Answer("", valid=False)) is None
 
 
-async def test_answers_without_confidence_stay_and_are_noted_once_a_tier(
+async def test_answers_without_confidence_are_kept_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     unsure = ConfidenceEscalation(TIERS)
@@ -49,19 +49,19 @@ async def test_answers_without_confidence_stay_and_are_noted_once_a_tier(
 
 
 @pytest.mark.parametrize("below", [-0.1, 1.1, float("nan")])
-def test_a_threshold_that_is_no_probability_is_refused(below: float) -> None:
+def test_a_threshold_must_be_a_probability(below: float) -> None:
     with pytest.raises(SettingError):
         ConfidenceEscalation(TIERS, below)
 
 
-def test_tiers_must_be_several_and_told_apart() -> None:
+def test_tiers_need_two_or_more_different_names() -> None:
     for tiers in (TIERS[:1], (TIERS[0], TIERS[0])):
         with pytest.raises(SettingError) as caught:
             ConfidenceEscalation(tiers)
         assert "different names" in caught.value.hint
 
 
-async def test_a_cascade_climbs_as_far_as_samples_disagree() -> None:
+async def test_disagreeing_samples_escalate_through_the_cascade() -> None:
     said = {"small": ["a", "b", "c"], "middle": ["a", "b", "b"], "large": ["b", "b", "b"]}
     tiers = [Tier(name, ScriptedGenerator(words, name=name)) for name, words in said.items()]
     pipeline = Pipeline(

@@ -31,12 +31,12 @@ async def sent(router: CoverageRouter, n: int) -> list[bool]:
     return [await router(QUERY) is LARGE for _ in range(n)]
 
 
-async def test_the_master_answers_what_nothing_cached_is_like() -> None:
+async def test_dissimilar_queries_go_to_the_master() -> None:
     cache = Cache(None, 0.79, 0.8, 0.9)
     assert await sent(CoverageRouter(TWO, cache, at_least=0.8), 4) == [True, True, False, False]
 
 
-async def test_what_the_master_answered_is_covered_from_then_on() -> None:
+async def test_cached_answers_cover_later_queries() -> None:
     known: list[float] = []
 
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
@@ -64,7 +64,7 @@ STREAMS: dict[str, Callable[[int, random.Random], float]] = {
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
-async def test_about_the_wanted_share_goes_to_the_master(stream: str, rate: float) -> None:
+async def test_the_masters_share_is_near_the_rate(stream: str, rate: float) -> None:
     draw = random.Random(1)
     scores = [STREAMS[stream](i, draw) for i in range(1000)]
     went = await sent(CoverageRouter(TWO, Cache(*scores), master_rate=rate), 1000)
@@ -77,7 +77,9 @@ async def test_about_the_wanted_share_goes_to_the_master(stream: str, rate: floa
     rate=st.floats(0, 1),
     seed=st.integers(0, 9),
 )
-async def test_the_share_holds_whatever_comes(scores: list[float], rate: float, seed: int) -> None:
+async def test_the_masters_share_holds_for_any_stream(
+    scores: list[float], rate: float, seed: int
+) -> None:
     n = len(scores)
     went = await sent(CoverageRouter(TWO, Cache(*scores), master_rate=rate, seed=seed), n)
     assert abs(sum(went) - rate * n) <= 52
@@ -96,7 +98,7 @@ async def test_equal_scores_go_to_the_master_with_probability_master_rate(
     assert went / 400 == pytest.approx(rate, abs=0.08)
 
 
-async def test_the_farthest_are_the_ones_that_go() -> None:
+async def test_the_farthest_queries_go_to_the_master() -> None:
     draw = random.Random(2)
     scores = [draw.random() for _ in range(1000)]
     went = await sent(CoverageRouter(TWO, Cache(*scores), master_rate=0.2), 1000)
@@ -104,7 +106,7 @@ async def test_the_farthest_are_the_ones_that_go() -> None:
     assert sorted(far)[len(far) * 9 // 10] < 0.3
 
 
-async def test_after_a_time_without_examples_the_share_is_the_wanted_one_again() -> None:
+async def test_the_share_recovers_after_a_time_without_examples() -> None:
     draw = random.Random(3)
     scores = [*[None] * 500, *(draw.random() for _ in range(600))]
     went = await sent(CoverageRouter(TWO, Cache(*scores), master_rate=0.3), 1100)
@@ -113,6 +115,6 @@ async def test_after_a_time_without_examples_the_share_is_the_wanted_one_again()
 
 
 @pytest.mark.parametrize("given", [{}, {"at_least": 0.5, "master_rate": 0.5}, {"master_rate": 2.0}])
-def test_one_rule_is_needed(given: dict[str, float]) -> None:
+def test_exactly_one_rule_is_required(given: dict[str, float]) -> None:
     with pytest.raises(SettingError):
         CoverageRouter(TWO, Cache(), **given)  # type: ignore[arg-type]

@@ -25,16 +25,16 @@ async def names(route: Router, n: int) -> list[str]:
     return [(await route(Query(f"q{i}"))).name for i in range(n)]
 
 
-async def test_always_is_the_same() -> None:
+async def test_a_fixed_router_returns_its_tier() -> None:
     assert await names(FixedRouter(LARGE), 3) == ["large"] * 3
 
 
-async def test_a_cold_start_asks_the_master_first() -> None:
+async def test_a_cold_start_uses_the_master_first() -> None:
     route = ColdStartRouter(2, LARGE, then=FixedRouter(SMALL))
     assert await names(route, 4) == ["large", "large", "small", "small"]
 
 
-async def test_a_cold_start_tells_the_router_behind_it_what_was_answered() -> None:
+async def test_a_cold_start_passes_traces_on() -> None:
     behind = Adaptive()
     reply = Reply("m", (Completion("a"),))
     trace = Trace("t1", 0.0, Query("q"), "large", (), Prompt(()), reply, Said("a"), 0.1)
@@ -43,7 +43,7 @@ async def test_a_cold_start_tells_the_router_behind_it_what_was_answered() -> No
     assert behind.seen == ["t1"]
 
 
-async def test_a_cold_start_tells_a_budget_what_was_spent_besides() -> None:
+async def test_a_cold_start_passes_costs_on() -> None:
     spent: list[float] = []
     behind = Adaptive()
     behind.charge = spent.append  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ def says(text: str) -> AnswerCall:
     return said
 
 
-async def test_a_seeded_share_is_measured() -> None:
+async def test_a_seeded_fraction_is_measured() -> None:
     def drawn(seed: int) -> list[bool]:
         one = shadow(rate=0.1, at_once=1000, seed=seed)
         return [one.begins() for _ in range(2000)]
@@ -50,7 +50,7 @@ async def test_an_unmeasured_gate_is_measured_first() -> None:
     assert not any(patient.begins() for _ in range(100))
 
 
-async def test_only_so_many_are_measured_at_once_and_places_come_back() -> None:
+async def test_concurrent_measurements_are_limited() -> None:
     one = shadow(at_once=2)
     assert [one.begins() for _ in range(3)] == [True, True, False]
     waiting = asyncio.Event()
@@ -76,7 +76,7 @@ async def test_only_so_many_are_measured_at_once_and_places_come_back() -> None:
     assert [one.begins() for _ in range(3)] == [True, True, False]
 
 
-async def test_samples_teach_the_gate_and_make_the_quality() -> None:
+async def test_samples_update_the_gate_and_the_quality() -> None:
     one = shadow()
     for _ in range(20):
         assert one.begins()
@@ -89,7 +89,7 @@ async def test_samples_teach_the_gate_and_make_the_quality() -> None:
     assert 0 < quality.served.value < 1  # hidden for the first of them, shown after
 
 
-async def test_a_model_that_fails_leaves_no_sample_and_no_error() -> None:
+async def test_a_failed_model_gives_no_sample_and_no_error() -> None:
     one = shadow(at_once=1)
 
     async def fails() -> str:
@@ -115,7 +115,7 @@ async def test_an_error_of_the_program_is_raised() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"rate": 1.5}, {"at_once": 0}])
-def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingError):
         ShadowSampler(BenefitGate(), same, **settings)
 
