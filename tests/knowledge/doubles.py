@@ -1,4 +1,4 @@
-"""Embedders without meaning: what they are given decides the vector, and nothing else does."""
+"""Deterministic embedders and small examples for the tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIMENSION = 8
 
 
 class SeededEmbedder:
-    """A random unit vector for each pair of text and images. Counts what it embeds."""
+    """Embedder with a random unit vector per pair of text and images; counts its queries."""
 
     def __init__(self, fingerprint: str = "seeded-8") -> None:
         self.fingerprint = fingerprint
@@ -44,7 +44,7 @@ def vector_of(query: Query) -> Vectors:
 
 
 def text_example(text: str, answer: str = "yes", **fields: object) -> Example:
-    """Without an image."""
+    """Return an example without an image."""
     return Example(Query(text), answer, **fields)  # type: ignore[arg-type]
 
 
@@ -53,13 +53,13 @@ def image_example(shade: int, answer: str = "cat", question: str = "What?") -> E
 
 
 def damaged_image(source: str = "broken.png") -> Image:
-    """The header is fine, the body is cut."""
+    """Return an image with a valid header and a truncated body."""
     whole = solid_image(1, (64, 64))
     return Image.from_bytes(whole.data[: len(whole.data) // 2], source=source)
 
 
 class ErrorList(list[BottegaError]):
-    """An `on_error` that keeps what it was given."""
+    """An `on_error` that collects the errors."""
 
     def __call__(self, error: BottegaError) -> None:
         self.append(error)

@@ -1,4 +1,4 @@
-"""A file with vectors of its own making."""
+"""Row store with generated vectors, and its index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clustered(rows: int, seed: int = 0) -> Vectors:
 
 
 class IndexedRows:
-    """A file with vectors of its own making, and the index that follows it."""
+    """Row store with generated vectors, and the index that follows it."""
 
     def __init__(self, path: Path, above: int = 100) -> None:
         self.rows = SqliteRows(str(path))

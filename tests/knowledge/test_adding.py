@@ -1,4 +1,4 @@
-"""What is stored, what is there already, and what cannot be stored."""
+"""Adding examples: new ones, duplicates and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rationale and tags that an example gets later."""
+"""Rationales and tags added to a stored example."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bottega.retrieval import BM25Retriever
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
 
-# Annotates all examples again and again, and says what is done only once it is.
+# Annotates all examples repeatedly and reports each annotation after it is done.
 WRITER = """
 import sys
 from bottega.knowledge import KnowledgeBase
@@ -104,7 +104,7 @@ def test_annotated_example_moves_to_the_end(kb: KnowledgeBase) -> None:
 
 
 def test_keys_are_never_reused_by_annotations(kb: KnowledgeBase, path: Path) -> None:
-    """What was indexed under it would be taken for the new row."""
+    """Otherwise an index would return the new row for the old vector."""
     kb.annotate(kb.ids()[2], rationale="x")
     kb.delete(kb.ids()[2:])
     kb.add([text_example("new")])

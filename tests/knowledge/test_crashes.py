@@ -16,7 +16,7 @@ from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder
 
 # Adds (with an image), deletes, uses and searches; above 30 examples the index is a graph with a
-# snapshot. Says what is done only once it is.
+# snapshot. Reports each change after it is done.
 WRITER = """
 import os, sys
 from bottega.knowledge import KnowledgeBase
@@ -41,7 +41,7 @@ for i in range(100_000):
 
 
 class Acknowledged:
-    """What the writers said: acknowledged, and begun but perhaps not done."""
+    """Reports of the writers: acknowledged changes, and changes in progress."""
 
     def __init__(self) -> None:
         self.kept: set[str] = set()
@@ -62,7 +62,7 @@ class Acknowledged:
 
 
 def killed(path: Path, names: list[str], seconds: float) -> list[str]:
-    """The lines of writers that were killed after so many seconds of writing."""
+    """Return the output of writers that were killed after that many seconds."""
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path), name],
@@ -86,7 +86,7 @@ def killed(path: Path, names: list[str], seconds: float) -> list[str]:
 
 
 def crash(path: Path, rounds: int, seed: int) -> int:
-    """How many acknowledged examples there were; none of them is missing."""
+    """Return the number of acknowledged examples, after checking that all exist."""
     rng, acknowledged = random.Random(seed), Acknowledged()
     for number in range(rounds):
         names = [f"{number}a", f"{number}b"]

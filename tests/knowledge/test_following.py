@@ -1,4 +1,4 @@
-"""An index that follows its rows, and becomes a graph."""
+"""An index that follows its rows and becomes a graph."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def close_after(follower: IndexFollower, pages: int, monkeypatch: pytest.MonkeyP
 
 
 def watch_pages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The keys after which whole pages of rows are read from now on."""
+    """Return a list of the keys after which full pages of rows are read."""
     pages: list[int] = []
     read = SqliteRows.vectors_after
 

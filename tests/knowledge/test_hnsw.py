@@ -44,7 +44,7 @@ def test_filter_keeps_recall(one_in: int) -> None:
 
 
 def reached(exact: FaissIndex, graph: FaissIndex, k: int, **options: object) -> float:
-    """The share of what is as near as the k nearest: of rows that are alike any will do."""
+    """Return the recall at k; rows with equal scores are interchangeable."""
     queries = clustered(50, seed=1)
     truth = exact.search(queries, k, **options)  # type: ignore[arg-type]
     found = graph.search(queries, k, **options)  # type: ignore[arg-type]

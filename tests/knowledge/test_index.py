@@ -46,7 +46,7 @@ def assert_best(hits: list[SearchHit], truth: dict[int, float], k: int) -> None:
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
 @pytest.mark.parametrize("share", [1, 4, 5, 40])
 def test_few_allowed_rows_of_many_are_found_in_order(metric: Metric, share: int) -> None:
-    """Fewer than a tenth of the rows are compared one by one, more by a scan."""
+    """Below a tenth of the rows the index compares them one by one, above it scans."""
     rng = np.random.default_rng(share)
     vectors = rng.standard_normal((50, WIDTH)).astype(np.float32)
     queries = rng.standard_normal((3, WIDTH)).astype(np.float32)

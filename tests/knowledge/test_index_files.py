@@ -1,4 +1,4 @@
-"""The files that large indexes are kept in."""
+"""Files of large indexes."""
 
 from __future__ import annotations
 

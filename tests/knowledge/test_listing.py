@@ -1,4 +1,4 @@
-"""What a knowledge base holds, without searching."""
+"""Reading a knowledge base without searching."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CLASS = {"names": ["cat", "dog"], "_type": "ClassLabel"}
 
 
 def written(path: Path, columns: dict[str, list[object]], features: dict[str, object]) -> Path:
-    """A parquet file as the hub holds it: the types of its columns lie in the metadata."""
+    """Write a parquet file as on the hub, with column types in the metadata."""
     info = json.dumps({"info": {"features": features}}) if features else "{}"
     table = pa.table(columns)
     parquet.write_table(table.replace_schema_metadata({"huggingface": info}), path)

@@ -1,4 +1,4 @@
-"""A file of format 1, as the first version wrote it, is read by this one."""
+"""The current version reads a file of format 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.knowledge.doubles import SeededEmbedder, text_example, vector_of
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """Three rows of which the last was deleted."""
+    """Return a file with three rows, of which the last was deleted."""
     path = tmp_path / "old.db"
     connection = sqlite3.connect(path, isolation_level=None)
     for statement in str(KNOWLEDGE_BASE.migrations[0]).split(";"):
@@ -73,7 +73,7 @@ def test_empty_file_accepts_any_embedder(tmp_path: Path) -> None:
 
 def test_old_rows_are_kept_and_later_answers_matched(old: Path) -> None:
     with KnowledgeBase.open(old, SeededEmbedder()) as kb:
-        kb.replace([text_example("b", "no")])  # nobody knows what the old rows were asked
+        kb.replace([text_example("b", "no")])  # old rows have no question digest
         assert [example.answer for example in kb] == ["yes", "yes", "no"]
         kb.replace([text_example("b", "perhaps")])
         assert [example.answer for example in kb] == ["yes", "yes", "perhaps"]

@@ -1,4 +1,4 @@
-"""The change log loses what it says of rows that are gone; whoever is behind notices."""
+"""Pruning of the change log, and its effect on readers of older changes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_old_reader_gets_an_error(path: Path) -> None:
         assert list(kb.changes(seen)) == []
         kb.delete([kb.ids()[0]])
         churn(other, 0, 100)
-        for since in (seen, 0):  # others' changes put nobody behind
+        for since in (seen, 0):  # changes of other namespaces lose nothing here
             seen = list(kb.changes(since))[-1].seq
         assert list(kb.changes(seen)) == []
         assert [c.id for c in kb.changes() if not c.deleted] == kb.ids()
@@ -150,7 +150,7 @@ def test_pruning_during_a_read_is_an_error(path: Path, monkeypatch: pytest.Monke
 
 
 class PrunedHandles(TwoHandles):
-    """As without use_counts, and a structure outside that follows the changes of either handle."""
+    """As the store model, with pruning and an external reader of each handle's changes."""
 
     @initialize()
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""A file in a folder that may not be written."""
+"""A file in a read-only folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kb(path: Path) -> Iterator[KnowledgeBase]:
 
 
 def read(path: Path, meanwhile: Callable[[], object] = lambda: None) -> tuple[list[str], str]:
-    """What another user finds before and after, and what stopped them."""
+    """Return the results of another user, before and after, and the error output."""
     for file in path.parent.iterdir():
         file.chmod(0o444)
     path.parent.chmod(0o555)

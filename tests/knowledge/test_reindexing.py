@@ -1,4 +1,4 @@
-"""Another embedder for examples that are there."""
+"""Reindexing stored examples with another embedder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Stopping(SeededEmbedder):
-    """Breaks off after some batches, as a process that is killed."""
+    """Embedder that fails after some batches, like a killed process."""
 
     def __init__(self, batches: int) -> None:
         super().__init__("new")
@@ -105,7 +105,7 @@ def test_reindex_names_an_example_that_fails(path: Path) -> None:
 
 
 class Overtaken(SeededEmbedder):
-    """While it embeds for the first time, something else happens to the file."""
+    """Embedder that calls a function during its first batch."""
 
     def __init__(self, fingerprint: str, meanwhile: Callable[[], object]) -> None:
         super().__init__(fingerprint)

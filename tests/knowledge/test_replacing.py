@@ -1,4 +1,4 @@
-"""One answer to one question: a newer one takes the older one's place, unless that is pinned."""
+"""Newer answers replace older ones to the same question, unless those are pinned."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_unpinned_answer_is_replaced(kb: KnowledgeBase) -> None:
 
 
 def test_concurrent_pin_counts(tmp_path: Path) -> None:
-    """While a newer answer is embedded, an operator pins the older one."""
+    """Embedder that pins the older answer while it embeds the newer one."""
 
     class Pinning(SeededEmbedder):
         def embed(self, queries: Sequence[Query]) -> Vectors:

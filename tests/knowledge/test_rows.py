@@ -77,7 +77,7 @@ def test_images_are_deleted_with_their_last_example(path: str) -> None:
 
 
 class Interrupted(SqliteRows):
-    """Rows that another process changes right after their keys were read."""
+    """Row store that another process changes right after a read of keys."""
 
     def __init__(self, path: str, change: Callable[[], object]) -> None:
         super().__init__(path)

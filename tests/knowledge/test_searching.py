@@ -1,4 +1,4 @@
-"""Searches beside what else happens to a handle and to its file."""
+"""Searches with invalid vectors and concurrent changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Wrong(SeededEmbedder):
-    """Makes sound vectors for examples, and then something else."""
+    """Embedder with valid vectors for examples and invalid ones for queries."""
 
     made: object = None
 
@@ -167,7 +167,7 @@ def test_vector_is_found_while_another_process_annotates(
 
 
 class Wider(SeededEmbedder):
-    """Says that it is the same, and is not."""
+    """Embedder with the same fingerprint and another dimension."""
 
     def __init__(self) -> None:
         super().__init__()

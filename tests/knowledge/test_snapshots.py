@@ -1,4 +1,4 @@
-"""Graphs kept in files: taken up where they fit, made again where they do not."""
+"""Graph files are loaded if they match the rows and rebuilt otherwise."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_snapshot_that_is_replaced_while_it_is_read_is_read_again(
         settled(follower)
     old = load(path)
     assert old is not None
-    # As many rows, in another order, as after a graph was built anew.
+    # As many rows, in another order, as after rebuilding a graph.
     turned = faiss.IndexHNSWFlat(WIDTH, 8)
     turned.add(old.index.reconstruct_n(0, 300)[::-1])
     save(newer, IndexSnapshot(old.header, turned, old.keys[::-1]))
@@ -145,7 +145,7 @@ def test_copy_with_equal_changes_has_other_marks(indexed_rows: IndexedRows, tmp_
 
 
 def test_snapshot_of_another_history_is_ignored(indexed_rows: IndexedRows, tmp_path: Path) -> None:
-    """The database was put back to an older copy and went another way."""
+    """The database was restored from an older copy and changed differently."""
     indexed_rows.add(200)
     copy = tmp_path / "copy.db"
     indexed_rows.rows.read("SELECT 1")

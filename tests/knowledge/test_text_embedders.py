@@ -23,7 +23,7 @@ WIDTH = max(part.stop for part in (TOKEN_IDENTITY, *TOKEN_CONCEPTS)) + 3
 
 
 def table(seed: int = 0) -> NDArray[np.float16]:
-    """Random codes for words; "shape" and "form" mean one thing, "hue" and "tint" another."""
+    """Return word codes; "shape" and "form" share a meaning, and so do "hue" and "tint"."""
     rows = np.zeros((len(TOKENS), WIDTH), np.float16)
     codes = np.random.default_rng(seed).normal(
         size=(len(TOKENS) - 1, TOKEN_IDENTITY.stop - TOKEN_IDENTITY.start)

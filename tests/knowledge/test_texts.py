@@ -1,4 +1,4 @@
-"""Any text that can be stored is given back as it was; test_adding.py has those that cannot."""
+"""Storable texts are returned unchanged; test_adding.py tests the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A knowledge base as a folder, and back."""
+"""Export and import of a knowledge base."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_import_restores_an_export(path: Path, tmp_path: Path) -> None:
         assert kb._rows.metadata_by_id([1, 2, 3]) == metadata_by_id
         kb.unpin(kb.ids()[:1])
         assert kb.import_from(tmp_path / "out") == AddResult(duplicates=3)
-        assert kb.stats().pinned == 0  # what was there is left as it is
+        assert kb.stats().pinned == 0  # existing examples stay unchanged
 
 
 def test_unreadable_lines_are_reported_by_number(path: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What verify finds, says and repairs."""
+"""Problems that verify finds and repairs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def flip(path: Path) -> None:
 
 
 def leave_unfinished(path: Path) -> None:
-    """Of two that are not finished, one may still be written."""
+    """Of two incomplete files, one may still be in use."""
     for part, age in ((path.with_suffix(".part"), 7200), (path.with_suffix(".index.1-2.part"), 0)):
         part.touch()
         os.utime(part, (time.time() - age,) * 2)
@@ -235,7 +235,7 @@ def test_first_wrong_vectors_are_named(path: Path) -> None:
 
 
 class Rounding(SeededEmbedder):
-    """As on another machine: the last bits are others, and zeros stay zeros."""
+    """Embedder with other last bits, like another machine; zeros stay zeros."""
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
         vectors = super().embed(queries)

@@ -30,7 +30,7 @@ TEXT_TOKENS = 16
 
 
 def letters() -> PreTrainedTokenizerFast:
-    """One token a letter."""
+    """Return a tokenizer with one token per letter."""
     words = [START, END, IMAGE, *"abcdefghijklmnopqrstuvwxyz"]
     vocabulary = {word: place for place, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
@@ -187,7 +187,7 @@ def write_flmr(
 
 
 def save_colbert(folder: Path, seed: int = 0) -> Path:
-    """One layer of BERT and 128 dimensions a token, in sentence-transformers' layout."""
+    """Write one BERT layer with 128 dimensions per token in sentence-transformers' layout."""
     from sentence_transformers import MultiVectorEncoder
 
     torch.manual_seed(seed)

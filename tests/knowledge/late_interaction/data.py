@@ -1,4 +1,4 @@
-"""Token matrices drawn around shared words, as text and image tokens lie."""
+"""Token matrices sampled around shared words, clustered like text and image tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIMENSION = 32
 def documents(
     count: int, *, seed: int, words: int = 40, noise: float = 0.4, longest: int = 20
 ) -> list[Vectors]:
-    """1 to `longest` unit rows each."""
+    """Return matrices with 1 to `longest` unit rows."""
     rng = np.random.default_rng(seed)
     vocabulary = unit(rng.normal(size=(words, DIMENSION)).astype(np.float32))
     return [

@@ -1,4 +1,4 @@
-"""What a token array does with a folder that is not, or not only, its own."""
+"""Folders with other files, and folders that cannot be used."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ WORDS = ("red", "green", "blue", "round", "square", "small", "large")
 
 
 class Letters:
-    """A token a word, the same for the same word; counts what it embeds as documents."""
+    """Embedder with one token per word; counts the documents it embeds."""
 
     fingerprint = "letters"
     dimension = 16
@@ -125,7 +125,7 @@ def test_empty_knowledge_base_is_an_error() -> None:
 
 
 class Forgetful:
-    """Loses an example between the search and the fetch, once."""
+    """Knowledge base that loses an example between one search and its fetch."""
 
     def __init__(self, knowledge: KnowledgeBase) -> None:
         self._knowledge = knowledge
@@ -156,7 +156,7 @@ def test_deletion_during_a_search_is_respected(knowledge: KnowledgeBase) -> None
 
 
 class Watched:
-    """Counts how often all ids are read; its log may be broken off or begun anew."""
+    """Source that counts reads of all ids; its log may have gaps or restart."""
 
     def __init__(self, knowledge: KnowledgeBase) -> None:
         self._knowledge = knowledge
@@ -238,7 +238,7 @@ def test_deletion_before_embedding_is_skipped(knowledge: KnowledgeBase) -> None:
 
 
 class Racing(Forgetful):
-    """Somebody deletes what is asked for just before it is fetched, every time."""
+    """Source that deletes requested examples just before every fetch."""
 
     def __init__(self, knowledge: KnowledgeBase, ids: Sequence[str]) -> None:
         super().__init__(knowledge)
@@ -296,7 +296,7 @@ def test_closed_index_says_so_and_writes_nothing(tmp_path: Path, knowledge: Know
 
 
 class Odd(Letters):
-    """Gives something else than it should."""
+    """Embedder with invalid output."""
 
     def __init__(self, queries: list[Vectors], lost: int = 0) -> None:
         super().__init__()

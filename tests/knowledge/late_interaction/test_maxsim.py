@@ -47,7 +47,7 @@ def copies(matrices: list[Vectors], *, coded: bool = False) -> TokenCopies:
 
 
 def query_near(matrices: list[Vectors], seed: int) -> Vectors:
-    """The tokens of one document, seen through noise."""
+    """Return the tokens of one document with noise."""
     rng = np.random.default_rng(seed)
     return near(matrices[rng.integers(len(matrices))], rng, 0.5)
 
