@@ -158,7 +158,7 @@ def _rest(
 
 
 def _check_metrics_access(gateway: Gateway, request: Request) -> None:
-    """Raise `ApiError` unless the key is an admin's. Metrics name tenants and what they spend, and
+    """Raise `ApiError` unless the key is an admin's. Metrics name tenants and their spending, and
     a peer on loopback may be a proxy that serves the public, even without proxy headers."""
     if gateway.authenticate is None:
         return

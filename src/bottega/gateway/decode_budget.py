@@ -1,4 +1,4 @@
-"""Weighted semaphore whose waiting clients take turns."""
+"""Memory budget for decoding images, shared fairly between clients."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ REDUCED_SIDE = 512
 # Upper bound for every codec, result included (JPEG 2000 of 16 bits): with few pixels the header
 # need not be read.
 BYTES_PER_PIXEL = 66
-# Work that needs at most this much does not wait behind larger work.
+# Work that needs at most this much does not wait for larger work.
 SMALL = 16 * MB
 SMALL_BUDGET = 64 * MB
 WAIT_SECONDS = 10.0

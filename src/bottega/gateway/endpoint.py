@@ -123,7 +123,7 @@ class DisconnectWatcher:
             self._look_again()
 
 
-ANONYMOUS = Account("", "nobody")
+ANONYMOUS = Account("", "anonymous")
 NO_USAGE = Usage()
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""Access limits of a key: concurrent requests, tiers it may choose, namespaces below its own."""
+"""Access limits of a key: concurrent requests, allowed tiers, namespaces below its own."""
 
 from __future__ import annotations
 

@@ -95,9 +95,9 @@ class Accounts:
         in constant time for valid and invalid keys."""
         found = TOKEN.fullmatch(token or "")
         id, secret = found.groups() if found else NO_KEY
-        known = self._accounts.get(id, NO_ACCOUNT)
-        right = hmac.compare_digest(sha256(secret.encode()).digest(), known.digest)
-        return known.account if right and known.account.revoked is None else None
+        stored = self._accounts.get(id, NO_ACCOUNT)
+        is_valid = hmac.compare_digest(sha256(secret.encode()).digest(), stored.digest)
+        return stored.account if is_valid and stored.account.revoked is None else None
 
     def add(
         self,
@@ -146,7 +146,7 @@ class Accounts:
     def list(self) -> list[Account]:
         """Return all accounts, oldest first, revoked ones included."""
         self._refresh()
-        return [known.account for known in self._accounts.values()]
+        return [stored.account for stored in self._accounts.values()]
 
     def revoke(self, id: str) -> Account:
         """Revoke a key by its id, or by the key itself if it leaked. A second call changes
@@ -251,7 +251,7 @@ def _accounts(
 
 
 NO_ACCOUNT = _StoredAccount(
-    Account("", "nobody", revoked=0.0), sha256(secrets.token_bytes(32)).digest()
+    Account("", "anonymous", revoked=0.0), sha256(secrets.token_bytes(32)).digest()
 )
 
 

@@ -68,7 +68,7 @@ class Ledger:
         self._notes: dict[str, str] = {}
         self._unsaved_lost = 0  # lost rows that the file does not count yet
         self._set_month(clock())
-        # Each cost is in exactly one of these three, so that spending never dips during a write.
+        # Each cost is in exactly one of these three: spending must not dip during a write.
         self._waiting: AccountSpending = {}
         self._writing: AccountSpending = {}
         self._stored: AccountSpending = {}

@@ -1,1 +1,1 @@
-"""The Responses API on top of chat completions."""
+"""Responses API on top of chat completions."""

@@ -1,6 +1,6 @@
-"""A request of the Responses API as a chat-completions body.
+"""Translation of Responses requests into chat-completions bodies.
 
-Only what the translation itself reads is checked here; the rest is checked as a chat body.
+It checks the fields that it reads; the others are checked later, as part of the chat body.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _gateway_server(
 ) -> GatewayServer:
     protected = check_keys(config, accounts)
     limiter = Limiter(ledger)
-    warn = WarningLogger(lambda what: metrics.warned.labels(what).inc())
+    warn = WarningLogger(lambda problem: metrics.warned.labels(problem).inc())
     gateway = Gateway(
         Completer(
             tier_set.served,
@@ -189,8 +189,8 @@ def _response_cache(config: Config) -> ResponseCache | None:
 
 
 def request_limits(given: LimitSettings) -> Limits:
-    known = {one.name for one in fields(Limits)}
-    return Limits(**{name: value for name, value in vars(given).items() if name in known})
+    names = {one.name for one in fields(Limits)}
+    return Limits(**{name: value for name, value in vars(given).items() if name in names})
 
 
 def build_fetch(given: LimitSettings) -> Fetch | None:
