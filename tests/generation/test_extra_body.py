@@ -6,16 +6,16 @@ from tests.generation.prompts import ask
 from tests.server import Server
 
 
-async def test_more_can_be_asked_of_the_same_endpoint(endpoint: Server) -> None:
+async def test_extra_fields_share_the_endpoint(endpoint: Server) -> None:
     plain = OpenAIGenerator("m", base_url=endpoint.url, extra_body={"top_k": 5})
-    surer = plain.asking({"logprobs": True})
+    surer = plain.with_extra_body({"logprobs": True})
 
     await surer.generate(ask(), Sampling())
     await plain.generate(ask(), Sampling())
     await surer.aclose()
 
-    told = [{name: one.get(name) for name in ("top_k", "logprobs")} for one in endpoint.bodies]
-    assert told == [{"top_k": 5, "logprobs": True}, {"top_k": 5, "logprobs": None}]
+    sent = [{name: one.get(name) for name in ("top_k", "logprobs")} for one in endpoint.bodies]
+    assert sent == [{"top_k": 5, "logprobs": True}, {"top_k": 5, "logprobs": None}]
 
 
 def test_the_fingerprint_covers_the_extra_body() -> None:

@@ -105,7 +105,7 @@ async def test_cached_features_do_not_change_replies(folders: dict[str, Path]) -
     warm = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
     model._loaded.vision_cache._features = SharedLRUCache(0, size=lambda rows: rows.nbytes)
     forgetful = await asyncio.gather(*[model.generate(prompt, SHORT) for prompt in prompts])
-    object.__setattr__(model._loaded, "sight", None)
+    object.__setattr__(model._loaded, "vision_cache", None)
     ordinary = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
     await model.aclose()
     assert cold == warm == ordinary == [texts(reply) for reply in forgetful]

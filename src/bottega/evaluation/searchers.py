@@ -129,7 +129,7 @@ def joint_choice(pipeline: Pipeline, context: MethodContext) -> Pipeline:
     """Answer from each passage alone; choose the answer with the best joint probability."""
     generator = context.generator
     if isinstance(generator, OpenAIGenerator):
-        generator = generator.asking({"logprobs": True})  # off by default
+        generator = generator.with_extra_body({"logprobs": True})  # off by default
     search = JointChoiceSearch(
         generator, prompt=pipeline.prompt, parse=pipeline.parse, sampling=pipeline.sampling
     )

@@ -86,7 +86,7 @@ class OpenAIGenerator:
         completions, usage = await self._samples(prompt, sampling)
         return Reply(self.name, completions, usage, time.perf_counter() - start)
 
-    def asking(self, extra_body: Mapping[str, object]) -> OpenAIGenerator:
+    def with_extra_body(self, extra_body: Mapping[str, object]) -> OpenAIGenerator:
         """Return a generator with more fields in every request, over the same connections."""
         other = copy(self)
         other._extra = {**self._extra, **extra_body}

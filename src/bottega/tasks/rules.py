@@ -1,4 +1,4 @@
-"""Synthetic task of hidden rules: a symbol between two digits stands for an operation.
+"""Synthetic task of hidden rules: a symbol between two digits means an operation.
 
 Digits and symbols are pen strokes, rendered with a shaky hand. The strokes were written for this
 module, without a data set. A character has one or more variants (an open or a closed four, a seven
