@@ -47,6 +47,7 @@ TARGETS = (
         "_util/lru",
         "_util/test_lru gateway/test_repeats knowledge/test_filters",
     ),
+    Target("_util/sqlite", "gateway/test_ledger gateway/test_accounts knowledge/test_rows"),
     # Statistics.
     Target(
         "evaluation/metrics/* evaluation/paired",
