@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 
 @dataclass(frozen=True)
-class Got:
+class Received:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -31,7 +31,7 @@ async def call(
     token: str | None = None,
     body: bytes | Iterable[bytes] = b"",
     **params: object,
-) -> Got:
+) -> Received:
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     chunks = [body] if isinstance(body, bytes) else list(body)
     scope = {
@@ -50,7 +50,7 @@ async def call(
         {"type": "http.request", "body": chunk, "more_body": n < len(chunks)}
         for n, chunk in enumerate(chunks, 1)
     ]
-    told: list[MutableMapping[str, Any]] = []
+    sent_messages: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
         if not sent:  # the client waits for the answer
@@ -58,8 +58,12 @@ async def call(
         return sent.pop(0)
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        told.append(message)
+        sent_messages.append(message)
 
     await app(scope, receive, send)
-    names = {name.decode(): value.decode() for name, value in told[0]["headers"]}
-    return Got(told[0]["status"], names, b"".join(part.get("body", b"") for part in told[1:]))
+    names = {name.decode(): value.decode() for name, value in sent_messages[0]["headers"]}
+    return Received(
+        sent_messages[0]["status"],
+        names,
+        b"".join(part.get("body", b"") for part in sent_messages[1:]),
+    )

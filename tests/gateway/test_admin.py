@@ -21,7 +21,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.types import Example, Query
 from tests.builders import solid_image
-from tests.gateway.calling import Got, call
+from tests.gateway.calling import Received, call
 from tests.knowledge.doubles import SeededEmbedder
 
 
@@ -53,7 +53,9 @@ class Desk:
             )
         return self.caches[namespace]
 
-    async def __call__(self, method: str, path: str, body: object = b"", **params: object) -> Got:
+    async def __call__(
+        self, method: str, path: str, body: object = b"", **params: object
+    ) -> Received:
         sent = body if isinstance(body, bytes) else orjson.dumps(body)
         return await call(self.app, method, f"/admin{path}", token=self.token, body=sent, **params)
 

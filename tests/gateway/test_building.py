@@ -160,7 +160,7 @@ def test_invalid_cache_file_is_reported_before_start(tmp_path: Path) -> None:
 def test_a_budget_needs_prices(tmp_path: Path) -> None:
     by = '[route]\nby = "budget"\nusd_per_1k = 1.0\n'
     tier = '[tiers.{}]\nmodel = "openai:{}"\nbase_url = "http://localhost:9/v1"\n'
-    text = f'[gateway]\ndata = "{tmp_path}"\n{by}' + tier.format("a", "nobody-knows")
+    text = f'[gateway]\ndata = "{tmp_path}"\n{by}' + tier.format("a", "unpriced-model")
     with pytest.raises(SettingError, match=r"price of tiers\.a") as error:
         build(parse_config(text + tier.format("b", "gpt-4.1")), {})
     assert "price = [" in error.value.hint
@@ -216,11 +216,11 @@ def test_keys_are_required_in_public_and_if_any_exist(tmp_path: Path) -> None:
     assert "bottega keys add" in error.value.hint
     accounts = Accounts.open(tmp_path / FILE)
     made, token = accounts.add("ann")
-    for one in (public, config):  # behind a proxy even loopback is public
+    for one in (public, config):  # with a proxy, even loopback is public
         gateway_server = build(one, ENVIRONMENT)
         assert gateway_server.gateway.authenticate is not None
-        known = gateway_server.gateway.authenticate(token)
-        assert known is not None and known.id == made.id
+        account = gateway_server.gateway.authenticate(token)
+        assert account is not None and account.id == made.id
         asyncio.run(gateway_server.aclose())
     accounts.revoke(made.id)
     accounts.close()

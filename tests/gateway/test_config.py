@@ -95,8 +95,8 @@ def test_teaching_tiers_can_be_configured() -> None:
     assert parse_config(TWO.replace('"LARGE_KEY"', '"K"\nteaches = true')).teachers == ("large",)
     config = parse_config(TWO.replace('8001/v1"', '8001/v1"\nteaches = true'))
     assert config.teachers == ("small",)
-    nobody = TWO.replace('"LARGE_KEY"', '"K"\nteaches = false')
-    assert parse_config(nobody).teachers == ()
+    no_teacher = TWO.replace('"LARGE_KEY"', '"K"\nteaches = false')
+    assert parse_config(no_teacher).teachers == ()
     redundant = parse_config(TWO.replace('8001/v1"', '8001/v1"\nteaches = false'))
     assert redundant.teachers == ("large",)
 
@@ -178,10 +178,10 @@ def test_teaching_tiers_can_be_configured() -> None:
     ],
 )
 def test_errors_name_the_key_and_the_fix(text: str, key: str, hint: str) -> None:
-    message, told = rejected(text)
+    message, found_hint = rejected(text)
     assert message.startswith("b.toml")
     assert key in message
-    assert hint in told
+    assert hint in found_hint
 
 
 @pytest.mark.parametrize(

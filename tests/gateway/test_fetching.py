@@ -24,8 +24,8 @@ from tests.gateway.world import INSIDE, OUTSIDE, PIXEL, Answer, World, image_ans
 async def test_an_image_is_fetched_by_name_and_by_address(world: World) -> None:
     assert await world.fetcher().fetch(world.url()) == PIXEL
     assert await world.fetcher().fetch(world.url(OUTSIDE)) == PIXEL
-    assert await world.fetcher().fetch(world.url("PICTURES.example")) == PIXEL
-    assert world.resolved == ["pictures.example", "pictures.example"]
+    assert await world.fetcher().fetch(world.url("IMAGES.example")) == PIXEL
+    assert world.resolved == ["images.example", "images.example"]
 
 
 async def test_fetching_is_disabled_by_default(world: World) -> None:
@@ -54,10 +54,10 @@ async def test_at_most_three_redirects_are_followed(world: World) -> None:
 
 async def test_only_listed_hosts_are_fetched(world: World) -> None:
     world.names |= {name: [[OUTSIDE]] for name in ("a.cdn.example", "cdn.example", "xcdn.example")}
-    hosts = ["pictures.example", ".cdn.example"]
-    for host in ("pictures.example", "a.cdn.example"):
+    hosts = ["images.example", ".cdn.example"]
+    for host in ("images.example", "a.cdn.example"):
         assert await world.fetcher(hosts=hosts).fetch(world.url(host)) == PIXEL
-    for host in ("cdn.example", "xcdn.example", "a.pictures.example", OUTSIDE):
+    for host in ("cdn.example", "xcdn.example", "a.images.example", OUTSIDE):
         await world.rejected(world.url(host), hosts=hosts)
     world.answer = redirects(world.url("xcdn.example"))
     await world.rejected(world.url(), hosts=hosts)
@@ -71,7 +71,7 @@ async def test_requests_contain_no_local_data(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     netrc = tmp_path / "netrc"
-    netrc.write_text("machine pictures.example login ada password secret\n")
+    netrc.write_text("machine images.example login ada password secret\n")
     monkeypatch.setenv("NETRC", str(netrc))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://{INSIDE}:{world.port}")
@@ -186,7 +186,7 @@ async def test_unreachable_host_is_an_error(world: World) -> None:
     with socket.socket() as unused:
         unused.bind((OUTSIDE, 0))
         port = unused.getsockname()[1]
-        error = await world.rejected(f"http://pictures.example:{port}/", ports=[port])
+        error = await world.rejected(f"http://images.example:{port}/", ports=[port])
     assert str(error) == "The image was not fetched: its server failed."
 
 
@@ -196,8 +196,8 @@ def certificate(tmp_path: Path) -> Path:
         pytest.skip("needs the openssl program")
     file = tmp_path / "server.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    command += f" -keyout {file} -out {file}.crt -subj /CN=pictures.example"
-    command += " -addext subjectAltName=DNS:pictures.example"
+    command += f" -keyout {file} -out {file}.crt -subj /CN=images.example"
+    command += " -addext subjectAltName=DNS:images.example"
     subprocess.run(command.split(), check=True, capture_output=True)
     file.write_bytes(file.read_bytes() + Path(f"{file}.crt").read_bytes())
     return file
@@ -225,9 +225,9 @@ async def test_tls_is_verified_by_name_with_a_pinned_address(
     world.names["other.example"] = [[OUTSIDE]]
     try:
         fetcher = world.fetcher(ports=[port], connect=trusted)
-        assert await fetcher.fetch(f"https://pictures.example:{port}/") == PIXEL
+        assert await fetcher.fetch(f"https://images.example:{port}/") == PIXEL
         for host in ("other.example", OUTSIDE):
             await world.rejected(f"https://{host}:{port}/", ports=[port], connect=trusted)
-        await world.rejected(f"https://pictures.example:{port}/", ports=[port])  # not trusted
+        await world.rejected(f"https://images.example:{port}/", ports=[port])  # not trusted
     finally:
         await runner.cleanup()

@@ -28,7 +28,7 @@ ACCOUNTS = {
 }
 
 
-def taught(prompt: Prompt) -> str:
+def master_reply(prompt: Prompt) -> str:
     return SECRET
 
 
@@ -43,7 +43,7 @@ def parrot(prompt: Prompt) -> str:
 def shared(tmp_path: Path) -> Iterator[Harness]:
     with harness(
         tmp_path,
-        master=ScriptedGenerator(taught, name="big"),
+        master=ScriptedGenerator(master_reply, name="big"),
         apprentice=ScriptedGenerator(parrot),
         authenticate=lambda token: ACCOUNTS.get(token or ""),
     ) as found:
@@ -95,10 +95,12 @@ async def test_other_namespaces_stay_closed(shared: Harness) -> None:
     assert len(attempts) >= 100
     hits = 0
     for key, (headers, model), stream in attempts:
-        for shade in (7, 8):  # what was stored, and something like it
-            _, said, told = await ask(shared, key, body(model, shade, stream=stream), **headers)
+        for shade in (7, 8):  # the stored image and a similar one
+            _, said, reply_headers = await ask(
+                shared, key, body(model, shade, stream=stream), **headers
+            )
             hits += SECRET in said
-            hits += told.get("x-bottega-demonstrations", "0") != "0"
+            hits += reply_headers.get("x-bottega-demonstrations", "0") != "0"
     assert hits == 0
 
 

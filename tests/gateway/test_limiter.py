@@ -93,7 +93,7 @@ def test_reservation_is_replaced_by_the_actual_cost() -> None:
     first.settle(0.2)
     second.reserve(0.8)
     with pytest.raises(BudgetError):
-        first.reserve(0.1)  # another tier is asked: 0.2 + 0.8 + 0.1
+        first.reserve(0.1)  # fallback to another tier: 0.2 + 0.8 + 0.1
     assert first.usd == pytest.approx(0.2)
     second.settle(0.0)  # it failed
     first.reserve(0.8)

@@ -21,7 +21,7 @@ from tests.gateway.entries import request_entry
 from tests.server import Server, refuse
 
 KEY = "sk-bottega-0123456789ab-secretsecretsecret"
-PLAIN = "plainplainplainplainplainplainplain1"  # looks like nothing: known to be one
+PLAIN = "plainplainplainplainplainplainplain1"  # matches no pattern, but is in the list of secrets
 PASSWORD = "hunter2hunter2"
 PROMPT = "my diagnosis is confidential"
 PIXELS = "iVBORw0KGgoAAAANSUhEUgAA" * 40

@@ -1,4 +1,4 @@
-"""What an operator has pinned stays as it is, whatever the master says later."""
+"""Pinned answers are kept, whatever the master answers later."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def changed(config: Config, more: str = CHANGED) -> Config:
         new.gateway, max_concurrent=5, allowed_hosts=("gate.local",), finish_seconds=9.0
     )
     small, large = new.tiers
-    dearer = dataclasses.replace(small, price=(7.0, 7.0), timeout=3.0)
-    return dataclasses.replace(new, gateway=listening, tiers=(dearer, large))
+    repriced = dataclasses.replace(small, price=(7.0, 7.0), timeout=3.0)
+    return dataclasses.replace(new, gateway=listening, tiers=(repriced, large))
 
 
 async def test_reload_applies_settings_and_logs_the_others(

@@ -64,7 +64,7 @@ def streamed(harness: Harness, given: Any, model: str = "bottega", **more: Any) 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    """For what leaves nothing behind."""
+    """A request that stores nothing."""
     with harness(tmp_path_factory.mktemp("shared")) as found:
         yield found
 

@@ -109,7 +109,7 @@ def test_report_equals_the_sums_of_entries(
 def test_a_report_does_not_read_every_entry(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many answers of the master, so that none is drawn again one by one."""
+    """Many answers of the master, above the number that is resampled one by one."""
     monkeypatch.setattr("bottega.gateway.accounting.savings.MAX_EXACT_COSTS", 50)
     steps = [0]
 

@@ -19,9 +19,9 @@ SMALL = MarkedReply(QUESTION.digest, "small", 8).text
 HIT = {"x-bottega-cache": "replayed"}
 
 
-def client(namespace: str = "red", told: ReplyLog | None = None) -> Client:
+def client(namespace: str = "red", replies: ReplyLog | None = None) -> Client:
     asker = TenantKey("sk-x", namespace)
-    return Client("", asker, told or ReplyLog(), random.Random(0), 10, asyncio.Event())
+    return Client("", asker, replies or ReplyLog(), random.Random(0), 10, asyncio.Event())
 
 
 def reply_problem(reply: Reply, model: str = "bottega") -> str | None:
@@ -71,10 +71,10 @@ def test_the_tier_that_was_asked_for() -> None:
 
 
 def test_a_reply_of_another_namespace() -> None:
-    told, reply = ReplyLog(), Reply({}, LARGE, "stop", whole=True)
-    assert client("red", told).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
-    assert client("red", told).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
-    why = client("blue", told).reply_problem(QUESTION, {"model": "bottega"}, reply)
+    replies, reply = ReplyLog(), Reply({}, LARGE, "stop", whole=True)
+    assert client("red", replies).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
+    assert client("red", replies).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
+    why = client("blue", replies).reply_problem(QUESTION, {"model": "bottega"}, reply)
     assert why == "a reply that red was given"
 
 
@@ -83,8 +83,8 @@ def test_a_reply_of_another_namespace() -> None:
     [
         (["second"], False),
         (["unsaid"], False),  # the process died before it could tell
-        (["first"], True),  # the second was asked when the first was known
-        (["beside"], False),  # asked at the same time as the second
+        (["first"], True),  # sent after the reply to the first
+        (["beside"], False),  # sent together with the second
         ([], True),
     ],
 )
@@ -94,9 +94,9 @@ def test_what_is_lost(there: list[str], lost: bool) -> None:
         "second": StoredAnswer(2, 4),
         "beside": StoredAnswer(1.5, 3),
     }
-    told = ReplyLog(kept={("red", "q"): kept})
-    assert bool(told.lost("red", {"q": there})) == lost
-    assert not told.lost("blue", {})
+    replies = ReplyLog(kept={("red", "q"): kept})
+    assert bool(replies.lost("red", {"q": there})) == lost
+    assert not replies.lost("blue", {})
 
 
 @pytest.mark.slow

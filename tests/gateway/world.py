@@ -1,4 +1,4 @@
-"""Servers with images, and one that nobody may reach."""
+"""Servers with images, and one at a forbidden address."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class World:
         }
         return ImageFetcher(**defaults | settings)
 
-    def url(self, host: str = "pictures.example", path: str = "/cat.png") -> str:
+    def url(self, host: str = "images.example", path: str = "/cat.png") -> str:
         return f"http://{host}:{self.port}{path}"
 
     async def rejected(self, url: str, **settings: Any) -> ApiError:
@@ -103,7 +103,7 @@ async def open_world() -> AsyncGenerator[World]:
     port = runner.addresses[0][1]
     inside = [INSIDE, "::1"] if socket.has_ipv6 and _has_loopback_v6() else [INSIDE]
     servers = [await asyncio.start_server(intruded, host, port) for host in inside]
-    names = {"pictures.example": [[OUTSIDE]], "inner.example": [[INSIDE]]}
+    names = {"images.example": [[OUTSIDE]], "inner.example": [[INSIDE]]}
     here = World(port, image_answer(), names)
     yield here
     for server in servers:
