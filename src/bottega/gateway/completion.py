@@ -297,6 +297,8 @@ class Completer:
         """Return the call of this tier, with the demonstrations that it supports."""
         if served.prompt is not None:
             return await self._prompt_pipeline(job, served, shown, served.prompt)
+        if not shown:
+            return UpstreamCall(served, _with_asks(job, served, job.request.body))
         kept = fitting(shown, job.request, served.capabilities)
         body = await self.augmented(job.request, kept)
         return UpstreamCall(served, _with_asks(job, served, body), tuple(kept))

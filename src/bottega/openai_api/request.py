@@ -147,9 +147,9 @@ class ChatRequest:
 
     @property
     def last_user_turn(self) -> ChatMessage | None:
-        """The last turn if it is the user's."""
-        last = self.messages[-1] if self.turns else None
-        return last if last is not None and last.role == "user" else None
+        """The last message if it is the user's."""
+        last = self.messages[-1]
+        return last if last.role == "user" else None
 
     @cached_property
     def question(self) -> str:
