@@ -97,22 +97,22 @@ def main() -> None:
 
 async def measure(setting: Setting, replies: Path) -> SettingResults:
     """Run all streams of all seeds concurrently; the models batch their requests."""
-    workshop = ModelPool(replies)
+    models = ModelPool(replies)
     free = asyncio.Semaphore(STREAMS_AT_ONCE)
 
     async def one(seed: int) -> SettingResults:
         data = setting.load(seed)
-        corpus = await with_master_answers(workshop, data.knowledge, data.labels)
-        alone = await fixed(workshop, setting, data, corpus, seed)
-        found = await dynamic(workshop, setting, data, corpus, seed, free)
+        corpus = await with_master_answers(models, data.knowledge, data.labels)
+        alone = await fixed(models, setting, data, corpus, seed)
+        found = await dynamic(models, setting, data, corpus, seed, free)
         print(f"{setting.spec}, seed {seed}: done", flush=True)
         return SettingResults(setting, found, alone)
 
     try:
         return joined(await asyncio.gather(*map(one, setting.seeds)))
     finally:
-        await workshop.apprentice.aclose()
-        await workshop.master.aclose()
+        await models.apprentice.aclose()
+        await models.master.aclose()
 
 
 def joined(single: Sequence[SettingResults]) -> SettingResults:
@@ -123,7 +123,7 @@ def joined(single: Sequence[SettingResults]) -> SettingResults:
 
 
 async def dynamic(
-    workshop: ModelPool,
+    models: ModelPool,
     setting: Setting,
     data: Benchmark,
     corpus: Sequence[Example],
@@ -132,8 +132,8 @@ async def dynamic(
 ) -> dict[Key, list[StreamResult]]:
     """Run each start at each share, and the baselines at some shares."""
     cold = corpus[: round(COLD * len(data.items))]
-    run = partial(run_stream, workshop, setting, data)
-    vote = partial(run_votes, workshop, setting, data)
+    run = partial(run_stream, models, setting, data)
+    vote = partial(run_votes, models, setting, data)
     drawn: Retrieving = lambda cache: RandomRetriever(cache, seed)  # noqa: E731
     jobs: dict[Key, Callable[[], Awaitable[StreamResult]]] = {}
     for rate in setting.rates:
@@ -142,7 +142,7 @@ async def dynamic(
             ("NoStart", rate): partial(run, coin),
             ("ColdStart", rate): partial(run, coin, cold),
             ("WarmStart", rate): partial(run, coin, corpus),
-            ("Hierarchical", rate): partial(run, coin, corpus, workshop.hashtags),
+            ("Hierarchical", rate): partial(run, coin, corpus, models.hashtags),
             ("half first", rate): partial(run, half_first(rate, seed, len(data.items))),
             ("coverage", rate): partial(run, coverage_router(setting, rate, seed)),
         }
@@ -165,7 +165,7 @@ async def dynamic(
 
 
 async def fixed(
-    workshop: ModelPool,
+    models: ModelPool,
     setting: Setting,
     data: Benchmark,
     corpus: Sequence[Example],
@@ -174,17 +174,17 @@ async def fixed(
     """Run tables 1 to 3: the apprentice alone, with a fixed cache."""
     found: dict[str, list[StreamResult]] = {}
     half = corpus[: len(corpus) // 2]
-    rows = table_one(workshop, corpus)
+    rows = table_one(models, corpus)
     drawn: Retrieving = lambda cache: RandomRetriever(cache, seed)  # noqa: E731
-    found["master"] = [await _alone(workshop, data, 1)]
-    found["zero-shot"] = [await _alone(workshop, data, 0)]
+    found["master"] = [await _alone(models, data, 1)]
+    found["zero-shot"] = [await _alone(models, data, 0)]
     for size, known in (("full", corpus), ("half", half)):
-        with workshop.open(known, tuple(workshop.views())) as cache:
+        with models.open(known, tuple(models.views())) as cache:
             for name, retrieving in (*rows.items(), ("random", drawn)):
-                method = _shown(workshop, data, cache, retrieving, setting.shots)
+                method = _shown(models, data, cache, retrieving, setting.shots)
                 found[f"{name}, {size}"] = [await _asked(data, method)]
             for shots in SHOTS:
-                method = _shown(workshop, data, cache, setting.dense, shots)
+                method = _shown(models, data, cache, setting.dense, shots)
                 found[f"{shots} shots, {size}"] = [await _asked(data, method)]
                 vote = _voting(setting.dense(cache), shots)
                 found[f"vote of {shots}, {size}"] = [await _asked(data, vote)]
@@ -198,20 +198,20 @@ def _voting(retrieve: Retriever, shots: int) -> Method:
     return Method("vote", shots, vote)
 
 
-async def _alone(workshop: ModelPool, data: Benchmark, position: int) -> StreamResult:
-    with workshop.open() as cache:
+async def _alone(models: ModelPool, data: Benchmark, position: int) -> StreamResult:
+    with models.open() as cache:
         by_name = pipeline(
-            workshop, cache, lambda tiers: FixedRouter(tiers[position]), labels=data.labels
+            models, cache, lambda tiers: FixedRouter(tiers[position]), labels=data.labels
         )
         return await _asked(data, pipeline_method("alone", replace(by_name, record=None)))
 
 
 def _shown(
-    workshop: ModelPool, data: Benchmark, cache: KnowledgeBase, retrieving: Retrieving, shots: int
+    models: ModelPool, data: Benchmark, cache: KnowledgeBase, retrieving: Retrieving, shots: int
 ) -> Method:
     """Answer without storing any answer."""
     answers = pipeline(
-        workshop,
+        models,
         cache,
         lambda tiers: FixedRouter(tiers[0]),
         retrieve=retrieving(cache),

@@ -168,20 +168,20 @@ class EmptyRetriever:
 
 
 async def with_master_answers(
-    workshop: ModelPool, examples: Iterable[Example], labels: Sequence[str]
+    models: ModelPool, examples: Iterable[Example], labels: Sequence[str]
 ) -> list[Example]:
     """Return the questions with the master's answers instead of the gold ones, as a prefilled cache
     holds them. Questions without a master's answer are left out.
     """
     asked = [example.query for example in examples]
-    with closing(workshop.open()) as cache:
-        ask = pipeline(workshop, cache, lambda tiers: FixedRouter(tiers[-1]), labels=labels)
+    with closing(models.open()) as cache:
+        ask = pipeline(models, cache, lambda tiers: FixedRouter(tiers[-1]), labels=labels)
         await asyncio.gather(*map(ask.answer, asked))
         return list(cache)
 
 
 def pipeline(
-    workshop: ModelPool,
+    models: ModelPool,
     cache: KnowledgeBase,
     route: Router | Callable[[Sequence[Tier]], Router],
     *,
@@ -191,8 +191,8 @@ def pipeline(
 ) -> Pipeline:
     return cache_of_thought(
         cache,
-        master=workshop.master,
-        apprentice=workshop.apprentice,
+        master=models.master,
+        apprentice=models.apprentice,
         shots=shots,
         route=route,
         retrieve=retrieve,
@@ -203,7 +203,7 @@ def pipeline(
 
 
 async def run_stream(
-    workshop: ModelPool,
+    models: ModelPool,
     setting: Setting,
     data: Benchmark,
     route: Routing,
@@ -211,9 +211,9 @@ async def run_stream(
     retrieving: Retrieving | None = None,
 ) -> StreamResult:
     """Run one stream with its own cache; the apprentice sees the demonstrations of `retrieving`."""
-    with closing(workshop.open(warm, setting.views)) as cache:
+    with closing(models.open(warm, setting.views)) as cache:
         answers = pipeline(
-            workshop,
+            models,
             cache,
             lambda tiers: route(cache, tiers),
             retrieve=(retrieving or setting.dense)(cache),
@@ -224,15 +224,15 @@ async def run_stream(
 
 
 async def run_votes(
-    workshop: ModelPool,
+    models: ModelPool,
     setting: Setting,
     data: Benchmark,
     route: Routing,
     warm: Sequence[Example] = (),
 ) -> StreamResult:
     """Run the same stream without an apprentice: a vote of its demonstrations answers."""
-    with closing(workshop.open(warm, setting.views)) as cache:
-        answers = pipeline(workshop, cache, lambda tiers: route(cache, tiers), labels=data.labels)
+    with closing(models.open(warm, setting.views)) as cache:
+        answers = pipeline(models, cache, lambda tiers: route(cache, tiers), labels=data.labels)
         retrieve = setting.dense(cache)
 
         async def answer(query: Query) -> Outcome:
@@ -278,7 +278,7 @@ def coverage_router(setting: Setting, rate: int, seed: int) -> Routing:
     return route
 
 
-def table_one(workshop: ModelPool, corpus: Sequence[Example]) -> dict[str, Retrieving]:
+def table_one(models: ModelPool, corpus: Sequence[Example]) -> dict[str, Retrieving]:
     """Return the rows of Table 1 that the bundled parts support, as "cached side | query's
     side"."""
     words = TfidfKeywordExtractor((response_text(one) for one in corpus), longest=1)
@@ -288,15 +288,15 @@ def table_one(workshop: ModelPool, corpus: Sequence[Example]) -> dict[str, Retri
 
     def probed(retrieve: Retriever) -> Retriever:
         return ResponseProbeRetriever(
-            retrieve, workshop.apprentice, BRIEF, words, keep_question=False, sampling=GREEDY
+            retrieve, models.apprentice, BRIEF, words, keep_question=False, sampling=GREEDY
         )
 
     return {
         "image \\| image": partial(by, "image"),
         "image \\| image + first answer": lambda cache: probed(
-            CrossModalRetriever(workshop.dual, partial(cache.nearest, by="alone"))
+            CrossModalRetriever(models.dual, partial(cache.nearest, by="alone"))
         ),
         "image + response \\| image + first answer": lambda cache: probed(by("response", cache)),
         "image + question \\| image + question": partial(by, "dual"),
-        "hierarchical": workshop.hashtags,
+        "hierarchical": models.hashtags,
     }

@@ -109,11 +109,11 @@ def _title(setting: Setting) -> str:
 
 
 def _table(measured: SettingResults, title: str, wanted: Sequence[MethodConfig]) -> str:
-    asked = [config for config in dict.fromkeys(wanted) if config in measured.runs]
-    if not asked:
+    queried = [config for config in dict.fromkeys(wanted) if config in measured.runs]
+    if not queried:
         return ""
     lines = [f"{title}:", "", f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
-    lines += [f"| {' | '.join(_row(measured, config))} |" for config in asked]
+    lines += [f"| {' | '.join(_row(measured, config))} |" for config in queried]
     return "\n".join(lines)
 
 
@@ -204,9 +204,9 @@ def _draw_rewards(measured: SettingResults, axes: Any) -> None:
     wanted = [config for config in rewards(measured.setting) if config in measured.runs]
     names: list[Rewarding] = list(dict.fromkeys(config.reward for config in wanted))
     for kind, mark, aside in (("rcts", "o", -0.1), ("rcts-random", "s", 0.1)):
-        asked = [config for config in wanted if config.kind == kind]
-        at = [names.index(config.reward) + aside for config in asked]
-        errorbars(axes, at, [measured.estimate(config) for config in asked], kind, fmt=mark)
+        queried = [config for config in wanted if config.kind == kind]
+        at = [names.index(config.reward) + aside for config in queried]
+        errorbars(axes, at, [measured.estimate(config) for config in queried], kind, fmt=mark)
     axes.set_xticks(range(len(names)), [f"{n} (ceiling)" if n == "oracle" else n for n in names])
     axes.set_title("Figure 5 (a): rewards, 10 rollouts")
 
@@ -216,14 +216,14 @@ def _draw_rollouts(measured: SettingResults, axes: Any) -> None:
     for reward in drawn(measured.setting):
         mark, colour = next(marks), None
         for kind, style in (("rcts", "-"), ("rcts-random", ":")):
-            asked = [
+            queried = [
                 config
                 for config in rollouts(reward)
                 if config.kind == kind and config in measured.runs
             ]
-            at = [config.rollouts * (1 if kind == "rcts" else 1.04) for config in asked]
+            at = [config.rollouts * (1 if kind == "rcts" else 1.04) for config in queried]
             name = f"{kind}, {reward}" + (" (ceiling)" if reward == "oracle" else "")
-            answers = [measured.estimate(config) for config in asked]
+            answers = [measured.estimate(config) for config in queried]
             more = {"linestyle": style, "marker": mark, "color": colour}
             colour = errorbars(axes, at, answers, name, **more)
     axes.set_xscale("log", base=2)

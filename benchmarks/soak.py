@@ -105,7 +105,7 @@ class Sample:
 @dataclass
 class Report:
     seconds: float = 0.0
-    told: ReplyLog = field(default_factory=ReplyLog)
+    log: ReplyLog = field(default_factory=ReplyLog)
     samples: list[Sample] = field(default_factory=list)
     kills: int = 0
     lost: list[str] = field(default_factory=list)
@@ -131,8 +131,8 @@ class Report:
 
     def faults(self) -> list[str]:
         """Return violations of the guarantees."""
-        told, memory = self.told, self.memory()
-        found = [f"wrong: {one}" for one in told.wrong]
+        log, memory = self.log, self.memory()
+        found = [f"wrong: {one}" for one in log.wrong]
         found += [f"lost: {one}" for one in self.lost]
         found += [f"kept twice: {ids}" for ids in self.twice]
         if memory is not None and abs(memory - 1) > LEAK:
@@ -144,17 +144,17 @@ class Report:
         if self.tracebacks:
             found.append(f"{self.tracebacks} tracebacks in its log")
         for needed in ("right", "streamed", "replayed", "stored", "shown examples"):
-            if not told.counts[needed]:
+            if not log.counts[needed]:
                 found.append(f"nothing was {needed}: the soak says nothing about it")
         return found
 
     def document(self) -> dict[str, object]:
         return {
             "seconds": self.seconds,
-            "counts": dict(self.told.counts),
-            "refused": dict(self.told.refused),
+            "counts": dict(self.log.counts),
+            "refused": dict(self.log.refused),
             "kills": self.kills,
-            "acknowledged": sum(map(len, self.told.kept.values())),
+            "acknowledged": sum(map(len, self.log.kept.values())),
             "lost": len(self.lost),
             "entries": self.entries,
             "memory": self.memory(),
@@ -244,7 +244,7 @@ class Soak:
             Client(
                 f"http://127.0.0.1:{self._port}",
                 tenants[number % len(tenants)],
-                self._report.told,
+                self._report.log,
                 random.Random(f"{self._seed}/{number}"),
                 questions=QUESTIONS,
                 down=self._down,
@@ -282,7 +282,7 @@ class Soak:
             with self._cache(namespace) as cache:
                 for example in cache:
                     there.setdefault(question(example), []).append(str(example.id))
-            self._report.lost += self._report.told.lost(namespace, there)
+            self._report.lost += self._report.log.lost(namespace, there)
             self._report.twice += [ids for ids in there.values() if len(ids) > 1]
 
     def _check_all(self) -> None:
@@ -290,16 +290,16 @@ class Soak:
         for namespace in NAMESPACES:
             with self._cache(namespace) as cache:
                 for problem in cache.verify().problems:
-                    self._report.told.is_wrong("the file is damaged", problem)
+                    self._report.log.is_wrong("the file is damaged", problem)
                 for example in cache:
                     self._report.entries += 1
                     spoken = parse_whole(example.answer)
                     if spoken is None or spoken.model != "large":
-                        self._report.told.is_wrong("kept, not the master's", example)
+                        self._report.log.is_wrong("kept, not the master's", example)
                     elif spoken.question != question(example):
-                        self._report.told.is_wrong("kept for another question", example)
-                    elif self._report.told.heard_by.get(spoken.number, namespace) != namespace:
-                        self._report.told.is_wrong("kept for another namespace", example)
+                        self._report.log.is_wrong("kept for another question", example)
+                    elif self._report.log.heard_by.get(spoken.number, namespace) != namespace:
+                        self._report.log.is_wrong("kept for another namespace", example)
 
     def _cache(self, namespace: str) -> KnowledgeBase:
         return KnowledgeBase.open(
@@ -326,10 +326,10 @@ def read(url: str) -> bytes:
 
 
 def text(report: Report) -> str:
-    told, memory = report.told, report.memory()
-    counts = ", ".join(f"{count:,} {name}" for name, count in told.counts.most_common())
-    refused = ", ".join(f"{count:,} x {status}" for status, count in sorted(told.refused.items()))
-    acknowledged = sum(map(len, told.kept.values()))
+    log, memory = report.log, report.memory()
+    counts = ", ".join(f"{count:,} {name}" for name, count in log.counts.most_common())
+    refused = ", ".join(f"{count:,} x {status}" for status, count in sorted(log.refused.items()))
+    acknowledged = sum(map(len, log.kept.values()))
     said = [
         f"{report.seconds:.0f} s: {counts}",
         f"refused while the upstream failed: {refused or 'none'}",

@@ -140,7 +140,7 @@ class Client:
 
     url: str
     tenant: TenantKey
-    told: ReplyLog
+    log: ReplyLog
     rng: random.Random
     questions: int
     down: asyncio.Event
@@ -150,18 +150,18 @@ class Client:
         manners = [self.asks, self.disconnect, self.send_invalid]
         while not until.is_set():
             [manner] = self.rng.choices(manners, [90, 6, 4])
-            self.told.counts["requests"] += 1
+            self.log.counts["requests"] += 1
             try:
                 async with asyncio.timeout(STUCK):
                     await manner(session)
             except TimeoutError:
-                self.told.is_wrong("no reply in time", STUCK)
+                self.log.is_wrong("no reply in time", STUCK)
             except (aiohttp.ClientError, ConnectionError) as problem:
                 if self.down.is_set():
-                    self.told.counts["while it was down"] += 1
+                    self.log.counts["while it was down"] += 1
                     await asyncio.sleep(0.3)
                 else:
-                    self.told.is_wrong("the connection was lost", repr(problem))
+                    self.log.is_wrong("the connection was lost", repr(problem))
 
     async def asks(self, session: aiohttp.ClientSession) -> None:
         question, body, headers = self.draw()
@@ -173,14 +173,14 @@ class Client:
             streamed = body.get("stream")
             reply = await (streamed_reply if streamed else plain_reply)(response)
         if streamed and not reply.whole and self.down.is_set():
-            self.told.counts["while it was down"] += 1
+            self.log.counts["while it was down"] += 1
         else:
             self.judge(question, body, reply, asked)
 
     async def disconnect(self, session: aiohttp.ClientSession) -> None:
         """Disconnect before or during the reply."""
         _, body, headers = self.draw()
-        self.told.counts["left"] += 1
+        self.log.counts["left"] += 1
         try:
             async with asyncio.timeout(self.rng.uniform(0.001, 0.4)):
                 async with self.post(session, body | {"stream": True}, headers) as response:
@@ -210,9 +210,9 @@ class Client:
             said = await response.text()
             full = response.status in EXPECTED and '"overloaded"' in said  # seen before all else
             if full or (response.status == status and '"error"' in said):
-                self.told.counts["rightly refused"] += 1
+                self.log.counts["rightly refused"] += 1
             else:
-                self.told.is_wrong(f"{status} was due", response.status, said)
+                self.log.is_wrong(f"{status} was due", response.status, said)
 
     def draw(self) -> tuple[Question, dict[str, Any], dict[str, str]]:
         """Choose a question, often a repeated one, and a kind of request."""
@@ -241,24 +241,24 @@ class Client:
 
     def refused(self, status: int, said: str) -> None:
         if status in EXPECTED and '"error"' in said:
-            self.told.refused[status] += 1
+            self.log.refused[status] += 1
         else:
-            self.told.is_wrong("an unexpected refusal", status, said)
+            self.log.is_wrong("an unexpected refusal", status, said)
 
     def judge(
         self, question: Question, body: Mapping[str, Any], reply: Reply, asked: float
     ) -> None:
         why = self.reply_problem(question, body, reply)
         if why is not None:
-            self.told.is_wrong(why, question, body["model"], reply)
+            self.log.is_wrong(why, question, body["model"], reply)
             return
         if reply.stored is not None and not reply.replayed:
-            self.told.keep(self.tenant, question, reply.stored, asked)
+            self.log.keep(self.tenant, question, reply.stored, asked)
         kind = "broke off" if reply.failed else reply.finish if reply.text else "empty"
-        self.told.counts["right" if kind == "stop" else f"{kind}, as it said"] += 1
-        self.told.counts["streamed"] += bool(body.get("stream"))
-        self.told.counts["replayed"] += reply.replayed
-        self.told.counts["shown examples"] += (
+        self.log.counts["right" if kind == "stop" else f"{kind}, as it said"] += 1
+        self.log.counts["streamed"] += bool(body.get("stream"))
+        self.log.counts["replayed"] += reply.replayed
+        self.log.counts["shown examples"] += (
             reply.headers.get("x-bottega-demonstrations", "0") != "0"
         )
 
@@ -270,7 +270,7 @@ class Client:
             return "not an answer to this question"
         spoken = parse_start(reply.text)
         if spoken is not None:
-            whose = self.told.heard_by.setdefault(spoken.number, self.tenant.namespace)
+            whose = self.log.heard_by.setdefault(spoken.number, self.tenant.namespace)
             if whose != self.tenant.namespace:
                 return f"a reply that {whose} was given"
             if MODELS.get(body["model"], spoken.model) != spoken.model:

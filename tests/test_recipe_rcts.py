@@ -18,7 +18,7 @@ QUERY = Query("What?", (solid_image(7),))
 
 
 @pytest.fixture
-def known() -> Iterator[KnowledgeBase]:
+def knowledge() -> Iterator[KnowledgeBase]:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
         opened.add(image_example(40 * i, "cat" if i % 2 else "dog") for i in range(24))
         yield opened
@@ -43,11 +43,11 @@ def leaves(tree: SearchTree | None) -> list[SearchNode]:
     return [] if tree is None else below(tree.root)
 
 
-async def test_a_tree_search_shows_three_of_twenty_and_answers(
-    known: KnowledgeBase,
+async def test_a_tree_search_shows_three_of_twenty_and_its_answer_is_taken(
+    knowledge: KnowledgeBase,
 ) -> None:
     model = ScriptedGenerator(follows, name="small")
-    trace = await rcts(known, model, labels=("cat", "dog"), seed=1).trace(QUERY)
+    trace = await rcts(knowledge, model, labels=("cat", "dog"), seed=1).trace(QUERY)
     assert trace.tree is not None
     assert len(trace.candidates) == 3
     assert len({one.example.id for one in trace.candidates}) == 3
@@ -57,14 +57,14 @@ async def test_a_tree_search_shows_three_of_twenty_and_answers(
     own = [call for call in rewarded if call.sampling.n == 5]
     assert own and len(own) < len(rewarded)  # the query again, and known questions
     again = await rcts(
-        known, ScriptedGenerator(follows, name="small"), labels=("cat", "dog"), seed=1
+        knowledge, ScriptedGenerator(follows, name="small"), labels=("cat", "dog"), seed=1
     ).trace(QUERY)
     assert again.tree == trace.tree
 
 
-async def test_a_model_with_brief_turns_continues_its_rationale(known: KnowledgeBase) -> None:
+async def test_a_brief_model_goes_on_from_its_own_rationale(knowledge: KnowledgeBase) -> None:
     model = Brief(follows)
-    trace = await rcts(known, model, labels=("cat", "dog"), rollouts=4).trace(QUERY)
+    trace = await rcts(knowledge, model, labels=("cat", "dog"), rollouts=4).trace(QUERY)
     begun = [call.prompt for call in model.calls if call.prompt.messages[-1].role == "assistant"]
     assert {one.messages[-1].parts for one in begun} == {("It looks like the last.\nAnswer:",)}
     assert {one.messages[0].parts[-1] for one in begun} == {QUERY.text}
@@ -73,15 +73,15 @@ async def test_a_model_with_brief_turns_continues_its_rationale(known: Knowledge
     assert {"self", "mutual"} == set(rewards)
 
 
-async def test_the_call_budget_is_kept(known: KnowledgeBase) -> None:
+async def test_a_budget_of_calls_is_kept(knowledge: KnowledgeBase) -> None:
     model = ScriptedGenerator(follows)
-    trace = await rcts(known, model, labels=("cat", "dog"), most_calls=30).trace(QUERY)
+    trace = await rcts(knowledge, model, labels=("cat", "dog"), most_calls=30).trace(QUERY)
     assert trace.tree is not None and trace.tree.calls <= 30
 
 
-async def test_a_given_search_replaces_the_tree_search(known: KnowledgeBase) -> None:
+async def test_another_search_takes_its_place(knowledge: KnowledgeBase) -> None:
     model: Generator = ScriptedGenerator(follows)
-    pipeline = rcts(known, model, labels=("cat", "dog"))
+    pipeline = rcts(knowledge, model, labels=("cat", "dog"))
     search = pipeline.search
     assert search is not None
     flat = FlatSearch(
@@ -92,22 +92,22 @@ async def test_a_given_search_replaces_the_tree_search(known: KnowledgeBase) -> 
         sequences="random",
         branches=3,
     )
-    trace = await rcts(known, model, labels=("cat", "dog"), search=flat).trace(QUERY)
+    trace = await rcts(knowledge, model, labels=("cat", "dog"), search=flat).trace(QUERY)
     assert trace.tree is not None and len(trace.tree.root.children) == 3
 
 
-async def test_impossible_shots_are_rejected_early(
-    known: KnowledgeBase,
+async def test_what_cannot_be_shown_is_refused_before_anything_is_asked(
+    knowledge: KnowledgeBase,
 ) -> None:
     with pytest.raises(SettingError, match="got fetch=4"):
-        rcts(known, ScriptedGenerator([]), shots=5, fetch=4)
+        rcts(knowledge, ScriptedGenerator([]), shots=5, fetch=4)
     with pytest.raises(SettingError, match="101"):
-        rcts(known, ScriptedGenerator([]), shots=101, fetch=200)
+        rcts(knowledge, ScriptedGenerator([]), shots=101, fetch=200)
 
 
-async def test_a_reasoning_model_can_have_more_labels_than_letters(
-    known: KnowledgeBase,
+async def test_a_model_that_reasons_is_asked_among_more_labels_than_letters(
+    knowledge: KnowledgeBase,
 ) -> None:
     labels = ("cat", "dog", *(f"kind {i}" for i in range(28)))
-    trace = await rcts(known, ScriptedGenerator(follows), labels=labels, seed=1).trace(QUERY)
+    trace = await rcts(knowledge, ScriptedGenerator(follows), labels=labels, seed=1).trace(QUERY)
     assert any("self" in leaf.rewards for leaf in leaves(trace.tree))

@@ -175,14 +175,14 @@ def test_passages_are_read_with_their_images() -> None:
 @pytest.mark.parametrize("prompt", [InterleavedPrompter(), AppendixAPrompter()])
 def test_demonstrations_include_their_answers(prompt: Prompter) -> None:
     model = tiny("llava")
-    known = [
+    cached = [
         Candidate(Example(Query(f"what is number {n}", choices=QUERY.choices), "three"), 0.0)
         for n in range(2)
     ]
 
-    prefix = reuse(model, prompt).prefix(QUERY, known)
+    prefix = reuse(model, prompt).prefix(QUERY, cached)
 
-    whole, alone = (rows(speaking(model)([prompt(QUERY, some)]))[0] for some in (known, []))
+    whole, alone = (rows(speaking(model)([prompt(QUERY, some)]))[0] for some in (cached, []))
     assert prefix.length - prefix.opening == len(whole) - len(alone)
 
 

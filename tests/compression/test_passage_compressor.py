@@ -56,15 +56,15 @@ def test_image_is_compressed_once_for_several_questions() -> None:
 
 
 @pytest.mark.parametrize(("known", "anew"), [(2, 1), (1, 2), (0, 2)])
-def test_image_cache_is_bounded(known: int, anew: int) -> None:
+def test_image_cache_is_bounded(cached: int, recomputed: int) -> None:
     racc = tiny_models.racc()
-    made = condenser(racc, cached_images=known)
+    made = condenser(racc, cached_images=cached)
     for shade in (1, 2, 3, 2):  # the last but one is used again
         condensed(made, about(shade))
     with compressions(racc) as done:
         condensed(made, about(3))
 
-    assert len(done) == anew
+    assert len(done) == recomputed
 
 
 def test_other_image_gives_other_prefix() -> None:

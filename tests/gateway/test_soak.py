@@ -19,9 +19,9 @@ SMALL = MarkedReply(QUESTION.digest, "small", 8).text
 HIT = {"x-bottega-cache": "replayed"}
 
 
-def client(namespace: str = "red", replies: ReplyLog | None = None) -> Client:
+def client(namespace: str = "red", log: ReplyLog | None = None) -> Client:
     asker = TenantKey("sk-x", namespace)
-    return Client("", asker, replies or ReplyLog(), random.Random(0), 10, asyncio.Event())
+    return Client("", asker, log or ReplyLog(), random.Random(0), 10, asyncio.Event())
 
 
 def reply_problem(reply: Reply, model: str = "bottega") -> str | None:
@@ -71,10 +71,10 @@ def test_the_tier_that_was_asked_for() -> None:
 
 
 def test_a_reply_of_another_namespace() -> None:
-    replies, reply = ReplyLog(), Reply({}, LARGE, "stop", whole=True)
-    assert client("red", replies).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
-    assert client("red", replies).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
-    why = client("blue", replies).reply_problem(QUESTION, {"model": "bottega"}, reply)
+    log, reply = ReplyLog(), Reply({}, LARGE, "stop", whole=True)
+    assert client("red", log).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
+    assert client("red", log).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
+    why = client("blue", log).reply_problem(QUESTION, {"model": "bottega"}, reply)
     assert why == "a reply that red was given"
 
 
@@ -94,9 +94,9 @@ def test_what_is_lost(there: list[str], lost: bool) -> None:
         "second": StoredAnswer(2, 4),
         "beside": StoredAnswer(1.5, 3),
     }
-    replies = ReplyLog(kept={("red", "q"): kept})
-    assert bool(replies.lost("red", {"q": there})) == lost
-    assert not replies.lost("blue", {})
+    log = ReplyLog(kept={("red", "q"): kept})
+    assert bool(log.lost("red", {"q": there})) == lost
+    assert not log.lost("blue", {})
 
 
 @pytest.mark.slow
@@ -105,5 +105,5 @@ async def test_twenty_seconds_of_misuse(tmp_path: Path) -> None:
     report = await Soak(tmp_path, concurrency=32).run(20, kills=2)
     assert report.faults() == []
     assert report.kills == 2
-    assert report.told.counts["right"] > 200
+    assert report.log.counts["right"] > 200
     assert report.entries > 50

@@ -31,8 +31,8 @@ def ensemble(**settings: object) -> EnsembleReward:
 
 async def test_ensemble_reward_is_the_share_of_agreeing_samples() -> None:
     model = ScriptedGenerator(["cat", "dog", "nonsense", "Cat"])
-    worth = await ensemble(n=4)(QUERY, CAT, CANDIDATES[:2], BudgetedGenerator(model))
-    assert worth.parts == {"ensemble": worth.value}
+    result = await ensemble(n=4)(QUERY, CAT, CANDIDATES[:2], BudgetedGenerator(model))
+    assert result.parts == {"ensemble": result.value}
     answer = len(model.calls)
     assert answer in (1, 2)  # of two candidates there are two orders, and each is asked once
     assert all(len(answers_of(call.prompt)) == 2 for call in model.calls)
@@ -59,10 +59,10 @@ async def test_all_answers_share_samples_requested_once() -> None:
 async def test_distant_candidates_are_rarely_sampled() -> None:
     near = [Candidate(one.example, 1.0) for one in candidates("cat", "cat")]
     far = [Candidate(one.example, 0.0) for one in candidates(*["dog"] * 8)]
-    worth = await ensemble(n=40)(
+    result = await ensemble(n=40)(
         QUERY, CAT, [*near, *far], BudgetedGenerator(ScriptedGenerator(last_shown))
     )
-    assert worth.value > 0.9
+    assert result.value > 0.9
 
 
 async def test_no_candidates_means_no_request() -> None:

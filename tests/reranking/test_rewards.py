@@ -52,8 +52,8 @@ def mutual(**settings: object) -> MutualReward:
 
 async def test_self_consistency_is_the_share_of_agreeing_samples() -> None:
     model = ScriptedGenerator(["cat", "dog", "nonsense", "Cat", "cat"])
-    worth = await own()(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
-    assert worth == RewardValue(3 / 5, {"self": 3 / 5})
+    result = await own()(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
+    assert result == RewardValue(3 / 5, {"self": 3 / 5})
     (call,) = model.calls
     assert text_of(call.prompt) == "q It purrs."
     assert (call.sampling.n, call.sampling.temperature) == (5, 0.8)
@@ -72,8 +72,8 @@ async def test_self_consistency_is_unavailable_without_rationale() -> None:
 
 async def test_mutual_reward_is_the_share_of_correct_labels() -> None:
     model = ScriptedGenerator(["cat", "cat", "nonsense"])
-    worth = await mutual(n=3)(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
-    assert worth == RewardValue(1 / 3, {"mutual": 1 / 3})
+    result = await mutual(n=3)(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
+    assert result == RewardValue(1 / 3, {"mutual": 1 / 3})
     assert [call.sampling.n for call in model.calls] == [1, 1, 1]
     assert len({call.prompt for call in model.calls}) == 3
     for call, one in zip(model.calls, CANDIDATES, strict=False):
@@ -87,8 +87,10 @@ async def test_mutual_reward_is_the_share_of_correct_labels() -> None:
 
 async def test_released_variant_samples_each_labelled_question_five_times() -> None:
     model = ScriptedGenerator(["cat", "cat", "cat", "dog", "dog"] + ["dog"] * 5)
-    worth = await mutual(n=2, variant="released")(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
-    assert worth.value == pytest.approx((3 / 5 + 1) / 2)
+    result = await mutual(n=2, variant="released")(
+        QUERY, SAID, CANDIDATES, BudgetedGenerator(model)
+    )
+    assert result.value == pytest.approx((3 / 5 + 1) / 2)
     assert [call.sampling.n for call in model.calls] == [5, 5]
     assert (
         await mutual(n=1, samples=2)(
@@ -104,10 +106,10 @@ async def test_gold_answer_equal_to_an_option_is_a_label() -> None:
         gold.append(other)
         return float(one.labels == other.labels)
 
-    worth = await mutual(agree=agree)(
+    result = await mutual(agree=agree)(
         QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator(["cat"] * 4))
     )
-    assert worth.value == 0.5
+    assert result.value == 0.5
     assert sorted(one.labels for one in gold) == [("cat",)] * 2 + [("dog",)] * 2
     gold.clear()
     bird = Candidate(Example(Query("q"), "bird"), 1.0)
@@ -118,8 +120,8 @@ async def test_gold_answer_equal_to_an_option_is_a_label() -> None:
 async def test_mutual_reward_skips_passages() -> None:
     passage = Candidate(Example(Query("Cats purr."), ""), 2.0)
     model = ScriptedGenerator(["cat"])
-    worth = await mutual(n=1)(QUERY, SAID, [passage, *CANDIDATES], BudgetedGenerator(model))
-    assert worth.value == 1
+    result = await mutual(n=1)(QUERY, SAID, [passage, *CANDIDATES], BudgetedGenerator(model))
+    assert result.value == 1
     assert await mutual()(
         QUERY, SAID, [passage], BudgetedGenerator(ScriptedGenerator([]))
     ) == RewardValue(available=False)
@@ -134,10 +136,10 @@ async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> Non
     ]
     model = ScriptedGenerator(["fig", "7", "cat, dog"])
     parse = LabelParser(multi_label=True)
-    worth = await MutualReward(InterleavedPrompter(), parse)(
+    result = await MutualReward(InterleavedPrompter(), parse)(
         QUERY, SAID, candidates, BudgetedGenerator(model)
     )
-    assert worth.value == 1
+    assert result.value == 1
     shown = [text_of(call.prompt) for call in model.calls]
     assert ["kiwi" in one for one in shown] == [True, False, False]
     assert ["- dog" in one for one in shown] == [False, False, True]
@@ -158,10 +160,10 @@ async def test_labels_equal_to_options_are_not_parsed_as_letters(
     candidates = [Candidate(Example(query, gold), 1.0)]
     answer = Answer(choices[0], labels=choices[:1])
     for choice in choices:
-        worth = mutual(agree=same_answer)(
+        result = mutual(agree=same_answer)(
             query, answer, candidates, BudgetedGenerator(ScriptedGenerator([choice]))
         )
-        assert (await worth).value == (choice == gold)
+        assert (await result).value == (choice == gold)
 
 
 async def test_agreement_may_be_a_matter_of_degree() -> None:
@@ -170,8 +172,8 @@ async def test_agreement_may_be_a_matter_of_degree() -> None:
         return 0.5
 
     model = ScriptedGenerator(["cat", "dog", "nonsense"])
-    worth = await own(n=3, agree=half)(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
-    assert worth.value == pytest.approx(1 / 3)
+    result = await own(n=3, agree=half)(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
+    assert result.value == pytest.approx(1 / 3)
 
 
 async def fixed_self(
@@ -201,18 +203,18 @@ async def meaningless(
         (meaningless, meaningless, RewardValue(available=False)),
     ],
 )
-async def test_weighted(one: RewardFunction, other: RewardFunction, worth: RewardValue) -> None:
+async def test_weighted(one: RewardFunction, other: RewardFunction, result: RewardValue) -> None:
     found = await WeightedReward(one, other)(
         QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([]))
     )
-    assert found.value == pytest.approx(worth.value)
-    assert found.parts == worth.parts
+    assert found.value == pytest.approx(result.value)
+    assert found.parts == result.parts
 
 
 async def test_invalid_answer_has_zero_reward_without_requests() -> None:
     weighted = WeightedReward(own(), mutual())
-    worth = await weighted(QUERY, INVALID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([])))
-    assert worth == RewardValue(0, {"self": 0, "mutual": 0})
+    result = await weighted(QUERY, INVALID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([])))
+    assert result == RewardValue(0, {"self": 0, "mutual": 0})
 
 
 class ConcurrencyCounter(ScriptedGenerator):
@@ -230,10 +232,10 @@ class ConcurrencyCounter(ScriptedGenerator):
 
 async def test_reward_probes_are_concurrent() -> None:
     model = ConcurrencyCounter(lambda prompt: "cat", latency=0.01)
-    worth = await WeightedReward(own(), mutual(n=4))(
+    result = await WeightedReward(own(), mutual(n=4))(
         QUERY, SAID, CANDIDATES, BudgetedGenerator(model)
     )
-    assert worth.value == pytest.approx(0.2 * 1 + 0.8 * 0.5)
+    assert result.value == pytest.approx(0.2 * 1 + 0.8 * 0.5)
     assert model.most == len(model.calls) == 5
 
 
@@ -274,8 +276,8 @@ async def bare(
 
 async def test_a_reward_without_parts_counts_as_any_other() -> None:
     weighted = WeightedReward(bare, fixed_mutual)
-    worth = await weighted(QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([])))
-    assert worth.value == pytest.approx(0.6)
+    result = await weighted(QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([])))
+    assert result.value == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(
@@ -328,10 +330,10 @@ async def test_rewards_of_0_and_1_are_valid(value: float) -> None:
     async def reward(*requested: object) -> RewardValue:
         return RewardValue(value)
 
-    worth = await WeightedReward(reward, reward)(
+    result = await WeightedReward(reward, reward)(
         QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([]))
     )
-    assert worth.value == value
+    assert result.value == value
 
 
 def test_at_least_one_sample_is_required() -> None:
