@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from bottega.gateway.ports import TierCapabilities
 from bottega.openai_api.chunks import CHARACTERS_PER_TOKEN
+from bottega.openai_api.prompts import DataUrl, messages_json
 from bottega.openai_api.request import (
     IMAGE_TOKENS,
     MAX_IMAGE_TOKENS,
     Body,
     ChatRequest,
-    DataUrl,
-    messages_json,
     non_ascii_bytes,
 )
 from bottega.types import Candidate, Example, Prompt

@@ -18,7 +18,7 @@ from bottega.image import Image
 from bottega.openai_api.client import ChatClient, Fields
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
-from bottega.openai_api.request import messages_json, sampling_fields
+from bottega.openai_api.prompts import messages_json, sampling_fields
 from bottega.openai_api.response import add_usage
 from bottega.openai_api.retry import RetryPolicy
 from bottega.openai_api.transport import Timeouts

@@ -1,16 +1,15 @@
-"""Chat-completions requests: parsed bodies, and prompts as JSON."""
+"""Chat-completions requests: bodies parsed once, within limits."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
 import orjson
 
-from bottega.image import Image
 from bottega.openai_api.chunks import CHARACTERS_PER_TOKEN
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import (
@@ -25,11 +24,9 @@ from bottega.openai_api.fields import (
     require,
     wrong_type,
 )
-from bottega.types import Message, Sampling
 
 Body = Mapping[str, object]
 JSONDict = dict[str, object]
-DataUrl = Callable[[Image], str]
 MB = 1 << 20
 INSTRUCTION_ROLES = ("system", "developer")
 TOOL_ROLES = ("tool", "function")
@@ -435,31 +432,3 @@ def non_ascii_bytes(text: str) -> int:
     if text.isascii():
         return 0
     return len(text.encode("utf-8", "surrogatepass").translate(None, ASCII))
-
-
-def sampling_fields(sampling: Sampling) -> dict[str, object]:
-    """Return the sampling parameters as fields of a body, None for those to leave out."""
-    return {
-        "temperature": sampling.temperature,
-        "max_tokens": sampling.max_tokens,
-        "n": sampling.n if sampling.n > 1 else None,
-        "seed": sampling.seed,
-        "stop": list(sampling.stop) or None,
-    }
-
-
-def messages_json(messages: Sequence[Message], data_url: DataUrl) -> list[dict[str, object]]:
-    """Return the messages of a prompt as JSON, images as data URLs. Blocks: encodes images."""
-    return [_message_json(message, data_url) for message in messages]
-
-
-def _message_json(message: Message, data_url: DataUrl) -> dict[str, object]:
-    parts = [_part_json(part, data_url) for part in message.parts]
-    is_plain = len(parts) == 1 and parts[0]["type"] == "text"
-    return {"role": message.role, "content": parts[0]["text"] if is_plain else parts}
-
-
-def _part_json(part: str | Image, data_url: DataUrl) -> dict[str, object]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    return {"type": "image_url", "image_url": {"url": data_url(part)}}
