@@ -63,9 +63,9 @@ def test_each_tier_says_what_it_is_and_takes(run: Run) -> None:
         "key none",
         "shown 2 examples",
         "takes 8 images, no tools, no audio, 32768 tokens of context",
-        "price no price: what it costs is not known",
+        "price unknown",
         "time-outs 30 s an attempt; of a stream 30 s to the first event, 30 s between two; 1 retry",
-        "at once 32 requests",
+        "concurrency 32 requests",
     ]
     middle = block(lines, "tiers.middle", 8)
     assert middle[1:5] == [
@@ -77,7 +77,7 @@ def test_each_tier_says_what_it_is_and_takes(run: Run) -> None:
     assert middle[5] == "price 2 in, 8 out: USD per million tokens (published)"
     assert middle[6].endswith("120 s to the first event, 60 s between two; 2 retries")
     master = block(lines, "tiers.master", 6)
-    assert master[0].endswith("(teaches: its answers are kept)")
+    assert master[0].endswith("(its answers fill the cache)")
     assert master[3] == "shown no examples"
     assert master[5] == "price 2 in, 8 out, 0.5 cached: USD per million tokens"
 
@@ -97,7 +97,7 @@ def test_the_values_stand_in_one_column(run: Run) -> None:
         (
             'by = "coverage"\nat_least = 0.8',
             [
-                "route coverage: the master where nothing cached is near",
+                "route coverage: the master if nothing cached is similar",
                 "at_least 0.8",
                 "master_rate not set: at_least decides",
             ],
@@ -105,8 +105,8 @@ def test_the_values_stand_in_one_column(run: Run) -> None:
         (
             'by = "coverage"\nmaster_rate = 0.3\nseed = 7',
             [
-                "route coverage: the master where nothing cached is near",
-                "at_least not set: it follows the last questions, so that master_rate is held",
+                "route coverage: the master if nothing cached is similar",
+                "at_least not set: adapted to recent questions to hold master_rate",
                 "master_rate 0.3",
                 "seed 7",
             ],
@@ -114,7 +114,7 @@ def test_the_values_stand_in_one_column(run: Run) -> None:
         (
             'by = "confidence"\nbelow = 0.7\nfallback = "up"\ncold_start = 9',
             [
-                "route confidence: the cheapest first, the next where it is not sure",
+                "route confidence: the cheapest first, the next if it is unsure",
                 "below 0.7",
                 "samples not set: one reply, and its probability",
                 "cold_start 9",
@@ -179,7 +179,7 @@ def test_keys(run: Run) -> None:
 def test_models_in_this_process(run: Run) -> None:
     lines = told(run, '[tiers.only]\nmodel = "bundled"\n[cache]\nembed = "words"\n')
     assert block(lines, "tiers.only", 6) == [
-        "tiers.only bundled (teaches: its answers are kept)",
+        "tiers.only bundled (its answers fill the cache)",
         "at this process",
         "shown no examples",
         "takes any number of images, no tools, no audio, any context",
@@ -208,7 +208,7 @@ def test_somebodys_pipeline_says_what_is_known_of_it(
     assert block(lines, "tiers.only", 5) == [
         "tiers.only mine",
         "shown 3 examples",
-        "price no price: what it costs is not known",
+        "price unknown",
         "route the pipeline's own",
         "cache the pipeline's own",
     ]

@@ -304,7 +304,7 @@ def test_the_model_has_to_be_the_one_it_was_trained_with(
     assert (wrong.code, "another hyper model" in wrong.err) == (1, True)
     assert "local model, got" in run(*command, "--model", "openai:m").err
     none = run(*command)
-    assert (none.code, "--all compresses those" in none.err) == (0, True)
+    assert (none.code, "compress them as demonstrations with --all" in none.err) == (0, True)
 
 
 def test_a_method_compresses_with_the_model_that_the_compressor_was_trained_with(

@@ -64,7 +64,7 @@ def test_pictures_that_are_not_there_are_said(run: Run, pets_searched: Trace, de
     assert run("explain", "abc123", "--out", "t.html", *known).code == 0
     page = Path("t.html").read_text("utf-8")
     assert f"{4 if delete else 7} images are missing" in page
-    assert ("pets.db does not have them" if delete else "--kb names the knowledge base") in page
+    assert ("missing or damaged in pets.db" if delete else "set --kb to the knowledge base") in page
 
 
 def test_a_trace_without_a_search_is_shown_as_log_shows_it(run: Run) -> None:
@@ -97,7 +97,7 @@ def test_what_cannot_be_explained_is_told(run: Run, pets_searched: Trace, pets: 
     cases = [
         (1, "bottega log", ("nothing",)),
         (2, "--out FILE.html", ("abc123", "--kb", "pets.db")),
-        (2, "the same file", ("abc123", *page, "--image", pets / "ruby" / "0.png")),
+        (2, "the original file", ("abc123", *page, "--image", pets / "ruby" / "0.png")),
         (1, "bottega add", ("abc123", *page, "--kb", "absent.db")),
         (1, "t.html", ("abc123", "--out", "absent/t.html")),
     ]

@@ -77,7 +77,7 @@ def test_verify_embeds_again_if_asked(run: Run, pets: Path) -> None:
     told = "WRONG: 1 vectors 'default' are not what the embedder makes" in wrong.out
     assert (wrong.code, told) == (1, True)
     assert f"makes: of {ids(run, 'k.db')[2]}\n" in wrong.out
-    assert "bottega verify k.db --deep --repair makes" in wrong.err
+    assert "bottega verify k.db --deep --repair rebuilds" in wrong.err
     assert run("verify", "k.db", "--deep", "--repair").code == 0
     assert run("verify", "k.db", "--deep").code == 0
 
@@ -98,7 +98,7 @@ def test_verify_tells_and_repairs(run: Run, pets: Path) -> None:
     changed("DELETE FROM vectors WHERE key = 3")
     wrong = run("verify", "k.db")
     assert (wrong.code, "WRONG: 1 vectors" in wrong.out) == (1, True)
-    assert "bottega verify k.db --repair makes" in wrong.err
+    assert "bottega verify k.db --repair rebuilds" in wrong.err
     repaired = run("verify", "k.db", "--repair", "--json")
     assert isinstance(repaired.json, dict)
     assert (repaired.code, repaired.json["sound"]) == (0, True)
@@ -140,7 +140,7 @@ def test_an_interrupted_reindex_says_how_far_it_is(
     command = ("reindex", "k.db", "--embed", "words", "--by", "text")
     stopped = run(*command)
     assert stopped.code == 130
-    assert stopped.err == "stopped at 64 of 100 examples; the same command goes on from there\n"
+    assert stopped.err == "stopped at 64 of 100 examples; repeat the command to resume\n"
     begun[1:] = []
     again = run(*command)
     assert (again.code, "stopped at 64 of 100" in again.err) == (130, True)

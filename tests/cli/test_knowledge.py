@@ -132,7 +132,7 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
     add = ("add", "k.db", "gs.csv", "--passages", "--embed", "words")
     done = run(*add, "--split", "train")
     assert "1 added, 0 were there already, 1 skipped" in done.out
-    assert "gs.csv, line 3: the id 'x' is not a number" in done.err
+    assert "gs.csv, line 3: the id must be a number, got 'x'" in done.err
     told = run(*add, "--json").json
     assert isinstance(told, dict)
     assert (told["new"], told["duplicates"], len(told["skipped"])) == (1, 1, 1)
@@ -148,7 +148,7 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
     assert run(*add, "--strict").code == 1
     for wrong, code, said in (
         ((*add, "--split", "test"), 2, "passages have no split test"),
-        (("add", "k.db", "gs.csv"), 2, "--passages reads what has no answers"),
+        (("add", "k.db", "gs.csv"), 2, "add --passages what has no answers"),
         (("add", "k.db", "seen.jsonl"), 1, "answer, label and labels are missing"),
     ):
         refused = run(*wrong)
@@ -202,7 +202,7 @@ def test_an_embedder_that_cannot_be_loaded_gets_a_hint_with_the_choices(
     monkeypatch.setattr("bottega.naming.SentenceEmbedder", not_found)  # asks a hub
     failed = run("add", "k.db", pets, "--embed", "owner/name")
     assert failed.code == 1
-    for name in ("bundled", "pixels", "words", "dual", "sentence-transformers id"):
+    for name in ("bundled", "pixels", "words", "dual", "sentence-transformers folder or id"):
         assert name in failed.err
     assert not Path("k.db").exists()
 

@@ -104,7 +104,7 @@ def test_of_many_namespaces_the_first_are_named(run: Run, pets: Path) -> None:
     for i in range(7):
         run("add", "k.db", pets, "--embed", "pixels", "--namespace", f"n{i}")
     told = run("ls", "k.db").err
-    assert "12 in 'n4', and 2 more namespaces; give --namespace NAME" in told
+    assert "12 in 'n4', and 2 more namespaces; add --namespace NAME" in told
 
 
 def test_reindex_embeds_every_namespace(run: Run, file: str) -> None:

@@ -63,8 +63,7 @@ def test_the_table_of_what_was_made(run: Run, kb: Path, served: Server) -> None:
     assert "for 0.0001 USD" in done.out
     assert f"skipped: {before['q2'].id}: " in done.err
     assert (
-        "1 examples are left, whatever --limit says, 1 came with a rationale, 1 have no answer"
-        in done.err
+        "1 examples remain (without --limit), 1 came with a rationale, 1 have no answer" in done.err
     )
     after = examples(kb)
     assert (after["q0"].rationale, after["q3"].rationale) == ("Think.0", "Think.0")
@@ -169,7 +168,7 @@ def test_a_budget_holds_even_if_all_candidates_are_needed(
     priced = (*ASKED, "--price", "1,1", "--json", "--concurrency", 1)
     done = run(*priced, "--budget", "0.00004")
     assert (done.code, len(served.bodies)) == (0, 2)
-    assert "a larger one goes on" in done.err
+    assert "a larger one to resume" in done.err
     more = run(*priced, "--budget", "0.0002")
     assert more.json["cost_usd"] <= 0.0002  # type: ignore[index]
     assert more.json["rows"]["this run"]["entries"]["n"] == 2  # type: ignore[index]
@@ -201,10 +200,10 @@ def test_what_was_tried_in_vain_is_named(run: Run, kb: Path, served: Server) -> 
     served.answers = [ok("no", "no", "no")]
     assert run(*ASKED, "--limit", 3).code == 0
     last = run(*ASKED, "--limit", 1)
-    assert "4 were tried in vain, now or earlier; --again tries them once more" in last.err
-    assert "0 examples are left" in last.err
+    assert "4 examples have no rationale with the right answer; retry with --again" in last.err
+    assert "0 examples remain" in last.err
     nothing = run(*ASKED)
-    assert "4 were tried in vain" in nothing.err
+    assert "4 examples have no rationale with the right answer" in nothing.err
     assert run(*ASKED, "--json").json["rejected"] == 4  # type: ignore[index]
 
 

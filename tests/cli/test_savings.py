@@ -67,7 +67,7 @@ def test_few_data_are_told(run: Run, tmp_path: Path) -> None:
     said = run("savings", "--data", "d")
     assert "the master alone: unknown: no priced answer of 'master'" in said.out
     assert "tiers that answered: apprentice" in said.err
-    assert "1 of unknown price are left out" in said.out
+    assert "1 of unknown price are excluded" in said.out
     assert "no shadow samples" in said.err
     ledger.note(Entry(MOMENT, "r", "k", "", "master", "m", "answered", cost_usd=1.0))
     ledger.close()

@@ -227,9 +227,9 @@ def test_the_demonstration_answers_the_openai_client(tmp_path: Path) -> None:
     assert streamed == reply.choices[0].message.content
     assert process.returncode == 0
     assert "the models are loading" in loading
-    assert "goes with this process" in loading
-    assert "prices are pretended" in out
-    assert "at pretended prices: spent 0.000" in out
+    assert "is deleted at exit" in loading
+    assert "prices are examples" in out
+    assert "at example prices: spent 0.000" in out
     assert "the master alone would have cost about 0.000" in out
     assert "the apprentice answered" in out
     assert "not ready" not in err
@@ -250,7 +250,7 @@ def test_check_prints_what_would_run(
     done = run("serve", "--check", "--port", "9999")
     assert done.code == 0
     assert "LARGE_KEY set" in done.out
-    assert "teaches" in done.out
+    assert "fill the cache" in done.out
     assert "http://127.0.0.1:9999" in done.out
     assert not Path("bottega-data").exists()
 

@@ -79,7 +79,7 @@ def test_another_embedder_is_told_what_to_type(run: Run, pets: Path) -> None:
     ):
         failed = run(*command, "--embed", "words")
         assert failed.code == 1
-        assert "hint: --embed pixels, or leave it out;" in failed.err
+        assert "hint: set --embed pixels, or leave it out;" in failed.err
         assert "bottega reindex k.db --embed words" in failed.err
 
 
@@ -140,7 +140,7 @@ def test_a_view_that_python_took_over_is_no_longer_the_command_lines(run: Run, p
     run("reindex", "k.db", "--embed", "pixels", "--by", "text")
     with KnowledgeBase.open("k.db", None) as knowledge:
         knowledge.reindex("text", View(TokenEmbedder.bundled(), to_query=its_answer))
-    assert "made them: text" in run("add", "k.db", pets).err
+    assert "by Python code: text" in run("add", "k.db", pets).err
 
 
 def test_a_view_without_a_name_is_not_the_default_one(run: Run, pets: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_default_view_that_reads_what_python_knows_is_left_to_it(run: Run, pet
     ):
         failed = run(*command)
         assert failed.code == 1
-        assert "known only to the Python code" in failed.err
+        assert "defined by Python code" in failed.err
     assert run("verify", "k.db", "--repair").code == 0
     with closing(sqlite3.connect("k.db")) as connection, connection:
         connection.execute("DELETE FROM vectors WHERE key = 9")
@@ -194,7 +194,8 @@ def test_the_default_view_stays_the_default(run: Run, pets: Path) -> None:
 
 def test_repair_makes_its_own_vectors_and_names_the_others(run: Run, file: Path) -> None:
     assert (
-        "made them: image, answer, odd" in run("verify", file, "--repair", "--embed", "pixels").err
+        "by Python code: image, answer, odd"
+        in run("verify", file, "--repair", "--embed", "pixels").err
     )
     run("reindex", file, "--embed", "pixels", "--by", "looks")
     connection = sqlite3.connect(file)

@@ -1,4 +1,4 @@
-"""The command line: every command parses, calls and prints."""
+"""Command line: each command parses options, calls the library and prints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bottega.errors import BottegaError, SettingError
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 failed, 2 wrong usage. `--debug` anywhere shows the traceback."""
+    """Run a command. Exit codes: 0 done, 1 failed, 2 wrong usage; `--debug` shows tracebacks."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if not debug:
@@ -29,7 +29,7 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        _tell(error)
+        _print_error(error)
         sys.exit(2 if isinstance(error, SettingError) else 1)
 
 
@@ -39,19 +39,19 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _hush() -> None:
-    """Libraries' notes to developers are not for our users."""
+    """Silence library warnings for developers."""
     warnings.simplefilter("ignore")
     warnings.filterwarnings("default", message="bundled models do not understand")
     warnings.showwarning = _show_warning
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a name that cannot be shown is no failure
+            stream.reconfigure(errors="replace")  # unprintable names must not fail
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def _tell(error: Exception) -> None:
+def _print_error(error: Exception) -> None:
     if isinstance(error, BottegaError):
         message, hint = str(error), error.hint
     elif isinstance(error, OSError):

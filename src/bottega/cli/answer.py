@@ -1,4 +1,4 @@
-"""Asking a model, with or without demonstrations."""
+"""The commands `bottega ask` and `bottega classify`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def classify(
         list[Path], typer.Argument(metavar="IMAGE", help="Images, or folders of images.")
     ],
     model: Model = BUNDLED,
-    shots: Annotated[int, typer.Option(min=1, help="Examples to show.")] = 10,
+    shots: Annotated[int, typer.Option(min=1, help="Number of demonstrations.")] = 10,
     namespace: Namespace = "",
     by: By = None,
     embed: Embed = None,
@@ -61,7 +61,7 @@ def classify(
     traces: TraceFile = None,
     json: Json = False,
 ) -> None:
-    """Label images by showing the model the nearest labelled ones (Visual RAG)."""
+    """Classify images with the nearest labelled images as demonstrations (Visual RAG)."""
     style, ordered = open_prompt(prompt), parse_order(order)
     found = list(chain.from_iterable(map(_images, images)))
     generator = open_model(model)
@@ -82,34 +82,34 @@ def classify(
             price=open_prices(price),
         )
         with progress("classifying", len(found)) as step:
-            asked = [_Asked(path) for path in found]
-            asyncio.run(_ask_all(pipeline, asked, step))
-    _report(asked, json)
-    if any(one.error for one in asked):
+            results = [_ImageResult(path) for path in found]
+            asyncio.run(_classify_all(pipeline, results, step))
+    _report(results, json)
+    if any(one.error for one in results):
         raise typer.Exit(1)
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="What to ask.")],
+    question: Annotated[str, typer.Argument(help="The question.")],
     image: Annotated[
         list[Path] | None, typer.Option("--image", "-i", help="An image; may be repeated.")
     ] = None,
     kb: Annotated[
-        Path | None, typer.Option("--kb", help="Show examples from this knowledge base.")
+        Path | None, typer.Option("--kb", help="Use demonstrations from this knowledge base.")
     ] = None,
-    shots: Annotated[int, typer.Option(min=1, help="Examples to show.")] = 3,
+    shots: Annotated[int, typer.Option(min=1, help="Number of demonstrations.")] = 3,
     namespace: Namespace = "",
     by: By = None,
     model: Model = BUNDLED,
     embed: Embed = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Length limit of the answer.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of the answer.")] = 512,
     price: PriceOption = None,
     traces: TraceFile = None,
     json: Json = False,
 ) -> None:
-    """Ask a free question, with similar examples as demonstrations if --kb is given."""
+    """Ask a question, with similar examples as demonstrations if --kb is given."""
     if kb is None and (namespace or by):
-        raise SettingError("--namespace and --by are of a knowledge base", hint="add --kb K.db")
+        raise SettingError("--namespace and --by need a knowledge base", hint="add --kb K.db")
     query = Query(question, tuple(Image.open(path) for path in image or ()))
     generator = open_model(model)
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
@@ -132,7 +132,7 @@ def ask(
         return
     say(trace.answer.text)
     if generator.name == "bundled:apprentice" and knowledge is None:
-        note("the apprentice knows only what it is shown: give --kb K.db, or name a --model")
+        note("the apprentice answers from demonstrations only: add --kb K.db, or set --model")
 
 
 def parse_order(text: str) -> DemonstrationOrder:
@@ -144,28 +144,30 @@ def parse_order(text: str) -> DemonstrationOrder:
 
 
 def _images(path: Path) -> list[Path]:
-    """The path itself, or all images below a folder, in order."""
+    """Return the path, or all images below a folder in order."""
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     if not found:
-        raise LoadError(f"{path} holds no images", hint=f"known are {', '.join(sorted(SUFFIXES))}")
+        raise LoadError(
+            f"{path} holds no images", hint=f"supported suffixes: {', '.join(sorted(SUFFIXES))}"
+        )
     return found
 
 
 @dataclass
-class _Asked:
-    """One image of the command line and what became of it."""
+class _ImageResult:
+    """Image of the command line with its trace or its error."""
 
     path: Path
     trace: Trace | None = None
     error: BottegaError | None = None
 
 
-async def _ask_all(
-    pipeline: Pipeline, asked: Sequence[_Asked], done: Callable[[int], None]
+async def _classify_all(
+    pipeline: Pipeline, results: Sequence[_ImageResult], done: Callable[[int], None]
 ) -> None:
-    async def one(item: _Asked) -> None:
+    async def one(item: _ImageResult) -> None:
         try:
             image = await asyncio.to_thread(Image.open, item.path)
             item.trace = await pipeline.trace(Query(IMAGE_QUESTION, (image,)))
@@ -176,7 +178,7 @@ async def _ask_all(
         done(1)
 
     try:
-        await for_each(asked, one, limit=CONCURRENCY)
+        await for_each(results, one, limit=CONCURRENCY)
     finally:
         await _close(pipeline)
 
@@ -215,16 +217,16 @@ def _answer(trace: Trace) -> dict[str, object]:
     }
 
 
-def _report(asked: Sequence[_Asked], json: bool) -> None:
+def _report(results: Sequence[_ImageResult], json: bool) -> None:
     if json:
-        print_json([{"image": str(one.path), **_outcome(one)} for one in asked])
+        print_json([{"image": str(one.path), **_outcome(one)} for one in results])
         return
-    for one in asked:
+    for one in results:
         if one.error:
             warn(one.error, about=str(one.path))
-    rows = [_row(one.path, one.trace) for one in asked if one.trace]
+    rows = [_row(one.path, one.trace) for one in results if one.trace]
     if rows:
-        print_table(("image", "label", "confidence", "examples that agree"), rows)
+        print_table(("image", "label", "confidence", "agreeing examples"), rows)
 
 
 def _row(path: Path, trace: Trace) -> tuple[str, str, float | None, str]:
@@ -234,7 +236,7 @@ def _row(path: Path, trace: Trace) -> tuple[str, str, float | None, str]:
     return str(path), label, answer.confidence, f"{agree} of {len(trace.candidates)}"
 
 
-def _outcome(one: _Asked) -> dict[str, object]:
+def _outcome(one: _ImageResult) -> dict[str, object]:
     if one.trace:
         return _answer(one.trace)
     return {"error": str(one.error), "hint": one.error.hint if one.error else ""}

@@ -1,4 +1,4 @@
-"""From the words of a command line to parts: models, prompts, embedders, traces."""
+"""Components from options: models, prompts, embedders, traces, prices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLMR = "flmr:"
 
 
 def open_prompt(name: str) -> Prompter | None:
-    """None for `auto`: the recipe takes the prompt that suits the model."""
+    """Return the prompter; None for `auto`, where the recipe selects it by model."""
     prompts: dict[str, Prompter | None] = {
         "auto": None,
         "paper": AppendixAPrompter(),
@@ -59,8 +59,8 @@ def open_embedder(spec: str) -> Embedder:
     except EmbeddingError as error:
         raise EmbeddingError(
             str(error),
-            hint="--embed takes bundled, pixels, words, dual, or a sentence-transformers id (which"
-            " needs a network once) or folder",
+            hint="set --embed to bundled, pixels, words, dual, or a sentence-transformers folder or"
+            " id (needs a network once)",
         ) from error
 
 
@@ -72,18 +72,18 @@ def check_retrieve(name: str, embed: str = BUNDLED) -> None:
         )
     if name == "hybrid" and embed != BUNDLED and not embed.startswith(FLMR):
         raise SettingError(
-            f"hybrid compares tokens of the bundled tower or PreFLMR, not vectors of {embed}",
-            hint="leave --embed out, name flmr:FOLDER, or take --retrieve dual",
+            f"hybrid needs token vectors of the bundled model or PreFLMR, got {embed}",
+            hint="remove --embed, set --embed flmr:FOLDER, or set --retrieve dual",
         )
     if name != "hybrid" and embed.startswith(FLMR):
         raise SettingError(
-            f"{embed} makes many vectors of a question, which {name} does not compare",
+            f"{embed} makes several vectors per question, which {name} does not compare",
             hint="add --retrieve hybrid",
         )
 
 
 def open_tokens(embed: str) -> MultiVectorEmbedder | None:
-    """None for the bundled ones. Documents are encoded with their images, as RCTS does."""
+    """Return a PreFLMR embedder, with document images as in RCTS; None for the bundled one."""
     if not embed.startswith(FLMR):
         return None
     name = embed.removeprefix(FLMR)
@@ -97,8 +97,10 @@ def open_tokens(embed: str) -> MultiVectorEmbedder | None:
 
 
 def open_retrieval(retrieve: str, embed: str) -> Embedder:
-    """The knowledge base's vectors: `image` by the embedder `embed`, `text` by the bundled model's
-    words (`bm25` and `hybrid` do not compare them, and these are made soonest), or else both."""
+    """Return the embedder of the knowledge base: `embed` for `image`, words for `text`, else both.
+
+    `bm25` and `hybrid` do not compare these vectors; words are the fastest to embed.
+    """
     check_retrieve(retrieve, embed)
     if retrieve == "image":
         return open_embedder(embed)
@@ -108,7 +110,7 @@ def open_retrieval(retrieve: str, embed: str) -> Embedder:
 
 
 def traces_path(given: Path | None) -> Path:
-    """--traces, else BOTTEGA_TRACES, else traces.db in the user's application folder."""
+    """Return --traces, else BOTTEGA_TRACES, else traces.db in the user's application folder."""
     chosen = given or os.environ.get("BOTTEGA_TRACES") or None
     return Path(chosen) if chosen else Path(typer.get_app_dir("bottega")) / "traces.db"
 
@@ -121,21 +123,21 @@ def open_traces(given: Path | None) -> TraceStore:
 
 @contextmanager
 def open_recorder(given: Path | None) -> Iterator[Recorder | None]:
-    """The trace database that every answer goes to; None for `--traces none`."""
+    """Open the trace database; None for `--traces none`."""
     if str(traces_path(given)) == NO_TRACES:
         yield None
         return
-    with _hinted(traces_path(given)):
+    with _trace_errors(traces_path(given)):
         traces = open_traces(given)
     with closing(traces):
-        # Before a model is loaded and paid for, not when its answer is to be recorded.
-        with _hinted(traces.path):
+        # Fail before a model is loaded and paid.
+        with _trace_errors(traces.path):
             traces.check_writable()
         yield traces
 
 
 @contextmanager
-def _hinted(path: Path) -> Iterator[None]:
+def _trace_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except StoreBusyError:
@@ -143,20 +145,21 @@ def _hinted(path: Path) -> Iterator[None]:
     except (OSError, StoreError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(
-            f"answers cannot be recorded in {path}: {reason}",
-            hint="--traces FILE or BOTTEGA_TRACES names another file; --traces none records"
-            " nothing",
+            f"traces cannot be stored in {path}: {reason}",
+            hint="set --traces FILE or BOTTEGA_TRACES; --traces none disables recording",
         ) from error
 
 
 def open_prices(price: str | None) -> PriceTable:
-    """`IN,OUT` in US dollars per million tokens, for every model; else genai-prices' figures."""
+    """Parse `IN,OUT` in US dollars per million tokens; else use the prices of genai-prices."""
     if price is None:
         return PriceTable()
     try:
-        given, made = (float(part) for part in price.split(","))
-        if not (0 <= given < math.inf and 0 <= made < math.inf):
+        prompt, completion = (float(part) for part in price.split(","))
+        if not (0 <= prompt < math.inf and 0 <= completion < math.inf):
             raise ValueError
     except ValueError as error:
-        raise SettingError(f"--price {price!r} is not IN,OUT", hint="--price 0.15,0.60") from error
-    return PriceTable({"*": TokenPrice(given, made)})
+        raise SettingError(
+            f"--price must be IN,OUT, got {price!r}", hint="set e.g. --price 0.15,0.60"
+        ) from error
+    return PriceTable({"*": TokenPrice(prompt, completion)})

@@ -1,4 +1,4 @@
-"""What `bottega compress train` reads: one TOML file."""
+"""The commands `bottega compress train` and `bottega compress build`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Plan:
 
 
 def load_plan(file: Path) -> Plan:
-    """Raises `SettingError` for all that can be seen before a model is loaded."""
+    """Read the TOML file. Raises `SettingError` for errors visible before a model is loaded."""
     check_torch()
     from bottega.compression import CompressorConfig
     from bottega.compression.objective import TrainingConfig
@@ -103,7 +103,7 @@ def _check_out(out: Path, written: str, path: SettingPath) -> None:
 
 
 def _check_pairs(plan: Plan, path: SettingPath) -> None:
-    """Settings that make no sense without another."""
+    """Check settings that require each other."""
     if plan.settings.validate and not plan.course.validate_every:
         raise (path / "validate").error(
             "sets questions aside, and nobody asks them", hint="[course] validate_every = 100"
@@ -115,7 +115,7 @@ def _check_pairs(plan: Plan, path: SettingPath) -> None:
 
 
 compress = typer.Typer(
-    no_args_is_help=True, help="Train what compresses passages (RACC), and compress them ahead."
+    no_args_is_help=True, help="Train a passage compressor (RACC) and pre-compress passages."
 )
 
 
@@ -125,20 +125,19 @@ def train(
         Path,
         typer.Argument(
             metavar="CONFIG",
-            help="A TOML file; docs/compression.md, in the repository, shows one whole.",
+            help="TOML file; see docs/compression.md for a complete one.",
         ),
     ],
 ) -> None:
-    """Train a compressor in front of a frozen model. Stopped halfway (Ctrl-C), the same command
-    goes on where it was."""
+    """Train a compressor for a frozen model. After Ctrl-C, the same command resumes."""
     plan = load_plan(config)
     from bottega.cli.compressor_training import train_as_planned
 
     if not train_as_planned(plan):
-        note("stopped; the same command goes on from there")
+        note("stopped; repeat the command to resume")
         raise typer.Exit(130)
     settings = plan.settings
-    say(f"the compressor: {settings.out}")
+    say(f"compressor: {settings.out}")
     hyper = f" --hyper {settings.hyper}" if settings.hyper else ""
     note(
         "bottega eval ... --methods concat,racc,racc-oracle,racc-flat,racc-swapped --shots"
@@ -150,25 +149,28 @@ def train(
 @compress.command()
 def build(
     file: KnowledgeFile,
-    store: Annotated[Path, typer.Option(help="The folder of the store; a new one is made.")],
+    store: Annotated[Path, typer.Option(help="Folder of the store; created if missing.")],
     compressor: CompressorFolder = None,
     model: Annotated[
-        str, typer.Option(help="The model that it was trained to compress with: bundled, ...")
+        str, typer.Option(help="Model that the compressor was trained with: bundled, ...")
     ] = BUNDLED,
     int8: Annotated[
-        bool, typer.Option("--int8", help="A byte a number in place of two; says what is lost.")
+        bool,
+        typer.Option("--int8", help="Store one byte per number instead of two; report the loss."),
     ] = False,
     all_examples: Annotated[
         bool,
-        typer.Option("--all", help="Demonstrations too: examples with an answer, and that answer."),
+        typer.Option(
+            "--all", help="Include demonstrations: examples with an answer, and the answer."
+        ),
     ] = False,
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
-    """Compress the passages of a knowledge base ahead, so that no answer has to.
+    """Pre-compress the passages of a knowledge base.
 
-    What is there and unchanged is skipped: stopped halfway, or after passages were added or
-    changed, the same command does the rest.
+    Unchanged passages are skipped: after an interruption or changes, the same command compresses
+    the rest.
     """
     check_torch()
     from bottega.cli.compressor_training import StoreBuilder, loaded
@@ -185,7 +187,7 @@ def build(
                 step(1)
             work.finish()
     if not work.seen:
-        note("no example is without an answer; --all compresses those with one, as demonstrations")
+        note("all examples have an answer; compress them as demonstrations with --all")
     if json:
         print_json(work.told)
     else:

@@ -1,4 +1,4 @@
-"""How one answer came about: its demonstrations, and the search that chose them."""
+"""The command `bottega explain`."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from bottega.image import Image
 from bottega.recording import StoredCandidate, StoredNode, StoredTrace, StoredTree
 
 SHORT = 48
-ALONE = "the question alone"
+NO_DEMONSTRATIONS = "no demonstrations"
 
 
 def explain(
     trace: Annotated[
         str,
-        typer.Argument(metavar="TRACE", help="A trace that bottega log lists, or its beginning."),
+        typer.Argument(metavar="TRACE", help="Trace id of bottega log, or its beginning."),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Draw it as a page of its own.")
+        Path | None, typer.Option(metavar="FILE.html", help="Write an HTML page.")
     ] = None,
     kb: Annotated[
         Path | None,
-        typer.Option(metavar="K.db", help="The knowledge base whose pictures the page shows."),
+        typer.Option(metavar="K.db", help="Knowledge base with the images of the page."),
     ] = None,
     image: Annotated[
         list[Path] | None,
-        typer.Option(help="The question's own image, as traces hold none; may be repeated."),
+        typer.Option(help="Image of the question (traces hold none); may be repeated."),
     ] = None,
     traces: TraceFile = None,
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
-    """Show how an answer came about, with the tree of the search that chose what was shown."""
+    """Explain an answer: its demonstrations and the search tree that chose them."""
     if out is None and (kb or image):
-        raise SettingError("only a page has pictures", hint="--out FILE.html writes one")
+        raise SettingError("--kb and --image need a page", hint="add --out FILE.html")
     with closing(open_traces(traces)) as store:
         found = store.get(trace)
     if json:
@@ -57,24 +57,24 @@ def explain(
         if found.tree is not None:
             _print_tree(found.tree, found.question)
     if out is not None:
-        pictures = _given(image or (), found) | _known(kb, namespace, found)
-        page = render(found, pictures, absent=_absent(kb))
+        images = _question_images(image or (), found) | _stored_images(kb, namespace, found)
+        page = render(found, images, absent=_absent(kb))
         out.write_text(page, encoding="utf-8", errors="replace", newline="\n")
         note(f"wrote {out}")
 
 
-def _given(files: Sequence[Path], trace: StoredTrace) -> dict[str, Image]:
+def _question_images(files: Sequence[Path], trace: StoredTrace) -> dict[str, Image]:
     images = {image.sha256: image for image in map(Image.open, files)}
     for sha256, image in images.items():
         if sha256 not in trace.images:
             raise SettingError(
-                f"{image.source} is not what trace {trace.id} was asked about",
-                hint="--image takes the same file again",
+                f"{image.source} is not an image of trace {trace.id}",
+                hint="set --image to the original file",
             )
     return images
 
 
-def _known(kb: Path | None, namespace: str, trace: StoredTrace) -> dict[str, Image]:
+def _stored_images(kb: Path | None, namespace: str, trace: StoredTrace) -> dict[str, Image]:
     if kb is None:
         return {}
     with open_rows(kb, namespace) as knowledge:
@@ -84,8 +84,8 @@ def _known(kb: Path | None, namespace: str, trace: StoredTrace) -> dict[str, Ima
 
 def _absent(kb: Path | None) -> str:
     if kb is None:
-        return "a trace holds none; --kb names the knowledge base that has them"
-    return f"{kb} does not have them, or they are damaged there; --image gives the question's own"
+        return "traces hold no images; set --kb to the knowledge base that has them"
+    return f"they are missing or damaged in {kb}; set --image for the question's own"
 
 
 def _print_tree(tree: StoredTree, question: str) -> None:
@@ -94,35 +94,39 @@ def _print_tree(tree: StoredTree, question: str) -> None:
         " ● is the chosen sequence"
     )
     names = [_name(one, question) for one in tree.demonstrations]
-    drawn = Tree(_line(names, tree.root, chosen=True), guide_style="dim")
-    _grow(drawn, names, tree.root, tree.path)
-    console.print(drawn, soft_wrap=True)
+    root = Tree(_line(names, tree.root, chosen=True), guide_style="dim")
+    _grow(root, names, tree.root, tree.path)
+    console.print(root, soft_wrap=True)
 
 
 def _grow(
-    drawn: Tree, names: Sequence[Text], node: StoredNode, way: tuple[int, ...] | None
+    parent: Tree, names: Sequence[Text], node: StoredNode, path: tuple[int, ...] | None
 ) -> None:
-    """`way` is the rest of the chosen path, None beside it."""
-    for place, child in enumerate(node.children):
-        rest = way[1:] if way and way[0] == place else None
+    """Add the children of a node; `path` is the rest of the chosen path, None off the path."""
+    for index, child in enumerate(node.children):
+        rest = path[1:] if path and path[0] == index else None
         line = _line(names, child, chosen=rest is not None)
-        _grow(drawn.add(line), names, child, rest)
+        _grow(parent.add(line), names, child, rest)
 
 
 def _line(names: Sequence[Text], node: StoredNode, *, chosen: bool) -> Text:
-    name = shown(ALONE, "bold") if node.demonstration is None else names[node.demonstration]
+    name = (
+        shown(NO_DEMONSTRATIONS, "bold")
+        if node.demonstration is None
+        else names[node.demonstration]
+    )
     line = shown("● ", "bold") + name if chosen else shown("○ ", "dim") + name
     line += shown(f"  Q {format_value(node.value)}  N {node.visits}", "cyan")
     if node.answer is not None:
-        said = node.answer.text if node.answer.valid else f"(invalid) {node.answer.text}"
-        line += shown(f"  → {_short(said)}", "bold" if chosen else "")
-    rewards = ", ".join(f"{name} {format_value(worth)}" for name, worth in node.rewards.items())
+        answer = node.answer.text if node.answer.valid else f"(invalid) {node.answer.text}"
+        line += shown(f"  → {_short(answer)}", "bold" if chosen else "")
+    rewards = ", ".join(f"{name} {format_value(value)}" for name, value in node.rewards.items())
     return line + shown(f"  ({rewards})") if rewards else line
 
 
 def _name(one: StoredCandidate, question: str) -> Text:
-    """Its question only where it is another one than the query's."""
-    name = shown(_short(one.answer or "a passage"), "bold")
+    """Return the demonstration's answer, with its question if it differs from the query's."""
+    name = shown(_short(one.answer or "passage"), "bold")
     name += shown("" if one.text == question else f"  {_short(one.text)}")
     return name + shown(f"  {one.id[:8]}", "dim") if one.id else name
 

@@ -1,4 +1,4 @@
-"""Commands that only look: rows, statistics, traces, models."""
+"""Read-only commands: `ls`, `show`, `stats`, `log` and `models`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from bottega.recording import StoredTrace
 from bottega.types import Example
 
 Limit = Annotated[
-    int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="At most this many rows.")
+    int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="Maximum number of rows.")
 ]
 
-EPOCH = datetime(1970, 1, 2)  # no example is older, and not every date before has a timestamp
+EPOCH = datetime(1970, 1, 2)  # older than all examples; some earlier dates have no timestamp
 OF_VIEWS = ("views", "embedder", "dimension")
 
 
@@ -37,13 +37,13 @@ def ls(
     label: Annotated[str | None, typer.Option(help="Only examples with this label.")] = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Only examples so tagged; may be repeated."),
+        typer.Option(metavar="NAME=VALUE", help="Only examples with this tag; may be repeated."),
     ] = None,
     text: Annotated[
         str | None, typer.Option(help="Only examples whose question or answer contains this.")
     ] = None,
     since: Annotated[
-        datetime | None, typer.Option(help="Only examples stored then or later, local time.")
+        datetime | None, typer.Option(help="Only examples stored at or after this local time.")
     ] = None,
     limit: Limit = 20,
     namespace: Namespace = "",
@@ -56,7 +56,7 @@ def ls(
         total, labels = len(knowledge), knowledge.labels()
         elsewhere = {} if total else others(knowledge, namespace)
     if elsewhere:
-        note(f"{none_here(namespace, elsewhere)}; give {option_for(elsewhere)}")
+        note(f"{none_here(namespace, elsewhere)}; add {option_for(elsewhere)}")
         if not json:
             return
     elif label is not None and label not in labels:
@@ -83,13 +83,13 @@ def _filter(tags: Sequence[str], text: str | None, since: datetime | None) -> Fi
 def _tagged(text: str) -> Filter:
     name, sign, value = text.partition("=")
     if not (name and sign):
-        raise SettingError(f"--tag {text!r} is not NAME=VALUE", hint="for example --tag ward=3")
+        raise SettingError(f"--tag must be NAME=VALUE, got {text!r}", hint="set e.g. --tag ward=3")
     return Eq(f"tags.{name}", value)
 
 
 def show(
     file: KnowledgeFile,
-    id: Annotated[str, typer.Argument(help="An id, or its beginning.")],
+    id: Annotated[str, typer.Argument(help="Id, or its beginning.")],
     image: Annotated[
         Path | None,
         typer.Option(help="Write the example's first image, as it is stored, to this file."),
@@ -133,12 +133,12 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
 
 
 def log(
-    id: Annotated[str | None, typer.Argument(help="Show this trace whole.")] = None,
+    id: Annotated[str | None, typer.Argument(help="Show this trace in full.")] = None,
     limit: Limit = 20,
     traces: TraceFile = None,
     json: Json = False,
 ) -> None:
-    """Show what was asked and answered, with its cost."""
+    """Show recent requests and their cost."""
     with closing(open_traces(traces)) as store:
         if id is not None:
             trace = store.get(id)
@@ -147,7 +147,7 @@ def log(
             else:
                 print_trace(trace)
                 if trace.tree is not None:
-                    note(f"bottega explain {trace.id} shows the search")
+                    note(f"show the search with bottega explain {trace.id}")
             return
         found, summary = store.list(limit), store.summary()
     if json:
@@ -172,20 +172,20 @@ def log(
 
 def models(
     endpoint: Annotated[
-        bool, typer.Option("--endpoint", help="Ask OPENAI_BASE_URL for its models.")
+        bool, typer.Option("--endpoint", help="List the models at OPENAI_BASE_URL.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the models that --model accepts here."""
+    """List the models that --model accepts."""
     configs = bundled_folder().parent.glob("*/config.json")
     rows = [
-        (f"bundled:{config.parent.name}", _carried(config.parent)) for config in sorted(configs)
+        (f"bundled:{config.parent.name}", _packaged(config.parent)) for config in sorted(configs)
     ]
     if endpoint:
         rows += [(f"openai:{name}", "at the endpoint") for name in asyncio.run(_at_endpoint())]
     else:
         where = "at OPENAI_BASE_URL" if os.environ.get("OPENAI_BASE_URL") else "at OpenAI"
-        rows.append(("openai:NAME", f"{where}; --endpoint lists them"))
+        rows.append(("openai:NAME", f"{where}; list them with --endpoint"))
     rows.append(("ID or FOLDER", "any image-text-to-text model of Hugging Face transformers"))
     if json:
         print_json([{"model": name, "what": what} for name, what in rows])
@@ -193,7 +193,7 @@ def models(
         print_table(("model", "what"), rows)
 
 
-def _carried(folder: Path) -> str:
+def _packaged(folder: Path) -> str:
     size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     return f"{size:.1f} MB, in this package; see {folder / 'README.md'}"
 
@@ -207,16 +207,16 @@ async def _at_endpoint() -> list[str]:
 
 
 def _write_image(example: Example, file: Path) -> None:
-    """The stored bytes, unless the file's suffix says that they are something else."""
+    """Write the stored bytes; raise `SettingError` if the suffix contradicts their type."""
     if not example.query.images:
-        raise NotFoundError(f"example {example.id} has no image", hint="leave --image out")
+        raise NotFoundError(f"example {example.id} has no image", hint="remove --image")
     first = example.query.images[0]
     suffix = mimetypes.guess_extension(first.media_type, strict=False)
     named, _ = mimetypes.guess_type(file.name, strict=False)
     if suffix is not None and named not in (None, first.media_type):
         raise SettingError(
-            f"the image is {first.media_type}, and {file} would not be",
-            hint=f"--image {file.with_suffix(suffix)}",
+            f"the suffix of {file} does not match {first.media_type}",
+            hint=f"set --image {file.with_suffix(suffix)}",
         )
     file.write_bytes(first.data)
 

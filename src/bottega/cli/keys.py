@@ -1,4 +1,4 @@
-"""Keys of the gateway."""
+"""The commands `bottega keys add`, `ls` and `revoke`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from bottega.gateway.accounting.database import FILE
 from bottega.gateway.config.loading import load_config
 from bottega.naming import suggestion
 
-keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway's keys.")
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke the gateway's keys.")
 
 
 @keys.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Whose key it is; only for people to read.")],
+    name: Annotated[str, typer.Argument(help="Name of the key's owner, for display only.")],
     data: DataFolder,
     namespace: Annotated[
-        str, typer.Option(help="The only part of the cache that the key reads and fills.")
+        str, typer.Option(help="Cache namespace that the key reads and fills.")
     ] = "",
     admin: Annotated[
-        bool, typer.Option("--admin", help="May use /admin: keys, caches of all namespaces.")
+        bool, typer.Option("--admin", help="Allow /admin: keys and caches of all namespaces.")
     ] = False,
     no_store: Annotated[
-        bool, typer.Option("--no-store", help="Its answers never enter the cache.")
+        bool, typer.Option("--no-store", help="Never store its answers in the cache.")
     ] = False,
     rpm: Annotated[
         int | None, typer.Option(help="Requests per minute (default: any number).")
     ] = None,
     usd_per_month: Annotated[
-        float | None, typer.Option(help="Budget of a calendar month, UTC (default: none).")
+        float | None, typer.Option(help="Budget per calendar month, UTC (default: none).")
     ] = None,
     max_concurrent: Annotated[
         int | None,
@@ -55,7 +55,7 @@ def add(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make a key. It is shown this once: only its hash is kept."""
+    """Create a key. It is shown once; only its hash is stored."""
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with closing(Accounts.open(data / FILE)) as accounts:
         account, token = accounts.add(
@@ -80,7 +80,7 @@ def add(
 
 @keys.command()
 def ls(data: DataFolder, json: Json = False) -> None:
-    """List keys: what each may do, never the keys themselves."""
+    """List keys with their permissions, without the keys themselves."""
     with closing(Accounts.open(data / FILE, create=False)) as accounts:
         found = accounts.list()
     if json:
@@ -106,11 +106,11 @@ def ls(data: DataFolder, json: Json = False) -> None:
 
 @keys.command()
 def revoke(
-    id: Annotated[str, typer.Argument(help="As ls shows it, or a whole key that leaked.")],
+    id: Annotated[str, typer.Argument(help="Id as shown by ls, or a leaked key.")],
     data: DataFolder,
     json: Json = False,
 ) -> None:
-    """Take a key back. A running gateway refuses it within a second."""
+    """Revoke a key. A running gateway rejects it within a second."""
     with closing(Accounts.open(data / FILE, create=False)) as accounts:
         account = accounts.revoke(id)
     if json:

@@ -1,4 +1,4 @@
-"""Filling and thinning a knowledge base."""
+"""Commands that change a knowledge base: add, rm, export, import, verify, reindex, pin."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def add(
     source: Annotated[
         str,
         typer.Argument(
-            help="A folder with one subfolder a class, a folder with demo.csv (ManyICL), a .jsonl "
-            "or .parquet file, hf:DATASET, digits, or what a published benchmark may show, such as "
+            help="Folder with one subfolder per class, folder with demo.csv (ManyICL), a .jsonl "
+            "or .parquet file, hf:DATASET, digits, or the examples of a published benchmark, e.g. "
             "mathvision:DIR."
         ),
     ],
     split: Annotated[
-        str | None, typer.Option(help="Which part of the source: train, test, demo, ...")
+        str | None, typer.Option(help="Split of the source: train, test, demo, ...")
     ] = None,
     passages: Annotated[
         bool,
         typer.Option(
             "--passages",
-            help="SOURCE holds passages to read, without answers: OK-VQA's Google Search corpus, "
-            "WIT, or lines of JSON with text and, if there is one, image.",
+            help="Add passages without answers: OK-VQA's Google Search corpus, "
+            "WIT, or lines of JSON with text and an optional image.",
         ),
     ] = False,
     namespace: Namespace = "",
@@ -66,8 +66,7 @@ def add(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Add labelled images or passages. What cannot be read is named and left out, the rest is
-    stored."""
+    """Add labelled images or passages. Unreadable ones are reported and skipped."""
     bad: list[BottegaError] = []
 
     def on_error(error: BottegaError) -> None:
@@ -77,7 +76,7 @@ def add(
         warn(error)
 
     examples = read(source, split, on_error) if passages else load(source, split, on_error)
-    # Looked at before anything is created: a mistyped folder leaves no empty file behind.
+    # Read one example first: a mistyped folder must not leave an empty file.
     first = list(islice(examples, 1))
     with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
         added = knowledge.add(chain(first, examples), on_error=on_error, progress=step)
@@ -104,7 +103,7 @@ def add(
 
 
 def load(source: str, split: str | None, on_error: OnError) -> Iterator[Example]:
-    """The loader that fits a source; the form of the source decides."""
+    """Return the loader for the form of a source."""
     path = Path(source)
     if source == "digits":
         return load_digits()
@@ -121,7 +120,7 @@ def load(source: str, split: str | None, on_error: OnError) -> Iterator[Example]
     if not path.is_dir() and path.exists():
         raise SettingError(
             f"{source} is not a folder, .jsonl or .parquet file",
-            hint="--passages reads what has no answers; bottega add --help says all",
+            hint="add --passages for data without answers; see bottega add --help",
         )
     return load_image_folder(path, split=split, on_error=on_error)
 
@@ -130,14 +129,14 @@ def read(source: str, split: str | None, on_error: OnError) -> Iterator[Example]
     if split not in (None, TRAIN):
         raise SettingError(
             f"passages have no split {split}",
-            hint=f"--split {TRAIN} keeps of the Google Search corpus what belongs to training",
+            hint=f"use --split {TRAIN} for the training part of the Google Search corpus",
         )
     return load_passages(source, train=split == TRAIN, on_error=on_error)
 
 
 def rm(
     file: KnowledgeFile,
-    ids: Annotated[list[str], typer.Argument(help="Ids, or the beginnings of ids, as ls shows.")],
+    ids: Annotated[list[str], typer.Argument(help="Ids, or their beginnings, as shown by ls.")],
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
@@ -151,17 +150,17 @@ def rm(
         say(f"{removed} removed; {whole_name(file, namespace)} holds {left} examples")
 
 
-Ids = Annotated[list[str], typer.Argument(help="Ids, or the beginnings of ids, as ls shows.")]
+Ids = Annotated[list[str], typer.Argument(help="Ids, or their beginnings, as shown by ls.")]
 
 
 def export(
     file: KnowledgeFile,
-    folder: Annotated[Path, typer.Argument(help="A folder that is new or empty.")],
+    folder: Annotated[Path, typer.Argument(help="New or empty folder.")],
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
-    """Write a namespace's examples as examples.jsonl and a folder of images. Exits with 1 if any is
-    damaged: it is named, and the others are written."""
+    """Export a namespace as examples.jsonl and a folder of images. Exits with 1 if examples are
+    damaged; they are reported and skipped."""
     bad: list[BottegaError] = []
 
     def on_error(error: BottegaError) -> None:
@@ -184,12 +183,12 @@ def export(
 
 def import_(
     file: KnowledgeFile,
-    folder: Annotated[Path, typer.Argument(help="A folder that bottega export wrote.")],
+    folder: Annotated[Path, typer.Argument(help="Folder written by bottega export.")],
     namespace: Namespace = "",
     embed: Embed = None,
     json: Json = False,
 ) -> None:
-    """Add what export wrote, with pins and counters. Vectors are made anew."""
+    """Import an exported folder with pins and counters; embed all examples again."""
     bad: list[BottegaError] = []
 
     def on_error(error: BottegaError) -> None:
@@ -218,7 +217,7 @@ def import_(
 def verify(
     file: KnowledgeFile,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Make vectors, log and index files again.")
+        bool, typer.Option("--repair", help="Rebuild vectors, log and index files.")
     ] = False,
     deep: Annotated[
         bool, typer.Option("--deep", help="Embed every example again and compare the vectors.")
@@ -227,7 +226,7 @@ def verify(
     json: Json = False,
 ) -> None:
     """Check images, vectors and index files against the rows. Exits with 1 if any is wrong."""
-    # The embedder is only needed to make vectors again.
+    # Only embedding again needs the embedder.
     with open_to_repair(file, embed) if deep or repair else open_rows(file) as knowledge:
         found = knowledge.verify(deep=deep, repair=repair)
     if json:
@@ -242,7 +241,7 @@ def verify(
     if not found.sound:
         if not repair:
             options = f"{'--deep ' * deep}--repair{f' --embed {embed}' if embed else ''}"
-            note(f"bottega verify {file} {options} makes vectors, log and index files anew")
+            note(f"bottega verify {file} {options} rebuilds vectors, log and index files")
         raise typer.Exit(1)
 
 
@@ -252,14 +251,14 @@ def reindex(
     by: Annotated[
         str | None,
         typer.Option(
-            help="The view to make anew, or a new one (default: the only one, or 'default')."
+            help="View to embed again, or a new one (default: the only one, or 'default')."
         ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Embed all examples of every namespace with another embedder.
 
-    Stopped halfway, it goes on where it was.
+    After an interruption, the same command resumes.
     """
     with open_rows(file) as knowledge:
         name, spec = to_reindex(knowledge, embed, by, file)
@@ -275,7 +274,7 @@ def reindex(
             try:
                 count = knowledge.reindex(name, embedder, progress=count_and_step)
             except KeyboardInterrupt:
-                note(f"stopped at {done} of {total} examples; the same command goes on from there")
+                note(f"stopped at {done} of {total} examples; repeat the command to resume")
                 raise typer.Exit(130) from None
         note_maker(knowledge, name, spec)
     if json:

@@ -1,4 +1,4 @@
-"""From a file's name to an open knowledge base."""
+"""Opening knowledge base files, with their views and namespaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bottega.knowledge.ports import StoredView
 from bottega.knowledge.views import DEFAULT, check_name
 from bottega.naming import BUNDLED, NOTE
 
-NAMED_AT_MOST = 5
+MAX_NAMED = 5
 
 
 def whole_name(file: Path, namespace: str) -> str:
@@ -23,22 +23,20 @@ def whole_name(file: Path, namespace: str) -> str:
 
 
 def others(knowledge: KnowledgeBase, namespace: str) -> dict[str, int]:
-    """How many examples the file's other namespaces hold."""
+    """Return the number of examples in each other namespace."""
     counts = knowledge.namespaces()
     return {name: count for name, count in counts.items() if name != namespace}
 
 
 def counted(namespaces: Mapping[str, int]) -> str:
-    """`12 in 'team-a', 3 in 'team-b'`; of very many only the first."""
+    """`12 in 'team-a', 3 in 'team-b'`; a long list is cut."""
     shown = [f"{count} in {name!r}" for name, count in namespaces.items()]
-    more = len(shown) - NAMED_AT_MOST
-    return ", ".join(
-        [*shown[:NAMED_AT_MOST], *([f"and {more} more namespaces"] if more > 0 else [])]
-    )
+    more = len(shown) - MAX_NAMED
+    return ", ".join([*shown[:MAX_NAMED], *([f"and {more} more namespaces"] if more > 0 else [])])
 
 
 def option_for(namespaces: Mapping[str, int]) -> str:
-    """As it may be pasted into a shell."""
+    """Return the option in shell syntax."""
     return f"--namespace {shlex.quote(next(iter(namespaces))) if len(namespaces) == 1 else 'NAME'}"
 
 
@@ -47,43 +45,45 @@ def none_here(namespace: str, elsewhere: Mapping[str, int]) -> str:
 
 
 def check_filled(knowledge: KnowledgeBase, file: Path, namespace: str) -> None:
-    """Raises `EmptyKnowledgeBaseError`, which says where there are examples."""
+    """Raise `EmptyKnowledgeBaseError` with the namespaces that hold examples."""
     if len(knowledge):
         return
     if elsewhere := others(knowledge, namespace):
         raise EmptyKnowledgeBaseError(
-            none_here(namespace, elsewhere), hint=f"give {option_for(elsewhere)}"
+            none_here(namespace, elsewhere), hint=f"add {option_for(elsewhere)}"
         )
-    raise EmptyKnowledgeBaseError(f"{file} is empty", hint=f"bottega add {file} FOLDER")
+    raise EmptyKnowledgeBaseError(f"{file} is empty", hint=f"run bottega add {file} FOLDER")
 
 
 def open_rows(file: Path, namespace: str = "") -> KnowledgeBase:
-    """Opens for reading and deleting rows: no embedder is loaded."""
+    """Open a file for reading and deleting rows, without an embedder."""
     if not file.exists():
-        raise StoreError(f"there is no knowledge base {file}", hint=f"bottega add {file} FOLDER")
+        raise StoreError(
+            f"there is no knowledge base {file}", hint=f"run bottega add {file} FOLDER"
+        )
     return KnowledgeBase.open(file, embed=None, create=False, namespace=namespace)
 
 
 def open_to_search(file: Path, embed: str | None, namespace: str, by: str | None) -> KnowledgeBase:
-    """With one view, by which it is searched. Without `embed`, the embedder that made it."""
+    """Open a file with the view to search; `embed` defaults to the view's embedder."""
     with open_rows(file, namespace) as rows:
         check_filled(rows, file, namespace)
         view = chosen(rows.views(), by, file)
         spec = embed or maker(rows, view)
-    with _told_to_type(file, embed):
+    with _mismatch_hint(file, embed):
         return KnowledgeBase.open(file, _opened({view.name: spec}), namespace=namespace)
 
 
 def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
-    """With all views of the file, which is created if it is not there."""
+    """Open or create a file with all of its views."""
     specs = {DEFAULT: embed or BUNDLED}
     if file.exists():
         with open_rows(file) as rows:
             specs = to_add(rows, embed, file)
-            check_read_alike(rows, views := _opened(specs), file)
+            check_same_content(rows, views := _opened(specs), file)
     else:
         views = _opened(specs)
-    with _told_to_type(file, embed):
+    with _mismatch_hint(file, embed):
         knowledge = KnowledgeBase.open(file, views, namespace=namespace)
     if DEFAULT in specs and knowledge.note(NOTE) != specs[DEFAULT]:
         knowledge.set_note(NOTE, specs[DEFAULT])
@@ -91,25 +91,25 @@ def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
 
 
 def open_to_repair(file: Path, embed: str | None) -> KnowledgeBase:
-    """With those views whose vectors can be made again; of the others verifying tells."""
+    """Open a file with the views that can be embedded again; verification reports the others."""
     with open_rows(file) as rows:
         views = _opened(to_repair(rows, embed, file))
         if embed is not None:
-            check_read_alike(rows, views, file)
-        for name in read_otherwise(rows, views):
+            check_same_content(rows, views, file)
+        for name in views_of_other_content(rows, views):
             del views[name]
-    with _told_to_type(file, embed):
+    with _mismatch_hint(file, embed):
         return KnowledgeBase.open(file, views or None, create=False)
 
 
 @contextmanager
-def _told_to_type(file: Path, embed: str | None) -> Iterator[None]:
+def _mismatch_hint(file: Path, embed: str | None) -> Iterator[None]:
     try:
         yield
     except EmbedderMismatchError as error:
         with open_rows(file) as rows:
-            told = told_to_type(error, rows, embed, file)
-        raise told from error
+            mismatch = embedder_hint(error, rows, embed, file)
+        raise mismatch from error
 
 
 def _opened(specs: Mapping[str, str]) -> dict[str, View]:
@@ -117,8 +117,8 @@ def _opened(specs: Mapping[str, str]) -> dict[str, View]:
 
 
 TOWER, TOKENS = r"tower-\d+ \S+", r"tokens-\d+ \S+"
-# Fingerprints of the embedders that come with the package tell which, and nothing is loaded.
-CARRIED = {
+# Fingerprints identify the packaged embedders without loading them.
+PACKAGED = {
     "pixels": r"pixels-\d+ hog\d+ rgb\d+ dct\d+",
     BUNDLED: TOWER,
     "words": TOKENS,
@@ -127,50 +127,50 @@ CARRIED = {
 
 
 def chosen(stored: Mapping[str, StoredView], by: str | None, file: Path) -> StoredView:
-    """`by`, or else the only view, or `default`."""
+    """Return the view `by`, else the only view, else `default`."""
     if not stored:
         raise StoreError(
-            f"the examples of {file} have no vectors", hint=f"bottega verify {file} --repair"
+            f"the examples of {file} have no vectors", hint=f"run bottega verify {file} --repair"
         )
     names = ", ".join(stored)
     if by is None and len(stored) > 1 and DEFAULT not in stored:
         raise SettingError(f"{file} has several views: {names}", hint="choose one with --by")
     if by is not None and by not in stored:
-        raise SettingError(f"{file} has no view {by!r}", hint=f"--by one of {names}")
+        raise SettingError(f"{file} has no view {by!r}", hint=f"set --by to one of {names}")
     return stored[by or (DEFAULT if DEFAULT in stored else next(iter(stored)))]
 
 
 def maker(knowledge: KnowledgeBase, view: StoredView) -> str:
-    """What --embed would be, by the view's fingerprint or by a note in the file."""
-    for spec, pattern in CARRIED.items():
+    """Return the --embed value of a view, by its fingerprint or by a note in the file."""
+    for spec, pattern in PACKAGED.items():
         if re.fullmatch(pattern, view.fingerprint):
             return spec
     if (noted := knowledge.note(_note(view))) is not None:
         return noted
     raise StoreError(
-        f"nothing says how to open {view.fingerprint!r}, which made the view {view.name!r}",
-        hint="name it with --embed if sentence-transformers can load it, or use Python",
+        f"the embedder {view.fingerprint!r} of the view {view.name!r} is unknown",
+        hint="set --embed if sentence-transformers can load it, or use Python",
     )
 
 
-def told_to_type(
+def embedder_hint(
     error: EmbedderMismatchError, knowledge: KnowledgeBase, embed: str | None, file: Path
 ) -> EmbedderMismatchError:
-    """What --embed takes, in place of fingerprints where that is known."""
-    hint = f"bottega reindex {file} makes its vectors anew"
+    """Return the error with a hint that names --embed values where they are known."""
+    hint = f"bottega reindex {file} embeds all examples again"
     if embed is not None:
         made = [view for view in knowledge.views().values() if view.fingerprint == error.stored]
         try:
             (spec,) = {maker(knowledge, view) for view in made}
         except (StoreError, ValueError):
             return error
-        anew = f"bottega reindex {file} --embed {embed} makes its vectors anew"
-        hint = f"--embed {spec}, or leave it out; {anew}"
+        reindex = f"bottega reindex {file} --embed {embed} embeds all examples again"
+        hint = f"set --embed {spec}, or leave it out; {reindex}"
     return EmbedderMismatchError(error.stored, error.given, hint=hint)
 
 
 def to_add(knowledge: KnowledgeBase, embed: str | None, file: Path) -> dict[str, str]:
-    """What makes each view of the file, by name; a file without views begins with `default`."""
+    """Return the embedder of each view; a file without views starts with `default`."""
     stored = knowledge.views()
     if foreign := [name for name, view in stored.items() if not _is_own(knowledge, view)]:
         raise StoreError(
@@ -181,14 +181,14 @@ def to_add(knowledge: KnowledgeBase, embed: str | None, file: Path) -> dict[str,
 
 
 def to_repair(knowledge: KnowledgeBase, embed: str | None, file: Path) -> dict[str, str]:
-    """As `to_add`, of those views that can be made."""
+    """Return the embedder of each view that can be embedded again."""
     stored = knowledge.views()
     own = {name: view for name, view in stored.items() if _is_own(knowledge, view)}
     if own or not stored:
         return _makers(knowledge, own, embed, file)
     if embed is not None:
         raise StoreError(
-            _only_python_knows(file, list(stored)), hint="leave --embed out, or repair from Python"
+            _only_python_knows(file, list(stored)), hint="remove --embed, or repair from Python"
         )
     return {}
 
@@ -204,21 +204,21 @@ def _makers(
     return {name: specs.get(name) or maker(knowledge, view) for name, view in stored.items()}
 
 
-def check_read_alike(knowledge: KnowledgeBase, views: Mapping[str, View], file: Path) -> None:
-    if foreign := read_otherwise(knowledge, views):
+def check_same_content(knowledge: KnowledgeBase, views: Mapping[str, View], file: Path) -> None:
+    if foreign := views_of_other_content(knowledge, views):
         raise StoreError(
             _only_python_knows(file, foreign), hint="KnowledgeBase.open(...) with its View(...)"
         )
 
 
-def read_otherwise(knowledge: KnowledgeBase, views: Mapping[str, View]) -> list[str]:
-    """Python code may have made `default`, too, of what it alone knows."""
+def views_of_other_content(knowledge: KnowledgeBase, views: Mapping[str, View]) -> list[str]:
+    """Return the views whose content only Python code defines, possibly `default` too."""
     stored = knowledge.views()
     return [
         name
         for name, view in views.items()
         if name in stored
-        and stored[name].fingerprint == view.embed.fingerprint  # else opening tells
+        and stored[name].fingerprint == view.embed.fingerprint  # else opening fails
         and not knowledge.is_made_by(name, view)
     ]
 
@@ -226,7 +226,7 @@ def read_otherwise(knowledge: KnowledgeBase, views: Mapping[str, View]) -> list[
 def to_reindex(
     knowledge: KnowledgeBase, embed: str | None, by: str | None, file: Path
 ) -> tuple[str, str]:
-    """The name of the view and its embedder; a new view's is by default that of `default`."""
+    """Return the view's name and embedder; a new view uses the embedder of `default`."""
     stored = knowledge.views()
     name = by
     if name is None:
@@ -247,19 +247,16 @@ def _is_own(knowledge: KnowledgeBase, view: StoredView) -> bool:
 
 
 def _only_python_knows(file: Path, names: Sequence[str]) -> str:
-    return (
-        f"what these views of {file} read is known only to the Python code that made them: "
-        f"{', '.join(names)}"
-    )
+    return f"these views of {file} are defined by Python code: {', '.join(names)}"
 
 
 def note_maker(knowledge: KnowledgeBase, name: str, spec: str) -> None:
-    """Tells the commands to come that they can make the view, and how."""
+    """Note the view's embedder in the file, for later commands."""
     note = _note(knowledge.views()[name])
     if knowledge.note(note) != spec:
         knowledge.set_note(note, spec)
 
 
 def _note(view: StoredView) -> str:
-    # Another embedder gives the view another number: the note is then of a view that is gone.
+    # A new embedder changes the view's number, so an old note never applies to it.
     return NOTE if view.name == DEFAULT else f"{NOTE}.{view.number}"

@@ -1,4 +1,4 @@
-"""Printing: tables and progress for people, one JSON document for programs."""
+"""Output: tables and progress for people, one JSON document for programs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rich.text import Text
 
 from bottega.errors import BottegaError
 
-# Into a file or a pipe, rows are as long as they are: nothing is folded for a width nobody has.
+# Files and pipes have no width: rows are never folded.
 console = Console(width=None if sys.stdout.isatty() else 10_000, emoji=False)
-notes = Console(stderr=True, emoji=False)  # progress and warnings keep out of what programs read
-# What a label or a reply could do to the terminal; line ends and tabs stay.
+notes = Console(stderr=True, emoji=False)  # keeps progress and warnings out of stdout
+# Control characters of labels and replies, except line ends and tabs.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -32,7 +32,7 @@ def print_json(document: object) -> None:
 
 
 def to_json(document: object) -> bytes:
-    """UTF-8; what is not valid text in a file's name becomes a question mark."""
+    """Serialize as UTF-8; invalid text in file names becomes a question mark."""
     text = json.dumps(document, default=_plain, ensure_ascii=False, indent=2)
     return f"{text}\n".encode(errors="replace")
 
@@ -49,7 +49,7 @@ def shown(value: object, style: str = "") -> Text:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns whose cells are all numbers stand on the right; the first one is never broken."""
+    """Print a table with right-aligned numeric columns and an unbroken first column."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     for i, name in enumerate(columns):
         numeric = bool(rows) and all(_is_number(row[i]) for row in rows)
@@ -65,7 +65,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def _is_number(value: object) -> bool:
-    """A bound, such as `< 0.001`, is one, too."""
+    """Return whether a cell is a number or a bound such as `< 0.001`."""
     if isinstance(value, str):
         return value.startswith("< ")
     return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -86,7 +86,7 @@ def note(text: str) -> None:
 
 
 def warn(error: BottegaError, *, about: str = "") -> None:
-    """`about` names the thing where the error itself may not."""
+    """Print a warning; `about` names the subject if the error does not."""
     text = str(error) if about in str(error) else f"{about}: {error}"
     hint = f" ({error.hint})" if error.hint else ""
     notes.print(shown("skipped: ", "yellow") + shown(text + hint), soft_wrap=True)
@@ -97,7 +97,7 @@ def clock(seconds: float) -> str:
 
 
 def waiting(title: str) -> AbstractContextManager[object]:
-    """A spinner for work whose length nobody knows; on a terminal only."""
+    """Return a spinner for work of unknown length; on a terminal only."""
     return notes.status(title) if notes.is_terminal else nullcontext()
 
 
@@ -107,8 +107,8 @@ class Step(Protocol):
 
 @contextmanager
 def progress(title: str, total: int | None, *, counts_money: bool = False) -> Iterator[Step]:
-    """Yields a function that advances the bar, with the rate and, if wanted, what it has cost; on a
-    terminal only."""
+    """Yield a function that advances a progress bar, with rate and optional cost; on a terminal
+    only."""
     cost = "  {task.fields[usd]:.4f} USD" if counts_money else ""
     bar = Progress(
         TextColumn("{task.description}"),

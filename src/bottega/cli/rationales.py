@@ -1,4 +1,4 @@
-"""What `bottega rationales` has made, and says at its end: Table 6 of RCTS."""
+"""The command `bottega rationales`, with the statistics of RCTS, Table 6."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from bottega.types import Sampling
 SHOWN_FAILURES = 10
 COLUMNS = ("rationales", "of", "n", "accuracy", "low", "high")
 EXPLAINED = (
-    "accuracy is the share of right predictions, with 95 % intervals over entries: of all entries,"
-    " the rejected ones as 0 (RCTS, Table 6); of those whose rationale was kept, which these"
-    " predictions chose; and of the mean of all candidates that were tried"
+    "accuracy is the share of right predictions with 95 % intervals: over all entries, with"
+    " rejected ones as 0 (RCTS, Table 6); over entries with a kept rationale, which these"
+    " predictions selected; and over the mean of all tested candidates"
 )
 
 Figure = Mapping[str, float | int | None]
@@ -41,7 +41,7 @@ Figure = Mapping[str, float | int | None]
 
 @dataclass
 class Run:
-    """What was made, and who is told of it."""
+    """Results of this run, with a progress callback."""
 
     made: list[RationaleResult] = field(default_factory=list)
     step: Step = lambda steps, cost_usd=0.0, /: None
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def candidates(self) -> list[float]:
-        """Of each example the mean share of the candidates that were tried."""
+        """Return the mean accuracy of the tested candidates of each example."""
         return [fmean(one.tried) for one in self.made if one.tried and one.error is None]
 
     def total(self, name: str) -> int:
@@ -87,7 +87,7 @@ class Run:
 
 
 def report(found: PendingRationales, run: Run, json: bool) -> None:
-    """Of this run, and of all that the file holds."""
+    """Report this run and all rationales of the file."""
     rows = {"this run": _row(run.scores, run.rejected, run.candidates)}
     if found.scores or found.rejected:
         rows["with earlier ones"] = _row(
@@ -123,9 +123,9 @@ def report(found: PendingRationales, run: Run, json: bool) -> None:
         f" {price}"
     )
     if rejected:
-        note(f"{rejected} were tried in vain, now or earlier; --again tries them once more")
+        note(f"{rejected} examples have no rationale with the right answer; retry with --again")
     note(
-        f"{left} examples are left, whatever --limit says, {found.given} came with a rationale,"
+        f"{left} examples remain (without --limit), {found.given} came with a rationale,"
         f" {found.passages} have no answer; {EXPLAINED}"
     )
 
@@ -133,7 +133,7 @@ def report(found: PendingRationales, run: Run, json: bool) -> None:
 def _row(
     kept: Sequence[float], rejected: int, candidates: Sequence[float] | None = None
 ) -> dict[str, Figure]:
-    """What candidates were worth is not stored, so that it is known of this run alone."""
+    """Return one row; candidate scores are not stored, so only this run has them."""
     row = {"entries": _figure([*kept, *[0.0] * rejected]), "kept": _figure(kept)}
     return row if candidates is None else {**row, "candidates": _figure(candidates)}
 
@@ -156,35 +156,42 @@ def rationales(
             help="openai:NAME (endpoint: OPENAI_BASE_URL), or a Hugging Face id or folder."
         ),
     ],
-    candidates: Annotated[int, typer.Option(min=1, help="Rationales to choose from.")] = 10,
+    candidates: Annotated[
+        int, typer.Option(min=1, help="Candidate rationales for each example.")
+    ] = 10,
     predictions: Annotated[
-        int, typer.Option(min=1, help="Answers predicted with each of them.")
+        int, typer.Option(min=1, help="Predicted answers for each candidate.")
     ] = 10,
     all_candidates: Annotated[
         bool,
-        typer.Option("--all-candidates", help="Verify all, also after one that is always right."),
+        typer.Option("--all-candidates", help="Verify all candidates, even after a perfect one."),
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Also where there is one, or none was ever right.")
+        bool,
+        typer.Option(
+            "--again", help="Include examples with a rationale or with rejected candidates."
+        ),
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many examples.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of examples.")] = None,
     namespace: Namespace = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest rationale.")] = 512,
-    concurrency: Annotated[int, typer.Option(min=1, help="Examples, and requests, at once.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a rationale.")] = 512,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Maximum concurrent examples and requests.")
+    ] = 16,
     budget: Annotated[
-        float | None, typer.Option(help="Stop before more US dollars than this are spent.")
+        float | None, typer.Option(help="Stop before the cost exceeds this many US dollars.")
     ] = None,
     price: PriceOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before it costs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the cost confirmation.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a rationale for each example: the one with which its answer is predicted best (RCTS).
+    """Write the rationale that predicts each example's answer best (RCTS).
 
-    Each is stored when it is made. Stopped halfway, the same command goes on where it was; examples
-    that have a rationale, or for which none was ever right, are skipped. Exits with 1 if a request
-    failed: such examples stay as they are.
+    Each rationale is stored at once; the same command resumes after an interruption. Examples with
+    a rationale or with rejected candidates are skipped. Exits with 1 if a request failed; such
+    examples remain unchanged.
     """
-    spending = Budget(budget)  # refuses now what it would refuse later
+    spending = Budget(budget)  # fail before anything is loaded
     generator = open_model(model, concurrency=concurrency)
     maker = RationaleGenerator(
         generator,
@@ -205,14 +212,14 @@ def rationales(
         finally:
             report(found, run, json)
     if job.is_spent:
-        note(f"--budget {budget} is spent; the same command with a larger one goes on")
+        note(f"--budget {budget} is spent; repeat the command with a larger one to resume")
     if run.failed:
         raise typer.Exit(1)
 
 
 @dataclass
 class Job:
-    """The first example alone, which tells what one costs, and then the others."""
+    """Run of one example, which determines the cost, and then of the others."""
 
     run: Run
     work: RationaleWriter
@@ -224,7 +231,7 @@ class Job:
     async def all(self, generator: Generator, spending: Budget) -> None:
         try:
             rest = await self._first(spending)
-            if rest and not spending.is_spent and self._goes_on(len(rest)):
+            if rest and not spending.is_spent and self._confirm(len(rest)):
                 with progress("writing rationales", len(rest), counts_money=True) as step:
                     self.run.step = step
                     await self.work.run(rest, spending, self.concurrency)
@@ -233,24 +240,24 @@ class Job:
             await generator.aclose()
 
     async def _first(self, spending: Budget) -> Sequence[str]:
-        """Those that are left once one has succeeded."""
+        """Run examples until one succeeds; return the others."""
         for place, id in enumerate(self.ids):
-            with waiting("asking for the first example"):
+            with waiting("running the first example"):
                 await self.work.run([id], spending, 1)
             if spending.is_spent or self.run.scores or self.run.rejected:
                 return self.ids[place + 1 :]
         return ()
 
     def _highest_cost(self) -> float:
-        """As dear as one was, or had been with all its candidates."""
+        """Return the highest possible cost of an example with all candidates."""
         return max(one.at_most_usd for one in self.run.made)
 
-    def _goes_on(self, left: int) -> bool:
+    def _confirm(self, left: int) -> bool:
         last = self.run.made[-1]
         tokens = last.usage.prompt_tokens + last.usage.completion_tokens
         note(f"the first example took {last.requests} requests and {tokens} tokens")
         if last.cost_usd is None:
-            note(f"{left} more: about {left * tokens} tokens; the price is not known (--price)")
+            note(f"{left} more: about {left * tokens} tokens; the price is unknown (set --price)")
         else:
             about, most = left * last.cost_usd, left * self._highest_cost()
             note(
@@ -259,7 +266,7 @@ class Job:
             )
         if not (self.asks and at_terminal()) or last.cost_usd == 0:
             return True
-        return typer.confirm("go on?", err=True)
+        return typer.confirm("Continue?", err=True)
 
 
 def at_terminal() -> bool:

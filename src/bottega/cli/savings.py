@@ -1,4 +1,4 @@
-"""What the gateway saved."""
+"""The command `bottega savings`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def savings(
         str | None, typer.Option(help="Only this namespace (default: all of them).")
     ] = None,
     since: Annotated[
-        datetime | None, typer.Option(help="Only requests of then or later, local time.")
+        datetime | None, typer.Option(help="Only requests at or after this local time.")
     ] = None,
     master: Annotated[
-        str | None, typer.Option(help="The tier to compare with (default: as served).")
+        str | None, typer.Option(help="Tier to compare with (default: as served).")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say what the gateway's requests cost, and what the master alone would have cost."""
+    """Report what requests cost and what the master alone would have cost."""
     begins = None if since is None else max(since, EPOCH).timestamp()
     with closing(Ledger.open(data / FILE, create=False)) as ledger:
         found = savings_of(ledger, namespace=namespace, since=begins, master=master)
@@ -46,7 +46,7 @@ def savings(
         say("no requests yet")
         note(f"bottega serve --data {data} answers requests; bottega keys add NAME makes a key")
     if found.lost:
-        say(f"{found.lost} rows could not be written and are in no figure: see the gateway's log")
+        say(f"{found.lost} rows could not be written and are excluded: see the gateway's log")
 
 
 def _print(found: Savings) -> None:
@@ -56,7 +56,7 @@ def _print(found: Savings) -> None:
     say(f"{found.requests} requests{where}{answered}, {span}")
     columns = ("how", "requests", "share", "tokens in", "out", "USD", "similarity", "seconds")
     print_table(columns, [_row(route, found.answered) for route in found.routes])
-    left_out = f"; {found.unpriced} of unknown price are left out" if found.unpriced else ""
+    left_out = f"; {found.unpriced} of unknown price are excluded" if found.unpriced else ""
     say(f"spent:            {found.spent_usd:.4f} USD, n = {found.requests}{left_out}")
     _print_alone(found)
     _print_quality(found)

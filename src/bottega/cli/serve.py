@@ -1,4 +1,4 @@
-"""The gateway, as a command."""
+"""The command `bottega serve`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from bottega.pipeline import Pipeline
 
 
-# Nothing is downloaded and nobody is asked over a network. The prices are pretended, so that there
-# is something to save: those of a small and of a large model in some cloud.
+# No downloads and no network. The prices are examples: those of a small and of a large cloud model.
 DEMO = """
 [tiers.apprentice]
 model = "bundled"
@@ -55,29 +54,35 @@ def serve(
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file (default: bottega.toml, if it is here).")
+        Path | None, typer.Option(help="TOML file (default: ./bottega.toml).")
     ] = None,
     demo: Annotated[
-        bool, typer.Option("--demo", help="The bundled models and a cache that is thrown away.")
+        bool, typer.Option("--demo", help="Serve the bundled models with a temporary cache.")
     ] = False,
-    host: Annotated[str | None, typer.Option(help="Listen here, whatever the file says.")] = None,
+    host: Annotated[str | None, typer.Option(help="Listen address; overrides the file.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="0 takes any that is free.")
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(envvar="BOTTEGA_DATA", help="The gateway's folder: cache, keys, ledger."),
+        typer.Option(
+            envvar="BOTTEGA_DATA", help="Data folder of the gateway: cache, keys, ledger."
+        ),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Print what would run, and end.")] = False,
-    log_format: Annotated[str, typer.Option(help="Of the lines on stderr: json or text.")] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Print the effective configuration and exit.")
+    ] = False,
+    log_format: Annotated[
+        str, typer.Option(help="Format of log lines on stderr: json or text.")
+    ] = "",
 ) -> None:
     """Serve Cache-of-Thought to OpenAI clients: one base URL, several models behind it."""
-    with _needed():
+    with _serve_extra():
         from bottega.gateway.telemetry.logs import STYLES
     if log_format not in ("", *STYLES):
-        raise SettingError(f"--log-format {log_format!r} is not known", hint="use json or text")
+        raise SettingError(f"log format is unknown, got {log_format!r}", hint="use json or text")
     style = log_format or ("text" if sys.stderr.isatty() else "json")
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # a log is no place for them
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # progress bars would spoil the log
     with ExitStack() as held:
         kept = data
         if demo:
@@ -100,11 +105,13 @@ def serve(
 
 
 def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, Pipeline | None]:
-    with _needed():
+    with _serve_extra():
         from bottega.gateway.config.loading import load_config, parse_config
         from bottega.gateway.running.pipeline_target import config_of, load_pipeline
     if sum((target is not None, file is not None, demo)) > 1:
-        raise SettingError("there are several gateways to serve", hint="name one of them")
+        raise SettingError(
+            "several gateways are given", hint="choose one of MODULE:PIPELINE, --config and --demo"
+        )
     if target is not None:
         pipeline = load_pipeline(target)
         return config_of(pipeline, target), pipeline
@@ -126,7 +133,7 @@ def _run(
     kept: Path | None,
     read: Callable[[], Config] | None,
 ) -> None:
-    with _needed():
+    with _serve_extra():
         from bottega.gateway.running.build import build, build_for_pipeline
         from bottega.gateway.running.process import base_url, bind_metrics_socket, bind_socket, run
         from bottega.gateway.telemetry.logs import Style, log_to
@@ -149,10 +156,10 @@ def _announce(gateway_server: GatewayServer, url: str, demo: bool, kept: Path | 
     say(f"  curl {url}/chat/completions {key}-H 'Content-Type: application/json' \\")
     say(f"    -d '{_question(demo)}'")
     if demo:
-        stays = f"stays in {kept}" if kept else "goes with this process"
+        stays = f"remains in {kept}" if kept else "is deleted at exit"
         any_key = "" if protected else "; clients may use any key"
         say(f"  the models are loading{any_key}; the cache {stays}")
-        say("  the models cost nothing: prices are pretended, to show what would be saved")
+        say("  the models are free: the prices are examples to show savings")
     elif not protected:
         say("  no key is needed on this machine; clients may send any")
     sys.stdout.flush()
@@ -172,15 +179,15 @@ def _print_saved(config: Config) -> None:
     share = sum(one.requests for one in answered if one.tier == learner) / sum(
         one.requests for one in answered
     )
-    alone = f"about {found.alone.usd.value:.6f}" if found.alone else "nobody knows how much"
+    alone = f"about {found.alone.usd.value:.6f}" if found.alone else "an unknown amount"
     say(
-        f"at pretended prices: spent {found.spent_usd:.6f} USD; the master alone would have cost"
+        f"at example prices: spent {found.spent_usd:.6f} USD; the master alone would have cost"
         f" {alone}; the {learner} answered {share:.0%}"
     )
 
 
 def _check(config: Config, pipeline: Pipeline | None) -> None:
-    """A check that passes where the gateway would not start is none. Raises `SettingError`."""
+    """Print the configuration and build the tiers, as a start would. Raises `SettingError`."""
     from bottega.cli.serve_check import print_config
     from bottega.gateway.running.tiers import build_tiers
 
@@ -191,19 +198,19 @@ def _check(config: Config, pipeline: Pipeline | None) -> None:
 
 
 def _question(demo: bool) -> str:
-    """A body to be copied: in the demonstration with a picture of a few bytes."""
+    """Return a request body to copy; for the demo with a small image."""
     content: object = QUESTION
     if demo:
-        picture = Pillow.new("RGB", (64, 64), "black")
-        ImageDraw.Draw(picture).ellipse((8, 8, 38, 38), fill="red")
-        url = Image.from_pillow(picture.quantize(2)).data_url
+        pixels = Pillow.new("RGB", (64, 64), "black")
+        ImageDraw.Draw(pixels).ellipse((8, 8, 38, 38), fill="red")
+        url = Image.from_pillow(pixels.quantize(2)).data_url
         image = {"type": "image_url", "image_url": {"url": url}}
         content = [image, {"type": "text", "text": DEMO_QUESTION}]
     return json.dumps({"model": "bottega", "messages": [{"role": "user", "content": content}]})
 
 
 @contextmanager
-def _needed() -> Iterator[None]:
+def _serve_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:

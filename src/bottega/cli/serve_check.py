@@ -1,4 +1,4 @@
-"""`bottega serve --check`: what was configured, and what holds where nothing was said."""
+"""Output of `bottega serve --check`: the settings and the defaults of unset ones."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ROUTERS = {
     "always": "one tier for all",
     "coin": "the master at random",
     "budget": "the master as often as the spend allows",
-    "coverage": "the master where nothing cached is near",
-    "confidence": "the cheapest first, the next where it is not sure",
+    "coverage": "the master if nothing cached is similar",
+    "confidence": "the cheapest first, the next if it is unsure",
 }
 UNSET = {
-    "at_least": "it follows the last questions, so that master_rate is held",
+    "at_least": "adapted to recent questions to hold master_rate",
     "master_rate": "at_least decides",
     "samples": "one reply, and its probability",
 }
@@ -38,7 +38,7 @@ OWN = "the pipeline's own"
 def print_config(
     config: Config, environment: Mapping[str, str], pipeline: Pipeline | None = None
 ) -> None:
-    """Of keys only where they come from, of addresses nothing that could be one."""
+    """Print the settings; of keys only their source, and no credentials in addresses."""
     rows = [*_answering(config, environment, pipeline), *_serving(config)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
@@ -65,7 +65,7 @@ def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipelin
 def _tier(
     tier: TierSettings, config: Config, environment: Mapping[str, str], prices: PriceTable
 ) -> Rows:
-    teaches = " (teaches: its answers are kept)" * (tier.name in config.teachers)
+    teaches = " (its answers fill the cache)" * (tier.name in config.teachers)
     yield f"tiers.{tier.name}", f"{tier.model}{teaches}"
     yield "  at", _address(tier)
     if tier.is_remote:
@@ -75,7 +75,7 @@ def _tier(
     yield "  price", _price(tier, prices)
     if tier.is_remote:
         yield "  time-outs", _patience(tier)
-        yield "  at once", f"{tier.concurrency} requests"
+        yield "  concurrency", f"{tier.concurrency} requests"
 
 
 def _address(tier: TierSettings) -> str:
@@ -114,7 +114,7 @@ def _known_price(model: str, prices: PriceTable) -> str:
     costs = [prices(model, usage) for usage in (Usage(1000, 0), Usage(0, 1000))]
     known = [cost * 1000 for cost in costs if cost is not None]
     if len(known) < len(costs):
-        return "no price: what it costs is not known"
+        return "unknown"
     return f"{_per_million(known)} (published)" if any(known) else "nothing"
 
 
@@ -156,14 +156,14 @@ def _cache(config: Config) -> Rows:
     near = "not set: bm25 knows no similarity"
     yield "  at_least", near if cache.at_least is None else _said("at_least", cache.at_least, usual)
     yield "  capacity", f"{_said('capacity', cache.capacity, usual)}, then {cache.evict} goes"
-    yield from _changed(cache, told=("file", "embed", "retrieve", "at_least", "capacity", "evict"))
+    yield from _changed(cache, skip=("file", "embed", "retrieve", "at_least", "capacity", "evict"))
 
 
 def _serving(config: Config) -> Rows:
     replay, shadow, gateway = config.replay, config.shadow, config.gateway
     kept = f"exact repeats for {replay.seconds:g} s, from {replay.memory_mb:g} MB"
     yield "replay", kept if replay.seconds and replay.memory_mb else "off"
-    yield from _changed(replay, told=("seconds", "memory_mb"))
+    yield from _changed(replay, skip=("seconds", "memory_mb"))
     compared = f"{shadow.rate:g} of the apprentices' answers are compared; the gate is "
     yield "shadow", compared + ("on" if shadow.gate else "off") if shadow.rate else "off"
     limits = [*_changed(config.limits)]
@@ -171,9 +171,9 @@ def _serving(config: Config) -> Rows:
     yield from limits
     yield "gateway", base_url(gateway, gateway.port).removesuffix("/v1")
     yield "  data", str(gateway.data)
-    yield from _changed(gateway, told=("host", "port", "data"))
+    yield from _changed(gateway, skip=("host", "port", "data"))
     yield "keys", _keys(config)
-    yield from _changed(config.keys, told=("required",))
+    yield from _changed(config.keys, skip=("required",))
 
 
 def _keys(config: Config) -> str:
@@ -189,10 +189,10 @@ def _keys(config: Config) -> str:
     return f"required; {valid} in {data}"
 
 
-def _changed(section: object, told: Collection[str] = ()) -> Rows:
+def _changed(section: object, skip: Collection[str] = ()) -> Rows:
     usual = _defaults(section)
     for name, value in vars(section).items():
-        if name not in told and value != usual[name]:
+        if name not in skip and value != usual[name]:
             yield f"  {name}", str(value)
 
 
