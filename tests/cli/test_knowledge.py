@@ -148,7 +148,7 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
     assert run(*add, "--strict").code == 1
     for wrong, code, said in (
         ((*add, "--split", "test"), 2, "passages have no split test"),
-        (("add", "k.db", "gs.csv"), 2, "add --passages what has no answers"),
+        (("add", "k.db", "gs.csv"), 2, "add --passages for data without answers"),
         (("add", "k.db", "seen.jsonl"), 1, "answer, label and labels are missing"),
     ):
         refused = run(*wrong)
