@@ -36,16 +36,16 @@ def test_the_documented_error_tree_is_complete() -> None:
         for _, c in inspect.getmembers(errors, inspect.isclass)
         if issubclass(c, errors.BottegaError)
     ]
-    drawn = str(errors.__doc__)
+    documented = str(errors.__doc__)
     depth = {
         line.lstrip("│├└─ ").split()[0]: (len(line) - len(line.lstrip("│├└─ "))) // 4
-        for line in drawn.splitlines()
+        for line in documented.splitlines()
         if "Error" in line and not line.startswith("The")
     }
     assert set(depth) == {c.__name__ for c in classes}
     for c in classes:
         assert depth[c.__name__] == len(c.__mro__) - len(errors.BottegaError.__mro__)
-        marked = f"{c.__name__} " in drawn and "(retryable)" in _line(drawn, c.__name__)
+        marked = f"{c.__name__} " in documented and "(retryable)" in _line(documented, c.__name__)
         assert c.retryable == marked
 
 

@@ -47,24 +47,24 @@ async def test_a_masters_answer_is_shown_to_the_apprentice(cache: KnowledgeBase)
     first = ColdStartRouter(
         1, Tier("master", master), then=FixedRouter(Tier("apprentice", apprentice, 1))
     )
-    workshop = cache_of_thought(cache, master=master, apprentice=apprentice, route=first)
-    assert await workshop.answer(image_example(1).query) == Answer(
+    pipeline = cache_of_thought(cache, master=master, apprentice=apprentice, route=first)
+    assert await pipeline.answer(image_example(1).query) == Answer(
         "cat", labels=("cat",), rationale="it has whiskers"
     )
-    assert (await workshop.trace(image_example(2).query)).tier == "apprentice"
+    assert (await pipeline.trace(image_example(2).query)).tier == "apprentice"
     assert turns(apprentice) == ["What?", "it has whiskers\nAnswer: cat", "What?"]
     assert [(one.answer, one.source) for one in cache] == [("cat", "master:gpt")]
 
 
 async def test_the_master_is_prompted_to_reason_if_it_can(cache: KnowledgeBase) -> None:
     apprentice = model("tiny")
-    for master, reasoning, told in (
+    for master, reasoning, received in (
         (ScriptedGenerator(large), None, True),
         (ScriptedGenerator(large), False, False),
         (Brief(large), None, False),
         (Brief(large), True, True),
     ):
-        workshop = cache_of_thought(
+        pipeline = cache_of_thought(
             cache,
             master=master,
             apprentice=apprentice,
@@ -72,34 +72,34 @@ async def test_the_master_is_prompted_to_reason_if_it_can(cache: KnowledgeBase) 
             reasoning=reasoning,
             labels=("cat", "dog"),
         )
-        await workshop.answer(image_example(1).query)
-        assert ("step by step" in turns(master)[-1]) == told
+        await pipeline.answer(image_example(1).query)
+        assert ("step by step" in turns(master)[-1]) == received
 
 
 async def test_an_empty_cache_gives_no_demonstrations(cache: KnowledgeBase) -> None:
     apprentice = model("tiny")
-    workshop = cache_of_thought(
+    pipeline = cache_of_thought(
         cache,
         master=model("gpt"),
         apprentice=apprentice,
         shots=3,
         route=lambda tiers: RandomRouter(tiers, 0.0),
     )
-    assert (await workshop.answer(image_example(1).query)).text == "dog"
+    assert (await pipeline.answer(image_example(1).query)).text == "dog"
     assert len(cache) == 0
     cache.add([image_example(2, "cat")])
-    assert len((await workshop.trace(image_example(1).query)).candidates) == 1
+    assert len((await pipeline.trace(image_example(1).query)).candidates) == 1
 
 
 async def test_a_static_cache_does_not_change(cache: KnowledgeBase) -> None:
-    workshop = cache_of_thought(
+    pipeline = cache_of_thought(
         cache,
         master=model("gpt"),
         apprentice=model("tiny"),
         route=lambda tiers: RandomRouter(tiers, 1.0),
         remember=False,
     )
-    await workshop.answer(image_example(1).query)
+    await pipeline.answer(image_example(1).query)
     assert len(cache) == 0
 
 
@@ -111,13 +111,13 @@ async def test_only_the_last_tiers_answers_are_stored(cache: KnowledgeBase) -> N
 
         def __init__(self, tiers: Sequence[Tier]) -> None:
             self.rest = iter(tiers)
-            self.told: list[str] = []
+            self.received: list[str] = []
 
         async def __call__(self, query: Query, /) -> Tier:
             return next(self.rest)
 
         async def observe(self, trace: Trace, /) -> None:
-            self.told.append(trace.tier)
+            self.received.append(trace.tier)
 
     made: list[InTurn] = []
 
@@ -125,12 +125,12 @@ async def test_only_the_last_tiers_answers_are_stored(cache: KnowledgeBase) -> N
         made.append(InTurn(tiers))
         return made[0]
 
-    workshop = cache_of_thought(cache, tiers=tiers, route=in_turn)
+    pipeline = cache_of_thought(cache, tiers=tiers, route=in_turn)
     for number in range(3):
-        await workshop.answer(image_example(number).query)
-    assert [tier.name for tier in workshop.tiers] == ["small", "middle", "large"]
+        await pipeline.answer(image_example(number).query)
+    assert [tier.name for tier in pipeline.tiers] == ["small", "middle", "large"]
     assert [one.answer for one in cache] == ["large"]
-    assert made[0].told == ["small", "middle", "large"]
+    assert made[0].received == ["small", "middle", "large"]
 
 
 async def test_an_insufficient_answer_escalates(cache: KnowledgeBase) -> None:
@@ -141,14 +141,14 @@ async def test_an_insufficient_answer_escalates(cache: KnowledgeBase) -> None:
         async def __call__(self, query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
             return self.master if tier != self.master else None
 
-    workshop = cache_of_thought(
+    pipeline = cache_of_thought(
         cache,
         master=model("gpt", "cat"),
         apprentice=model("tiny"),
         route=lambda tiers: RandomRouter(tiers, 0.0),
         escalate=Always,
     )
-    trace = await workshop.trace(image_example(1).query)
+    trace = await pipeline.trace(image_example(1).query)
     assert (trace.tier, trace.answer.text, len(trace.dismissed)) == ("master", "cat", 1)
     assert len(cache) == 1
 
@@ -156,7 +156,7 @@ async def test_an_insufficient_answer_escalates(cache: KnowledgeBase) -> None:
 async def test_shown_demonstrations_count_as_used(cache: KnowledgeBase) -> None:
     cache.add([image_example(1, "cat")])
     tiers = (Tier("apprentice", model("tiny"), 1), Tier("master", model("gpt", "cat")))
-    workshop = cache_of_thought(
+    pipeline = cache_of_thought(
         cache,
         tiers=tiers,
         route=ColdStartRouter(1, tiers[1], then=FixedRouter(tiers[0])),
@@ -164,7 +164,7 @@ async def test_shown_demonstrations_count_as_used(cache: KnowledgeBase) -> None:
         remember=False,
     )
     for shade in (2, 3):
-        await workshop.answer(image_example(shade).query)
+        await pipeline.answer(image_example(shade).query)
     metadata = cache.metadata(cache.ids()[0])
     assert metadata.uses == 1
     assert metadata.saved_usd == pytest.approx(1.0)
@@ -184,13 +184,13 @@ def test_missing_or_duplicate_models_are_rejected(cache: KnowledgeBase) -> None:
 
 
 async def test_answers_to_text_questions_are_stored(cache: KnowledgeBase) -> None:
-    workshop = cache_of_thought(
+    pipeline = cache_of_thought(
         cache,
         master=model("gpt"),
         apprentice=model("tiny"),
         route=lambda tiers: RandomRouter(tiers, 1.0),
     )
-    await workshop.answer(text_example("Capital of France?").query)
+    await pipeline.answer(text_example("Capital of France?").query)
     assert [one.query.text for one in cache] == ["Capital of France?"]
 
 

@@ -24,7 +24,7 @@ def follows(prompt: Prompt) -> str:
     return str(shown[-1].parts[0]) if shown else "guess"
 
 
-class Workshop:
+class ShadowSetup:
     """A pipeline whose first tier is measured against its last, at a dollar a call."""
 
     def __init__(self, route: int = 0, found: Sequence[Candidate] = candidates("right")) -> None:
@@ -56,31 +56,31 @@ class Workshop:
 
 
 async def test_the_gate_opens_once_samples_say_that_demonstrations_help() -> None:
-    workshop = Workshop()
-    answers = [(await workshop.pipeline.answer(Query("?"))).text for _ in range(10)]
+    setup = ShadowSetup()
+    answers = [(await setup.pipeline.answer(Query("?"))).text for _ in range(10)]
     assert answers == ["guess"] * 5 + ["right"] * 5
-    quality = workshop.shadow.summary()
+    quality = setup.shadow.summary()
     assert (quality.n, quality.with_demonstrations.value, quality.without.value) == (10, 1, 0)
     # The answer itself is not asked for again.
-    assert (len(workshop.small.calls), len(workshop.large.calls)) == (20, 10)
-    assert workshop.charged == [1.0] * 20
+    assert (len(setup.small.calls), len(setup.large.calls)) == (20, 10)
+    assert setup.charged == [1.0] * 20
 
 
 async def test_the_masters_answers_are_not_measured() -> None:
-    workshop = Workshop(route=1)
-    await workshop.pipeline.answer(Query("?"))
-    assert (workshop.shadow.summary().n, len(workshop.large.calls)) == (0, 1)
+    setup = ShadowSetup(route=1)
+    await setup.pipeline.answer(Query("?"))
+    assert (setup.shadow.summary().n, len(setup.large.calls)) == (0, 1)
 
 
 async def test_queries_without_candidates_are_not_measured() -> None:
-    workshop = Workshop(found=())
+    setup = ShadowSetup(found=())
     for _ in range(3):  # the place is given back each time
-        await workshop.pipeline.answer(Query("?"))
-    assert len(workshop.large.calls) == 0
-    assert workshop.shadow.begins()
+        await setup.pipeline.answer(Query("?"))
+    assert len(setup.large.calls) == 0
+    assert setup.shadow.begins()
 
 
 def test_one_tier_cannot_be_compared() -> None:
-    workshop = Workshop()
+    setup = ShadowSetup()
     with pytest.raises(SettingError):
-        ShadowRecorder(replace(workshop.pipeline, tiers=()), workshop.shadow)
+        ShadowRecorder(replace(setup.pipeline, tiers=()), setup.shadow)

@@ -239,8 +239,8 @@ class Pipeline:
         if self.price is None:
             return None
         costs = [self.price(reply.model, reply.usage) for reply in replies]
-        known = [cost for cost in costs if cost is not None]
-        return sum(known) if len(known) == len(costs) else None
+        priced = [cost for cost in costs if cost is not None]
+        return sum(priced) if len(priced) == len(costs) else None
 
 
 @dataclass(frozen=True)

@@ -9,27 +9,27 @@ from tests.recording.test_traces import trace
 
 
 async def test_recorders_are_called_in_order() -> None:
-    told: list[str] = []
+    received: list[str] = []
 
     async def first(trace: Trace, /) -> None:
-        told.append(f"first {trace.id}")
+        received.append(f"first {trace.id}")
 
     async def second(trace: Trace, /) -> None:
-        told.append("second")
+        received.append("second")
 
     await CompositeRecorder(first, None, second)(trace())
-    assert told == ["first abc123", "second"]
+    assert received == ["first abc123", "second"]
 
 
 async def test_a_failed_recorder_does_not_stop_the_others() -> None:
-    told: list[str] = []
+    received: list[str] = []
 
     async def fails(trace: Trace, /) -> None:
         raise StoreError("no space")
 
     async def works(trace: Trace, /) -> None:
-        told.append(trace.id)
+        received.append(trace.id)
 
     with pytest.raises(StoreError, match="no space"):
         await CompositeRecorder(fails, works)(trace())
-    assert told == ["abc123"]
+    assert received == ["abc123"]

@@ -43,11 +43,11 @@ answers = st.builds(
 
 @st.composite
 def trees(draw: st.DrawFn) -> SearchTree:
-    known = draw(st.lists(st.builds(Candidate, examples, numbers), min_size=1, max_size=4))
+    candidates = draw(st.lists(st.builds(Candidate, examples, numbers), min_size=1, max_size=4))
 
     def node(depth: int) -> SearchNode:
         return SearchNode(
-            draw(st.sampled_from(known)) if depth else None,
+            draw(st.sampled_from(candidates)) if depth else None,
             draw(numbers),
             draw(counts),
             tuple(node(depth + 1) for _ in range(draw(st.integers(0, 2)) if depth < 3 else 0)),

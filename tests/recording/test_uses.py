@@ -11,10 +11,10 @@ from tests.recording.test_traces import trace
 
 class IndexedRows:
     def __init__(self) -> None:
-        self.told: list[tuple[list[str], float]] = []
+        self.received: list[tuple[list[str], float]] = []
 
     def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None:
-        self.told.append((list(ids), saved_usd))
+        self.received.append((list(ids), saved_usd))
 
 
 async def test_demonstrations_save_the_masters_mean_cost() -> None:
@@ -27,5 +27,5 @@ async def test_demonstrations_save_the_masters_mean_cost() -> None:
     await count(small)
     await count(replace(small, cost_usd=None))
     await count(replace(small, cost_usd=9.0))
-    assert [ids for ids, _ in indexed_rows.told] == [["e7", "e8"]] * 4
-    assert [saved for _, saved in indexed_rows.told] == pytest.approx([0, 2.9, 0, 0])
+    assert [ids for ids, _ in indexed_rows.received] == [["e7", "e8"]] * 4
+    assert [saved for _, saved in indexed_rows.received] == pytest.approx([0, 2.9, 0, 0])

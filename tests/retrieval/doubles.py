@@ -105,14 +105,14 @@ class Memory:
         return sorted(found, key=lambda candidate: -candidate.score)[:k]
 
 
-def asked(text: str, answer: str, shade: int) -> Example:
+def labelled_text(text: str, answer: str, shade: int) -> Example:
     id = f"entry-{shade:04}"
     return Example(Query(text, (solid_image(shade),), id=id), answer, id=id)
 
 
 def about(topic: str, count: int, start: int = 0) -> list[Example]:
     """Entries whose questions share one word."""
-    return [asked(f"{topic} number {i}", topic, i) for i in range(start, start + count)]
+    return [labelled_text(f"{topic} number {i}", topic, i) for i in range(start, start + count)]
 
 
 def _random(word: str) -> Vectors:

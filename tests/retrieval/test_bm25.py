@@ -10,29 +10,35 @@ from hypothesis import strategies as st
 from bottega.errors import EmptyKnowledgeBaseError, LogPrunedError, NotFoundError, SettingError
 from bottega.retrieval import BM25Retriever
 from bottega.types import Example, ExampleChange, Query
-from tests.retrieval.doubles import Memory, asked
+from tests.retrieval.doubles import Memory, labelled_text
 
 WORDS = ("red", "green", "blue", "round", "square", "3", "+", "5")
 
 
 async def test_rare_words_count_more_than_common_ones() -> None:
-    memory = Memory([asked(f"the red thing {i}", "x", i) for i in range(4)])
-    memory.add([asked(f"the thing {i}", "x", i) for i in range(10, 20)])
-    memory.add([asked("the zebra", "x", 50), asked("the red zebra", "x", 51)])
+    memory = Memory([labelled_text(f"the red thing {i}", "x", i) for i in range(4)])
+    memory.add([labelled_text(f"the thing {i}", "x", i) for i in range(10, 20)])
+    memory.add([labelled_text("the zebra", "x", 50), labelled_text("the red zebra", "x", 51)])
     found = await BM25Retriever(memory)(Query("The RED zebra?"), 3)
     assert [c.example.id for c in found][:2] == ["entry-0051", "entry-0050"]
     assert found[0].score > found[1].score > found[2].score > 0
 
 
 async def test_digits_and_single_letters_are_words() -> None:
-    memory = Memory([asked("4 + 4", "8", 1), asked("3 + 5", "8", 2), asked("x + y", "z", 3)])
+    memory = Memory(
+        [
+            labelled_text("4 + 4", "8", 1),
+            labelled_text("3 + 5", "8", 2),
+            labelled_text("x + y", "z", 3),
+        ]
+    )
     assert (await BM25Retriever(memory)(Query("3 + 5"), 1))[0].example.id == "entry-0002"
     assert (await BM25Retriever(memory)(Query("y"), 1))[0].example.id == "entry-0003"
 
 
 async def test_answers_and_rationales_are_searched_unless_reads_says_otherwise() -> None:
     told = Example(Query("what?", id="told"), "vorbu", rationale="because of kanto", id="told")
-    memory = Memory([asked("what?", "other", 1), told])
+    memory = Memory([labelled_text("what?", "other", 1), told])
     for word in ("vorbu", "kanto"):
         assert (await BM25Retriever(memory)(Query(word), 1))[0].example.id == "told"
     questions_only = BM25Retriever(memory, reads=lambda example: example.query.text)
@@ -40,9 +46,9 @@ async def test_answers_and_rationales_are_searched_unless_reads_says_otherwise()
 
 
 async def test_documents_without_words_are_found_last() -> None:
-    memory = Memory([asked("", "", 1), asked("?!", "", 2)])
+    memory = Memory([labelled_text("", "", 1), labelled_text("?!", "", 2)])
     assert [c.score for c in await BM25Retriever(memory)(Query("red"), 5)] == [0, 0]
-    memory.add([asked("red", "", 3)])
+    memory.add([labelled_text("red", "", 3)])
     assert (await BM25Retriever(memory)(Query("red"), 5))[0].example.id == "entry-0003"
 
 
@@ -57,14 +63,14 @@ async def test_a_search_after_any_changes_is_that_of_a_new_index(
     steps: list[tuple[int, list[str]]],
 ) -> None:
     """An entry comes where there was none, and goes where there was one."""
-    memory = Memory([asked("green", "x", 99)])
+    memory = Memory([labelled_text("green", "x", 99)])
     followed = BM25Retriever(memory)
     for shade, words in steps:
         id = f"entry-{shade:04}"
         if id in memory.examples:
             memory.delete([id])
         else:
-            memory.add([asked(" ".join(words), "x", shade)])
+            memory.add([labelled_text(" ".join(words), "x", shade)])
         found = await followed(Query("red square 5"), 20)
         assert {c.example.id for c in found} == set(memory.examples)
         assert [(c.example.id, c.score) for c in found] == [
@@ -73,7 +79,7 @@ async def test_a_search_after_any_changes_is_that_of_a_new_index(
 
 
 async def test_concurrent_searches_see_consistent_states() -> None:
-    memory = Memory([asked(f"red {i}", "x", i) for i in range(30)])
+    memory = Memory([labelled_text(f"red {i}", "x", i) for i in range(30)])
     retrieve = BM25Retriever(memory)
 
     async def change() -> None:
@@ -100,12 +106,14 @@ class Forgetful(Memory):
 
 
 async def test_a_pruned_feed_is_read_from_its_beginning() -> None:
-    feed = Forgetful([asked(hue, "x", shade) for shade, hue in enumerate(["red", "green", "blue"])])
+    feed = Forgetful(
+        [labelled_text(hue, "x", shade) for shade, hue in enumerate(["red", "green", "blue"])]
+    )
     search = BM25Retriever(feed)
     assert len(await search(Query("any"), 5)) == 3
     feed.delete(list(feed.ids())[:2])
     feed.lost = len(feed.log)
-    feed.add([asked("grey", "x", 9)])
+    feed.add([labelled_text("grey", "x", 9)])
     assert {c.example.query.text for c in await search(Query("any"), 5)} == {"blue", "grey"}
     feed.delete(list(feed.ids()))
     feed.lost = len(feed.log)
@@ -127,7 +135,7 @@ class Vanishing(Memory):
 
 async def test_examples_deleted_during_a_search_are_left_out() -> None:
     memory = Vanishing(
-        [asked(hue, "x", shade) for shade, hue in enumerate(["red", "blue", "green"])]
+        [labelled_text(hue, "x", shade) for shade, hue in enumerate(["red", "blue", "green"])]
     )
     search = BM25Retriever(memory)
     assert len(await search(Query("red"), 3)) == 3
@@ -136,7 +144,7 @@ async def test_examples_deleted_during_a_search_are_left_out() -> None:
 
 
 async def test_an_unknown_example_is_an_error() -> None:
-    memory = Memory([asked("red", "x", 1)])
+    memory = Memory([labelled_text("red", "x", 1)])
     del memory.examples["entry-0001"]  # the log does not know
     with pytest.raises(NotFoundError):
         await BM25Retriever(memory)(Query("red"), 1)
@@ -156,12 +164,15 @@ def test_settings_out_of_range_are_rejected(k1: float, b: float) -> None:
 
 async def test_smallest_and_largest_settings_are_valid() -> None:
     for k1, b in ((0.0, 0.0), (0.5, 1.0)):
-        retrieve = BM25Retriever(Memory([asked("red", "x", 1)]), k1=k1, b=b)
+        retrieve = BM25Retriever(Memory([labelled_text("red", "x", 1)]), k1=k1, b=b)
         assert len(await retrieve(Query("red"), 1)) == 1
 
 
 async def test_a_failed_read_is_repeated() -> None:
-    memory, failing = Memory([asked("red", "x", 1), asked("blue zebra", "x", 2)]), [True]
+    memory, failing = (
+        Memory([labelled_text("red", "x", 1), labelled_text("blue zebra", "x", 2)]),
+        [True],
+    )
 
     def reads(example: Example) -> str:
         if failing and "zebra" in example.query.text:
@@ -178,7 +189,7 @@ async def test_a_failed_read_is_repeated() -> None:
 @pytest.mark.parametrize("k", [0, -1])
 async def test_k_must_be_at_least_1(k: int) -> None:
     with pytest.raises(SettingError) as raised:
-        await BM25Retriever(Memory([asked("red", "x", 1)]))(Query("red"), k)
+        await BM25Retriever(Memory([labelled_text("red", "x", 1)]))(Query("red"), k)
     assert raised.value.hint
 
 

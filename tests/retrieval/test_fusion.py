@@ -22,10 +22,10 @@ class Ranked:
     def __init__(self, labels: Sequence[str], error: Exception | None = None) -> None:
         self.labels = labels
         self.error = error
-        self.asked: list[int] = []
+        self.labelled_text: list[int] = []
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        self.asked.append(k)
+        self.labelled_text.append(k)
         if self.error is not None:
             raise self.error
         return [Candidate(example(label, 0), 100.0 - i) for i, label in enumerate(self.labels)][:k]
@@ -76,7 +76,7 @@ async def test_weights_and_depth() -> None:
     fusion = RankFusionRetriever([retriever], depth=5)
     await fusion(Query("q"), 2)
     await fusion(Query("q"), 9)
-    assert retriever.asked == [5, 9]
+    assert retriever.labelled_text == [5, 9]
 
 
 async def test_a_failed_retriever_raises_its_own_error() -> None:

@@ -12,7 +12,7 @@ from bottega.protocols import Vectors
 from bottega.retrieval import HashtagRetriever, HashtagTree, LeaveOneOutGroupCount
 from bottega.types import Query
 from tests.builders import solid_image
-from tests.retrieval.doubles import Memory, Words, about, asked
+from tests.retrieval.doubles import Memory, Words, about, labelled_text
 
 
 def hashtags(memory: Memory, tree: HashtagTree) -> HashtagRetriever:
@@ -29,7 +29,7 @@ async def test_only_the_querys_group_is_shown_as_long_as_it_is_large_enough() ->
 
 
 async def test_a_group_that_is_only_the_query_itself_is_filled_up() -> None:
-    memory = Memory([asked("zebra", "zebra", 900), *about("shape shape shape", 6)])
+    memory = Memory([labelled_text("zebra", "zebra", 900), *about("shape shape shape", 6)])
     retrieve = hashtags(memory, HashtagTree(2, cold_start=4))
     retrieve.build()
     assert ["entry-0900"] in retrieve.tree.groups

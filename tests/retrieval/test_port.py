@@ -30,7 +30,7 @@ from bottega.retrieval import (
 from bottega.types import Prompt, Query
 from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder
-from tests.retrieval.doubles import Memory, Words, WordTokens, about, asked
+from tests.retrieval.doubles import Memory, Words, WordTokens, about, labelled_text
 
 Make = Callable[[Memory], Retriever]
 TOPICS = ("colour", "shape", "sum")
@@ -130,12 +130,12 @@ async def test_a_text_of_any_kind_is_a_query(make: Make, memory: Memory) -> None
 async def test_added_examples_are_found_and_deleted_ones_are_not(name: str, memory: Memory) -> None:
     retrieve, query = RETRIEVERS[name](memory), Query("rare zebra")
     assert len(await retrieve(query, 40)) == 21
-    memory.add([asked("rare zebra sighted", "zebra", 500)])
+    memory.add([labelled_text("rare zebra sighted", "zebra", 500)])
     assert (await retrieve(query, 1))[0].example.id == "entry-0500"
     memory.delete(["entry-0500", "entry-0001"])
     left = {candidate.example.id for candidate in await retrieve(query, 40)}
     assert left == set(memory.examples)
-    memory.add([asked("rare zebra again", "zebra", 500)])
+    memory.add([labelled_text("rare zebra again", "zebra", 500)])
     assert (await retrieve(query, 1))[0].example.query.text == "rare zebra again"
 
 
@@ -180,7 +180,7 @@ async def test_changes_of_a_knowledge_base_are_followed() -> None:
             assert len(await retrieve(query, 99)) == len(kb.ids())
         await hashtags.settled()
         kb.delete(kb.ids()[:3])
-        kb.add([asked("rare zebra sighted", "zebra", 99)])
+        kb.add([labelled_text("rare zebra sighted", "zebra", 99)])
         for retrieve in (hashtags, BM25Retriever(kb), crossed, late):
             found = await retrieve(query, 99)
             assert found[0].example.answer == "zebra"

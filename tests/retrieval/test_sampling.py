@@ -23,14 +23,14 @@ def pool_of(sizes: dict[str, int]) -> ListPool:
 
 async def test_dense_returns_what_the_search_found() -> None:
     found = candidates("a", "b", "c")
-    asked: list[tuple[Query, int]] = []
+    labelled_text: list[tuple[Query, int]] = []
 
     def search(query: Query, k: int) -> list[Candidate]:
-        asked.append((query, k))
+        labelled_text.append((query, k))
         return found[:k]
 
     assert await DenseRetriever(search)(QUERY, 2) == found[:2]
-    assert asked == [(QUERY, 2)]
+    assert labelled_text == [(QUERY, 2)]
 
 
 @pytest.mark.parametrize("retriever", [UniformSampler, BalancedSampler])

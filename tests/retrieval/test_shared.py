@@ -15,14 +15,14 @@ class Slow:
     """Finds letters, after `gate` is open; counts how it is asked."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.labelled_text: list[int] = []
         self.cancelled = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        self.asked.append(k)
+        self.labelled_text.append(k)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -44,10 +44,10 @@ async def test_concurrent_and_later_calls_share_one_search() -> None:
     found = await asyncio.gather(shared(query, 1), shared(query, 3), shared(query, 2))
     assert [letters(one) for one in found] == ["a", "abc", "ab"]
     assert letters(await shared(query, 3)) == "abc"
-    assert slow.asked == [3]
+    assert slow.labelled_text == [3]
     assert letters(await shared(query, 5)) == "abcde"  # more than the first call found
     assert letters(await shared(query, 4)) == "abcd"
-    assert slow.asked == [3, 5]
+    assert slow.labelled_text == [3, 5]
 
 
 async def test_an_equal_query_in_another_object_searches_again() -> None:
@@ -55,7 +55,7 @@ async def test_an_equal_query_in_another_object_searches_again() -> None:
     shared = SharedRetriever(slow)
     await shared(first, 2)
     await shared(second, 2)
-    assert slow.asked == [2, 2]
+    assert slow.labelled_text == [2, 2]
 
 
 async def test_the_result_is_freed_with_the_query() -> None:
@@ -83,7 +83,7 @@ async def test_an_answered_query_object_searches_again() -> None:
     trace = Trace("i", 0, query, "t", (), Prompt(()), Reply("m", ()), Answer("a"), 0)
     await shared.observe(trace)
     await shared(query, 2)
-    assert slow.asked == [2, 2]
+    assert slow.labelled_text == [2, 2]
 
 
 async def test_callers_get_separate_lists() -> None:
@@ -101,7 +101,7 @@ async def test_a_failed_search_fails_all_callers_and_is_repeated() -> None:
     assert [type(one) for one in both] == [ValueError, ValueError]
     slow.error = None
     assert letters(await shared(query, 1)) == "a"
-    assert slow.asked == [1, 1]
+    assert slow.labelled_text == [1, 1]
 
 
 async def test_a_cancelled_caller_does_not_cancel_the_search() -> None:
@@ -114,7 +114,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_search() -> None:
     await asyncio.sleep(0)
     slow.gate.set()
     assert letters(await second) == "ab"
-    assert (slow.asked, slow.cancelled) == ([2], 0)
+    assert (slow.labelled_text, slow.cancelled) == ([2], 0)
 
 
 async def test_a_search_without_callers_is_cancelled() -> None:
@@ -127,7 +127,7 @@ async def test_a_search_without_callers_is_cancelled() -> None:
     await asyncio.gather(alone, return_exceptions=True)
     slow.gate.set()
     assert letters(await shared(query, 2)) == "ab"
-    assert (slow.asked, slow.cancelled) == ([2, 2], 1)
+    assert (slow.labelled_text, slow.cancelled) == ([2, 2], 1)
 
 
 async def test_a_cancelled_caller_keeps_the_larger_search() -> None:
@@ -144,21 +144,21 @@ async def test_a_cancelled_caller_keeps_the_larger_search() -> None:
     await asyncio.sleep(0)
     slow.gate.set()
     assert [letters(found) for found in await asyncio.gather(large, third)] == ["abcde", "abcd"]
-    assert slow.asked == [2, 5]
+    assert slow.labelled_text == [2, 5]
 
 
 def test_another_event_loop_can_read_the_result() -> None:
     slow, query = Slow(), Query("q")
     shared = SharedRetriever(slow)
     assert letters(asyncio.run(shared(query, 2))) == letters(asyncio.run(shared(query, 2))) == "ab"
-    assert slow.asked == [2]
+    assert slow.labelled_text == [2]
 
 
 async def test_the_first_search_has_exactly_the_requested_size() -> None:
     slow = Slow()
     await SharedRetriever(slow, min_k=1)(Query("q"), 1)
     await SharedRetriever(slow)(Query("q"), 2)
-    assert slow.asked == [1, 2]
+    assert slow.labelled_text == [1, 2]
 
 
 def test_a_search_for_no_candidates_is_rejected() -> None:
@@ -172,7 +172,7 @@ async def test_best_returns_the_highest_score_without_a_search() -> None:
     assert shared.best(query) is None
     found = await shared(query, 2)
     assert shared.best(query) == max(one.score for one in found)
-    assert slow.asked == [2]
+    assert slow.labelled_text == [2]
     slow.error = OSError("gone")
     with pytest.raises(OSError, match="gone"):
         await shared(query, 5)

@@ -14,28 +14,28 @@ from bottega.types import Query
 TIERS = [Tier(name, ScriptedGenerator([])) for name in ("small", "middle", "large")]
 
 
-async def drawn(rate: float | Sequence[float], seed: int, n: int = 2000) -> list[str]:
+async def sampled_tiers(rate: float | Sequence[float], seed: int, n: int = 2000) -> list[str]:
     route = RandomRouter(TIERS, rate, seed)
     return [(await route(Query("q"))).name for _ in range(n)]
 
 
 async def test_the_seed_determines_every_choice() -> None:
-    first = await drawn(0.2, seed=3)
-    assert first == await drawn(0.2, seed=3)
-    assert first != await drawn(0.2, seed=4)
+    first = await sampled_tiers(0.2, seed=3)
+    assert first == await sampled_tiers(0.2, seed=3)
+    assert first != await sampled_tiers(0.2, seed=4)
 
 
 async def test_a_single_rate_is_the_masters() -> None:
-    counts = Counter(await drawn(0.2, seed=0))
+    counts = Counter(await sampled_tiers(0.2, seed=0))
     # Four standard deviations of 2000 draws.
     assert counts["large"] == pytest.approx(400, abs=72)
     assert counts["middle"] == pytest.approx(800, abs=88)
-    assert Counter(await drawn(1.0, seed=0)) == {"large": 2000}
-    assert "large" not in await drawn(0.0, seed=0)
+    assert Counter(await sampled_tiers(1.0, seed=0)) == {"large": 2000}
+    assert "large" not in await sampled_tiers(0.0, seed=0)
 
 
 async def test_each_tier_can_have_a_rate() -> None:
-    counts = Counter(await drawn((0.7, 0.0, 0.3), seed=0))
+    counts = Counter(await sampled_tiers((0.7, 0.0, 0.3), seed=0))
     assert counts["small"] == pytest.approx(1400, abs=82)
     assert counts["middle"] == 0
 

@@ -37,17 +37,17 @@ async def test_dissimilar_queries_go_to_the_master() -> None:
 
 
 async def test_cached_answers_cover_later_queries() -> None:
-    known: list[float] = []
+    scores: list[float] = []
 
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
-        return near(max((-abs(one - float(query.text)) for one in known), default=-9))[-k:]
+        return near(max((-abs(one - float(query.text)) for one in scores), default=-9))[-k:]
 
     router = CoverageRouter(TWO, retrieve, at_least=-0.1)
     draw, went = random.Random(0), 0
     for _ in range(200):
         place = draw.random()
         if await router(Query(str(place))) is LARGE:
-            known.append(place)
+            scores.append(place)
             went += 1
     assert 5 <= went <= 10  # intervals of 0.2 that cover the unit interval
 

@@ -28,12 +28,12 @@ def says(text: str) -> AnswerCall:
 
 
 async def test_a_seeded_fraction_is_measured() -> None:
-    def drawn(seed: int) -> list[bool]:
+    def sampled(seed: int) -> list[bool]:
         one = shadow(rate=0.1, at_once=1000, seed=seed)
         return [one.begins() for _ in range(2000)]
 
-    assert 150 < sum(drawn(0)) < 250
-    assert drawn(0) == drawn(0) != drawn(1)
+    assert 150 < sum(sampled(0)) < 250
+    assert sampled(0) == sampled(0) != sampled(1)
 
 
 async def test_an_unmeasured_gate_is_measured_first() -> None:

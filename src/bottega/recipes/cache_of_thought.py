@@ -68,7 +68,7 @@ def cache_of_thought(
     Demonstrations include other questions about the query's image, but never an earlier answer to
     the same question. A custom `retrieve` applies its own rule.
 
-    The master is asked for its reasoning unless `reasoning` is False, or by default for a master
+    The master is prompted for its reasoning unless `reasoning` is False, or by default for a master
     that only supports brief turns. Only the master's valid and complete answers are stored.
     """
     tiers = _tiers(tiers, master, apprentice, shots)

@@ -28,9 +28,9 @@ HARD_PROMPTS = (
 def teaching(
     base: LoadedModel, hyper: LoadedModel | None = None, *, layer: int = -1
 ) -> TrainingObjective:
-    """`hyper` compresses for `base`, which does it itself if nobody is named. `layer` is the one
-    whose hidden states are read, see `HyperModel`. Raises `SettingError` for one that is not
-    there."""
+    """Return the training objective: `hyper` compresses for `base`, and defaults to `base`. `layer`
+    is the layer whose hidden states are read, see `HyperModel`. Raises `SettingError` for a layer
+    that does not exist."""
     texts = InputBuilder(base.encode, base.ends)
     compresses = HyperModel((hyper or base).model, layer=layer)
     if not compresses.has_layer:

@@ -130,11 +130,11 @@ def default_reward(
     """Return the paper's reward (eq. 9), sampled at temperature 0.8 with the `max_tokens` of
     `sampling`. `conclude` builds the prompt that asks for an answer from a rationale, by default
     with the paper's text; use `ContinuationPrompter(prompt)` for a model with brief turns only."""
-    drawn = Sampling(0.8, (sampling or Sampling(max_tokens=512)).max_tokens)
+    samples = Sampling(0.8, (sampling or Sampling(max_tokens=512)).max_tokens)
     own = SelfConsistencyReward(
-        conclude or ConclusionPrompter(), parse, sampling=drawn, agree=agree, variant=variant
+        conclude or ConclusionPrompter(), parse, sampling=samples, agree=agree, variant=variant
     )
-    mutual = MutualReward(prompt, parse, sampling=drawn, agree=agree, variant=variant)
+    mutual = MutualReward(prompt, parse, sampling=samples, agree=agree, variant=variant)
     return WeightedReward(own, mutual, alpha)
 
 
