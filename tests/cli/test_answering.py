@@ -143,7 +143,7 @@ def test_traces_that_cannot_be_written_are_told_before_the_model_is_asked(
     monkeypatch.setenv("BOTTEGA_TRACES", name)
     failed = run("ask", "Which pet?", "--model", "openai:m")
     assert (failed.code, served.paths) == (1, [])
-    assert f"cannot be recorded in {name}: " in failed.err
+    assert f"cannot be stored in {name}: " in failed.err
     assert "--traces none" in failed.err and "BOTTEGA_TRACES" in failed.err
 
 

@@ -55,7 +55,7 @@ def test_image_is_compressed_once_for_several_questions() -> None:
         np.testing.assert_array_equal(one[1], other[1])
 
 
-@pytest.mark.parametrize(("known", "anew"), [(2, 1), (1, 2), (0, 2)])
+@pytest.mark.parametrize(("cached", "recomputed"), [(2, 1), (1, 2), (0, 2)])
 def test_image_cache_is_bounded(cached: int, recomputed: int) -> None:
     racc = tiny_models.racc()
     made = condenser(racc, cached_images=cached)

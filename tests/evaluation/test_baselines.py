@@ -54,7 +54,7 @@ async def test_reused_passages_stand_as_concat_shows_them(facts: Benchmark) -> N
 async def test_keys_and_values_over_http_are_refused_before_anything_is_asked(
     facts: Benchmark, endpoint: Server
 ) -> None:
-    with pytest.raises(SettingError, match="does not travel over HTTP") as refused:
+    with pytest.raises(SettingError, match="cannot be sent over HTTP") as refused:
         planned("kv-reuse", facts, OpenAIGenerator("m", base_url=endpoint.url))
     assert "TransformersGenerator" in refused.value.hint and not endpoint.bodies
 

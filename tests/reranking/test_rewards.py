@@ -195,7 +195,7 @@ async def meaningless(
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "worth"),
+    ("one", "other", "result"),
     [
         (fixed_self, fixed_mutual, RewardValue(0.6, {"self": 1.0, "mutual": 0.5})),
         (meaningless, fixed_mutual, RewardValue(0.5, {"mutual": 0.5})),
