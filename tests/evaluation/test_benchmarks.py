@@ -32,7 +32,7 @@ def test_digits_are_split_by_seed_without_overlap() -> None:
     assert first.items != other.items
 
 
-def test_a_half_of_the_digits_shares_nothing_with_the_other() -> None:
+def test_digit_halves_are_disjoint() -> None:
     first, second = (load_benchmark(f"digits:half={half}", seed=0) for half in ("first", "second"))
     assert [len(half.knowledge) + len(half.items) for half in (first, second)] == [898, 899]
     assert len(first.items) == len(second.items) == 500
@@ -47,33 +47,33 @@ def row(source: str | None) -> int:
     return int(str(source).rpartition(" ")[2])
 
 
-def test_a_half_that_does_not_exist_is_answered_with_those_that_do() -> None:
+def test_unknown_half_lists_valid_halves() -> None:
     with pytest.raises(SettingError) as raised:
         load_benchmark("digits:half=third", seed=0)
     assert raised.value.hint == "use all or first or second"
 
 
-def test_limit_and_per_class() -> None:
+def test_limit_and_per_class_reduce_the_benchmark() -> None:
     data = load_benchmark("digits", seed=0, limit=20, per_class=3)
     assert len(data.items) == 20
     assert set(Counter(e.answer for e in data.knowledge).values()) == {3}
 
 
-def test_a_plain_folder_keeps_a_quarter_of_each_class_to_ask(tmp_path: Path) -> None:
+def test_plain_folder_holds_out_a_quarter_of_each_class(tmp_path: Path) -> None:
     data = load_benchmark(f"image-folder:{folder(tmp_path, {'a': 8, 'b': 3, 'c': 1})}", seed=0)
     assert Counter(e.answer for e in data.items) == {"a": 2, "b": 1}
     assert Counter(e.answer for e in data.knowledge) == {"a": 6, "b": 2, "c": 1}
     assert not data.multi_label
 
 
-def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_train_and_test_folders_define_the_split(tmp_path: Path) -> None:
     folder(tmp_path / "train", {"a": 3, "b": 3})
     paint(tmp_path / "test" / "a" / "x", 99)
     data = load_benchmark(f"image-folder:{tmp_path}", seed=0)
     assert (len(data.knowledge), len(data.items)) == (6, 1)
 
 
-def test_a_question_set_with_the_folder_applies_to_every_image(tmp_path: Path) -> None:
+def test_question_option_applies_to_every_image(tmp_path: Path) -> None:
     spec = f"image-folder:{folder(tmp_path, {'cat': 4, 'dog': 4})}"
     for question in ("", "Cat, or dog?"):
         data = load_benchmark(f"{spec},question={question}", seed=0)
@@ -81,7 +81,7 @@ def test_a_question_set_with_the_folder_applies_to_every_image(tmp_path: Path) -
     assert load_benchmark(spec, seed=0).items[0].query.text == "What is in the image above?"
 
 
-def test_overlap_is_refused_unless_asked_for(tmp_path: Path) -> None:
+def test_overlap_is_rejected_unless_allowed(tmp_path: Path) -> None:
     folder(tmp_path / "train", {"a": 3})
     paint(tmp_path / "test" / "a" / "x", 0)
     with pytest.raises(LoadError, match="1 of 1 test items"):
@@ -89,7 +89,7 @@ def test_overlap_is_refused_unless_asked_for(tmp_path: Path) -> None:
     assert load_benchmark(f"image-folder:{tmp_path}", seed=0, allow_overlap=True).items
 
 
-def test_too_little_to_ask_is_an_error(tmp_path: Path) -> None:
+def test_too_few_items_raise(tmp_path: Path) -> None:
     with pytest.raises(LoadError):
         load_benchmark(f"image-folder:{folder(tmp_path, {'a': 1})}", seed=0)
 
@@ -101,12 +101,12 @@ def test_unknown_benchmarks_are_named(spec: str) -> None:
 
 
 @pytest.mark.skipif(not UCMERCED.exists(), reason="sample data are absent")
-def test_manyicl_sample() -> None:
+def test_manyicl_sample_is_read() -> None:
     data = load_benchmark(f"manyicl:{UCMERCED}", seed=0)
     assert (len(data.knowledge), len(data.items), len(data.labels)) == (21, 21, 21)
 
 
-def test_manyicl_with_several_labels(tmp_path: Path) -> None:
+def test_manyicl_reads_multi_label_rows(tmp_path: Path) -> None:
     for shade, name in enumerate("uvwx"):
         paint(tmp_path / "images" / name, shade)
     rows = ",flat,round\nu.png,1.0,1.0\nv.png,0.0,0.0\n"

@@ -28,7 +28,7 @@ def priced(cost_usd: float | None) -> Method:
 
 
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (4, 3), (32, 3)])
-async def test_a_run_stops_before_the_budget_is_overspent(concurrency: int, most: int) -> None:
+async def test_run_stops_before_exceeding_the_budget(concurrency: int, most: int) -> None:
     budget = Budget(0.35)
     config = RunConfig(concurrency=concurrency)
     result, scored = await evaluate(BENCHMARK, priced(0.1), config, RunState(budget=budget))
@@ -38,13 +38,13 @@ async def test_a_run_stops_before_the_budget_is_overspent(concurrency: int, most
     assert result.cost_usd == pytest.approx(budget.spent)
 
 
-async def test_what_was_spent_before_counts() -> None:
+async def test_earlier_spending_counts() -> None:
     state = RunState(budget=Budget(0.35, spent=0.2, highest_cost=0.1))
     result, _ = await evaluate(BENCHMARK, priced(0.1), RunConfig(concurrency=1), state)
     assert result.n == 1
 
 
-async def test_what_costs_nothing_makes_the_rest_no_cheaper(tmp_path: Path) -> None:
+async def test_free_items_do_not_lower_the_cost_estimate(tmp_path: Path) -> None:
     free, config = priced(0.0), RunConfig(concurrency=10)
     before = Budget(0.35, spent=0.1, highest_cost=0.1)
     await evaluate(BENCHMARK, free, config, RunState(budget=before))
@@ -59,7 +59,7 @@ async def test_what_costs_nothing_makes_the_rest_no_cheaper(tmp_path: Path) -> N
         assert ledger.spent() == (0.1, 0.1)
 
 
-async def test_without_a_price_there_is_no_budget_but_a_run() -> None:
+async def test_budget_requires_a_price() -> None:
     with pytest.raises(SettingError, match="price"):
         await evaluate(BENCHMARK, priced(None), state=RunState(budget=Budget(1.0)))
     result, _ = await evaluate(BENCHMARK, priced(None))
@@ -67,12 +67,12 @@ async def test_without_a_price_there_is_no_budget_but_a_run() -> None:
 
 
 @pytest.mark.parametrize("usd", [0, -1, float("nan")])
-def test_a_budget_is_positive(usd: float) -> None:
+def test_budget_must_be_positive(usd: float) -> None:
     with pytest.raises(SettingError):
         Budget(usd)
 
 
-async def test_within_a_budget_only_the_first_item_runs_without_concurrency() -> None:
+async def test_budget_runs_the_first_item_alone() -> None:
     running, most = 0, list[int]()
     cheap = priced(0.001)
 

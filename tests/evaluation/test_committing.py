@@ -23,7 +23,7 @@ def said(path: Path) -> list[str]:
         return [word for (word,) in connection.execute("SELECT word FROM said ORDER BY word")]
 
 
-def test_what_waits_is_written_when_its_loop_is_gone(tmp_path: Path) -> None:
+def test_queued_writes_are_committed_after_the_loop_closes(tmp_path: Path) -> None:
     path, begun, slow = tmp_path / "said.db", threading.Event(), threading.Event()
     committer = Committer(partial(connected, path))
 
@@ -47,7 +47,7 @@ def test_what_waits_is_written_when_its_loop_is_gone(tmp_path: Path) -> None:
     assert said(path) == ["a", "b", "c"]
 
 
-async def test_a_writer_without_a_connection_is_told(tmp_path: Path) -> None:
+async def test_closed_connection_raises_for_the_writer(tmp_path: Path) -> None:
     committer = Committer(partial(connected, tmp_path / "missing" / "said.db"))
     for _ in range(2):
         with pytest.raises(sqlite3.OperationalError):
@@ -55,7 +55,7 @@ async def test_a_writer_without_a_connection_is_told(tmp_path: Path) -> None:
     committer.close()
 
 
-async def test_a_failing_commit_is_raised_and_the_next_write_is_stored(tmp_path: Path) -> None:
+async def test_failed_commit_raises_and_the_next_write_succeeds(tmp_path: Path) -> None:
     path = tmp_path / "said.db"
 
     def connect() -> sqlite3.Connection:
@@ -77,7 +77,7 @@ async def test_a_failing_commit_is_raised_and_the_next_write_is_stored(tmp_path:
 
 
 @pytest.mark.parametrize("conflict", ["INSERT", "INSERT OR ROLLBACK"])
-async def test_all_writes_of_a_failing_transaction_fail_and_the_next_one_is_stored(
+async def test_failed_transaction_fails_all_writes_and_the_next_one_succeeds(
     tmp_path: Path, conflict: str
 ) -> None:
     path, begun, go_on = tmp_path / "said.db", threading.Event(), threading.Event()

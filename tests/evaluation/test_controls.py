@@ -13,7 +13,7 @@ from tests.evaluation.builders import episodic, telling
 DATA = telling()
 
 
-def test_another_items_picture_takes_the_place_of_the_asked_one() -> None:
+def test_image_swap_uses_the_image_of_another_item() -> None:
     other = swap_image(DATA, seed=0)
     pictures = {item.query.images for item in DATA.items}
     for item in DATA.items:
@@ -24,7 +24,7 @@ def test_another_items_picture_takes_the_place_of_the_asked_one() -> None:
     assert swap_image(DATA, seed=0)(DATA.items[0].query) == other(DATA.items[0].query)
 
 
-def test_another_question_asks_for_something_else() -> None:
+def test_question_swap_uses_a_question_about_another_topic() -> None:
     items = [
         replace(item, query=replace(item.query, text=f"{item.tags['topic']}, {i}?"))
         for i, item in enumerate(DATA.items)
@@ -38,7 +38,7 @@ def test_another_question_asks_for_something_else() -> None:
         assert swapped.images == item.query.images
 
 
-def test_only_the_last_turn_changes_and_choices_stay() -> None:
+def test_swap_changes_only_the_last_turn_and_keeps_choices() -> None:
     swap = SwappedPrompter(InterleavedPrompter(), swap_image(DATA, seed=0))
     asked = replace(DATA.items[0].query, choices=("a", "b"))
     shown = candidates("a", "b")
@@ -48,7 +48,7 @@ def test_only_the_last_turn_changes_and_choices_stay() -> None:
     assert swapped[-1].parts[0] != plain[-1].parts[0]
 
 
-def test_nothing_to_swap_is_an_error() -> None:
+def test_swap_without_alternatives_raises() -> None:
     with pytest.raises(SettingError, match="needs different questions"):
         swap_question(episodic(), seed=0)
     alone = replace(DATA, items=DATA.items[:1])

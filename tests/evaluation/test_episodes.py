@@ -26,7 +26,7 @@ def knowledge() -> Iterator[KnowledgeBase]:
         yield filled
 
 
-async def test_neighbours_come_from_the_items_own_episode(knowledge: KnowledgeBase) -> None:
+async def test_neighbours_come_from_the_same_episode(knowledge: KnowledgeBase) -> None:
     retrieve = nearest_retriever(DATA, knowledge)
     for item in DATA.items:
         found = await retrieve(item.query, 10)
@@ -35,7 +35,7 @@ async def test_neighbours_come_from_the_items_own_episode(knowledge: KnowledgeBa
         assert found[0].example.answer == item.answer
 
 
-async def test_random_examples_come_from_the_items_own_episode(knowledge: KnowledgeBase) -> None:
+async def test_random_examples_come_from_the_same_episode(knowledge: KnowledgeBase) -> None:
     by_episode = pools(DATA, knowledge)
     for kind in (UniformSampler, BalancedSampler):
         retrieve = EpisodeRetriever(
@@ -48,12 +48,12 @@ async def test_random_examples_come_from_the_items_own_episode(knowledge: Knowle
                 assert len({c.example.answer for c in found}) == 2
 
 
-def test_without_episodes_the_knowledge_base_is_the_pool(knowledge: KnowledgeBase) -> None:
+def test_knowledge_base_is_the_pool_without_episodes(knowledge: KnowledgeBase) -> None:
     assert pools(replace(DATA, episode_of={}), knowledge) == {"": knowledge}
 
 
 @pytest.mark.parametrize("k", [1, 3, 6, 50])
-async def test_the_oracle_finds_the_right_passage_among_others(k: int) -> None:
+async def test_oracle_finds_the_gold_passage(k: int) -> None:
     data = telling(episodes=1)
     passage_of = {str(item.query.id): item.tags["passage"] for item in data.items}
     oracle = OracleRetriever(ExamplePool(data.knowledge), passage_of, seed=0)

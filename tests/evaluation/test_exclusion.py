@@ -43,7 +43,7 @@ def embed() -> Embedder:
 
 
 @pytest.mark.parametrize("retrieve", ["image", "bm25", "hashtag"])
-async def test_another_question_about_the_items_image_is_never_shown(
+async def test_examples_with_the_items_image_are_never_shown(
     retrieve: str, embed: Embedder
 ) -> None:
     prompts: list[Prompt] = []
@@ -72,7 +72,7 @@ async def test_another_question_about_the_items_image_is_never_shown(
         assert not any(image in message.parts for message in shown)
 
 
-async def test_the_head_of_a_report_names_the_rule(tmp_path: Path) -> None:
+async def test_report_header_states_the_exclusion_rule(tmp_path: Path) -> None:
     assert (
         EXCLUSION_RULE
         == "Demonstrations exclude every example that shares an image with the query."

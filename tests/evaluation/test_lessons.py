@@ -58,7 +58,7 @@ class SearchResult:
         return [Candidate(one, 9.0 - i) for i, one in enumerate(self.shelf.get_many(ids))]
 
 
-def test_the_right_passage_stands_among_others_of_its_episode() -> None:
+def test_gold_passage_is_among_passages_of_its_episode() -> None:
     data = telling()
     right = {str(item.query.id): item.tags["passage"] for item in data.items}
     places = set()
@@ -72,14 +72,14 @@ def test_the_right_passage_stands_among_others_of_its_episode() -> None:
     assert places == {0, 1, 2}
 
 
-def test_a_step_has_the_same_lessons_again_and_another_step_or_seed_others() -> None:
+def test_lessons_depend_only_on_step_and_seed() -> None:
     data = telling()
     assert told(data)(5) == told(data)(5)
     assert told(data)(5) != told(data)(6)
     assert told(data)(5) != told(data, seed=4)(5)
 
 
-async def test_scores_are_those_of_evaluation() -> None:
+async def test_lesson_scores_match_evaluation() -> None:
     data = telling()
     (lesson, *_) = told(data)(0)
 
@@ -92,7 +92,7 @@ async def test_scores_are_those_of_evaluation() -> None:
 
 
 @pytest.mark.parametrize("hard", [0.0, 1.0])
-def test_hard_lessons_show_what_is_told_of_the_same(hard: float) -> None:
+def test_hard_lessons_show_passages_about_the_same_subject(hard: float) -> None:
     data = load_benchmark("facts:queries=3,episodes=1", seed=1)
     tags = {str(one.query.id): one.tags for one in data.knowledge}
     shared = []
@@ -104,7 +104,7 @@ def test_hard_lessons_show_what_is_told_of_the_same(hard: float) -> None:
     assert all(shared) if hard else sum(shared) < 10
 
 
-def test_what_is_found_is_relevant_where_it_holds_an_answer() -> None:
+def test_passages_with_the_answer_are_relevant() -> None:
     passages = ("the owl eats mice", "the fowl eats corn", "an OWL")
     knowledge = tuple(Example(Query(text, id=text), "") for text in passages)
     items = [Example(Query("which bird?", (solid_image(1),)), answer) for answer in ("Owl", "fowl")]
@@ -122,7 +122,7 @@ def test_what_is_found_is_relevant_where_it_holds_an_answer() -> None:
         RetrievedLessons(data, data.items, SearchResult(data, most=2), seed=0, shots=3)(0)
 
 
-def test_a_demonstration_is_relevant_where_it_gives_the_answer() -> None:
+def test_demonstrations_with_the_answer_are_relevant() -> None:
     """Not where its question speaks of it."""
     told = ("Red", "green", "red", "dark red")
     shown = [
@@ -152,13 +152,13 @@ def test_a_demonstration_is_relevant_where_it_gives_the_answer() -> None:
         ("the second of two", ["first", "second"], True),
     ],
 )
-def test_answers_are_found_as_whole_words_in_any_case(
+def test_answers_match_full_words_in_any_case(
     passage: str, answers: list[str], relevant: bool
 ) -> None:
     assert contains_answer(passage, answers) == relevant
 
 
-def test_known_questions_are_taught_with_all_that_their_annotators_said(tmp_path: Path) -> None:
+def test_training_items_have_all_annotator_answers(tmp_path: Path) -> None:
     """Those that are asked are for evaluation."""
     data = load_benchmark(f"okvqa:{published(tmp_path, train2014=[1, 2], val2014=[7])}", seed=0)
     (tmp_path / "told.csv").write_text("kid,text\n1,They surf.\n2,They sleep.\n")
@@ -172,14 +172,14 @@ def test_known_questions_are_taught_with_all_that_their_annotators_said(tmp_path
     assert not names_gold_passages(items, passages_of(data))
 
 
-def test_drawn_tasks_teach_what_they_ask() -> None:
+def test_synthetic_tasks_train_on_their_items() -> None:
     data = telling()
     assert training_items(data) == data.items
     assert names_gold_passages(data.items, data.knowledge)
     assert answers_of(data, data.items[0]) == ("h00",)
 
 
-def test_what_validates_is_not_taught() -> None:
+def test_validation_items_are_not_trained_on() -> None:
     items = telling().items
     rest, aside = split_validation(items, 3, 0)
     assert len(aside) == 3
@@ -191,7 +191,7 @@ def test_what_validates_is_not_taught() -> None:
         split_validation(items, len(items), 0)
 
 
-def test_a_batch_has_images_throughout_or_none() -> None:
+def test_batches_do_not_mix_queries_with_and_without_images() -> None:
     data = telling()
     bare = [replace(one, query=replace(one.query, images=())) for one in data.items[::2]]
     lessons = told(replace(data, items=(*data.items[1::2], *bare)))
@@ -200,7 +200,7 @@ def test_a_batch_has_images_throughout_or_none() -> None:
     assert {True} in kinds and {False} in kinds
 
 
-def test_a_lesson_may_show_passages_with_images_beside_others_without() -> None:
+def test_lessons_can_mix_passages_with_and_without_images() -> None:
     data = telling()
     seen = Example(Query("seen", (solid_image(1),), id="seen"), "", tags={"episode": "0"})
     lessons = told(replace(data, knowledge=(*data.knowledge, seen)))
@@ -208,7 +208,7 @@ def test_a_lesson_may_show_passages_with_images_beside_others_without() -> None:
     assert {True, False} in shown
 
 
-def test_what_cannot_be_taught_is_refused() -> None:
+def test_impossible_lessons_raise() -> None:
     data = telling()
     with pytest.raises(SettingError, match=r"at most the number of passages \(6\), got 7"):
         told(data, shots=7)

@@ -31,7 +31,7 @@ def settings(script: ScriptedGenerator) -> Classifier:
 @pytest.mark.parametrize(
     ("names", "shots"), [(["zero"], [5]), ([], [5]), (["vote"], [0]), (["vote"], [])]
 )
-def test_wrong_settings_are_named(names: list[str], shots: list[int]) -> None:
+def test_invalid_settings_raise(names: list[str], shots: list[int]) -> None:
     with EMPTY() as knowledge, pytest.raises(SettingError):
         plan(
             RunConfig(methods=names, shots=shots),
@@ -50,13 +50,13 @@ def many(count: int) -> Benchmark:
     ("name", "data"),
     [("oracle", SHADES), ("vote", HOMES), ("balanced", HOMES), ("in-context", many(201))],
 )
-def test_methods_that_a_benchmark_cannot_have_are_named(name: str, data: Benchmark) -> None:
+def test_unsupported_methods_raise_with_a_hint(name: str, data: Benchmark) -> None:
     with EMPTY() as knowledge, pytest.raises(SettingError) as raised:
         plan(RunConfig(methods=[name], shots=[1]), data, knowledge, settings(ScriptedGenerator([])))
     assert raised.value.hint
 
 
-def test_passages_are_read_by_default_and_labels_compared() -> None:
+def test_default_methods_depend_on_the_benchmark() -> None:
     assert default_methods(HOMES) == ("zero-shot", "random", "oracle")
     assert default_methods(SHADES) == default_methods(many(1)) == LABEL_METHODS
     assert needs_search(["random"], many(1))
@@ -64,7 +64,7 @@ def test_passages_are_read_by_default_and_labels_compared() -> None:
     assert needs_search(["random", "vote"], SHADES)
 
 
-async def test_nearest_is_measured_once_and_knn_at_every_number_of_shots() -> None:
+async def test_nearest_runs_once_and_knn_at_every_shot_count() -> None:
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(SHADES.knowledge)
         names = ["vote", "vote-strict", "nearest", "knn"]
@@ -80,7 +80,7 @@ async def test_nearest_is_measured_once_and_knn_at_every_number_of_shots() -> No
     assert all(result.n == len(SHADES.items) for result, _ in runs)
 
 
-async def test_in_context_shows_the_whole_episode_in_an_order_of_its_own() -> None:
+async def test_in_context_shows_the_shuffled_episode() -> None:
     data = episodic(shots=4)
     script = ScriptedGenerator(lambda prompt: "a0")
     with EMPTY() as knowledge:
@@ -97,7 +97,7 @@ async def test_in_context_shows_the_whole_episode_in_an_order_of_its_own() -> No
     assert len(set(map(tuple, (ids for ids in orders[:2])))) == 2
 
 
-async def test_the_oracle_reads_passages_and_free_answers_are_scored() -> None:
+async def test_oracle_reads_passages_and_scores_open_answers() -> None:
     script = ScriptedGenerator(read)
     with EMPTY() as knowledge:
         methods = plan(
@@ -122,7 +122,7 @@ def read(prompt: Prompt) -> str:
 
 
 @pytest.mark.parametrize("name", ["swap-image", "swap-question"])
-async def test_controls_keep_what_was_retrieved(name: str) -> None:
+async def test_controls_keep_the_retrieved_examples(name: str) -> None:
     items = [
         replace(item, query=replace(item.query, text=f"Which, {i}?"))
         for i, item in enumerate(SHADES.items)
@@ -146,7 +146,7 @@ async def test_controls_keep_what_was_retrieved(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["swap-image", "swap-question", "visual-rag", "zero-shot"])
-async def test_traces_say_their_method_and_what_was_really_asked(name: str) -> None:
+async def test_traces_record_the_method_and_the_sent_query(name: str) -> None:
     recorded: list[Trace] = []
 
     async def record(trace: Trace) -> None:

@@ -15,7 +15,7 @@ LABELS = ("a", "b", "c")
 LABEL_SETS = st.lists(st.sets(st.sampled_from(LABELS)), min_size=1, max_size=30)
 
 
-def test_wilson_interval_of_a_textbook_case() -> None:
+def test_wilson_interval_matches_a_textbook_case() -> None:
     estimate = accuracy([True] * 8 + [False] * 2)
     assert (estimate.value, estimate.low, estimate.high) == pytest.approx(
         (0.8, 0.4902, 0.9433), abs=1e-4
@@ -23,13 +23,13 @@ def test_wilson_interval_of_a_textbook_case() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=200))
-def test_the_interval_holds_the_value_and_stays_within_bounds(correct: list[bool]) -> None:
+def test_wilson_interval_contains_the_value_within_bounds(correct: list[bool]) -> None:
     estimate = accuracy(correct)
     assert 0 <= estimate.low <= estimate.value + 1e-12
     assert estimate.value - 1e-12 <= estimate.high <= 1
 
 
-def test_the_interval_of_graded_scores_is_one_of_95_percent() -> None:
+def test_graded_score_interval_is_95_percent() -> None:
     """Of many items it is nearly the normal one, 1.96 standard errors to either side."""
     scores = np.random.default_rng(0).uniform(0, 1, 400)
     estimate, error = mean([*scores], seed=0), scores.std() / 20
@@ -38,7 +38,7 @@ def test_the_interval_of_graded_scores_is_one_of_95_percent() -> None:
     assert estimate.high - estimate.value == pytest.approx(1.96 * error, rel=0.08)
 
 
-def test_the_interval_of_macro_f1_is_one_of_95_percent() -> None:
+def test_macro_f1_interval_is_95_percent() -> None:
     """With every label right or wrong in the same share it lies around that share."""
     rng = np.random.default_rng(0)
     truth = [("a",)] * 400
@@ -68,7 +68,7 @@ def test_macro_f1_agrees_with_scikit_learn(data: st.DataObject, truth: list[set[
     assert estimate.low <= estimate.high
 
 
-def test_macro_f1_of_a_run_is_that_of_its_answers() -> None:
+def test_macro_f1_of_a_run_matches_its_answers() -> None:
     truth, said = [("a",), ("a", "b"), ("b",)], [("a",), ("a",), ("c",)]
     judged = [
         Judgement(Example(Query(str(i)), "", labels=gold), Answer("", labels=reply), 0.0)

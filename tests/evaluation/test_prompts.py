@@ -35,7 +35,7 @@ def shows(prompt: Prompter) -> bool:
     return any(WHY in str(part) for message in prompted.messages for part in message.parts)
 
 
-def test_as_in_the_paper_only_what_costs_as_much_as_a_search_shows_reasons() -> None:
+def test_search_methods_and_their_controls_show_rationales_by_default() -> None:
     used = {name: prompt_for(name, DATA, AS_SUITS) for name in ALL}
     reasoned = {name for name, prompt in used.items() if prompt is MMMU_REASONED}
     assert reasoned == {"rcts", "rcts-random", "majority", "best-of-n"}
@@ -43,7 +43,7 @@ def test_as_in_the_paper_only_what_costs_as_much_as_a_search_shows_reasons() -> 
     assert set(methods_with_rationales(ALL, DATA, AS_SUITS, None)) == reasoned
 
 
-def test_or_every_method_with_demonstrations_or_none() -> None:
+def test_rationales_can_be_forced_on_or_off() -> None:
     every = {name for name in ALL if prompt_for(name, DATA, AS_SUITS, True) is MMMU_REASONED}
     assert every == set(ALL) - {"zero-shot", "vote"}
     assert methods_with_rationales(ALL, DATA, AS_SUITS, True) == [
@@ -53,7 +53,7 @@ def test_or_every_method_with_demonstrations_or_none() -> None:
     assert methods_with_rationales(ALL, DATA, AS_SUITS, False) == []
 
 
-def test_where_nothing_is_known_to_show_nothing_is_asked_to() -> None:
+def test_no_rationales_means_no_rationale_prompt() -> None:
     assert all(prompt_for(name, BARE, AS_SUITS) is MMMU for name in ALL)
     assert methods_with_rationales(ALL, BARE, AS_SUITS, None) == []
     with pytest.raises(SettingError) as raised:
@@ -70,7 +70,7 @@ def test_where_nothing_is_known_to_show_nothing_is_asked_to() -> None:
     ],
     ids=["brief model", "chosen prompt", "benchmark of one prompt"],
 )
-def test_other_prompts_show_what_there_is_unless_told_not_to(
+def test_other_prompts_show_rationales_unless_disabled(
     settings: Classifier, data: Benchmark
 ) -> None:
     for name in ALL:
@@ -79,7 +79,7 @@ def test_other_prompts_show_what_there_is_unless_told_not_to(
     assert methods_with_rationales(["top-k"], data, settings, None) == ["top-k"]
 
 
-def test_a_prompt_that_cannot_show_reasons_is_named() -> None:
+def test_prompt_without_rationale_support_is_named() -> None:
     for settings, data in (
         (Classifier(MODEL, (), prompt=AppendixAPrompter()), DATA),
         (AS_SUITS, replace(DATA, prompt=VIZ_WIZ, rationale_prompt=None)),
@@ -91,7 +91,7 @@ def test_a_prompt_that_cannot_show_reasons_is_named() -> None:
         assert methods_with_rationales(["zero-shot"], data, settings, True) == []
 
 
-def test_reasons_are_taken_from_examples_that_say_the_same() -> None:
+def test_rationales_come_from_matching_examples() -> None:
     others = [
         replace(KNOWN, rationale="Seen.", id="other", tags={"rationale_accuracy": "1"}),
         replace(KNOWN, answer="b", rationale="Of a wrong answer."),

@@ -33,7 +33,7 @@ async def test_every_item_is_counted_and_scored() -> None:
     assert (result.method, result.shots, result.metric, result.calls) == ("m", 3, "accuracy", 0)
 
 
-async def test_an_invalid_reply_is_wrong_and_stays_in_n() -> None:
+async def test_invalid_reply_is_wrong_and_counted() -> None:
     async def invalid(query: Query) -> Outcome:
         return Outcome(Answer("a", valid=False, labels=("a",)))
 
@@ -41,7 +41,7 @@ async def test_an_invalid_reply_is_wrong_and_stays_in_n() -> None:
     assert (result.n, result.value, result.invalid) == (10, 0.0, 10)
 
 
-async def test_a_failed_request_is_counted_but_never_scored() -> None:
+async def test_failed_request_is_counted_but_not_scored() -> None:
     failing = {ITEMS[0].query, ITEMS[1].query}
 
     async def sometimes(query: Query) -> Outcome:
@@ -54,7 +54,7 @@ async def test_a_failed_request_is_counted_but_never_scored() -> None:
 
 
 @pytest.mark.parametrize("error", [UnreachableError("dead"), RejectedError("bad key", status=401)])
-async def test_what_would_fail_every_item_stops_the_run(error: Exception) -> None:
+async def test_permanent_error_stops_the_run(error: Exception) -> None:
     asked = 0
 
     async def failing(query: Query) -> Outcome:
@@ -68,7 +68,7 @@ async def test_what_would_fail_every_item_stops_the_run(error: Exception) -> Non
     assert asked < len(ITEMS)
 
 
-async def test_web_pages_stop_the_run_unless_there_are_answers_among_them() -> None:
+async def test_web_pages_stop_a_run_without_answers() -> None:
     page = GarbledError("sent a web page, not JSON")
     page.retryable = False
     scripts: list[list[str | Exception]] = [[page, "a"] * 5, ["a", page] * 5]
@@ -90,7 +90,7 @@ async def traced(pipeline: Pipeline, query: Query) -> Outcome:
     return Outcome(trace.answer, trace)
 
 
-async def test_concurrency_is_the_limit_and_progress_is_told() -> None:
+async def test_concurrency_is_limited_and_progress_is_reported() -> None:
     running, most, steps = 0, 0, 0
 
     async def slow(query: Query) -> Outcome:
@@ -109,7 +109,7 @@ async def test_concurrency_is_the_limit_and_progress_is_told() -> None:
     assert (most, steps) == (3, 10)
 
 
-async def test_several_labels_are_scored_by_macro_f1() -> None:
+async def test_multi_label_items_are_scored_by_macro_f1() -> None:
     several = replace(BENCHMARK, metrics=(MacroF1(("a", "b")),))
     result, _ = await evaluate(several, Method("m", 0, always_a), RunConfig(concurrency=4))
     assert result.metric == "macro_f1"
@@ -118,7 +118,7 @@ async def test_several_labels_are_scored_by_macro_f1() -> None:
     assert result.low <= 1 / 3 <= result.high
 
 
-async def test_no_answers_at_all_have_no_value() -> None:
+async def test_no_answers_means_no_value() -> None:
     async def failing(query: Query) -> Outcome:
         raise EndpointTimeoutError("too slow")
 
@@ -126,7 +126,7 @@ async def test_no_answers_at_all_have_no_value() -> None:
     assert (result.n, result.failed, result.value, result.low) == (0, 10, None, None)
 
 
-async def test_how_far_confidence_is_from_being_right_is_a_further_figure() -> None:
+async def test_calibration_error_is_an_additional_metric() -> None:
     async def sure(query: Query) -> Outcome:
         return Outcome(Answer("a", labels=("a",), confidence=0.9))
 

@@ -23,11 +23,11 @@ def found(*scored: tuple[str, float]) -> list[Candidate]:
 @pytest.mark.parametrize(
     ("votes", "label"), [("aab", "a"), ("a", "a"), ("ab", None), ("aabb", None), ("abb", "b")]
 )
-def test_a_tie_names_no_label_by_the_strict_rule(votes: str, label: str | None) -> None:
+def test_strict_vote_rejects_ties(votes: str, label: str | None) -> None:
     assert strict_vote(candidates(*votes)).labels == ((label,) if label else ())
 
 
-def test_a_tie_goes_to_the_nearer_examples() -> None:
+def test_ties_go_to_the_nearer_examples() -> None:
     assert vote(found(("b", 0.9), ("a", 0.8), ("a", 0.7), ("b", 0.6))).labels == ("b",)
     assert vote(found(("a", 0.6), ("b", 0.9))).labels == ("b",)
     assert vote(found(("c", 0.9), ("a", 0.8), ("b", 0.7), ("b", 0.6), ("a", 0.5))).labels == ("a",)
@@ -38,14 +38,14 @@ def test_equally_similar_examples_keep_their_order() -> None:
     assert nearest_label(found(("b", 0.5), ("a", 0.5))).labels == ("b",)
 
 
-def test_similar_examples_weigh_more() -> None:
+def test_similar_examples_have_more_weight() -> None:
     one_close = found(("a", 0.9), ("b", 0.4), ("b", 0.3))
     assert (vote(one_close).labels, knn(one_close).labels) == (("b",), ("a",))
     alike = found(("a", 0.90), ("b", 0.89), ("b", 0.88))
     assert (nearest_label(alike).labels, knn(alike).labels) == (("a",), ("b",))
 
 
-def test_a_tie_is_wrong_by_every_metric() -> None:
+def test_tie_is_wrong_under_every_metric() -> None:
     """ "tie" is what people wear in VQA."""
     worn = Example(Query("What is he wearing?", id="7"), "tie")
     golds = {"7": ["tie"] * 9 + ["bow tie"]}
@@ -55,12 +55,12 @@ def test_a_tie_is_wrong_by_every_metric() -> None:
 
 
 @pytest.mark.parametrize("name", VOTES)
-def test_no_candidates_name_no_label(name: str) -> None:
+def test_no_candidates_give_no_label(name: str) -> None:
     answer = VOTES[name]([])
     assert (answer.valid, answer.labels) == (False, ())
 
 
-def test_several_labels_need_more_than_half_of_the_votes() -> None:
+def test_multi_label_votes_need_a_majority() -> None:
     shown = [("a", "b"), ("a",), ("b",), ("a", "c")]
     several = [Candidate(Example(Query("?"), ", ".join(s), labels=s), 1.0) for s in shown]
     for rule in (vote, strict_vote, knn):
@@ -69,7 +69,7 @@ def test_several_labels_need_more_than_half_of_the_votes() -> None:
 
 
 @given(FOUND)
-def test_every_rule_names_a_label_that_was_found(scored: list[tuple[str, float]]) -> None:
+def test_every_rule_returns_a_candidate_label(scored: list[tuple[str, float]]) -> None:
     for name in ("vote", "nearest", "knn"):
         answer = VOTES[name](found(*scored))
         assert answer.valid
@@ -78,7 +78,7 @@ def test_every_rule_names_a_label_that_was_found(scored: list[tuple[str, float]]
 
 
 @given(FOUND)
-def test_the_rules_differ_only_in_ties(scored: list[tuple[str, float]]) -> None:
+def test_vote_rules_differ_only_on_ties(scored: list[tuple[str, float]]) -> None:
     strict = strict_vote(found(*scored))
     counts = sorted(([label for label, _ in scored].count(x) for x in "abc"), reverse=True)
     assert strict.valid == (counts[0] > counts[1])
@@ -86,7 +86,7 @@ def test_the_rules_differ_only_in_ties(scored: list[tuple[str, float]]) -> None:
 
 
 @given(FOUND)
-def test_the_order_of_differently_similar_examples_is_no_matter(
+def test_candidate_order_does_not_matter_for_distinct_scores(
     scored: list[tuple[str, float]],
 ) -> None:
     distinct = list({score: (label, score) for label, score in scored}.values())
@@ -95,13 +95,13 @@ def test_the_order_of_differently_similar_examples_is_no_matter(
 
 
 @given(FOUND)
-def test_knn_is_the_nearest_label_where_it_outweighs_all_others(
+def test_knn_returns_a_dominant_nearest_label(
     scored: list[tuple[str, float]],
 ) -> None:
     close = [("a", 1.5), *((label, score - 1.0) for label, score in scored)]
     assert knn(found(*close)).labels == nearest_label(found(*close)).labels == ("a",)
 
 
-def test_one_example_is_its_own_neighbourhood() -> None:
+def test_single_example_decides_every_rule() -> None:
     for rule in VOTES.values():
         assert rule(found(("a", 0.3))).labels == ("a",)

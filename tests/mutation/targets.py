@@ -34,8 +34,8 @@ TARGETS = (
     ),
     Target(
         "evaluation/committing evaluation/run_store evaluation/outcomes evaluation/runner",
-        "evaluation/test_committing evaluation/test_journal evaluation/test_budget"
-        " evaluation/test_runner evaluation/test_ledger evaluation/test_lessons",
+        "evaluation/test_committing evaluation/test_run_store evaluation/test_budget"
+        " evaluation/test_runner evaluation/test_demonstration_recorder evaluation/test_lessons",
     ),
     # Utilities.
     Target(
@@ -51,7 +51,7 @@ TARGETS = (
     # Statistics.
     Target(
         "evaluation/metrics/* evaluation/paired",
-        "evaluation/test_metrics evaluation/test_pairing evaluation/metrics/test_*",
+        "evaluation/test_metrics evaluation/test_paired evaluation/metrics/test_*",
     ),
     # Knowledge base.
     Target(

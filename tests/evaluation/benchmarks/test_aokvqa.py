@@ -38,7 +38,7 @@ def published(root: Path, train: Sequence[object], val: Sequence[object]) -> Pat
     return root
 
 
-def test_direct_answers_leave_out_the_difficult(tmp_path: Path) -> None:
+def test_direct_answers_skip_difficult_questions(tmp_path: Path) -> None:
     hard = question(8, difficult_direct_answer=True)
     published(
         tmp_path, [question(1), question(2, difficult_direct_answer=True)], [question(7), hard]
@@ -53,7 +53,7 @@ def test_direct_answers_leave_out_the_difficult(tmp_path: Path) -> None:
     assert [metric.score(item, Answer("Taxi.")) for metric in data.metrics] == [0, 1]
 
 
-def test_choices_are_answered_by_their_letters(tmp_path: Path) -> None:
+def test_choices_are_answered_by_letter(tmp_path: Path) -> None:
     published(tmp_path, [question(1)], [question(7), question(8, difficult_direct_answer=True)])
     data = load_benchmark(f"aokvqa:{tmp_path},answers=choices,rationales=yes", seed=0)
     assert (len(data.items), data.labels) == (2, ())
@@ -65,7 +65,7 @@ def test_choices_are_answered_by_their_letters(tmp_path: Path) -> None:
     assert data.metrics[0].name == "accuracy"
 
 
-def test_the_hub_s_table_holds_lists_as_text(tmp_path: Path) -> None:
+def test_hub_table_lists_are_parsed_from_text(tmp_path: Path) -> None:
     def row(number: int, answers: str) -> dict[str, object]:
         return question(number, image=encoded(number), direct_answers=answers)
 
@@ -79,7 +79,7 @@ def test_the_hub_s_table_holds_lists_as_text(tmp_path: Path) -> None:
     assert ["direct_answers is not a list" in str(error) for error in bad] == [True]
 
 
-def test_a_wrong_choice_is_named(tmp_path: Path) -> None:
+def test_invalid_choice_is_reported(tmp_path: Path) -> None:
     published(tmp_path, [question(1)], [question(7), question(8, correct_choice_idx=4)])
     bad: list[BottegaError] = []
     spec = f"aokvqa:{tmp_path},answers=choices"
@@ -87,7 +87,7 @@ def test_a_wrong_choice_is_named(tmp_path: Path) -> None:
     assert ["not one of the 4 choices" in str(error) for error in bad] == [True]
 
 
-def test_unknown_knobs_and_missing_files(tmp_path: Path) -> None:
+def test_unknown_options_and_missing_files_raise(tmp_path: Path) -> None:
     published(tmp_path, [question(1)], [question(7)])
     with pytest.raises(SettingError):
         load_benchmark(f"aokvqa:{tmp_path},answers=both", seed=0)

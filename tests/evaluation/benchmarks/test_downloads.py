@@ -15,7 +15,7 @@ from tests.evaluation.benchmarks.published import painted, written, zipped
 LAYOUT = "expected is a lot"
 
 
-def test_an_archive_counts_as_unpacked_beside_it(tmp_path: Path) -> None:
+def test_archive_is_read_like_an_unpacked_folder(tmp_path: Path) -> None:
     zipped(tmp_path / "val.zip", {"val/1.jpg": solid_image(1).data})
     zipped(tmp_path / "task" / "query.zip", {"query/2.jpg": solid_image(2).data})
     zipped(tmp_path / "rows.json.zip", {"rows.json": b'{"rows": [{"n": 1}]}'})
@@ -28,7 +28,7 @@ def test_an_archive_counts_as_unpacked_beside_it(tmp_path: Path) -> None:
     assert there.rows("rows.json", key="rows") == [(f"{tmp_path}/rows.json, row 0", {"n": 1})]
 
 
-def test_what_is_missing_comes_with_the_layout(tmp_path: Path) -> None:
+def test_missing_files_show_the_expected_layout(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"has no train\.json") as raised:
         Downloads(tmp_path, LAYOUT).rows("train.json", "Annotations/train.json")
     assert raised.value.hint == LAYOUT
@@ -44,24 +44,24 @@ def test_what_is_missing_comes_with_the_layout(tmp_path: Path) -> None:
         ("[1]", "not a list of objects"),
     ],
 )
-def test_what_is_no_list_of_rows(tmp_path: Path, text: str, says: str) -> None:
+def test_file_without_a_row_list_raises(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(LoadError, match=says):
         Downloads(tmp_path, LAYOUT).rows("rows.json")
 
 
-def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
+def test_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_bytes(b'\xef\xbb\xbf[{"n": 1}]')
     assert len(Downloads(tmp_path, LAYOUT).rows("rows.json")) == 1
 
 
-def test_a_broken_archive_is_named(tmp_path: Path) -> None:
+def test_broken_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / "val.zip").write_bytes(b"PK and then nothing")
     with pytest.raises(LoadError, match=r"val\.zip cannot be read"):
         Downloads(tmp_path, LAYOUT).find("val")
 
 
-def test_a_damaged_member_is_an_image_error(tmp_path: Path) -> None:
+def test_damaged_member_raises_an_image_error(tmp_path: Path) -> None:
     archive = zipped(tmp_path / "val.zip", {"val/1.jpg": b"\x89PNG" * 50})
     archive.write_bytes(archive.read_bytes().replace(b"\x89PNG\x89PNG", b"\x89PNX\x89PNG", 1))
     with pytest.raises(ImageError, match="cannot be unpacked"):
@@ -69,7 +69,7 @@ def test_a_damaged_member_is_an_image_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "a\0b", "x" * 5000])
-def test_rows_cannot_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+def test_rows_cannot_escape_the_folder(tmp_path: Path, name: str) -> None:
     painted(tmp_path / "secret.png", 1)
     written(tmp_path / "data" / "rows.json", [])
     there = Downloads(tmp_path / "data", LAYOUT)
@@ -78,7 +78,7 @@ def test_rows_cannot_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
         there.image(name)
 
 
-def test_no_flipped_bit_of_an_archive_raises_errors_of_others(tmp_path: Path) -> None:
+def test_corrupt_archive_raises_only_own_errors(tmp_path: Path) -> None:
     rng = random.Random(1)
     file = tmp_path / "val.zip"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

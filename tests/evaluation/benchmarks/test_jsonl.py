@@ -18,7 +18,7 @@ def lines(path: Path, *rows: Mapping[str, object]) -> Path:
     return path
 
 
-def test_rows_that_all_ask_the_same_are_a_classification(tmp_path: Path) -> None:
+def test_rows_with_one_question_are_a_classification(tmp_path: Path) -> None:
     for shade in range(3):
         painted(tmp_path / f"{shade}.png", shade)
     lines(
@@ -30,14 +30,14 @@ def test_rows_that_all_ask_the_same_are_a_classification(tmp_path: Path) -> None
     assert data.metrics[0].name == "accuracy"
 
 
-def test_several_labels_are_measured_as_such(tmp_path: Path) -> None:
+def test_multi_label_rows_use_multi_label_metrics(tmp_path: Path) -> None:
     lines(tmp_path / "train.jsonl", {"question": "x?", "labels": ["a", "b"]})
     lines(tmp_path / "test.jsonl", {"question": "y?", "labels": []})
     data = load_benchmark(f"jsonl:{tmp_path}", seed=0)
     assert (data.multi_label, data.metrics[0].name) == (True, "macro_f1")
 
 
-def test_own_choices_stay(tmp_path: Path) -> None:
+def test_given_choices_are_kept(tmp_path: Path) -> None:
     row = {"question": "Hue?", "answer": "red", "choices": ["red", "blue"]}
     lines(tmp_path / "train.jsonl", row)
     lines(tmp_path / "test.jsonl", {**row, "question": "Colour?"})
@@ -47,7 +47,7 @@ def test_own_choices_stay(tmp_path: Path) -> None:
     assert data.metrics[0].score(item, data.parse(item.query, Completion("Red."))) == 1
 
 
-def test_free_answers_from_two_files(tmp_path: Path) -> None:
+def test_open_answers_from_two_files(tmp_path: Path) -> None:
     shown = lines(
         tmp_path / "a" / "known.jsonl", {"question": "Capital of Italy?", "answer": "Rome"}
     )
@@ -71,9 +71,7 @@ def test_free_answers_from_two_files(tmp_path: Path) -> None:
         ("3", "3.5", 0),
     ],
 )
-def test_periods_belong_to_free_answers(
-    tmp_path: Path, gold: str, reply: str, score: float
-) -> None:
+def test_open_answers_keep_periods(tmp_path: Path, gold: str, reply: str, score: float) -> None:
     lines(tmp_path / "train.jsonl", {"question": "Half of 5?", "answer": "2.5"})
     lines(tmp_path / "test.jsonl", {"question": "Half of it?", "answer": gold})
     data = load_benchmark(f"jsonl:{tmp_path}", seed=0)
@@ -82,7 +80,7 @@ def test_periods_belong_to_free_answers(
     assert data.metrics[0].score(item, answer) == score
 
 
-def test_bad_lines_are_named_and_missing_files_too(tmp_path: Path) -> None:
+def test_invalid_lines_and_missing_files_are_reported(tmp_path: Path) -> None:
     lines(tmp_path / "train.jsonl", {"question": "x?", "answer": "a"}, {"question": "y?"})
     with pytest.raises(LoadError, match=r"test\.jsonl does not exist") as raised:
         load_benchmark(f"jsonl:{tmp_path}", seed=0, on_error=lambda error: None)

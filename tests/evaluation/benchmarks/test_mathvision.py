@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_asked_is_not_known(place: Path) -> None:
+def test_query_set_and_examples_are_disjoint(place: Path) -> None:
     data = load_benchmark(f"mathvision:{place}", seed=0)
     assert sorted(str(e.query.id) for e in data.items) == ["1", "2", "3"]
     [known] = data.knowledge
@@ -51,7 +51,7 @@ def test_what_is_asked_is_not_known(place: Path) -> None:
     assert known.tags == {"subject": "logic", "level": "3"}
 
 
-def test_replies_are_read_and_scored(place: Path) -> None:
+def test_replies_are_parsed_and_scored(place: Path) -> None:
     data = load_benchmark(f"mathvision:{place}", seed=0)
     one, letters, values = sorted(data.items, key=lambda item: str(item.query.id))
     assert (letters.answer, values.answer, values.rationale) == ("E", r"$\frac{1}{2}$", "Halve it.")
@@ -79,7 +79,7 @@ def sample() -> Benchmark:
     return load_benchmark(f"mathvision:{SAMPLE}", seed=0)
 
 
-def test_the_published_layout() -> None:
+def test_published_layout_is_read() -> None:
     data = sample()
     assert (len(data.items), len(data.knowledge)) == (24, 72)
     ids = [example.query.id for example in (*data.items, *data.knowledge)]
@@ -87,7 +87,7 @@ def test_the_published_layout() -> None:
     assert all(example.query.images[0].decode(1).width for example in data.items)
 
 
-def test_the_right_answer_is_right_by_letter_and_by_text() -> None:
+def test_answer_letter_and_text_are_both_correct() -> None:
     data = sample()
     for item in data.items:
         choices = item.query.choices

@@ -63,7 +63,7 @@ def ids(examples: tuple[Example, ...]) -> list[str | None]:
     return [example.query.id for example in examples]
 
 
-def test_dev_is_asked_and_validation_known(place: Path) -> None:
+def test_dev_is_evaluated_with_validation_as_examples(place: Path) -> None:
     data = mmmu(Source(f"mmmu:{place}", 0))
     assert ids(data.items) == ["dev_Art_Theory_1", "dev_Art_Theory_2", "dev_Math_1"]
     assert ids(data.knowledge) == [
@@ -78,13 +78,13 @@ def test_dev_is_asked_and_validation_known(place: Path) -> None:
     assert second.query.images == (solid_image(2), solid_image(3))
 
 
-def test_validation_may_be_asked_and_pictures_counted(place: Path) -> None:
+def test_validation_can_be_evaluated_and_images_filtered(place: Path) -> None:
     data = mmmu(Source(f"mmmu:{place},asked=validation,images=one", 0))
     assert ids(data.items) == ["validation_Art_Theory_1", "validation_Math_1"]
     assert ids(data.knowledge) == ["dev_Art_Theory_1", "dev_Math_1"]
 
 
-def test_replies_are_read_and_scored(place: Path) -> None:
+def test_replies_are_parsed_and_scored(place: Path) -> None:
     data = mmmu(Source(f"mmmu:{place},asked=validation", 0))
     choice, several, one = data.items
     assert several.answer == "24/7"
@@ -110,7 +110,7 @@ def test_replies_are_read_and_scored(place: Path) -> None:
     assert (answer.text, answer.rationale) == (choice.query.choices[1], "A is out.")
 
 
-def test_the_official_draw_is_a_knob(place: Path) -> None:
+def test_official_random_fallback_is_an_option(place: Path) -> None:
     data = mmmu(Source(f"mmmu:{place},unparsable=random", 5))
     assert data.metrics[0].name == "mmmu_accuracy_drawn"
     assert data.parse(data.items[0].query, Completion("no idea")).valid
@@ -135,7 +135,7 @@ def test_the_official_draw_is_a_knob(place: Path) -> None:
         {"image_1": {"bytes": b"no image", "path": None}},
     ],
 )
-def test_bad_rows_are_named(tmp_path: Path, changed: dict[str, object]) -> None:
+def test_invalid_rows_are_reported(tmp_path: Path, changed: dict[str, object]) -> None:
     written(tmp_path, "validation", row("validation_Art_1", [1]))
     good, bad = row("dev_Art_1", [2]), row("dev_Art_2", [3]) | changed
     written(tmp_path, "dev", good)
@@ -148,7 +148,7 @@ def test_bad_rows_are_named(tmp_path: Path, changed: dict[str, object]) -> None:
     assert error.hint
 
 
-def test_by_its_name(place: Path) -> None:
+def test_benchmark_loads_by_name(place: Path) -> None:
     data = load_benchmark(f"mmmu:{place}", seed=0, limit=2)
     assert (len(data.knowledge), len(data.items)) == (3, 2)
     empty = place / "Art_Theory" / "empty"

@@ -52,7 +52,7 @@ def published(root: Path, **parts: Sequence[int]) -> Path:
     return root
 
 
-def test_the_published_files(tmp_path: Path) -> None:
+def test_published_files_are_read(tmp_path: Path) -> None:
     data = load_benchmark(f"okvqa:{published(tmp_path, train2014=[1, 2, 3], val2014=[7])}", seed=0)
     assert (len(data.knowledge), len(data.items), data.labels) == (3, 1, ())
     (item,) = data.items
@@ -64,7 +64,7 @@ def test_the_published_files(tmp_path: Path) -> None:
     assert normalised.score(item, Answer("nothing")) == 0
 
 
-def test_archives_as_they_were_downloaded(tmp_path: Path) -> None:
+def test_downloaded_archives_are_read(tmp_path: Path) -> None:
     published(tmp_path, train2014=[1], val2014=[7])
     for name in ("mscoco_val2014_annotations.json", "OpenEnded_mscoco_val2014_questions.json"):
         zipped(tmp_path / f"{name}.zip", {name: (tmp_path / name).read_bytes()})
@@ -77,7 +77,7 @@ def test_archives_as_they_were_downloaded(tmp_path: Path) -> None:
     assert [item.query.images for item in data.items] == [(solid_image(7),)]
 
 
-def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
+def test_invalid_rows_are_reported_and_skipped(tmp_path: Path) -> None:
     published(tmp_path, train2014=[1], val2014=[5, 6, 7, 8, 9])
     (tmp_path / "val2014" / f"COCO_val2014_{5:012}.jpg").unlink()
     (tmp_path / "val2014" / f"COCO_val2014_{6:012}.jpg").write_bytes(b"no picture")
@@ -117,7 +117,7 @@ def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
         "OpenEnded_mscoco_val2014_questions.json",
     ],
 )
-def test_missing_files_are_asked_for(tmp_path: Path, missing: str) -> None:
+def test_missing_files_name_the_download(tmp_path: Path, missing: str) -> None:
     published(tmp_path, train2014=[1], val2014=[7])
     (tmp_path / missing).unlink()
     with pytest.raises(LoadError) as raised:
@@ -125,7 +125,7 @@ def test_missing_files_are_asked_for(tmp_path: Path, missing: str) -> None:
     assert "okvqa.allenai.org" in raised.value.hint
 
 
-def test_missing_images_are_one_error(tmp_path: Path) -> None:
+def test_missing_images_raise_one_error(tmp_path: Path) -> None:
     published(tmp_path, train2014=[1], val2014=[7])
     (tmp_path / "train2014").rename(tmp_path / "elsewhere")
     bad: list[BottegaError] = []
@@ -147,7 +147,7 @@ def row(number: int, **others: object) -> dict[str, object]:
     }
 
 
-def test_a_table_with_a_row_of_text_alone(tmp_path: Path) -> None:
+def test_table_row_without_an_image_is_text_only(tmp_path: Path) -> None:
     table(tmp_path / "data" / "train-00000-of-00001.parquet", [row(1), row(2)])
     queries = [row(7), row(8, image=None), row(9, answers=[])]
     table(tmp_path / "data" / "val2014-00000-of-00001.parquet", queries)
@@ -162,7 +162,7 @@ def test_a_table_with_a_row_of_text_alone(tmp_path: Path) -> None:
     assert ["has no answers" in str(error) for error in bad] == [True]
 
 
-def test_a_mirror_without_training_questions_says_where_they_are(tmp_path: Path) -> None:
+def test_mirror_without_training_split_names_its_source(tmp_path: Path) -> None:
     table(tmp_path / "data" / "val2014-00000-of-00001.parquet", [row(7)])
     with pytest.raises(LoadError, match="no example split") as raised:
         load_benchmark(f"okvqa:{tmp_path}", seed=0)

@@ -54,7 +54,7 @@ def told(path: Path, *, train: bool = False) -> dict[str | None, str]:
     return {one.query.id: one.query.text for one in load_passages(path, train=train)}
 
 
-def test_the_google_search_corpus(tmp_path: Path) -> None:
+def test_google_search_corpus_is_read(tmp_path: Path) -> None:
     rows: list[list[object]] = [
         ["kid", "text"],
         [0, 'Surfers, they say, "hang ten".\nA board.'],
@@ -70,7 +70,7 @@ def test_the_google_search_corpus(tmp_path: Path) -> None:
     assert list(told(path, train=True)) == ["GS_0"]
 
 
-def test_its_tab_separated_form(tmp_path: Path) -> None:
+def test_tab_separated_corpus_is_read(tmp_path: Path) -> None:
     rows: list[list[object]] = [["id", "text", "title"], [3, "Hang ten, they say", "Surfing"]]
     assert told(written(tmp_path / "psgs.tsv", rows, "\t")) == {"GS_3": "Hang ten, they say"}
 
@@ -80,7 +80,7 @@ def wit(**fields: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["wit_v1.train.all-00000-of-00010.tsv", "sample.tsv.gz"])
-def test_wit(tmp_path: Path, name: str) -> None:
+def test_wit_is_read(tmp_path: Path, name: str) -> None:
     full = {
         "page_title": "Surfing",
         "section_title": "Boards",
@@ -104,7 +104,7 @@ def test_wit(tmp_path: Path, name: str) -> None:
     }
 
 
-def test_the_hub_s_table(tmp_path: Path) -> None:
+def test_hub_table_is_read(tmp_path: Path) -> None:
     rows = [{"passage_content": "Hang ten", "passage_id": "GS_0"}]
     table(tmp_path / "data" / "train_passages-00000-of-00001.parquet", rows)
     more = [*rows, {"passage_content": "Sushi", "passage_id": f"GS_{GS_TRAIN}"}]
@@ -116,7 +116,7 @@ def test_the_hub_s_table(tmp_path: Path) -> None:
     assert list(told(tmp_path, train=True)) == ["GS_0"]
 
 
-def test_lines_bring_their_pictures_and_what_is_wrong_with_others_is_told(tmp_path: Path) -> None:
+def test_lines_load_images_and_invalid_lines_are_reported(tmp_path: Path) -> None:
     solid_image(3).decode().save(tmp_path / "board.png")
     path = tmp_path / "told.jsonl"
     lines = (
@@ -139,7 +139,7 @@ def test_lines_bring_their_pictures_and_what_is_wrong_with_others_is_told(tmp_pa
         list(load_passages(path))
 
 
-def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
+def test_invalid_rows_are_reported_and_skipped(tmp_path: Path) -> None:
     rows: list[list[object]] = [
         ["kid", "text"],
         [0, "Hang ten"],
@@ -159,7 +159,7 @@ def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
         list(load_passages(path))
 
 
-def test_a_field_beyond_all_bounds_is_named(tmp_path: Path) -> None:
+def test_oversized_field_is_reported(tmp_path: Path) -> None:
     long = "x" * (csv.field_size_limit() + 1)
     path = written(tmp_path / "corpus.csv", [["kid", "text"], [0, long], [1, "Tea"]])
     bad: list[BottegaError] = []
@@ -178,7 +178,7 @@ def test_a_field_beyond_all_bounds_is_named(tmp_path: Path) -> None:
         ("not.tsv.gz", b"id\ttext\n"),
     ],
 )
-def test_files_that_cannot_be_read_say_what_is_expected(
+def test_unreadable_files_name_the_expected_format(
     tmp_path: Path, name: str, data: bytes | None
 ) -> None:
     if data is not None:
@@ -192,11 +192,11 @@ def test_files_that_cannot_be_read_say_what_is_expected(
     "answers, relevant",
     [(["Surf"], True), (["ten"], True), (["en"], True), (["sushi", ""], False), ([], False)],
 )
-def test_pseudo_relevance(answers: list[str], relevant: bool) -> None:
+def test_passages_with_the_answer_are_pseudo_relevant(answers: list[str], relevant: bool) -> None:
     assert is_relevant("SURFERS hang ten", answers) is relevant
 
 
-def test_passages_stand_beside_the_examples_or_alone(tmp_path: Path) -> None:
+def test_passages_extend_or_replace_the_examples(tmp_path: Path) -> None:
     data = Benchmark("x", (example("a", 1),), (example("a", 2),))
     path = written(tmp_path / "corpus.csv", [["kid", "text"], [0, "Tea"]])
     assert [one.answer for one in with_passages(data, path).knowledge] == ["a", ""]

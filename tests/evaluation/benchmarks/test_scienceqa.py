@@ -58,7 +58,7 @@ def published(root: Path, images: str = "") -> Path:
 
 
 @pytest.mark.parametrize("images", ["", "images"])
-def test_questions_with_and_without_a_picture(tmp_path: Path, images: str) -> None:
+def test_questions_with_and_without_images(tmp_path: Path, images: str) -> None:
     data = scienceqa(Source(f"scienceqa:{published(tmp_path, images)}", 0))
     assert [e.query.id for e in data.knowledge] == ["1", "2", "3"]
     assert [e.query for e in data.items] == [
@@ -74,7 +74,7 @@ def test_questions_with_and_without_a_picture(tmp_path: Path, images: str) -> No
     assert first.tags["topic"] == "physics"
 
 
-def test_replies_are_read_and_scored(tmp_path: Path) -> None:
+def test_replies_are_parsed_and_scored(tmp_path: Path) -> None:
     data = scienceqa(Source(f"scienceqa:{published(tmp_path)}", 0))
     item = data.items[0]
     scores = [
@@ -90,7 +90,7 @@ def test_replies_are_read_and_scored(tmp_path: Path) -> None:
     assert (answer.text, answer.rationale) == ("the sun", "B is dark.\nIt shines.")
 
 
-def test_the_same_words_with_other_choices_are_another_question(tmp_path: Path) -> None:
+def test_equal_text_with_other_choices_is_another_question(tmp_path: Path) -> None:
     """Text-only questions repeat their wording: that is no overlap, the same choices are."""
     place = published(tmp_path)
     for choices, is_other in ((["cow", "bat", "ant"], True), (["cod", "bat", "ant"], False)):
@@ -103,7 +103,7 @@ def test_the_same_words_with_other_choices_are_another_question(tmp_path: Path) 
             load_benchmark(f"scienceqa:{place}", seed=0)
 
 
-def test_a_table(tmp_path: Path) -> None:
+def test_table_is_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     for split, pids in (("train", ["1", "2"]), ("validation", ["3"]), ("test", ["4", "5"])):
         rows = [
@@ -125,7 +125,7 @@ def test_a_table(tmp_path: Path) -> None:
     assert text_only.query.id == "test-00000-of-00001.parquet, row 0"
 
 
-def test_bad_problems_are_named(tmp_path: Path) -> None:
+def test_invalid_problems_are_reported(tmp_path: Path) -> None:
     place = published(tmp_path)
     bad = {"2": problem(answer=7), "4": problem(image="../../problems.json"), "3": 5}
     (place / "problems.json").write_text(json.dumps(PROBLEMS | bad), "utf-8")

@@ -34,7 +34,7 @@ def lines(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_json_and_json_lines(tmp_path: Path) -> None:
+def test_json_and_json_lines_are_read(tmp_path: Path) -> None:
     lines(tmp_path / "a" / "test.jsonl", *ROWS)
     lines(tmp_path / "b" / "data" / "test.json", ROWS)
     lines(tmp_path / "c" / "test.json", *ROWS)
@@ -44,7 +44,7 @@ def test_json_and_json_lines(tmp_path: Path) -> None:
     assert first == f"{tmp_path}/a/test.jsonl, row 0"
 
 
-def test_parquet_in_shards_and_what_save_to_disk_leaves(tmp_path: Path) -> None:
+def test_parquet_shards_and_saved_datasets_are_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_list([{"n": n, "image": stored(n)} for n in range(100)])
     for shard in range(2):
@@ -64,7 +64,7 @@ def stored(shade: int) -> dict[str, object]:
     return {"bytes": solid_image(shade).data, "path": None}
 
 
-def test_tables_side_by_side_are_joined_or_one_is_named(tmp_path: Path) -> None:
+def test_tables_in_a_folder_are_joined_or_selected_by_name(tmp_path: Path) -> None:
     for number, config in enumerate(("FULL", "IMG")):
         lines(tmp_path / config / "test-00000-of-00001.jsonl", {"n": number})
     assert numbers(tmp_path, several=True) == [0, 1]
@@ -74,7 +74,7 @@ def test_tables_side_by_side_are_joined_or_one_is_named(tmp_path: Path) -> None:
     assert raised.value.hint == f"select one, e.g. {tmp_path}/FULL"
 
 
-def test_what_is_no_table_is_named(tmp_path: Path) -> None:
+def test_unsupported_table_raises(tmp_path: Path) -> None:
     lines(tmp_path / "testing.jsonl", ROWS[0])
     with pytest.raises(LoadError, match="'test'"):
         numbers(tmp_path)
@@ -92,7 +92,7 @@ def test_what_is_no_table_is_named(tmp_path: Path) -> None:
         numbers(tmp_path)
 
 
-def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "test.parquet").write_bytes(b"")
     for package in ("datasets", "pyarrow"):
         monkeypatch.setitem(sys.modules, package, None)
@@ -102,7 +102,7 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert "bottega-vlm[eval]" in raised.value.hint
 
 
-def test_a_hub_id_may_name_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_id_can_name_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
     def load(name: str, config: str, *, split: str, streaming: bool) -> object:
@@ -122,7 +122,7 @@ def test_a_hub_id_may_name_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
     assert image(row["image"], "owner/name", source) == solid_image(7)
 
 
-def test_a_hub_that_cannot_be_reached_is_a_load_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_raises_a_load_error(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
     def fail(name: str) -> None:
@@ -134,7 +134,7 @@ def test_a_hub_that_cannot_be_reached_is_a_load_error(monkeypatch: pytest.Monkey
     assert "folder" in raised.value.hint
 
 
-def test_bad_rows_are_named_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_invalid_rows_are_reported_and_others_kept(tmp_path: Path) -> None:
     lines(tmp_path / "test.jsonl", {"word": "one"}, {"word": ["two"]}, {"word": " "}, {"word": 4})
     bad: list[BottegaError] = []
     made = read_examples(str(tmp_path), "test", worded, on_error=bad.append)
@@ -152,7 +152,7 @@ def worded(row: Row, source: str) -> Example:
     return Example(Query("?"), needed(row, "word"), source=source)
 
 
-def test_fields() -> None:
+def test_row_fields_are_validated() -> None:
     row: Row = {"a": " x ", "b": None, "c": ["1", 2], "d": {"e": 1}}
     assert (text(row, "a"), text(row, "b"), text(row, "missing")) == ("x", "", "")
     assert (texts(row, "c"), texts(row, "b")) == (("1", "2"), ())
@@ -165,7 +165,7 @@ def test_fields() -> None:
             option(("x", "y"), index)
 
 
-def test_an_image_never_lies_outside_of_the_folder(tmp_path: Path) -> None:
+def test_images_outside_the_folder_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "out.png").write_bytes(solid_image(1).data)
     inside = tmp_path / "in"
     inside.mkdir()
@@ -190,12 +190,12 @@ ALLOWED = {"asked": ("dev", "validation"), "images": ("any", "one")}
         ("owner/name", "owner/name", {}),
     ],
 )
-def test_knobs_stand_behind_the_place(written: str, place: str, changed: dict[str, str]) -> None:
+def test_options_follow_the_location(written: str, place: str, changed: dict[str, str]) -> None:
     expected = {"asked": "dev", "images": "any"} | changed
     assert read_location(Source(f"mmmu:{written}", 0), ALLOWED) == (place, expected)
 
 
 @pytest.mark.parametrize("knobs", ["asked=test", "shots=3", "asked=dev,asked=dev", "asked=dev,"])
-def test_knobs_that_do_not_exist_are_refused(knobs: str) -> None:
+def test_invalid_options_raise(knobs: str) -> None:
     with pytest.raises(SettingError):
         read_location(Source(f"mmmu:DIR,{knobs}", 0), ALLOWED)

@@ -41,7 +41,7 @@ def published(root: Path) -> Path:
     return root
 
 
-def test_the_published_folders(tmp_path: Path) -> None:
+def test_published_folders_are_read(tmp_path: Path) -> None:
     data = load_benchmark(f"vizwiz:{published(tmp_path)}", seed=0)
     assert (len(data.knowledge), len(data.items)) == (1, 2)
     items = {str(item.query.id): item for item in data.items}
@@ -61,7 +61,7 @@ def test_the_published_folders(tmp_path: Path) -> None:
     assert sorted(one.score for one in judged) == [0, 1]
 
 
-def test_the_prompt_says_what_to_answer_where_there_is_no_answer(tmp_path: Path) -> None:
+def test_prompt_defines_the_unanswerable_reply(tmp_path: Path) -> None:
     data = load_benchmark(f"vizwiz:{published(tmp_path)}", seed=0)
     assert data.prompt is not None
     prompt = data.prompt(Query("What is this?", (solid_image(1),)), [])
@@ -69,7 +69,7 @@ def test_the_prompt_says_what_to_answer_where_there_is_no_answer(tmp_path: Path)
     assert (data.prompt, data.rationale_prompt) == (VIZ_WIZ, None)
 
 
-def test_archives_as_they_were_downloaded(tmp_path: Path) -> None:
+def test_downloaded_archives_are_read(tmp_path: Path) -> None:
     """`val.zip` holds the folder; `Annotations.zip` has been seen with and without one."""
     root, there = published(tmp_path / "unpacked"), tmp_path / "there"
     notes = {path.name: path.read_bytes() for path in (root / "Annotations").iterdir()}
@@ -81,7 +81,7 @@ def test_archives_as_they_were_downloaded(tmp_path: Path) -> None:
     assert [item.query for item in packed.items] == [item.query for item in unpacked.items]
 
 
-def test_a_table_says_by_its_category_what_has_no_answer(tmp_path: Path) -> None:
+def test_table_category_marks_unanswerable_items(tmp_path: Path) -> None:
     def entry(number: int, category: str) -> dict[str, object]:
         return {
             "question_id": f"VizWiz_val_{number:08}",
@@ -98,14 +98,14 @@ def test_a_table_says_by_its_category_what_has_no_answer(tmp_path: Path) -> None
     assert len(data.metrics) == 4
 
 
-def test_the_hub_s_table_has_nothing_to_show(tmp_path: Path) -> None:
+def test_hub_table_without_images_raises(tmp_path: Path) -> None:
     table(tmp_path / "data" / "val-0.parquet", [{"question_id": "a"}])
     with pytest.raises(LoadError, match="no example split") as raised:
         load_benchmark(f"vizwiz:{tmp_path}", seed=0)
     assert "vizwiz.org" in raised.value.hint
 
 
-def test_rows_without_answers_or_images_are_named(tmp_path: Path) -> None:
+def test_rows_without_answers_or_images_are_reported(tmp_path: Path) -> None:
     published(tmp_path)
     hidden = {"image": "VizWiz_val_00000000.jpg", "question": "?"}
     outside = row("../Annotations/val.json", "beer")

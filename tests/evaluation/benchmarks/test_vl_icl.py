@@ -38,7 +38,7 @@ def unpacked(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("task", ["clevr", "textocr"])
-def test_both_tasks_packed_and_unpacked(tmp_path: Path, task: str) -> None:
+def test_both_tasks_are_read_packed_and_unpacked(tmp_path: Path, task: str) -> None:
     place = cloned(tmp_path, task)
     packed = load_benchmark(f"vl-icl:{place}", seed=0)
     assert (len(packed.knowledge), len(packed.items), packed.labels) == (3, 2, ())
@@ -50,7 +50,7 @@ def test_both_tasks_packed_and_unpacked(tmp_path: Path, task: str) -> None:
     assert [item.query for item in again.items] == [item.query for item in packed.items]
 
 
-def test_the_whole_reply_is_scored(tmp_path: Path) -> None:
+def test_full_reply_is_scored(tmp_path: Path) -> None:
     data = load_benchmark(f"vl-icl:{cloned(tmp_path)}", seed=0)
     item = next(item for item in data.items if item.answer == "2")
     replies = ("2\nshape: small", "It is 2", "3")
@@ -59,7 +59,7 @@ def test_the_whole_reply_is_scored(tmp_path: Path) -> None:
     assert (exact, contained) == ([1, 0, 0], [1, 1, 0])
 
 
-def test_bad_rows_are_named(tmp_path: Path) -> None:
+def test_invalid_rows_are_reported(tmp_path: Path) -> None:
     place = cloned(tmp_path)
     rows = [row("clevr", "query", 7, 2), row("clevr", "query", 99, 2), {"question": "?"}]
     rows += [row("clevr", "query", 8, [1, 2]), {**row("", "", 0, 1), "image": []}]
@@ -72,7 +72,7 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["ys-zong/VL-ICL", "nowhere/clevr"])
-def test_what_is_no_task_s_folder_is_told_how_to_get_one(place: str) -> None:
+def test_folder_without_a_task_names_the_download(place: str) -> None:
     with pytest.raises(LoadError) as raised:
         load_benchmark(f"vl-icl:{place}", seed=0)
     assert "git clone" in raised.value.hint

@@ -46,7 +46,7 @@ def place(tmp_path: Path) -> Path:
     return folder
 
 
-def test_captions_are_true_or_false(place: Path) -> None:
+def test_captions_become_true_or_false_questions(place: Path) -> None:
     data = load_benchmark(f"vsr:{place}", seed=0)
     assert (len(data.knowledge), len(data.items)) == (9, 4)
     assert set(data.labels) == {"true", "false"}
@@ -78,7 +78,7 @@ def test_true_captions_become_multiple_choice(place: Path) -> None:
     assert (answer.text, answer.rationale) == (contains.query.choices[0], "So it looks.")
 
 
-def test_choices_are_drawn_by_the_seed_and_not_by_the_place(place: Path, tmp_path: Path) -> None:
+def test_choices_depend_on_the_seed_only(place: Path, tmp_path: Path) -> None:
     moved = tmp_path / "splits" / "zeroshot"
     first = vsr_mc(Source(f"vsr-mc:{place}", 0)).items
     other = vsr_mc(Source(f"vsr-mc:{place}", 1)).items
@@ -88,7 +88,7 @@ def test_choices_are_drawn_by_the_seed_and_not_by_the_place(place: Path, tmp_pat
     assert [e.query.choices for e in first] != [e.query.choices for e in other]
 
 
-def test_without_pictures_the_next_step_is_named(place: Path) -> None:
+def test_missing_images_name_the_next_step(place: Path) -> None:
     (place.parents[1] / "images").rename(place.parents[1] / "elsewhere")
     for load in (vsr, vsr_mc):
         with pytest.raises(LoadError, match="no folder images/") as raised:
@@ -98,7 +98,7 @@ def test_without_pictures_the_next_step_is_named(place: Path) -> None:
         assert not any(e.query.images for e in (*data.items, *data.knowledge))
 
 
-def test_bad_lines_are_named(place: Path) -> None:
+def test_invalid_lines_are_reported(place: Path) -> None:
     rows = [
         caption(9),
         caption(10) | {"label": 2},
@@ -128,7 +128,7 @@ def test_bad_lines_are_named(place: Path) -> None:
         ("The iris has as a part the leaf.", "has as a part", "The iris (is) ___ the leaf."),
     ],
 )
-def test_the_relation_is_masked_where_it_stands(caption: str, relation: str, cloze: str) -> None:
+def test_relation_is_masked_in_the_caption(caption: str, relation: str, cloze: str) -> None:
     assert masked(caption, relation) == cloze
 
 
@@ -138,12 +138,12 @@ def full() -> str:
     return f"{FULL},images=none"
 
 
-def test_the_published_split_has_the_published_sizes() -> None:
+def test_published_split_has_published_sizes() -> None:
     data = vsr(Source(f"vsr:{full()}", 0))
     assert (len(data.knowledge), len(data.items)) == (7680 + 1097, 2195)
 
 
-def test_vsr_mc_has_the_sizes_of_rcts() -> None:
+def test_vsr_mc_has_the_rcts_sizes() -> None:
     data = vsr_mc(Source(f"vsr-mc:{full()}", 0))
     assert (len(data.knowledge), len(data.items)) == (3876 + 564, 1181)
     everything = (*data.knowledge, *data.items)

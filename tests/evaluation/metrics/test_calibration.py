@@ -23,7 +23,7 @@ def found(*pairs: tuple[float | None, float], bins: int = 10) -> Calibration:
     return result
 
 
-def test_a_known_case() -> None:
+def test_ece_of_a_worked_example() -> None:
     """Bin 0.9 to 1: sure by 0.95, half right; bin 0.5 to 0.6: sure by 0.6, all right."""
     result = found((0.9 + 1e-9, 1), (1.0, 0), (0.6, 1), (0.6, 1))
     assert result.error.value == pytest.approx((2 * 0.45 + 2 * 0.4) / 4)
@@ -34,7 +34,7 @@ def test_a_known_case() -> None:
     assert result.name == "ece_10_equal_width_bins"
 
 
-def test_bins_that_are_as_sure_as_right_have_no_error() -> None:
+def test_calibrated_bins_have_no_error() -> None:
     eighty = [(0.8, 1.0)] * 8 + [(0.8, 0.0)] * 2
     fifty = [(0.5, 1.0)] * 5 + [(0.5, 0.0)] * 5
     result = found(*eighty, *fifty)
@@ -42,18 +42,18 @@ def test_bins_that_are_as_sure_as_right_have_no_error() -> None:
     assert result.error.low <= result.error.value <= result.error.high
 
 
-def test_answers_without_a_confidence_are_counted_and_left_out() -> None:
+def test_answers_without_confidence_are_excluded_and_counted() -> None:
     result = found((None, 0), (None, 1), (1.0, 1))
     assert (result.n, result.without, result.error.value) == (1, 2, 0)
     assert calibration(judged((None, 1)), seed=0) is None
 
 
-def test_zero_lies_in_the_first_bin() -> None:
+def test_zero_confidence_is_in_the_first_bin() -> None:
     assert found((0.0, 0), (0.1, 0)).bins[0].n == 2
 
 
 @given(ANSWERS, st.integers(1, 20))
-def test_the_error_is_within_bounds_and_its_interval_holds_it(
+def test_calibration_error_is_bounded_and_inside_its_interval(
     pairs: list[tuple[float | None, float]], bins: int
 ) -> None:
     result = calibration(judged(*pairs), seed=0, bins=bins)

@@ -20,7 +20,7 @@ def open_score(reply: str, *golds: str) -> float:
     return MMMUAccuracy({"q": golds}).score(item, parse(item.query, Completion(reply)))
 
 
-def test_a_choice_must_be_the_right_option() -> None:
+def test_choice_must_match_the_option() -> None:
     item = Example(Query("?", choices=CHOICES), "Paris")
     scores = [MMMUAccuracy().score(item, parse(item.query, Completion(t))) for t in ("B", "A", "?")]
     assert scores == [1.0, 0.0, 0.0]
@@ -43,11 +43,11 @@ def test_a_choice_must_be_the_right_option() -> None:
         ("", "30", 0.0),
     ],
 )
-def test_open_answers(reply: str, gold: str, score: float) -> None:
+def test_open_answer_parsing(reply: str, gold: str, score: float) -> None:
     assert open_score(reply, gold) == score
 
 
-def test_any_gold_answer_is_right() -> None:
+def test_any_gold_answer_is_correct() -> None:
     assert open_score("3.43", "24/7", "3.429") == open_score("it is 24/7", "24/7", "3.429") == 1.0
     assert open_score("3.5", "24/7", "3.429") == 0.0
 
@@ -68,7 +68,7 @@ def test_estimate_is_the_mean_score() -> None:
     assert MMMUAccuracy().estimate(judged, seed=0).value == pytest.approx(2 / 3)
 
 
-def test_stored_open_replies_score_as_the_official_code_scores_them() -> None:
+def test_stored_open_replies_match_official_scores() -> None:
     if not REPLIES.is_dir():
         pytest.skip("needs ../shared/data/mmmu")
     rows = [

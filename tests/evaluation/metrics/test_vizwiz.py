@@ -21,13 +21,13 @@ def judged(metric: Answerability, answers: dict[str, Answer]) -> list[Judgement]
     return [Judgement(one, answer, metric.score(one, answer)) for one, answer in items]
 
 
-def test_the_answer_alone_is_normalised() -> None:
+def test_only_the_answer_is_normalised() -> None:
     metric = vizwiz_accuracy({"a": ["soup"] * 10, "b": ["Soup"] * 10})
     assert metric.score(item("a"), Answer("The soup!")) == 1
     assert metric.score(item("b"), Answer("Soup")) == 0
 
 
-def test_answerability_from_what_was_said() -> None:
+def test_answerability_from_answer_text() -> None:
     metric = Answerability({"a", "b"}, "f1")
     said = {"a": "Unanswerable.", "b": "soup", "c": "unanswerable", "d": "soup"}
     found = judged(metric, {id: Answer(text) for id, text in said.items()})
@@ -35,7 +35,7 @@ def test_answerability_from_what_was_said() -> None:
     assert metric.estimate(found, seed=0).value == pytest.approx(0.5)
 
 
-def test_confidence_ranks_the_suspected() -> None:
+def test_confidence_ranks_unanswerable_predictions() -> None:
     metric = Answerability({"a", "b"})
     answers = {
         "a": Answer("unanswerable", confidence=0.9),
@@ -48,14 +48,14 @@ def test_confidence_ranks_the_suspected() -> None:
     assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
 
 
-def test_an_invalid_reply_is_on_the_wrong_side() -> None:
+def test_invalid_reply_counts_against_answerability() -> None:
     metric = Answerability({"a"}, "f1")
     found = judged(metric, {id: Answer("", valid=False) for id in "ab"})
     assert [one.score for one in found] == [0, 0]
     assert metric.estimate(found, seed=0).value == 0
 
 
-def test_without_unanswerable_items_there_is_nothing_to_find() -> None:
+def test_answerability_requires_unanswerable_items() -> None:
     for metric in (Answerability((), "ap"), Answerability((), "f1")):
         found = judged(metric, {"a": Answer("soup"), "b": Answer("unanswerable")})
         assert metric.estimate(found, seed=0).value == 0
@@ -67,7 +67,9 @@ SAID = st.lists(st.tuples(st.booleans(), st.booleans(), CONFIDENCES), min_size=1
 
 @settings(max_examples=25)
 @given(SAID)
-def test_both_figures_agree_with_scikit_learn(said: list[tuple[bool, bool, float | None]]) -> None:
+def test_answerability_agrees_with_scikit_learn(
+    said: list[tuple[bool, bool, float | None]],
+) -> None:
     """As in VizWiz's code: the unanswerable ones are the positives."""
     truth = [unanswerable for unanswerable, _, _ in said]
     answers = {

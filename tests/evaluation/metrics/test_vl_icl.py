@@ -23,23 +23,23 @@ ITEM = Example(Query("shape: large", id="0"), "Three")
         ("", 0, 0),
     ],
 )
-def test_the_reply_is_cut_as_published(reply: str, exact: int, contained: int) -> None:
+def test_reply_is_truncated_as_published(reply: str, exact: int, contained: int) -> None:
     assert ExactMatch().score(ITEM, Answer(reply)) == exact
     assert Containment().score(ITEM, Answer(reply)) == contained
 
 
-def test_containment_flatters() -> None:
+def test_containment_accepts_longer_answers() -> None:
     item = Example(Query("shape: large"), "3")
     assert Containment().score(item, Answer("13")) == 1
     assert ExactMatch().score(item, Answer("13")) == 0
 
 
-def test_an_invalid_reply_scores_nothing() -> None:
+def test_invalid_reply_scores_zero() -> None:
     for metric in (ExactMatch(), Containment()):
         assert metric.score(ITEM, Answer("three", valid=False)) == 0
 
 
-def test_the_figure_is_a_share_with_wilson_s_interval() -> None:
+def test_estimate_has_a_wilson_interval() -> None:
     judged = [Judgement(ITEM, Answer(""), float(score)) for score in (1, 1, 0, 0)]
     estimate = Containment().estimate(judged, seed=0)
     assert estimate.value == 0.5
@@ -61,7 +61,7 @@ def test_the_figure_is_a_share_with_wilson_s_interval() -> None:
         ("?!", "!!", 0),
     ],
 )
-def test_a_whole_match_is_the_reply_its_first_line_or_its_first_sentence(
+def test_exact_match_accepts_reply_first_line_or_first_sentence(
     gold: str, reply: str, score: float
 ) -> None:
     item = Example(Query("q"), gold)
@@ -69,7 +69,7 @@ def test_a_whole_match_is_the_reply_its_first_line_or_its_first_sentence(
     assert WholeMatch().score(item, Answer(reply, valid=False)) == 0
 
 
-def test_the_estimate_is_the_mean_of_the_scores() -> None:
+def test_estimate_is_the_mean_of_the_scores() -> None:
     judged = [Judgement(ITEM, Answer("three"), score) for score in (1.0, 1.0, 0.0, 1.0)]
     for metric in (ExactMatch(), WholeMatch(), Containment()):
         estimate = metric.estimate(judged, seed=0)

@@ -28,19 +28,19 @@ def accuracy(said: str, golds: list[str], variant: Variant = "original") -> floa
 
 
 @pytest.mark.parametrize("same, score", [(0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9), (4, 1.0)])
-def test_annotators_are_left_out_by_their_place(same: int, score: float) -> None:
+def test_leave_one_out_uses_annotator_position(same: int, score: float) -> None:
     """Left out by what they said, two that agree would count for 0.533 and three for 0.7."""
     golds = ["red"] * same + [f"other {i}" for i in range(10 - same)]
     assert accuracy("red", golds) == pytest.approx(score)
 
 
-def test_the_original_does_not_normalise_where_all_agree() -> None:
+def test_original_metric_skips_normalisation_on_full_agreement() -> None:
     assert accuracy("Red.", ["red"] * 10) == 0
     assert accuracy("Red.", ["red"] * 9 + ["blue"]) == 1
     assert accuracy("Red.", ["red"] * 10, "always-normalised") == 1
 
 
-def test_the_name_says_the_variant() -> None:
+def test_metric_name_states_the_variant() -> None:
     assert vqa_accuracy({}).name == "vqa_accuracy_original"
     assert direct_answer({}, "always-normalised").name == "direct_answer_always-normalised"
 
@@ -58,12 +58,12 @@ def test_the_name_says_the_variant() -> None:
         ("she'd've 'ow'sat", "she'd've 'ow's'at"),
     ],
 )
-def test_the_published_normalisation(text: str, expected: str) -> None:
+def test_answers_are_normalised_as_published(text: str, expected: str) -> None:
     assert normalised(text) == expected
 
 
 @given(SAYINGS, st.lists(SAYINGS, min_size=1, max_size=12), VARIANTS, st.randoms())
-def test_the_order_of_the_annotators_changes_nothing(
+def test_annotator_order_does_not_matter(
     said: str, golds: list[str], variant: Variant, rng: random.Random
 ) -> None:
     shuffled = rng.sample(golds, len(golds))
@@ -74,19 +74,19 @@ def test_the_order_of_the_annotators_changes_nothing(
 
 
 @given(st.text(max_size=20), VARIANTS, st.integers(4, 12))
-def test_what_all_annotators_say_is_right(said: str, variant: Variant, annotators: int) -> None:
+def test_unanimous_answer_is_correct(said: str, variant: Variant, annotators: int) -> None:
     references = {"7": [said] * annotators}
     assert vqa_accuracy(references, variant).score(ITEM, Answer(said)) == 1
     assert direct_answer(references, variant).score(ITEM, Answer(said)) == 1
 
 
 @given(st.integers(1, 20), st.data())
-def test_more_agreement_never_scores_less(annotators: int, data: st.DataObject) -> None:
+def test_more_agreement_never_lowers_the_score(annotators: int, data: st.DataObject) -> None:
     matches = data.draw(st.integers(1, annotators))
     assert leave_one_out(matches, annotators) >= leave_one_out(matches - 1, annotators)
 
 
-def test_a_direct_answer_counts_all_annotators_and_every_character() -> None:
+def test_direct_answer_uses_all_annotators_and_exact_text() -> None:
     references: References = {"7": ["red"] * 2 + ["blue"] * 8}
     assert direct_answer(references).score(ITEM, Answer("red")) == pytest.approx(2 / 3)
     assert direct_answer(references).score(ITEM, Answer("Red")) == 0
@@ -94,17 +94,17 @@ def test_a_direct_answer_counts_all_annotators_and_every_character() -> None:
     assert normal.score(ITEM, Answer("Red.")) == pytest.approx(2 / 3)
 
 
-def test_an_invalid_answer_scores_nothing() -> None:
+def test_invalid_answer_scores_zero() -> None:
     metric = vqa_accuracy({"7": ["red"] * 10})
     assert metric.score(ITEM, Answer("red", valid=False)) == 0
 
 
-def test_an_item_without_annotators_is_an_error() -> None:
+def test_item_without_annotations_raises() -> None:
     with pytest.raises(SettingError, match="'7'"):
         vqa_accuracy({"8": ["red"]}).score(ITEM, Answer("red"))
 
 
-def test_the_figure_is_the_mean_with_its_interval() -> None:
+def test_estimate_is_the_mean_with_an_interval() -> None:
     metric = vqa_accuracy({"7": ["red"] * 2 + ["blue"] * 8})
     judged = [Judgement(ITEM, Answer(said), metric.score(ITEM, Answer(said))) for said in "ab"]
     judged.append(Judgement(ITEM, Answer("red"), metric.score(ITEM, Answer("red"))))

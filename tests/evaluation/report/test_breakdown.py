@@ -35,7 +35,7 @@ def label(text: str, valid: bool = True) -> Answer:
     return Answer(text, valid, (text,))
 
 
-async def test_each_label_has_its_share_and_its_interval(tmp_path: Path) -> None:
+async def test_each_label_has_an_accuracy_with_interval(tmp_path: Path) -> None:
     found = await section(tmp_path, ["a", "a", "b", "a"], [label(x) for x in "abba"])
     [by] = breakdowns(found)
     assert (by.by, by.rest, by.more) == ("label", None, 0)
@@ -46,7 +46,7 @@ async def test_each_label_has_its_share_and_its_interval(tmp_path: Path) -> None
     assert cell.score.low < 2 / 3 < cell.score.high
 
 
-async def test_what_is_beyond_forty_labels_is_summed_up(tmp_path: Path) -> None:
+async def test_labels_over_the_limit_are_aggregated(tmp_path: Path) -> None:
     truths = [f"l{i}" for i in range(MAX_GROUPS + 5) for _ in range(2)]
     [by] = breakdowns(await section(tmp_path, truths, [label("l0")] * len(truths)))
     assert (len(by.groups), by.more) == (MAX_GROUPS, 5)
@@ -56,7 +56,7 @@ async def test_what_is_beyond_forty_labels_is_summed_up(tmp_path: Path) -> None:
     assert (cell.n, cell.score.value) == (10, 0.0)
 
 
-async def test_truths_that_are_all_different_say_nothing(tmp_path: Path) -> None:
+async def test_distinct_truths_give_no_breakdown(tmp_path: Path) -> None:
     truths = [f"t{i}" for i in range(9)]
     found = await section(tmp_path, truths, [label("t0")] * 9, subject="one", episode="3")
     assert breakdowns(found) == []

@@ -64,7 +64,7 @@ async def shown(page: Page, kind: str, text: str = "", rows: str = "012") -> int
     return int(found[1].replace(",", ""))
 
 
-def test_filters_find_what_the_run_holds(folder: Path, browser: str) -> None:
+def test_filters_match_the_stored_run(folder: Path, browser: str) -> None:
     run = read_run(folder)
     zero, random, top = (run.answers[key] for key in run.methods)
     wrong = {place for place, given in top.items() if not given.scored.correct}
@@ -90,25 +90,25 @@ def test_filters_find_what_the_run_holds(folder: Path, browser: str) -> None:
         # An invalid reply differs from every valid one.
         assert await shown(page, "disagree", rows="01") == differing + len(invalid)
         assert await shown(page, "all", "truth: dog") == len(dogs)
-        assert await shown(page, "all", "truth: dog; said: cat", rows="2") == len(dogs & cats) > 0
+        assert await shown(page, "all", "truth: dog; answer: cat", rows="2") == len(dogs & cats) > 0
         assert await shown(page, "all", f"which animal is number {ITEMS - 1}?") == 1
         assert await shown(page, "all", "nowhere to be found") == 0
 
     look(folder, browser, looking)
 
 
-def test_pages_of_fifty_and_what_was_shown_to_the_model(folder: Path, browser: str) -> None:
+def test_items_are_paged_and_show_demonstrations(folder: Path, browser: str) -> None:
     opened = 'document.querySelectorAll("details.item")'
 
     async def looking(page: Page) -> None:
         assert await page.evaluate(f"{opened}.length") == 50
-        await page.evaluate('document.querySelector("[data-on]").click()')
-        assert await page.evaluate(f"{opened}[0].dataset.place") == "50"
+        await page.evaluate('document.querySelector("[data-next]").click()')
+        assert await page.evaluate(f"{opened}[0].dataset.index") == "50"
         await page.evaluate(f"{opened}[0].open = true; new Promise(requestAnimationFrame)")
         await page.evaluate("new Promise((done) => setTimeout(done, 100))")
-        detail = f"{opened}[0].querySelector('.opened')"
-        assert await page.evaluate(f"{detail}.querySelectorAll('.given').length") == 3
-        assert await page.evaluate(f"{detail}.querySelectorAll('.shown img').length") == 6
+        detail = f"{opened}[0].querySelector('.details')"
+        assert await page.evaluate(f"{detail}.querySelectorAll('.answer').length") == 3
+        assert await page.evaluate(f"{detail}.querySelectorAll('.demonstrations img').length") == 6
         widths = f"[...{detail}.querySelectorAll('img')].map((one) => one.naturalWidth)"
         assert await page.evaluate(widths) == [40] * 7
         assert "I look at it" in await page.evaluate(f"{detail}.textContent")
@@ -116,7 +116,7 @@ def test_pages_of_fifty_and_what_was_shown_to_the_model(folder: Path, browser: s
     look(folder, browser, looking)
 
 
-def test_texts_stay_texts(folder: Path, browser: str) -> None:
+def test_untrusted_text_is_not_run_in_the_browser(folder: Path, browser: str) -> None:
     async def looking(page: Page) -> None:
         await page.evaluate(
             'document.querySelectorAll("details").forEach((one) => one.open = true)'
@@ -124,15 +124,15 @@ def test_texts_stay_texts(folder: Path, browser: str) -> None:
         await page.evaluate("new Promise((done) => setTimeout(done, 200))")
         assert await page.evaluate("document.title") == "Report: animals"
         assert await page.evaluate('document.querySelectorAll("main b b, [onerror]").length') == 0
-        asked = await page.evaluate('document.querySelector(".item .asked").textContent')
-        assert asked == f"0. Which animal? {HOSTILE}"
+        question = await page.evaluate('document.querySelector(".item .question").textContent')
+        assert question == f"0. Which animal? {HOSTILE}"
         told = await page.evaluate('document.querySelector(".warning").textContent')
         assert HOSTILE in told
 
     look(folder, browser, looking)
 
 
-def test_two_methods_are_compared_as_in_python(folder: Path, browser: str) -> None:
+def test_browser_comparison_matches_python(folder: Path, browser: str) -> None:
     cases = [(60, 9, 3, 28), (0, 5, 0, 0), (10, 0, 0, 10), (900, 40, 41, 19), (1, 0, 1, 0)]
 
     async def looking(page: Page) -> None:
@@ -152,7 +152,7 @@ def test_two_methods_are_compared_as_in_python(folder: Path, browser: str) -> No
     look(folder, browser, looking)
 
 
-def test_a_telephone_scrolls_in_one_direction(folder: Path, browser: str) -> None:
+def test_phone_layout_scrolls_only_vertically(folder: Path, browser: str) -> None:
     async def looking(page: Page) -> None:
         await page.call(
             "Emulation.setDeviceMetricsOverride",

@@ -18,20 +18,20 @@ def values(spec: str, *metrics: str) -> list[float]:
     return [one.value for one in references(spec, metrics)]
 
 
-def test_sets_in_folders_go_by_the_folders_name() -> None:
+def test_benchmarks_in_folders_match_by_folder_name() -> None:
     assert values("manyicl:/data/UC-Merced", "accuracy") == [91.19, 98.57, 99.29, 86.51, 100.0]
     assert values("image-folder:oxford_pets", "accuracy")[0] == 85.29
     assert values("manyicl:CheXpert", "macro_f1")[0] == 22.16
     assert values("image-folder:my_pets", "accuracy") == []
 
 
-def test_a_figure_by_another_metric_does_not_count() -> None:
+def test_references_match_only_their_metric() -> None:
     assert values("manyicl:CheXpert", "accuracy") == []
     assert values("okvqa:x", "containment") == []
     assert 7.5 in values("vl-icl:data/clevr", "exact_match", "containment")
 
 
-def test_a_benchmark_asked_otherwise_is_another_one() -> None:
+def test_references_match_only_their_options() -> None:
     whole, single = values("mmmu:x", "mmmu_accuracy"), values("mmmu:x,images=one", "mmmu_accuracy")
     assert 51.33 in whole and 58.9 not in whole
     assert 58.9 in single and 51.33 not in single and 64.87 not in single
@@ -41,7 +41,7 @@ def test_a_benchmark_asked_otherwise_is_another_one() -> None:
 
 @pytest.mark.skipif(not PAPERS.exists(), reason="the papers' texts are absent")
 @pytest.mark.parametrize("paper", TEXTS)
-def test_every_figure_stands_in_its_paper(paper: str) -> None:
+def test_reference_values_match_the_papers(paper: str) -> None:
     text = (PAPERS / TEXTS[paper]).read_text("utf-8")
     figures = [one for one in PUBLISHED if one.paper == paper]
     assert len(figures) > 5

@@ -45,7 +45,7 @@ def kept(path: Path) -> dict[str, bytes]:
         return dict(connection.execute("SELECT sha256, data FROM thumbnails"))
 
 
-async def test_what_was_asked_and_shown_is_kept_and_nothing_else(tmp_path: Path) -> None:
+async def test_thumbnails_cover_only_queries_and_demonstrations(tmp_path: Path) -> None:
     path = await run(tmp_path)
     steps: list[int] = []
     assert keep_thumbnails(path, BENCHMARK, SHOWING, progress=steps.append) == 5
@@ -57,7 +57,7 @@ async def test_what_was_asked_and_shown_is_kept_and_nothing_else(tmp_path: Path)
         assert small.size == (8, 8)
 
 
-async def test_a_second_pass_makes_only_what_is_missing(tmp_path: Path) -> None:
+async def test_second_pass_adds_only_missing_thumbnails(tmp_path: Path) -> None:
     path = await run(tmp_path)
     other = Method("zero-shot", 0, two_shown)
     assert keep_thumbnails(path, BENCHMARK, other) == 3
@@ -65,7 +65,7 @@ async def test_a_second_pass_makes_only_what_is_missing(tmp_path: Path) -> None:
     assert keep_thumbnails(path, BENCHMARK, SHOWING) == 0
 
 
-async def test_a_damaged_picture_is_named_and_costs_no_other(tmp_path: Path) -> None:
+async def test_damaged_image_is_reported_and_others_are_kept(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     Pillow.new("RGB", (64, 64), "teal").save(buffer, "PNG")
     damaged = Image.from_bytes(buffer.getvalue()[:60], source="torn.png")
@@ -78,7 +78,7 @@ async def test_a_damaged_picture_is_named_and_costs_no_other(tmp_path: Path) -> 
     assert len(kept(path)) == 4
 
 
-def test_a_photograph_becomes_small_and_a_tiny_picture_stays_exact() -> None:
+def test_large_images_are_scaled_down_and_tiny_images_stay_exact() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (300, 600, 3), np.uint8)
     small = thumbnail(Image.from_pillow(Pillow.fromarray(noise)))
     with Pillow.open(io.BytesIO(small)) as opened:

@@ -1,6 +1,6 @@
-// The list of items: found, filtered and drawn a page at a time. Everything is set as text, never
-// as markup: questions, labels and replies are anybody's words.
-const AT_ONCE = 50;
+// List of items with search, filters and pages. All data are set as text, never as markup: questions,
+// labels and replies are untrusted.
+const PAGE_SIZE = 50;
 const MARKS = { right: "✓", wrong: "✗", partly: "◐", invalid: "⚠", failed: "!", missing: "–" };
 const NAMES = {
   right: "right", wrong: "wrong", partly: "partly right", invalid: "invalid", failed: "failed",
@@ -8,14 +8,14 @@ const NAMES = {
 };
 
 function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
 }
 
-// An answer is [text, valid, score, confidence, replies, shown, tokens, USD, seconds, trace]; a
-// number is the text of a failure, null was not asked.
+// An answer is [text, valid, score, confidence, replies, demonstrations, tokens, USD, seconds,
+// trace]; a number is the index of an error text; null is a skipped item.
 function stateOf(answer) {
   if (answer === null) return "missing";
   if (!Array.isArray(answer)) return "failed";
@@ -24,199 +24,205 @@ function stateOf(answer) {
 }
 
 class Items {
-  constructor(card, section, texts, pictures) {
-    Object.assign(this, { card, section, texts, pictures, first: 0, found: [] });
+  constructor(card, section, texts, images) {
+    Object.assign(this, { card, section, texts, images, first: 0, matches: [] });
     this.lower = texts.map((text) => text.toLowerCase());
-    const one = (name) => card.querySelector(`[data-${name}]`);
-    [this.search, this.kind, this.count, this.list] = ["search", "kind", "count", "list"].map(one);
+    const find = (name) => card.querySelector(`[data-${name}]`);
+    [this.search, this.kind, this.count, this.list] = ["search", "kind", "count", "list"].map(find);
     this.boxes = [...card.querySelectorAll("fieldset input")];
-    let waiting;
+    let timer;
     this.search.addEventListener("input", () => {
-      clearTimeout(waiting);
-      waiting = setTimeout(() => this.find(), 150);
+      clearTimeout(timer);
+      timer = setTimeout(() => this.filter(), 150);
     });
-    this.kind.addEventListener("change", () => this.find());
-    this.boxes.forEach((box) => box.addEventListener("change", () => this.find()));
-    one("reset").addEventListener("click", () => this.ask("", "all", null));
-    for (const [name, step] of [["back", -AT_ONCE], ["on", AT_ONCE]]) {
+    this.kind.addEventListener("change", () => this.filter());
+    this.boxes.forEach((box) => box.addEventListener("change", () => this.filter()));
+    find("reset").addEventListener("click", () => this.show("", "all", null));
+    for (const [name, step] of [["previous", -PAGE_SIZE], ["next", PAGE_SIZE]]) {
       card.querySelectorAll(`[data-${name}]`).forEach((button) =>
-        button.addEventListener("click", () => this.turn(step)));
+        button.addEventListener("click", () => this.page(step)));
     }
-    this.find();
+    this.filter();
   }
 
   get rows() {
     return this.boxes.filter((box) => box.checked).map((box) => Number(box.dataset.row));
   }
 
-  ask(text, kind, row) {
+  show(text, kind, row) {
     this.search.value = text;
     this.kind.value = kind;
     this.boxes.forEach((box) => { box.checked = row === null || box.dataset.row === row; });
-    this.find();
+    this.filter();
   }
 
-  find() {
-    const rows = this.rows, wanted = this.kind.value;
+  filter() {
+    const rows = this.rows, kind = this.kind.value;
     const parts = this.search.value.toLowerCase().split(";").map((part) => part.trim());
-    const tests = parts.filter(Boolean).map((part) => this.test(part));
-    this.found = [];
-    this.section.items.forEach((item, place) => {
-      const given = rows.map((row) => this.section.answers[row][place]);
-      if (this.suits(given, wanted) && tests.every((test) => test(item, given))) {
-        this.found.push(place);
+    const conditions = parts.filter(Boolean).map((part) => this.condition(part));
+    this.matches = [];
+    this.section.items.forEach((item, index) => {
+      const answers = rows.map((row) => this.section.answers[row][index]);
+      if (this.hasKind(answers, kind) && conditions.every((holds) => holds(item, answers))) {
+        this.matches.push(index);
       }
     });
     this.first = 0;
-    this.draw();
+    this.render();
   }
 
-  suits(given, wanted) {
-    if (wanted === "all") return true;
-    if (wanted === "disagree") {
-      return new Set(given.filter(Array.isArray).map((one) => (one[1] ? one[0] : -1))).size > 1;
+  hasKind(answers, kind) {
+    if (kind === "all") return true;
+    if (kind === "disagree") {
+      const texts = answers.filter(Array.isArray).map((answer) => (answer[1] ? answer[0] : -1));
+      return new Set(texts).size > 1;
     }
-    const states = given.map(stateOf);
-    return states.includes(wanted) || (wanted === "wrong" && states.includes("invalid"));
+    const states = answers.map(stateOf);
+    return states.includes(kind) || (kind === "wrong" && states.includes("invalid"));
   }
 
-  // Texts are looked through once, whatever the number of items. A text that is exactly what was
-  // written after "truth:", "said:" or a tag's name rules out those that only contain it.
-  test(part) {
-    const where = /^(truth|said):\s*(.*)$/.exec(part);
-    const wanted = where ? where[2] : part;
-    const exact = (where || /^[^:]+: /.test(part)) && this.lower.includes(wanted);
-    const hit = this.lower.map((text) => (exact ? text === wanted : text.includes(wanted)));
-    const said = (one) => Array.isArray(one) && hit[one[0]];
-    if (where && where[1] === "truth") return (item) => item[3].some((text) => hit[text]);
-    if (where) return (item, given) => given.some(said);
-    return (item, given) =>
+  // Each distinct text is searched once per filter. After "truth:", "answer:" or a tag's name, an
+  // exact match of a text excludes substring matches.
+  condition(part) {
+    const field = /^(truth|answer):\s*(.*)$/.exec(part);
+    const pattern = field ? field[2] : part;
+    const exact = (field || /^[^:]+: /.test(part)) && this.lower.includes(pattern);
+    const hit = this.lower.map((text) => (exact ? text === pattern : text.includes(pattern)));
+    const answerHit = (answer) => Array.isArray(answer) && hit[answer[0]];
+    if (field && field[1] === "truth") return (item) => item[3].some((text) => hit[text]);
+    if (field) return (item, answers) => answers.some(answerHit);
+    return (item, answers) =>
       hit[item[0]] || [...item[2], ...item[3], ...item[4]].some((text) => hit[text]) ||
-      given.some((one) => said(one) || (Array.isArray(one)
-        ? one[4].some(([text]) => hit[text]) : one !== null && hit[one]));
+      answers.some((answer) => answerHit(answer) || (Array.isArray(answer)
+        ? answer[4].some(([text]) => hit[text]) : answer !== null && hit[answer]));
   }
 
-  turn(step) {
-    this.first = Math.max(0, Math.min(this.first + step, this.found.length - 1));
-    this.draw();
+  page(step) {
+    this.first = Math.max(0, Math.min(this.first + step, this.matches.length - 1));
+    this.render();
     this.card.scrollIntoView({ block: "start" });
   }
 
-  draw() {
-    const last = Math.min(this.first + AT_ONCE, this.found.length);
+  render() {
+    const last = Math.min(this.first + PAGE_SIZE, this.matches.length);
     const all = this.section.items.length.toLocaleString("en");
-    const of = `${this.found.length.toLocaleString("en")} of ${all} items`;
-    this.count.textContent = this.found.length ? `${this.first + 1}–${last} of ${of}` : of;
-    this.card.querySelectorAll("[data-back]").forEach((b) => { b.disabled = this.first === 0; });
-    this.card.querySelectorAll("[data-on]").forEach((b) => { b.disabled = last >= this.found.length; });
+    const of = `${this.matches.length.toLocaleString("en")} of ${all} items`;
+    this.count.textContent = this.matches.length ? `${this.first + 1}–${last} of ${of}` : of;
+    this.card.querySelectorAll("[data-previous]").forEach((b) => { b.disabled = this.first === 0; });
+    this.card.querySelectorAll("[data-next]").forEach((b) => {
+      b.disabled = last >= this.matches.length;
+    });
     const rows = this.rows;
     this.list.replaceChildren(
-      ...this.found.slice(this.first, last).map((place) => this.item(place, rows)));
+      ...this.matches.slice(this.first, last).map((index) => this.item(index, rows)));
   }
 
-  item(place, rows) {
-    const [question, images, , truth] = this.section.items[place];
+  item(index, rows) {
+    const [question, images, , truth] = this.section.items[index];
     const badges = element("div", { class: "badges" }, ...rows.map((row) => {
-      const state = stateOf(this.section.answers[row][place]);
+      const state = stateOf(this.section.answers[row][index]);
       return element("span", { class: state, title: NAMES[state] },
         `${MARKS[state]} ${this.section.rows[row]}`);
     }));
-    const words = element("div", {},
-      element("div", { class: "asked" }, `${place}. ${this.texts[question]}`),
-      element("div", { class: "truth" }, "truth: ", element("b", {}, this.said(truth))), badges);
-    const picture = images.length ? this.picture(images[0], "the question") : element("span");
-    const made = element("details", { class: "item", "data-place": place },
-      element("summary", {}, picture, words));
-    made.addEventListener("toggle", () => {
-      if (made.open && made.children.length === 1) made.append(this.opened(place, rows));
+    const caption = element("div", {},
+      element("div", { class: "question" }, `${index}. ${this.texts[question]}`),
+      element("div", { class: "truth" }, "truth: ", element("b", {}, this.joined(truth))), badges);
+    const image = images.length ? this.image(images[0], "the question") : element("span");
+    const item = element("details", { class: "item", "data-index": index },
+      element("summary", {}, image, caption));
+    item.addEventListener("toggle", () => {
+      if (item.open && item.children.length === 1) item.append(this.details(index, rows));
     });
-    return made;
+    return item;
   }
 
-  opened(place, rows) {
-    const [, images, choices, , tags] = this.section.items[place];
-    const made = element("div", { class: "opened" });
+  details(index, rows) {
+    const [, images, choices, , tags] = this.section.items[index];
+    const details = element("div", { class: "details" });
     if (images.length) {
-      made.append(element("div", { class: "images" },
-        ...images.map((one, i) => this.picture(one, `picture ${i + 1} of the question`))));
+      details.append(element("div", { class: "images" },
+        ...images.map((image, i) => this.image(image, `image ${i + 1} of the question`))));
     }
     if (choices.length) {
-      made.append(element("ul", { "aria-label": "choices" },
+      details.append(element("ul", { "aria-label": "choices" },
         ...choices.map((choice) => element("li", {}, this.texts[choice]))));
     }
-    if (tags.length) made.append(element("p", { class: "spent" }, this.said(tags)));
-    made.append(...rows.map((row) => this.given(row, place)));
-    return made;
+    if (tags.length) details.append(element("p", { class: "cost" }, this.joined(tags)));
+    details.append(...rows.map((row) => this.answer(row, index)));
+    return details;
   }
 
-  given(row, place) {
-    const answer = this.section.answers[row][place], state = stateOf(answer);
-    const made = element("div", { class: "given" }, element("h4", {}, this.section.rows[row]));
-    const line = (...parts) => made.append(element("p", {}, ...parts));
+  answer(row, index) {
+    const answer = this.section.answers[row][index], state = stateOf(answer);
+    const block = element("div", { class: "answer" }, element("h4", {}, this.section.rows[row]));
+    const line = (...parts) => block.append(element("p", {}, ...parts));
     if (!Array.isArray(answer)) {
       line(element("span", { class: state }, `${MARKS[state]} ${NAMES[state]}`),
         answer === null ? "" : `: ${this.texts[answer]}`);
-      return made;
+      return block;
     }
-    const [text, , score, confidence, replies, shown, tokens, usd, seconds, trace] = answer;
+    const [text, , score, confidence, replies, demonstrations, tokens, usd, seconds, trace] = answer;
     line(element("span", { class: state }, `${MARKS[state]} ${NAMES[state]}: `),
       element("b", {}, this.texts[text] || "(nothing)"),
       state === "partly" ? ` (score ${score})` : "",
       confidence === null ? "" : ` · confidence ${confidence.toFixed(2)}`);
-    if (shown.length) made.append(element("ol", { class: "shown", "aria-label": "demonstrations, in the order shown" },
-      ...shown.map((one, i) => this.demonstration(one, i + 1))));
-    for (const [reply, times] of replies) {
-      if (replies.length > 1 || times !== 1 || this.texts[reply] !== this.texts[text]) {
-        const note = times === 0 ? "rationale: " : times > 1 ? `${times} ×: ` : "";
-        made.append(element("pre", {}, note + this.texts[reply]));
+    if (demonstrations.length) {
+      const label = "demonstrations, in prompt order";
+      block.append(element("ol", { class: "demonstrations", "aria-label": label },
+        ...demonstrations.map((one, i) => this.demonstration(one, i + 1))));
+    }
+    for (const [reply, count] of replies) {
+      if (replies.length > 1 || count !== 1 || this.texts[reply] !== this.texts[text]) {
+        const note = count === 0 ? "rationale: " : count > 1 ? `${count} ×: ` : "";
+        block.append(element("pre", {}, note + this.texts[reply]));
       }
     }
-    const spent = trace
+    const cost = trace
       ? `${tokens.toLocaleString("en")} tokens · ${usd === null ? "cost unknown" : `${usd.toFixed(6)} USD`} · ${seconds} s · bottega log ${trace}`
       : "no model was called";
-    made.append(element("p", { class: "spent" }, spent));
-    return made;
+    block.append(element("p", { class: "cost" }, cost));
+    return block;
   }
 
   demonstration([answer, images, score, text], order) {
-    const words = this.texts[answer] || this.texts[text];
-    const near = score === null ? "" : ` ${score.toFixed(2)}`;
-    const shownAs = images.map((one) => this.picture(one, `demonstration ${order}`));
+    const label = this.texts[answer] || this.texts[text];
+    const similarity = score === null ? "" : ` ${score.toFixed(2)}`;
+    const thumbnails = images.map((image) => this.image(image, `demonstration ${order}`));
     const title = `${order}. ${this.texts[text]} → ${this.texts[answer]}`;
-    return element("li", { title, ...(images.length ? {} : { class: "words" }) },
-      ...shownAs, `${words.length > 160 ? `${words.slice(0, 160)}…` : words}${near}`);
+    return element("li", { title, ...(images.length ? {} : { class: "text-only" }) },
+      ...thumbnails, `${label.length > 160 ? `${label.slice(0, 160)}…` : label}${similarity}`);
   }
 
-  picture(index, alt) {
+  image(index, alt) {
     if (index < 0) return element("span", { class: "none" }, "no image stored");
-    const made = element("img", { src: this.pictures[index], alt });
-    made.addEventListener("load", () => {
-      if (Math.max(made.naturalWidth, made.naturalHeight) <= 64) made.classList.add("tiny");
+    const image = element("img", { src: this.images[index], alt });
+    image.addEventListener("load", () => {
+      if (Math.max(image.naturalWidth, image.naturalHeight) <= 64) image.classList.add("tiny");
     });
-    return made;
+    return image;
   }
 
-  said(indices) {
-    return indices.map((one) => this.texts[one]).join(", ") || "(nothing)";
+  joined(indices) {
+    return indices.map((index) => this.texts[index]).join(", ") || "(nothing)";
   }
 }
 
 function begin() {
   const data = JSON.parse(document.getElementById("data").textContent);
-  document.querySelectorAll("[data-section]").forEach((place) => {
-    const section = data.sections[Number(place.dataset.section)];
-    const card = place.querySelector("[data-items]");
+  document.querySelectorAll("[data-section]").forEach((part) => {
+    const section = data.sections[Number(part.dataset.section)];
+    const card = part.querySelector("[data-items]");
     if (!card) return;
-    const items = new Items(card, section, data.texts, data.pictures);
-    const comparing = place.querySelector("[data-comparing]");
-    if (comparing) compare(comparing, section.answers);
-    place.querySelectorAll("[data-find]").forEach((link) => {
+    const items = new Items(card, section, data.texts, data.images);
+    const comparison = part.querySelector("[data-comparison]");
+    if (comparison) compare(comparison, section.answers);
+    part.querySelectorAll("[data-find]").forEach((link) => {
       link.addEventListener("click", () =>
-        items.ask(link.dataset.find, link.dataset.show || "all", link.dataset.row || null));
+        items.show(link.dataset.find, link.dataset.show || "all", link.dataset.row || null));
     });
   });
   document.documentElement.dataset.ready = "yes";
 }
 
-// After the first paint: the tables and curves need no program.
+// Start after the first paint: the tables and curves need no JavaScript.
 setTimeout(begin, 0);

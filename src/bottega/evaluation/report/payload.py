@@ -146,12 +146,12 @@ class Payload:
 
 def payload(sections: Sequence[Section], *, images: int = MAX_IMAGE_BYTES) -> Payload:
     texts = _TextTable()
-    kept, left_out, absent = _pictures(sections, images)
+    kept, left_out, absent = _select_images(sections, images)
     positions = {sha256: index for index, sha256 in enumerate(kept)}
     document = {
         "sections": [_section(one, texts, positions) for one in sections],
         "texts": list(texts.positions),
-        "pictures": [data_url(data) for data in kept.values()],
+        "images": [data_url(data) for data in kept.values()],
     }
     return Payload(_embeddable(orjson.dumps(document)), left_out, absent)
 
@@ -225,7 +225,9 @@ def _replies(given: RecordedAnswer, texts: _TextTable) -> Iterator[list[int]]:
         yield [texts.cut(rationale, LONGEST_REPLY), 0]
 
 
-def _pictures(sections: Sequence[Section], room: int) -> tuple[dict[str, bytes], int, int]:
+def _select_images(
+    sections: Sequence[Section], max_bytes: int
+) -> tuple[dict[str, bytes], int, int]:
     """Select the images that fit, those of the items first."""
     stored = {
         sha256: data
@@ -251,8 +253,8 @@ def _pictures(sections: Sequence[Section], room: int) -> tuple[dict[str, bytes],
         data = stored.get(sha256)
         if data is None:
             continue
-        room -= len(data)
-        if room < 0:
+        max_bytes -= len(data)
+        if max_bytes < 0:
             left_out += 1
         else:
             kept[sha256] = data

@@ -144,7 +144,7 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
-SCRIPTS = ("comparing.js", "items.js")
+SCRIPTS = ("comparison.js", "items.js")
 HERE = "bottega.evaluation.report"
 MOST_ERRORS = 8
 # Settings shown first.
@@ -188,7 +188,7 @@ def render(sections: Sequence[Section], *, title: str, made: str) -> str:
             title=title,
             made=made,
             rule=EXCLUSION_RULE,
-            shown=[_section_view(section) for section in sections],
+            views=[_section_view(section) for section in sections],
             data=Markup(contents.json.decode()),
             contents=contents,
             style=style_sheet("report/report.css"),

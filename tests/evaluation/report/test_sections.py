@@ -28,7 +28,7 @@ def only(**runs: StoredRun) -> Section:
     return section
 
 
-async def test_rows_are_what_the_command_prints(tmp_path: Path) -> None:
+async def test_rows_match_the_command_output(tmp_path: Path) -> None:
     section = only(run=read_run(await kept(tmp_path, DATA, three_methods(DATA))))
     runs = [await evaluate(DATA, method) for method in three_methods(DATA)]
     assert len(section.rows) == len(runs)
@@ -39,7 +39,7 @@ async def test_rows_are_what_the_command_prints(tmp_path: Path) -> None:
     assert [row.title for row in section.rows] == ["zero-shot", "random 3", "top-k 3"]
 
 
-async def test_macro_f1_comes_from_the_labels_and_not_from_the_scores(tmp_path: Path) -> None:
+async def test_macro_f1_is_computed_from_labels(tmp_path: Path) -> None:
     labels = ("a", "b", "c")
     several = [replace(example("a, b", i), labels=("a", "b")[: 1 + i % 2]) for i in range(9)]
     metrics = (MacroF1(labels), Accuracy())
@@ -57,7 +57,7 @@ async def test_macro_f1_comes_from_the_labels_and_not_from_the_scores(tmp_path: 
     assert (row.model, labels_of(run.items[0].example)) == ("no model", ("a", "b"))
 
 
-async def test_answerability_comes_from_tags_and_confidences(tmp_path: Path) -> None:
+async def test_answerability_is_computed_from_tags_and_confidences(tmp_path: Path) -> None:
     items = tuple(
         replace(item, tags={"answerable": str(place % 3 and 1)})
         for place, item in enumerate(DATA.items)
@@ -79,14 +79,14 @@ async def test_answerability_comes_from_tags_and_confidences(tmp_path: Path) -> 
     assert 0 < expected.also[0].value < 1
 
 
-async def test_a_figure_that_scores_do_not_give_is_left_open(tmp_path: Path) -> None:
+async def test_unknown_metric_has_no_value(tmp_path: Path) -> None:
     method = Method("top-k", 1, answering(DATA, 0.5, 1))
     run = await kept(tmp_path, DATA, [method], metrics=["macro_something"])
     [row] = only(run=read_run(run)).rows
     assert (row.result.value, row.result.n) == (None, 60)
 
 
-async def test_runs_over_the_same_items_are_compared(tmp_path: Path) -> None:
+async def test_runs_on_equal_items_are_compared(tmp_path: Path) -> None:
     weak, strong = (Method("top-k", 2, answering(DATA, right, 2)) for right in (0.2, 0.9))
     small = read_run(await kept(tmp_path / "small", DATA, [weak], model="small"))
     large = read_run(await kept(tmp_path / "large", DATA, [strong], model="large"))
@@ -103,7 +103,7 @@ async def test_runs_over_the_same_items_are_compared(tmp_path: Path) -> None:
     assert pair.p_value == mcnemar(ours, theirs)
 
 
-async def test_runs_over_other_items_stand_apart(tmp_path: Path) -> None:
+async def test_runs_on_different_items_have_separate_sections(tmp_path: Path) -> None:
     fewer = replace(DATA, items=DATA.items[:50])
     runs = {
         name: read_run(await kept(tmp_path / name, data, three_methods(data)[:1]))
@@ -112,7 +112,7 @@ async def test_runs_over_other_items_stand_apart(tmp_path: Path) -> None:
     assert [section.item_count for section in sections(runs)] == [60, 50]
 
 
-async def test_an_unfinished_run_says_how_much_is_missing(tmp_path: Path) -> None:
+async def test_unfinished_run_counts_missing_items(tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 

@@ -48,7 +48,7 @@ async def folder(tmp_path: Path) -> Path:
     return await kept(tmp_path / "run", DATA, three_methods(DATA))
 
 
-def test_a_report_is_written_whole(folder: Path, tmp_path: Path) -> None:
+def test_report_contains_all_files(folder: Path, tmp_path: Path) -> None:
     done = write_report([folder], tmp_path / "a" / "b")
     assert [file.name for file in done.files] == WHOLE
     for file in done.files[3:]:
@@ -63,7 +63,7 @@ def test_a_report_is_written_whole(folder: Path, tmp_path: Path) -> None:
     assert "url(" not in page and "@import" not in page
 
 
-def test_without_matplotlib_everything_else_is_written(
+def test_missing_matplotlib_skips_only_plots(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = builtins.__import__
@@ -79,7 +79,7 @@ def test_without_matplotlib_everything_else_is_written(
     assert "bottega-vlm[eval]" in str(done.unplotted and done.unplotted.hint)
 
 
-async def test_a_benchmark_each_has_its_section_and_its_plots(folder: Path, tmp_path: Path) -> None:
+async def test_each_benchmark_has_a_section_and_plots(folder: Path, tmp_path: Path) -> None:
     other = benchmark(9, known=6, side=8)
     second = await kept(tmp_path / "second", other, three_methods(other), benchmark="manyicl:FIVES")
     done = write_report([folder, second], tmp_path / "out")
@@ -94,7 +94,7 @@ async def test_a_benchmark_each_has_its_section_and_its_plots(folder: Path, tmp_
     assert published == ["0.258", "0.550", "0.642"]
 
 
-async def test_published_figures_stand_beside_their_number_of_shots(tmp_path: Path) -> None:
+async def test_published_results_match_the_number_of_shots(tmp_path: Path) -> None:
     methods = [Method("top-k", shots, answering(DATA, 0.5, shots)) for shots in (3, 5)]
     run = await kept(tmp_path / "run", DATA, methods, benchmark="scienceqa:here")
     page = write_report([run], tmp_path / "out").files[0].read_text("utf-8")
@@ -102,7 +102,7 @@ async def test_published_figures_stand_beside_their_number_of_shots(tmp_path: Pa
     assert published == ["0.719", "0.867", "0.928", "", "", ""]
 
 
-async def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+async def test_folders_with_equal_names_are_distinguished(tmp_path: Path) -> None:
     runs = [await kept(tmp_path / x / "run", DATA, three_methods(DATA)[:1]) for x in "ab"]
     done = write_report(runs, tmp_path / "out")
     assert [row.run for row in done.sections[0].rows] == ["a/run", "b/run"]
@@ -110,7 +110,7 @@ async def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
         write_report([runs[0], tmp_path / "a" / ".." / "a" / "run"], tmp_path / "out")
 
 
-def test_the_csv_has_a_line_for_each_figure(folder: Path) -> None:
+def test_csv_has_a_row_for_each_value(folder: Path) -> None:
     found = sections({"run": read_run(folder)})
     rows = list(csv.DictReader(io.StringIO(as_csv(found))))
     assert [(row["method"], row["shots"], row["metric"]) for row in rows] == [
@@ -135,21 +135,21 @@ async def test_markdown_cells_cannot_break_the_table(tmp_path: Path) -> None:
     assert widths == {11}
 
 
-def test_pictures_beyond_the_room_are_left_out_and_counted(folder: Path) -> None:
+def test_images_over_the_size_limit_are_omitted_and_counted(folder: Path) -> None:
     found = sections({"run": read_run(folder)})
     whole = payload(found)
     document = orjson.loads(whole.json)
-    assert (len(document["pictures"]), whole.left_out, whole.absent) == (46, 0, 0)
+    assert (len(document["images"]), whole.left_out, whole.absent) == (46, 0, 0)
     room = sum(len(data) for data in found[0].runs["run"].thumbnails.values()) // 2
     half = payload(found, images=room)
-    kept_pictures = orjson.loads(half.json)["pictures"]
+    kept_pictures = orjson.loads(half.json)["images"]
     assert len(kept_pictures) + half.left_out == 46
     assert 0 < half.left_out < 46
     # The items' own come first.
-    assert document["pictures"][: len(kept_pictures)] == kept_pictures
+    assert document["images"][: len(kept_pictures)] == kept_pictures
 
 
-def test_no_text_can_end_the_script_that_holds_it(folder: Path) -> None:
+def test_text_cannot_close_the_script_element(folder: Path) -> None:
     told = payload(sections({"run": read_run(folder)})).json
     assert b"<" not in told and b">" not in told and b"&" not in told
     assert HOSTILE in orjson.loads(told)["texts"]

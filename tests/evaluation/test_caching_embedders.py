@@ -23,7 +23,7 @@ class Counting:
         return np.array([[start + i, 0] for i in range(len(queries))], np.float32)
 
 
-def test_each_query_is_embedded_once_and_gets_its_own_vector() -> None:
+def test_each_query_is_embedded_once() -> None:
     inner = Counting()
     memo = CachingEmbedder(inner)
     queries = [Query("a"), Query("b"), Query("a", (solid_image(1),)), Query("a")]
@@ -49,7 +49,7 @@ class CountingTokens:
         return self.embed_queries(queries)
 
 
-def test_tokens_of_questions_are_remembered_and_those_of_documents_are_not() -> None:
+def test_only_query_tokens_are_cached() -> None:
     counting = CountingTokens()
     memo = CachingTokenEmbedder(counting)
     queries = [Query("a"), Query("b"), Query("a")]

@@ -37,7 +37,7 @@ def table(both: int, ours: int, theirs: int, neither: int) -> tuple[list[bool], 
 
 
 @given(PAIRS)
-def test_the_interval_holds_the_difference_and_has_a_width(pairs: list[tuple[bool, bool]]) -> None:
+def test_paired_interval_contains_the_difference(pairs: list[tuple[bool, bool]]) -> None:
     ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
     gain = paired_difference(ours, theirs)
     assert gain.value == pytest.approx(np.mean(ours) - np.mean(theirs))
@@ -46,7 +46,7 @@ def test_the_interval_holds_the_difference_and_has_a_width(pairs: list[tuple[boo
 
 
 @given(PAIRS)
-def test_exchanging_the_methods_turns_the_sign(pairs: list[tuple[bool, bool]]) -> None:
+def test_swapping_methods_flips_the_sign(pairs: list[tuple[bool, bool]]) -> None:
     ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
     gain, loss = paired_difference(ours, theirs), paired_difference(theirs, ours)
     assert (loss.value, loss.low, loss.high) == pytest.approx((-gain.value, -gain.high, -gain.low))
@@ -54,14 +54,14 @@ def test_exchanging_the_methods_turns_the_sign(pairs: list[tuple[bool, bool]]) -
 
 
 @given(PAIRS, st.integers(2, 5))
-def test_more_of_the_same_items_tell_more(pairs: list[tuple[bool, bool]], times: int) -> None:
+def test_more_items_narrow_the_interval(pairs: list[tuple[bool, bool]], times: int) -> None:
     ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
     few, many = paired_difference(ours, theirs), paired_difference(ours * times, theirs * times)
     assert many.value == pytest.approx(few.value)
     assert many.high - many.low < few.high - few.low
 
 
-def test_the_interval_of_a_published_table() -> None:
+def test_interval_matches_a_published_table() -> None:
     """Newcombe (1998), method 10, for 36, 12, 2 and 0 of 50."""
     gain = paired_difference(*table(36, 12, 2, 0))
     assert (gain.value, gain.low, gain.high) == pytest.approx((0.2, 0.0569, 0.3404), abs=5e-5)
@@ -70,7 +70,7 @@ def test_the_interval_of_a_published_table() -> None:
 @pytest.mark.parametrize(
     "shares", [(0.7, 0.1, 0.1, 0.1), (0.4, 0.3, 0.1, 0.2), (0.9, 0.08, 0, 0.02)]
 )
-def test_the_interval_covers_the_truth_as_often_as_it_says(shares: tuple[float, ...]) -> None:
+def test_interval_has_its_nominal_coverage(shares: tuple[float, ...]) -> None:
     n, truth, covered = 20, shares[1] - shares[2], 0.0
     for cells in product(range(n + 1), repeat=3):
         if sum(cells) <= n:
@@ -83,7 +83,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(shares: tuple[float, 
 
 
 @given(PAIRS)
-def test_the_p_value_counts_every_way_the_discordant_pairs_could_have_gone(
+def test_mcnemar_matches_exhaustive_enumeration(
     pairs: list[tuple[bool, bool]],
 ) -> None:
     gains = [a - b for a, b in pairs if a != b][:10]
@@ -93,14 +93,14 @@ def test_the_p_value_counts_every_way_the_discordant_pairs_could_have_gone(
     assert mcnemar([*ours, True], [*theirs, True]) == pytest.approx(expected)
 
 
-def test_equal_answers_prove_nothing() -> None:
+def test_equal_answers_have_a_p_value_of_1() -> None:
     answers = [True] * 50
     gain = paired_difference(answers, answers)
     assert gain.low < gain.value == 0 < gain.high
     assert mcnemar(answers, answers) == 1.0
 
 
-def test_pairing_is_narrower_than_two_intervals() -> None:
+def test_pairing_narrows_the_interval() -> None:
     together = paired_difference(*table(90, 20, 0, 90))
     apart = paired_difference(*table(50, 60, 40, 50))
     assert together.value == apart.value == 0.1
@@ -117,7 +117,7 @@ async def _run(name: str, shots: int, wrong: int) -> tuple[Result, list[ScoredAn
     return await evaluate(DATA, Method(name, shots, answer), RunConfig(concurrency=2))
 
 
-async def test_methods_are_paired_at_the_same_number_of_shots() -> None:
+async def test_methods_are_paired_at_equal_shots() -> None:
     runs = [await _run("visual-rag", 5, 0), await _run("vote", 5, 3), await _run("vote", 10, 6)]
     [one] = paired_differences(runs)
     assert (one.method, one.against, one.shots, one.n) == ("visual-rag", "vote", 5, 6)
@@ -125,14 +125,14 @@ async def test_methods_are_paired_at_the_same_number_of_shots() -> None:
     assert paired_differences(runs[1:]) == []
 
 
-async def test_only_items_that_both_answered_are_compared() -> None:
+async def test_only_items_answered_by_both_are_compared() -> None:
     (result, scored), vote = await _run("visual-rag", 5, 0), await _run("vote", 5, 3)
     [one] = paired_differences([(result, scored[2:]), vote])
     assert (one.n, one.value) == (4, 0.25)
     assert paired_differences([(result, []), vote]) == []
 
 
-async def test_items_that_ask_the_same_are_not_taken_for_each_other() -> None:
+async def test_items_with_equal_queries_are_paired_by_index() -> None:
     items = [Example(Query("q"), answer) for answer in ("a", "b", "a", "c")]
     answer = Answer("x", labels=("x",))
     right = [ScoredAnswer(i, item, answer, (float(i == 0),)) for i, item in enumerate(items)]
@@ -144,7 +144,7 @@ async def test_items_that_ask_the_same_are_not_taken_for_each_other() -> None:
     assert one.value == pytest.approx(1 / 4)
 
 
-async def test_what_retrieves_is_compared_with_its_baselines() -> None:
+async def test_retrieval_methods_are_compared_with_their_baselines() -> None:
     runs = [await _run("top-k", 5, 0), await _run("random", 5, 3), await _run("zero-shot", 0, 6)]
     assert [(p.method, p.against, p.value) for p in paired_differences(runs)] == [
         ("top-k", "random", 0.5),
@@ -152,7 +152,7 @@ async def test_what_retrieves_is_compared_with_its_baselines() -> None:
     ]
 
 
-async def test_what_compresses_is_compared_with_showing_and_with_its_controls() -> None:
+async def test_compression_is_compared_with_concat_and_its_controls() -> None:
     names = {"concat": 1, "racc": 0, "racc-flat": 2, "racc-swapped": 6, "racc-oracle": 0}
     runs = [await _run(name, 5, wrong) for name, wrong in names.items()]
     assert [(p.method, p.against) for p in paired_differences(runs)] == [
@@ -162,7 +162,7 @@ async def test_what_compresses_is_compared_with_showing_and_with_its_controls() 
     ]
 
 
-def test_scores_between_0_and_1_are_compared_by_resampling() -> None:
+def test_graded_scores_are_compared_by_resampling() -> None:
     rng = np.random.default_rng(0)
     theirs = rng.uniform(0, 0.5, 60)
     gain, p_value = difference([*(theirs + 0.2)], [*theirs], seed=0)
@@ -174,7 +174,7 @@ def test_scores_between_0_and_1_are_compared_by_resampling() -> None:
     assert p_value > 0.05
 
 
-def test_the_interval_of_graded_scores_is_one_of_95_percent() -> None:
+def test_graded_score_interval_is_95_percent() -> None:
     """Of many items it is nearly the normal one, 1.96 standard errors to either side."""
     rng = np.random.default_rng(0)
     ours, theirs = rng.uniform(0, 1, 400), rng.uniform(0, 1, 400)
@@ -185,7 +185,7 @@ def test_the_interval_of_graded_scores_is_one_of_95_percent() -> None:
     assert gain.high - gain.value == pytest.approx(1.96 * error, rel=0.08)
 
 
-def test_a_p_value_is_never_zero() -> None:
+def test_p_value_is_never_zero() -> None:
     better, worse = [0.9] * 60, [0.1] * 60
     assert sign_flips(better, worse, seed=0) == pytest.approx(1 / (PERMUTATIONS + 1))
     # Of 3 differences in one direction 2 of the 8 ways to assign signs are as extreme.
@@ -193,7 +193,7 @@ def test_a_p_value_is_never_zero() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
-def test_a_method_does_not_differ_from_itself(scores: list[float]) -> None:
+def test_method_does_not_differ_from_itself(scores: list[float]) -> None:
     gain, p_value = difference(scores, scores, seed=0)
     assert (gain.value, p_value) == (0.0, 1.0)
 
@@ -203,13 +203,13 @@ def test_a_method_does_not_differ_from_itself(scores: list[float]) -> None:
     # Each method answers 5 of 10 items correctly; a positive agreement is reduced by n / 2.
     [(5, 20 / 25), (4, 10 / 25), (3, 0.0), (2, -5 / 25), (0, -25 / 25)],
 )
-def test_the_correlation_has_newcombes_correction(both: int, phi: float) -> None:
+def test_correlation_has_newcombes_correction(both: int, phi: float) -> None:
     ours = [True] * 5 + [False] * 5
     theirs = [True] * both + [False] * 5 + [True] * (5 - both)
     assert _correlation(ours, theirs) == pytest.approx(phi)
 
 
-def test_sign_flips_count_wins_losses_and_no_ties() -> None:
+def test_sign_flips_ignore_ties() -> None:
     ours, theirs = [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]
     # Of the 16 ways to flip four signs, ten are as far from zero: p = 10 / 16.
     assert sign_flips(ours, theirs, seed=0) == pytest.approx(10 / 16, abs=0.02)

@@ -30,7 +30,7 @@ def planned(name: str, data: Benchmark, generator: Generator) -> Method:
         return plan(RunConfig(methods=[name], shots=(5,)), data, empty, settings)[0]
 
 
-async def test_the_bundled_model_answers_from_each_passage_alone(facts: Benchmark) -> None:
+async def test_bundled_model_answers_from_single_passages(facts: Benchmark) -> None:
     result, scored = await evaluate(facts, planned("candidates", facts, bundled()), RunConfig())
 
     assert (result.value or 0) >= 0.5
@@ -38,7 +38,7 @@ async def test_the_bundled_model_answers_from_each_passage_alone(facts: Benchmar
     assert min(one.prompt_tokens for one in scored) > 5 * 16  # each with its question
 
 
-async def test_reused_passages_stand_as_concat_shows_them(facts: Benchmark) -> None:
+async def test_reused_passages_match_concat(facts: Benchmark) -> None:
     """The bundled model's passages hardly look at each other."""
     runs = [planned(name, facts, bundled()) for name in ("concat", "kv-reuse")]
     shown, reused = [await method.answer(facts.items[0].query) for method in runs]
@@ -51,7 +51,7 @@ async def test_reused_passages_stand_as_concat_shows_them(facts: Benchmark) -> N
     assert max(one.prompt_tokens for one in scored) < shown.trace.usage.prompt_tokens / 3
 
 
-async def test_keys_and_values_over_http_are_refused_before_anything_is_asked(
+async def test_kv_reuse_over_http_is_rejected_before_any_request(
     facts: Benchmark, endpoint: Server
 ) -> None:
     with pytest.raises(SettingError, match="cannot be sent over HTTP") as refused:
@@ -59,9 +59,7 @@ async def test_keys_and_values_over_http_are_refused_before_anything_is_asked(
     assert "TransformersGenerator" in refused.value.hint and not endpoint.bodies
 
 
-async def test_an_endpoint_is_asked_for_log_probabilities(
-    facts: Benchmark, endpoint: Server
-) -> None:
+async def test_log_probabilities_are_requested(facts: Benchmark, endpoint: Server) -> None:
     async def last_word(request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
         first = body["messages"][0]["content"][0]["text"]  # the passage
@@ -83,7 +81,7 @@ async def test_an_endpoint_is_asked_for_log_probabilities(
     assert len(nodes) == 5 and best.score == max(scores)  # all answers are equally likely
 
 
-def test_baselines_need_passages_and_no_knowledge_base_of_facts(facts: Benchmark) -> None:
+def test_passage_baselines_need_passages_but_no_search(facts: Benchmark) -> None:
     digits = load_benchmark("digits", seed=0, limit=5)
 
     assert not needs_search(("candidates", "kv-reuse"), facts)

@@ -21,7 +21,7 @@ def examples(labels: list[str], episodes: int = 1) -> list[Example]:
     st.floats(0, 1),
     st.integers(0, 9),
 )
-def test_the_share_is_exact_and_what_changes_is_wrong(
+def test_noise_changes_the_exact_share_of_answers(
     labels: list[str], share: float, seed: int
 ) -> None:
     known = examples(labels)
@@ -33,32 +33,32 @@ def test_the_share_is_exact_and_what_changes_is_wrong(
     assert noisy == corrupt(known, share, label_confusion(known), seed=seed)
 
 
-def test_a_wrong_answer_comes_from_the_same_episode() -> None:
+def test_wrong_answers_come_from_the_same_episode() -> None:
     known = examples(list("axbyaxby"), episodes=2)
     noisy = corrupt(known, 1.0, label_confusion(known), seed=0)
     assert [e.answer for e in noisy] == list("byaxbyax")
 
 
-def test_several_seeds_choose_different_examples() -> None:
+def test_seeds_choose_different_examples() -> None:
     known = examples(["a", "b"] * 20)
     wrong = label_confusion(known)
     assert corrupt(known, 0.5, wrong, seed=0) != corrupt(known, 0.5, wrong, seed=1)
 
 
-def test_single_labels_stay_lists_of_one() -> None:
+def test_single_labels_stay_lists() -> None:
     known = [Example(Query("1"), "a", labels=("a",)), Example(Query("2"), "b", labels=("b",))]
     noisy = corrupt(known, 1, label_confusion(known), seed=0)
     assert [(e.answer, e.labels) for e in noisy] == [("b", ("b",)), ("a", ("a",))]
 
 
-def test_a_wrong_choice_is_one_of_its_question_and_no_rationale_tells_the_right_one() -> None:
+def test_corrupted_choice_questions_lose_their_rationale() -> None:
     asked = [("Hue?", ("red", "blue")), ("Size?", ("big", "small"))]
     known = [Example(Query(t, choices=c), c[0], rationale=f"Clearly {c[0]}.") for t, c in asked]
     noisy = corrupt(known, 1.0, label_confusion(known), seed=0)
     assert [(e.answer, e.rationale) for e in noisy] == [("blue", None), ("small", None)]
 
 
-def test_what_cannot_be_corrupted_is_an_error() -> None:
+def test_unsupported_corruption_raises() -> None:
     same = examples(["a", "a"])
     with pytest.raises(SettingError, match="no example can have a wrong answer"):
         corrupt(same, 0.5, label_confusion(same), seed=0)

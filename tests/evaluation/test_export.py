@@ -47,7 +47,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
-def test_inspect_reads_pictures_choices_and_a_letter(tmp_path: Path) -> None:
+def test_inspect_reads_images_choices_and_letters(tmp_path: Path) -> None:
     found = samples(write_dataset(MIXED, "inspect", tmp_path / "x"))
     assert [one["target"] for one in found] == ["B", "3", "B"]
     assert found[0]["choices"] == ["a\tb", "c", "d"]
@@ -61,7 +61,7 @@ def test_inspect_reads_pictures_choices_and_a_letter(tmp_path: Path) -> None:
     assert [Image.open(file) for file in files] == list(CHOOSING.query.images)
 
 
-def test_vlmevalkit_reads_pictures_choices_and_a_letter(tmp_path: Path) -> None:
+def test_vlmevalkit_reads_images_choices_and_letters(tmp_path: Path) -> None:
     path = write_dataset(MIXED, "vlmevalkit", tmp_path)
     assert path.name == "bottega_mmmu.tsv"
     found = rows(path)
@@ -75,7 +75,7 @@ def test_vlmevalkit_reads_pictures_choices_and_a_letter(tmp_path: Path) -> None:
     assert [base64.b64decode(one) for one in several] == [i.data for i in CHOOSING.query.images]
 
 
-def test_labels_are_choices_where_there_are_letters_enough(tmp_path: Path) -> None:
+def test_labels_become_choices_up_to_26(tmp_path: Path) -> None:
     labels = PETS.labels
     assert options(PETS, PETS.items[0]) == labels
     found = rows(write_dataset(PETS, "vlmevalkit", tmp_path))
@@ -85,13 +85,13 @@ def test_labels_are_choices_where_there_are_letters_enough(tmp_path: Path) -> No
     assert options(replace(PETS, multi_label=True), PETS.items[0]) == ()
 
 
-def test_equal_pictures_are_one_file(tmp_path: Path) -> None:
+def test_equal_images_share_one_file(tmp_path: Path) -> None:
     twice = replace(PETS, items=(PETS.items[0], PETS.items[0]))
     write_dataset(twice, "inspect", tmp_path)
     assert len(list((tmp_path / "images").iterdir())) == 1
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_unsupported_exports_raise(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="format is unknown"):
         write_dataset(PETS, "coco", tmp_path)
     (tmp_path / "file").write_text("")

@@ -30,7 +30,7 @@ def held(data: Benchmark, retrieve: str, embed: Embedder) -> Iterator[KnowledgeB
 
 @pytest.mark.parametrize("retrieve", RETRIEVE)
 @pytest.mark.parametrize("data", [episodic(), telling()], ids=["shades", "homes"])
-async def test_examples_come_from_the_items_own_episode(
+async def test_examples_come_from_the_same_episode(
     data: Benchmark, retrieve: str, both: Embedder
 ) -> None:
     for knowledge in held(data, retrieve, both):
@@ -42,9 +42,7 @@ async def test_examples_come_from_the_items_own_episode(
 
 
 @pytest.mark.parametrize("retrieve", RETRIEVE)
-def test_progress_tells_of_the_examples_that_are_embedded_again(
-    retrieve: str, both: Embedder
-) -> None:
+def test_progress_counts_reembedded_examples(retrieve: str, both: Embedder) -> None:
     data, told = episodic(), list[int]()
     for knowledge in held(data, retrieve, both):
         search = retriever_factory(retrieve, both, progress=told.append)
@@ -54,7 +52,7 @@ def test_progress_tells_of_the_examples_that_are_embedded_again(
 
 
 @pytest.mark.parametrize("retrieve", RETRIEVE)
-async def test_the_item_itself_is_never_shown(retrieve: str, both: Embedder) -> None:
+async def test_item_itself_is_never_shown(retrieve: str, both: Embedder) -> None:
     data = replace(episodic(), episode_of={})
     for knowledge in held(data, retrieve, both):
         retriever = retriever_factory(retrieve, both)(data, knowledge)
@@ -67,7 +65,7 @@ async def test_the_item_itself_is_never_shown(retrieve: str, both: Embedder) -> 
                 assert len(set(found)) == len(found) == len(knowledge) - 1
 
 
-async def test_what_keywords_are_stored_is_what_keywords_find(both: Embedder) -> None:
+async def test_keyword_tags_are_searchable(both: Embedder) -> None:
     picture_of, seen = solid_image(5), solid_image(6)
     plain = Example(Query("Which shade is it?", (picture_of,)), "one")
     tagged = Example(Query("Tell me more.", (picture_of,)), "two", tags={"keywords": "shape, size"})
@@ -79,7 +77,7 @@ async def test_what_keywords_are_stored_is_what_keywords_find(both: Embedder) ->
             assert best.example.answer == answer
 
 
-def test_an_unknown_way_to_retrieve_is_named() -> None:
+def test_unknown_retriever_raises() -> None:
     with pytest.raises(SettingError) as raised:
         retriever_factory("sound")
     assert "hybrid" in raised.value.hint

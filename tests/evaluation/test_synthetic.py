@@ -21,14 +21,14 @@ def rules() -> Benchmark:
     return load_benchmark(RULE_ROWS, seed=0, limit=10)
 
 
-def test_a_drawn_task_becomes_a_benchmark_with_episodes(rules: Benchmark) -> None:
+def test_synthetic_task_becomes_a_benchmark_with_episodes(rules: Benchmark) -> None:
     assert (len(rules.knowledge), len(rules.items), rules.labels) == (30, 10, ())
     assert rules.name == RULE_ROWS
     assert all(rules.episode_of[str(e.query.id)] == e.tags["episode"] for e in rules.knowledge)
     assert load_benchmark(RULE_ROWS, seed=0, limit=10) == rules
 
 
-def test_a_limit_asks_items_of_many_episodes(rules: Benchmark) -> None:
+def test_limit_spreads_items_over_episodes(rules: Benchmark) -> None:
     assert len({item.tags["episode"] for item in rules.items}) > 3
 
 
@@ -40,13 +40,13 @@ def few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_characters")
-def test_examples_are_thinned_within_each_episode() -> None:
+def test_per_class_limits_each_episode() -> None:
     data = load_benchmark("glyphs:ways=20,shots=2", seed=0, per_class=1)
     kept = Counter((e.tags["episode"], e.answer) for e in data.knowledge)
     assert (len(kept), set(kept.values())) == (40, {1})
 
 
-def test_wrong_answers_are_counted_among_the_examples_that_stay() -> None:
+def test_noise_share_counts_only_remaining_examples() -> None:
     spec = "attributes:examples=60,queries=5"
     right, noisy = (
         {e.id: e.answer for e in load_benchmark(spec, seed=0, per_class=1, label_noise=p).knowledge}
@@ -59,13 +59,13 @@ def test_wrong_answers_are_counted_among_the_examples_that_stay() -> None:
     assert wrong == sum(answer != whole[id] for id, answer in noisy.items())
 
 
-def test_passages_are_never_thinned() -> None:
+def test_per_class_keeps_all_passages() -> None:
     whole, thin = (load_benchmark("facts:episodes=1", seed=0, per_class=p) for p in (None, 1))
     assert len(whole.knowledge) == len(thin.knowledge)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_noise_in_rules_misapplies_another_rule(rules: Benchmark, share: float) -> None:
+def test_rule_noise_applies_another_rule(rules: Benchmark, share: float) -> None:
     noisy = load_benchmark(RULE_ROWS, seed=0, limit=10, label_noise=share)
     assert noisy.items == rules.items
     changed = [(a, b) for a, b in zip(rules.knowledge, noisy.knowledge, strict=True) if a != b]
@@ -78,7 +78,7 @@ def test_noise_in_rules_misapplies_another_rule(rules: Benchmark, share: float) 
         assert str(RULES[rule](int(left), int(other))) == wrong.answer
 
 
-def test_noise_in_attributes_stays_within_the_topic() -> None:
+def test_attribute_noise_stays_within_the_topic() -> None:
     spec = "attributes:examples=60,queries=5"
     right, noisy = (load_benchmark(spec, seed=0, label_noise=p) for p in (0, 0.5))
     changed = [a for a, b in zip(right.knowledge, noisy.knowledge, strict=True) if a != b]
@@ -107,7 +107,7 @@ def test_noise_in_attributes_stays_within_the_topic() -> None:
         "digits:half=second,quarter=2",
     ],
 )
-def test_a_wrong_knob_is_answered_with_the_right_ones(spec: str) -> None:
+def test_unknown_option_lists_valid_options(spec: str) -> None:
     with pytest.raises(SettingError) as raised:
         load_benchmark(spec, seed=0)
     assert "options of" in raised.value.hint
@@ -121,7 +121,7 @@ def test_a_wrong_knob_is_answered_with_the_right_ones(spec: str) -> None:
         ("glyphs:ways=5,ways=10", "ways is set twice"),
     ],
 )
-def test_a_missing_or_doubled_knob_is_named(spec: str, said: str) -> None:
+def test_missing_or_duplicate_option_is_named(spec: str, said: str) -> None:
     with pytest.raises(SettingError, match=said):
         load_benchmark(spec, seed=0)
 
@@ -136,7 +136,7 @@ def test_a_missing_or_doubled_knob_is_named(spec: str, said: str) -> None:
         ("attributes:queries=1201", "queries must be 1 to 1200, got 1201", "1200"),
     ],
 )
-def test_too_many_images_for_memory_are_refused(spec: str, requested: str, bound: str) -> None:
+def test_too_many_images_are_rejected(spec: str, requested: str, bound: str) -> None:
     with pytest.raises(SettingError, match=requested) as raised:
         load_benchmark(spec, seed=0)
     assert bound in str(raised.value)
@@ -146,24 +146,24 @@ def test_too_many_images_for_memory_are_refused(spec: str, requested: str, bound
     ("spec", "new"),
     [("facts:asked=2", "queries"), ("attributes:kb=9", "examples"), ("rules:shown=9", "examples")],
 )
-def test_an_old_option_name_is_refused_with_the_new_one(spec: str, new: str) -> None:
+def test_old_option_name_suggests_the_new_one(spec: str, new: str) -> None:
     with pytest.raises(SettingError) as raised:
         load_benchmark(spec, seed=0)
     assert f"{new}=" in raised.value.hint
 
 
-def test_passages_have_no_answers_to_make_wrong() -> None:
+def test_noise_on_passages_raises() -> None:
     with pytest.raises(SettingError, match="got passages only"):
         load_benchmark("facts:episodes=1,queries=2", seed=0, label_noise=0.2)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
-def test_impossible_noise_is_named(share: float) -> None:
+def test_invalid_noise_raises(share: float) -> None:
     with pytest.raises(SettingError, match="label noise"):
         load_benchmark(RULE_ROWS, seed=0, label_noise=share)
 
 
-def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("bottega.tasks.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -177,7 +177,7 @@ def _results(rationale: str) -> set[int]:
 
 
 @pytest.mark.usefixtures("few_characters")
-def test_the_labels_of_an_episode_may_be_counted() -> None:
+def test_glyphs_support_label_methods() -> None:
     data = load_benchmark("glyphs:ways=3", seed=0, limit=3)
     assert default_methods(data) == LABEL_METHODS
     check_benchmark_fit(["vote", "balanced"], data)

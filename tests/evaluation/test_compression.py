@@ -45,7 +45,7 @@ async def accuracies(data: Benchmark, generator: Generator) -> dict[str, float]:
     return {result.method: result.value or 0.0 for result, _ in runs}
 
 
-async def test_the_bundled_compressor_reads_and_does_not_only_believe_scores(
+async def test_bundled_compressor_uses_passages_beyond_their_scores(
     facts: Benchmark,
 ) -> None:
     found = await accuracies(facts, bundled())
@@ -55,7 +55,7 @@ async def test_the_bundled_compressor_reads_and_does_not_only_believe_scores(
     assert min(found[name] for name in ("racc", "racc-oracle", "racc-flat")) >= 0.7
 
 
-def test_the_bundled_compressor_needs_the_bundled_model(facts: Benchmark) -> None:
+def test_bundled_compressor_requires_the_bundled_model(facts: Benchmark) -> None:
     with (
         KnowledgeBase.open(":memory:", embed=None) as empty,
         pytest.raises(SettingError, match="no bundled compressor"),
@@ -68,7 +68,7 @@ def test_the_bundled_compressor_needs_the_bundled_model(facts: Benchmark) -> Non
         )
 
 
-def test_a_model_that_would_compress_nothing_is_refused(facts: Benchmark) -> None:
+def test_model_without_compression_is_rejected(facts: Benchmark) -> None:
     with (
         KnowledgeBase.open(":memory:", embed=None) as empty,
         pytest.raises(SettingError, match="--hyper needs a method that compresses"),
@@ -82,18 +82,18 @@ def test_a_model_that_would_compress_nothing_is_refused(facts: Benchmark) -> Non
         )
 
 
-def test_no_knowledge_base_is_needed_where_the_right_passage_is_known(facts: Benchmark) -> None:
+def test_gold_passages_need_no_knowledge_base(facts: Benchmark) -> None:
     assert not needs_search(NAMES, facts)
 
 
-def test_a_benchmark_without_passages_has_nothing_to_compress() -> None:
+def test_compression_requires_passages() -> None:
     digits = load_benchmark("digits", seed=0, limit=5)
 
     with pytest.raises(SettingError, match="concat, racc need passages"):
         check_benchmark_fit(["concat", "racc"], digits)
 
 
-def test_known_questions_are_not_read_as_passages() -> None:
+def test_labelled_examples_are_not_passages() -> None:
     passage, known = Example(Query("p"), ""), Example(Query("Who?"), "Ann")
     mixed = Benchmark("both", (known, passage), (Example(Query("?", id="q"), "Bob"),))
 
@@ -113,7 +113,7 @@ class Fixed:
         return [Candidate(one, float(i)) for i, one in enumerate(examples)]
 
 
-async def test_controls_change_scores_alone() -> None:
+async def test_controls_change_only_scores() -> None:
     found = RescoredRetriever(
         Fixed(), lambda query, one: GOLD_SCORE * (one.example.query.id == "q01")
     )
@@ -124,7 +124,7 @@ async def test_controls_change_scores_alone() -> None:
     assert [one.example.query.id for one in shown] == ["q00", "q01", "q02"]
 
 
-async def test_late_interaction_prefers_the_passage_that_names_what_is_asked() -> None:
+async def test_late_interaction_ranks_the_matching_passage_first() -> None:
     class Two:
         async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
             texts = ("The home of babra is lavim", "The food of babra is trebral")
@@ -135,7 +135,7 @@ async def test_late_interaction_prefers_the_passage_that_names_what_is_asked() -
     assert home.score > food.score
 
 
-def test_a_folder_that_holds_nothing_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_empty_folder_is_rejected_before_loading(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"no compressor in .*: compressor.json is missing"):
         check_compressor(RunConfig(methods=["racc"], compressor=tmp_path))
     with pytest.raises(StoreError, match="no compressed passages"):
@@ -144,7 +144,7 @@ def test_a_folder_that_holds_nothing_is_refused_before_anything_is_loaded(tmp_pa
         check_compressor(RunConfig(methods=["concat"], compressor=tmp_path))
 
 
-def test_another_compressor_or_store_at_the_same_path_is_another(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_the_compressor_and_the_store(tmp_path: Path) -> None:
     assert (*COMPRESSOR, STORE) == (persistence.SETTINGS, persistence.WEIGHTS, store.MANIFEST)
     for name in (*COMPRESSOR, STORE):
         (tmp_path / name).write_text("one")

@@ -52,24 +52,24 @@ async def shown(found: SwappedRetriever, data: Benchmark, k: int) -> list[list[s
     return [[one.example.query.text for one in await found(i.query, k)] for i in data.items]
 
 
-async def test_swapped_passages_are_those_of_the_next_item_with_another_answer() -> None:
+async def test_swapped_passages_come_from_the_next_item_with_another_answer() -> None:
     data = items("red", "red", "blue")
 
     assert await shown(SwappedRetriever(Fixed(), data), data, 1) == [["q2 0"], ["q2 0"], ["q0 0"]]
 
 
-async def test_an_item_of_another_episode_comes_first() -> None:
+async def test_swaps_prefer_items_of_another_episode() -> None:
     data = items("red", "blue", "green", episodes="aab")
 
     assert await shown(SwappedRetriever(Fixed(), data), data, 1) == [["q2 0"], ["q2 0"], ["q0 0"]]
 
 
-async def test_where_all_answers_are_alike_there_is_nothing_to_swap() -> None:
+async def test_equal_answers_cannot_be_swapped() -> None:
     with pytest.raises(SettingError, match="no item has another answer"):
         await SwappedRetriever(Fixed(), items("red", "red"))(Query("?", id="q0"), 1)
 
 
-async def test_a_passage_that_holds_an_answer_gives_way_to_the_next() -> None:
+async def test_passages_with_the_answer_are_skipped() -> None:
     data = items("red", "blue")
     found = SwappedRetriever(Listed("It is red.", "Reddish.", "It is blue.", "Red!", "no"), data)
 
@@ -77,7 +77,7 @@ async def test_a_passage_that_holds_an_answer_gives_way_to_the_next() -> None:
     assert (await shown(found, data, 5))[0] == ["Reddish.", "It is blue.", "no"]
 
 
-async def test_where_only_the_answer_is_found_there_is_nothing_to_swap() -> None:
+async def test_passages_with_only_the_answer_cannot_be_swapped() -> None:
     data = items("red", "blue")
     with pytest.raises(SettingError, match="no item has another answer"):
         await SwappedRetriever(Listed("red", "so red"), data)(data.items[0].query, 1)
@@ -85,7 +85,7 @@ async def test_where_only_the_answer_is_found_there_is_nothing_to_swap() -> None
 
 
 @pytest.mark.parametrize("episodes", [1, 3])
-async def test_the_right_passage_is_never_shown_where_it_is_known(episodes: int) -> None:
+async def test_swaps_never_show_the_gold_passage(episodes: int) -> None:
     data = telling(episodes=episodes)
     right = {str(item.query.id): item.tags["passage"] for item in data.items}
     inside = {
@@ -118,13 +118,13 @@ def lines(tmp_path: Path) -> Benchmark:
     return passages_only(data, ["concat"])
 
 
-async def test_questions_without_ids_are_told_apart(lines: Benchmark) -> None:
+async def test_questions_without_ids_get_unique_ids(lines: Benchmark) -> None:
     assert len({item.query.id for item in lines.items}) == 4
     swapped = await shown(SwappedRetriever(Fixed(), lines), lines, 1)
     assert len({text for (text,) in swapped}) == 4
 
 
-async def test_each_is_shown_the_passage_that_it_names(lines: Benchmark) -> None:
+async def test_oracle_shows_the_named_passage(lines: Benchmark) -> None:
     model = ScriptedGenerator(lambda prompt: "said")
     with KnowledgeBase.open(":memory:", embed=None) as empty:
         settings = Classifier(model, ())
@@ -135,14 +135,14 @@ async def test_each_is_shown_the_passage_that_it_names(lines: Benchmark) -> None
         assert [one.example.query.id for one in trace.candidates] == [item.tags["passage"]]
 
 
-def test_a_passage_that_nobody_has_is_named(lines: Benchmark) -> None:
+def test_unknown_passage_is_named(lines: Benchmark) -> None:
     with pytest.raises(NotFoundError, match="passage p9 is unknown"):
         episode_pools(lines)[""].get_many(["p9"])
 
 
 @pytest.mark.parametrize(("id", "said"), [(None, "has no id"), ("q", "is not unique")])
 @pytest.mark.parametrize("name", ["oracle", "concat"])
-def test_what_goes_by_ids_needs_one_for_each(id: str | None, said: str, name: str) -> None:
+def test_methods_that_use_ids_require_unique_ids(id: str | None, said: str, name: str) -> None:
     asked = [Example(Query(text, id=id), text, tags={"passage": "p"}) for text in ("a", "b")]
     data = Benchmark("two", (Example(Query("p", id="p"), ""),), tuple(asked))
     settings = Classifier(ScriptedGenerator(lambda prompt: "said"), ())

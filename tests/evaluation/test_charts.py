@@ -27,7 +27,7 @@ def point(x: float, value: float, ringed: bool = False) -> Point:
 
 
 @given(st.lists(st.tuples(COSTS, SHARES), min_size=1, max_size=12))
-def test_every_mark_stands_inside_the_frame(points: list[tuple[float, float]]) -> None:
+def test_every_mark_is_inside_the_frame(points: list[tuple[float, float]]) -> None:
     chart = by_cost([Series("a", tuple(point(x, value) for x, value in points))], "t", "x")
     for mark in chart.lines[0].marks:
         assert LEFT <= mark.x <= WIDTH - RIGHT
@@ -36,14 +36,14 @@ def test_every_mark_stands_inside_the_frame(points: list[tuple[float, float]]) -
     assert len(chart.y_ticks) <= 7
 
 
-def test_dearer_stands_further_right_on_either_axis() -> None:
+def test_higher_cost_is_further_right_on_both_scales() -> None:
     for costs in ((0.0, 1.0, 2.0), (0.0, 0.001, 5.0)):
         chart = by_cost([Series("a", tuple(point(x, 0.5) for x in costs))], "t", "x")
         places = [mark.x for mark in chart.lines[0].marks]
         assert places == sorted(set(places))
 
 
-def test_shots_stand_at_equal_distances_and_what_has_none_is_flat() -> None:
+def test_shots_are_evenly_spaced_and_zero_shot_lines_are_flat() -> None:
     series = [
         Series("zero", (point(0, 0.2),), flat=True),
         Series("top", tuple(point(k, 0.5) for k in (1, 5, 20))),
@@ -54,12 +54,12 @@ def test_shots_stand_at_equal_distances_and_what_has_none_is_flat() -> None:
     assert five - one == pytest.approx(twenty - five)
 
 
-def test_the_front_is_what_nothing_else_beats() -> None:
+def test_front_contains_pareto_optimal_points() -> None:
     points = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.7), (3.0, 0.7), (4.0, 0.9)]
     assert pareto_front(points) == {(1.0, 0.5), (2.0, 0.7), (4.0, 0.9)}
     assert pareto_front([(1.0, 0.5), (1.0, 0.6)]) == {(1.0, 0.6)}
 
 
-def test_neighbouring_lines_differ_in_shape() -> None:
+def test_adjacent_lines_have_different_markers() -> None:
     series = [Series(str(i), (point(1, 0.5),)) for i in range(8)]
     assert len({line.shape for line in by_shots(series, "t").lines}) == 8

@@ -13,7 +13,7 @@ from bottega.evaluation.explanation import render
 from bottega.recording import StoredTrace
 from tests.browser import NEEDS_CHROMIUM, Page, browsing
 from tests.builders import search_tree
-from tests.evaluation.explaining.builders import a_trace, hostile_trace, known, pictures
+from tests.evaluation.explanation.builders import a_trace, hostile_trace, known, pictures
 
 pytestmark = NEEDS_CHROMIUM
 READY = 'document.readyState === "complete" && document.querySelector(".tree")'
@@ -47,12 +47,12 @@ async def resize(page: Page, width: int) -> None:
     )
 
 
-def test_the_chosen_way_is_seen_and_each_picture_is_there(tmp_path: Path, browser: str) -> None:
+def test_chosen_path_is_highlighted_and_images_load(tmp_path: Path, browser: str) -> None:
     of = a_trace(search_tree(known()))
     assert of.tree is not None
     names = [of.tree.demonstrations[node.demonstration or 0].answer for node in of.tree.chosen]
     trunks = """[...document.querySelectorAll("li li")].map((li) =>
-        [li.matches(".chosen, .passed"), getComputedStyle(li, "::before").borderLeftColor])"""
+        [li.matches(".chosen, .preceding"), getComputedStyle(li, "::before").borderLeftColor])"""
     borders = """[...document.querySelectorAll(".node")].map((node) =>
         [node.dataset.chosen !== undefined, getComputedStyle(node).borderTopColor])"""
 
@@ -77,14 +77,14 @@ def test_the_chosen_way_is_seen_and_each_picture_is_there(tmp_path: Path, browse
 
 
 @pytest.mark.parametrize("width", [400, 1000, 1400])
-def test_a_hundred_nodes_have_room(tmp_path: Path, browser: str, width: int) -> None:
+def test_hundred_nodes_fit_without_overflow(tmp_path: Path, browser: str, width: int) -> None:
     of = a_trace(search_tree(known(), depth=4))
     overlapping = """(() => {
         const boxes = [...document.querySelectorAll(".node")].map((n) => n.getBoundingClientRect());
         return boxes.filter((a, i) => boxes.some((b, j) => i < j && a.left < b.right - 1
             && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length;
     })()"""
-    squeezed = """[...document.querySelectorAll(".node .face, .worth")].filter(
+    squeezed = """[...document.querySelectorAll(".node .face, .reward")].filter(
         (one) => one.scrollWidth > one.clientWidth + 1).length"""
 
     async def looking(page: Page) -> None:
@@ -100,7 +100,7 @@ def test_a_hundred_nodes_have_room(tmp_path: Path, browser: str, width: int) -> 
     look(of, tmp_path, browser, looking)
 
 
-def test_nodes_open_by_the_keyboard(tmp_path: Path, browser: str) -> None:
+def test_nodes_open_with_the_keyboard(tmp_path: Path, browser: str) -> None:
     async def press(page: Page, key: str, code: int, text: str = "") -> None:
         for kind in ("keyDown", "keyUp"):
             await page.call(
@@ -119,7 +119,7 @@ def test_nodes_open_by_the_keyboard(tmp_path: Path, browser: str) -> None:
     look(a_trace(search_tree(known())), tmp_path, browser, looking)
 
 
-def test_texts_stay_texts(tmp_path: Path, browser: str) -> None:
+def test_untrusted_text_is_not_run_in_the_browser(tmp_path: Path, browser: str) -> None:
     async def looking(page: Page) -> None:
         assert (await page.evaluate("document.title")).startswith("Trace </style>")
         assert (

@@ -61,7 +61,7 @@ async def run(
 
 
 @pytest.mark.parametrize("name", SEARCH_METHODS)
-async def test_what_a_search_asks_is_counted_and_limited(name: str) -> None:
+async def test_search_calls_are_counted_and_limited(name: str) -> None:
     script = Brief(last_shown)
     method, result = await run(name, script)
     assert (method.name, result.n, result.shots) == (name, 3, 2)
@@ -78,7 +78,7 @@ def words(prompt: Prompt) -> list[str]:
     return " ".join(texts).split()
 
 
-async def test_the_majority_beside_a_search_gets_its_budget_unless_told_otherwise() -> None:
+async def test_majority_uses_the_search_budget_by_default() -> None:
     script = Brief(last_shown)
     await run("majority", script)
     assert script.calls[-1].sampling.n == max_search_calls(script, ROLLOUTS) == 1 + 4 + 15
@@ -100,7 +100,7 @@ class Noting:
 
 
 @pytest.mark.parametrize("retrieve", ["hybrid", "image"])
-async def test_a_search_chooses_among_the_twenty_nearest_by_what_is_compared(retrieve: str) -> None:
+async def test_search_selects_from_the_twenty_nearest_candidates(retrieve: str) -> None:
     known = tuple(example(ANIMALS[i % 3], 40 * i) for i in range(30))
     data = Benchmark("animals", known, ASKED, ANIMALS)
     settings = Classifier(Brief(last_shown), ANIMALS, prompt=InterleavedPrompter())
@@ -126,13 +126,13 @@ async def test_a_search_chooses_among_the_twenty_nearest_by_what_is_compared(ret
             assert {one.example.id for one in trace.candidates} <= set(found)
 
 
-def test_a_model_that_reasons_is_asked_about_its_reasons_as_well() -> None:
+def test_reasoning_model_needs_more_search_calls() -> None:
     assert max_search_calls(ScriptedGenerator([]), 10) == 111
     assert max_search_calls(Brief([]), 10) == 26
 
 
 @pytest.mark.parametrize("name", SEARCH_METHODS)
-async def test_a_search_fetches_as_many_as_it_shows(name: str) -> None:
+async def test_search_fetches_at_least_as_many_as_it_shows(name: str) -> None:
     model = Brief(last_shown)
     build = METHODS[name].build
     assert build is not None

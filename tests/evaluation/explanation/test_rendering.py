@@ -12,23 +12,23 @@ from bottega.recording import stored_trace
 from bottega.recording.stored_trace import Ended
 from bottega.types import Query, SearchNode, SearchTree
 from tests.builders import candidates, search_tree, searched, solid_image
-from tests.evaluation.explaining.builders import HOSTILE, a_trace, hostile_trace, known, pictures
+from tests.evaluation.explanation.builders import HOSTILE, a_trace, hostile_trace, known, pictures
 from tests.knowledge.doubles import damaged_image
 from tests.recording.test_traces import trace
 
 
-def test_each_node_is_drawn_and_the_chosen_ones_are_marked() -> None:
+def test_every_node_is_rendered_and_chosen_nodes_are_marked() -> None:
     tree = search_tree(known())
     page = render(a_trace(tree), pictures(a_trace(tree)), absent="nobody looked")
     assert page.count("<details") == 40
     assert page.count(" data-chosen") == 1 + len(tree.path)
     assert page.count('<li class="chosen">') == 1 + len(tree.path)
-    assert page.count("passed") == sum(tree.path) + page.count("li.passed")
-    assert "not drawn" not in page
+    assert page.count("preceding") == sum(tree.path) + page.count("li.preceding")
+    assert "are missing" not in page
     assert 'class="none"' not in page
 
 
-def test_pictures_that_are_gone_or_damaged_are_said() -> None:
+def test_missing_and_damaged_images_are_reported() -> None:
     of = a_trace(search_tree(known()))
     broken = damaged_image()
     given = {sha256: image for sha256, image in pictures(of).items() if sha256 in of.images}
@@ -37,7 +37,7 @@ def test_pictures_that_are_gone_or_damaged_are_said() -> None:
     assert 'title="gone"' in page
 
 
-def test_what_others_wrote_stays_text() -> None:
+def test_untrusted_text_is_escaped() -> None:
     page = render(hostile_trace(), {}, absent="gone")
     assert HOSTILE not in page
     assert "<img" not in page
@@ -45,7 +45,7 @@ def test_what_others_wrote_stays_text() -> None:
     assert page.count("<b>") == page.count("</b>")
 
 
-def test_a_trace_without_a_search_has_its_demonstrations() -> None:
+def test_trace_without_search_lists_demonstrations() -> None:
     page = render(stored_trace(trace()), {solid_image(7).sha256: solid_image(7)}, absent="gone")
     assert "No search was used" in page
     assert "dög" in page
@@ -53,7 +53,7 @@ def test_a_trace_without_a_search_has_its_demonstrations() -> None:
     assert "<details" not in page
 
 
-def test_an_answer_without_any_demonstration_may_be_the_chosen_one() -> None:
+def test_root_answer_can_be_chosen() -> None:
     tree = SearchTree(SearchNode(value=math.nan, visits=1), (), "budget")
     page = render(stored_trace(searched(tree, Query("?"))), {}, absent="gone")
     assert 'data-chosen id="chosen"' in page
@@ -62,19 +62,19 @@ def test_an_answer_without_any_demonstration_may_be_the_chosen_one() -> None:
 
 
 @pytest.mark.parametrize("ended", ENDED)
-def test_how_it_ended_is_said(ended: Ended) -> None:
+def test_page_reports_why_the_search_ended(ended: Ended) -> None:
     tree = replace(search_tree(candidates("cat", "dog")), ended=ended)
     of = stored_trace(searched(tree, Query("?")))
     assert f"The search ended {ENDED[ended]}." in render(of, {}, absent="gone")
 
 
-def test_a_deep_tree_is_a_list() -> None:
+def test_deep_tree_is_rendered_as_a_list() -> None:
     for depth, deep in ((4, False), (5, True)):
         of = a_trace(search_tree(known(), depth=depth, children=1))
         assert ('class="tree deep"' in render(of, {}, absent="gone")) is deep
 
 
-def test_long_texts_are_cut_and_large_pictures_reduced() -> None:
+def test_long_texts_are_cut_and_large_images_are_scaled_down() -> None:
     large = solid_image(3, (900, 700))
     query = Query("why? " * 5000, (large,), choices=tuple(map(str, range(500))))
     of = stored_trace(searched(search_tree(known(), depth=1), query))

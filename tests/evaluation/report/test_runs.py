@@ -29,7 +29,7 @@ print(len(read_run(Path(sys.argv[1])).methods))
 DATA = benchmark(8, known=6, side=8)
 
 
-async def test_a_run_is_read_as_it_was_kept(tmp_path: Path) -> None:
+async def test_run_is_read_as_stored(tmp_path: Path) -> None:
     run = read_run(await kept(tmp_path, DATA, three_methods(DATA)))
     assert run.settings["benchmark"] == "animals"
     assert run.methods == (("zero-shot", 0), ("random", 3), ("top-k", 3))
@@ -44,14 +44,14 @@ async def test_a_run_is_read_as_it_was_kept(tmp_path: Path) -> None:
     assert {image for one in given.shown for image in one.images} <= known & run.thumbnails.keys()
 
 
-async def test_reading_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+async def test_reading_does_not_change_the_folder(tmp_path: Path) -> None:
     folder = await kept(tmp_path, DATA, three_methods(DATA))
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     read_run(folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-async def test_a_run_is_read_while_it_goes_on(tmp_path: Path) -> None:
+async def test_active_run_is_readable(tmp_path: Path) -> None:
     settings = {"benchmark": "animals", "model": "m", "metrics": ["accuracy"]}
     with closing(RunStore.open(tmp_path, settings, DATA.items)) as ledger:
         assert read_run(tmp_path).methods == ()
@@ -60,7 +60,7 @@ async def test_a_run_is_read_while_it_goes_on(tmp_path: Path) -> None:
         assert len(read_run(tmp_path).answers["top-k", 2]) == 8
 
 
-def test_a_folder_that_may_not_be_written_is_read() -> None:
+def test_read_only_folder_is_readable() -> None:
     with tempfile.TemporaryDirectory() as open_to_others:
         Path(open_to_others).chmod(0o755)
         folder = asyncio.run(kept(Path(open_to_others) / "run", DATA, three_methods(DATA)))
@@ -73,7 +73,7 @@ def test_a_folder_that_may_not_be_written_is_read() -> None:
     assert (done.stdout, done.stderr) == ("3\n", "")
 
 
-def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
+def test_folder_without_a_run_raises(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds no run"):
         read_run(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE)) as other:
@@ -82,12 +82,12 @@ def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_a_run_that_has_not_begun_is_said_to_be_none(tmp_path: Path) -> None:
+def test_run_without_items_raises(tmp_path: Path) -> None:
     with closing(RunStore(tmp_path / FILE)), pytest.raises(StoreError, match="no run yet"):
         read_run(tmp_path)
 
 
-async def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+async def test_damaged_row_is_reported(tmp_path: Path) -> None:
     folder = await kept(tmp_path, DATA, three_methods(DATA)[:1])
     with closing(sqlite3.connect(folder / FILE)) as connection, connection:
         connection.execute("UPDATE answers SET scores = 'x' WHERE place = 3")

@@ -37,7 +37,7 @@ def places(scored: list[ScoredAnswer]) -> list[int]:
     return [one.index for one in scored]
 
 
-async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
+async def test_answered_items_are_not_requested_again(tmp_path: Path) -> None:
     asked: list[Query] = []
 
     async def once(query: Query) -> Outcome:
@@ -58,7 +58,7 @@ async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
     assert scored == expected
 
 
-async def test_failures_are_kept_apart_and_asked_again(tmp_path: Path) -> None:
+async def test_failed_items_are_requested_again(tmp_path: Path) -> None:
     async def failing(query: Query) -> Outcome:
         if query == ITEMS[3].query:
             raise EndpointTimeoutError("too slow")
@@ -81,14 +81,14 @@ async def test_failures_are_kept_apart_and_asked_again(tmp_path: Path) -> None:
     assert asked == [ITEMS[3].query]
 
 
-async def test_methods_and_shots_are_kept_apart(tmp_path: Path) -> None:
+async def test_answers_are_stored_by_method_and_shots(tmp_path: Path) -> None:
     with journal(tmp_path) as ledger:
         await evaluate(BENCHMARK, Method("m", 1, always_a), state=RunState(ledger))
         for other in (Method("m", 2, always_a), Method("n", 1, always_a)):
             assert ledger.answered(other, ITEMS) == {}
 
 
-async def test_half_a_character_in_a_reply_does_not_stop_a_run(tmp_path: Path) -> None:
+async def test_lone_surrogate_in_a_reply_is_stored(tmp_path: Path) -> None:
     async def odd(query: Query) -> Outcome:
         return Outcome(Answer("\ud800a", labels=("\ud800a",)))
 
@@ -97,7 +97,7 @@ async def test_half_a_character_in_a_reply_does_not_stop_a_run(tmp_path: Path) -
         assert result.n == len(ledger.answered(Method("m", 1, odd), ITEMS)) == 10
 
 
-async def test_half_a_character_of_a_path_does_not_either(tmp_path: Path) -> None:
+async def test_lone_surrogate_in_a_path_is_stored(tmp_path: Path) -> None:
     """The tier's name has the benchmark's, which has its folder's."""
     method, scored = Method("m", 1, always_a), ScoredAnswer(0, ITEMS[0], Answer("a"), (1.0,))
     reply = Reply("m", (Completion("a"),))
@@ -108,7 +108,7 @@ async def test_half_a_character_of_a_path_does_not_either(tmp_path: Path) -> Non
         assert (list(ledger.answered(method, ITEMS)), len(ledger.failures())) == ([0], 1)
 
 
-async def test_methods_learn_the_same_from_answers_of_an_earlier_run(tmp_path: Path) -> None:
+async def test_methods_learn_from_stored_answers(tmp_path: Path) -> None:
     learnt: list[Answer] = []
 
     async def reasoning(query: Query) -> Outcome:
@@ -124,7 +124,7 @@ async def test_methods_learn_the_same_from_answers_of_an_earlier_run(tmp_path: P
     assert learnt[:10] == learnt[10:]
 
 
-async def test_the_cost_of_a_run_is_the_sum_of_its_answers(tmp_path: Path) -> None:
+async def test_run_cost_is_the_sum_over_answers(tmp_path: Path) -> None:
     method = Method("m", 1, always_a)
     with journal(tmp_path) as ledger:
         for place, cost in enumerate((0.25, 0.5, 0.125)):
@@ -134,20 +134,20 @@ async def test_the_cost_of_a_run_is_the_sum_of_its_answers(tmp_path: Path) -> No
         assert ledger.spent() == (0.875, 0.5)
 
 
-def test_a_folder_whose_journal_is_damaged_is_not_left_locked(tmp_path: Path) -> None:
+def test_damaged_journal_releases_its_lock(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"no database at all" * 99)
     for _ in range(2):
         with pytest.raises(StoreError, match="not a"):
             journal(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_failed_folder_creation_names_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingError, match="cannot be created"):
         journal(tmp_path / "file" / "run")
 
 
-def test_another_run_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_run_is_rejected(tmp_path: Path) -> None:
     with journal(tmp_path):
         pass
     with pytest.raises(SettingError, match="seed 0, not 1"):
@@ -156,7 +156,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         pass
 
 
-async def test_answers_are_scored_by_what_the_annotators_say_now(tmp_path: Path) -> None:
+async def test_stored_answers_are_rescored_with_current_annotations(tmp_path: Path) -> None:
     items = tuple(
         Example(replace(item.query, id=str(place)), item.answer) for place, item in enumerate(ITEMS)
     )
@@ -178,7 +178,7 @@ async def test_answers_are_scored_by_what_the_annotators_say_now(tmp_path: Path)
     assert await measured("a", "a", "a", "a") == 1
 
 
-def test_labels_and_tags_are_part_of_the_data() -> None:
+def test_fingerprint_covers_labels_and_tags() -> None:
     def of(**changed: object) -> str:
         item = replace(Example(Query("?"), "a, b", labels=("a", "b")), **changed)  # type: ignore[arg-type]
         return fingerprint(Benchmark("b", ITEMS[:1], (item,)))
@@ -187,13 +187,13 @@ def test_labels_and_tags_are_part_of_the_data() -> None:
     assert of() == of()
 
 
-def test_two_processes_do_not_ask_the_same(tmp_path: Path) -> None:
+def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
     with journal(tmp_path), pytest.raises(StoreError, match="another process"):
         journal(tmp_path)
 
 
 @pytest.mark.parametrize("changed", ["answer = '{}'", "answer = '{'", "place = 99"])
-async def test_damaged_answers_are_named(tmp_path: Path, changed: str) -> None:
+async def test_damaged_answers_are_reported(tmp_path: Path, changed: str) -> None:
     method = Method("m", 1, always_a)
     with journal(tmp_path) as ledger:
         await evaluate(BENCHMARK, method, state=RunState(ledger))
@@ -208,7 +208,7 @@ async def test_damaged_answers_are_named(tmp_path: Path, changed: str) -> None:
         read_run(tmp_path)
 
 
-async def test_a_full_disk_stops_the_run(tmp_path: Path) -> None:
+async def test_storage_error_stops_the_run(tmp_path: Path) -> None:
     with journal(tmp_path) as ledger:
         other = sqlite3.connect(tmp_path / FILE)
         other.execute("DROP TABLE answers")
@@ -217,7 +217,7 @@ async def test_a_full_disk_stops_the_run(tmp_path: Path) -> None:
             await evaluate(BENCHMARK, Method("m", 1, always_a), state=RunState(ledger))
 
 
-async def test_a_method_learns_in_order_round_after_round(tmp_path: Path) -> None:
+async def test_method_learns_in_order_after_each_round(tmp_path: Path) -> None:
     events: list[str] = []
 
     async def answer(query: Query) -> Outcome:
@@ -287,7 +287,7 @@ def kept(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("count", "kills"), [(150, 2), pytest.param(500, 20, marks=pytest.mark.slow)]
 )
-def test_a_killed_run_goes_on_and_asks_nothing_twice(
+def test_killed_run_resumes_without_repeated_requests(
     tmp_path: Path, count: int, kills: int
 ) -> None:
     rng = random.Random(0)

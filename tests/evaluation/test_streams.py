@@ -31,7 +31,7 @@ def told(scores: str, tiers: str | None = None) -> StreamResult:
     )
 
 
-async def test_each_item_sees_what_was_answered_before_it() -> None:
+async def test_items_retrieve_earlier_answers() -> None:
     """The apprentice repeats what it is shown: the first item finds an empty cache."""
 
     def shown(prompt: Prompt) -> str:
@@ -63,12 +63,12 @@ async def test_each_item_sees_what_was_answered_before_it() -> None:
     assert streamed.scores("apprentice") == {0: 0.0, 2: 1.0, 3: 1.0, 5: 1.0}
 
 
-def test_parts_are_of_equal_length() -> None:
+def test_parts_have_equal_length() -> None:
     streamed = told("0101010")
     assert [list(streamed.scores(part=part)) for part in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
 
 
-def test_the_mean_is_over_streams_and_its_interval_holds_it() -> None:
+def test_mean_over_streams_is_inside_its_interval() -> None:
     estimate = mean_over([told("1111"), told("00000000")])
     assert estimate.value == 0.5
     assert (estimate.low, estimate.high) == (0.0, 1.0)  # two streams tell little
@@ -77,7 +77,7 @@ def test_the_mean_is_over_streams_and_its_interval_holds_it() -> None:
     assert alike.high - alike.low < 0.15
 
 
-def test_growth_is_the_last_part_less_the_first() -> None:
+def test_growth_is_last_part_minus_first() -> None:
     rising = growth([told("000" + "010" + "111")] * 3, "a")
     assert rising.value == 1.0
     flat = growth([told("10" * 30), told("01" * 30)], "a")
@@ -85,7 +85,7 @@ def test_growth_is_the_last_part_less_the_first() -> None:
     assert math.isnan(growth([told("111", "bbb")], "a").value)
 
 
-def test_a_gain_compares_the_same_items() -> None:
+def test_gain_compares_the_same_items() -> None:
     ours, theirs = told("1101", "aamm"), told("1000")
     assert gain([ours], [theirs]).value == 0.5
     assert gain([ours], [theirs], tier="a").value == 0.5

@@ -15,7 +15,7 @@ def shown(*labels: str) -> Outcome:
     return Outcome(answer, Trace("t", 0.0, ITEM.query, "m", found, Prompt(()), reply, answer, 0.0))
 
 
-async def test_the_demonstrations_of_one_method_at_one_number_of_shots_are_remembered() -> None:
+async def test_recorder_keeps_demonstrations_of_one_method_and_shot_count() -> None:
     ledger = DemonstrationRecorder("visual-rag", 2)
     ours, fewer, other = (
         Method(name, shots, always_a)
