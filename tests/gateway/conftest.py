@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.harness import Harness, harness
-from tests.gateway.world import World, open_world
+from tests.gateway.image_servers import World, open_world
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from bottega.openai_api.response import ChatCompletion
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Query, Usage
 from tests.gateway.harness import Harness, harness, raw, user_messages
-from tests.gateway.metered import PRICE, Meter, metered
+from tests.gateway.metered_gateway import PRICE, Meter, metered
 from tests.server import Server
 
 FULL = Usage(40, 10)

@@ -21,7 +21,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.types import Example, Query
 from tests.builders import solid_image
-from tests.gateway.calling import Received, call
+from tests.gateway.asgi_client import Received, call
 from tests.knowledge.doubles import SeededEmbedder
 
 

@@ -18,7 +18,7 @@ from bottega.protocols import Tier
 from bottega.routing import BenefitGate, ShadowSampler
 from bottega.types import Answer, Query, Usage
 from tests.gateway.harness import Harness, harness, raw, user_messages
-from tests.gateway.metered import PRICE, Meter, metered
+from tests.gateway.metered_gateway import PRICE, Meter, metered
 from tests.server import Server
 
 SLOW = pytest.mark.slow

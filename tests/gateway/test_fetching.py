@@ -18,7 +18,7 @@ from aiohttp.abc import AbstractResolver
 
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.openai_api.errors import ApiError
-from tests.gateway.world import INSIDE, OUTSIDE, PIXEL, Answer, World, image_answer, redirects
+from tests.gateway.image_servers import INSIDE, OUTSIDE, PIXEL, Answer, World, image_answer, redirects
 
 
 async def test_an_image_is_fetched_by_name_and_by_address(world: World) -> None:

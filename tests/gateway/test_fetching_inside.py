@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gateway.world import INSIDE, OUTSIDE, PIXEL, World, redirects
+from tests.gateway.image_servers import INSIDE, OUTSIDE, PIXEL, World, redirects
 
 FORMS = [
     "127.0.0.2",

@@ -28,9 +28,9 @@ TARGETS = (
     ),
     Target(
         "gateway/finalization gateway/billing",
-        "gateway/test_settling gateway/test_budgets gateway/test_abandoned gateway/test_serving"
+        "gateway/test_completion gateway/test_budgets gateway/test_abandoned gateway/test_serving"
         " gateway/test_pinned gateway/test_isolation gateway/test_billing"
-        " gateway/test_stored_repeats gateway/test_shadowing",
+        " gateway/test_stored_repeats gateway/test_shadow",
     ),
     Target(
         "evaluation/committing evaluation/run_store evaluation/outcomes evaluation/runner",
