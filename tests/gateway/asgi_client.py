@@ -1,4 +1,4 @@
-"""Requests to an ASGI app, without a server."""
+"""Client that calls an ASGI app without a server."""
 
 from __future__ import annotations
 

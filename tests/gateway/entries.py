@@ -1,4 +1,4 @@
-"""A request as the ledger notes it."""
+"""Ledger entry of a request."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class FaultyRequest:
         return self._named("chat.completion.chunk", [choice])
 
     def chunks(self, text: str, finish: str | None = "stop") -> list[dict[str, Any]]:
-        """Return a role, the text in pieces and an end; the usage last if it was requested."""
+        """Return a role chunk, text chunks and a final chunk; then the usage if requested."""
         found, at = [self.chunk({"role": "assistant", "content": ""})], 0
         while at < len(text):
             piece = text[at : at + self.rng.randint(1, 12)]
@@ -56,7 +56,7 @@ class FaultyRequest:
         return found
 
     def part(self) -> str:
-        """Return a part of the answer, never the whole."""
+        """Return an incomplete part of the answer."""
         return self.marked.text[: self.rng.randrange(1, len(self.marked.text) - 1)]
 
     def _named(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ async def garbage(request: FaultyRequest) -> web.StreamResponse:
 
 
 async def truncated(request: FaultyRequest) -> web.StreamResponse:
-    """JSON that ends too early, by a proxy that says that all is correct."""
+    """Truncated JSON from a proxy that reports success."""
     whole = orjson.dumps(request.completion(request.marked.text))
     return await raw(whole[: request.rng.randrange(1, len(whole))], 200, "application/json")(
         request.request
@@ -182,7 +182,7 @@ PLAIN: dict[str, Fault] = {
 
 @dataclass
 class Events:
-    """Writer of a stream whose pieces end anywhere, also between events."""
+    """Stream writer that cuts chunks at arbitrary bytes, also between events."""
 
     request: FaultyRequest
     response: web.StreamResponse
@@ -307,7 +307,7 @@ STREAMED: dict[str, Fault] = {
     "length": long_stream,
     "odd chunks": odd_chunks,
 }
-RARE = {"hangs", "stalls"}  # each keeps a client waiting for a whole time-out
+RARE = {"hangs", "stalls"}  # each delays a client by a full timeout
 
 
 @dataclass

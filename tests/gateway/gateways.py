@@ -1,4 +1,4 @@
-"""A gateway as `build` makes it of a configuration, on loopback."""
+"""Gateway that `build` creates from a configuration, on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway on loopback, in a thread of its own, with tiers that answer from a script."""
+"""Gateway on loopback, in its own thread, with scripted tiers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUESTION = "Which digit is this?"
 
 
 def said(prompt: Prompt) -> str:
-    """What the last turn says, and how many demonstrations stood before it."""
+    """Return the text of the last turn and the number of demonstrations before it."""
     last = " ".join(part for part in prompt.messages[-1].parts if isinstance(part, str))
     shown = sum(message.role == "assistant" for message in prompt.messages)
     return f"{last} ({shown} shown)"
@@ -49,7 +49,7 @@ def said(prompt: Prompt) -> str:
 
 @dataclass
 class Harness:
-    """What a test may look at afterwards. `over` are the requests that ended, in order."""
+    """Running gateway and its state. `over` are the finished requests, in order."""
 
     url: str
     gateway: Gateway
@@ -61,7 +61,7 @@ class Harness:
         return list(self.caches[namespace]) if namespace in self.caches else []
 
     def wait(self, requests: int) -> RequestRecord:
-        """The last of so many requests, once it is over."""
+        """Wait for this number of finished requests and return the last."""
         end = time.monotonic() + 60
         while len(self.over) < requests:
             assert time.monotonic() < end, f"only {len(self.over)} requests ended"
@@ -71,7 +71,7 @@ class Harness:
 
 @dataclass
 class TenantPool:
-    """A workshop a namespace, all in one file in memory or on disk."""
+    """One tenant per namespace, all in one file in memory or on disk."""
 
     tiers: Sequence[Tier]
     path: str
@@ -194,8 +194,8 @@ def raw(harness: Harness, messages: list[Any], model: str = "bottega", **more: A
 
 
 class Swift(uvicorn.Server):
-    """Ends as uvicorn's own does, but looks more often than ten times a second: a test waits for
-    it, hundreds of times."""
+    """Server that polls for shutdown more often than uvicorn's ten times a second, because
+    hundreds of tests wait for it."""
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):  # noqa: ASYNC110 - uvicorn sets a flag

@@ -1,4 +1,4 @@
-"""Servers with images, and one at a forbidden address."""
+"""Image servers, and one server at a forbidden address."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bottega.openai_api.errors import ApiError
 
 PIXEL = Image.from_pillow(Pillow.new("RGB", (8, 6), "red"))
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
-OUTSIDE, INSIDE = "127.0.0.1", "127.0.0.2"  # loopback plays both, by an injected policy
+OUTSIDE, INSIDE = "127.0.0.1", "127.0.0.2"  # both loopback; an injected policy separates them
 
 
 @dataclass
 class World:
-    """A server that plays the public internet, and one on the same port that must never be
-    reached, on every loopback address that there is."""
+    """Server that stands in for the public internet, and a forbidden server on the same port
+    of every other loopback address."""
 
     port: int
     answer: Answer
@@ -35,7 +35,7 @@ class World:
     resolved: list[str] = field(default_factory=list)
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """The next answer of the table; of numbers what the C library makes of them."""
+        """Return the next answer of the table; numbers resolve as in the C library."""
         self.resolved.append(host)
         if answers := self.names.get(host):
             return answers.pop(0) if len(answers) > 1 else answers[0]

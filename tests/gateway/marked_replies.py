@@ -1,4 +1,4 @@
-"""Replies that identify themselves: each contains a digest of its question, its model and a unique
+"""Marked replies: each contains a digest of its question, its model and a unique
 number."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Two, three and four bytes in UTF-8, so that streams are cut inside a character.
+# Two, three and four bytes in UTF-8, so streams are cut inside a character.
 WORDS = ("ochre", "verd", "fresco", "bottega", "garzone", "à côté", "絵の具", "🖌️", "gesso", "ciò")
 MARK = re.compile(r"Answer ([0-9a-f]{16}) of (\S+), reply (\d+):")
 
@@ -30,7 +30,7 @@ class MarkedReply:
 
 
 def parse_whole(text: str) -> MarkedReply | None:
-    """Return the reply that this text is, None if it is not a complete one."""
+    """Parse a complete reply; None if the text is not one."""
     reply = parse_start(text)
     return reply if reply is not None and reply.text == text else None
 

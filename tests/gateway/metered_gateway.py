@@ -1,4 +1,4 @@
-"""An upstream that counts its own tokens, and clients that spend a budget or leave early."""
+"""Upstream that counts its own tokens, and clients that spend a budget or leave early."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WORDS = ("light", "stone", "river", "north", "amber", "quiet", "table", "seven")
 @dataclass
 class Meter:
     """Tokens as the upstream counts them: `hidden_tokens` of a template, one for every four
-    ASCII characters of the prompt and one for each other character, and `reply_tokens` drawn for
+    ASCII characters of the prompt and one for each other character, and `reply_tokens` sampled for
     each reply, `token_seconds` apart. A client that disconnects ends the generation and pays for
     the prompt and the tokens generated so far."""
 
@@ -113,7 +113,7 @@ def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
 
 @dataclass
 class MeteredGateway:
-    """A gateway with a key of this monthly budget in front of a metered upstream."""
+    """Gateway with a key of this monthly budget in front of a metered upstream."""
 
     gateway_server: GatewayServer
     url: str

@@ -118,12 +118,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "POLL_SECONDS", 0.005)
 
 
-async def leave(found: Harness, asks: Late, model: str = "bottega", **more: Any) -> RequestRecord:
+async def leave(
+    found: Harness, upstream_stub: Late, model: str = "bottega", **more: Any
+) -> RequestRecord:
     """Send a request, leave once a tier is called, and return how the request ended."""
     body = {"model": model, "messages": user_messages(1), **more}
     async with aiohttp.ClientSession() as session:
         request = asyncio.create_task(_post(session, f"{found.url}/chat/completions", body))
-        while not asks.calls:  # noqa: ASYNC110 - the gateway runs in another thread
+        while not upstream_stub.calls:  # noqa: ASYNC110 - the gateway runs in another thread
             await asyncio.sleep(0.005)
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
@@ -136,7 +138,7 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 
 
 async def test_late_reply_is_counted_and_stored(tmp_path: Path) -> None:
-    """Clients that time out ask again: the second time it costs nothing."""
+    """A client that timed out repeats its request, which then costs nothing."""
     master = Late()
     with harness(tmp_path, master=master) as found:
         left = await leave(found, master, "bottega/master")

@@ -43,8 +43,8 @@ def test_other_texts_are_not_keys(accounts: Accounts) -> None:
     _, token = accounts.add("team-a")
     flipped = token[:-1] + ("0" if token[-1] != "0" else "1")
     other_id = token[:11] + "f" * 12 + token[23:]
-    nobody = "sk-bottega-" + "0" * 12 + "-" + "0" * 64
-    wrong = [None, "", flipped, other_id, nobody, token + "\n", f" {token}", token.upper()]
+    unissued = "sk-bottega-" + "0" * 12 + "-" + "0" * 64
+    wrong = [None, "", flipped, other_id, unissued, token + "\n", f" {token}", token.upper()]
     wrong += [token[:-1], token + "0", "sk-bottega--", "' OR 1=1 --", "\ud800", "x" * 100_000]
     assert [accounts.authenticate(each) for each in wrong] == [None] * len(wrong)
     assert accounts.authenticate(token) is not None
@@ -113,7 +113,7 @@ def test_failed_refresh_keeps_the_last_keys(
         other.execute("ALTER TABLE accounts RENAME TO gone")
     other.close()
     with caplog.at_level(logging.ERROR):
-        time.sleep(1.3)  # the look that was under way, and some more
+        time.sleep(1.3)  # longer than the refresh in progress
     assert accounts.authenticate(token) == account
     assert len([r for r in caplog.records if "the last ones read apply" in r.message]) == 1
     assert token[24:] not in caplog.text
@@ -193,7 +193,9 @@ def test_authentication_is_fast(accounts: Accounts) -> None:
         return (time.thread_time() - begun) / 500
 
     other = token[:11] + "f" * 12 + token[23:]
-    rounds = [(seconds(token), seconds(other)) for _ in range(40)]  # in turns: the machine may slow
+    rounds = [
+        (seconds(token), seconds(other)) for _ in range(40)
+    ]  # alternate: the machine may slow
     right, unknown = map(min, zip(*rounds, strict=True))
     assert right < 50e-6
     assert 0.5 < right / unknown < 2

@@ -80,7 +80,7 @@ async def test_the_system_resolves_a_name_to_addresses() -> None:
         "\u0661.1.1.1",
     ],
 )
-def test_it_is_not_public(address: str) -> None:
+def test_address_is_not_public(address: str) -> None:
     assert not is_public(address)
 
 
@@ -89,7 +89,7 @@ def test_it_is_not_public(address: str) -> None:
     ["1.1.1.1", "8.8.8.8", "100.63.255.255", "100.128.0.1", "172.15.0.1", "172.32.0.1",
      "192.167.1.1", "223.255.255.255", "2606:4700:4700::1111", "2a00:1450:4001::1"],
 )  # fmt: skip
-def test_it_is_public(address: str) -> None:
+def test_address_is_public(address: str) -> None:
     assert is_public(address)
 
 

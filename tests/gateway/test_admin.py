@@ -27,7 +27,7 @@ from tests.knowledge.doubles import SeededEmbedder
 
 @dataclass
 class Desk:
-    """An administrator in front of the API."""
+    """Client of the admin API."""
 
     folder: Path
     accounts: Accounts
@@ -133,7 +133,9 @@ async def test_only_admin_keys_are_accepted(desk: Desk, method: str, path: str) 
     assert desk.caches == {}
 
 
-async def test_keys(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+async def test_keys_are_listed_added_and_revoked(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     wanted = {"name": "team-a", "namespace": "a", "requests_per_minute": 60, "usd_per_month": 5}
     made = await desk("POST", "/keys", wanted)
@@ -223,7 +225,7 @@ async def test_image_route_returns_the_stored_bytes(desk: Desk) -> None:
     assert (await desk("GET", f"/cache/{ids[2]}/images/1", namespace="a")).status == 404
 
 
-async def test_pins_and_deletions(desk: Desk) -> None:
+async def test_examples_are_pinned_and_deleted(desk: Desk) -> None:
     first, *_ = fill(desk)
     pinned = await desk("POST", f"/cache/{first}/pin", namespace="a")
     assert pinned.json == {"changed": 1, "pinned": 1}
@@ -310,7 +312,7 @@ async def test_invalid_parameters_are_rejected(desk: Desk, params: dict[str, obj
     assert (await desk("GET", "/cache", **params)).status == 400
 
 
-async def test_savings(desk: Desk) -> None:
+async def test_savings_are_reported(desk: Desk) -> None:
     desk.ledger.note(Entry(5.0, "r", "k", "a", "master", "m", "answered", cost_usd=0.5))
     desk.ledger.note(Entry(9.0, "r", "k", "b", "master", "m", "answered", cost_usd=0.25))
     desk.ledger.flush()

@@ -83,7 +83,7 @@ def test_prediction_is_reserved_as_output(bill: Bill, text: str, least: int) -> 
 
 
 def prompt_bill(text: str, estimates: TokenEstimates) -> Bill:
-    """A bill that counts only prompt tokens."""
+    """Return a bill that counts only prompt tokens."""
     chat = parse_request({"model": "m", "messages": [{"role": "user", "content": text}]})
     account = Account("a", "a", usd_per_month=1e12)
     record = RequestRecord("r", account=account, hold=Limiter(Unspent()).hold(account))

@@ -51,7 +51,7 @@ async def test_concurrent_requests_overshoot_a_budget_by_one_at_most(
 async def test_prompts_in_other_scripts_respect_the_budget(
     endpoint: Server, tmp_path: Path
 ) -> None:
-    """Estimates that fit English do not fit Chinese, where a character is a token."""
+    """In Chinese each character is a token, so estimates for English are too low."""
     text = "請描述這張照片中的標誌所寫的文字" * 60
     meter = Meter(token_seconds=0.01)
     with metered(tmp_path, endpoint, 0.10, meter=meter) as found:
@@ -98,7 +98,7 @@ async def test_cost_of_a_cancelled_call_is_estimated(endpoint: Server, tmp_path:
 
 
 class Spent:
-    """Spending of a key as a ledger reports it."""
+    """Ledger stub that reports the spending of a key."""
 
     usd = 0.0
 
@@ -107,7 +107,7 @@ class Spent:
 
 
 def limited(found: Harness, budget: float) -> Limiter:
-    """Every call to the master costs a dollar, to the apprentice a cent."""
+    """Return tiers: a master call costs one dollar, an apprentice call one cent."""
     account = Account("a", "a", usd_per_month=budget)
     limiter = Limiter(Spent())
     found.gateway.limiter = limiter

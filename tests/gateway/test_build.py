@@ -72,7 +72,9 @@ def test_configuration_selects_the_fallback(endpoint: Server, tmp_path: Path) ->
 
     endpoint.answers = [answer]
     with run_gateway(gateway_server) as url:
-        with pytest.raises(urllib.error.HTTPError) as refused:  # by the master, of a cold start
+        with pytest.raises(
+            urllib.error.HTTPError
+        ) as refused:  # the master rejects the first request
             ask(url, "What is 3 + 4?")
         with refused.value as error:
             assert error.code == 502
@@ -109,7 +111,7 @@ def test_similarity_is_reported_for_every_tier(endpoint: Server, tmp_path: Path)
         cold = ask(url, "What is 3 + 4?")[1]
         headers = ask(url, "What is 5 + 9?")[1]
         said = gateway_server.metrics.exposition().decode()
-    assert "x-bottega-similarity" not in cold  # nothing was looked up
+    assert "x-bottega-similarity" not in cold  # no retrieval
     assert (headers["x-bottega-route"], headers["x-bottega-demonstrations"]) == ("large", "0")
     assert 0.3 < float(headers["x-bottega-similarity"]) < 0.9
     assert "bottega_similarity_count 1.0" in said
@@ -130,7 +132,10 @@ def test_key_is_sent_to_its_own_endpoint_only(endpoint: Server, tmp_path: Path) 
 
 
 def test_examples_survive_a_restart(endpoint: Server, tmp_path: Path) -> None:
-    for expected, text in (("large", "What?"), ("small", "What else?")):  # it starts warm
+    for expected, text in (
+        ("large", "What?"),
+        ("small", "What else?"),
+    ):  # the second start loads stored examples
         with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
             assert ask(url, text)[1]["x-bottega-route"] == expected
 
@@ -149,7 +154,7 @@ def test_missing_packages_and_keys_are_reported_before_start(tmp_path: Path) -> 
 
 
 def test_invalid_cache_file_is_reported_before_start(tmp_path: Path) -> None:
-    """Else every request would fail, and only the log would say why."""
+    """Otherwise every request would fail, with the reason only in the log."""
     (tmp_path / "cache.db").write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match=r"cache\.db is not a knowledge base"):
         build(gateway_config(tmp_path, "http://localhost:9/v1"), ENVIRONMENT)
@@ -174,7 +179,7 @@ def test_a_budget_pays_for_shadow_samples(endpoint: Server, tmp_path: Path) -> N
     gateway_server = build(dataclasses.replace(config, route=route), ENVIRONMENT)
     with run_gateway(gateway_server) as url:
         ask(url, "What is 1 + 1?")  # the cold start
-        ask(url, "What is 1 + 2?")  # the price of the large one is learnt
+        ask(url, "What is 1 + 2?")  # the gateway learns the price of the large tier
         before = _saved(gateway_server)
         ask(url, "What is 1 + 3?")
         end = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""What an answer cost and whether it was kept: told to ledger and routers, come what may."""
+"""Cost, storage and fallback of completed requests, as ledger and routers record them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 
 
 class Speaking:
-    """An upstream that streams words, and counts no tokens."""
+    """Upstream that streams words and reports no usage."""
 
     model = "wordy"
 
@@ -58,7 +58,7 @@ def priced(model: str, usage: Usage) -> float:
 
 @pytest.mark.parametrize("usage", [None, Usage()])
 def test_missing_usage_has_no_price(tmp_path: Path, usage: Usage | None) -> None:
-    """As nothing it would never use up a budget, and a router would take the model for free."""
+    """With a price of zero it would never spend a budget, and a router would prefer it."""
     with harness(tmp_path, apprentice=Speaking(usage)) as found:
         found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
         raw(found, user_messages(1))
@@ -157,7 +157,7 @@ def test_trace_holds_prompt_and_cost(tmp_path: Path) -> None:
 
 
 def test_bypassed_request_has_a_cost(tmp_path: Path) -> None:
-    """A request that passes straight through, as with tools, has a cost and no trace."""
+    """A bypassed request, for example with tools, has a cost but no trace."""
     traces: list[Trace] = []
     with harness(tmp_path, master=Speaking(Usage(100, 10)), change=recording(traces)) as found:
         found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
@@ -209,7 +209,7 @@ def test_request_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
 
 
 def test_unsupported_request_goes_to_another_tier(tmp_path: Path) -> None:
-    """A local model knows no log-probabilities."""
+    """A local model does not support log-probabilities."""
     with harness(tmp_path, master=Speaking()) as found:
         assert raw(found, user_messages(1), logprobs=True).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):

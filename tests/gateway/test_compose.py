@@ -1,4 +1,4 @@
-"""compose.yaml beside the configuration that it mounts: there is no Docker here to try them."""
+"""Consistency of compose.yaml and the configuration that it mounts, without Docker."""
 
 from typing import Any, cast
 from urllib.parse import urlsplit

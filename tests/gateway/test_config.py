@@ -43,14 +43,14 @@ def test_example_contains_every_setting() -> None:
 def test_defaults_in_the_example_are_correct() -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     sections = ("gateway", "route", "cache", "replay", "limits", "shadow")
-    untold = {"aliases", "allowed_hosts", "fetch_hosts", "fields", "file", "metrics_port"}
-    untold |= {"master_rate", "usd_per_1k", "below", "samples", "tier"}  # of other routers
+    unset = {"aliases", "allowed_hosts", "fetch_hosts", "fields", "file", "metrics_port"}
+    unset |= {"master_rate", "usd_per_1k", "below", "samples", "tier"}  # of other routers
     config, section, found = parse_config(TWO), "", set()
     for line in lines:
         if line.startswith("["):
             section = line[1:].partition("]")[0]
         name, sign, rest = line.removeprefix("# ").partition(" = ")
-        if sign and line.startswith("# ") and section in sections and name not in untold:
+        if sign and line.startswith("# ") and section in sections and name not in unset:
             found.add((section, name))
             shown = rest.partition("#")[0].strip().strip('"')
             assert shown == str(getattr(getattr(config, section), name)).replace(
@@ -225,12 +225,12 @@ def test_a_public_address_needs_keys() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
-def test_loopback_needs_none(host: str) -> None:
+def test_loopback_address_needs_no_keys(host: str) -> None:
     assert not parse_config(TWO + f"[gateway]\nhost = '{host}'").keys_required
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.com", ""])
-def test_everything_else_is_public(host: str) -> None:
+def test_other_addresses_are_public(host: str) -> None:
     assert parse_config(TWO + f"[gateway]\nhost = '{host}'").keys_required
 
 

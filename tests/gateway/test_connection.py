@@ -1,4 +1,4 @@
-"""Clients that send or read in bad faith, on raw sockets."""
+"""Malicious clients on raw sockets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def connected(harness: Harness, receives: int | None = None) -> socket.socket:
 
 
 def reply(client: socket.socket) -> bytes:
-    """Until the other side closes; empty if it did so without a word."""
+    """Read until the peer closes; empty if it sent nothing."""
     said = b""
     try:
         while piece := client.recv(1 << 16):
@@ -66,7 +66,7 @@ def status(said: bytes) -> int:
 
 
 def test_endless_header_does_not_block_other_requests(kept: Harness) -> None:
-    """It took ten seconds of everybody's time for each 64 MB."""
+    """Each 64 MB blocked all requests for ten seconds."""
     client = connected(kept)
 
     def flood() -> None:
@@ -91,10 +91,10 @@ def test_too_many_or_too_large_headers_are_rejected(kept: Harness, more: bytes) 
 
 
 def test_trailers_are_not_headers(kept: Harness) -> None:
-    """A proxy that checked the headers has not seen it."""
+    """A proxy checks headers but not trailers."""
     chunked = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n%b\r\n0\r\n%b\r\n"
-    key_behind = chunked % (len(BODY), BODY, KEY)
-    assert status(ask(kept, HEAD + key_behind)) == 401
+    trailing_key = chunked % (len(BODY), BODY, KEY)
+    assert status(ask(kept, HEAD + trailing_key)) == 401
     key_before = chunked % (len(BODY), BODY, b"X-Bottega-Shots: wrong\r\n")
     assert status(ask(kept, HEAD + KEY + key_before)) == 200
 
@@ -143,7 +143,7 @@ def test_replies_can_take_longer_than_requests(
 def test_client_that_stops_reading_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a tier's slots, and all who wait for the same answer, are held as long as it likes."""
+    """Otherwise it blocks the slots of a tier and all requests waiting for the same answer."""
     monkeypatch.setattr(Connection, "write_seconds", 0.2)
     monkeypatch.setattr(Connection, "check_seconds", 0.05)
     long = ScriptedGenerator(lambda prompt: "seven " * 2_000_000)

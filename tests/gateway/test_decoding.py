@@ -37,13 +37,13 @@ def png(side: int, mode: str = "1") -> Image:
 
 @pytest.fixture(scope="module")
 def large() -> Image:
-    """6 KB, 37 million pixels."""
+    """Return a 6 KB image of 37 million pixels."""
     return png(6100)
 
 
 @pytest.fixture
 def budget(monkeypatch: pytest.MonkeyPatch) -> DecodeBudget:
-    """One large image at a time, on every machine."""
+    """Return a memory budget for one large image at a time."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     return DecodeBudget(64 * MB, wait_seconds=5.0)
 
@@ -70,7 +70,7 @@ class Work:
 
 async def started(task: asyncio.Task[Any], work: Work, count: int) -> None:
     async with asyncio.timeout(5):
-        while len(work.began) < count:  # noqa: ASYNC110 - nothing tells of it
+        while len(work.began) < count:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.001)
     assert not task.done()
 
@@ -89,7 +89,7 @@ def waiting(budget: DecodeBudget) -> int:
 
 async def queued(budget: DecodeBudget, count: int) -> None:
     async with asyncio.timeout(5):
-        while waiting(budget) < count:  # noqa: ASYNC110 - nothing tells of it
+        while waiting(budget) < count:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.001)
 
 
@@ -140,7 +140,7 @@ async def test_waiting_too_long_gets_429(budget: DecodeBudget, large: Image) -> 
 
 
 async def test_memory_is_held_until_the_work_ends(budget: DecodeBudget, large: Image) -> None:
-    """A client that leaves stops no thread: leaving must not make room for its next request."""
+    """A disconnect stops no thread, so it must not free memory for the next request."""
     work = Work()
     first = asyncio.create_task(budget.run([large], work.named("first")))
     await started(first, work, 1)
@@ -216,7 +216,7 @@ def refused(work: Callable[[], object]) -> tuple[int, str]:
 
 
 class Embedding:
-    """Blocks the embedder, as a large image would."""
+    """Embedder that blocks, as a large image would."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.most = 0

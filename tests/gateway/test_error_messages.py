@@ -1,4 +1,4 @@
-"""What clients and operators are told when something is wrong, word by word."""
+"""Exact error messages for clients and operators."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shown(url: str) -> list[dict[str, Any]]:
 
 
 def claiming(width: int, height: int) -> str:
-    """A PNG of a few bytes whose header speaks of many pixels."""
+    """Return a PNG of a few bytes whose header declares many pixels."""
     file = io.BytesIO()
     Pillow.new("1", (1, 1)).save(file, "PNG")
     data = bytearray(file.getvalue())

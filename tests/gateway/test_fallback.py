@@ -1,4 +1,4 @@
-"""Who answers for a tier that failed or cannot take a request."""
+"""Fallback for tiers that failed or do not support a request."""
 
 from __future__ import annotations
 

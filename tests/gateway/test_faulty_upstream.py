@@ -77,8 +77,8 @@ def test_seed_decides_the_schedule() -> None:
 
 def test_other_image_gives_another_digest() -> None:
     def turn(image: str) -> Mapping[str, object]:
-        picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
-        return {"role": "user", "content": [picture, {"type": "text", "text": QUESTION}]}
+        image_part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+        return {"role": "user", "content": [image_part, {"type": "text", "text": QUESTION}]}
 
     first, second = turn("AAAA"), turn("AAAB")
     assert question_digest([first]) == digest(QUESTION, [b"\0\0\0"]) != question_digest([second])

@@ -1,4 +1,4 @@
-"""Images that are fetched for a client, and what their servers may not do."""
+"""Image fetching for clients, and its restrictions on image servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from aiohttp.abc import AbstractResolver
 
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.openai_api.errors import ApiError
-from tests.gateway.image_servers import INSIDE, OUTSIDE, PIXEL, Answer, World, image_answer, redirects
+from tests.gateway.image_servers import (
+    INSIDE,
+    OUTSIDE,
+    PIXEL,
+    Answer,
+    World,
+    image_answer,
+    redirects,
+)
 
 
 async def test_an_image_is_fetched_by_name_and_by_address(world: World) -> None:
@@ -35,7 +43,7 @@ async def test_fetching_is_disabled_by_default(world: World) -> None:
 
 
 async def test_forbidden_server_is_reachable_directly(world: World) -> None:
-    """Without the policy it is reached: the other tests would see it."""
+    """Without the policy it is reachable, so the other tests would notice."""
     for host in (INSIDE, "inner.example"):
         with pytest.raises(ApiError):
             await world.fetcher(allowed=lambda address: True).fetch(world.url(host))
@@ -159,7 +167,7 @@ async def test_no_more_than_the_allowed_number_of_fetches_run_at_once(world: Wor
 async def test_waiting_for_a_slot_counts_towards_the_timeout(world: World) -> None:
     world.answer = silent
     fetcher = world.fetcher(concurrency=1, seconds=0.2)
-    async with fetcher._slots:  # as a fetch that does not end
+    async with fetcher._slots:  # like a fetch that does not end
         with pytest.raises(ApiError, match=r"within 0\.2 seconds"):
             await asyncio.wait_for(fetcher.fetch(world.url()), 5)
     assert not world.requests

@@ -1,4 +1,4 @@
-"""No image URL leads into the inner network."""
+"""Image URLs never reach the internal network."""
 
 from __future__ import annotations
 
@@ -211,6 +211,6 @@ async def test_internal_and_unknown_hosts_have_the_same_error(world: World) -> N
 
 @pytest.mark.parametrize("form", ["127.1", "2130706433", "0x7f.1", "0177.0.0.1", "127.0.0.1."])
 async def test_only_canonical_addresses_are_accepted(world: World, form: str) -> None:
-    """Even one that is allowed: what connects might read it otherwise than what checked it."""
+    """Rejected even for allowed hosts: validator and connector may parse it differently."""
     assert "malformed" in str(await world.rejected(world.url(form)))
     assert not world.requests and not world.resolved

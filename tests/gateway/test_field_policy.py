@@ -128,7 +128,7 @@ def test_operator_allows_more_fields(endpoint: Server, tmp_path: Path) -> None:
 
 
 def test_priced_service_tiers_are_rejected() -> None:
-    """Published prices know one price of a model."""
+    """Published prices have one price per model."""
     tier = '[tiers.a]\nmodel = "openai:gpt-4.1"\nextra_body = { service_tier = "flex" }\n'
     with pytest.raises(SettingError, match=r"tiers\.a\.price is missing"):
         parse_config(tier)

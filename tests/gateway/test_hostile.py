@@ -1,4 +1,4 @@
-"""What clients tried that should not have worked."""
+"""Requests from hostile clients that must be rejected."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def ask(
 async def test_cached_reply_of_an_admin_is_not_replayed_to_others(
     shared: Harness, by_header: bool
 ) -> None:
-    """The same bytes from a key that may not name that namespace."""
+    """A second key without access to the namespace sends the same bytes."""
     name = "bottega/master" if by_header else "bottega/master:namespace=team-a"
     headers = {"x-bottega-namespace": "team-a"} if by_header else {}
     assert (await ask(shared, body(name), "sk-admin", **headers))[0] == 200
@@ -89,7 +89,7 @@ async def test_repeat_is_booked_in_its_namespace(shared: Harness) -> None:
 
 
 async def test_model_name_length_is_limited(shared: Harness) -> None:
-    """What was understood of it is remembered for the next request."""
+    """The parsed request is cached for the next one."""
     for suffix in ("," * 100_000, "no-store," * 10_000, "namespace=" + "a" * 100_000):
         status, said, _ = await ask(shared, body(f"bottega:{suffix}"), "sk-a")
         assert (status, json.loads(said)["error"]["code"]) == (404, "model_not_found")
@@ -97,7 +97,7 @@ async def test_model_name_length_is_limited(shared: Harness) -> None:
 
 
 async def test_duplicate_keys_are_rejected(shared: Harness) -> None:
-    """A proxy that looked at one may have passed on the other."""
+    """A proxy may have validated the other copy."""
     sent = orjson.dumps(body())
     for path in ("chat/completions", "responses"):
         async with aiohttp.ClientSession() as session:
@@ -110,18 +110,18 @@ async def test_duplicate_keys_are_rejected(shared: Harness) -> None:
 
 
 class Named:
-    """A tier whose model calls itself as it likes."""
+    """Tier whose upstream reports an arbitrary model name."""
 
     def __init__(self, name: str) -> None:
-        self.model, self._told = "plain", name
+        self.model, self._reported_model = "plain", name
 
     async def complete(self, body: Body, /) -> ChatCompletion:
         message = {"role": "assistant", "content": "seven"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         reply = {"id": "1", "object": "chat.completion", "created": 1, "choices": [choice]}
         return ChatCompletion(
-            orjson.dumps(reply | {"model": self._told}),
-            self._told,
+            orjson.dumps(reply | {"model": self._reported_model}),
+            self._reported_model,
             parse_completions(reply, "here"),
             None,
         )
@@ -167,7 +167,7 @@ async def test_pixels_of_an_image_are_limited(tmp_path: Path) -> None:
 
 
 async def test_pixels_of_all_images_are_limited(tmp_path: Path) -> None:
-    """16 of 40 million pixels each came in 100 KB, and cost 16 seconds."""
+    """16 images of 40 million pixels fit into 100 KB and took 16 seconds."""
     limits = Limits(image_pixels=64, request_pixels=5 * 64)
     with harness(tmp_path, limits=limits) as found:
         sent = body()
@@ -189,7 +189,7 @@ class Endless(Named):
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
 async def test_leaving_during_an_answer_is_billed(tmp_path: Path, path: str) -> None:
-    """Else a budget is no limit for those who always leave before the last word."""
+    """Otherwise clients that always disconnect early exceed their budget."""
     sent = {**body(stream=True), "input": QUESTION}
     del sent["messages" if path == "responses" else "input"]
     with harness(tmp_path, master=Endless("plain")) as found:
@@ -214,7 +214,7 @@ def metrics() -> tuple[bytes, str]:
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({}, 401),  # perhaps by way of a proxy that adds no header
+        ({}, 401),  # possibly through a proxy that adds no header
         ({"X-Forwarded-For": "203.0.113.9"}, 401),
         ({"X-Forwarded-For": "127.0.0.1"}, 401),
         ({"X-Forwarded-For": "203.0.113.9", "Authorization": "Bearer sk-a"}, 403),
@@ -224,7 +224,7 @@ def metrics() -> tuple[bytes, str]:
 async def test_metrics_need_an_admin_key(
     shared: Harness, headers: dict[str, str], status: int
 ) -> None:
-    """Metrics name tenants and what they spend."""
+    """Metrics contain tenants and their spending."""
     gateway = shared.gateway
     chat_endpoint = ChatEndpoint(gateway.answer, shared.over.append, 1 << 20)
     app = App(gateway, chat_endpoint, metrics=metrics)
@@ -252,7 +252,7 @@ CONSTRAINTS = {"guided_choice", "structured_outputs"}
 async def test_steered_answer_is_no_example_for_others(
     shared: Harness, steer: dict[str, Any]
 ) -> None:
-    """Else whoever may ask puts words into the master's mouth."""
+    """Otherwise any client can dictate the answers stored for the master."""
     shared.gateway.more_fields = frozenset(steer)
     await ask(shared, body(**steer), "sk-a")
     plain = await ask(shared, body("bottega/apprentice", shade=8), "sk-a")
@@ -309,7 +309,7 @@ async def test_other_urls_are_rejected(open_to_all: Harness, kind: str) -> None:
     ],
 )
 async def test_web_pages_are_rejected_without_keys(open_to_all: Harness, origin: str) -> None:
-    """A browser sends its text/plain forms to loopback without asking anybody."""
+    """A browser sends text/plain forms to loopback without a preflight request."""
     status, said, _ = await ask(open_to_all, body(), Origin=origin)
     assert (status, json.loads(said)["error"]["code"]) == (403, "origin_forbidden")
 

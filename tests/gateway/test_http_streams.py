@@ -39,7 +39,7 @@ async def test_stream_arrives_unchanged(endpoint: Server) -> None:
     request = {"stream": True, "stream_options": {"z": 1, "include_usage": True}}
     assert endpoint.bodies == [BODY | {"model": "m"} | request]
     headers = endpoint.headers[0]
-    # What is compressed is held back until there is enough of it.
+    # Compression buffers small chunks.
     assert (headers["Accept"], headers["Accept-Encoding"]) == ("text/event-stream", "identity")
 
 

@@ -1,4 +1,4 @@
-"""What one key put in, no other key gets out: neither as a demonstration nor as a replay."""
+"""Isolation of keys: stored answers are not shown or replayed to another key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def master_reply(prompt: Prompt) -> str:
 
 
 def parrot(prompt: Prompt) -> str:
-    """Everything that it was shown."""
+    """Return the text of the full prompt."""
     return " | ".join(
         part for message in prompt.messages for part in message.parts if isinstance(part, str)
     )
@@ -73,7 +73,7 @@ async def test_other_namespaces_stay_closed(shared: Harness) -> None:
     status, said, headers = await ask(shared, "sk-a", body("bottega/master"))
     assert status == 200 and SECRET in said and headers["x-bottega-stored"]
     status, said, headers = await ask(shared, "sk-a", body(shade=8))
-    assert SECRET in said and headers["x-bottega-demonstrations"] == "1"  # there it is
+    assert SECRET in said and headers["x-bottega-demonstrations"] == "1"  # its own key sees it
 
     names = [
         "team-a", "team-a/", "team-a/one", "TEAM-A", " team-a", "team-b/../team-a", "team-b/team-a",
@@ -179,7 +179,7 @@ async def test_assistant_turns_of_the_client_are_not_stored(
 
 
 async def test_instructions_separate_the_examples(shared: Harness) -> None:
-    """The same key, another system turn: an answer that obeyed it is no example."""
+    """Same key, other system turn: an answer that follows it is not an example."""
     sent = body("bottega/master")
     sent["messages"].insert(0, {"role": "system", "content": "Always say 5."})
     await ask(shared, "sk-a", sent)

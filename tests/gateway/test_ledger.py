@@ -82,7 +82,7 @@ def test_spending_counts_at_once_and_after_a_restart(file: Path) -> None:
     for _ in range(2):
         assert ledger.spent_this_month("a") == 0.75
         ledger.flush()
-    assert ledger.spent_this_month("nobody") == 0.0
+    assert ledger.spent_this_month("unused") == 0.0
     ledger.close()
     again = Ledger.open(file)
     assert (again.spent_this_month("a"), again.spent_this_month("b")) == (0.75, 9.0)

@@ -1,4 +1,4 @@
-"""The ledger's background thread: when it writes, what it loses, what it deletes."""
+"""Background thread of the ledger: writing, losses and deletions."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from bottega.openai_api.errors import ApiError
 
 
 @dataclass
-class Purse:
-    """What a ledger would say."""
+class SpendingStub:
+    """Ledger stub with fixed monthly costs."""
 
     costs: list[float] = field(default_factory=list)
 
@@ -29,13 +29,13 @@ class Clock:
 
 
 def test_account_without_limits_is_always_admitted() -> None:
-    limiter = Limiter(Purse([1e9]))
+    limiter = Limiter(SpendingStub([1e9]))
     assert {limiter.admit(Account("a", "free")) for _ in range(10_000)} == {None}
 
 
-def test_requests_per_minute() -> None:
+def test_requests_per_minute_are_limited() -> None:
     clock = Clock()
-    limiter = Limiter(Purse(), clock=clock)
+    limiter = Limiter(SpendingStub(), clock=clock)
     account, other = (Account(id, id, requests_per_minute=30) for id in "ab")
     assert [limiter.admit(account) for _ in range(30)] == [None] * 30
     assert limiter.admit(account) == pytest.approx(2.0)
@@ -52,7 +52,7 @@ def test_requests_per_minute() -> None:
 
 def test_waiting_the_returned_time_is_enough() -> None:
     clock, draw = Clock(), random.Random(0)
-    limiter = Limiter(Purse(), clock=clock)
+    limiter = Limiter(SpendingStub(), clock=clock)
     account = Account("a", "a", requests_per_minute=7)
     for _ in range(200):
         wait = limiter.admit(account)
@@ -63,7 +63,7 @@ def test_waiting_the_returned_time_is_enough() -> None:
 
 
 def test_spent_budget_has_its_own_error() -> None:
-    budget = Purse([0.6])
+    budget = SpendingStub([0.6])
     limiter, account = Limiter(budget), Account("a", "a", usd_per_month=1.0)
     assert limiter.admit(account) is None
     budget.costs.append(0.4)
@@ -75,19 +75,19 @@ def test_spent_budget_has_its_own_error() -> None:
 
 
 def test_a_reservation_counts_until_it_is_released() -> None:
-    limiter, account = Limiter(Purse([0.1])), Account("a", "a", usd_per_month=0.4)
+    limiter, account = Limiter(SpendingStub([0.1])), Account("a", "a", usd_per_month=0.4)
     holds = [limiter.hold(account) for _ in range(4)]
     for hold in holds[:3]:
         hold.reserve(0.1)  # 0.1 + 3 * 0.1: exactly the budget
     with pytest.raises(BudgetError, match="is reserved by its other requests") as raised:
         holds[3].reserve(0.01)
     assert raised.value.headers["retry-after"] == "1"
-    holds[0].release()  # an exact repeat, say
+    holds[0].release()  # for example an exact repeat
     holds[3].reserve(0.1)
 
 
 def test_reservation_is_replaced_by_the_actual_cost() -> None:
-    limiter, account = Limiter(Purse()), Account("a", "a", usd_per_month=1.0)
+    limiter, account = Limiter(SpendingStub()), Account("a", "a", usd_per_month=1.0)
     first, second = limiter.hold(account), limiter.hold(account)
     first.reserve(0.9)
     first.settle(0.2)
@@ -100,7 +100,7 @@ def test_reservation_is_replaced_by_the_actual_cost() -> None:
 
 
 def test_single_request_is_always_admitted() -> None:
-    limiter, account = Limiter(Purse([0.9])), Account("a", "a", usd_per_month=1.0)
+    limiter, account = Limiter(SpendingStub([0.9])), Account("a", "a", usd_per_month=1.0)
     alone = limiter.hold(account)
     alone.reserve(50.0)
     with pytest.raises(BudgetError):
@@ -111,7 +111,7 @@ def test_single_request_is_always_admitted() -> None:
 
 
 def test_paid_calls_count_before_the_ledger_entry() -> None:
-    limiter, account = Limiter(Purse([0.9])), Account("a", "a", usd_per_month=1.0)
+    limiter, account = Limiter(SpendingStub([0.9])), Account("a", "a", usd_per_month=1.0)
     hold = limiter.hold(account)
     hold.reserve(0.1)
     hold.settle(0.1)
@@ -120,13 +120,13 @@ def test_paid_calls_count_before_the_ledger_entry() -> None:
 
 
 def test_no_budget_reserves_nothing() -> None:
-    limiter, account = Limiter(Purse([1e9])), Account("a", "free")
+    limiter, account = Limiter(SpendingStub([1e9])), Account("a", "free")
     for _ in range(100):
         limiter.hold(account).reserve(1e9)
 
 
 def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> None:
-    limiter, account = Limiter(Purse([0.25])), Account("a", "a", usd_per_month=0.5)
+    limiter, account = Limiter(SpendingStub([0.25])), Account("a", "a", usd_per_month=0.5)
     limiter.hold(account).reserve(0.125)
     limiter.hold(account).reserve(0.125)
     with pytest.raises(BudgetError):
@@ -135,14 +135,14 @@ def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> None:
 
 def test_zero_budget_admits_no_request() -> None:
     with pytest.raises(ApiError):
-        Limiter(Purse()).admit(Account("a", "a", usd_per_month=0.0))
+        Limiter(SpendingStub()).admit(Account("a", "a", usd_per_month=0.0))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_concurrency_overshoots_by_less_than_one_request(seed: int) -> None:
-    """The bound of the docstring, with any number of requests in any order."""
+    """The documented bound holds for any number of requests in any order."""
     rng = random.Random(seed)
-    budget, account = Purse(), Account("a", "a", usd_per_month=10.0)
+    budget, account = SpendingStub(), Account("a", "a", usd_per_month=10.0)
     limiter = Limiter(budget)
     max_cost = rng.uniform(0.1, 3.0)
     running: list[Hold] = []

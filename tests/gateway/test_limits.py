@@ -52,7 +52,7 @@ def refused(body: object, limits: Limits | None = None) -> ApiError:
     return caught.value
 
 
-def user_messages(*content: object, **more: object) -> dict[str, object]:
+def chat_body(*content: object, **more: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": list(content)}], **more}
 
 
@@ -173,9 +173,9 @@ def test_nesting_limit_is_exact(depth: int) -> None:
     for _ in range(depth - 1):
         value = [value]
     limits = Limits(depth=depth)
-    parse_request(user_messages({"type": "text", "text": "a"}, unknown=value), limits)
+    parse_request(chat_body({"type": "text", "text": "a"}, unknown=value), limits)
     with pytest.raises(ApiError, match=f"nested deeper than {depth}"):
-        parse_request(user_messages({"type": "text", "text": "a"}, unknown=[value]), limits)
+        parse_request(chat_body({"type": "text", "text": "a"}, unknown=[value]), limits)
 
 
 @pytest.mark.parametrize("kind", ["text", "image_url", "other"])
@@ -185,7 +185,7 @@ def test_nesting_limit_applies_everywhere(kind: str, name: str) -> None:
     for _ in range(200):
         deep = [deep]
     part = {"type": kind, "text": "a", "image_url": PIXEL.data_url, name: deep}
-    assert refused(user_messages(part)).status == 400
+    assert refused(chat_body(part)).status == 400
 
 
 def test_deep_nesting_in_an_image_reference_is_rejected() -> None:
@@ -193,33 +193,33 @@ def test_deep_nesting_in_an_image_reference_is_rejected() -> None:
     for _ in range(200):
         deep = [deep]
     part = {"type": "image_url", "image_url": {"url": PIXEL.data_url, "more": deep}}
-    assert refused(user_messages(part)).code == "limit_exceeded"
+    assert refused(chat_body(part)).code == "limit_exceeded"
 
 
 @pytest.mark.parametrize(
     ("reference", "expected"), [(3, "an object or a string"), ({"url": 3}, "a string")]
 )
 def test_error_names_the_expected_type_of_an_image_url(reference: object, expected: str) -> None:
-    error = refused(user_messages({"type": "image_url", "image_url": reference}))
+    error = refused(chat_body({"type": "image_url", "image_url": reference}))
     assert f"expected {expected}," in str(error)
 
 
 def test_each_limit_applies() -> None:
     text = {"type": "text", "text": "abc"}
-    parse_request(user_messages(text, text), Limits(text_characters=6))
-    assert refused(user_messages(text, text, text), Limits(text_characters=6)).param == (
+    parse_request(chat_body(text, text), Limits(text_characters=6))
+    assert refused(chat_body(text, text, text), Limits(text_characters=6)).param == (
         "messages[0].content[2].text"
     )
-    parse_request(user_messages(IMAGE, IMAGE), Limits(images=2))
-    assert refused(user_messages(IMAGE, IMAGE, IMAGE), Limits(images=2)).param == (
+    parse_request(chat_body(IMAGE, IMAGE), Limits(images=2))
+    assert refused(chat_body(IMAGE, IMAGE, IMAGE), Limits(images=2)).param == (
         "messages[0].content[2].image_url.url"
     )
     two = {"model": "m", "messages": [{"role": "user", "content": "a"}] * 2}
     parse_request(two, Limits(messages=2))
     assert refused(two, Limits(messages=1)).code == "array_above_max_length"
     heavy = {"type": "image_url", "image_url": "data:image/png;base64," + "A" * 800_000}
-    parse_request(user_messages(heavy), Limits(image_mb=1))
-    assert refused(user_messages(heavy, heavy), Limits(image_mb=1)).param == (
+    parse_request(chat_body(heavy), Limits(image_mb=1))
+    assert refused(chat_body(heavy, heavy), Limits(image_mb=1)).param == (
         "messages[0].content[1].image_url"
     )
 
@@ -247,7 +247,7 @@ def test_limits_are_exact() -> None:
         return True
 
     def text(*lengths: int) -> dict[str, object]:
-        return user_messages(*({"type": "text", "text": "x" * length} for length in lengths))
+        return chat_body(*({"type": "text", "text": "x" * length} for length in lengths))
 
     header = (b"name", b"value!")
     image = {"type": "image_url", "image_url": PIXEL.data_url}
@@ -255,7 +255,7 @@ def test_limits_are_exact() -> None:
 
     def weighs(length: int) -> dict[str, object]:
         url = "data:image/png;base64,"
-        return user_messages({"type": "image_url", "image_url": url + "A" * (length - len(url))})
+        return chat_body({"type": "image_url", "image_url": url + "A" * (length - len(url))})
 
     def fetched(more: int) -> Image:
         return dataclasses.replace(PIXEL, data=b"x" * ((1 << 19) + more))
@@ -266,7 +266,7 @@ def test_limits_are_exact() -> None:
         [partial(Limits(headers=2).check_headers, [header] * n) for n in (2, 3)],
         [partial(Limits(header_bytes=20).check_headers, [header] * n) for n in (2, 3)],
         [partial(parse_request, text(3, n), Limits(text_characters=5)) for n in (2, 3)],
-        [partial(parse_request, user_messages(*[image] * n), Limits(images=2)) for n in (2, 3)],
+        [partial(parse_request, chat_body(*[image] * n), Limits(images=2)) for n in (2, 3)],
         [partial(parse_request, weighs(mebibyte + n), Limits(image_mb=1)) for n in (0, 4)],
         [partial(Limits(image_pixels=n).check_image, wide, "p") for n in (100, 99)],
         [partial(Limits(image_mb=1).check_fetched, [fetched(n)] * 2, "p") for n in (0, 1)],

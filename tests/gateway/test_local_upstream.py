@@ -1,4 +1,4 @@
-"""Bodies to prompts and replies to JSON, around a generator in this process."""
+"""Conversion of bodies to prompts and replies to JSON for an in-process generator."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ USER = {"role": "user", "content": "hi"}
 BODY: dict[str, Any] = {"model": "bottega", "messages": [USER]}
 
 
-async def user_messages(body: dict[str, Any]) -> tuple[Prompt, Sampling]:
+async def parse(body: dict[str, Any]) -> tuple[Prompt, Sampling]:
     generator = ScriptedGenerator(lambda prompt: "fine")
     await LocalUpstream(generator).complete(body)
     return generator.calls[0].prompt, generator.calls[0].sampling
 
 
-class Told:
-    """Replies with what a test says."""
+class ReplyStub:
+    """Generator that returns the completions it was given."""
 
-    name = "told"
+    name = "stub"
 
     def __init__(self, *completions: Completion) -> None:
-        self.reply = Reply("told:v2", completions, Usage(7, 5, 3))
+        self.reply = Reply("stub:v2", completions, Usage(7, 5, 3))
         self.loaded = self.closed = False
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
@@ -94,7 +94,7 @@ async def test_large_images_are_reduced_before_the_models_thread(
 
 async def test_messages_become_a_prompt() -> None:
     cat, dog = solid_image(1), solid_image(2)
-    prompt, _ = await user_messages(
+    prompt, _ = await parse(
         {
             "messages": [
                 {"role": "developer", "content": "be short"},
@@ -137,7 +137,7 @@ async def test_messages_become_a_prompt() -> None:
 async def test_fields_become_sampling_parameters(
     fields: dict[str, Any], sampling: Sampling
 ) -> None:
-    assert (await user_messages(BODY | fields))[1] == sampling
+    assert (await parse(BODY | fields))[1] == sampling
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ async def test_fields_become_sampling_parameters(
 )
 async def test_unsupported_fields_are_rejected_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises((SettingError, ApiError), match=named) as caught:
-        await user_messages(BODY | fields)
+        await parse(BODY | fields)
     assert caught.value.hint
 
 
@@ -193,7 +193,7 @@ async def test_unsupported_fields_are_rejected_by_name(fields: dict[str, Any], n
 async def test_invalid_image_is_rejected(url: object, kind: type[Exception]) -> None:
     part = {"type": "image_url", "image_url": {"url": url}}
     with pytest.raises(kind, match=r"messages\[0\].content\[0\]"):
-        await user_messages({"messages": [{"role": "user", "content": [part]}]})
+        await parse({"messages": [{"role": "user", "content": [part]}]})
 
 
 async def test_images_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,17 +206,17 @@ async def test_images_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Image, "from_data_url", noting)
     part = {"type": "image_url", "image_url": solid_image(1).data_url}
-    await user_messages({"messages": [{"role": "user", "content": [part]}]})
+    await parse({"messages": [{"role": "user", "content": [part]}]})
     assert threads and threading.get_ident() not in threads
 
 
 async def test_openai_client_parses_the_reply() -> None:
-    told = Told(Completion("a b", "length"), Completion("no", "refusal"))
-    found = await LocalUpstream(told).complete(BODY)
+    generator = ReplyStub(Completion("a b", "length"), Completion("no", "refusal"))
+    found = await LocalUpstream(generator).complete(BODY)
     parsed = ChatCompletion.model_validate_json(found.payload, strict=True)
-    assert (found.model, found.usage) == ("told:v2", Usage(7, 5, 3))
-    assert found.completions == told.reply.completions
-    assert parsed.id.startswith("chatcmpl-") and parsed.model == "told:v2"
+    assert (found.model, found.usage) == ("stub:v2", Usage(7, 5, 3))
+    assert found.completions == generator.reply.completions
+    assert parsed.id.startswith("chatcmpl-") and parsed.model == "stub:v2"
     assert [one.index for one in parsed.choices] == [0, 1]
     assert [one.finish_reason for one in parsed.choices] == ["length", "stop"]
     assert [one.message.content for one in parsed.choices] == ["a b", ""]
@@ -226,8 +226,8 @@ async def test_openai_client_parses_the_reply() -> None:
 
 
 async def test_stream_has_the_protocol_order() -> None:
-    told = Told(Completion("a b"), Completion("", "length"))
-    payloads = [payload async for payload in LocalUpstream(told).stream(BODY)]
+    generator = ReplyStub(Completion("a b"), Completion("", "length"))
+    payloads = [payload async for payload in LocalUpstream(generator).stream(BODY)]
     found = [ChatCompletionChunk.model_validate_json(payload, strict=True) for payload in payloads]
     parts = [
         (choice.index, choice.delta.role, choice.delta.content, choice.finish_reason)
@@ -254,11 +254,11 @@ async def test_generator_error_is_raised_before_the_first_event() -> None:
 
 
 async def test_check_loads_the_model() -> None:
-    told = Told(Completion("a"))
-    upstream: Upstream = LocalUpstream(told)
+    generator = ReplyStub(Completion("a"))
+    upstream: Upstream = LocalUpstream(generator)
     await upstream.check()
     await upstream.aclose()
-    assert (told.loaded, told.closed, upstream.model) == (True, True, "told")
+    assert (generator.loaded, generator.closed, upstream.model) == (True, True, "stub")
     await LocalUpstream(ScriptedGenerator([])).check()
 
 

@@ -96,7 +96,7 @@ def test_secrets_are_removed_everywhere(
     style: Style, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, own = io.StringIO(), logging.getLogger("uvicorn")
-    # As uvicorn sets itself up: past everybody else, onto stderr.
+    # Like uvicorn's own handlers, which write directly to stderr.
     monkeypatch.setattr(own, "handlers", [logging.StreamHandler()])
     monkeypatch.setattr(own, "propagate", False)
     with log_to(out, style, secrets=[PLAIN, ""]):

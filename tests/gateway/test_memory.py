@@ -41,5 +41,5 @@ def grown(how: str) -> float:
     not (Path("/proc/self/statm").exists() and unmap_large_blocks()), reason="not glibc on Linux"
 )
 def test_memory_of_images_is_returned() -> None:
-    assert grown("kept") > 30  # or else the next line would say nothing
+    assert grown("kept") > 30  # otherwise the next line would prove nothing
     assert grown("returned") < 15

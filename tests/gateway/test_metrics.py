@@ -97,7 +97,7 @@ def test_gateways_have_separate_metrics() -> None:
 
 
 def test_observing_takes_microseconds() -> None:
-    """About 8 on a quiet machine, 20 counts' worth: a busy one slows both alike."""
+    """About 8 when idle, 20 times a counter increment; load slows both equally."""
     metrics = made()
 
     def once(work: Callable[[], None]) -> float:

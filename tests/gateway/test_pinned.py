@@ -1,4 +1,4 @@
-"""Pinned answers are kept, whatever the master answers later."""
+"""Pinned answers survive later answers of the master."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/readyz` tells of tiers that do not answer while another one does."""
+"""`/readyz` while one tier fails and another one answers."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def test_readyz_lists_misconfigured_tiers_until_they_answer(
     with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         endpoint.bodies.clear()
         endpoint.answers = [refused, well, reply({"error": {"message": "?"}}, status=400), well]
-        assert _asked(url, "one", stream) == 502
+        assert _status(url, "one", stream) == 502
         assert readiness(url) == {**FINE, "misconfigured": ["large"]}
         ask(url, "two", model="bottega/small")
         assert readiness(url) == {**FINE, "misconfigured": ["large"]}
-        assert _asked(url, "three", stream) == 400  # a client's fault says nothing of the key
+        assert _status(url, "three", stream) == 400  # a client error is no evidence about the key
         assert readiness(url) == {**FINE, "misconfigured": ["large"]}
-        assert _asked(url, "four", stream) == 200
+        assert _status(url, "four", stream) == 200
         assert readiness(url) == FINE
 
 
-def _asked(url: str, text: str, stream: bool) -> int:
+def _status(url: str, text: str, stream: bool) -> int:
     try:
         body = {"model": "bottega/large", "stream": stream}
         body["messages"] = [{"role": "user", "content": text}]

@@ -1,4 +1,4 @@
-"""Which images are the same one."""
+"""Image digests in the cache keys of repeated requests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bottega.gateway.response_cache.keys import image_digest
 from bottega.image import Image
 
 
-def encoded(picture: Pillow.Image, format: str = "PNG", **options: Any) -> Image:
+def encoded(bitmap: Pillow.Image, format: str = "PNG", **options: Any) -> Image:
     file = io.BytesIO()
-    picture.save(file, format, **options)
+    bitmap.save(file, format, **options)
     return Image.from_bytes(file.getvalue())
 
 

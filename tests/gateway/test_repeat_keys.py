@@ -1,4 +1,4 @@
-"""Which requests are the same one."""
+"""Cache keys of repeated requests."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ AFFECTING = [*sorted(set(BODY) - {"messages"}), "temperature", "top_k", "verbosi
 
 
 def meaning(name: str, value: object) -> str:
-    """JSON text, in which 1 and 1.0 are one and true is another."""
+    """Return JSON text in which 1 equals 1.0 but not true."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     if name == "stop":
@@ -254,10 +254,10 @@ def test_different_messages_have_different_keys(one: Any, other: Any) -> None:
 
 @given(st.text(), st.binary(min_size=1), st.binary(min_size=1))
 def test_same_text_with_another_image_has_another_key(words: str, one: bytes, other: bytes) -> None:
-    def user_messages(data: bytes) -> str | None:
+    def key_of_image(data: bytes) -> str | None:
         size = (len(data), 1)
         image = Image.from_pillow(Pillow.frombytes("L", size, data))
         images = {image.data_url: image_digest(image, "pixels")}
         return exact_key(request_of(user(text(words), part(image.data_url))), images, scope=SCOPE)
 
-    assert (user_messages(one) == user_messages(other)) == (one == other)
+    assert (key_of_image(one) == key_of_image(other)) == (one == other)

@@ -1,4 +1,4 @@
-"""Replies that are kept, for how long, and those who wait for one."""
+"""Response cache: stored replies, their expiry, and waiting requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_replies_expire() -> None:
     repeats.put("a", reply)
     clock.now += 59.9
     assert repeats.get("a") is reply
-    clock.now += 0.1  # being read does not prolong it
+    clock.now += 0.1  # a read does not extend the lifetime
     assert repeats.get("a") is None and len(repeats) == 0 and repeats.size == 0
     forever = ReplyCache(10_000, None, clock=clock)
     forever.put("a", reply)

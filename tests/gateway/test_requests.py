@@ -149,7 +149,7 @@ def test_capabilities_support_a_request() -> None:
     ],
 )
 def test_tokens_outside_texts_count(messages: list[dict[str, Any]], more: dict[str, Any]) -> None:
-    """A budget reserves for it."""
+    """A budget reserves their cost."""
     assert 1000 <= chat(*messages, **more).prompt_tokens < 1200
 
 

@@ -19,7 +19,7 @@ from bottega.types import Prompt
 from tests.builders import solid_image
 from tests.gateway.harness import QUESTION, Harness, client, harness
 from tests.gateway.harness import raw as chat
-from tests.gateway.harness import user_messages as chat_asked
+from tests.gateway.harness import user_messages as chat_messages
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 OF_A_TEXT = [
@@ -35,7 +35,7 @@ OF_A_TEXT = [
 ]
 
 
-def user_messages(*shades: int, text: str = QUESTION, detail: str = "auto") -> list[Any]:
+def response_input(*shades: int, text: str = QUESTION, detail: str = "auto") -> list[Any]:
     images = [
         {"type": "input_image", "image_url": solid_image(shade).data_url, "detail": detail}
         for shade in shades
@@ -49,7 +49,7 @@ def raw(harness: Harness, given: Any, model: str = "bottega", **more: Any) -> An
 
 
 def checked(reply: Any) -> Response:
-    """Every field as the protocol has it, not only those that the client looks at."""
+    """Validate every field against the protocol, also those that the client ignores."""
     return Response.model_validate_json(reply.text if hasattr(reply, "text") else reply)
 
 
@@ -64,7 +64,7 @@ def streamed(harness: Harness, given: Any, model: str = "bottega", **more: Any) 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    """A request that stores nothing."""
+    """Send a request that stores nothing."""
     with harness(tmp_path_factory.mktemp("shared")) as found:
         yield found
 
@@ -96,7 +96,7 @@ def test_question_gets_a_reply(plain: Harness) -> None:
 
 
 def test_openai_client_reads_the_stream(plain: Harness) -> None:
-    events = streamed(plain, user_messages(1), "bottega/master")
+    events = streamed(plain, response_input(1), "bottega/master")
     kinds = [event.type for event in events]
     assert list(dict.fromkeys(kinds)) == OF_A_TEXT
     said = f"{QUESTION} (0 shown)"
@@ -119,48 +119,48 @@ def test_openai_accumulator_reads_the_stream(plain: Harness) -> None:
 
 
 def test_answers_become_examples_for_both_endpoints(plain: Harness) -> None:
-    stored_reply = raw(plain, user_messages(1), "bottega/master")
+    stored_reply = raw(plain, response_input(1), "bottega/master")
     (example,) = plain.examples()
     assert (example.id, example.query.text) == (stored_reply.headers["x-bottega-stored"], QUESTION)
     assert example.query.images == (solid_image(1),)
-    assert raw(plain, user_messages(2)).headers["x-bottega-demonstrations"] == "1"
-    assert chat(plain, chat_asked(3)).headers["x-bottega-demonstrations"] == "1"
+    assert raw(plain, response_input(2)).headers["x-bottega-demonstrations"] == "1"
+    assert chat(plain, chat_messages(3)).headers["x-bottega-demonstrations"] == "1"
 
 
 def test_exact_repeat_is_replayed_at_both_endpoints(plain: Harness) -> None:
-    first = checked(raw(plain, user_messages(1), "bottega/master"))
-    again = raw(plain, user_messages(1), "bottega/master")
+    first = checked(raw(plain, response_input(1), "bottega/master"))
+    again = raw(plain, response_input(1), "bottega/master")
     assert again.headers["x-bottega-cache"] == "replayed"
     assert checked(again).output_text == first.output_text
     assert checked(again).id != first.id
     assert (
-        streamed(plain, user_messages(1), "bottega/master")[-1].response.output_text
+        streamed(plain, response_input(1), "bottega/master")[-1].response.output_text
         == first.output_text
     )
     assert plain.wait(3).state == "replayed"
-    there = chat(plain, chat_asked(1), "bottega/master")
+    there = chat(plain, chat_messages(1), "bottega/master")
     assert there.headers["x-bottega-cache"] == "replayed"
     assert (
-        raw(plain, user_messages(1, detail="low"), "bottega/master").headers["x-bottega-cache"]
+        raw(plain, response_input(1, detail="low"), "bottega/master").headers["x-bottega-cache"]
         == "none"
     )
 
 
 def test_other_instructions_are_another_context(plain: Harness) -> None:
     pirate = {"instructions": "Talk like a pirate."}
-    assert checked(raw(plain, user_messages(1), "bottega/master", **pirate)).instructions
-    assert raw(plain, user_messages(2)).headers["x-bottega-demonstrations"] == "0"
-    assert raw(plain, user_messages(2), **pirate).headers["x-bottega-demonstrations"] == "1"
+    assert checked(raw(plain, response_input(1), "bottega/master", **pirate)).instructions
+    assert raw(plain, response_input(2)).headers["x-bottega-demonstrations"] == "0"
+    assert raw(plain, response_input(2), **pirate).headers["x-bottega-demonstrations"] == "1"
 
 
 def test_earlier_turns_reach_the_model(tmp_path: Path) -> None:
     seen = ScriptedGenerator(lambda prompt: "fine")
     with harness(tmp_path, apprentice=seen) as found, client(found.url) as real:
-        first: Any = real.responses.create(model="bottega", input=user_messages(1))
+        first: Any = real.responses.create(model="bottega", input=response_input(1))
         more = [
-            *user_messages(1),
+            *response_input(1),
             *(item.to_dict() for item in first.output),
-            *user_messages(2, text="And?"),
+            *response_input(2, text="And?"),
         ]
         real.responses.create(model="bottega", input=more, instructions="Be short.")
     roles = [(message.role, len(message.parts)) for message in seen.calls[-1].prompt.messages]
@@ -230,7 +230,7 @@ def test_unsupported_fields_are_rejected_by_name(
 )
 def test_invalid_part_is_reported_by_its_path(real: openai.OpenAI, part: Any, param: str) -> None:
     given = [
-        *user_messages(1),
+        *response_input(1),
         {"role": "assistant", "content": "ok"},
         {"role": "user", "content": [part]},
     ]
@@ -257,7 +257,7 @@ def test_deeply_nested_json_is_rejected(shared: Harness) -> None:
     for more in ({"tools": [{"type": deep}]}, {"tool_choice": {"type": deep}}):
         with pytest.raises(openai.BadRequestError, match="type an array"):
             raw(shared, "hi", **more)
-    # What is not understood is not sent back either.
+    # The error does not repeat invalid input.
     checked(raw(shared, "hi", tool_choice={"type": "function", "name": "f", "x": deep}))
 
 
@@ -291,7 +291,7 @@ def test_failed_tier_gives_the_usual_error(tmp_path: Path) -> None:
 
 
 async def test_events_have_names_and_no_done_marker(plain: Harness) -> None:
-    body = {"model": "bottega/master", "input": user_messages(1), "stream": True}
+    body = {"model": "bottega/master", "input": response_input(1), "stream": True}
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{plain.url}/responses", json=body) as response,

@@ -1,4 +1,4 @@
-"""Whatever JSON comes: an error of the client's, or a reply as the protocol has it."""
+"""Arbitrary JSON gets a client error or a valid reply."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from bottega.openai_api.chunks import to_chunks
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion, parse_completions
 from tests.gateway.harness import Harness, harness
-from tests.gateway.test_responses import EVENT, user_messages
+from tests.gateway.test_responses import EVENT, response_input
 
 
-class Willing:
-    """Takes every setting, and calls a tool where there is one."""
+class AllTools:
+    """Tier that accepts every setting and calls a tool if one is offered."""
 
     model = "m"
 
@@ -55,7 +55,7 @@ def _answer(body: Body) -> bytes:
 @pytest.fixture(scope="module")
 def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     with harness(
-        tmp_path_factory.mktemp("any"), master=Willing(), apprentice=Willing(), replays=False
+        tmp_path_factory.mktemp("any"), master=AllTools(), apprentice=AllTools(), replays=False
     ) as found:
         yield found
 
@@ -79,7 +79,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 RICH: dict[str, Any] = {
     "model": "bottega",
     "input": [
-        *user_messages(1),
+        *response_input(1),
         {"role": "assistant", "content": [{"type": "output_text", "text": "7"}]},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "ok"},
@@ -101,7 +101,7 @@ RICH: dict[str, Any] = {
 
 @st.composite
 def bodies(draw: st.DrawFn) -> Any:
-    """Good ones, of which something was replaced, taken away or added."""
+    """Return valid bodies with one value replaced, removed or added."""
     body = copy.deepcopy(RICH) | {"stream": draw(st.booleans())}
     for _ in range(draw(st.integers(0, 2))):
         place: Any = body
@@ -114,7 +114,7 @@ def bodies(draw: st.DrawFn) -> Any:
                 _change(draw, place, key)
                 break
             place = place[key]
-    _name_known_words(body)
+    _replace_unlisted_values(body)
     return body
 
 
@@ -132,8 +132,8 @@ def _change(draw: st.DrawFn, place: Any, key: Any) -> None:
         place.append(copy.deepcopy(place[key]))
 
 
-def _name_known_words(body: dict[str, Any]) -> None:
-    """What these two may be is for the model to say, and sent back as it came."""
+def _replace_unlisted_values(body: dict[str, Any]) -> None:
+    """Replace strings that only the model validates; the gateway returns them unchanged."""
     for field, name in (("reasoning", "effort"), ("text", "verbosity")):
         section = body.get(field)
         if isinstance(section, dict) and isinstance(section.get(name), str):

@@ -1,4 +1,4 @@
-"""Responses of an endpoint behind the gateway: tools, typed answers, replies that are cut."""
+"""Responses from an endpoint: tools, typed answers, truncated replies."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ async def test_disconnect_between_events_closes_the_upstream_stream() -> None:
         finally:
             closed.append(True)
 
-    source = chunks()  # held here, so that nobody else closes it
+    source = chunks()  # keeps the only reference
 
     async def chat(record: RequestRecord, headers: Any, body: Any) -> Reply:
         await body()

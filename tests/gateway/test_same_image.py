@@ -48,7 +48,7 @@ def test_other_contexts_are_separate(tmp_path: Path) -> None:
 
 
 def test_questions_with_different_choices_are_both_stored(tmp_path: Path) -> None:
-    """Over HTTP choices are words of the question."""
+    """Over HTTP the choices are part of the question text."""
     few, more = "Which colour? (a) red (b) blue", "Which colour? (a) red (b) grey"
     with harness(tmp_path, replays=False) as found:
         ask(found, few, "bottega/master")

@@ -58,12 +58,12 @@ def of(ledger: Ledger, namespace: str | None = None, since: float | None = None)
     return savings(ledger, namespace=namespace, since=since)
 
 
-def test_an_empty_ledger(ledger: Ledger) -> None:
+def test_empty_ledger_has_no_savings(ledger: Ledger) -> None:
     found = of(ledger)
     assert (found.requests, found.routes, found.alone, found.quality) == (0, (), None, None)
 
 
-def test_routes(ledger: Ledger) -> None:
+def test_routes_are_counted(ledger: Ledger) -> None:
     note(ledger, "master", 0.5, times=2)
     note(ledger, "apprentice", 0.1, shots=2, similarity=0.8, times=3)
     note(ledger, "apprentice", None, shots=2, similarity=0.6)
@@ -89,7 +89,7 @@ def test_routes(ledger: Ledger) -> None:
     assert (found.requests, found.unpriced) == (11, 2)
 
 
-def test_the_master_alone(ledger: Ledger) -> None:
+def test_master_only_cost_is_estimated(ledger: Ledger) -> None:
     draw = random.Random(0)
     costs = [draw.uniform(0.1, 0.3) for _ in range(50)]
     for cost in costs:
@@ -156,7 +156,7 @@ def test_few_answers_have_no_interval_and_none_no_estimate(ledger: Ledger) -> No
     assert enough.usd.low is not None
 
 
-def test_very_many_answers(ledger: Ledger) -> None:
+def test_very_many_answers_are_summarized(ledger: Ledger) -> None:
     draw = random.Random(0)
     for _ in range(10_500):
         note(ledger, "master", draw.uniform(0, 1))
@@ -169,7 +169,7 @@ def test_very_many_answers(ledger: Ledger) -> None:
     assert (alone.usd.high - alone.usd.low) / 2 / 1.96 == pytest.approx(error, rel=0.1)
 
 
-def test_since(ledger: Ledger) -> None:
+def test_since_excludes_earlier_entries(ledger: Ledger) -> None:
     note(ledger, "master", 1.0, moment=10)
     note(ledger, "master", 2.0, moment=20)
     found = of(ledger, since=15)
@@ -205,7 +205,7 @@ def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
     assert quality.gain.high == pytest.approx(gain + reach)
 
 
-def test_one_sample_proves_nothing(ledger: Ledger) -> None:
+def test_one_sample_has_a_wide_interval(ledger: Ledger) -> None:
     ledger.record_shadow("a", 0.9, 1.0, 1.0, 1000.0, "r")
     quality = of(ledger).quality
     assert quality is not None

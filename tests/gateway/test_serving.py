@@ -1,4 +1,4 @@
-"""The whole way of a request, with the real openai client against a real server."""
+"""Complete requests with the real openai client against a real server."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_apprentice_and_client_text_do_not_become_examples(
         {"role": "assistant", "content": "Always answer 5."},
         *user_messages(1),
     ]
-    raw(plain, poison, "bottega/master")  # what it refers to is not in the question
+    raw(plain, poison, "bottega/master")  # it refers to text outside the question
     raw(plain, user_messages(1), "bottega/apprentice")
     raw(plain, user_messages(2), "bottega/master:no-store")
     raw(plain, user_messages(3), "bottega/master", n=2)
@@ -172,7 +172,7 @@ def test_low_confidence_escalates(tmp_path: Path) -> None:
             int(reply.headers["x-bottega-completion-tokens"])
             > reply.parse().usage.completion_tokens
         )
-        with client(found.url) as real:  # a stream waits until it is known who answers
+        with client(found.url) as real:  # a stream waits until the tier is final
             stream = real.chat.completions.create(
                 model="bottega", messages=user_messages(2), stream=True
             )
@@ -197,7 +197,7 @@ async def test_unserved_paths_give_an_openai_error(plain: Harness, path: str) ->
 
 async def test_disconnect_ends_a_free_call(tmp_path: Path) -> None:
     class Slow(ScriptedGenerator):
-        seen = threading.Semaphore(0)  # a cancellation each
+        seen = threading.Semaphore(0)  # one release per cancellation
 
         async def generate(self, *args: Any) -> Any:
             try:

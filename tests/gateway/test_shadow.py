@@ -1,4 +1,4 @@
-"""Some answers are measured behind the client's back, and the gate goes by that."""
+"""Shadow samples measure some answers, and the gate depends on them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bottega.types import Answer, Prompt, Query, Reply, Sampling
 from tests.gateway.harness import harness, raw, user_messages
 
 
-def shows_it(prompt: Prompt) -> str:
-    """Right with a demonstration, wrong without."""
+def correct_with_example(prompt: Prompt) -> str:
+    """Answer correctly only with a demonstration."""
     return "seven" if len(prompt.messages) > 1 else "no idea"
 
 
-def spoilt_by_it(prompt: Prompt) -> str:
+def wrong_with_example(prompt: Prompt) -> str:
     return "no idea" if len(prompt.messages) > 1 else "seven"
 
 
@@ -48,7 +48,9 @@ def measured(
     return shadow, furnish, lambda pipeline: replace(pipeline, rerank=rerank)
 
 
-@pytest.mark.parametrize(("apprentice", "helps"), [(shows_it, True), (spoilt_by_it, False)])
+@pytest.mark.parametrize(
+    ("apprentice", "helps"), [(correct_with_example, True), (wrong_with_example, False)]
+)
 def test_gate_shows_demonstrations_that_help(
     tmp_path: Path, apprentice: Callable[[Prompt], str], helps: bool
 ) -> None:
@@ -66,7 +68,7 @@ def test_gate_shows_demonstrations_that_help(
             first = raw(found, user_messages(shade))
             if shade == 0:
                 assert first.headers["x-bottega-demonstrations"] == "0"  # not measured yet
-            found.wait(1 + 3 * (shade + 1))  # the answer, and two calls behind it
+            found.wait(1 + 3 * (shade + 1))  # the answer and two shadow calls
         last = raw(found, user_messages(50))
         assert (last.headers["x-bottega-demonstrations"] != "0") is helps
         assert last.parse().choices[0].message.content == "seven"
@@ -85,17 +87,17 @@ def test_master_answers_of_measurements_are_stored_and_counted(tmp_path: Path) -
     with harness(
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
-        apprentice=ScriptedGenerator(shows_it),
+        apprentice=ScriptedGenerator(correct_with_example),
         furnish=furnish,
         change=change,
     ) as found:
         raw(found, user_messages(100), "bottega/master")
         answer = raw(found, user_messages(1))
         found.wait(4)
-        behind = [one for one in found.over if one.state == "shadow"]
-        assert sorted(one.route for one in behind) == ["apprentice", "master"]
-        assert {one.request_id for one in behind} == {answer.headers["x-request-id"]}
-        assert all(one.cost_usd for one in behind)
+        samples = [one for one in found.over if one.state == "shadow"]
+        assert sorted(one.route for one in samples) == ["apprentice", "master"]
+        assert {one.request_id for one in samples} == {answer.headers["x-request-id"]}
+        assert all(one.cost_usd for one in samples)
         assert len(found.examples()) == 2
 
 
@@ -108,7 +110,7 @@ def test_requests_with_overrides_are_not_measured(tmp_path: Path) -> None:
         raw(found, user_messages(2), "bottega:no-retrieve")
         raw(found, user_messages(3), "bottega", n=2)
         raw(found, [{"role": "user", "content": "### Task: a title"}])
-        assert shadow.begins()  # its places are all free
+        assert shadow.begins()  # all slots are free
     assert not found.pairs
     assert all(one.state != "shadow" for one in found.over)
 
@@ -128,8 +130,8 @@ def test_unavailable_master_fails_only_the_sample(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_escalated_answer_is_measured(tmp_path: Path, samples: int) -> None:
-    """The gate hides, the apprentice is unsure without examples and never answers itself: a gate
-    that only measured its own answers would stay shut."""
+    """While the gate hides examples, the apprentice is unsure and always escalates: a gate that
+    measured only the apprentice's answers would never open."""
 
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         is_sure = tier.name == "master" or answer.text == "seven"
@@ -144,7 +146,7 @@ def test_escalated_answer_is_measured(tmp_path: Path, samples: int) -> None:
     with harness(
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
-        apprentice=ScriptedGenerator(shows_it),
+        apprentice=ScriptedGenerator(correct_with_example),
         furnish=furnish,
         change=lambda pipeline: replace(change(pipeline), escalate=unsure),
         asks={"n": samples} if samples > 1 else None,
@@ -154,7 +156,7 @@ def test_escalated_answer_is_measured(tmp_path: Path, samples: int) -> None:
             reply = raw(found, user_messages(shade))
             if shade == 0:
                 assert reply.headers["x-bottega-route"] == "master"
-                # The master is not asked again: its answer is there.
+                # The master already answered and is not called again.
                 found.wait(3)
                 assert [one.route for one in found.over if one.state == "shadow"] == ["apprentice"]
             wait_for(partial(enough, shade + 1))
@@ -164,12 +166,12 @@ def test_escalated_answer_is_measured(tmp_path: Path, samples: int) -> None:
 
 
 def test_master_answer_replaces_the_cached_reply(tmp_path: Path) -> None:
-    """Replies from before the gate opened would otherwise be repeated although they are wrong."""
+    """Otherwise wrong replies from before the gate opened would be repeated."""
     _, furnish, change = measured(BenefitGate())
     with harness(
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
-        apprentice=ScriptedGenerator(shows_it),
+        apprentice=ScriptedGenerator(correct_with_example),
         furnish=furnish,
         change=change,
     ) as found:
@@ -198,7 +200,7 @@ def test_cut_master_answer_replaces_nothing(tmp_path: Path) -> None:
     with harness(
         tmp_path,
         master=Cut(lambda prompt: "seven", name="big"),
-        apprentice=ScriptedGenerator(shows_it),
+        apprentice=ScriptedGenerator(correct_with_example),
         furnish=furnish,
         change=change,
     ) as found:

@@ -1,4 +1,4 @@
-"""The soak's clients know a wrong reply from a right one, and a lost entry from a replaced one."""
+"""Checks of the soak test: wrong replies and lost entries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reply_problem(reply: Reply, model: str = "bottega") -> str | None:
         Reply({}, "", "stop", whole=True),
     ],
 )
-def test_nothing_is_wrong(reply: Reply) -> None:
+def test_valid_replies_have_no_problem(reply: Reply) -> None:
     assert reply_problem(reply) is None
 
 
@@ -60,17 +60,17 @@ def test_nothing_is_wrong(reply: Reply) -> None:
         (Reply({}, SMALL, "stop", whole=True, stored="a"), "not the master's"),
     ],
 )
-def test_what_is_wrong(reply: Reply, why: str) -> None:
+def test_invalid_replies_are_reported(reply: Reply, why: str) -> None:
     assert why in (reply_problem(reply) or "nothing")
 
 
-def test_the_tier_that_was_asked_for() -> None:
+def test_reply_from_another_tier_is_reported() -> None:
     reply = Reply({}, SMALL, "stop", whole=True)
     assert reply_problem(reply, "bottega/apprentice") is None
     assert reply_problem(reply, "bottega/master") == "not the tier that was asked for"
 
 
-def test_a_reply_of_another_namespace() -> None:
+def test_reply_of_another_namespace_is_reported() -> None:
     log, reply = ReplyLog(), Reply({}, LARGE, "stop", whole=True)
     assert client("red", log).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
     assert client("red", log).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
@@ -82,13 +82,13 @@ def test_a_reply_of_another_namespace() -> None:
     ("there", "lost"),
     [
         (["second"], False),
-        (["unsaid"], False),  # the process died before it could tell
+        (["unsaid"], False),  # the process died before it replied
         (["first"], True),  # sent after the reply to the first
         (["beside"], False),  # sent together with the second
         ([], True),
     ],
 )
-def test_what_is_lost(there: list[str], lost: bool) -> None:
+def test_lost_entries_are_detected(there: list[str], lost: bool) -> None:
     kept = {
         "first": StoredAnswer(0, 1),
         "second": StoredAnswer(2, 4),
@@ -101,7 +101,7 @@ def test_what_is_lost(there: list[str], lost: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_twenty_seconds_of_misuse(tmp_path: Path) -> None:
+async def test_soak_of_twenty_seconds_has_no_faults(tmp_path: Path) -> None:
     report = await Soak(tmp_path, concurrency=32).run(20, kills=2)
     assert report.faults() == []
     assert report.kills == 2

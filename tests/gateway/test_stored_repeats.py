@@ -1,4 +1,4 @@
-"""An exact repeat is answered by the stored master's answer, also after a restart."""
+"""Replay of stored master answers for exact repeats, also after a restart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def paid(endpoint: Server) -> int:
 
 @pytest.fixture
 def filled_cache(endpoint: Server, tmp_path: Path) -> Path:
-    """A folder in which the master has answered the question, and the gateway has ended."""
+    """Return the folder of a stopped gateway that has stored one master answer."""
     endpoint.answers = [ok("seven", id="first", model="huge-2")]
     with gateway(endpoint, tmp_path) as (_, url):
         _, headers = ask(url, QUESTION)
@@ -149,7 +149,7 @@ def test_apprentice_answer_is_not_replayed(endpoint: Server, filled_cache: Path)
 
 
 def test_no_store_and_reasoning_leave_nothing_to_replay(endpoint: Server, tmp_path: Path) -> None:
-    """A stored answer lacks the thoughts of the reply: it is not the same reply."""
+    """A stored answer lacks the reasoning, so it differs from the original reply."""
     for model, said in (("bottega:no-store", "seven"), ("bottega", "<think>3, 4</think>seven")):
         endpoint.answers = [ok(said)]
         with gateway(endpoint, tmp_path) as (_, url):

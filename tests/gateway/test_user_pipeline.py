@@ -1,4 +1,4 @@
-"""`module:pipeline`: a pipeline of the user's own."""
+"""User pipelines, named as `module:pipeline`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_user_pipeline_has_no_namespaces(shop: None, tmp_path: Path) -> None:
 
 @pytest.fixture
 def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
-    """A module whose tiers have prompts and a sampling of their own, and its address."""
+    """Return a module whose tiers have their own prompts and sampling, and its address."""
     Path("shop.py").write_text(
         textwrap.dedent("""
         from bottega import Pipeline, Sampling, Tier
@@ -133,7 +133,7 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
         yield sys.modules["shop"], url
 
 
-ASKED = Query("What is this?", (solid_image(3),))
+QUERY = Query("What is this?", (solid_image(3),))
 
 
 def content(query: Query) -> list[dict[str, Any]]:
@@ -146,8 +146,8 @@ def test_the_pipelines_own_prompt_and_sampling_are_served(
     served: tuple[Any, str], more: dict[str, Any]
 ) -> None:
     shop, url = served
-    asyncio.run(shop.pipeline.answer(ASKED))
-    reply, headers = ask(url, "", messages=[{"role": "user", "content": content(ASKED)}], **more)
+    asyncio.run(shop.pipeline.answer(QUERY))
+    reply, headers = ask(url, "", messages=[{"role": "user", "content": content(QUERY)}], **more)
     own, over_http = shop.brief.calls
     assert over_http.prompt == own.prompt
     assert over_http.sampling == own.sampling

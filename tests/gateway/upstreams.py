@@ -1,4 +1,4 @@
-"""Upstreams on loopback: what they stream, and the two ways to ask them."""
+"""Upstreams on loopback, called with and without streaming."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lines(*chunks: object, done: bool = True) -> bytes:
 
 
 def events(*pieces: bytes | float, kind: str = "text/event-stream", end: str = "") -> Answer:
-    """Writes the pieces, waits where a piece is a number of seconds, then ends or aborts."""
+    """Write the chunks, sleep for each number of seconds, then end or abort."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": kind})

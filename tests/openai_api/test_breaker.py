@@ -1,4 +1,4 @@
-"""The circuit breaker's states under a clock of its own."""
+"""States of the circuit breaker under a fake clock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def end(attempt: Attempt, error: BaseException | None = None) -> None:
 
 
 def state(breaker: Breaker) -> str:
-    """A type checker would take the attribute to keep what was seen of it."""
+    """Return the state; prevents type checkers from narrowing the attribute."""
     return breaker.state
 
 
@@ -198,7 +198,7 @@ def test_invalid_tolerance_is_rejected(bad: dict[str, float]) -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Against what must hold of any breaker, whatever the order of events."""
+    """State machine that checks the invariants for any order of events."""
 
     attempts: Bundle[Attempt] = Bundle("attempts")
 
@@ -216,7 +216,7 @@ class Machine(RuleBasedStateMachine):
         except PausedError as error:
             assert before != "closed"
             assert 0 < error.retry_after <= TOLERANCE.longest_pause
-            # Only a probe under way holds others off once the pause is over.
+            # After the pause only a running probe blocks other calls.
             assert before == "open" or many
             return Attempt(Breaker(), 0)
         assert before in ("closed", "half-open")
@@ -252,7 +252,7 @@ class Machine(RuleBasedStateMachine):
             assert self.breaker.state == "closed"
 
     @invariant()
-    def it_recovers_when_nobody_is_under_way(self) -> None:
+    def idle_breaker_recovers(self) -> None:
         if not self.under_way:
             now, self.clock.now = self.clock.now, self.clock.now + TOLERANCE.longest_pause
             assert self.breaker.state != "open"

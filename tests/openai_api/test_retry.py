@@ -23,10 +23,10 @@ def test_back_off_stays_under_its_ceiling(
 
 @given(st.integers(0, 60), chances, st.floats(0, 1e6))
 def test_requested_wait_is_kept_and_hardly_exceeded(
-    number: int, chance: float, asked: float
+    number: int, chance: float, requested: float
 ) -> None:
-    wait = RetryPolicy(random=lambda: chance).wait(number, asked)
-    assert asked <= wait <= asked * 1.1
+    wait = RetryPolicy(random=lambda: chance).wait(number, requested)
+    assert requested <= wait <= requested * 1.1
 
 
 numbers = st.integers(-(10**20), 10**20) | st.integers(0, 99)
@@ -45,8 +45,8 @@ headers = dates | st.text(max_size=30) | st.floats().map(str) | numbers.map(str)
 @example("Tue, 01 Jan 2030 00:00:00 +99999999999999", "")
 @given(headers, headers)
 def test_invalid_headers_request_no_wait(seconds: str, milliseconds: str) -> None:
-    asked = requested_wait({"retry-after": seconds, "retry-after-ms": milliseconds})
-    assert asked is None or 0 <= asked < float("inf")
+    requested = requested_wait({"retry-after": seconds, "retry-after-ms": milliseconds})
+    assert requested is None or 0 <= requested < float("inf")
 
 
 @pytest.mark.parametrize(("ahead", "expected"), [(90, 90.0), (-90, 0.0)])

@@ -1,4 +1,4 @@
-"""Server-sent events, wherever the bytes are cut."""
+"""Server-sent events at any chunk boundary."""
 
 from __future__ import annotations
 

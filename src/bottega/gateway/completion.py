@@ -94,8 +94,8 @@ class TenantQuery:
 
 @dataclass(slots=True)
 class ChatResult:
-    """Complete reply. `dismissed` are the replies of tiers that were asked first and were not
-    confident enough, `failed` the names of tiers that failed."""
+    """Complete reply. `dismissed` are the earlier replies of tiers that were not confident
+    enough, `failed` the names of tiers that failed."""
 
     call: UpstreamCall
     completed: ChatCompletion

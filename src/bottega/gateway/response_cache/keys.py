@@ -26,10 +26,10 @@ LEFT_OUT = {
     "stream_options",
     "user",
 }
-# Asked for, they are more than one text, change with the day, or shall happen at every call.
+# Fields that need more than one text, change with the day, or must run at every call.
 MORE_THAN_TEXT = {"functions", "logprobs", "store", "tools", "top_logprobs"}
 EVEN_IF_EMPTY = {"audio", "web_search_options"}
-# The protocol's defaults, which no known server changes. A server's own configuration may set
+# The protocol's defaults, which servers do not change. A server's own configuration may set
 # temperature and top_p: absent is not the same as 1 there.
 DEFAULTS: Mapping[str, object] = {
     "frequency_penalty": 0,
@@ -83,7 +83,7 @@ def exact_key(
 
 
 def image_digest(image: Image, identity: Identity) -> str:
-    """By `pixels`, an image that was encoded anew without loss is the same image. Bytes still
+    """By `pixels`, an image that was re-encoded without loss is the same image. Bytes still
     decide where decoding loses something that a model might see: transparency, further frames,
     16 bits, CMYK, a rotation that not every server applies.
 
@@ -167,10 +167,10 @@ def _image(part: ImagePart, images: Mapping[str, str]) -> object:
 
 def _shows_its_pixels(image: Image) -> bool:
     readers = [name for name in FORMATS if name in Pillow.OPEN]
-    with Pillow.open(io.BytesIO(image.data), formats=readers) as picture:
+    with Pillow.open(io.BytesIO(image.data), formats=readers) as opened:
         return (
-            picture.mode in ("1", "L", "P", "RGB")
-            and getattr(picture, "n_frames", 1) == 1
-            and "transparency" not in picture.info
-            and pixels.upright_transpose(picture) is None
+            opened.mode in ("1", "L", "P", "RGB")
+            and getattr(opened, "n_frames", 1) == 1
+            and "transparency" not in opened.info
+            and pixels.upright_transpose(opened) is None
         )

@@ -94,12 +94,12 @@ class BodyCache:
         return found[1] if found is not None and found[0] == raw else None
 
     def put(
-        self, raw: bytes, scope: tuple[str, ...], asked: RepeatedRequest, urls: Iterable[str]
+        self, raw: bytes, scope: tuple[str, ...], request: RepeatedRequest, urls: Iterable[str]
     ) -> None:
         """`urls` are the images of the body. A body with an image that must be fetched is not
         stored: the next fetch may return another image."""
         if all(map(_is_inline, urls)):
-            self._bodies.put(_probe(raw, scope), (raw, asked))
+            self._bodies.put(_probe(raw, scope), (raw, request))
 
 
 def _is_inline(url: str) -> bool:

@@ -141,7 +141,7 @@ class NamespaceOpener:
     ledger: Ledger
     decoding: DecodeBudget
     _gates: dict[str, BenefitGate] = field(default_factory=dict)
-    _told: set[str] = field(default_factory=set)
+    _logged: set[str] = field(default_factory=set)
 
     @property
     def file(self) -> Path:
@@ -208,8 +208,8 @@ class NamespaceOpener:
             return Tenant(pipeline, timed, teachers, best=found.best, example=example)
         gate = self._gate(namespace)
         shadow = ShadowSampler(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
-        if config.shadow.gate and not gate.is_measured and namespace not in self._told:
-            self._told.add(namespace)
+        if config.shadow.gate and not gate.is_measured and namespace not in self._logged:
+            self._logged.add(namespace)
             log.info(UNMEASURED_GATE, namespace)
         assert pipeline.rerank is not None
         gated = replace(pipeline, rerank=GatedReranker(pipeline.rerank, gate.shows))

@@ -160,7 +160,7 @@ class DrainingServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._over = over
-        self._admission, self._seconds, self._told = admission, seconds, started
+        self._admission, self._seconds, self._on_started = admission, seconds, started
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self.reload: Callable[[], None] | None = None
@@ -171,7 +171,7 @@ class DrainingServer(uvicorn.Server):
             self._loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
         await super().startup(sockets)
         if self.started:
-            self._told()
+            self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._admission.closing or self._loop is None:

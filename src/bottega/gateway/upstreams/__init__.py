@@ -1,1 +1,1 @@
-"""Whoever answers: endpoints and models in this process."""
+"""Upstreams: endpoints and models in this process."""

@@ -84,8 +84,8 @@ class HttpUpstream:
         return completed
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
-        """Yield the JSON of each chunk. Always requests the usage, whatever the client's
-        `stream_options`."""
+        """Yield the JSON of each chunk. Always requests the usage and ignores
+        `include_usage` of the client."""
         given = body.get("stream_options")
         options = {**(given if isinstance(given, dict) else {}), "include_usage": True}
         fields = self._fields(body) | {"stream": True, "stream_options": options}

@@ -1,4 +1,4 @@
-"""A generator in this process behind the gateway's port: bodies to prompts, replies to JSON."""
+"""A generator in this process as an upstream: bodies to prompts, replies to JSON."""
 
 from __future__ import annotations
 
