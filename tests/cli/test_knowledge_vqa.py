@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.evaluation.benchmarks import test_aokvqa as aokvqa
 from tests.evaluation.benchmarks import test_okvqa as okvqa
-from tests.evaluation.benchmarks.published import painted, written
+from tests.evaluation.benchmarks.published import write_image, write_json
 from tests.generation.tiny_models import fast_vlm
 
 METHODS = ("concat", "racc", "racc-flat", "racc-swapped")
@@ -69,7 +69,7 @@ def test_ok_vqa_with_a_google_search_corpus(run: Run, tmp_path: Path) -> None:
     okvqa.published(tmp_path / "vqa", train2014=[1, 2, 3, 4], val2014=[7, 8])
     notes = okvqa.noted([7, 8])
     notes["annotations"][1]["answers"] = okvqa.noted([8], ["ski"] * 10)["annotations"][0]["answers"]  # type: ignore[index]
-    written(tmp_path / "vqa" / "mscoco_val2014_annotations.json", notes)
+    write_json(tmp_path / "vqa" / "mscoco_val2014_annotations.json", notes)
     with (tmp_path / "okvqa_full_corpus.csv").open("w", newline="") as file:
         csv.writer(file).writerows(
             [["kid", "text"], *enumerate(f"{t} What is done" for t in TEXTS)]
@@ -102,7 +102,7 @@ def test_a_okvqa_with_passages_of_which_some_have_pictures(run: Run, tmp_path: P
     rows = [
         {"text": f"{text} What does it await?", "id": f"WIT_{i}"} for i, text in enumerate(TEXTS)
     ]
-    painted(tmp_path / "train.png", 5)
+    write_image(tmp_path / "train.png", 5)
     rows[2]["image"] = "train.png"
     (tmp_path / "wit.jsonl").write_text("\n".join(map(json.dumps, rows)))
 

@@ -22,7 +22,7 @@ from bottega import naming
 from bottega.generation import OpenAIGenerator
 from bottega.openai_api.retry import RetryPolicy
 from tests.cli.conftest import Run, at_once
-from tests.evaluation.benchmarks.published import painted
+from tests.evaluation.benchmarks.published import write_image
 from tests.reasoner import Reasoner, text_of
 from tests.server import Server
 
@@ -47,7 +47,7 @@ def drawn(tmp_path: Path) -> Path:
     root = tmp_path / "math"
     rows = [problem(number) for number in range(KNOWN + ITEMS)]
     for row in rows:
-        painted(root / str(row["image"]), 40 * int(str(row["id"])))
+        write_image(root / str(row["image"]), 40 * int(str(row["id"])))
     (root / "data").mkdir()
     for split, part in (("test", rows), ("testmini", rows[:ITEMS])):
         lines = b"\n".join(map(orjson.dumps, part))

@@ -1,4 +1,4 @@
-"""Small benchmarks with known episodes."""
+"""Small benchmarks with episodes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.builders import solid_image
 QUESTION = "Which one?"
 
 
-def episodic(episodes: int = 3, classes: int = 2, shots: int = 2) -> Benchmark:
-    """In every episode each class shows `shots` pictures of about one shade, and one is asked."""
+def episodic_benchmark(episodes: int = 3, classes: int = 2, shots: int = 2) -> Benchmark:
+    """Return episodes with `shots` images of similar shade per class and one query per class."""
     knowledge: list[Example] = []
     items: list[Example] = []
     for e in range(episodes):
@@ -26,16 +26,16 @@ def episodic(episodes: int = 3, classes: int = 2, shots: int = 2) -> Benchmark:
     return Benchmark("shades", tuple(knowledge), tuple(items), labels, episode_of=episode_of)
 
 
-def telling(episodes: int = 2, count: int = 6) -> Benchmark:
-    """Passages that say what is at home where, one item a passage."""
+def passage_benchmark(episodes: int = 2, count: int = 6) -> Benchmark:
+    """Return passages that each state one home, with one item per passage."""
     knowledge, items = [], []
     for e in range(episodes):
         for i in range(count):
             tags = {"episode": str(e)}
             passage = Query(f"The home of n{i} is h{e}{i}", id=f"p-{e}-{i}")
             knowledge.append(Example(passage, "", tags=tags, id=passage.id))
-            asked = Query("What is its home?", (solid_image(50 * e + i),), id=f"q-{e}-{i}")
-            told = {**tags, "passage": str(passage.id), "topic": f"home {i}"}
-            items.append(Example(asked, f"h{e}{i}", tags=told, id=asked.id))
+            query = Query("What is its home?", (solid_image(50 * e + i),), id=f"q-{e}-{i}")
+            item_tags = {**tags, "passage": str(passage.id), "topic": f"home {i}"}
+            items.append(Example(query, f"h{e}{i}", tags=item_tags, id=query.id))
     episode_of = {str(one.id): one.tags["episode"] for one in (*knowledge, *items)}
     return Benchmark("homes", tuple(knowledge), tuple(items), (), episode_of=episode_of)

@@ -9,6 +9,6 @@ from tests.browser import chromium
 
 @pytest.fixture(scope="package")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Chromium that is started once for all pages."""
+    """Start one Chromium for all page tests; yield its address."""
     with chromium(tmp_path_factory.mktemp("browser") / "profile") as address:
         yield address

@@ -14,25 +14,25 @@ from bottega.evaluation.runner import RunState, evaluate
 from bottega.types import Answer, Completion, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK
 
-SAID = Outcome(Answer("a"))
+OUTCOME = Outcome(Answer("a"))
 
 
 def priced(cost_usd: float | None) -> Method:
     async def answer(query: Query) -> Outcome:
-        said = Answer("a", labels=("a",))
+        final = Answer("a", labels=("a",))
         reply = Reply("m", (Completion("a"),))
-        trace = Trace("t", 0.0, query, "m", (), Prompt(()), reply, said, 0.0, cost_usd)
-        return Outcome(said, trace)
+        trace = Trace("t", 0.0, query, "m", (), Prompt(()), reply, final, 0.0, cost_usd)
+        return Outcome(final, trace)
 
     return Method("m", 0, answer)
 
 
-@pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (4, 3), (32, 3)])
-async def test_run_stops_before_exceeding_the_budget(concurrency: int, most: int) -> None:
+@pytest.mark.parametrize(("concurrency", "peak"), [(1, 3), (4, 3), (32, 3)])
+async def test_run_stops_before_exceeding_the_budget(concurrency: int, peak: int) -> None:
     budget = Budget(0.35)
     config = RunConfig(concurrency=concurrency)
     result, scored = await evaluate(BENCHMARK, priced(0.1), config, RunState(budget=budget))
-    assert 3 <= result.n == len(scored) <= most
+    assert 3 <= result.n == len(scored) <= peak
     assert budget.is_spent
     assert (result.missing, result.failed) == (10 - result.n, 0)
     assert result.cost_usd == pytest.approx(budget.spent)
@@ -52,9 +52,9 @@ async def test_free_items_do_not_lower_the_cost_estimate(tmp_path: Path) -> None
     assert result.n == 2
     with closing(RunStore.open(tmp_path, {"seed": 0}, BENCHMARK.items)) as ledger:
         await evaluate(BENCHMARK, free, config, RunState(ledger))
-        one = BENCHMARK.items[0]
+        item = BENCHMARK.items[0]
         await ledger.keep(
-            priced(0.1), ScoredAnswer(0, one, Answer("a"), (1.0,), cost_usd=0.1), SAID
+            priced(0.1), ScoredAnswer(0, item, Answer("a"), (1.0,), cost_usd=0.1), OUTCOME
         )
         assert ledger.spent() == (0.1, 0.1)
 
@@ -73,17 +73,17 @@ def test_budget_must_be_positive(usd: float) -> None:
 
 
 async def test_budget_runs_the_first_item_alone() -> None:
-    running, most = 0, list[int]()
+    running, peak = 0, list[int]()
     cheap = priced(0.001)
 
     async def slow(query: Query) -> Outcome:
         nonlocal running
         running += 1
-        most.append(running)
+        peak.append(running)
         await asyncio.sleep(0.001)
         running -= 1
         return await cheap.answer(query)
 
     state = RunState(budget=Budget(1.0))
     await evaluate(BENCHMARK, Method("m", 0, slow), RunConfig(concurrency=3), state)
-    assert (most[:2], max(most), len(most)) == ([1, 1], 3, 10)
+    assert (peak[:2], max(peak), len(peak)) == ([1, 1], 3, 10)

@@ -10,7 +10,7 @@ from bottega.types import Query
 from tests.builders import solid_image
 
 
-class Counting:
+class CountingEmbedder:
     fingerprint = "counting"
     dimension = 2
 
@@ -24,23 +24,23 @@ class Counting:
 
 
 def test_each_query_is_embedded_once() -> None:
-    inner = Counting()
-    memo = CachingEmbedder(inner)
+    inner = CountingEmbedder()
+    cached = CachingEmbedder(inner)
     queries = [Query("a"), Query("b"), Query("a", (solid_image(1),)), Query("a")]
-    first = memo.embed(queries)
+    first = cached.embed(queries)
     assert first[:, 0].tolist() == [0, 1, 2, 0]
-    assert (memo.embed(queries[::-1])[:, 0]).tolist() == [0, 2, 1, 0]
+    assert (cached.embed(queries[::-1])[:, 0]).tolist() == [0, 2, 1, 0]
     assert inner.embedded == 3
-    assert memo.embed([]).shape == (0, 2)
-    assert (memo.fingerprint, memo.dimension) == ("counting", 2)
+    assert cached.embed([]).shape == (0, 2)
+    assert (cached.fingerprint, cached.dimension) == ("counting", 2)
 
 
-class CountingTokens:
+class CountingTokenEmbedder:
     fingerprint = "counting-tokens"
     dimension = 2
 
     def __init__(self) -> None:
-        self.inner = Counting()
+        self.inner = CountingEmbedder()
 
     def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
         return [row[None] for row in self.inner.embed(queries)]
@@ -50,12 +50,12 @@ class CountingTokens:
 
 
 def test_only_query_tokens_are_cached() -> None:
-    counting = CountingTokens()
-    memo = CachingTokenEmbedder(counting)
+    counting = CountingTokenEmbedder()
+    cached = CachingTokenEmbedder(counting)
     queries = [Query("a"), Query("b"), Query("a")]
-    first = [float(rows[0, 0]) for rows in memo.embed_queries(queries)]
-    assert first == [float(rows[0, 0]) for rows in memo.embed_queries(queries)] == [0, 1, 0]
-    memo.embed_documents(queries)
+    first = [float(rows[0, 0]) for rows in cached.embed_queries(queries)]
+    assert first == [float(rows[0, 0]) for rows in cached.embed_queries(queries)] == [0, 1, 0]
+    cached.embed_documents(queries)
     assert counting.inner.embedded == 5
-    assert (memo.fingerprint, memo.dimension) == ("counting-tokens", 2)
-    assert memo.embed_queries([]) == []
+    assert (cached.fingerprint, cached.dimension) == ("counting-tokens", 2)
+    assert cached.embed_queries([]) == []

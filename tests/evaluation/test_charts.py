@@ -22,8 +22,8 @@ SHARES = st.floats(0, 1)
 COSTS = st.one_of(st.just(0.0), st.floats(1e-7, 1e6))
 
 
-def point(x: float, value: float, ringed: bool = False) -> Point:
-    return Point(x, value, max(value - 0.05, 0), min(value + 0.05, 1), "", ringed)
+def point(x: float, value: float, circled: bool = False) -> Point:
+    return Point(x, value, max(value - 0.05, 0), min(value + 0.05, 1), "", circled)
 
 
 @given(st.lists(st.tuples(COSTS, SHARES), min_size=1, max_size=12))
@@ -39,8 +39,8 @@ def test_every_mark_is_inside_the_frame(points: list[tuple[float, float]]) -> No
 def test_higher_cost_is_further_right_on_both_scales() -> None:
     for costs in ((0.0, 1.0, 2.0), (0.0, 0.001, 5.0)):
         chart = by_cost([Series("a", tuple(point(x, 0.5) for x in costs))], "t", "x")
-        places = [mark.x for mark in chart.lines[0].marks]
-        assert places == sorted(set(places))
+        positions = [mark.x for mark in chart.lines[0].marks]
+        assert positions == sorted(set(positions))
 
 
 def test_shots_are_evenly_spaced_and_zero_shot_lines_are_flat() -> None:

@@ -14,28 +14,28 @@ from bottega.evaluation.committing import Committer
 
 def connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    connection.execute("CREATE TABLE IF NOT EXISTS said (word TEXT)")
+    connection.execute("CREATE TABLE IF NOT EXISTS stored (word TEXT)")
     return connection
 
 
-def said(path: Path) -> list[str]:
+def stored(path: Path) -> list[str]:
     with closing(connected(path)) as connection:
-        return [word for (word,) in connection.execute("SELECT word FROM said ORDER BY word")]
+        return [word for (word,) in connection.execute("SELECT word FROM stored ORDER BY word")]
 
 
 def test_queued_writes_are_committed_after_the_loop_closes(tmp_path: Path) -> None:
-    path, begun, slow = tmp_path / "said.db", threading.Event(), threading.Event()
+    path, started, slow = tmp_path / "stored.db", threading.Event(), threading.Event()
     committer = Committer(partial(connected, path))
 
     def write(word: str, connection: sqlite3.Connection) -> None:
-        begun.set()
+        started.set()
         slow.wait(10)
-        connection.execute("INSERT INTO said VALUES (?)", (word,))
+        connection.execute("INSERT INTO stored VALUES (?)", (word,))
 
     async def interrupted() -> None:
         first = asyncio.create_task(committer.write(partial(write, "a")))
-        # Its transaction has begun, so what follows needs another one.
-        assert await asyncio.to_thread(begun.wait, 10)
+        # The first transaction has started, so later writes need another one.
+        assert await asyncio.to_thread(started.wait, 10)
         rest = [asyncio.create_task(committer.write(partial(write, word))) for word in "bc"]
         await asyncio.sleep(0)
         for task in (first, *rest):
@@ -44,11 +44,11 @@ def test_queued_writes_are_committed_after_the_loop_closes(tmp_path: Path) -> No
     asyncio.run(interrupted())
     slow.set()
     committer.close()
-    assert said(path) == ["a", "b", "c"]
+    assert stored(path) == ["a", "b", "c"]
 
 
 async def test_closed_connection_raises_for_the_writer(tmp_path: Path) -> None:
-    committer = Committer(partial(connected, tmp_path / "missing" / "said.db"))
+    committer = Committer(partial(connected, tmp_path / "missing" / "stored.db"))
     for _ in range(2):
         with pytest.raises(sqlite3.OperationalError):
             await asyncio.wait_for(committer.write(lambda connection: None), 5)
@@ -56,7 +56,7 @@ async def test_closed_connection_raises_for_the_writer(tmp_path: Path) -> None:
 
 
 async def test_failed_commit_raises_and_the_next_write_succeeds(tmp_path: Path) -> None:
-    path = tmp_path / "said.db"
+    path = tmp_path / "stored.db"
 
     def connect() -> sqlite3.Connection:
         connection = connected(path)
@@ -69,39 +69,39 @@ async def test_failed_commit_raises_and_the_next_write_succeeds(tmp_path: Path) 
         return connection
 
     committer = Committer(connect)
-    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):  # raised by COMMIT alone
+    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):  # raised only by COMMIT
         await committer.write(partial(_insert, "INSERT INTO replies VALUES (99)"))
-    await asyncio.wait_for(committer.write(partial(_insert, "INSERT INTO said VALUES ('a')")), 5)
+    await asyncio.wait_for(committer.write(partial(_insert, "INSERT INTO stored VALUES ('a')")), 5)
     committer.close()
-    assert said(path) == ["a"]
+    assert stored(path) == ["a"]
 
 
 @pytest.mark.parametrize("conflict", ["INSERT", "INSERT OR ROLLBACK"])
 async def test_failed_transaction_fails_all_writes_and_the_next_one_succeeds(
     tmp_path: Path, conflict: str
 ) -> None:
-    path, begun, go_on = tmp_path / "said.db", threading.Event(), threading.Event()
+    path, started, release = tmp_path / "stored.db", threading.Event(), threading.Event()
     committer = Committer(partial(connected, path))
 
     def first(connection: sqlite3.Connection) -> None:
-        begun.set()
-        go_on.wait(10)
-        connection.execute("CREATE UNIQUE INDEX once ON said (word)")
+        started.set()
+        release.wait(10)
+        connection.execute("CREATE UNIQUE INDEX once ON stored (word)")
 
     done = asyncio.create_task(committer.write(first))
-    # Its transaction has begun: the next three share another one.
-    assert await asyncio.to_thread(begun.wait, 10)
+    # The first transaction has started: the next three writes share another one.
+    assert await asyncio.to_thread(started.wait, 10)
     words = ("a", "b", "b")
-    statements = [f"{conflict} INTO said VALUES ('{word}')" for word in words]
-    together = [asyncio.create_task(committer.write(partial(_insert, sql))) for sql in statements]
+    statements = [f"{conflict} INTO stored VALUES ('{word}')" for word in words]
+    tasks = [asyncio.create_task(committer.write(partial(_insert, sql))) for sql in statements]
     await asyncio.sleep(0)
-    go_on.set()
+    release.set()
     await done
-    errors = await asyncio.wait_for(asyncio.gather(*together, return_exceptions=True), 5)
+    errors = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
     assert [type(error) for error in errors] == [sqlite3.IntegrityError] * 3
-    await asyncio.wait_for(committer.write(partial(_insert, "INSERT INTO said VALUES ('c')")), 5)
+    await asyncio.wait_for(committer.write(partial(_insert, "INSERT INTO stored VALUES ('c')")), 5)
     committer.close()
-    assert said(path) == ["c"]
+    assert stored(path) == ["c"]
 
 
 def _insert(statement: str, connection: sqlite3.Connection) -> None:

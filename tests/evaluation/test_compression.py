@@ -94,8 +94,8 @@ def test_compression_requires_passages() -> None:
 
 
 def test_labelled_examples_are_not_passages() -> None:
-    passage, known = Example(Query("p"), ""), Example(Query("Who?"), "Ann")
-    mixed = Benchmark("both", (known, passage), (Example(Query("?", id="q"), "Bob"),))
+    passage, labelled = Example(Query("p"), ""), Example(Query("Who?"), "Ann")
+    mixed = Benchmark("both", (labelled, passage), (Example(Query("?", id="q"), "Bob"),))
 
     assert passages_only(mixed, ["zero-shot", "concat", "racc"]).knowledge == (passage,)
     for names in (["zero-shot"], ["top-k"], ["top-k", "racc"]):
@@ -105,8 +105,8 @@ def test_labelled_examples_are_not_passages() -> None:
     check_benchmark_fit(["concat", "racc"], passages_only(mixed, ["concat", "racc"]))
 
 
-class Fixed:
-    """Finds passages named after the query."""
+class QueryPassages:
+    """Retriever of passages named after the query."""
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         examples = [Example(Query(f"{query.id} {i}", id=f"{query.id}{i}"), "") for i in range(k)]
@@ -115,7 +115,7 @@ class Fixed:
 
 async def test_controls_change_only_scores() -> None:
     found = RescoredRetriever(
-        Fixed(), lambda query, one: GOLD_SCORE * (one.example.query.id == "q01")
+        QueryPassages(), lambda query, one: GOLD_SCORE * (one.example.query.id == "q01")
     )
 
     shown = await found(Query("?", id="q0"), 3)
@@ -125,12 +125,12 @@ async def test_controls_change_only_scores() -> None:
 
 
 async def test_late_interaction_ranks_the_matching_passage_first() -> None:
-    class Two:
+    class TwoPassages:
         async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
             texts = ("The home of babra is lavim", "The food of babra is trebral")
             return [Candidate(Example(Query(text), ""), 0.0) for text in texts]
 
-    home, food = await LateInteractionScorer(Two())(Query("What is its home?"), 2)
+    home, food = await LateInteractionScorer(TwoPassages())(Query("What is its home?"), 2)
 
     assert home.score > food.score
 
@@ -152,12 +152,12 @@ def test_fingerprint_changes_with_the_compressor_and_the_store(tmp_path: Path) -
     (tmp_path / "losses.jsonl").write_text("not its own")
     assert compressor_identity(tmp_path, tmp_path) == before
     assert compressor_identity(None, None) == {}
-    for name, told in zip(
+    for name, changed_key in zip(
         (*COMPRESSOR, STORE),
         ("compressor_digest", "compressor_digest", "store_manifest"),
         strict=True,
     ):
         (tmp_path / name).write_text("other")
         after = compressor_identity(tmp_path, tmp_path)
-        assert [key for key in before if after[key] != before[key]] == [told]
+        assert [key for key in before if after[key] != before[key]] == [changed_key]
         before = after

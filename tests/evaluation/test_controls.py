@@ -8,18 +8,18 @@ from bottega.errors import SettingError
 from bottega.evaluation.controls import SwappedPrompter, swap_image, swap_question
 from bottega.prompting import InterleavedPrompter
 from tests.builders import candidates
-from tests.evaluation.builders import episodic, telling
+from tests.evaluation.builders import episodic_benchmark, passage_benchmark
 
-DATA = telling()
+DATA = passage_benchmark()
 
 
 def test_image_swap_uses_the_image_of_another_item() -> None:
     other = swap_image(DATA, seed=0)
-    pictures = {item.query.images for item in DATA.items}
+    images = {item.query.images for item in DATA.items}
     for item in DATA.items:
         swapped = other(item.query)
         assert swapped.images != item.query.images
-        assert swapped.images in pictures
+        assert swapped.images in images
         assert replace(swapped, images=item.query.images) == item.query
     assert swap_image(DATA, seed=0)(DATA.items[0].query) == other(DATA.items[0].query)
 
@@ -40,9 +40,9 @@ def test_question_swap_uses_a_question_about_another_topic() -> None:
 
 def test_swap_changes_only_the_last_turn_and_keeps_choices() -> None:
     swap = SwappedPrompter(InterleavedPrompter(), swap_image(DATA, seed=0))
-    asked = replace(DATA.items[0].query, choices=("a", "b"))
+    query = replace(DATA.items[0].query, choices=("a", "b"))
     shown = candidates("a", "b")
-    plain, swapped = InterleavedPrompter()(asked, shown).messages, swap(asked, shown).messages
+    plain, swapped = InterleavedPrompter()(query, shown).messages, swap(query, shown).messages
     assert swapped[:-1] == plain[:-1]
     assert swapped[-1].parts[1] == plain[-1].parts[1]
     assert swapped[-1].parts[0] != plain[-1].parts[0]
@@ -50,7 +50,7 @@ def test_swap_changes_only_the_last_turn_and_keeps_choices() -> None:
 
 def test_swap_without_alternatives_raises() -> None:
     with pytest.raises(SettingError, match="needs different questions"):
-        swap_question(episodic(), seed=0)
-    alone = replace(DATA, items=DATA.items[:1])
+        swap_question(episodic_benchmark(), seed=0)
+    single = replace(DATA, items=DATA.items[:1])
     with pytest.raises(SettingError, match="needs items with different images"):
-        swap_image(alone, seed=0)
+        swap_image(single, seed=0)

@@ -9,10 +9,12 @@ from tests.evaluation.test_runner import always_a
 ITEM = Example(Query("?"), "a")
 
 
-def shown(*labels: str) -> Outcome:
+def outcome(*labels: str) -> Outcome:
     reply, answer = Reply("m", (Completion("a"),)), Answer("a")
-    found = tuple(candidates(*labels))
-    return Outcome(answer, Trace("t", 0.0, ITEM.query, "m", found, Prompt(()), reply, answer, 0.0))
+    retrieved = tuple(candidates(*labels))
+    return Outcome(
+        answer, Trace("t", 0.0, ITEM.query, "m", retrieved, Prompt(()), reply, answer, 0.0)
+    )
 
 
 async def test_recorder_keeps_demonstrations_of_one_method_and_shot_count() -> None:
@@ -23,6 +25,6 @@ async def test_recorder_keeps_demonstrations_of_one_method_and_shot_count() -> N
     )
     for method, label in ((fewer, "x"), (ours, "a"), (other, "y")):
         scored = ScoredAnswer(7, ITEM, Answer("a"), (1.0,))
-        await ledger.keep(method, scored, shown(label, "b"))
+        await ledger.keep(method, scored, outcome(label, "b"))
     await ledger.keep(ours, ScoredAnswer(8, ITEM, Answer("a"), (1.0,)), Outcome(Answer("a")))
     assert ledger.by_index == {7: tuple(candidates("a", "b"))}

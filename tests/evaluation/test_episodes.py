@@ -14,9 +14,9 @@ from bottega.evaluation.retrieval import (
 )
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.retrieval import BalancedSampler, UniformSampler
-from tests.evaluation.builders import episodic, telling
+from tests.evaluation.builders import episodic_benchmark, passage_benchmark
 
-DATA = episodic()
+DATA = episodic_benchmark()
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +54,13 @@ def test_knowledge_base_is_the_pool_without_episodes(knowledge: KnowledgeBase) -
 
 @pytest.mark.parametrize("k", [1, 3, 6, 50])
 async def test_oracle_finds_the_gold_passage(k: int) -> None:
-    data = telling(episodes=1)
+    data = passage_benchmark(episodes=1)
     passage_of = {str(item.query.id): item.tags["passage"] for item in data.items}
     oracle = OracleRetriever(ExamplePool(data.knowledge), passage_of, seed=0)
-    places = set()
+    positions = set()
     for item in data.items:
         found = [c.example.id for c in await oracle(item.query, k)]
         assert len(set(found)) == len(found) == min(k, 6)
-        places.add(found.index(item.tags["passage"]))
+        positions.add(found.index(item.tags["passage"]))
         assert found == [c.example.id for c in await oracle(item.query, k)]
-    assert k == 1 or len(places) > 1
+    assert k == 1 or len(positions) > 1

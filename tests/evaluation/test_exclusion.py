@@ -1,4 +1,4 @@
-"""In an evaluation, demonstrations never share an image with the item."""
+"""Tests that demonstrations never share an image with the evaluated item."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from bottega.protocols import Embedder
 from bottega.recipes import Classifier
 from bottega.types import Example, Prompt, Query
 from tests.builders import QUESTION, solid_image
-from tests.evaluation.report.builders import benchmark, kept, three_methods
+from tests.evaluation.report.builders import benchmark, store_run, three_methods
 
 SECRET = "it is the secret"
 SHADES = range(0, 400, 100)
 ITEMS = [
     Example(Query(QUESTION, (solid_image(s),), id=f"i{s}"), f"{SECRET} {s % 2}") for s in SHADES
 ]
-# Nearly the item's own question, about the same image, with its answer.
+# Near copies of the item's question about the same image, with its answer.
 LEAKS = [
     Example(Query(text, item.query.images), item.answer)
     for item in ITEMS
@@ -77,8 +77,8 @@ async def test_report_header_states_the_exclusion_rule(tmp_path: Path) -> None:
         EXCLUSION_RULE
         == "Demonstrations exclude every example that shares an image with the query."
     )
-    data = benchmark(6, known=6, side=8)
-    run = await kept(tmp_path / "run", data, three_methods(data)[:1])
+    data = benchmark(6, examples=6, side=8)
+    run = await store_run(tmp_path / "run", data, three_methods(data)[:1])
     page, _, markdown, *_ = write_report([run], tmp_path / "out").files
     assert EXCLUSION_RULE in page.read_text("utf-8").partition("<section")[0]
     assert EXCLUSION_RULE in markdown.read_text("utf-8").partition("## ")[0]

@@ -20,14 +20,14 @@ from tests.builders import example, solid_image
 PETS = labelled_benchmark(
     "image-folder:pets", [example("cat", 1)], [example("dog", 2), example("cat", 3)]
 )
-CHOOSING = Example(
+CHOICE_ITEM = Example(
     Query('Which\tone\n"now"?', (solid_image(5), solid_image(6)), ("a\tb", "c", "d"), id="q7"),
     "c",
     tags={"subject": "art", "level": "1"},
 )
-OPEN = Example(Query("How many?", (solid_image(7),)), "3")
-BARE = Example(Query("What is 1 + 1?", (), ("1", "2")), "2")
-MIXED = Benchmark("mmmu:somewhere", (example("z", 9),), (CHOOSING, OPEN, BARE))
+OPEN_ITEM = Example(Query("How many?", (solid_image(7),)), "3")
+TEXT_ITEM = Example(Query("What is 1 + 1?", (), ("1", "2")), "2")
+MIXED = Benchmark("mmmu:somewhere", (example("z", 9),), (CHOICE_ITEM, OPEN_ITEM, TEXT_ITEM))
 
 
 def samples(path: Path) -> list[dict[str, Any]]:
@@ -54,11 +54,11 @@ def test_inspect_reads_images_choices_and_letters(tmp_path: Path) -> None:
     assert "choices" not in found[1]
     assert (found[0]["id"], found[1]["id"], found[0]["metadata"]["level"]) == ("q7", "1", "1")
     [message] = found[0]["input"]
-    *pictures, asked = message["content"]
-    assert asked == {"type": "text", "text": CHOOSING.query.text}
-    files = [Path(one["image"]) for one in pictures]
+    *images, text_part = message["content"]
+    assert text_part == {"type": "text", "text": CHOICE_ITEM.query.text}
+    files = [Path(one["image"]) for one in images]
     assert all(file.is_absolute() for file in files)
-    assert [Image.open(file) for file in files] == list(CHOOSING.query.images)
+    assert [Image.open(file) for file in files] == list(CHOICE_ITEM.query.images)
 
 
 def test_vlmevalkit_reads_images_choices_and_letters(tmp_path: Path) -> None:
@@ -67,12 +67,14 @@ def test_vlmevalkit_reads_images_choices_and_letters(tmp_path: Path) -> None:
     found = rows(path)
     assert list(found[0]) == ["index", "image", "question", "A", "B", "C", "answer", "category"]
     assert [row["index"] for row in found] == ["0", "1", "2"]
-    assert (found[0]["question"], found[0]["A"]) == (CHOOSING.query.text, "a\tb")
+    assert (found[0]["question"], found[0]["A"]) == (CHOICE_ITEM.query.text, "a\tb")
     assert [row["answer"] for row in found] == ["B", "3", "B"]
     assert (found[2]["image"], found[2]["C"], found[0]["category"]) == ("", "", "art")
-    assert base64.b64decode(found[1]["image"]) == OPEN.query.images[0].data
-    several = orjson.loads(found[0]["image"].replace("'", '"'))
-    assert [base64.b64decode(one) for one in several] == [i.data for i in CHOOSING.query.images]
+    assert base64.b64decode(found[1]["image"]) == OPEN_ITEM.query.images[0].data
+    encoded_images = orjson.loads(found[0]["image"].replace("'", '"'))
+    assert [base64.b64decode(one) for one in encoded_images] == [
+        i.data for i in CHOICE_ITEM.query.images
+    ]
 
 
 def test_labels_become_choices_up_to_26(tmp_path: Path) -> None:

@@ -24,37 +24,37 @@ def examples(labels: list[str], episodes: int = 1) -> list[Example]:
 def test_noise_changes_the_exact_share_of_answers(
     labels: list[str], share: float, seed: int
 ) -> None:
-    known = examples(labels)
-    noisy = corrupt(known, share, label_confusion(known), seed=seed)
-    changed = [(a, b) for a, b in zip(known, noisy, strict=True) if a != b]
-    assert len(changed) == round(share * len(known))
+    clean = examples(labels)
+    noisy = corrupt(clean, share, label_confusion(clean), seed=seed)
+    changed = [(a, b) for a, b in zip(clean, noisy, strict=True) if a != b]
+    assert len(changed) == round(share * len(clean))
     assert all(a.query == b.query and b.answer in labels for a, b in changed)
     assert all(a.answer != b.answer for a, b in changed)
-    assert noisy == corrupt(known, share, label_confusion(known), seed=seed)
+    assert noisy == corrupt(clean, share, label_confusion(clean), seed=seed)
 
 
 def test_wrong_answers_come_from_the_same_episode() -> None:
-    known = examples(list("axbyaxby"), episodes=2)
-    noisy = corrupt(known, 1.0, label_confusion(known), seed=0)
+    clean = examples(list("axbyaxby"), episodes=2)
+    noisy = corrupt(clean, 1.0, label_confusion(clean), seed=0)
     assert [e.answer for e in noisy] == list("byaxbyax")
 
 
 def test_seeds_choose_different_examples() -> None:
-    known = examples(["a", "b"] * 20)
-    wrong = label_confusion(known)
-    assert corrupt(known, 0.5, wrong, seed=0) != corrupt(known, 0.5, wrong, seed=1)
+    clean = examples(["a", "b"] * 20)
+    wrong = label_confusion(clean)
+    assert corrupt(clean, 0.5, wrong, seed=0) != corrupt(clean, 0.5, wrong, seed=1)
 
 
 def test_single_labels_stay_lists() -> None:
-    known = [Example(Query("1"), "a", labels=("a",)), Example(Query("2"), "b", labels=("b",))]
-    noisy = corrupt(known, 1, label_confusion(known), seed=0)
+    clean = [Example(Query("1"), "a", labels=("a",)), Example(Query("2"), "b", labels=("b",))]
+    noisy = corrupt(clean, 1, label_confusion(clean), seed=0)
     assert [(e.answer, e.labels) for e in noisy] == [("b", ("b",)), ("a", ("a",))]
 
 
 def test_corrupted_choice_questions_lose_their_rationale() -> None:
-    asked = [("Hue?", ("red", "blue")), ("Size?", ("big", "small"))]
-    known = [Example(Query(t, choices=c), c[0], rationale=f"Clearly {c[0]}.") for t, c in asked]
-    noisy = corrupt(known, 1.0, label_confusion(known), seed=0)
+    questions = [("Hue?", ("red", "blue")), ("Size?", ("big", "small"))]
+    clean = [Example(Query(t, choices=c), c[0], rationale=f"Clearly {c[0]}.") for t, c in questions]
+    noisy = corrupt(clean, 1.0, label_confusion(clean), seed=0)
     assert [(e.answer, e.rationale) for e in noisy] == [("blue", None), ("small", None)]
 
 
@@ -65,8 +65,8 @@ def test_unsupported_corruption_raises() -> None:
     passages = [Example(Query("The home of a is b"), ""), Example(Query("The food of a is c"), "")]
     with pytest.raises(SettingError, match="passages"):
         corrupt(passages, 0.5, label_confusion(passages), seed=0)
-    several = [Example(Query("?"), "a, b", labels=("a", "b"))]
+    multi_label = [Example(Query("?"), "a, b", labels=("a", "b"))]
     with pytest.raises(SettingError, match="one label"):
-        corrupt(several, 0.5, label_confusion(several), seed=0)
+        corrupt(multi_label, 0.5, label_confusion(multi_label), seed=0)
     with pytest.raises(SettingError, match="label noise must be between 0 and 1, got 2"):
         corrupt(examples(["a", "b"]), 2, label_confusion(same), seed=0)

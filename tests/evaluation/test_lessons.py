@@ -1,4 +1,4 @@
-"""Lessons of benchmarks that name the right passage, and of those that do not."""
+"""Tests of lessons from benchmarks with and without gold passages."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from bottega.protocols import Vectors
 from bottega.types import Candidate, Example, Query
 from tests.builders import solid_image
 from tests.evaluation.benchmarks.test_okvqa import published
-from tests.evaluation.builders import telling
+from tests.evaluation.builders import passage_benchmark
 
 
-class Letters:
-    """A token a letter; like letters are alike."""
+class LetterEmbedder:
+    """Token embedder with a one-hot vector per letter."""
 
     fingerprint, dimension = "letters", 128
 
@@ -41,53 +41,53 @@ class Letters:
     embed_documents = embed_queries
 
 
-def told(data: Benchmark, **changes: object) -> GoldPassageLessons:
-    usual = {"seed": 3, "shots": 3, "batch": 4, "tokens": Letters()}
+def lessons_of(data: Benchmark, **changes: object) -> GoldPassageLessons:
+    usual = {"seed": 3, "shots": 3, "batch": 4, "tokens": LetterEmbedder()}
     return GoldPassageLessons(data.items, data.knowledge, **{**usual, **changes})  # type: ignore[arg-type]
 
 
-class SearchResult:
-    """The first passages there are."""
+class FirstPassages:
+    """Retriever of the first passages of the benchmark."""
 
-    def __init__(self, data: Benchmark, most: int = 99) -> None:
-        self.shelf, self.asked, self.most = ExamplePool(data.knowledge), list[str](), most
+    def __init__(self, data: Benchmark, limit: int = 99) -> None:
+        self.pool, self.queries, self.limit = ExamplePool(data.knowledge), list[str](), limit
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        self.asked.append(str(query.id))
-        ids = self.shelf.ids()[: min(k, self.most)]
-        return [Candidate(one, 9.0 - i) for i, one in enumerate(self.shelf.get_many(ids))]
+        self.queries.append(str(query.id))
+        ids = self.pool.ids()[: min(k, self.limit)]
+        return [Candidate(one, 9.0 - i) for i, one in enumerate(self.pool.get_many(ids))]
 
 
 def test_gold_passage_is_among_passages_of_its_episode() -> None:
-    data = telling()
+    data = passage_benchmark()
     right = {str(item.query.id): item.tags["passage"] for item in data.items}
-    places = set()
+    positions = set()
     for step in range(20):
-        for lesson in told(data)(step):
+        for lesson in lessons_of(data)(step):
             shown = [str(one.id) for one in lesson.passages]
             assert len(set(shown)) == 3
             assert len({data.episode_of[id] for id in (str(lesson.query.id), *shown)}) == 1
             assert [id == right[str(lesson.query.id)] for id in shown] == list(lesson.relevant)
-            places.add(lesson.relevant.index(True))
-    assert places == {0, 1, 2}
+            positions.add(lesson.relevant.index(True))
+    assert positions == {0, 1, 2}
 
 
 def test_lessons_depend_only_on_step_and_seed() -> None:
-    data = telling()
-    assert told(data)(5) == told(data)(5)
-    assert told(data)(5) != told(data)(6)
-    assert told(data)(5) != told(data, seed=4)(5)
+    data = passage_benchmark()
+    assert lessons_of(data)(5) == lessons_of(data)(5)
+    assert lessons_of(data)(5) != lessons_of(data)(6)
+    assert lessons_of(data)(5) != lessons_of(data, seed=4)(5)
 
 
 async def test_lesson_scores_match_evaluation() -> None:
-    data = telling()
-    (lesson, *_) = told(data)(0)
+    data = passage_benchmark()
+    (lesson, *_) = lessons_of(data)(0)
 
-    class Shown:
+    class LessonPassages:
         async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
             return [Candidate(one, 0.0) for one in lesson.passages]
 
-    found = await LateInteractionScorer(Shown(), Letters())(lesson.query, 3)  # type: ignore[arg-type]
+    found = await LateInteractionScorer(LessonPassages(), LetterEmbedder())(lesson.query, 3)  # type: ignore[arg-type]
     assert [one.score for one in found] == list(lesson.scores)
 
 
@@ -96,7 +96,7 @@ def test_hard_lessons_show_passages_about_the_same_subject(hard: float) -> None:
     data = load_benchmark("facts:queries=3,episodes=1", seed=1)
     tags = {str(one.query.id): one.tags for one in data.knowledge}
     shared = []
-    for lesson in told(data, hard=hard).sample(40, 0):
+    for lesson in lessons_of(data, hard=hard).sample(40, 0):
         about = [tags[str(one.id)] for one in lesson.passages]
         right = about.pop(lesson.relevant.index(True))
         both = [sum(one[tag] == right[tag] for one in about) for tag in ("name", "relation")]
@@ -109,7 +109,7 @@ def test_passages_with_the_answer_are_relevant() -> None:
     knowledge = tuple(Example(Query(text, id=text), "") for text in passages)
     items = [Example(Query("which bird?", (solid_image(1),)), answer) for answer in ("Owl", "fowl")]
     data = Benchmark("birds", knowledge, tuple(items))
-    retrieve = SearchResult(data)
+    retrieve = FirstPassages(data)
     lessons = RetrievedLessons(data, data.items, retrieve, seed=0, shots=3, batch=20)
 
     made = {lesson.answer: lesson for lesson in lessons(0)}
@@ -117,27 +117,27 @@ def test_passages_with_the_answer_are_relevant() -> None:
     assert made["Owl"].relevant == (True, False, True)
     assert made["fowl"].relevant == (False, True, False)
     assert made["Owl"].scores == (9.0, 8.0, 7.0)
-    assert len(retrieve.asked) == 2  # found once, whatever the number of lessons
+    assert len(retrieve.queries) == 2  # retrieved once per item
     with pytest.raises(SettingError, match="needs 3 passages, got 2 for 'which bird\\?'"):
-        RetrievedLessons(data, data.items, SearchResult(data, most=2), seed=0, shots=3)(0)
+        RetrievedLessons(data, data.items, FirstPassages(data, limit=2), seed=0, shots=3)(0)
 
 
 def test_demonstrations_with_the_answer_are_relevant() -> None:
-    """Not where its question speaks of it."""
-    told = ("Red", "green", "red", "dark red")
+    """A question that contains the answer is not enough."""
+    answers = ("Red", "green", "red", "dark red")
     shown = [
         Example(Query("is it red?", (solid_image(i),), id=f"shown{i}"), answer)
-        for i, answer in enumerate(told)
+        for i, answer in enumerate(answers)
     ]
     item = Example(Query("which tint?", (solid_image(9),)), "red")
     data = Benchmark("tints", tuple(shown), (item,))
 
-    (lesson,) = RetrievedLessons(data, data.items, SearchResult(data), seed=0, shots=4).of([item])
+    (lesson,) = RetrievedLessons(data, data.items, FirstPassages(data), seed=0, shots=4).of([item])
 
     assert lesson.relevant == (True, False, True, False)
-    assert [one.answer for one in lesson.passages] == list(told)
+    assert [one.answer for one in lesson.passages] == list(answers)
     with pytest.raises(SettingError, match=r"at most the number of passages \(4\), got 5"):
-        RetrievedLessons(data, data.items, SearchResult(data), seed=0, shots=5)
+        RetrievedLessons(data, data.items, FirstPassages(data), seed=0, shots=5)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_answers_match_full_words_in_any_case(
 
 
 def test_training_items_have_all_annotator_answers(tmp_path: Path) -> None:
-    """Those that are asked are for evaluation."""
+    """Query-set items are reserved for evaluation."""
     data = load_benchmark(f"okvqa:{published(tmp_path, train2014=[1, 2], val2014=[7])}", seed=0)
-    (tmp_path / "told.csv").write_text("kid,text\n1,They surf.\n2,They sleep.\n")
-    data = with_passages(data, tmp_path / "told.csv")
+    (tmp_path / "passages.csv").write_text("kid,text\n1,They surf.\n2,They sleep.\n")
+    data = with_passages(data, tmp_path / "passages.csv")
 
     items = training_items(data)
 
@@ -173,14 +173,14 @@ def test_training_items_have_all_annotator_answers(tmp_path: Path) -> None:
 
 
 def test_synthetic_tasks_train_on_their_items() -> None:
-    data = telling()
+    data = passage_benchmark()
     assert training_items(data) == data.items
     assert names_gold_passages(data.items, data.knowledge)
     assert answers_of(data, data.items[0]) == ("h00",)
 
 
 def test_validation_items_are_not_trained_on() -> None:
-    items = telling().items
+    items = passage_benchmark().items
     rest, aside = split_validation(items, 3, 0)
     assert len(aside) == 3
     assert {one.id for one in rest} | {one.id for one in aside} == {one.id for one in items}
@@ -192,25 +192,27 @@ def test_validation_items_are_not_trained_on() -> None:
 
 
 def test_batches_do_not_mix_queries_with_and_without_images() -> None:
-    data = telling()
+    data = passage_benchmark()
     bare = [replace(one, query=replace(one.query, images=())) for one in data.items[::2]]
-    lessons = told(replace(data, items=(*data.items[1::2], *bare)))
+    lessons = lessons_of(replace(data, items=(*data.items[1::2], *bare)))
     kinds = [{bool(one.query.images) for one in lessons(step)} for step in range(20)]
     assert all(len(kind) == 1 for kind in kinds)
     assert {True} in kinds and {False} in kinds
 
 
 def test_lessons_can_mix_passages_with_and_without_images() -> None:
-    data = telling()
+    data = passage_benchmark()
     seen = Example(Query("seen", (solid_image(1),), id="seen"), "", tags={"episode": "0"})
-    lessons = told(replace(data, knowledge=(*data.knowledge, seen)))
-    shown = [{bool(told.query.images) for told in one.passages} for one in lessons.sample(40, 0)]
+    lessons = lessons_of(replace(data, knowledge=(*data.knowledge, seen)))
+    shown = [
+        {bool(passage.query.images) for passage in one.passages} for one in lessons.sample(40, 0)
+    ]
     assert {True, False} in shown
 
 
 def test_impossible_lessons_raise() -> None:
-    data = telling()
+    data = passage_benchmark()
     with pytest.raises(SettingError, match=r"at most the number of passages \(6\), got 7"):
-        told(data, shots=7)
+        lessons_of(data, shots=7)
     with pytest.raises(SettingError, match="no passages"):
         passages_of(replace(data, knowledge=data.items))

@@ -18,9 +18,9 @@ from bottega.prompting import InterleavedPrompter
 from bottega.recipes import Classifier
 from bottega.types import Prompt, Query, Trace
 from tests.builders import example
-from tests.evaluation.builders import episodic, telling
+from tests.evaluation.builders import episodic_benchmark, passage_benchmark
 
-SHADES, HOMES = episodic(), telling()
+SHADES, HOMES = episodic_benchmark(), passage_benchmark()
 EMPTY = partial(KnowledgeBase.open, ":memory:", embed=None)
 
 
@@ -81,7 +81,7 @@ async def test_nearest_runs_once_and_knn_at_every_shot_count() -> None:
 
 
 async def test_in_context_shows_the_shuffled_episode() -> None:
-    data = episodic(shots=4)
+    data = episodic_benchmark(shots=4)
     script = ScriptedGenerator(lambda prompt: "a0")
     with EMPTY() as knowledge:
         [method] = plan(
@@ -98,7 +98,7 @@ async def test_in_context_shows_the_shuffled_episode() -> None:
 
 
 async def test_oracle_reads_passages_and_scores_open_answers() -> None:
-    script = ScriptedGenerator(read)
+    script = ScriptedGenerator(answer_from_passages)
     with EMPTY() as knowledge:
         methods = plan(
             RunConfig(methods=["oracle", "random"], shots=[3]), HOMES, knowledge, settings(script)
@@ -113,12 +113,12 @@ async def test_oracle_reads_passages_and_scores_open_answers() -> None:
     assert [m.role for m in turns] == ["user"] * 4
 
 
-def read(prompt: Prompt) -> str:
-    """Knows which home is whose by the picture; says it only if a passage tells it."""
+def answer_from_passages(prompt: Prompt) -> str:
+    """Return the answer of the image's item if a passage contains it."""
     *passages, question = [m.parts for m in prompt.messages]
     item = next(i for i in HOMES.items if i.query.images[0] == question[0])
-    told = [str(part).split()[-1] for (part,) in passages]
-    return f"well\nAnswer: {item.answer}" if item.answer in told else "unknown"
+    homes = [str(part).split()[-1] for (part,) in passages]
+    return f"well\nAnswer: {item.answer}" if item.answer in homes else "unknown"
 
 
 @pytest.mark.parametrize("name", ["swap-image", "swap-question"])

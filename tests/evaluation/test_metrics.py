@@ -30,7 +30,7 @@ def test_wilson_interval_contains_the_value_within_bounds(correct: list[bool]) -
 
 
 def test_graded_score_interval_is_95_percent() -> None:
-    """Of many items it is nearly the normal one, 1.96 standard errors to either side."""
+    """For many items the interval is close to the normal one: 1.96 standard errors per side."""
     scores = np.random.default_rng(0).uniform(0, 1, 400)
     estimate, error = mean([*scores], seed=0), scores.std() / 20
     assert estimate.value == pytest.approx(scores.mean())
@@ -39,7 +39,7 @@ def test_graded_score_interval_is_95_percent() -> None:
 
 
 def test_macro_f1_interval_is_95_percent() -> None:
-    """With every label right or wrong in the same share it lies around that share."""
+    """With equal accuracy for every label the interval is centred on that accuracy."""
     rng = np.random.default_rng(0)
     truth = [("a",)] * 400
     said = [("a",) if right else () for right in rng.uniform(0, 1, 400) < 0.5]

@@ -21,15 +21,15 @@ from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.paired import difference, paired_differences
 from bottega.evaluation.runner import Result, evaluate
 from bottega.types import Answer, Example, Query
-from tests.evaluation.builders import episodic
+from tests.evaluation.builders import episodic_benchmark
 
 PAIRS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
-DATA = episodic()
+DATA = episodic_benchmark()
 RIGHT = {item.query: item.answer for item in DATA.items}
 
 
 def table(both: int, ours: int, theirs: int, neither: int) -> tuple[list[bool], list[bool]]:
-    """The answers of two methods with these counts of who was right."""
+    """Return the correctness of two methods for these counts of a 2x2 table."""
     kinds = ((True, True), (True, False), (False, True), (False, False))
     counts = (both, ours, theirs, neither)
     pairs = [kind for kind, n in zip(kinds, counts, strict=True) for _ in range(n)]
@@ -76,7 +76,7 @@ def test_interval_has_its_nominal_coverage(shares: tuple[float, ...]) -> None:
         if sum(cells) <= n:
             counts = (*cells, n - sum(cells))
             chance = multinomial.pmf(counts, n, shares)
-            # Those left out, all together, hold less than 0.002.
+            # The skipped tables have a total probability below 0.002.
             gain = paired_difference(*table(*counts)) if chance > 1e-6 else None
             covered += chance if gain and gain.low <= truth <= gain.high else 0
     assert covered > 0.93
@@ -107,11 +107,11 @@ def test_pairing_narrows_the_interval() -> None:
     assert together.high - together.low < (apart.high - apart.low) / 2
 
 
-async def _run(name: str, shots: int, wrong: int) -> tuple[Result, list[ScoredAnswer]]:
-    bad = {item.query for item in DATA.items[:wrong]}
+async def _run(name: str, shots: int, wrong_count: int) -> tuple[Result, list[ScoredAnswer]]:
+    wrong_queries = {item.query for item in DATA.items[:wrong_count]}
 
     async def answer(query: Query) -> Outcome:
-        label = "?" if query in bad else RIGHT[query]
+        label = "?" if query in wrong_queries else RIGHT[query]
         return Outcome(Answer(label, labels=(label,)))
 
     return await evaluate(DATA, Method(name, shots, answer), RunConfig(concurrency=2))
@@ -139,8 +139,10 @@ async def test_items_with_equal_queries_are_paired_by_index() -> None:
     result, _ = await _run("visual-rag", 5, 0)
     [same] = paired_differences([(result, right), (replace(result, method="vote"), right)])
     assert (same.n, same.value, same.p_value) == (4, 0.0, 1.0)
-    wrong = [replace(one, scores=(0.0,)) for one in right]
-    [one] = paired_differences([(result, right), (replace(result, method="vote"), wrong[::-1])])
+    wrong_count = [replace(one, scores=(0.0,)) for one in right]
+    [one] = paired_differences(
+        [(result, right), (replace(result, method="vote"), wrong_count[::-1])]
+    )
     assert one.value == pytest.approx(1 / 4)
 
 
@@ -154,7 +156,7 @@ async def test_retrieval_methods_are_compared_with_their_baselines() -> None:
 
 async def test_compression_is_compared_with_concat_and_its_controls() -> None:
     names = {"concat": 1, "racc": 0, "racc-flat": 2, "racc-swapped": 6, "racc-oracle": 0}
-    runs = [await _run(name, 5, wrong) for name, wrong in names.items()]
+    runs = [await _run(name, 5, wrong_count) for name, wrong_count in names.items()]
     assert [(p.method, p.against) for p in paired_differences(runs)] == [
         ("racc", "concat"),
         ("racc", "racc-flat"),
@@ -175,7 +177,7 @@ def test_graded_scores_are_compared_by_resampling() -> None:
 
 
 def test_graded_score_interval_is_95_percent() -> None:
-    """Of many items it is nearly the normal one, 1.96 standard errors to either side."""
+    """For many items the interval is close to the normal one: 1.96 standard errors per side."""
     rng = np.random.default_rng(0)
     ours, theirs = rng.uniform(0, 1, 400), rng.uniform(0, 1, 400)
     gain, _ = difference([*ours], [*theirs], seed=0)

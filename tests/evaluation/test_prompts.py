@@ -1,4 +1,4 @@
-"""Which prompt a method asks with, and whether it shows why known answers are right."""
+"""Tests of prompt selection and of rationales in demonstrations."""
 
 from __future__ import annotations
 
@@ -18,71 +18,71 @@ from bottega.types import Candidate, Example, Query
 from tests.builders import solid_image
 
 MODEL = ScriptedGenerator([])
-AS_SUITS = Classifier(MODEL, ())
-WHY = "Because I said so."
-ALL = ("zero-shot", "vote", "random", "top-k", "rcts", "rcts-random", "majority", "best-of-n")
-KNOWN = Example(Query("Which?", (solid_image(1),), ("a", "b")), "a", rationale=WHY)
-DATA = Benchmark("d", (KNOWN,), (), prompt=MMMU, rationale_prompt=MMMU_REASONED)
-BARE = replace(DATA, knowledge=(replace(KNOWN, rationale=None),))
+DEFAULTS = Classifier(MODEL, ())
+RATIONALE = "Because I said so."
+METHODS = ("zero-shot", "vote", "random", "top-k", "rcts", "rcts-random", "majority", "best-of-n")
+EXAMPLE = Example(Query("Which?", (solid_image(1),), ("a", "b")), "a", rationale=RATIONALE)
+DATA = Benchmark("d", (EXAMPLE,), (), prompt=MMMU, rationale_prompt=MMMU_REASONED)
+PLAIN = replace(DATA, knowledge=(replace(EXAMPLE, rationale=None),))
 
 
-class Brief(ScriptedGenerator):
+class TurnsOnlyGenerator(ScriptedGenerator):
     turns_only = True
 
 
-def shows(prompt: Prompter) -> bool:
-    prompted = prompt(KNOWN.query, [Candidate(KNOWN, 1.0)])
-    return any(WHY in str(part) for message in prompted.messages for part in message.parts)
+def shows_rationale(prompt: Prompter) -> bool:
+    prompted = prompt(EXAMPLE.query, [Candidate(EXAMPLE, 1.0)])
+    return any(RATIONALE in str(part) for message in prompted.messages for part in message.parts)
 
 
 def test_search_methods_and_their_controls_show_rationales_by_default() -> None:
-    used = {name: prompt_for(name, DATA, AS_SUITS) for name in ALL}
+    used = {name: prompt_for(name, DATA, DEFAULTS) for name in METHODS}
     reasoned = {name for name, prompt in used.items() if prompt is MMMU_REASONED}
     assert reasoned == {"rcts", "rcts-random", "majority", "best-of-n"}
-    assert all(used[name] is MMMU for name in ALL if name not in reasoned)
-    assert set(methods_with_rationales(ALL, DATA, AS_SUITS, None)) == reasoned
+    assert all(used[name] is MMMU for name in METHODS if name not in reasoned)
+    assert set(methods_with_rationales(METHODS, DATA, DEFAULTS, None)) == reasoned
 
 
 def test_rationales_can_be_forced_on_or_off() -> None:
-    every = {name for name in ALL if prompt_for(name, DATA, AS_SUITS, True) is MMMU_REASONED}
-    assert every == set(ALL) - {"zero-shot", "vote"}
-    assert methods_with_rationales(ALL, DATA, AS_SUITS, True) == [
-        name for name in ALL if name in every
+    every = {name for name in METHODS if prompt_for(name, DATA, DEFAULTS, True) is MMMU_REASONED}
+    assert every == set(METHODS) - {"zero-shot", "vote"}
+    assert methods_with_rationales(METHODS, DATA, DEFAULTS, True) == [
+        name for name in METHODS if name in every
     ]
-    assert all(prompt_for(name, DATA, AS_SUITS, False) is MMMU for name in ALL)
-    assert methods_with_rationales(ALL, DATA, AS_SUITS, False) == []
+    assert all(prompt_for(name, DATA, DEFAULTS, False) is MMMU for name in METHODS)
+    assert methods_with_rationales(METHODS, DATA, DEFAULTS, False) == []
 
 
 def test_no_rationales_means_no_rationale_prompt() -> None:
-    assert all(prompt_for(name, BARE, AS_SUITS) is MMMU for name in ALL)
-    assert methods_with_rationales(ALL, BARE, AS_SUITS, None) == []
+    assert all(prompt_for(name, PLAIN, DEFAULTS) is MMMU for name in METHODS)
+    assert methods_with_rationales(METHODS, PLAIN, DEFAULTS, None) == []
     with pytest.raises(SettingError) as raised:
-        methods_with_rationales(ALL, BARE, AS_SUITS, True)
+        methods_with_rationales(METHODS, PLAIN, DEFAULTS, True)
     assert "--rationales-from" in raised.value.hint
 
 
 @pytest.mark.parametrize(
     ("settings", "data"),
     [
-        (Classifier(Brief([]), ()), DATA),
+        (Classifier(TurnsOnlyGenerator([]), ()), DATA),
         (Classifier(MODEL, (), prompt=InterleavedPrompter()), DATA),
-        (AS_SUITS, replace(DATA, prompt=InterleavedPrompter(), rationale_prompt=None)),
+        (DEFAULTS, replace(DATA, prompt=InterleavedPrompter(), rationale_prompt=None)),
     ],
-    ids=["brief model", "chosen prompt", "benchmark of one prompt"],
+    ids=["turns-only model", "chosen prompt", "benchmark of one prompt"],
 )
 def test_other_prompts_show_rationales_unless_disabled(
     settings: Classifier, data: Benchmark
 ) -> None:
-    for name in ALL:
-        assert shows(prompt_for(name, data, settings))
-        assert not shows(prompt_for(name, data, settings, False))
+    for name in METHODS:
+        assert shows_rationale(prompt_for(name, data, settings))
+        assert not shows_rationale(prompt_for(name, data, settings, False))
     assert methods_with_rationales(["top-k"], data, settings, None) == ["top-k"]
 
 
 def test_prompt_without_rationale_support_is_named() -> None:
     for settings, data in (
         (Classifier(MODEL, (), prompt=AppendixAPrompter()), DATA),
-        (AS_SUITS, replace(DATA, prompt=VIZ_WIZ, rationale_prompt=None)),
+        (DEFAULTS, replace(DATA, prompt=VIZ_WIZ, rationale_prompt=None)),
     ):
         assert methods_with_rationales(["rcts"], data, settings, None) == []
         with pytest.raises(SettingError) as raised:
@@ -93,17 +93,19 @@ def test_prompt_without_rationale_support_is_named() -> None:
 
 def test_rationales_come_from_matching_examples() -> None:
     others = [
-        replace(KNOWN, rationale="Seen.", id="other", tags={"rationale_accuracy": "1"}),
-        replace(KNOWN, answer="b", rationale="Of a wrong answer."),
+        replace(EXAMPLE, rationale="Seen.", id="other", tags={"rationale_accuracy": "1"}),
+        replace(EXAMPLE, answer="b", rationale="Of a wrong answer."),
         replace(
-            KNOWN, query=replace(KNOWN.query, images=(solid_image(2),)), rationale="Elsewhere."
+            EXAMPLE, query=replace(EXAMPLE.query, images=(solid_image(2),)), rationale="Elsewhere."
         ),
     ]
-    data, found = with_rationales(BARE, others)
-    assert (data.knowledge[0].rationale, found) == ("Seen.", 1)
-    kept, _ = with_rationales(replace(DATA, knowledge=(KNOWN, *BARE.knowledge)), others[:1])
+    data, count = with_rationales(PLAIN, others)
+    assert (data.knowledge[0].rationale, count) == ("Seen.", 1)
+    kept, _ = with_rationales(replace(DATA, knowledge=(EXAMPLE, *PLAIN.knowledge)), others[:1])
     assert [one.rationale for one in kept.knowledge] == ["Seen.", "Seen."]
-    wrong = replace(DATA, knowledge=tuple(corrupt([KNOWN], 1.0, label_confusion([KNOWN]), seed=0)))
-    for data, written in ((wrong, others[:1]), (BARE, []), (BARE, [BARE.knowledge[0]])):
+    wrong = replace(
+        DATA, knowledge=tuple(corrupt([EXAMPLE], 1.0, label_confusion([EXAMPLE]), seed=0))
+    )
+    for data, sources in ((wrong, others[:1]), (PLAIN, []), (PLAIN, [PLAIN.knowledge[0]])):
         with pytest.raises(SettingError):
-            with_rationales(data, written)
+            with_rationales(data, sources)

@@ -1,4 +1,4 @@
-"""What a run's searching methods find."""
+"""Tests of the retrievers that evaluation methods use."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenE
 from bottega.protocols import Embedder
 from bottega.types import Example, Query
 from tests.builders import solid_image
-from tests.evaluation.builders import episodic, telling
+from tests.evaluation.builders import episodic_benchmark, passage_benchmark
 
 
 @pytest.fixture(scope="module")
-def both() -> Embedder:
+def dual_embedder() -> Embedder:
     return DualEmbedder(PixelEmbedder(), TokenEmbedder.bundled())
 
 
-def held(data: Benchmark, retrieve: str, embed: Embedder) -> Iterator[KnowledgeBase]:
+def filled(data: Benchmark, retrieve: str, embed: Embedder) -> Iterator[KnowledgeBase]:
     with KnowledgeBase.open(":memory:", embed=knowledge_views(retrieve, embed)) as knowledge:
         knowledge.add(data.knowledge)
         yield knowledge
 
 
 @pytest.mark.parametrize("retrieve", RETRIEVE)
-@pytest.mark.parametrize("data", [episodic(), telling()], ids=["shades", "homes"])
+@pytest.mark.parametrize(
+    "data", [episodic_benchmark(), passage_benchmark()], ids=["shades", "homes"]
+)
 async def test_examples_come_from_the_same_episode(
-    data: Benchmark, retrieve: str, both: Embedder
+    data: Benchmark, retrieve: str, dual_embedder: Embedder
 ) -> None:
-    for knowledge in held(data, retrieve, both):
-        retriever = retriever_factory(retrieve, both)(data, knowledge)
+    for knowledge in filled(data, retrieve, dual_embedder):
+        retriever = retriever_factory(retrieve, dual_embedder)(data, knowledge)
         for item in data.items:
             found = await retriever(item.query, 50)
             own = knowledge.ids(tags={"episode": item.tags["episode"]})
@@ -42,20 +44,20 @@ async def test_examples_come_from_the_same_episode(
 
 
 @pytest.mark.parametrize("retrieve", RETRIEVE)
-def test_progress_counts_reembedded_examples(retrieve: str, both: Embedder) -> None:
-    data, told = episodic(), list[int]()
-    for knowledge in held(data, retrieve, both):
-        search = retriever_factory(retrieve, both, progress=told.append)
+def test_progress_counts_reembedded_examples(retrieve: str, dual_embedder: Embedder) -> None:
+    data, steps = episodic_benchmark(), list[int]()
+    for knowledge in filled(data, retrieve, dual_embedder):
+        search = retriever_factory(retrieve, dual_embedder, progress=steps.append)
         for _ in range(2):  # one index for all methods
             search(data, knowledge)
-    assert sum(told) == (len(data.knowledge) if retrieve == "hybrid" else 0)
+    assert sum(steps) == (len(data.knowledge) if retrieve == "hybrid" else 0)
 
 
 @pytest.mark.parametrize("retrieve", RETRIEVE)
-async def test_item_itself_is_never_shown(retrieve: str, both: Embedder) -> None:
-    data = replace(episodic(), episode_of={})
-    for knowledge in held(data, retrieve, both):
-        retriever = retriever_factory(retrieve, both)(data, knowledge)
+async def test_item_itself_is_never_shown(retrieve: str, dual_embedder: Embedder) -> None:
+    data = replace(episodic_benchmark(), episode_of={})
+    for knowledge in filled(data, retrieve, dual_embedder):
+        retriever = retriever_factory(retrieve, dual_embedder)(data, knowledge)
         for own in knowledge:
             same_image = Query("Which shade?", own.query.images)
             same_id = Query("Which shade?", (solid_image(7777),), id=own.id)
@@ -65,15 +67,15 @@ async def test_item_itself_is_never_shown(retrieve: str, both: Embedder) -> None
                 assert len(set(found)) == len(found) == len(knowledge) - 1
 
 
-async def test_keyword_tags_are_searchable(both: Embedder) -> None:
-    picture_of, seen = solid_image(5), solid_image(6)
-    plain = Example(Query("Which shade is it?", (picture_of,)), "one")
-    tagged = Example(Query("Tell me more.", (picture_of,)), "two", tags={"keywords": "shape, size"})
+async def test_keyword_tags_are_searchable(dual_embedder: Embedder) -> None:
+    image, other_image = solid_image(5), solid_image(6)
+    plain = Example(Query("Which shade is it?", (image,)), "one")
+    tagged = Example(Query("Tell me more.", (image,)), "two", tags={"keywords": "shape, size"})
     data = Benchmark("two", (plain, tagged), (), ())
     for query, answer in (("What shape, which size?", "two"), ("Which shade?", "one")):
-        for knowledge in held(data, "keywords", both):
-            retriever = retriever_factory("keywords", both)(data, knowledge)
-            [best] = await retriever(Query(query, (seen,)), 1)
+        for knowledge in filled(data, "keywords", dual_embedder):
+            retriever = retriever_factory("keywords", dual_embedder)(data, knowledge)
+            [best] = await retriever(Query(query, (other_image,)), 1)
             assert best.example.answer == answer
 
 

@@ -29,32 +29,34 @@ from tests.evaluation.test_runner import BENCHMARK, ITEMS, always_a
 SETTINGS = {"model": "m", "seed": 0}
 
 
-def journal(folder: Path, **settings: object) -> closing[RunStore]:
+def open_store(folder: Path, **settings: object) -> closing[RunStore]:
     return closing(RunStore.open(folder, SETTINGS | settings, ITEMS))
 
 
-def places(scored: list[ScoredAnswer]) -> list[int]:
+def indices(scored: list[ScoredAnswer]) -> list[int]:
     return [one.index for one in scored]
 
 
 async def test_answered_items_are_not_requested_again(tmp_path: Path) -> None:
-    asked: list[Query] = []
+    requested: list[Query] = []
 
-    async def once(query: Query) -> Outcome:
-        asked.append(query)
-        if len(asked) > 4:
+    async def limited(query: Query) -> Outcome:
+        requested.append(query)
+        if len(requested) > 4:
             raise RejectedError("bad key", status=401)
         return await always_a(query)
 
-    with journal(tmp_path) as ledger, pytest.raises(RejectedError):
-        await evaluate(BENCHMARK, Method("m", 1, once), RunConfig(concurrency=1), RunState(ledger))
-    with journal(tmp_path) as ledger:
+    with open_store(tmp_path) as ledger, pytest.raises(RejectedError):
+        await evaluate(
+            BENCHMARK, Method("m", 1, limited), RunConfig(concurrency=1), RunState(ledger)
+        )
+    with open_store(tmp_path) as ledger:
         again = Method("m", 1, always_a)
         result, scored = await evaluate(BENCHMARK, again, state=RunState(ledger))
-        assert places(scored) == list(range(10))
+        assert indices(scored) == list(range(10))
         assert ledger.failures() == []
-    whole, expected = await evaluate(BENCHMARK, again)
-    assert replace(result, seconds=0) == replace(whole, seconds=0)
+    reference_run, expected = await evaluate(BENCHMARK, again)
+    assert replace(result, seconds=0) == replace(reference_run, seconds=0)
     assert scored == expected
 
 
@@ -64,45 +66,47 @@ async def test_failed_items_are_requested_again(tmp_path: Path) -> None:
             raise EndpointTimeoutError("too slow")
         return await always_a(query)
 
-    with journal(tmp_path) as ledger:
+    with open_store(tmp_path) as ledger:
         result, _ = await evaluate(BENCHMARK, Method("m", 1, failing), state=RunState(ledger))
         assert (result.n, result.failed) == (9, 1)
         [failure] = ledger.failures()
         assert (failure.index, failure.error) == (3, "too slow")
-    asked: list[Query] = []
+    requested: list[Query] = []
 
-    async def telling(query: Query) -> Outcome:
-        asked.append(query)
+    async def recording(query: Query) -> Outcome:
+        requested.append(query)
         return await always_a(query)
 
-    with journal(tmp_path) as ledger:
-        result, _ = await evaluate(BENCHMARK, Method("m", 1, telling), state=RunState(ledger))
+    with open_store(tmp_path) as ledger:
+        result, _ = await evaluate(BENCHMARK, Method("m", 1, recording), state=RunState(ledger))
         assert (result.n, result.failed, ledger.failures()) == (10, 0, [])
-    assert asked == [ITEMS[3].query]
+    assert requested == [ITEMS[3].query]
 
 
 async def test_answers_are_stored_by_method_and_shots(tmp_path: Path) -> None:
-    with journal(tmp_path) as ledger:
+    with open_store(tmp_path) as ledger:
         await evaluate(BENCHMARK, Method("m", 1, always_a), state=RunState(ledger))
         for other in (Method("m", 2, always_a), Method("n", 1, always_a)):
             assert ledger.answered(other, ITEMS) == {}
 
 
 async def test_lone_surrogate_in_a_reply_is_stored(tmp_path: Path) -> None:
-    async def odd(query: Query) -> Outcome:
+    async def surrogate_answer(query: Query) -> Outcome:
         return Outcome(Answer("\ud800a", labels=("\ud800a",)))
 
-    with journal(tmp_path) as ledger:
-        result, _ = await evaluate(BENCHMARK, Method("m", 1, odd), state=RunState(ledger))
-        assert result.n == len(ledger.answered(Method("m", 1, odd), ITEMS)) == 10
+    with open_store(tmp_path) as ledger:
+        result, _ = await evaluate(
+            BENCHMARK, Method("m", 1, surrogate_answer), state=RunState(ledger)
+        )
+        assert result.n == len(ledger.answered(Method("m", 1, surrogate_answer), ITEMS)) == 10
 
 
 async def test_lone_surrogate_in_a_path_is_stored(tmp_path: Path) -> None:
-    """The tier's name has the benchmark's, which has its folder's."""
+    """The tier's name contains the benchmark's name, which contains a folder path."""
     method, scored = Method("m", 1, always_a), ScoredAnswer(0, ITEMS[0], Answer("a"), (1.0,))
     reply = Reply("m", (Completion("a"),))
     trace = Trace("t", 0.0, ITEMS[0].query, "\udcff", (), Prompt(()), reply, Answer("a"), 0.0)
-    with journal(tmp_path) as ledger:
+    with open_store(tmp_path) as ledger:
         await ledger.fail(method, 1, RejectedError("\udcff", status=400))
         await ledger.keep(method, scored, Outcome(Answer("a"), trace))
         assert (list(ledger.answered(method, ITEMS)), len(ledger.failures())) == ([0], 1)
@@ -118,7 +122,7 @@ async def test_methods_learn_from_stored_answers(tmp_path: Path) -> None:
         learnt.append(answer)
 
     for _ in range(2):
-        with journal(tmp_path) as ledger:
+        with open_store(tmp_path) as ledger:
             method = Method("m", 1, reasoning, learn)
             await evaluate(BENCHMARK, method, state=RunState(ledger))
     assert learnt[:10] == learnt[10:]
@@ -126,11 +130,11 @@ async def test_methods_learn_from_stored_answers(tmp_path: Path) -> None:
 
 async def test_run_cost_is_the_sum_over_answers(tmp_path: Path) -> None:
     method = Method("m", 1, always_a)
-    with journal(tmp_path) as ledger:
-        for place, cost in enumerate((0.25, 0.5, 0.125)):
-            scored = ScoredAnswer(place, ITEMS[place], Answer("a"), (1.0,), cost_usd=cost)
+    with open_store(tmp_path) as ledger:
+        for index, cost in enumerate((0.25, 0.5, 0.125)):
+            scored = ScoredAnswer(index, ITEMS[index], Answer("a"), (1.0,), cost_usd=cost)
             await ledger.keep(method, scored, Outcome(Answer("a")))
-    with journal(tmp_path) as ledger:
+    with open_store(tmp_path) as ledger:
         assert ledger.spent() == (0.875, 0.5)
 
 
@@ -138,32 +142,32 @@ def test_damaged_journal_releases_its_lock(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"no database at all" * 99)
     for _ in range(2):
         with pytest.raises(StoreError, match="not a"):
-            journal(tmp_path)
+            open_store(tmp_path)
 
 
 def test_failed_folder_creation_names_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingError, match="cannot be created"):
-        journal(tmp_path / "file" / "run")
+        open_store(tmp_path / "file" / "run")
 
 
 def test_folder_of_another_run_is_rejected(tmp_path: Path) -> None:
-    with journal(tmp_path):
+    with open_store(tmp_path):
         pass
     with pytest.raises(SettingError, match="seed 0, not 1"):
-        journal(tmp_path, seed=1)
-    with journal(tmp_path):
+        open_store(tmp_path, seed=1)
+    with open_store(tmp_path):
         pass
 
 
 async def test_stored_answers_are_rescored_with_current_annotations(tmp_path: Path) -> None:
     items = tuple(
-        Example(replace(item.query, id=str(place)), item.answer) for place, item in enumerate(ITEMS)
+        Example(replace(item.query, id=str(index)), item.answer) for index, item in enumerate(ITEMS)
     )
     method = Method("m", 1, always_a)
 
     async def measured(*annotators: str) -> float | None:
-        metric = vqa_accuracy({str(place): annotators for place in range(len(items))})
+        metric = vqa_accuracy({str(index): annotators for index in range(len(items))})
         data = Benchmark("vqa", items[:1], items, metrics=(metric,))
         settings = {**SETTINGS, "data": fingerprint(data)}
         with closing(RunStore.open(tmp_path, settings, items)) as ledger:
@@ -188,18 +192,18 @@ def test_fingerprint_covers_labels_and_tags() -> None:
 
 
 def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
-    with journal(tmp_path), pytest.raises(StoreError, match="another process"):
-        journal(tmp_path)
+    with open_store(tmp_path), pytest.raises(StoreError, match="another process"):
+        open_store(tmp_path)
 
 
 @pytest.mark.parametrize("changed", ["answer = '{}'", "answer = '{'", "place = 99"])
 async def test_damaged_answers_are_reported(tmp_path: Path, changed: str) -> None:
     method = Method("m", 1, always_a)
-    with journal(tmp_path) as ledger:
+    with open_store(tmp_path) as ledger:
         await evaluate(BENCHMARK, method, state=RunState(ledger))
     with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
         other.execute(f"UPDATE answers SET {changed} WHERE place = 3")
-    with journal(tmp_path) as ledger:
+    with open_store(tmp_path) as ledger:
         with pytest.raises(StoreError, match="damaged"):
             ledger.answered(method, ITEMS)
         with pytest.raises(StoreError, match="damaged"):
@@ -209,7 +213,7 @@ async def test_damaged_answers_are_reported(tmp_path: Path, changed: str) -> Non
 
 
 async def test_storage_error_stops_the_run(tmp_path: Path) -> None:
-    with journal(tmp_path) as ledger:
+    with open_store(tmp_path) as ledger:
         other = sqlite3.connect(tmp_path / FILE)
         other.execute("DROP TABLE answers")
         other.close()
@@ -222,21 +226,23 @@ async def test_method_learns_in_order_after_each_round(tmp_path: Path) -> None:
 
     async def answer(query: Query) -> Outcome:
         await asyncio.sleep(random.random() / 1000)
-        events.append("asked")
+        events.append("requested")
         return await always_a(query)
 
     async def learn(query: Query, answer: object, tier: str) -> None:
         events.append(next(str(i) for i, item in enumerate(ITEMS) if item.query is query))
 
     method = Method("m", 1, answer, learn)
-    for expected in ([*["asked"] * 4, *"0123", *["asked"] * 4, *"4567", *["asked"] * 2, *"89"],):
-        with journal(tmp_path) as ledger:
+    for expected in (
+        [*["requested"] * 4, *"0123", *["requested"] * 4, *"4567", *["requested"] * 2, *"89"],
+    ):
+        with open_store(tmp_path) as ledger:
             await evaluate(
                 BENCHMARK, method, RunConfig(concurrency=8, round_size=4), RunState(ledger)
             )
         assert events == expected
     events.clear()
-    with journal(tmp_path) as ledger:
+    with open_store(tmp_path) as ledger:
         await evaluate(BENCHMARK, method, RunConfig(concurrency=8, round_size=4), RunState(ledger))
     assert events == [*"0123456789"]
 
@@ -257,10 +263,10 @@ from bottega.types import Answer, Example, Query
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
 items = tuple(Example(Query(f"question {i}"), "ab"[i % 2]) for i in range(count))
 data = Benchmark("letters", items[:1], items)
-asked = (folder / "asked").open("a", buffering=1)
+requested = (folder / "requested").open("a", buffering=1)
 
 async def answer(query):
-    asked.write(query.text + "\\n")
+    requested.write(query.text + "\\n")
     await asyncio.sleep(0.004)
     label = "ab"[len(query.text) * 7 % 2]
     return Outcome(Answer(label, labels=(label,)))
@@ -276,7 +282,7 @@ asyncio.run(main())
 """
 
 
-def kept(folder: Path) -> set[str]:
+def stored_queries(folder: Path) -> set[str]:
     if not (folder / FILE).exists():
         return set()
     with closing(sqlite3.connect(folder / FILE)) as connection:
@@ -291,30 +297,30 @@ def test_killed_run_resumes_without_repeated_requests(
     tmp_path: Path, count: int, kills: int
 ) -> None:
     rng = random.Random(0)
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed, reference_run = tmp_path / "killed", tmp_path / "reference"
     killed.mkdir()
-    whole.mkdir()
-    known: set[str] = set()
+    reference_run.mkdir()
+    answered: set[str] = set()
     line = 0
-    with _begun(whole, count) as undisturbed:
+    with start_worker(reference_run, count) as undisturbed:
         for _ in range(kills):
-            with _begun(killed, count) as process:
+            with start_worker(killed, count) as process:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
                 time.sleep(rng.uniform(0, 0.03))
                 os.kill(process.pid, signal.SIGKILL)
-            asked = (killed / "asked").read_text().splitlines()
-            assert known.isdisjoint(asked[line:])
-            known, line = kept(killed), len(asked)
-        with _begun(killed, count) as process:
+            requested = (killed / "requested").read_text().splitlines()
+            assert answered.isdisjoint(requested[line:])
+            answered, line = stored_queries(killed), len(requested)
+        with start_worker(killed, count) as process:
             outputs = [one.communicate(timeout=60)[0] for one in (process, undisturbed)]
-    asked = (killed / "asked").read_text().splitlines()
-    assert known.isdisjoint(asked[line:])
+    requested = (killed / "requested").read_text().splitlines()
+    assert answered.isdisjoint(requested[line:])
     assert outputs[0] == outputs[1]
     assert outputs[0].startswith(f"ready\n{count} ")
-    assert max(Counter((whole / "asked").read_text().splitlines()).values()) == 1
+    assert max(Counter((reference_run / "requested").read_text().splitlines()).values()) == 1
 
 
-def _begun(folder: Path, count: int) -> subprocess.Popen[str]:
+def start_worker(folder: Path, count: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", WORKER, str(folder), str(count)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

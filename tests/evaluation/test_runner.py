@@ -55,17 +55,17 @@ async def test_failed_request_is_counted_but_not_scored() -> None:
 
 @pytest.mark.parametrize("error", [UnreachableError("dead"), RejectedError("bad key", status=401)])
 async def test_permanent_error_stops_the_run(error: Exception) -> None:
-    asked = 0
+    calls = 0
 
     async def failing(query: Query) -> Outcome:
-        nonlocal asked
-        asked += 1
+        nonlocal calls
+        calls += 1
         await asyncio.sleep(0)
         raise error
 
     with pytest.raises(type(error)):
         await evaluate(BENCHMARK, Method("m", 0, failing), RunConfig(concurrency=1))
-    assert asked < len(ITEMS)
+    assert calls < len(ITEMS)
 
 
 async def test_web_pages_stop_a_run_without_answers() -> None:
@@ -110,8 +110,8 @@ async def test_concurrency_is_limited_and_progress_is_reported() -> None:
 
 
 async def test_multi_label_items_are_scored_by_macro_f1() -> None:
-    several = replace(BENCHMARK, metrics=(MacroF1(("a", "b")),))
-    result, _ = await evaluate(several, Method("m", 0, always_a), RunConfig(concurrency=4))
+    multi_label = replace(BENCHMARK, metrics=(MacroF1(("a", "b")),))
+    result, _ = await evaluate(multi_label, Method("m", 0, always_a), RunConfig(concurrency=4))
     assert result.metric == "macro_f1"
     assert result.value == pytest.approx((2 / 3 + 0) / 2)
     assert result.low is not None and result.high is not None
@@ -127,10 +127,10 @@ async def test_no_answers_means_no_value() -> None:
 
 
 async def test_calibration_error_is_an_additional_metric() -> None:
-    async def sure(query: Query) -> Outcome:
+    async def confident(query: Query) -> Outcome:
         return Outcome(Answer("a", labels=("a",), confidence=0.9))
 
-    result, _ = await evaluate(BENCHMARK, Method("m", 0, sure))
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, confident))
     [error] = result.also
     assert error.metric.startswith("ece")
     assert error.value == pytest.approx(0.4)

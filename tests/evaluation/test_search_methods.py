@@ -29,18 +29,18 @@ from tests.builders import example
 
 ROLLOUTS = 4
 ANIMALS = ("cat", "dog", "cow")
-KNOWN = tuple(example(ANIMALS[i % 3], 40 * i) for i in range(12))
-ASKED = tuple(example(ANIMALS[i % 3], 7 + 300 * i) for i in range(3))
-DATA = Benchmark("animals", KNOWN, ASKED, ANIMALS)
+EXAMPLES = tuple(example(ANIMALS[i % 3], 40 * i) for i in range(12))
+QUERIES = tuple(example(ANIMALS[i % 3], 7 + 300 * i) for i in range(3))
+DATA = Benchmark("animals", EXAMPLES, QUERIES, ANIMALS)
 
 
-class Brief(ScriptedGenerator):
+class TurnsOnlyGenerator(ScriptedGenerator):
     turns_only = True
 
 
-def last_shown(prompt: Prompt) -> str:
-    said = [message.parts[-1] for message in prompt.messages if message.role == "assistant"]
-    return str(said[-1]) if said else "unknown"
+def repeat_last_answer(prompt: Prompt) -> str:
+    answers = [message.parts[-1] for message in prompt.messages if message.role == "assistant"]
+    return str(answers[-1]) if answers else "unknown"
 
 
 async def run(
@@ -62,7 +62,7 @@ async def run(
 
 @pytest.mark.parametrize("name", SEARCH_METHODS)
 async def test_search_calls_are_counted_and_limited(name: str) -> None:
-    script = Brief(last_shown)
+    script = TurnsOnlyGenerator(repeat_last_answer)
     method, result = await run(name, script)
     assert (method.name, result.n, result.shots) == (name, 3, 2)
     sampled = sum(call.sampling.n for call in script.calls)
@@ -79,15 +79,15 @@ def words(prompt: Prompt) -> list[str]:
 
 
 async def test_majority_uses_the_search_budget_by_default() -> None:
-    script = Brief(last_shown)
+    script = TurnsOnlyGenerator(repeat_last_answer)
     await run("majority", script)
     assert script.calls[-1].sampling.n == max_search_calls(script, ROLLOUTS) == 1 + 4 + 15
     await run("majority", script, samples=3)
     assert script.calls[-1].sampling.n == 3
 
 
-class Noting:
-    """A retriever that tells how many were wanted, and what was found."""
+class RecordingRetriever:
+    """Retriever wrapper that records candidates and checks k."""
 
     def __init__(self, retrieve: Retriever) -> None:
         self.retrieve = retrieve
@@ -101,39 +101,41 @@ class Noting:
 
 @pytest.mark.parametrize("retrieve", ["hybrid", "image"])
 async def test_search_selects_from_the_twenty_nearest_candidates(retrieve: str) -> None:
-    known = tuple(example(ANIMALS[i % 3], 40 * i) for i in range(30))
-    data = Benchmark("animals", known, ASKED, ANIMALS)
-    settings = Classifier(Brief(last_shown), ANIMALS, prompt=InterleavedPrompter())
+    examples = tuple(example(ANIMALS[i % 3], 40 * i) for i in range(30))
+    data = Benchmark("animals", examples, QUERIES, ANIMALS)
+    settings = Classifier(
+        TurnsOnlyGenerator(repeat_last_answer), ANIMALS, prompt=InterleavedPrompter()
+    )
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(data.knowledge)
-        noting = Noting(retriever_factory(retrieve, PixelEmbedder())(data, knowledge))
+        recorder = RecordingRetriever(retriever_factory(retrieve, PixelEmbedder())(data, knowledge))
         [method] = plan(
             RunConfig(methods=["rcts"], shots=[3], rollouts=2),
             data,
             knowledge,
             settings,
-            search=lambda *_: noting,
+            search=lambda *_: recorder,
         )
         tokens = TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
         late = LateInteractionIndex(knowledge, tokens)
         nearest = partial(late.search, exact=True) if retrieve == "hybrid" else knowledge.search
-        for item in ASKED:
+        for item in QUERIES:
             trace = (await method.answer(item.query)).trace
             assert trace is not None and trace.tree is not None
-            [asked] = [query for query in noting.found if query.images == item.query.images]
-            found = [one.example.id for one in noting.found[asked]]
+            [matching] = [query for query in recorder.found if query.images == item.query.images]
+            found = [one.example.id for one in recorder.found[matching]]
             assert found == [one.example.id for one in nearest(item.query, 20)]
             assert {one.example.id for one in trace.candidates} <= set(found)
 
 
 def test_reasoning_model_needs_more_search_calls() -> None:
     assert max_search_calls(ScriptedGenerator([]), 10) == 111
-    assert max_search_calls(Brief([]), 10) == 26
+    assert max_search_calls(TurnsOnlyGenerator([]), 10) == 26
 
 
 @pytest.mark.parametrize("name", SEARCH_METHODS)
 async def test_search_fetches_at_least_as_many_as_it_shows(name: str) -> None:
-    model = Brief(last_shown)
+    model = TurnsOnlyGenerator(repeat_last_answer)
     build = METHODS[name].build
     assert build is not None
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:

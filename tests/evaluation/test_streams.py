@@ -1,4 +1,4 @@
-"""Streams: asked one by one, and what their figures say."""
+"""Tests of streams and their statistics."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from tests.builders import example
 from tests.knowledge.doubles import SeededEmbedder
 
 
-def told(scores: str, tiers: str | None = None) -> StreamResult:
-    """One character an item: 1 or 0, and the tier's letter."""
+def stream_of(scores: str, tiers: str | None = None) -> StreamResult:
+    """Return a stream with one score (0 or 1) and one tier letter per item."""
     items = zip(scores, tiers or "a" * len(scores), strict=True)
     return StreamResult(
         tuple(
-            ScoredAnswer(place, example("x", place), Answer("x"), (float(score),), tier)
-            for place, (score, tier) in enumerate(items)
+            ScoredAnswer(index, example("x", index), Answer("x"), (float(score),), tier)
+            for index, (score, tier) in enumerate(items)
         ),
         len(scores),
     )
 
 
 async def test_items_retrieve_earlier_answers() -> None:
-    """The apprentice repeats what it is shown: the first item finds an empty cache."""
+    """The apprentice repeats the first demonstration; the cache starts empty."""
 
-    def shown(prompt: Prompt) -> str:
-        said = [m.parts[0] for m in prompt.messages if m.role == "assistant"]
-        return str(said[0]) if said else "unknown"
+    def repeat_first_answer(prompt: Prompt) -> str:
+        answers = [m.parts[0] for m in prompt.messages if m.role == "assistant"]
+        return str(answers[0]) if answers else "unknown"
 
-    apprentice = ScriptedGenerator(shown)
-    turn = iter("ama" * 2)
+    apprentice = ScriptedGenerator(repeat_first_answer)
+    turns = iter("ama" * 2)
 
-    def in_turn(tiers: Sequence[Tier]):  # type: ignore[no-untyped-def]
+    def alternating_router(tiers: Sequence[Tier]):  # type: ignore[no-untyped-def]
         async def route(query: Query, /) -> Tier:
-            return tiers["am".index(next(turn))]
+            return tiers["am".index(next(turns))]
 
         return route
 
@@ -53,7 +53,7 @@ async def test_items_retrieve_earlier_answers() -> None:
             cache,
             master=ScriptedGenerator(lambda prompt: "b"),
             apprentice=apprentice,
-            route=in_turn,
+            route=alternating_router,
             reasoning=False,
             labels=data.labels,
         )
@@ -64,29 +64,29 @@ async def test_items_retrieve_earlier_answers() -> None:
 
 
 def test_parts_have_equal_length() -> None:
-    streamed = told("0101010")
+    streamed = stream_of("0101010")
     assert [list(streamed.scores(part=part)) for part in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
 
 
 def test_mean_over_streams_is_inside_its_interval() -> None:
-    estimate = mean_over([told("1111"), told("00000000")])
+    estimate = mean_over([stream_of("1111"), stream_of("00000000")])
     assert estimate.value == 0.5
-    assert (estimate.low, estimate.high) == (0.0, 1.0)  # two streams tell little
-    alike = mean_over([told("1100" * 20)] * 5)
-    assert alike.low < alike.value == 0.5 < alike.high
-    assert alike.high - alike.low < 0.15
+    assert (estimate.low, estimate.high) == (0.0, 1.0)  # two streams give a wide interval
+    stable = mean_over([stream_of("1100" * 20)] * 5)
+    assert stable.low < stable.value == 0.5 < stable.high
+    assert stable.high - stable.low < 0.15
 
 
 def test_growth_is_last_part_minus_first() -> None:
-    rising = growth([told("000" + "010" + "111")] * 3, "a")
+    rising = growth([stream_of("000" + "010" + "111")] * 3, "a")
     assert rising.value == 1.0
-    flat = growth([told("10" * 30), told("01" * 30)], "a")
+    flat = growth([stream_of("10" * 30), stream_of("01" * 30)], "a")
     assert flat.low < 0 < flat.high
-    assert math.isnan(growth([told("111", "bbb")], "a").value)
+    assert math.isnan(growth([stream_of("111", "bbb")], "a").value)
 
 
 def test_gain_compares_the_same_items() -> None:
-    ours, theirs = told("1101", "aamm"), told("1000")
+    ours, theirs = stream_of("1101", "aamm"), stream_of("1000")
     assert gain([ours], [theirs]).value == 0.5
     assert gain([ours], [theirs], tier="a").value == 0.5
     assert gain([ours], [theirs], tier="a", part=0, parts=4).value == 0.0

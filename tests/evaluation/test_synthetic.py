@@ -13,19 +13,19 @@ from bottega.evaluation.planning import check_benchmark_fit, default_methods
 from bottega.tasks import glyphs
 from bottega.tasks.rules import RULES
 
-RULE_ROWS = "rules:episodes=5,examples=6,queries=4"
+RULES_SPEC = "rules:episodes=5,examples=6,queries=4"
 
 
 @pytest.fixture(scope="module")
 def rules() -> Benchmark:
-    return load_benchmark(RULE_ROWS, seed=0, limit=10)
+    return load_benchmark(RULES_SPEC, seed=0, limit=10)
 
 
 def test_synthetic_task_becomes_a_benchmark_with_episodes(rules: Benchmark) -> None:
     assert (len(rules.knowledge), len(rules.items), rules.labels) == (30, 10, ())
-    assert rules.name == RULE_ROWS
+    assert rules.name == RULES_SPEC
     assert all(rules.episode_of[str(e.query.id)] == e.tags["episode"] for e in rules.knowledge)
-    assert load_benchmark(RULE_ROWS, seed=0, limit=10) == rules
+    assert load_benchmark(RULES_SPEC, seed=0, limit=10) == rules
 
 
 def test_limit_spreads_items_over_episodes(rules: Benchmark) -> None:
@@ -34,7 +34,7 @@ def test_limit_spreads_items_over_episodes(rules: Benchmark) -> None:
 
 @pytest.fixture
 def few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing 500 takes a second or two."""
+    """Generate fewer characters: 500 take a second or two."""
     monkeypatch.setattr(glyphs, "MIN_EPISODES", 2)
     monkeypatch.setattr(glyphs, "MIN_QUERIES", 12)
 
@@ -52,21 +52,21 @@ def test_noise_share_counts_only_remaining_examples() -> None:
         {e.id: e.answer for e in load_benchmark(spec, seed=0, per_class=1, label_noise=p).knowledge}
         for p in (0.0, 0.5)
     )
-    whole = {e.id: e.answer for e in load_benchmark(spec, seed=0).knowledge}
-    assert len(noisy) < len(whole)
-    assert right.items() <= whole.items()
+    complete = {e.id: e.answer for e in load_benchmark(spec, seed=0).knowledge}
+    assert len(noisy) < len(complete)
+    assert right.items() <= complete.items()
     wrong = load_benchmark(spec, seed=0, per_class=1, label_noise=0.5).corrupted_count
-    assert wrong == sum(answer != whole[id] for id, answer in noisy.items())
+    assert wrong == sum(answer != complete[id] for id, answer in noisy.items())
 
 
 def test_per_class_keeps_all_passages() -> None:
-    whole, thin = (load_benchmark("facts:episodes=1", seed=0, per_class=p) for p in (None, 1))
-    assert len(whole.knowledge) == len(thin.knowledge)
+    complete, limited = (load_benchmark("facts:episodes=1", seed=0, per_class=p) for p in (None, 1))
+    assert len(complete.knowledge) == len(limited.knowledge)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_rule_noise_applies_another_rule(rules: Benchmark, share: float) -> None:
-    noisy = load_benchmark(RULE_ROWS, seed=0, limit=10, label_noise=share)
+    noisy = load_benchmark(RULES_SPEC, seed=0, limit=10, label_noise=share)
     assert noisy.items == rules.items
     changed = [(a, b) for a, b in zip(rules.knowledge, noisy.knowledge, strict=True) if a != b]
     ambiguous = sum(len(_results(str(e.rationale))) == 1 for e in rules.knowledge)
@@ -114,15 +114,15 @@ def test_unknown_option_lists_valid_options(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("glyphs:", "an option is empty in 'glyphs:'"),
         ("rules:examples=9,,queries=2", "an option is empty in 'rules:examples=9,,queries=2'"),
         ("glyphs:ways=5,ways=10", "ways is set twice"),
     ],
 )
-def test_missing_or_duplicate_option_is_named(spec: str, said: str) -> None:
-    with pytest.raises(SettingError, match=said):
+def test_missing_or_duplicate_option_is_named(spec: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
         load_benchmark(spec, seed=0)
 
 
@@ -160,7 +160,7 @@ def test_noise_on_passages_raises() -> None:
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_invalid_noise_raises(share: float) -> None:
     with pytest.raises(SettingError, match="label noise"):
-        load_benchmark(RULE_ROWS, seed=0, label_noise=share)
+        load_benchmark(RULES_SPEC, seed=0, label_noise=share)
 
 
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

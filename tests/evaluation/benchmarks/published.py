@@ -1,4 +1,4 @@
-"""Tiny folders in the published layouts."""
+"""Writers of small files in the published layouts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 from tests.builders import solid_image
 
 
-def written(path: Path, value: object) -> Path:
+def write_json(path: Path, value: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value), "utf-8")
     return path
 
 
-def painted(path: Path, shade: int) -> Path:
-    """The bytes of a PNG, whatever the name says."""
+def write_image(path: Path, shade: int) -> Path:
+    """Write PNG bytes under any file name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(solid_image(shade).data)
     return path
 
 
-def zipped(archive: Path, members: Mapping[str, bytes]) -> Path:
+def write_archive(archive: Path, members: Mapping[str, bytes]) -> Path:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(archive, "w") as file:
         for name, data in members.items():
@@ -33,8 +33,8 @@ def zipped(archive: Path, members: Mapping[str, bytes]) -> Path:
     return archive
 
 
-def table(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    """A parquet file as the hub has it."""
+def write_table(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    """Write a parquet file as on the Hugging Face hub."""
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,5 +42,5 @@ def table(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
     return path
 
 
-def encoded(shade: int) -> dict[str, object]:
+def image_cell(shade: int) -> dict[str, object]:
     return {"bytes": solid_image(shade).data, "path": None}

@@ -9,13 +9,13 @@ from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.types import Answer, Completion
 from tests.builders import solid_image
-from tests.evaluation.benchmarks.published import encoded, painted, table, written
+from tests.evaluation.benchmarks.published import image_cell, write_image, write_json, write_table
 
 CHOICES = ["skateboarder", "train", "delivery", "cab"]
 
 
 def question(number: int, **others: object) -> dict[str, object]:
-    """As in `aokvqa_v1p0_*.json`."""
+    """Return a row of `aokvqa_v1p0_*.json`."""
     return {
         "split": "val",
         "image_id": number,
@@ -32,9 +32,9 @@ def question(number: int, **others: object) -> dict[str, object]:
 
 def published(root: Path, train: Sequence[object], val: Sequence[object]) -> Path:
     for split, rows in (("train", train), ("val", val)):
-        written(root / f"aokvqa_v1p0_{split}.json", rows)
+        write_json(root / f"aokvqa_v1p0_{split}.json", rows)
         for number in range(1, 10):
-            painted(root / f"{split}2017" / f"{number:012}.jpg", number)
+            write_image(root / f"{split}2017" / f"{number:012}.jpg", number)
     return root
 
 
@@ -67,11 +67,11 @@ def test_choices_are_answered_by_letter(tmp_path: Path) -> None:
 
 def test_hub_table_lists_are_parsed_from_text(tmp_path: Path) -> None:
     def row(number: int, answers: str) -> dict[str, object]:
-        return question(number, image=encoded(number), direct_answers=answers)
+        return question(number, image=image_cell(number), direct_answers=answers)
 
-    table(tmp_path / "data" / "train-00000-of-00001.parquet", [row(1, "['taxi'] ")])
+    write_table(tmp_path / "data" / "train-00000-of-00001.parquet", [row(1, "['taxi'] ")])
     queries = [row(7, "['taxi', 'cab', 'taxi']"), row(8, "['taxi', __import__('os')]")]
-    table(tmp_path / "data" / "validation-00000-of-00001.parquet", queries)
+    write_table(tmp_path / "data" / "validation-00000-of-00001.parquet", queries)
     bad: list[BottegaError] = []
     data = load_benchmark(f"aokvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert [item.query.images for item in data.items] == [(solid_image(7),)]

@@ -10,22 +10,22 @@ import pytest
 from bottega.errors import BottegaError, ImageError, LoadError
 from bottega.evaluation.benchmarks.tables import Downloads
 from tests.builders import solid_image
-from tests.evaluation.benchmarks.published import painted, written, zipped
+from tests.evaluation.benchmarks.published import write_archive, write_image, write_json
 
 LAYOUT = "expected is a lot"
 
 
 def test_archive_is_read_like_an_unpacked_folder(tmp_path: Path) -> None:
-    zipped(tmp_path / "val.zip", {"val/1.jpg": solid_image(1).data})
-    zipped(tmp_path / "task" / "query.zip", {"query/2.jpg": solid_image(2).data})
-    zipped(tmp_path / "rows.json.zip", {"rows.json": b'{"rows": [{"n": 1}]}'})
-    painted(tmp_path / "train" / "3.jpg", 3)
-    there = Downloads(tmp_path, LAYOUT)
-    assert there.needed("missing", "val") == "val"
-    assert there.needed("train") == "train"
+    write_archive(tmp_path / "val.zip", {"val/1.jpg": solid_image(1).data})
+    write_archive(tmp_path / "task" / "query.zip", {"query/2.jpg": solid_image(2).data})
+    write_archive(tmp_path / "rows.json.zip", {"rows.json": b'{"rows": [{"n": 1}]}'})
+    write_image(tmp_path / "train" / "3.jpg", 3)
+    downloads = Downloads(tmp_path, LAYOUT)
+    assert downloads.needed("missing", "val") == "val"
+    assert downloads.needed("train") == "train"
     names = ("val/1.jpg", "task/query/2.jpg", "train/3.jpg")
-    assert [there.image(name) for name in names] == [solid_image(shade) for shade in (1, 2, 3)]
-    assert there.rows("rows.json", key="rows") == [(f"{tmp_path}/rows.json, row 0", {"n": 1})]
+    assert [downloads.image(name) for name in names] == [solid_image(shade) for shade in (1, 2, 3)]
+    assert downloads.rows("rows.json", key="rows") == [(f"{tmp_path}/rows.json, row 0", {"n": 1})]
 
 
 def test_missing_files_show_the_expected_layout(tmp_path: Path) -> None:
@@ -37,16 +37,16 @@ def test_missing_files_show_the_expected_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, says",
+    "text, message",
     [
         ("[{]", "not valid JSON"),
         ('{"rows": []}', "not a list of objects"),
         ("[1]", "not a list of objects"),
     ],
 )
-def test_file_without_a_row_list_raises(tmp_path: Path, text: str, says: str) -> None:
+def test_file_without_a_row_list_raises(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "rows.json").write_text(text)
-    with pytest.raises(LoadError, match=says):
+    with pytest.raises(LoadError, match=message):
         Downloads(tmp_path, LAYOUT).rows("rows.json")
 
 
@@ -62,7 +62,7 @@ def test_broken_archive_is_reported(tmp_path: Path) -> None:
 
 
 def test_damaged_member_raises_an_image_error(tmp_path: Path) -> None:
-    archive = zipped(tmp_path / "val.zip", {"val/1.jpg": b"\x89PNG" * 50})
+    archive = write_archive(tmp_path / "val.zip", {"val/1.jpg": b"\x89PNG" * 50})
     archive.write_bytes(archive.read_bytes().replace(b"\x89PNG\x89PNG", b"\x89PNX\x89PNG", 1))
     with pytest.raises(ImageError, match="cannot be unpacked"):
         Downloads(tmp_path, LAYOUT).image("val/1.jpg")
@@ -70,12 +70,12 @@ def test_damaged_member_raises_an_image_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "a\0b", "x" * 5000])
 def test_rows_cannot_escape_the_folder(tmp_path: Path, name: str) -> None:
-    painted(tmp_path / "secret.png", 1)
-    written(tmp_path / "data" / "rows.json", [])
-    there = Downloads(tmp_path / "data", LAYOUT)
-    there.find(name)
+    write_image(tmp_path / "secret.png", 1)
+    write_json(tmp_path / "data" / "rows.json", [])
+    downloads = Downloads(tmp_path / "data", LAYOUT)
+    downloads.find(name)
     with pytest.raises(ImageError):
-        there.image(name)
+        downloads.image(name)
 
 
 def test_corrupt_archive_raises_only_own_errors(tmp_path: Path) -> None:
@@ -84,15 +84,15 @@ def test_corrupt_archive_raises_only_own_errors(tmp_path: Path) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("val/1.jpg", solid_image(1).data)
         archive.writestr("val.json", '[{"n": 1}]' * 20)
-    whole, ours = file.read_bytes(), 0
+    original, own_errors = file.read_bytes(), 0
     for _ in range(300):
-        flipped = bytearray(whole)
-        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        flipped = bytearray(original)
+        flipped[rng.randrange(len(original))] ^= 1 << rng.randrange(8)
         file.write_bytes(flipped)
-        there = Downloads(tmp_path, LAYOUT)
-        for read in (partial(there.rows, "val.json"), partial(there.image, "val/1.jpg")):
+        downloads = Downloads(tmp_path, LAYOUT)
+        for read in (partial(downloads.rows, "val.json"), partial(downloads.image, "val/1.jpg")):
             try:
                 read()
             except BottegaError:
-                ours += 1
-    assert ours > 100
+                own_errors += 1
+    assert own_errors > 100

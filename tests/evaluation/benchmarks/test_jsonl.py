@@ -9,7 +9,7 @@ import pytest
 from bottega.errors import BottegaError, LoadError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.types import Answer, Completion
-from tests.evaluation.benchmarks.published import painted
+from tests.evaluation.benchmarks.published import write_image
 
 
 def lines(path: Path, *rows: Mapping[str, object]) -> Path:
@@ -20,7 +20,7 @@ def lines(path: Path, *rows: Mapping[str, object]) -> Path:
 
 def test_rows_with_one_question_are_a_classification(tmp_path: Path) -> None:
     for shade in range(3):
-        painted(tmp_path / f"{shade}.png", shade)
+        write_image(tmp_path / f"{shade}.png", shade)
     lines(
         tmp_path / "train.jsonl", {"image": "0.png", "label": "a"}, {"image": "1.png", "label": "b"}
     )
@@ -49,9 +49,9 @@ def test_given_choices_are_kept(tmp_path: Path) -> None:
 
 def test_open_answers_from_two_files(tmp_path: Path) -> None:
     shown = lines(
-        tmp_path / "a" / "known.jsonl", {"question": "Capital of Italy?", "answer": "Rome"}
+        tmp_path / "a" / "examples.jsonl", {"question": "Capital of Italy?", "answer": "Rome"}
     )
-    queries = lines(tmp_path / "b" / "asked.jsonl", {"question": "Of France?", "answer": "Paris"})
+    queries = lines(tmp_path / "b" / "queries.jsonl", {"question": "Of France?", "answer": "Paris"})
     data = load_benchmark(f"jsonl:{shown},{queries}", seed=0)
     (item,) = data.items
     answer = data.parse(item.query, Completion("Answer: paris."))

@@ -29,7 +29,7 @@ def problem(number: int, **changed: object) -> dict[str, object]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def root(tmp_path: Path) -> Path:
     (tmp_path / "images").mkdir()
     (tmp_path / "data").mkdir()
     letters = problem(2, options=["A", "B", "C", "D", "E"], answer="E")
@@ -43,16 +43,16 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_query_set_and_examples_are_disjoint(place: Path) -> None:
-    data = load_benchmark(f"mathvision:{place}", seed=0)
+def test_query_set_and_examples_are_disjoint(root: Path) -> None:
+    data = load_benchmark(f"mathvision:{root}", seed=0)
     assert sorted(str(e.query.id) for e in data.items) == ["1", "2", "3"]
-    [known] = data.knowledge
-    assert (known.query.id, known.answer, known.query.images) == ("4", "4", (solid_image(4),))
-    assert known.tags == {"subject": "logic", "level": "3"}
+    [example] = data.knowledge
+    assert (example.query.id, example.answer, example.query.images) == ("4", "4", (solid_image(4),))
+    assert example.tags == {"subject": "logic", "level": "3"}
 
 
-def test_replies_are_parsed_and_scored(place: Path) -> None:
-    data = load_benchmark(f"mathvision:{place}", seed=0)
+def test_replies_are_parsed_and_scored(root: Path) -> None:
+    data = load_benchmark(f"mathvision:{root}", seed=0)
     one, letters, values = sorted(data.items, key=lambda item: str(item.query.id))
     assert (letters.answer, values.answer, values.rationale) == ("E", r"$\frac{1}{2}$", "Halve it.")
     for item, reply, score in [

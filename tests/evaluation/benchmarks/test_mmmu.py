@@ -36,7 +36,7 @@ def row(number: str, shades: list[int], **changed: object) -> dict[str, object]:
     }
 
 
-def written(folder: Path, split: str, *rows: dict[str, object]) -> None:
+def write_json(folder: Path, split: str, *rows: dict[str, object]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     parquet.write_table(
         pa.Table.from_pylist(list(rows)), folder / f"{split}-00000-of-00001.parquet"
@@ -44,18 +44,18 @@ def written(folder: Path, split: str, *rows: dict[str, object]) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Two subjects in folders of their own, as in MMMU/MMMU."""
+def root(tmp_path: Path) -> Path:
+    """Write two subject folders, as in MMMU/MMMU."""
     queries = (
         row("dev_Art_Theory_1", [1], explanation="Half of it."),
         row("dev_Art_Theory_2", [2, 3]),
     )
-    written(tmp_path / "Art_Theory", "dev", *queries)
-    written(tmp_path / "Art_Theory", "validation", row("validation_Art_Theory_1", [4]))
+    write_json(tmp_path / "Art_Theory", "dev", *queries)
+    write_json(tmp_path / "Art_Theory", "validation", row("validation_Art_Theory_1", [4]))
     several = row("validation_Math_1", [5], options="[]", answer="['24/7', '3.429']")
     one = row("validation_Math_2", [6, 7], options="[]", answer="12")
-    written(tmp_path / "Math", "dev", row("dev_Math_1", [8]))
-    written(tmp_path / "Math", "validation", several, one)
+    write_json(tmp_path / "Math", "dev", row("dev_Math_1", [8]))
+    write_json(tmp_path / "Math", "validation", several, one)
     return tmp_path
 
 
@@ -63,8 +63,8 @@ def ids(examples: tuple[Example, ...]) -> list[str | None]:
     return [example.query.id for example in examples]
 
 
-def test_dev_is_evaluated_with_validation_as_examples(place: Path) -> None:
-    data = mmmu(Source(f"mmmu:{place}", 0))
+def test_dev_is_evaluated_with_validation_as_examples(root: Path) -> None:
+    data = mmmu(Source(f"mmmu:{root}", 0))
     assert ids(data.items) == ["dev_Art_Theory_1", "dev_Art_Theory_2", "dev_Math_1"]
     assert ids(data.knowledge) == [
         "validation_Art_Theory_1",
@@ -78,14 +78,14 @@ def test_dev_is_evaluated_with_validation_as_examples(place: Path) -> None:
     assert second.query.images == (solid_image(2), solid_image(3))
 
 
-def test_validation_can_be_evaluated_and_images_filtered(place: Path) -> None:
-    data = mmmu(Source(f"mmmu:{place},asked=validation,images=one", 0))
+def test_validation_can_be_evaluated_and_images_filtered(root: Path) -> None:
+    data = mmmu(Source(f"mmmu:{root},asked=validation,images=one", 0))
     assert ids(data.items) == ["validation_Art_Theory_1", "validation_Math_1"]
     assert ids(data.knowledge) == ["dev_Art_Theory_1", "dev_Math_1"]
 
 
-def test_replies_are_parsed_and_scored(place: Path) -> None:
-    data = mmmu(Source(f"mmmu:{place},asked=validation", 0))
+def test_replies_are_parsed_and_scored(root: Path) -> None:
+    data = mmmu(Source(f"mmmu:{root},asked=validation", 0))
     choice, several, one = data.items
     assert several.answer == "24/7"
     [metric] = data.metrics
@@ -110,12 +110,12 @@ def test_replies_are_parsed_and_scored(place: Path) -> None:
     assert (answer.text, answer.rationale) == (choice.query.choices[1], "A is out.")
 
 
-def test_official_random_fallback_is_an_option(place: Path) -> None:
-    data = mmmu(Source(f"mmmu:{place},unparsable=random", 5))
+def test_official_random_fallback_is_an_option(root: Path) -> None:
+    data = mmmu(Source(f"mmmu:{root},unparsable=random", 5))
     assert data.metrics[0].name == "mmmu_accuracy_drawn"
     assert data.parse(data.items[0].query, Completion("no idea")).valid
     with pytest.raises(SettingError) as raised:
-        mmmu(Source(f"mmmu:{place},asked=test", 0))
+        mmmu(Source(f"mmmu:{root},asked=test", 0))
     assert raised.value.hint == "use dev or validation"
 
 
@@ -136,9 +136,9 @@ def test_official_random_fallback_is_an_option(place: Path) -> None:
     ],
 )
 def test_invalid_rows_are_reported(tmp_path: Path, changed: dict[str, object]) -> None:
-    written(tmp_path, "validation", row("validation_Art_1", [1]))
+    write_json(tmp_path, "validation", row("validation_Art_1", [1]))
     good, bad = row("dev_Art_1", [2]), row("dev_Art_2", [3]) | changed
-    written(tmp_path, "dev", good)
+    write_json(tmp_path, "dev", good)
     parquet.write_table(pa.Table.from_pylist([bad]), tmp_path / "dev-00001-of-00001.parquet")
     errors: list[BottegaError] = []
     data = mmmu(Source(f"mmmu:{tmp_path}", 0, errors.append))
@@ -148,10 +148,10 @@ def test_invalid_rows_are_reported(tmp_path: Path, changed: dict[str, object]) -
     assert error.hint
 
 
-def test_benchmark_loads_by_name(place: Path) -> None:
-    data = load_benchmark(f"mmmu:{place}", seed=0, limit=2)
+def test_benchmark_loads_by_name(root: Path) -> None:
+    data = load_benchmark(f"mmmu:{root}", seed=0, limit=2)
     assert (len(data.knowledge), len(data.items)) == (3, 2)
-    empty = place / "Art_Theory" / "empty"
+    empty = root / "Art_Theory" / "empty"
     empty.mkdir()
     with pytest.raises(LoadError, match="split 'validation'"):
         load_benchmark(f"mmmu:{empty}", seed=0)

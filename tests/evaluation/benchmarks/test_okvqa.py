@@ -9,13 +9,19 @@ from bottega.errors import BottegaError, LoadError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.types import Answer
 from tests.builders import solid_image
-from tests.evaluation.benchmarks.published import encoded, painted, table, written, zipped
+from tests.evaluation.benchmarks.published import (
+    image_cell,
+    write_archive,
+    write_image,
+    write_json,
+    write_table,
+)
 
 SURFING = ["surf"] * 4 + ["swim"] * 6
 
 
 def questions(numbers: Sequence[int]) -> dict[str, object]:
-    """As published: `OpenEnded_mscoco_*_questions.json`."""
+    """Return the content of `OpenEnded_mscoco_*_questions.json`."""
     rows = [
         {"image_id": n, "question": f"What is done in {n}?", "question_id": 10 * n + 5}
         for n in numbers
@@ -24,7 +30,7 @@ def questions(numbers: Sequence[int]) -> dict[str, object]:
 
 
 def noted(numbers: Sequence[int], reply: Sequence[str] = SURFING) -> dict[str, object]:
-    """As published: `mscoco_*_annotations.json`."""
+    """Return the content of `mscoco_*_annotations.json`."""
     answers = [
         {"answer_id": i, "raw_answer": f"{one}ing", "answer_confidence": "yes", "answer": one}
         for i, one in enumerate(reply, 1)
@@ -45,10 +51,10 @@ def noted(numbers: Sequence[int], reply: Sequence[str] = SURFING) -> dict[str, o
 
 def published(root: Path, **parts: Sequence[int]) -> Path:
     for split, numbers in parts.items():
-        written(root / f"OpenEnded_mscoco_{split}_questions.json", questions(numbers))
-        written(root / f"mscoco_{split}_annotations.json", noted(numbers))
+        write_json(root / f"OpenEnded_mscoco_{split}_questions.json", questions(numbers))
+        write_json(root / f"mscoco_{split}_annotations.json", noted(numbers))
         for number in numbers:
-            painted(root / split / f"COCO_{split}_{number:012}.jpg", number)
+            write_image(root / split / f"COCO_{split}_{number:012}.jpg", number)
     return root
 
 
@@ -67,10 +73,10 @@ def test_published_files_are_read(tmp_path: Path) -> None:
 def test_downloaded_archives_are_read(tmp_path: Path) -> None:
     published(tmp_path, train2014=[1], val2014=[7])
     for name in ("mscoco_val2014_annotations.json", "OpenEnded_mscoco_val2014_questions.json"):
-        zipped(tmp_path / f"{name}.zip", {name: (tmp_path / name).read_bytes()})
+        write_archive(tmp_path / f"{name}.zip", {name: (tmp_path / name).read_bytes()})
         (tmp_path / name).unlink()
     name = f"COCO_val2014_{7:012}.jpg"
-    zipped(tmp_path / "val2014.zip", {f"val2014/{name}": solid_image(7).data})
+    write_archive(tmp_path / "val2014.zip", {f"val2014/{name}": solid_image(7).data})
     (tmp_path / "val2014" / name).unlink()
     (tmp_path / "val2014").rmdir()
     data = load_benchmark(f"okvqa:{tmp_path}", seed=0)
@@ -80,14 +86,14 @@ def test_downloaded_archives_are_read(tmp_path: Path) -> None:
 def test_invalid_rows_are_reported_and_skipped(tmp_path: Path) -> None:
     published(tmp_path, train2014=[1], val2014=[5, 6, 7, 8, 9])
     (tmp_path / "val2014" / f"COCO_val2014_{5:012}.jpg").unlink()
-    (tmp_path / "val2014" / f"COCO_val2014_{6:012}.jpg").write_bytes(b"no picture")
-    written(tmp_path / "mscoco_val2014_annotations.json", noted([5, 6, 8, 9]))
+    (tmp_path / "val2014" / f"COCO_val2014_{6:012}.jpg").write_bytes(b"no image")
+    write_json(tmp_path / "mscoco_val2014_annotations.json", noted([5, 6, 8, 9]))
     queries = questions([5, 6, 7, 8, 9, 9])
     rows = queries["questions"]
     assert isinstance(rows, list)
     rows.append({"question_id": 1, "image_id": "../1", "question": "?"})
     rows.append({"image_id": 9})
-    written(tmp_path / "OpenEnded_mscoco_val2014_questions.json", queries)
+    write_json(tmp_path / "OpenEnded_mscoco_val2014_questions.json", queries)
     bad: list[BottegaError] = []
     data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert sorted(str(item.query.id) for item in data.items) == ["85", "95"]
@@ -135,10 +141,10 @@ def test_missing_images_raise_one_error(tmp_path: Path) -> None:
 
 
 def row(number: int, **others: object) -> dict[str, object]:
-    """Of the hub's table."""
+    """Return a row of the hub's table."""
     return {
         "question_id": str(number),
-        "image": encoded(number),
+        "image": image_cell(number),
         "question": f"What is done in {number}?",
         "answers": SURFING,
         "question_type": "four",
@@ -148,9 +154,9 @@ def row(number: int, **others: object) -> dict[str, object]:
 
 
 def test_table_row_without_an_image_is_text_only(tmp_path: Path) -> None:
-    table(tmp_path / "data" / "train-00000-of-00001.parquet", [row(1), row(2)])
+    write_table(tmp_path / "data" / "train-00000-of-00001.parquet", [row(1), row(2)])
     queries = [row(7), row(8, image=None), row(9, answers=[])]
-    table(tmp_path / "data" / "val2014-00000-of-00001.parquet", queries)
+    write_table(tmp_path / "data" / "val2014-00000-of-00001.parquet", queries)
     bad: list[BottegaError] = []
     data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert (len(data.knowledge), len(data.items)) == (2, 2)
@@ -163,7 +169,7 @@ def test_table_row_without_an_image_is_text_only(tmp_path: Path) -> None:
 
 
 def test_mirror_without_training_split_names_its_source(tmp_path: Path) -> None:
-    table(tmp_path / "data" / "val2014-00000-of-00001.parquet", [row(7)])
+    write_table(tmp_path / "data" / "val2014-00000-of-00001.parquet", [row(7)])
     with pytest.raises(LoadError, match="no example split") as raised:
         load_benchmark(f"okvqa:{tmp_path}", seed=0)
     assert "okvqa.allenai.org" in raised.value.hint

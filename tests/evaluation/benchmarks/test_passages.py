@@ -18,7 +18,7 @@ from bottega.evaluation.benchmarks.passages import (
 )
 from bottega.types import Example, Query
 from tests.builders import example, solid_image
-from tests.evaluation.benchmarks.published import table
+from tests.evaluation.benchmarks.published import write_table
 
 WIT = [
     "language",
@@ -41,7 +41,7 @@ WIT = [
 ]
 
 
-def written(path: Path, rows: Sequence[Iterable[object]], delimiter: str = ",") -> Path:
+def write_json(path: Path, rows: Sequence[Iterable[object]], delimiter: str = ",") -> Path:
     text = io.StringIO()
     csv.writer(text, delimiter=delimiter).writerows(rows)
     opened = gzip.open if path.suffix == ".gz" else open
@@ -50,7 +50,7 @@ def written(path: Path, rows: Sequence[Iterable[object]], delimiter: str = ",") 
     return path
 
 
-def told(path: Path, *, train: bool = False) -> dict[str | None, str]:
+def texts_by_id(path: Path, *, train: bool = False) -> dict[str | None, str]:
     return {one.query.id: one.query.text for one in load_passages(path, train=train)}
 
 
@@ -60,19 +60,21 @@ def test_google_search_corpus_is_read(tmp_path: Path) -> None:
         [0, 'Surfers, they say, "hang ten".\nA board.'],
         [GS_TRAIN, "Sushi"],
     ]
-    path = written(tmp_path / "okvqa_full_corpus.csv", rows)
+    path = write_json(tmp_path / "okvqa_full_corpus.csv", rows)
     first, second = load_passages(path)
     assert first == Example(
         Query('Surfers, they say, "hang ten".\nA board.', id="GS_0"), "", source=str(path)
     )
     assert (second.query.id, second.query.text) == (f"GS_{GS_TRAIN}", "Sushi")
-    assert first.source is second.source  # not a text for each of 168,306
-    assert list(told(path, train=True)) == ["GS_0"]
+    assert first.source is second.source  # one shared string for all 168,306 passages
+    assert list(texts_by_id(path, train=True)) == ["GS_0"]
 
 
 def test_tab_separated_corpus_is_read(tmp_path: Path) -> None:
     rows: list[list[object]] = [["id", "text", "title"], [3, "Hang ten, they say", "Surfing"]]
-    assert told(written(tmp_path / "psgs.tsv", rows, "\t")) == {"GS_3": "Hang ten, they say"}
+    assert texts_by_id(write_json(tmp_path / "psgs.tsv", rows, "\t")) == {
+        "GS_3": "Hang ten, they say"
+    }
 
 
 def wit(**fields: str) -> list[str]:
@@ -96,7 +98,7 @@ def test_wit_is_read(tmp_path: Path, name: str) -> None:
         wit(language="en", **full),
         wit(language="en", page_title="Sushi", context_page_description="A dish."),
     ]
-    assert told(written(tmp_path / name, rows, "\t")) == {
+    assert texts_by_id(write_json(tmp_path / name, rows, "\t")) == {
         "WIT_0": "title: Surfing section title: Boards hierarchical section title: Surfing / Boards"
         " caption reference description: A board caption attribution description: By Ann"
         " caption alt text description: alt content: Surfing is a sport.",
@@ -106,19 +108,19 @@ def test_wit_is_read(tmp_path: Path, name: str) -> None:
 
 def test_hub_table_is_read(tmp_path: Path) -> None:
     rows = [{"passage_content": "Hang ten", "passage_id": "GS_0"}]
-    table(tmp_path / "data" / "train_passages-00000-of-00001.parquet", rows)
+    write_table(tmp_path / "data" / "train_passages-00000-of-00001.parquet", rows)
     more = [*rows, {"passage_content": "Sushi", "passage_id": f"GS_{GS_TRAIN}"}]
     bad_row = {"passage_content": "", "passage_id": "GS_9"}
-    table(tmp_path / "data" / "test_passages-00000-of-00001.parquet", [*more, bad_row])
+    write_table(tmp_path / "data" / "test_passages-00000-of-00001.parquet", [*more, bad_row])
     bad: list[BottegaError] = []
     assert len(list(load_passages(tmp_path, on_error=bad.append))) == 2
     assert ["passage_content is missing" in str(error) for error in bad] == [True]
-    assert list(told(tmp_path, train=True)) == ["GS_0"]
+    assert list(texts_by_id(tmp_path, train=True)) == ["GS_0"]
 
 
 def test_lines_load_images_and_invalid_lines_are_reported(tmp_path: Path) -> None:
     solid_image(3).decode().save(tmp_path / "board.png")
-    path = tmp_path / "told.jsonl"
+    path = tmp_path / "passages.jsonl"
     lines = (
         '{"text": " Hang ten ", "id": "WIT_7", "image": "board.png", "tags": {"page": 2}}',
         '{"text": "Tea"}',
@@ -132,9 +134,9 @@ def test_lines_load_images_and_invalid_lines_are_reported(tmp_path: Path) -> Non
     assert (seen.query.text, seen.query.id, seen.tags) == ("Hang ten", "WIT_7", {"page": "2"})
     assert [one.decode().size for one in seen.query.images] == [(8, 8)]
     assert tea == Example(Query("Tea"), "", source=str(path))
-    told = [str(error).removeprefix(f"{path}, line ") for error in bad]
-    assert told[:2] == ["3: a passage cannot have the field answer", "4: text is missing"]
-    assert told[2].startswith("5: ") and len(told) == 3
+    messages = [str(error).removeprefix(f"{path}, line ") for error in bad]
+    assert messages[:2] == ["3: a passage cannot have the field answer", "4: text is missing"]
+    assert messages[2].startswith("5: ") and len(messages) == 3
     with pytest.raises(LoadError, match="line 3"):
         list(load_passages(path))
 
@@ -148,7 +150,7 @@ def test_invalid_rows_are_reported_and_skipped(tmp_path: Path) -> None:
         [3],
         [4, "Tea"],
     ]
-    path = written(tmp_path / "corpus.csv", rows)
+    path = write_json(tmp_path / "corpus.csv", rows)
     bad: list[BottegaError] = []
     found = [one.query.id for one in load_passages(path, on_error=bad.append)]
     assert found == ["GS_0", "GS_4"]
@@ -161,7 +163,7 @@ def test_invalid_rows_are_reported_and_skipped(tmp_path: Path) -> None:
 
 def test_oversized_field_is_reported(tmp_path: Path) -> None:
     long = "x" * (csv.field_size_limit() + 1)
-    path = written(tmp_path / "corpus.csv", [["kid", "text"], [0, long], [1, "Tea"]])
+    path = write_json(tmp_path / "corpus.csv", [["kid", "text"], [0, long], [1, "Tea"]])
     bad: list[BottegaError] = []
     assert [one.query.id for one in load_passages(path, on_error=bad.append)] == ["GS_1"]
     assert ["field larger" in str(error) for error in bad] == [True]
@@ -198,9 +200,9 @@ def test_passages_with_the_answer_are_pseudo_relevant(answers: list[str], releva
 
 def test_passages_extend_or_replace_the_examples(tmp_path: Path) -> None:
     data = Benchmark("x", (example("a", 1),), (example("a", 2),))
-    path = written(tmp_path / "corpus.csv", [["kid", "text"], [0, "Tea"]])
+    path = write_json(tmp_path / "corpus.csv", [["kid", "text"], [0, "Tea"]])
     assert [one.answer for one in with_passages(data, path).knowledge] == ["a", ""]
     assert [one.answer for one in with_passages(data, path, alone=True).knowledge] == [""]
-    written(path, [["kid", "text"]])
+    write_json(path, [["kid", "text"]])
     with pytest.raises(LoadError, match="no passages"):
         with_passages(data, path)

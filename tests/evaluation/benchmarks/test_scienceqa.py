@@ -91,16 +91,16 @@ def test_replies_are_parsed_and_scored(tmp_path: Path) -> None:
 
 
 def test_equal_text_with_other_choices_is_another_question(tmp_path: Path) -> None:
-    """Text-only questions repeat their wording: that is no overlap, the same choices are."""
-    place = published(tmp_path)
+    """Text-only questions overlap only if their choices are equal too."""
+    folder = published(tmp_path)
     for choices, is_other in ((["cow", "bat", "ant"], True), (["cod", "bat", "ant"], False)):
         again = PROBLEMS | {"5": problem(question="Which is a mammal?", choices=choices)}
-        (place / "problems.json").write_text(json.dumps(again), "utf-8")
+        (folder / "problems.json").write_text(json.dumps(again), "utf-8")
         if is_other:
-            assert len(load_benchmark(f"scienceqa:{place}", seed=0).items) == 2
+            assert len(load_benchmark(f"scienceqa:{folder}", seed=0).items) == 2
             continue
         with pytest.raises(LoadError, match="1 of 2 test items"):
-            load_benchmark(f"scienceqa:{place}", seed=0)
+            load_benchmark(f"scienceqa:{folder}", seed=0)
 
 
 def test_table_is_read(tmp_path: Path) -> None:
@@ -126,17 +126,17 @@ def test_table_is_read(tmp_path: Path) -> None:
 
 
 def test_invalid_problems_are_reported(tmp_path: Path) -> None:
-    place = published(tmp_path)
+    folder = published(tmp_path)
     bad = {"2": problem(answer=7), "4": problem(image="../../problems.json"), "3": 5}
-    (place / "problems.json").write_text(json.dumps(PROBLEMS | bad), "utf-8")
+    (folder / "problems.json").write_text(json.dumps(PROBLEMS | bad), "utf-8")
     errors: list[BottegaError] = []
-    data = scienceqa(Source(f"scienceqa:{place}", 0, errors.append))
+    data = scienceqa(Source(f"scienceqa:{folder}", 0, errors.append))
     assert [e.query.id for e in (*data.knowledge, *data.items)] == ["1", "5"]
     assert [str(e).partition(", ")[2][:9] for e in errors] == [
         "problem 2",
         "problem 3",
         "problem 4",
     ]
-    (place / "pid_splits.json").unlink()
+    (folder / "pid_splits.json").unlink()
     with pytest.raises(LoadError, match=r"pid_splits\.json cannot be read"):
-        scienceqa(Source(f"scienceqa:{place}", 0))
+        scienceqa(Source(f"scienceqa:{folder}", 0))

@@ -24,8 +24,8 @@ from tests.builders import solid_image
 ROWS: list[dict[str, object]] = [{"n": 1, "word": "één"}, {"n": 2, "word": "two"}]
 
 
-def numbers(place: Path | str, split: str = "test", *, several: bool = False) -> list[object]:
-    return [row["n"] for _, row in read_rows(str(place), split, several=several)]
+def numbers(location: Path | str, split: str = "test", *, several: bool = False) -> list[object]:
+    return [row["n"] for _, row in read_rows(str(location), split, several=several)]
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -46,17 +46,17 @@ def test_json_and_json_lines_are_read(tmp_path: Path) -> None:
 
 def test_parquet_shards_and_saved_datasets_are_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_list([{"n": n, "image": stored(n)} for n in range(100)])
+    write_table = datasets.Dataset.from_list([{"n": n, "image": stored(n)} for n in range(100)])
     for shard in range(2):
-        part = table.shard(2, shard, contiguous=True)
+        part = write_table.shard(2, shard, contiguous=True)
         (tmp_path / "hub" / "data").mkdir(parents=True, exist_ok=True)
         part.to_parquet(str(tmp_path / "hub" / "data" / f"test-0000{shard}-of-00002.parquet"))
-    saved = datasets.DatasetDict({"test": table, "testmini": table.select([3])})
+    saved = datasets.DatasetDict({"test": write_table, "testmini": write_table.select([3])})
     saved.save_to_disk(str(tmp_path / "saved"))
     assert numbers(tmp_path / "hub") == numbers(tmp_path / "saved") == list(range(100))
     assert numbers(tmp_path / "saved", "testmini") == [3]
-    for place in ("hub", "saved"):
-        [*_, (source, last)] = read_rows(str(tmp_path / place), "test")
+    for location in ("hub", "saved"):
+        [*_, (source, last)] = read_rows(str(tmp_path / location), "test")
         assert image(last["image"], str(tmp_path), source) == solid_image(99)
 
 
@@ -96,9 +96,9 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (tmp_path / "test.parquet").write_bytes(b"")
     for package in ("datasets", "pyarrow"):
         monkeypatch.setitem(sys.modules, package, None)
-    for place in (str(tmp_path), "owner/name"):
+    for location in (str(tmp_path), "owner/name"):
         with pytest.raises(MissingDependencyError) as raised:
-            numbers(place)
+            numbers(location)
         assert "bottega-vlm[eval]" in raised.value.hint
 
 
@@ -137,18 +137,18 @@ def test_unreachable_hub_raises_a_load_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_invalid_rows_are_reported_and_others_kept(tmp_path: Path) -> None:
     lines(tmp_path / "test.jsonl", {"word": "one"}, {"word": ["two"]}, {"word": " "}, {"word": 4})
     bad: list[BottegaError] = []
-    made = read_examples(str(tmp_path), "test", worded, on_error=bad.append)
-    assert [e.answer for e in made] == ["one", "4"]
+    examples = read_examples(str(tmp_path), "test", word_example, on_error=bad.append)
+    assert [e.answer for e in examples] == ["one", "4"]
     file = tmp_path / "test.jsonl"
     assert [str(error) for error in bad] == [
         f"{file}, row 1: word must be a text, got list",
         f"{file}, row 2: word is missing",
     ]
     with pytest.raises(LoadError, match="row 1"):
-        read_examples(str(tmp_path), "test", worded, on_error=None)
+        read_examples(str(tmp_path), "test", word_example, on_error=None)
 
 
-def worded(row: Row, source: str) -> Example:
+def word_example(row: Row, source: str) -> Example:
     return Example(Query("?"), needed(row, "word"), source=source)
 
 
@@ -182,7 +182,7 @@ ALLOWED = {"asked": ("dev", "validation"), "images": ("any", "one")}
 
 
 @pytest.mark.parametrize(
-    ("written", "place", "changed"),
+    ("spec", "location", "changed"),
     [
         ("data/mmmu", "data/mmmu", {}),
         ("data/mmmu,asked=validation", "data/mmmu", {"asked": "validation"}),
@@ -190,12 +190,12 @@ ALLOWED = {"asked": ("dev", "validation"), "images": ("any", "one")}
         ("owner/name", "owner/name", {}),
     ],
 )
-def test_options_follow_the_location(written: str, place: str, changed: dict[str, str]) -> None:
+def test_options_follow_the_location(spec: str, location: str, changed: dict[str, str]) -> None:
     expected = {"asked": "dev", "images": "any"} | changed
-    assert read_location(Source(f"mmmu:{written}", 0), ALLOWED) == (place, expected)
+    assert read_location(Source(f"mmmu:{spec}", 0), ALLOWED) == (location, expected)
 
 
-@pytest.mark.parametrize("knobs", ["asked=test", "shots=3", "asked=dev,asked=dev", "asked=dev,"])
-def test_invalid_options_raise(knobs: str) -> None:
+@pytest.mark.parametrize("options", ["asked=test", "shots=3", "asked=dev,asked=dev", "asked=dev,"])
+def test_invalid_options_raise(options: str) -> None:
     with pytest.raises(SettingError):
-        read_location(Source(f"mmmu:DIR,{knobs}", 0), ALLOWED)
+        read_location(Source(f"mmmu:DIR,{options}", 0), ALLOWED)

@@ -10,11 +10,17 @@ from bottega.evaluation.metrics.metric import Judgement
 from bottega.prompting import VIZ_WIZ
 from bottega.types import Answer, Query
 from tests.builders import solid_image
-from tests.evaluation.benchmarks.published import encoded, painted, table, written, zipped
+from tests.evaluation.benchmarks.published import (
+    image_cell,
+    write_archive,
+    write_image,
+    write_json,
+    write_table,
+)
 
 
 def row(image: str, reply: str, **others: object) -> dict[str, object]:
-    """As in VizWiz's train.json and val.json."""
+    """Return a row as in VizWiz's train.json and val.json."""
     answers = [{"answer": reply, "answer_confidence": "yes"}] * 8
     return {
         "image": image,
@@ -26,18 +32,18 @@ def row(image: str, reply: str, **others: object) -> dict[str, object]:
     }
 
 
-ASKED = [
+QUERIES = [
     row("VizWiz_val_00000000.jpg", "tomato soup"),
     row("VizWiz_val_00000001.jpg", "unanswerable", answer_type="unanswerable", answerable=0),
 ]
 
 
 def published(root: Path) -> Path:
-    written(root / "Annotations" / "train.json", [row("VizWiz_train_00000000.jpg", "beer")])
-    written(root / "Annotations" / "val.json", ASKED)
-    painted(root / "train" / "VizWiz_train_00000000.jpg", 3)
-    painted(root / "val" / "VizWiz_val_00000000.jpg", 4)
-    painted(root / "val" / "VizWiz_val_00000001.jpg", 5)
+    write_json(root / "Annotations" / "train.json", [row("VizWiz_train_00000000.jpg", "beer")])
+    write_json(root / "Annotations" / "val.json", QUERIES)
+    write_image(root / "train" / "VizWiz_train_00000000.jpg", 3)
+    write_image(root / "val" / "VizWiz_val_00000000.jpg", 4)
+    write_image(root / "val" / "VizWiz_val_00000001.jpg", 5)
     return root
 
 
@@ -70,14 +76,14 @@ def test_prompt_defines_the_unanswerable_reply(tmp_path: Path) -> None:
 
 
 def test_downloaded_archives_are_read(tmp_path: Path) -> None:
-    """`val.zip` holds the folder; `Annotations.zip` has been seen with and without one."""
-    root, there = published(tmp_path / "unpacked"), tmp_path / "there"
+    """`val.zip` contains the folder; `Annotations.zip` exists with and without it."""
+    root, archives = published(tmp_path / "unpacked"), tmp_path / "there"
     notes = {path.name: path.read_bytes() for path in (root / "Annotations").iterdir()}
-    zipped(there / "Annotations.zip", notes)
+    write_archive(archives / "Annotations.zip", notes)
     for split in ("train", "val"):
         members = {f"{split}/{path.name}": path.read_bytes() for path in (root / split).iterdir()}
-        zipped(there / f"{split}.zip", members)
-    packed, unpacked = (load_benchmark(f"vizwiz:{place}", seed=0) for place in (there, root))
+        write_archive(archives / f"{split}.zip", members)
+    packed, unpacked = (load_benchmark(f"vizwiz:{folder}", seed=0) for folder in (archives, root))
     assert [item.query for item in packed.items] == [item.query for item in unpacked.items]
 
 
@@ -85,21 +91,21 @@ def test_table_category_marks_unanswerable_items(tmp_path: Path) -> None:
     def entry(number: int, category: str) -> dict[str, object]:
         return {
             "question_id": f"VizWiz_val_{number:08}",
-            "image": encoded(number),
+            "image": image_cell(number),
             "question": "What is this?",
             "answers": ["soup"] * 10,
             "category": category,
         }
 
-    table(tmp_path / "data" / "train-0.parquet", [entry(1, "other")])
-    table(tmp_path / "data" / "val-0.parquet", [entry(2, "other"), entry(3, "unanswerable")])
+    write_table(tmp_path / "data" / "train-0.parquet", [entry(1, "other")])
+    write_table(tmp_path / "data" / "val-0.parquet", [entry(2, "other"), entry(3, "unanswerable")])
     data = load_benchmark(f"vizwiz:{tmp_path}", seed=0)
     assert sorted(item.tags["answerable"] for item in data.items) == ["0", "1"]
     assert len(data.metrics) == 4
 
 
 def test_hub_table_without_images_raises(tmp_path: Path) -> None:
-    table(tmp_path / "data" / "val-0.parquet", [{"question_id": "a"}])
+    write_table(tmp_path / "data" / "val-0.parquet", [{"question_id": "a"}])
     with pytest.raises(LoadError, match="no example split") as raised:
         load_benchmark(f"vizwiz:{tmp_path}", seed=0)
     assert "vizwiz.org" in raised.value.hint
@@ -109,7 +115,7 @@ def test_rows_without_answers_or_images_are_reported(tmp_path: Path) -> None:
     published(tmp_path)
     hidden = {"image": "VizWiz_val_00000000.jpg", "question": "?"}
     outside = row("../Annotations/val.json", "beer")
-    written(tmp_path / "Annotations" / "val.json", [*ASKED, hidden, outside])
+    write_json(tmp_path / "Annotations" / "val.json", [*QUERIES, hidden, outside])
     bad: list[BottegaError] = []
     assert len(load_benchmark(f"vizwiz:{tmp_path}", seed=0, on_error=bad.append).items) == 2
     assert ["row 2: the question has no answers" in str(bad[0]), "row 3" in str(bad[1])] == [

@@ -32,8 +32,8 @@ def caption(number: int, label: int = 1) -> dict[str, object]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """The upstream layout: two folders below that of the pictures, which may be COCO's."""
+def root(tmp_path: Path) -> Path:
+    """Write the upstream layout: splits two levels below the image folder, which may be COCO's."""
     folder = tmp_path / "splits" / "random"
     folder.mkdir(parents=True)
     for split, numbers in (("train", range(7)), ("dev", range(7, 9)), ("test", range(9, 13))):
@@ -41,16 +41,16 @@ def place(tmp_path: Path) -> Path:
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     (tmp_path / "images" / "train2017").mkdir(parents=True)
     for n in range(13):
-        below = "train2017" if n % 2 else ""
-        (tmp_path / "images" / below / f"{n}.png").write_bytes(solid_image(n).data)
+        subfolder = "train2017" if n % 2 else ""
+        (tmp_path / "images" / subfolder / f"{n}.png").write_bytes(solid_image(n).data)
     return folder
 
 
-def test_captions_become_true_or_false_questions(place: Path) -> None:
-    data = load_benchmark(f"vsr:{place}", seed=0)
+def test_captions_become_true_or_false_questions(root: Path) -> None:
+    data = load_benchmark(f"vsr:{root}", seed=0)
     assert (len(data.knowledge), len(data.items)) == (9, 4)
     assert set(data.labels) == {"true", "false"}
-    first = vsr(Source(f"vsr:{place}", 0)).items[0]
+    first = vsr(Source(f"vsr:{root}", 0)).items[0]
     assert first.query.text == 'Is this true of the image? "The person is near the 9th bench."'
     assert (first.answer, first.query.images, first.tags) == (
         "true",
@@ -59,8 +59,8 @@ def test_captions_become_true_or_false_questions(place: Path) -> None:
     )
 
 
-def test_true_captions_become_multiple_choice(place: Path) -> None:
-    data = vsr_mc(Source(f"vsr-mc:{place}", 0))
+def test_true_captions_become_multiple_choice(root: Path) -> None:
+    data = vsr_mc(Source(f"vsr-mc:{root}", 0))
     assert [e.query.images for e in data.items] == [(solid_image(n),) for n in (9, 10, 11)]
     assert len(data.knowledge) == 6
     for example in (*data.items, *data.knowledge):
@@ -78,43 +78,43 @@ def test_true_captions_become_multiple_choice(place: Path) -> None:
     assert (answer.text, answer.rationale) == (contains.query.choices[0], "So it looks.")
 
 
-def test_choices_depend_on_the_seed_only(place: Path, tmp_path: Path) -> None:
+def test_choices_depend_on_the_seed_only(root: Path, tmp_path: Path) -> None:
     moved = tmp_path / "splits" / "zeroshot"
-    first = vsr_mc(Source(f"vsr-mc:{place}", 0)).items
-    other = vsr_mc(Source(f"vsr-mc:{place}", 1)).items
-    place.rename(moved)
+    first = vsr_mc(Source(f"vsr-mc:{root}", 0)).items
+    other = vsr_mc(Source(f"vsr-mc:{root}", 1)).items
+    root.rename(moved)
     again = vsr_mc(Source(f"vsr-mc:{moved}", 0)).items
     assert [e.query for e in first] == [e.query for e in again]
     assert [e.query.choices for e in first] != [e.query.choices for e in other]
 
 
-def test_missing_images_name_the_next_step(place: Path) -> None:
-    (place.parents[1] / "images").rename(place.parents[1] / "elsewhere")
+def test_missing_images_name_the_next_step(root: Path) -> None:
+    (root.parents[1] / "images").rename(root.parents[1] / "elsewhere")
     for load in (vsr, vsr_mc):
         with pytest.raises(LoadError, match="no folder images/") as raised:
-            load(Source(f"x:{place}", 0))
+            load(Source(f"x:{root}", 0))
         assert "images=none" in raised.value.hint
-        data = load(Source(f"x:{place},images=none", 0))
+        data = load(Source(f"x:{root},images=none", 0))
         assert not any(e.query.images for e in (*data.items, *data.knowledge))
 
 
-def test_invalid_lines_are_reported(place: Path) -> None:
+def test_invalid_lines_are_reported(root: Path) -> None:
     rows = [
         caption(9),
         caption(10) | {"label": 2},
         caption(11) | {"caption": "The person stands."},
         caption(12) | {"image": "../../splits/random/dev.jsonl", "image_link": None},
     ]
-    (place / "test.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    (root / "test.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     errors: list[BottegaError] = []
-    data = vsr_mc(Source(f"vsr-mc:{place}", 0, errors.append))
+    data = vsr_mc(Source(f"vsr-mc:{root}", 0, errors.append))
     assert len(data.items) == 1
     assert [str(error).partition("row ")[2][:2] for error in errors] == ["1:", "2:", "3:"]
     rows = [caption(0)]
     for split in ("train", "dev", "test"):
-        (place / f"{split}.jsonl").write_text(json.dumps(caption(0)), "utf-8")
+        (root / f"{split}.jsonl").write_text(json.dumps(caption(0)), "utf-8")
     with pytest.raises(LoadError, match="got 1"):
-        vsr_mc(Source(f"vsr-mc:{place}", 0))
+        vsr_mc(Source(f"vsr-mc:{root}", 0))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,6 @@ def test_vsr_mc_has_the_rcts_sizes() -> None:
     everything = (*data.knowledge, *data.items)
     assert len({choice for e in everything for choice in e.query.choices}) == 66
     assert all(len(set(e.query.choices)) == 6 for e in everything)
-    places = Counter(e.query.choices.index(e.answer) for e in everything)
-    assert min(places.values()) > 0.8 * len(everything) / 6
+    positions = Counter(e.query.choices.index(e.answer) for e in everything)
+    assert min(positions.values()) > 0.8 * len(everything) / 6
     assert all(e.query.text.count("(is) ___") == 1 for e in everything)

@@ -1,4 +1,4 @@
-"""Traces of made-up searches, with the pictures that they name."""
+"""Synthetic search traces and their images."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ LABELS = ("cat", "dog", "owl", "newt", "eel", "ant")
 HOSTILE = "</style></script><img src=x onerror=\"document.title='owned'\"><b>& {{ 7 * 7 }}"
 
 
-def known(*labels: str) -> list[Candidate]:
+def demonstrations(*labels: str) -> list[Candidate]:
     return candidates(*(labels or LABELS))
 
 
-def a_trace(tree: SearchTree) -> StoredTrace:
+def stored_search(tree: SearchTree) -> StoredTrace:
     query = Query("Which animal is it?", (solid_image(500),), choices=LABELS)
     return stored_trace(searched(tree, query))
 
 
-def hostile_trace() -> StoredTrace:
-    """In every text that anybody else has written."""
+def untrusted_trace() -> StoredTrace:
+    """Return a trace with markup in every untrusted text."""
     shown = [
         replace(one, example=replace(one.example, answer=f"{HOSTILE}{i}", rationale=HOSTILE))
-        for i, one in enumerate(known())
+        for i, one in enumerate(demonstrations())
     ]
     tree = search_tree(shown, depth=2)
     root = replace(tree.root, answer=Answer(HOSTILE, rationale=HOSTILE), rewards={HOSTILE: 0.5})
@@ -36,7 +36,7 @@ def hostile_trace() -> StoredTrace:
     return stored_trace(replace(trace, reply=replace(trace.reply, model=HOSTILE)))
 
 
-def pictures(trace: StoredTrace) -> Mapping[str, Image]:
-    """Of all that `known` shows; of the question."""
-    shown = [one.example.query.images[0] for one in known()]
+def images_of(trace: StoredTrace) -> Mapping[str, Image]:
+    """Return the images of the demonstrations and the question by hash."""
+    shown = [one.example.query.images[0] for one in demonstrations()]
     return {image.sha256: image for image in (*shown, solid_image(500))}

@@ -1,4 +1,4 @@
-"""The page in a real browser."""
+"""Tests of the explanation page in a real browser."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from bottega.evaluation.explanation import render
 from bottega.recording import StoredTrace
 from tests.browser import NEEDS_CHROMIUM, Page, browsing
 from tests.builders import search_tree
-from tests.evaluation.explanation.builders import a_trace, hostile_trace, known, pictures
+from tests.evaluation.explanation.builders import (
+    demonstrations,
+    images_of,
+    stored_search,
+    untrusted_trace,
+)
 
 pytestmark = NEEDS_CHROMIUM
 READY = 'document.readyState === "complete" && document.querySelector(".tree")'
 Look = Callable[[Page], Coroutine[Any, Any, None]]
 
 
-def look(of: StoredTrace, folder: Path, browser: str, looking: Look) -> None:
-    """Opens the trace's page; whatever happens to it there, the browser must not complain, nor ask
-    anybody for anything."""
+def check_page(of: StoredTrace, folder: Path, browser: str, check: Look) -> None:
+    """Open the trace's page and run the check; fail on console messages or network requests."""
     file = folder / "tree.html"
-    file.write_text(render(of, pictures(of), absent="gone"), "utf-8")
+    file.write_text(render(of, images_of(of), absent="gone"), "utf-8")
 
     async def run() -> None:
         async with browsing(browser) as page:
             await page.open(file.as_uri(), READY)
-            await looking(page)
+            await check(page)
             await page.evaluate("new Promise(requestAnimationFrame)")
             assert page.complaints == []
             assert not [url for url in page.requests if not url.startswith(("file:", "data:"))]
@@ -48,7 +52,7 @@ async def resize(page: Page, width: int) -> None:
 
 
 def test_chosen_path_is_highlighted_and_images_load(tmp_path: Path, browser: str) -> None:
-    of = a_trace(search_tree(known()))
+    of = stored_search(search_tree(demonstrations()))
     assert of.tree is not None
     names = [of.tree.demonstrations[node.demonstration or 0].answer for node in of.tree.chosen]
     trunks = """[...document.querySelectorAll("li li")].map((li) =>
@@ -56,7 +60,7 @@ def test_chosen_path_is_highlighted_and_images_load(tmp_path: Path, browser: str
     borders = """[...document.querySelectorAll(".node")].map((node) =>
         [node.dataset.chosen !== undefined, getComputedStyle(node).borderTopColor])"""
 
-    async def looking(page: Page) -> None:
+    async def check(page: Page) -> None:
         for theme in ("light", "dark"):
             feature = {"name": "prefers-color-scheme", "value": theme}
             await page.call("Emulation.setEmulatedMedia", features=[feature])
@@ -73,12 +77,12 @@ def test_chosen_path_is_highlighted_and_images_load(tmp_path: Path, browser: str
         widths = "new Set([...document.images].map((image) => image.naturalWidth))"
         assert await page.evaluate(f"[...{widths}]") == [8]
 
-    look(of, tmp_path, browser, looking)
+    check_page(of, tmp_path, browser, check)
 
 
 @pytest.mark.parametrize("width", [400, 1000, 1400])
 def test_hundred_nodes_fit_without_overflow(tmp_path: Path, browser: str, width: int) -> None:
-    of = a_trace(search_tree(known(), depth=4))
+    of = stored_search(search_tree(demonstrations(), depth=4))
     overlapping = """(() => {
         const boxes = [...document.querySelectorAll(".node")].map((n) => n.getBoundingClientRect());
         return boxes.filter((a, i) => boxes.some((b, j) => i < j && a.left < b.right - 1
@@ -87,7 +91,7 @@ def test_hundred_nodes_fit_without_overflow(tmp_path: Path, browser: str, width:
     squeezed = """[...document.querySelectorAll(".node .face, .reward")].filter(
         (one) => one.scrollWidth > one.clientWidth + 1).length"""
 
-    async def looking(page: Page) -> None:
+    async def check(page: Page) -> None:
         await resize(page, width)
         assert await page.evaluate('document.querySelectorAll(".node").length') == 121
         for _ in range(2):
@@ -97,7 +101,7 @@ def test_hundred_nodes_fit_without_overflow(tmp_path: Path, browser: str, width:
             opening = 'document.querySelectorAll(".node").forEach((node) => node.open = true)'
             await page.evaluate(opening)
 
-    look(of, tmp_path, browser, looking)
+    check_page(of, tmp_path, browser, check)
 
 
 def test_nodes_open_with_the_keyboard(tmp_path: Path, browser: str) -> None:
@@ -107,7 +111,7 @@ def test_nodes_open_with_the_keyboard(tmp_path: Path, browser: str) -> None:
                 "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, text=text
             )
 
-    async def looking(page: Page) -> None:
+    async def check(page: Page) -> None:
         for _ in range(3):  # a link, the root, its first child
             await press(page, "Tab", 9)
         await press(page, "Enter", 13, "\r")
@@ -116,14 +120,14 @@ def test_nodes_open_with_the_keyboard(tmp_path: Path, browser: str) -> None:
         detail = 'document.querySelector(".node[open] dl").innerText'
         assert "What is in the image above?" in await page.evaluate(detail)
 
-    look(a_trace(search_tree(known())), tmp_path, browser, looking)
+    check_page(stored_search(search_tree(demonstrations())), tmp_path, browser, check)
 
 
 def test_untrusted_text_is_not_run_in_the_browser(tmp_path: Path, browser: str) -> None:
-    async def looking(page: Page) -> None:
+    async def check(page: Page) -> None:
         assert (await page.evaluate("document.title")).startswith("Trace </style>")
         assert (
             await page.evaluate('document.querySelectorAll("b b, script, [onerror]").length') == 0
         )
 
-    look(hostile_trace(), tmp_path, browser, looking)
+    check_page(untrusted_trace(), tmp_path, browser, check)

@@ -12,14 +12,20 @@ from bottega.recording import stored_trace
 from bottega.recording.stored_trace import Ended
 from bottega.types import Query, SearchNode, SearchTree
 from tests.builders import candidates, search_tree, searched, solid_image
-from tests.evaluation.explanation.builders import HOSTILE, a_trace, hostile_trace, known, pictures
+from tests.evaluation.explanation.builders import (
+    HOSTILE,
+    demonstrations,
+    images_of,
+    stored_search,
+    untrusted_trace,
+)
 from tests.knowledge.doubles import damaged_image
 from tests.recording.test_traces import trace
 
 
 def test_every_node_is_rendered_and_chosen_nodes_are_marked() -> None:
-    tree = search_tree(known())
-    page = render(a_trace(tree), pictures(a_trace(tree)), absent="nobody looked")
+    tree = search_tree(demonstrations())
+    page = render(stored_search(tree), images_of(stored_search(tree)), absent="not stored")
     assert page.count("<details") == 40
     assert page.count(" data-chosen") == 1 + len(tree.path)
     assert page.count('<li class="chosen">') == 1 + len(tree.path)
@@ -29,16 +35,18 @@ def test_every_node_is_rendered_and_chosen_nodes_are_marked() -> None:
 
 
 def test_missing_and_damaged_images_are_reported() -> None:
-    of = a_trace(search_tree(known()))
+    of = stored_search(search_tree(demonstrations()))
     broken = damaged_image()
-    given = {sha256: image for sha256, image in pictures(of).items() if sha256 in of.images}
-    page = render(of, {**given, known()[0].example.query.images[0].sha256: broken}, absent="gone")
+    given = {sha256: image for sha256, image in images_of(of).items() if sha256 in of.images}
+    page = render(
+        of, {**given, demonstrations()[0].example.query.images[0].sha256: broken}, absent="gone"
+    )
     assert f"{len(image_hashes(of)) - 1} images are missing: gone." in page
     assert 'title="gone"' in page
 
 
 def test_untrusted_text_is_escaped() -> None:
-    page = render(hostile_trace(), {}, absent="gone")
+    page = render(untrusted_trace(), {}, absent="gone")
     assert HOSTILE not in page
     assert "<img" not in page
     assert "{{ 7 * 7 }}" in page
@@ -70,14 +78,14 @@ def test_page_reports_why_the_search_ended(ended: Ended) -> None:
 
 def test_deep_tree_is_rendered_as_a_list() -> None:
     for depth, deep in ((4, False), (5, True)):
-        of = a_trace(search_tree(known(), depth=depth, children=1))
+        of = stored_search(search_tree(demonstrations(), depth=depth, children=1))
         assert ('class="tree deep"' in render(of, {}, absent="gone")) is deep
 
 
 def test_long_texts_are_cut_and_large_images_are_scaled_down() -> None:
     large = solid_image(3, (900, 700))
     query = Query("why? " * 5000, (large,), choices=tuple(map(str, range(500))))
-    of = stored_trace(searched(search_tree(known(), depth=1), query))
+    of = stored_trace(searched(search_tree(demonstrations(), depth=1), query))
     page = render(of, {large.sha256: large}, absent="gone")
     assert "[…]" in page
     assert "and 460 more" in page

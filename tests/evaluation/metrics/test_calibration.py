@@ -14,18 +14,20 @@ ANSWERS = st.lists(st.tuples(CONFIDENCES, st.floats(0, 1)), min_size=1, max_size
 
 
 def judged(*pairs: tuple[float | None, float]) -> list[Judgement]:
-    return [Judgement(ITEM, Answer("a", confidence=sure), score) for sure, score in pairs]
+    return [
+        Judgement(ITEM, Answer("a", confidence=confidence), score) for confidence, score in pairs
+    ]
 
 
-def found(*pairs: tuple[float | None, float], bins: int = 10) -> Calibration:
+def calibrated(*pairs: tuple[float | None, float], bins: int = 10) -> Calibration:
     result = calibration(judged(*pairs), seed=0, bins=bins)
     assert result is not None
     return result
 
 
 def test_ece_of_a_worked_example() -> None:
-    """Bin 0.9 to 1: sure by 0.95, half right; bin 0.5 to 0.6: sure by 0.6, all right."""
-    result = found((0.9 + 1e-9, 1), (1.0, 0), (0.6, 1), (0.6, 1))
+    """Bin 0.9 to 1: confidence 0.95, accuracy 0.5; bin 0.5 to 0.6: confidence 0.6, accuracy 1."""
+    result = calibrated((0.9 + 1e-9, 1), (1.0, 0), (0.6, 1), (0.6, 1))
     assert result.error.value == pytest.approx((2 * 0.45 + 2 * 0.4) / 4)
     assert [(b.low, b.high, b.n, b.score) for b in result.bins] == [
         (0.5, 0.6, 2, 1),
@@ -37,19 +39,19 @@ def test_ece_of_a_worked_example() -> None:
 def test_calibrated_bins_have_no_error() -> None:
     eighty = [(0.8, 1.0)] * 8 + [(0.8, 0.0)] * 2
     fifty = [(0.5, 1.0)] * 5 + [(0.5, 0.0)] * 5
-    result = found(*eighty, *fifty)
+    result = calibrated(*eighty, *fifty)
     assert result.error.value == pytest.approx(0)
     assert result.error.low <= result.error.value <= result.error.high
 
 
 def test_answers_without_confidence_are_excluded_and_counted() -> None:
-    result = found((None, 0), (None, 1), (1.0, 1))
+    result = calibrated((None, 0), (None, 1), (1.0, 1))
     assert (result.n, result.without, result.error.value) == (1, 2, 0)
     assert calibration(judged((None, 1)), seed=0) is None
 
 
 def test_zero_confidence_is_in_the_first_bin() -> None:
-    assert found((0.0, 0), (0.1, 0)).bins[0].n == 2
+    assert calibrated((0.0, 0), (0.1, 0)).bins[0].n == 2
 
 
 @given(ANSWERS, st.integers(1, 20))
@@ -58,7 +60,7 @@ def test_calibration_error_is_bounded_and_inside_its_interval(
 ) -> None:
     result = calibration(judged(*pairs), seed=0, bins=bins)
     if result is None:
-        assert all(sure is None for sure, _ in pairs)
+        assert all(confidence is None for confidence, _ in pairs)
         return
     error = result.error
     assert 0 <= error.low <= error.value <= error.high <= 1 + 1e-12

@@ -65,7 +65,7 @@ def test_answer_equality(gold: str, said: str, same: bool) -> None:
         (0, "0.6", False),
         (2, "2.12", True),
         (1, r"\boxed{2.5 \text{ cm}}", True),
-        # Both are -2 as sums: their texts alone tell them apart.
+        # As sums both are -2: only the texts differ.
         (3, "5-4-3", True),
         (4, "5-4-3", False),
         (4, "-2", False),

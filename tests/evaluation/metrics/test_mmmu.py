@@ -83,6 +83,6 @@ def test_stored_open_replies_match_official_scores() -> None:
         for row, ours in zip(rows, golds, strict=True)
         if open_score(row["response"], *ours)
     ]
-    # As eval_utils.py of MMMU-Benchmark/MMMU judges them.
+    # Scores of eval_utils.py in MMMU-Benchmark/MMMU.
     official = "Computer_Science_9 Electronics_21 Manage_25 Marketing_11 Pharmacy_26 Physics_21"
     assert (len(rows), right) == (53, [f"validation_{name}" for name in official.split()])

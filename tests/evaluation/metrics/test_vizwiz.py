@@ -29,10 +29,10 @@ def test_only_the_answer_is_normalised() -> None:
 
 def test_answerability_from_answer_text() -> None:
     metric = Answerability({"a", "b"}, "f1")
-    said = {"a": "Unanswerable.", "b": "soup", "c": "unanswerable", "d": "soup"}
-    found = judged(metric, {id: Answer(text) for id, text in said.items()})
-    assert [one.score for one in found] == [1, 0, 0, 1]
-    assert metric.estimate(found, seed=0).value == pytest.approx(0.5)
+    predictions = {"a": "Unanswerable.", "b": "soup", "c": "unanswerable", "d": "soup"}
+    judgements = judged(metric, {id: Answer(text) for id, text in predictions.items()})
+    assert [one.score for one in judgements] == [1, 0, 0, 1]
+    assert metric.estimate(judgements, seed=0).value == pytest.approx(0.5)
 
 
 def test_confidence_ranks_unanswerable_predictions() -> None:
@@ -50,41 +50,44 @@ def test_confidence_ranks_unanswerable_predictions() -> None:
 
 def test_invalid_reply_counts_against_answerability() -> None:
     metric = Answerability({"a"}, "f1")
-    found = judged(metric, {id: Answer("", valid=False) for id in "ab"})
-    assert [one.score for one in found] == [0, 0]
-    assert metric.estimate(found, seed=0).value == 0
+    judgements = judged(metric, {id: Answer("", valid=False) for id in "ab"})
+    assert [one.score for one in judgements] == [0, 0]
+    assert metric.estimate(judgements, seed=0).value == 0
 
 
 def test_answerability_requires_unanswerable_items() -> None:
     for metric in (Answerability((), "ap"), Answerability((), "f1")):
-        found = judged(metric, {"a": Answer("soup"), "b": Answer("unanswerable")})
-        assert metric.estimate(found, seed=0).value == 0
+        judgements = judged(metric, {"a": Answer("soup"), "b": Answer("unanswerable")})
+        assert metric.estimate(judgements, seed=0).value == 0
 
 
 CONFIDENCES = st.sampled_from((None, 0.0, 0.3, 1.0))
-SAID = st.lists(st.tuples(st.booleans(), st.booleans(), CONFIDENCES), min_size=1, max_size=20)
+PREDICTIONS = st.lists(
+    st.tuples(st.booleans(), st.booleans(), CONFIDENCES), min_size=1, max_size=20
+)
 
 
 @settings(max_examples=25)
-@given(SAID)
+@given(PREDICTIONS)
 def test_answerability_agrees_with_scikit_learn(
-    said: list[tuple[bool, bool, float | None]],
+    predictions: list[tuple[bool, bool, float | None]],
 ) -> None:
-    """As in VizWiz's code: the unanswerable ones are the positives."""
-    truth = [unanswerable for unanswerable, _, _ in said]
+    """Unanswerable items are the positives, as in VizWiz's code."""
+    truth = [unanswerable for unanswerable, _, _ in predictions]
     answers = {
-        str(i): Answer("unanswerable" if says else "soup", confidence=sure)
-        for i, (_, says, sure) in enumerate(said)
+        str(i): Answer("unanswerable" if unanswerable_reply else "soup", confidence=confidence)
+        for i, (_, unanswerable_reply, confidence) in enumerate(predictions)
     }
     positives = {str(i) for i, positive in enumerate(truth) if positive}
-    suspicion = [
-        (1 if says else -1) * (1.0 if sure is None else sure or 1e-9) for _, says, sure in said
+    ranking = [
+        (1 if unanswerable_reply else -1) * (1.0 if confidence is None else confidence or 1e-9)
+        for _, unanswerable_reply, confidence in predictions
     ]
-    for figure, expected in (
-        ("ap", average_precision_score(truth, suspicion) if any(truth) else 0),
-        ("f1", f1_score(truth, [s > 0 for s in suspicion], zero_division=0)),
+    for kind, expected in (
+        ("ap", average_precision_score(truth, ranking) if any(truth) else 0),
+        ("f1", f1_score(truth, [s > 0 for s in ranking], zero_division=0)),
     ):
-        metric = Answerability(positives, "ap" if figure == "ap" else "f1")
+        metric = Answerability(positives, "ap" if kind == "ap" else "f1")
         with warnings.catch_warnings(action="error"):
             value = metric.estimate(judged(metric, answers), seed=0).value
         assert value == pytest.approx(expected)

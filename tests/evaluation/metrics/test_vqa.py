@@ -19,17 +19,17 @@ from bottega.evaluation.metrics.vqa import (
 from bottega.types import Answer, Example, Query
 
 ITEM = Example(Query("Which colour?", id="7"), "red")
-SAYINGS = st.sampled_from(["red", "Red.", "a red", "blue", "2", "two", "dont", "don't", ""])
+REPLIES = st.sampled_from(["red", "Red.", "a red", "blue", "2", "two", "dont", "don't", ""])
 VARIANTS = st.sampled_from(("original", "always-normalised"))
 
 
-def accuracy(said: str, golds: list[str], variant: Variant = "original") -> float:
-    return vqa_accuracy({"7": golds}, variant).score(ITEM, Answer(said))
+def accuracy(reply: str, golds: list[str], variant: Variant = "original") -> float:
+    return vqa_accuracy({"7": golds}, variant).score(ITEM, Answer(reply))
 
 
 @pytest.mark.parametrize("same, score", [(0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9), (4, 1.0)])
 def test_leave_one_out_uses_annotator_position(same: int, score: float) -> None:
-    """Left out by what they said, two that agree would count for 0.533 and three for 0.7."""
+    """Leave-one-out by answer text would score two matches 0.533 and three 0.7."""
     golds = ["red"] * same + [f"other {i}" for i in range(10 - same)]
     assert accuracy("red", golds) == pytest.approx(score)
 
@@ -62,22 +62,22 @@ def test_answers_are_normalised_as_published(text: str, expected: str) -> None:
     assert normalised(text) == expected
 
 
-@given(SAYINGS, st.lists(SAYINGS, min_size=1, max_size=12), VARIANTS, st.randoms())
+@given(REPLIES, st.lists(REPLIES, min_size=1, max_size=12), VARIANTS, st.randoms())
 def test_annotator_order_does_not_matter(
-    said: str, golds: list[str], variant: Variant, rng: random.Random
+    reply: str, golds: list[str], variant: Variant, rng: random.Random
 ) -> None:
     shuffled = rng.sample(golds, len(golds))
     for metric in (vqa_accuracy, direct_answer):
-        score = metric({"7": golds}, variant).score(ITEM, Answer(said))
+        score = metric({"7": golds}, variant).score(ITEM, Answer(reply))
         assert 0 <= score <= 1
-        assert score == metric({"7": shuffled}, variant).score(ITEM, Answer(said))
+        assert score == metric({"7": shuffled}, variant).score(ITEM, Answer(reply))
 
 
 @given(st.text(max_size=20), VARIANTS, st.integers(4, 12))
-def test_unanimous_answer_is_correct(said: str, variant: Variant, annotators: int) -> None:
-    references = {"7": [said] * annotators}
-    assert vqa_accuracy(references, variant).score(ITEM, Answer(said)) == 1
-    assert direct_answer(references, variant).score(ITEM, Answer(said)) == 1
+def test_unanimous_answer_is_correct(reply: str, variant: Variant, annotators: int) -> None:
+    references = {"7": [reply] * annotators}
+    assert vqa_accuracy(references, variant).score(ITEM, Answer(reply)) == 1
+    assert direct_answer(references, variant).score(ITEM, Answer(reply)) == 1
 
 
 @given(st.integers(1, 20), st.data())
@@ -106,7 +106,7 @@ def test_item_without_annotations_raises() -> None:
 
 def test_estimate_is_the_mean_with_an_interval() -> None:
     metric = vqa_accuracy({"7": ["red"] * 2 + ["blue"] * 8})
-    judged = [Judgement(ITEM, Answer(said), metric.score(ITEM, Answer(said))) for said in "ab"]
+    judged = [Judgement(ITEM, Answer(reply), metric.score(ITEM, Answer(reply))) for reply in "ab"]
     judged.append(Judgement(ITEM, Answer("red"), metric.score(ITEM, Answer("red"))))
     estimate = metric.estimate(judged, seed=0)
     assert estimate.value == pytest.approx(0.2)

@@ -1,4 +1,4 @@
-"""The page in a real browser."""
+"""Tests of the report page in a real browser."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
 from bottega.evaluation.report.render import write_report
 from bottega.evaluation.report.runs import read_run
 from tests.browser import NEEDS_CHROMIUM, Page, browsing
-from tests.evaluation.report.builders import HOSTILE, benchmark, kept, three_methods
+from tests.evaluation.report.builders import HOSTILE, benchmark, store_run, three_methods
 
 pytestmark = NEEDS_CHROMIUM
 READY = "document.documentElement.dataset.ready"
-ITEMS = 1050  # enough for a comma, and for twenty-one pages
+ITEMS = 1050  # 21 pages, and a thousands separator in the count
 RESET = 'document.querySelector("[data-reset]").click()'
 COUNT = 'document.querySelector("[data-count]").textContent'
 Look = Callable[[Page], Coroutine[Any, Any, None]]
@@ -28,19 +28,18 @@ Look = Callable[[Page], Coroutine[Any, Any, None]]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = benchmark(ITEMS, side=40)
-    path = asyncio.run(kept(tmp_path_factory.mktemp("run"), data, three_methods(data)))
+    path = asyncio.run(store_run(tmp_path_factory.mktemp("run"), data, three_methods(data)))
     write_report([path], path / "report")
     return path
 
 
-def look(folder: Path, browser: str, looking: Look) -> None:
-    """Opens the folder's report; whatever happens to it there, the browser must not complain, nor
-    ask anybody for anything."""
+def check_page(folder: Path, browser: str, check: Look) -> None:
+    """Open the folder's report and run the check; fail on console messages or network requests."""
 
     async def run() -> None:
         async with browsing(browser) as page:
             await page.open((folder / "report" / "index.html").as_uri(), READY)
-            await looking(page)
+            await check(page)
             await page.evaluate("new Promise(requestAnimationFrame)")
             assert page.complaints == []
             assert not [url for url in page.requests if not url.startswith(("file:", "data:"))]
@@ -48,8 +47,8 @@ def look(folder: Path, browser: str, looking: Look) -> None:
     asyncio.run(run())
 
 
-async def shown(page: Page, kind: str, text: str = "", rows: str = "012") -> int:
-    """How many items remain."""
+async def count_items(page: Page, kind: str, text: str = "", rows: str = "012") -> int:
+    """Apply the filters and return the number of matching items."""
     await page.evaluate(
         f"""{RESET};
         document.querySelector("[data-kind]").value = {orjson.dumps(kind).decode()};
@@ -59,48 +58,52 @@ async def shown(page: Page, kind: str, text: str = "", rows: str = "012") -> int
         }});
         document.querySelector("[data-kind]").dispatchEvent(new Event("change"))"""
     )
-    found = re.search(r"([\d,]+) of 1,050 items", await page.evaluate(COUNT))
-    assert found is not None
-    return int(found[1].replace(",", ""))
+    result = re.search(r"([\d,]+) of 1,050 items", await page.evaluate(COUNT))
+    assert result is not None
+    return int(result[1].replace(",", ""))
 
 
 def test_filters_match_the_stored_run(folder: Path, browser: str) -> None:
     run = read_run(folder)
     zero, random, top = (run.answers[key] for key in run.methods)
-    wrong = {place for place, given in top.items() if not given.scored.correct}
-    zero_wrong = [place for place, given in zero.items() if not given.scored.correct]
-    both = [place for place in zero if place in random]
+    wrong = {index for index, given in top.items() if not given.scored.correct}
+    zero_wrong = [index for index, given in zero.items() if not given.scored.correct]
+    both = [index for index in zero if index in random]
     differing = sum(
-        len({some[place].scored.answer.labels for some in (zero, random)}) > 1
-        for place in both
-        if zero[place].scored.answer.valid
+        len({some[index].scored.answer.labels for some in (zero, random)}) > 1
+        for index in both
+        if zero[index].scored.answer.valid
     )
-    invalid = [place for place, given in zero.items() if not given.scored.answer.valid]
-    dogs = {place for place, item in enumerate(run.items) if item.example.answer == "dog"}
-    cats = {place for place, given in top.items() if given.scored.answer.labels == ("cat",)}
+    invalid = [index for index, given in zero.items() if not given.scored.answer.valid]
+    dogs = {index for index, item in enumerate(run.items) if item.example.answer == "dog"}
+    cats = {index for index, given in top.items() if given.scored.answer.labels == ("cat",)}
 
-    async def looking(page: Page) -> None:
-        assert await shown(page, "all") == ITEMS
-        assert await shown(page, "wrong", rows="2") == len(wrong) > 0
-        assert await shown(page, "wrong", rows="0") == len(zero_wrong) > len(invalid)
-        assert await shown(page, "right", rows="2") == ITEMS - len(wrong)
-        assert await shown(page, "invalid") == len(invalid) == 2
-        assert await shown(page, "failed") == 1
-        assert await shown(page, "missing") == 0
+    async def check(page: Page) -> None:
+        assert await count_items(page, "all") == ITEMS
+        assert await count_items(page, "wrong", rows="2") == len(wrong) > 0
+        assert await count_items(page, "wrong", rows="0") == len(zero_wrong) > len(invalid)
+        assert await count_items(page, "right", rows="2") == ITEMS - len(wrong)
+        assert await count_items(page, "invalid") == len(invalid) == 2
+        assert await count_items(page, "failed") == 1
+        assert await count_items(page, "missing") == 0
         # An invalid reply differs from every valid one.
-        assert await shown(page, "disagree", rows="01") == differing + len(invalid)
-        assert await shown(page, "all", "truth: dog") == len(dogs)
-        assert await shown(page, "all", "truth: dog; answer: cat", rows="2") == len(dogs & cats) > 0
-        assert await shown(page, "all", f"which animal is number {ITEMS - 1}?") == 1
-        assert await shown(page, "all", "nowhere to be found") == 0
+        assert await count_items(page, "disagree", rows="01") == differing + len(invalid)
+        assert await count_items(page, "all", "truth: dog") == len(dogs)
+        assert (
+            await count_items(page, "all", "truth: dog; answer: cat", rows="2")
+            == len(dogs & cats)
+            > 0
+        )
+        assert await count_items(page, "all", f"which animal is number {ITEMS - 1}?") == 1
+        assert await count_items(page, "all", "nowhere to be found") == 0
 
-    look(folder, browser, looking)
+    check_page(folder, browser, check)
 
 
 def test_items_are_paged_and_show_demonstrations(folder: Path, browser: str) -> None:
     opened = 'document.querySelectorAll("details.item")'
 
-    async def looking(page: Page) -> None:
+    async def check(page: Page) -> None:
         assert await page.evaluate(f"{opened}.length") == 50
         await page.evaluate('document.querySelector("[data-next]").click()')
         assert await page.evaluate(f"{opened}[0].dataset.index") == "50"
@@ -113,11 +116,11 @@ def test_items_are_paged_and_show_demonstrations(folder: Path, browser: str) -> 
         assert await page.evaluate(widths) == [40] * 7
         assert "I look at it" in await page.evaluate(f"{detail}.textContent")
 
-    look(folder, browser, looking)
+    check_page(folder, browser, check)
 
 
 def test_untrusted_text_is_not_run_in_the_browser(folder: Path, browser: str) -> None:
-    async def looking(page: Page) -> None:
+    async def check(page: Page) -> None:
         await page.evaluate(
             'document.querySelectorAll("details").forEach((one) => one.open = true)'
         )
@@ -126,34 +129,34 @@ def test_untrusted_text_is_not_run_in_the_browser(folder: Path, browser: str) ->
         assert await page.evaluate('document.querySelectorAll("main b b, [onerror]").length') == 0
         question = await page.evaluate('document.querySelector(".item .question").textContent')
         assert question == f"0. Which animal? {HOSTILE}"
-        told = await page.evaluate('document.querySelector(".warning").textContent')
-        assert HOSTILE in told
+        warning = await page.evaluate('document.querySelector(".warning").textContent')
+        assert HOSTILE in warning
 
-    look(folder, browser, looking)
+    check_page(folder, browser, check)
 
 
 def test_browser_comparison_matches_python(folder: Path, browser: str) -> None:
     cases = [(60, 9, 3, 28), (0, 5, 0, 0), (10, 0, 0, 10), (900, 40, 41, 19), (1, 0, 1, 0)]
 
-    async def looking(page: Page) -> None:
+    async def check(page: Page) -> None:
         for both, won, lost, neither in cases:
             ours = [True] * (both + won) + [False] * (lost + neither)
             theirs = [True] * both + [False] * won + [True] * lost + [False] * neither
             scores = orjson.dumps([list(map(float, ours)), list(map(float, theirs))]).decode()
-            found = await page.evaluate(f"difference(...{scores})")
+            result = await page.evaluate(f"difference(...{scores})")
             expected = paired_difference(ours, theirs)
-            assert found["value"] == pytest.approx(expected.value)
-            assert found["low"] == pytest.approx(expected.low, abs=1e-9)
-            assert found["high"] == pytest.approx(expected.high, abs=1e-9)
-            assert found["p"] == pytest.approx(mcnemar(ours, theirs), rel=1e-9)
+            assert result["value"] == pytest.approx(expected.value)
+            assert result["low"] == pytest.approx(expected.low, abs=1e-9)
+            assert result["high"] == pytest.approx(expected.high, abs=1e-9)
+            assert result["p"] == pytest.approx(mcnemar(ours, theirs), rel=1e-9)
         line = await page.evaluate('document.querySelector("[data-difference]").textContent')
         assert re.match(r"\+0\.\d{3} on the 1,050 items that both answered, 95 % interval", line)
 
-    look(folder, browser, looking)
+    check_page(folder, browser, check)
 
 
 def test_phone_layout_scrolls_only_vertically(folder: Path, browser: str) -> None:
-    async def looking(page: Page) -> None:
+    async def check(page: Page) -> None:
         await page.call(
             "Emulation.setDeviceMetricsOverride",
             width=360,
@@ -168,4 +171,4 @@ def test_phone_layout_scrolls_only_vertically(folder: Path, browser: str) -> Non
             <= 360
         )
 
-    look(folder, browser, looking)
+    check_page(folder, browser, check)

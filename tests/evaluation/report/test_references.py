@@ -32,9 +32,12 @@ def test_references_match_only_their_metric() -> None:
 
 
 def test_references_match_only_their_options() -> None:
-    whole, single = values("mmmu:x", "mmmu_accuracy"), values("mmmu:x,images=one", "mmmu_accuracy")
-    assert 51.33 in whole and 58.9 not in whole
-    assert 58.9 in single and 51.33 not in single and 64.87 not in single
+    all_images, one_image = (
+        values("mmmu:x", "mmmu_accuracy"),
+        values("mmmu:x,images=one", "mmmu_accuracy"),
+    )
+    assert 51.33 in all_images and 58.9 not in all_images
+    assert 58.9 in one_image and 51.33 not in one_image and 64.87 not in one_image
     assert 64.87 in values("mmmu:x,asked=validation,images=one", "mmmu_accuracy")
     assert values("mmmu:x,asked=validation", "mmmu_accuracy") == []
 
@@ -43,6 +46,8 @@ def test_references_match_only_their_options() -> None:
 @pytest.mark.parametrize("paper", TEXTS)
 def test_reference_values_match_the_papers(paper: str) -> None:
     text = (PAPERS / TEXTS[paper]).read_text("utf-8")
-    figures = [one for one in PUBLISHED if one.paper == paper]
-    assert len(figures) > 5
-    assert [one for one in figures if f"{one.value:.2f}".removesuffix("0") not in text] == []
+    references_of_paper = [one for one in PUBLISHED if one.paper == paper]
+    assert len(references_of_paper) > 5
+    assert [
+        one for one in references_of_paper if f"{one.value:.2f}".removesuffix("0") not in text
+    ] == []

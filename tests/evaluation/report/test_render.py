@@ -1,4 +1,4 @@
-"""What a report consists of, without a browser."""
+"""Tests of report files without a browser."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.report.sections import sections
 from tests.evaluation.report.builders import (
     HOSTILE,
-    answering,
     benchmark,
-    kept,
+    simulated_answers,
+    store_run,
     three_methods,
 )
 
-DATA = benchmark(40, known=6, side=8)
-WHOLE = ["index.html", "results.csv", "results.md", "accuracy-shots.png", "cost-quality.png"]
+DATA = benchmark(40, examples=6, side=8)
+FILES = ["index.html", "results.csv", "results.md", "accuracy-shots.png", "cost-quality.png"]
 
 
 class Addresses(HTMLParser):
-    """Everything in a page that names another resource."""
+    """Parser that collects every URL of a page."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.loaded: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         names = ("src", "href", "action", "data", "poster", "srcset")
-        self.found += [value or "" for name, value in attrs if name in names]
+        self.loaded += [value or "" for name, value in attrs if name in names]
 
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
-    return await kept(tmp_path / "run", DATA, three_methods(DATA))
+    return await store_run(tmp_path / "run", DATA, three_methods(DATA))
 
 
 def test_report_contains_all_files(folder: Path, tmp_path: Path) -> None:
-    done = write_report([folder], tmp_path / "a" / "b")
-    assert [file.name for file in done.files] == WHOLE
-    for file in done.files[3:]:
+    report = write_report([folder], tmp_path / "a" / "b")
+    assert [file.name for file in report.files] == FILES
+    for file in report.files[3:]:
         with Pillow.open(file) as plot:
             assert plot.width > 800
-    page = done.files[0].read_text("utf-8")
+    page = report.files[0].read_text("utf-8")
     assert "random 3: 39 of 40 answered, 1 failed" in page
     assert HOSTILE not in page
     addresses = Addresses()
     addresses.feed(page)
-    assert {address[:1] for address in addresses.found} == {"#"}
+    assert {address[:1] for address in addresses.loaded} == {"#"}
     assert "url(" not in page and "@import" not in page
 
 
@@ -74,51 +74,53 @@ def test_missing_matplotlib_skips_only_plots(
         return real(name, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    done = write_report([folder], tmp_path / "out")
-    assert [file.name for file in done.files] == WHOLE[:3]
-    assert "bottega-vlm[eval]" in str(done.unplotted and done.unplotted.hint)
+    report = write_report([folder], tmp_path / "out")
+    assert [file.name for file in report.files] == FILES[:3]
+    assert "bottega-vlm[eval]" in str(report.unplotted and report.unplotted.hint)
 
 
 async def test_each_benchmark_has_a_section_and_plots(folder: Path, tmp_path: Path) -> None:
-    other = benchmark(9, known=6, side=8)
-    second = await kept(tmp_path / "second", other, three_methods(other), benchmark="manyicl:FIVES")
-    done = write_report([folder, second], tmp_path / "out")
-    assert [section.benchmark for section in done.sections] == ["animals", "manyicl:FIVES"]
-    assert [file.name for file in done.files[3:]] == [
-        f"{stem}-{name}" for stem in ("1-animals", "2-manyicl") for name in WHOLE[3:]
+    other = benchmark(9, examples=6, side=8)
+    second = await store_run(
+        tmp_path / "second", other, three_methods(other), benchmark="manyicl:FIVES"
+    )
+    report = write_report([folder, second], tmp_path / "out")
+    assert [section.benchmark for section in report.sections] == ["animals", "manyicl:FIVES"]
+    assert [file.name for file in report.files[3:]] == [
+        f"{stem}-{name}" for stem in ("1-animals", "2-manyicl") for name in FILES[3:]
     ]
-    page = done.files[0].read_text("utf-8")
+    page = report.files[0].read_text("utf-8")
     assert "Gemini 1.5 Pro (Visual RAG, Table 2)" in page
     published = re.findall(r'<td class="n paper">(0\.\d+)</td>', page)
-    # Of FIVES: zero-shot, and the best of many shots beside random and top-k.
+    # FIVES: zero-shot, then the best over shots for random and top-k.
     assert published == ["0.258", "0.550", "0.642"]
 
 
 async def test_published_results_match_the_number_of_shots(tmp_path: Path) -> None:
-    methods = [Method("top-k", shots, answering(DATA, 0.5, shots)) for shots in (3, 5)]
-    run = await kept(tmp_path / "run", DATA, methods, benchmark="scienceqa:here")
+    methods = [Method("top-k", shots, simulated_answers(DATA, 0.5, shots)) for shots in (3, 5)]
+    run = await store_run(tmp_path / "run", DATA, methods, benchmark="scienceqa:here")
     page = write_report([run], tmp_path / "out").files[0].read_text("utf-8")
     published = re.findall(r'<td class="n paper">([\d.]*)</td>', page)
     assert published == ["0.719", "0.867", "0.928", "", "", ""]
 
 
 async def test_folders_with_equal_names_are_distinguished(tmp_path: Path) -> None:
-    runs = [await kept(tmp_path / x / "run", DATA, three_methods(DATA)[:1]) for x in "ab"]
-    done = write_report(runs, tmp_path / "out")
-    assert [row.run for row in done.sections[0].rows] == ["a/run", "b/run"]
+    runs = [await store_run(tmp_path / x / "run", DATA, three_methods(DATA)[:1]) for x in "ab"]
+    report = write_report(runs, tmp_path / "out")
+    assert [row.run for row in report.sections[0].rows] == ["a/run", "b/run"]
     with pytest.raises(SettingError, match="twice"):
         write_report([runs[0], tmp_path / "a" / ".." / "a" / "run"], tmp_path / "out")
 
 
 def test_csv_has_a_row_for_each_value(folder: Path) -> None:
-    found = sections({"run": read_run(folder)})
-    rows = list(csv.DictReader(io.StringIO(as_csv(found))))
+    loaded = sections({"run": read_run(folder)})
+    rows = list(csv.DictReader(io.StringIO(as_csv(loaded))))
     assert [(row["method"], row["shots"], row["metric"]) for row in rows] == [
         (method, shots, metric)
         for method, shots in (("zero-shot", "0"), ("random", "3"), ("top-k", "3"))
         for metric in ("accuracy", "ece_10_equal_width_bins")
     ]
-    of_top_k, expected = rows[4], found[0].rows[-1].result
+    of_top_k, expected = rows[4], loaded[0].rows[-1].result
     assert (float(of_top_k["value"]), float(of_top_k["low"])) == (expected.value, expected.low)
     assert float(rows[5]["value"]) == expected.also[0].value
     assert rows[0]["run"] == "run"
@@ -128,7 +130,7 @@ def test_csv_has_a_row_for_each_value(folder: Path) -> None:
 
 async def test_markdown_cells_cannot_break_the_table(tmp_path: Path) -> None:
     methods = three_methods(DATA)
-    run = read_run(await kept(tmp_path, DATA, methods, benchmark="a|b\n<i>"))
+    run = read_run(await store_run(tmp_path, DATA, methods, benchmark="a|b\n<i>"))
     lines = as_markdown(sections({"run": run}), title="t", made="m").splitlines()
     assert "## a\\|b &lt;i>" in lines
     widths = {line.count(" | ") for line in lines[lines.index("40 items.") + 2 :][:5]}
@@ -136,20 +138,20 @@ async def test_markdown_cells_cannot_break_the_table(tmp_path: Path) -> None:
 
 
 def test_images_over_the_size_limit_are_omitted_and_counted(folder: Path) -> None:
-    found = sections({"run": read_run(folder)})
-    whole = payload(found)
-    document = orjson.loads(whole.json)
-    assert (len(document["images"]), whole.left_out, whole.absent) == (46, 0, 0)
-    room = sum(len(data) for data in found[0].runs["run"].thumbnails.values()) // 2
-    half = payload(found, images=room)
-    kept_pictures = orjson.loads(half.json)["images"]
-    assert len(kept_pictures) + half.left_out == 46
+    loaded = sections({"run": read_run(folder)})
+    complete = payload(loaded)
+    document = orjson.loads(complete.json)
+    assert (len(document["images"]), complete.left_out, complete.absent) == (46, 0, 0)
+    room = sum(len(data) for data in loaded[0].runs["run"].thumbnails.values()) // 2
+    half = payload(loaded, images=room)
+    stored_images = orjson.loads(half.json)["images"]
+    assert len(stored_images) + half.left_out == 46
     assert 0 < half.left_out < 46
-    # The items' own come first.
-    assert document["images"][: len(kept_pictures)] == kept_pictures
+    # Images of the items come first.
+    assert document["images"][: len(stored_images)] == stored_images
 
 
 def test_text_cannot_close_the_script_element(folder: Path) -> None:
-    told = payload(sections({"run": read_run(folder)})).json
-    assert b"<" not in told and b">" not in told and b"&" not in told
-    assert HOSTILE in orjson.loads(told)["texts"]
+    document = payload(sections({"run": read_run(folder)})).json
+    assert b"<" not in document and b">" not in document and b"&" not in document
+    assert HOSTILE in orjson.loads(document)["texts"]

@@ -15,9 +15,15 @@ from bottega.evaluation.outcomes import Method
 from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import RunState, evaluate
-from tests.evaluation.report.builders import HOSTILE, answering, benchmark, kept, three_methods
+from tests.evaluation.report.builders import (
+    HOSTILE,
+    benchmark,
+    simulated_answers,
+    store_run,
+    three_methods,
+)
 
-# Another user's: a superuser may write everywhere.
+# Drop privileges: root can write to read-only files.
 READER = """
 import os, sys
 from pathlib import Path
@@ -26,11 +32,11 @@ if os.getuid() == 0:
     os.setuid(65534)
 print(len(read_run(Path(sys.argv[1])).methods))
 """
-DATA = benchmark(8, known=6, side=8)
+DATA = benchmark(8, examples=6, side=8)
 
 
 async def test_run_is_read_as_stored(tmp_path: Path) -> None:
-    run = read_run(await kept(tmp_path, DATA, three_methods(DATA)))
+    run = read_run(await store_run(tmp_path, DATA, three_methods(DATA)))
     assert run.settings["benchmark"] == "animals"
     assert run.methods == (("zero-shot", 0), ("random", 3), ("top-k", 3))
     assert [item.example.answer for item in run.items] == [item.answer for item in DATA.items]
@@ -40,12 +46,14 @@ async def test_run_is_read_as_stored(tmp_path: Path) -> None:
     given = run.answers["top-k", 3][5]
     assert (given.trace, len(given.shown), given.seconds) == (f"{5:016x}", 3, 0.6)
     assert given.replies[0].endswith(f"Answer: {given.scored.answer.text}")
-    known = {one.query.images[0].sha256 for one in DATA.knowledge}
-    assert {image for one in given.shown for image in one.images} <= known & run.thumbnails.keys()
+    example_images = {one.query.images[0].sha256 for one in DATA.knowledge}
+    assert {
+        image for one in given.shown for image in one.images
+    } <= example_images & run.thumbnails.keys()
 
 
 async def test_reading_does_not_change_the_folder(tmp_path: Path) -> None:
-    folder = await kept(tmp_path, DATA, three_methods(DATA))
+    folder = await store_run(tmp_path, DATA, three_methods(DATA))
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     read_run(folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
@@ -55,7 +63,7 @@ async def test_active_run_is_readable(tmp_path: Path) -> None:
     settings = {"benchmark": "animals", "model": "m", "metrics": ["accuracy"]}
     with closing(RunStore.open(tmp_path, settings, DATA.items)) as ledger:
         assert read_run(tmp_path).methods == ()
-        method = Method("top-k", 2, answering(DATA, 1.0, 2))
+        method = Method("top-k", 2, simulated_answers(DATA, 1.0, 2))
         await evaluate(DATA, method, state=RunState(ledger))
         assert len(read_run(tmp_path).answers["top-k", 2]) == 8
 
@@ -63,7 +71,7 @@ async def test_active_run_is_readable(tmp_path: Path) -> None:
 def test_read_only_folder_is_readable() -> None:
     with tempfile.TemporaryDirectory() as open_to_others:
         Path(open_to_others).chmod(0o755)
-        folder = asyncio.run(kept(Path(open_to_others) / "run", DATA, three_methods(DATA)))
+        folder = asyncio.run(store_run(Path(open_to_others) / "run", DATA, three_methods(DATA)))
         for file in folder.iterdir():
             file.chmod(0o444)
         folder.chmod(0o555)
@@ -88,7 +96,7 @@ def test_run_without_items_raises(tmp_path: Path) -> None:
 
 
 async def test_damaged_row_is_reported(tmp_path: Path) -> None:
-    folder = await kept(tmp_path, DATA, three_methods(DATA)[:1])
+    folder = await store_run(tmp_path, DATA, three_methods(DATA)[:1])
     with closing(sqlite3.connect(folder / FILE)) as connection, connection:
         connection.execute("UPDATE answers SET scores = 'x' WHERE place = 3")
     with pytest.raises(StoreError, match=r"run\.db is damaged"):

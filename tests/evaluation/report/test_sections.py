@@ -18,9 +18,9 @@ from bottega.evaluation.report.sections import Section, sections
 from bottega.evaluation.runner import evaluate
 from bottega.types import Answer, Query
 from tests.builders import example
-from tests.evaluation.report.builders import answering, benchmark, kept, three_methods
+from tests.evaluation.report.builders import benchmark, simulated_answers, store_run, three_methods
 
-DATA = benchmark(60, known=6, side=8)
+DATA = benchmark(60, examples=6, side=8)
 
 
 def only(**runs: StoredRun) -> Section:
@@ -29,7 +29,7 @@ def only(**runs: StoredRun) -> Section:
 
 
 async def test_rows_match_the_command_output(tmp_path: Path) -> None:
-    section = only(run=read_run(await kept(tmp_path, DATA, three_methods(DATA))))
+    section = only(run=read_run(await store_run(tmp_path, DATA, three_methods(DATA))))
     runs = [await evaluate(DATA, method) for method in three_methods(DATA)]
     assert len(section.rows) == len(runs)
     for row, (result, _) in zip(section.rows, runs, strict=True):
@@ -50,7 +50,7 @@ async def test_macro_f1_is_computed_from_labels(tmp_path: Path) -> None:
 
     method = Method("vote", 1, always_a)
     names = [metric.name for metric in metrics]
-    run = read_run(await kept(tmp_path, data, [method], benchmark="signs", metrics=names))
+    run = read_run(await store_run(tmp_path, data, [method], benchmark="signs", metrics=names))
     expected, _ = await evaluate(data, method)
     [row] = only(run=run).rows
     assert replace(row.result, seconds=0) == replace(expected, seconds=0)
@@ -59,8 +59,8 @@ async def test_macro_f1_is_computed_from_labels(tmp_path: Path) -> None:
 
 async def test_answerability_is_computed_from_tags_and_confidences(tmp_path: Path) -> None:
     items = tuple(
-        replace(item, tags={"answerable": str(place % 3 and 1)})
-        for place, item in enumerate(DATA.items)
+        replace(item, tags={"answerable": str(index % 3 and 1)})
+        for index, item in enumerate(DATA.items)
     )
     unanswerable = {str(item.query.id) for item in items if item.tags["answerable"] == "0"}
     metrics = (Accuracy(), Answerability(unanswerable, "ap"), Answerability(unanswerable, "f1"))
@@ -72,7 +72,7 @@ async def test_answerability_is_computed_from_tags_and_confidences(tmp_path: Pat
 
     method = Method("zero-shot", 0, doubting)
     names = [metric.name for metric in metrics]
-    run = read_run(await kept(tmp_path, data, [method], metrics=names))
+    run = read_run(await store_run(tmp_path, data, [method], metrics=names))
     expected, _ = await evaluate(data, method)
     [row] = only(run=run).rows
     assert row.result.also == expected.also
@@ -80,16 +80,16 @@ async def test_answerability_is_computed_from_tags_and_confidences(tmp_path: Pat
 
 
 async def test_unknown_metric_has_no_value(tmp_path: Path) -> None:
-    method = Method("top-k", 1, answering(DATA, 0.5, 1))
-    run = await kept(tmp_path, DATA, [method], metrics=["macro_something"])
+    method = Method("top-k", 1, simulated_answers(DATA, 0.5, 1))
+    run = await store_run(tmp_path, DATA, [method], metrics=["macro_something"])
     [row] = only(run=read_run(run)).rows
     assert (row.result.value, row.result.n) == (None, 60)
 
 
 async def test_runs_on_equal_items_are_compared(tmp_path: Path) -> None:
-    weak, strong = (Method("top-k", 2, answering(DATA, right, 2)) for right in (0.2, 0.9))
-    small = read_run(await kept(tmp_path / "small", DATA, [weak], model="small"))
-    large = read_run(await kept(tmp_path / "large", DATA, [strong], model="large"))
+    weak, strong = (Method("top-k", 2, simulated_answers(DATA, right, 2)) for right in (0.2, 0.9))
+    small = read_run(await store_run(tmp_path / "small", DATA, [weak], model="small"))
+    large = read_run(await store_run(tmp_path / "large", DATA, [strong], model="large"))
     section = only(small=small, large=large)
     assert [(row.title, row.model) for row in section.rows] == [
         ("small: top-k 2", "small"),
@@ -106,7 +106,7 @@ async def test_runs_on_equal_items_are_compared(tmp_path: Path) -> None:
 async def test_runs_on_different_items_have_separate_sections(tmp_path: Path) -> None:
     fewer = replace(DATA, items=DATA.items[:50])
     runs = {
-        name: read_run(await kept(tmp_path / name, data, three_methods(data)[:1]))
+        name: read_run(await store_run(tmp_path / name, data, three_methods(data)[:1]))
         for name, data in (("all", DATA), ("fewer", fewer))
     }
     assert [section.item_count for section in sections(runs)] == [60, 50]
@@ -120,10 +120,10 @@ async def test_unfinished_run_counts_missing_items(tmp_path: Path) -> None:
         if query == DATA.items[40].query:
             await asyncio.sleep(0.2)
             raise Stopped
-        return await answering(DATA, 1.0, 1)(query)
+        return await simulated_answers(DATA, 1.0, 1)(query)
 
     with pytest.raises(Stopped):
-        await kept(tmp_path, DATA, [Method("top-k", 1, stopping)])
+        await store_run(tmp_path, DATA, [Method("top-k", 1, stopping)])
     [row] = only(run=read_run(tmp_path)).rows
     assert 0 < row.result.missing < 60
     assert row.result.missing == 60 - row.result.n

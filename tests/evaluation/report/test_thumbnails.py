@@ -19,28 +19,28 @@ from bottega.image import Image
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Trace
 from tests.builders import example, solid_image
 
-KNOWN = tuple(example("ab"[i % 2], 100 + i) for i in range(6))
+EXAMPLES = tuple(example("ab"[i % 2], 100 + i) for i in range(6))
 ITEMS = tuple(example("ab"[i % 2], i) for i in range(3))
-BENCHMARK = Benchmark("letters", KNOWN, ITEMS, ("a", "b"))
+BENCHMARK = Benchmark("letters", EXAMPLES, ITEMS, ("a", "b"))
 
 
-async def two_shown(query: Query) -> Outcome:
-    shown = tuple(Candidate(one, 0.5) for one in KNOWN[:2])
+async def show_two(query: Query) -> Outcome:
+    shown_hashes = tuple(Candidate(one, 0.5) for one in EXAMPLES[:2])
     answer = Answer("a", labels=("a",))
-    trace = Trace("t", 0.0, query, "x", shown, Prompt(()), Reply("m", ()), answer, 0.1)
+    trace = Trace("t", 0.0, query, "x", shown_hashes, Prompt(()), Reply("m", ()), answer, 0.1)
     return Outcome(answer, trace)
 
 
-SHOWING = Method("top-k", 2, two_shown)
+METHOD = Method("top-k", 2, show_two)
 
 
 async def run(folder: Path, data: Benchmark = BENCHMARK) -> Path:
     with closing(RunStore.open(folder, {}, data.items)) as ledger:
-        await evaluate(data, SHOWING, state=RunState(ledger))
+        await evaluate(data, METHOD, state=RunState(ledger))
     return folder / FILE
 
 
-def kept(path: Path) -> dict[str, bytes]:
+def thumbnails_in(path: Path) -> dict[str, bytes]:
     with closing(sqlite3.connect(path)) as connection:
         return dict(connection.execute("SELECT sha256, data FROM thumbnails"))
 
@@ -48,21 +48,21 @@ def kept(path: Path) -> dict[str, bytes]:
 async def test_thumbnails_cover_only_queries_and_demonstrations(tmp_path: Path) -> None:
     path = await run(tmp_path)
     steps: list[int] = []
-    assert keep_thumbnails(path, BENCHMARK, SHOWING, progress=steps.append) == 5
+    assert keep_thumbnails(path, BENCHMARK, METHOD, progress=steps.append) == 5
     assert sum(steps) == 5
-    asked = {item.query.images[0].sha256 for item in ITEMS}
-    shown = {one.query.images[0].sha256 for one in KNOWN[:2]}
-    assert kept(path).keys() == asked | shown
-    with Pillow.open(io.BytesIO(next(iter(kept(path).values())))) as small:
+    query_hashes = {item.query.images[0].sha256 for item in ITEMS}
+    shown_hashes = {one.query.images[0].sha256 for one in EXAMPLES[:2]}
+    assert thumbnails_in(path).keys() == query_hashes | shown_hashes
+    with Pillow.open(io.BytesIO(next(iter(thumbnails_in(path).values())))) as small:
         assert small.size == (8, 8)
 
 
 async def test_second_pass_adds_only_missing_thumbnails(tmp_path: Path) -> None:
     path = await run(tmp_path)
-    other = Method("zero-shot", 0, two_shown)
+    other = Method("zero-shot", 0, show_two)
     assert keep_thumbnails(path, BENCHMARK, other) == 3
-    assert keep_thumbnails(path, BENCHMARK, SHOWING) == 2
-    assert keep_thumbnails(path, BENCHMARK, SHOWING) == 0
+    assert keep_thumbnails(path, BENCHMARK, METHOD) == 2
+    assert keep_thumbnails(path, BENCHMARK, METHOD) == 0
 
 
 async def test_damaged_image_is_reported_and_others_are_kept(tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ async def test_damaged_image_is_reported_and_others_are_kept(tmp_path: Path) -> 
     torn = replace(ITEMS[0], query=replace(ITEMS[0].query, images=(damaged,)))
     data = replace(BENCHMARK, items=(torn, *ITEMS[1:]))
     path = await run(tmp_path, data)
-    told: list[BottegaError] = []
-    keep_thumbnails(path, data, SHOWING, on_error=told.append)
-    assert ["torn.png" in str(error) for error in told] == [True]
-    assert len(kept(path)) == 4
+    errors: list[BottegaError] = []
+    keep_thumbnails(path, data, METHOD, on_error=errors.append)
+    assert ["torn.png" in str(error) for error in errors] == [True]
+    assert len(thumbnails_in(path)) == 4
 
 
 def test_large_images_are_scaled_down_and_tiny_images_stay_exact() -> None:
