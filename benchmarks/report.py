@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bottega.evaluation.report.render import write_report
 from tests.browser import PROGRAM, browsing, chromium
-from tests.evaluation.report.builders import benchmark, kept, three_methods
+from tests.evaluation.report.builders import benchmark, store_run, three_methods
 
 READY = "document.documentElement.dataset.ready"
 SEARCH = """(() => {
@@ -36,7 +36,7 @@ def main() -> None:
         folder = arguments.keep or Path(temporary) / "run"
         data = benchmark(arguments.items, arguments.known)
         start = time.perf_counter()
-        asyncio.run(kept(folder, data, three_methods(data)))
+        asyncio.run(store_run(folder, data, three_methods(data)))
         print(f"the run, with its thumbnails: {time.perf_counter() - start:.1f} s")
         start = time.perf_counter()
         page = write_report([folder], folder / "report").files[0]
