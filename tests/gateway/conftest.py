@@ -11,8 +11,8 @@ from tests.gateway.image_servers import World, open_world
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Iterator[Harness]:
-    with harness(tmp_path) as found:
-        yield found
+    with harness(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture

@@ -118,10 +118,10 @@ def cut(request: FaultyRequest, response: web.StreamResponse) -> web.StreamRespo
 
 
 async def garbage(request: FaultyRequest) -> web.StreamResponse:
-    said = request.rng.choice(
+    payload = request.rng.choice(
         [b"{", b"\xff\xfe\x00", b"[]", b"null", b'{"choices": 3}', b"", b"{}"]
     )
-    return await raw(said, 200, "application/json")(request.request)
+    return await raw(payload, 200, "application/json")(request.request)
 
 
 async def truncated(request: FaultyRequest) -> web.StreamResponse:
@@ -143,8 +143,8 @@ async def wrong_content_type(request: FaultyRequest) -> web.StreamResponse:
 
 
 async def no_choices(request: FaultyRequest) -> web.StreamResponse:
-    said = request.completion("")
-    return await reply(said | {"choices": []})(request.request)
+    payload = request.completion("")
+    return await reply(payload | {"choices": []})(request.request)
 
 
 async def null_content(request: FaultyRequest) -> web.StreamResponse:

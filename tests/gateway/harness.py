@@ -40,7 +40,7 @@ from tests.builders import solid_image
 QUESTION = "Which digit is this?"
 
 
-def said(prompt: Prompt) -> str:
+def last_turn(prompt: Prompt) -> str:
     """Return the text of the last turn and the number of demonstrations before it."""
     last = " ".join(part for part in prompt.messages[-1].parts if isinstance(part, str))
     shown = sum(message.role == "assistant" for message in prompt.messages)
@@ -49,12 +49,12 @@ def said(prompt: Prompt) -> str:
 
 @dataclass
 class Harness:
-    """Running gateway and its state. `over` are the finished requests, in order."""
+    """Running gateway and its state. `records` are the finished requests, in order."""
 
     url: str
     gateway: Gateway
     caches: dict[str, KnowledgeBase]
-    over: list[RequestRecord] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
     pairs: list[tuple[float, Pair]] = field(default_factory=list)
 
     def examples(self, namespace: str = "") -> list[Example]:
@@ -63,10 +63,10 @@ class Harness:
     def wait(self, requests: int) -> RequestRecord:
         """Wait for this number of finished requests and return the last."""
         end = time.monotonic() + 60
-        while len(self.over) < requests:
-            assert time.monotonic() < end, f"only {len(self.over)} requests ended"
+        while len(self.records) < requests:
+            assert time.monotonic() < end, f"only {len(self.records)} requests ended"
             time.sleep(0.005)
-        return self.over[requests - 1]
+        return self.records[requests - 1]
 
 
 @dataclass
@@ -76,7 +76,7 @@ class TenantPool:
     tiers: Sequence[Tier]
     path: str
     make: Callable[[KnowledgeBase], Pipeline]
-    furnish: Callable[[Tenant], Tenant]
+    customize: Callable[[Tenant], Tenant]
     caches: dict[str, KnowledgeBase] = field(default_factory=dict)
 
     async def open(self, namespace: str, /) -> Tenant:
@@ -87,7 +87,7 @@ class TenantPool:
         cache = self.caches[namespace]
         teachers = frozenset({self.tiers[-1].name})
         keeper = CacheRecorder(cache, teachers=teachers)
-        return self.furnish(Tenant(self.make(cache), keeper, teachers))
+        return self.customize(Tenant(self.make(cache), keeper, teachers))
 
 
 def always_first(tiers: Sequence[Tier]) -> Callable[..., Any]:
@@ -114,13 +114,13 @@ def harness(
     asks: Mapping[str, object] | None = None,
     shots: int = 2,
     retrieve: Retriever | None = None,
-    furnish: Callable[[Tenant], Tenant] = lambda tenant: tenant,
+    customize: Callable[[Tenant], Tenant] = lambda tenant: tenant,
     fallback: Fallback = "any",
 ) -> Iterator[Harness]:
-    double = ScriptedGenerator(said)
+    double = ScriptedGenerator(last_turn)
     parts = {
         "apprentice": apprentice or double,
-        "master": master or ScriptedGenerator(said, name="big"),
+        "master": master or ScriptedGenerator(last_turn, name="big"),
     }
     tiers = [
         Tier(name, part if isinstance(part, ScriptedGenerator) else double, shots if i == 0 else 0)
@@ -143,7 +143,7 @@ def harness(
             )
         )
 
-    tenants = TenantPool(tiers, str(folder / "cache.db"), make, furnish)
+    tenants = TenantPool(tiers, str(folder / "cache.db"), make, customize)
     response_cache = ResponseCache(
         ReplyCache(1 << 20, 60.0), BodyCache(1 << 20), LeaderFlight(), identity
     )
@@ -158,19 +158,19 @@ def harness(
         fetch=fetch,
         background=re.compile(r"\A### Task:"),
     )
-    found = Harness("", gateway, tenants.caches)
+    server = Harness("", gateway, tenants.caches)
     gateway.shadow = ShadowRunner(
         gateway.completer,
         gateway.finalizer,
-        found.over.append,
-        lambda record, similarity, pair: found.pairs.append((similarity, pair)),
+        server.records.append,
+        lambda record, similarity, pair: server.pairs.append((similarity, pair)),
         response_cache.replies,
     )
     app = App(
-        gateway, ChatEndpoint(gateway.answer, found.over.append, gateway.limits.body_mb << 20)
+        gateway, ChatEndpoint(gateway.answer, server.records.append, gateway.limits.body_mb << 20)
     )
-    with running(app) as found.url:
-        yield found
+    with running(app) as server.url:
+        yield server
     for cache in tenants.caches.values():
         cache.close()
 
@@ -193,7 +193,7 @@ def raw(harness: Harness, messages: list[Any], model: str = "bottega", **more: A
         )
 
 
-class Swift(uvicorn.Server):
+class FastShutdownServer(uvicorn.Server):
     """Server that polls for shutdown more often than uvicorn's ten times a second, because
     hundreds of tests wait for it."""
 
@@ -219,7 +219,7 @@ class Swift(uvicorn.Server):
 def running(app: Any) -> Iterator[str]:
     config = uvicorn_config(app)
     config.port = 0
-    server = Swift(config)
+    server = FastShutdownServer(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     end = time.monotonic() + 20
@@ -239,9 +239,9 @@ __all__ = [
     "Harness",
     "client",
     "harness",
+    "last_turn",
     "raw",
     "replace",
     "running",
-    "said",
     "user_messages",
 ]

@@ -65,30 +65,30 @@ class Meter:
         ascii_characters = sum(map(str.isascii, text))
         prompt = self.hidden_tokens + ascii_characters // 4 + len(text) - ascii_characters
         wanted = min(self.rng.randint(*self.reply_tokens), body.get("max_tokens") or 10_000)
-        said: list[str] = []
+        pieces: list[str] = []
         self.calls += 1
         self.running += 1
         try:
             if body.get("stream"):
-                return await self._stream(request, prompt, wanted, said)
+                return await self._stream(request, prompt, wanted, pieces)
             for number in range(wanted):
-                said.append(f" {WORDS[number % len(WORDS)]}")
+                pieces.append(f" {WORDS[number % len(WORDS)]}")
                 await asyncio.sleep(self.token_seconds)
-            return web.json_response(_whole("".join(said), _usage(prompt, wanted)))
+            return web.json_response(_whole("".join(pieces), _usage(prompt, wanted)))
         finally:
             self.running -= 1
-            self.tokens += prompt + len(said)
-            self.max_tokens = max(self.max_tokens, prompt + len(said))
+            self.tokens += prompt + len(pieces)
+            self.max_tokens = max(self.max_tokens, prompt + len(pieces))
 
     async def _stream(
-        self, request: web.Request, prompt: int, wanted: int, said: list[str]
+        self, request: web.Request, prompt: int, wanted: int, pieces: list[str]
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for number in range(wanted):
             await asyncio.sleep(self.token_seconds)
-            said.append(f" {WORDS[number % len(WORDS)]}")
-            await response.write(_event({"content": said[-1]}))
+            pieces.append(f" {WORDS[number % len(WORDS)]}")
+            await response.write(_event({"content": pieces[-1]}))
         await response.write(_event({}, "stop"))
         last = {"id": "x", "choices": [], "usage": _usage(prompt, wanted)}
         await response.write(b"data: " + orjson.dumps(last) + b"\n\ndata: [DONE]\n\n")
@@ -157,10 +157,10 @@ class MeteredGateway:
     ) -> None:
         while True:
             async with self.post(session, number, **more) as response:
-                said = await response.json()
-            if response.status == 429 and said["error"]["code"] == "insufficient_quota":
+                pieces = await response.json()
+            if response.status == 429 and pieces["error"]["code"] == "insufficient_quota":
                 return
-            assert response.status in (200, 429), said
+            assert response.status in (200, 429), pieces
             number += step
             if response.status == 429:
                 await asyncio.sleep(0.02)

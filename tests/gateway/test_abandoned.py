@@ -30,7 +30,7 @@ ROLE = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"role": "assistant
 TEXT = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "A"}}]}\n\n'
 
 
-class Failing(Meter):
+class OverloadedMeter(Meter):
     """Upstream that is overloaded and names a time for the next attempt."""
 
     def __init__(self, seconds: float = 0.0, retry_after: str = "5") -> None:
@@ -45,7 +45,7 @@ class Failing(Meter):
         return web.json_response({}, status=503, headers={"retry-after": self.retry_after})
 
 
-class Silent(Meter):
+class SilentMeter(Meter):
     """Upstream whose streams send these bytes and then no text."""
 
     def __init__(self, sent: bytes) -> None:
@@ -53,7 +53,7 @@ class Silent(Meter):
         self.sent = sent
 
     async def _stream(
-        self, request: web.Request, prompt: int, wanted: int, said: list[str]
+        self, request: web.Request, prompt: int, wanted: int, pieces: list[str]
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -70,7 +70,7 @@ class Reasoning(Meter):
         self.seconds = seconds
 
     async def _stream(
-        self, request: web.Request, prompt: int, wanted: int, said: list[str]
+        self, request: web.Request, prompt: int, wanted: int, pieces: list[str]
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -81,7 +81,7 @@ class Reasoning(Meter):
         return response
 
 
-class Late:
+class LateUpstream:
     """Upstream that replies after a moment and records whether it was cancelled."""
 
     model = "late"
@@ -119,17 +119,17 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def leave(
-    found: Harness, upstream_stub: Late, model: str = "bottega", **more: Any
+    server: Harness, upstream_stub: LateUpstream, model: str = "bottega", **more: Any
 ) -> RequestRecord:
     """Send a request, leave once a tier is called, and return how the request ended."""
     body = {"model": model, "messages": user_messages(1), **more}
     async with aiohttp.ClientSession() as session:
-        request = asyncio.create_task(_post(session, f"{found.url}/chat/completions", body))
+        request = asyncio.create_task(_post(session, f"{server.url}/chat/completions", body))
         while not upstream_stub.calls:  # noqa: ASYNC110 - the gateway runs in another thread
             await asyncio.sleep(0.005)
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
-    return await asyncio.to_thread(found.wait, 1)
+    return await asyncio.to_thread(server.wait, 1)
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
@@ -139,20 +139,20 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 
 async def test_late_reply_is_counted_and_stored(tmp_path: Path) -> None:
     """A client that timed out repeats its request, which then costs nothing."""
-    master = Late()
-    with harness(tmp_path, master=master) as found:
-        left = await leave(found, master, "bottega/master")
-        again = await asyncio.to_thread(raw, found, user_messages(1), "bottega/master")
-        assert [example.answer for example in found.examples()] == ["late words"]
+    master = LateUpstream()
+    with harness(tmp_path, master=master) as server:
+        left = await leave(server, master, "bottega/master")
+        again = await asyncio.to_thread(raw, server, user_messages(1), "bottega/master")
+        assert [example.answer for example in server.examples()] == ["late words"]
     assert (left.status, left.state, left.route) == (499, "failed", "master")
     assert left.usage == FULL and left.cost_usd == pytest.approx(40e-6)
     assert again.headers["x-bottega-cache"] == "replayed"
 
 
 async def test_failed_call_without_a_client_has_no_fallback(tmp_path: Path) -> None:
-    apprentice, master = Late(fails=True), Late()
-    with harness(tmp_path, apprentice=apprentice, master=master) as found:
-        left = await leave(found, apprentice)
+    apprentice, master = LateUpstream(fails=True), LateUpstream()
+    with harness(tmp_path, apprentice=apprentice, master=master) as server:
+        left = await leave(server, apprentice)
     assert (left.status, left.cost_usd, master.calls) == (499, 0.0, 0)
 
 
@@ -160,25 +160,25 @@ async def test_answer_without_a_client_is_not_escalated(tmp_path: Path) -> None:
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
-    apprentice, master = Late(), Late()
+    apprentice, master = LateUpstream(), LateUpstream()
     with harness(
         tmp_path,
         apprentice=apprentice,
         master=master,
         change=lambda pipeline: replace(pipeline, escalate=unsure),
-    ) as found:
-        left = await leave(found, apprentice)
-        again = await asyncio.to_thread(raw, found, user_messages(1))
+    ) as server:
+        left = await leave(server, apprentice)
+        again = await asyncio.to_thread(raw, server, user_messages(1))
     assert (left.status, left.usage) == (499, FULL)
     assert again.headers["x-bottega-route"] == "master"
     assert again.headers["x-bottega-cache"] != "replayed"
 
 
 async def test_finish_seconds_limits_a_call(tmp_path: Path) -> None:
-    slow = Late(seconds=30)
-    with harness(tmp_path, apprentice=slow) as found:
-        found.gateway.completer.finish_seconds = 0.1
-        left = await leave(found, slow)
+    slow = LateUpstream(seconds=30)
+    with harness(tmp_path, apprentice=slow) as server:
+        server.gateway.completer.finish_seconds = 0.1
+        left = await leave(server, slow)
     assert slow.cancelled == 1
     assert left.usage.completion_tokens == pytest.approx(50 * left.seconds, rel=0.9)
     assert left.cost_usd is not None and left.cost_usd > 0
@@ -189,11 +189,11 @@ async def test_stream_without_text_is_billed_by_time(
     endpoint: Server, tmp_path: Path, sent: bytes
 ) -> None:
     """An upstream charges for hidden reasoning, which it never sends."""
-    meter = Silent(sent)
-    with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
-        await found.leave(1, 0.15, stream=True)
-        await found.settled(1)
-        ((status, prompt, completion, cost),) = found.entries()
+    meter = SilentMeter(sent)
+    with metered(tmp_path, endpoint, 100.0, meter=meter) as server:
+        await server.leave(1, 0.15, stream=True)
+        await server.settled(1)
+        ((status, prompt, completion, cost),) = server.entries()
     assert status == 499
     assert prompt > 100
     assert completion >= 7  # 50 tokens a second
@@ -201,10 +201,10 @@ async def test_stream_without_text_is_billed_by_time(
 
 
 async def test_cost_of_silent_time_is_limited(endpoint: Server, tmp_path: Path) -> None:
-    with metered(tmp_path, endpoint, 100.0, meter=Silent(ROLE)) as found:
-        await found.leave(1, 0.15, stream=True, max_tokens=3)
-        await found.settled(1)
-        ((_, _, completion, _),) = found.entries()
+    with metered(tmp_path, endpoint, 100.0, meter=SilentMeter(ROLE)) as server:
+        await server.leave(1, 0.15, stream=True, max_tokens=3)
+        await server.settled(1)
+        ((_, _, completion, _),) = server.entries()
     assert completion == 3
 
 
@@ -213,48 +213,48 @@ async def test_time_before_the_first_text_is_billed(
     endpoint: Server, tmp_path: Path, limit: int
 ) -> None:
     """One visible token must not make the hidden reasoning before it free."""
-    with metered(tmp_path, endpoint, 100.0, meter=Reasoning(0.1)) as found:
-        await found.leave(1, 0.2, stream=True, max_tokens=limit)
-        await found.settled(1)
-        ((_, _, completion, _),) = found.entries()
+    with metered(tmp_path, endpoint, 100.0, meter=Reasoning(0.1)) as server:
+        await server.leave(1, 0.2, stream=True, max_tokens=limit)
+        await server.settled(1)
+        ((_, _, completion, _),) = server.entries()
     assert min(limit, 6) <= completion <= limit  # 50 tokens a second, and the visible one
 
 
 async def test_call_waiting_for_a_connection_is_dropped(endpoint: Server, tmp_path: Path) -> None:
     meter = Meter(token_seconds=0.05, reply_tokens=(20, 20))
-    with metered(tmp_path, endpoint, 100.0, meter=meter, concurrency=1) as found:
+    with metered(tmp_path, endpoint, 100.0, meter=meter, concurrency=1) as server:
         async with aiohttp.ClientSession() as session:
-            first = asyncio.create_task(found.read(session, 0))
+            first = asyncio.create_task(server.read(session, 0))
             while not meter.calls:  # noqa: ASYNC110 - the server runs in another thread
                 await asyncio.sleep(0.005)
             for stream in (False, True):
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.3):
-                        await found.read(session, 1, stream=stream)
+                        await server.read(session, 1, stream=stream)
             await first
-        await found.settled(3)
+        await server.settled(3)
         assert meter.calls == 1
-        assert sorted(row[3] for row in found.entries())[:2] == [0.0, 0.0]
+        assert sorted(row[3] for row in server.entries())[:2] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_disconnect_between_attempts_is_free(
     endpoint: Server, tmp_path: Path, stream: bool
 ) -> None:
-    meter = Failing()
-    with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
-        await found.leave(1, 0.05, stream=stream)
-        await found.settled(1)
-        ((status, _, _, cost),) = found.entries()
+    meter = OverloadedMeter()
+    with metered(tmp_path, endpoint, 100.0, meter=meter) as server:
+        await server.leave(1, 0.05, stream=stream)
+        await server.settled(1)
+        ((status, _, _, cost),) = server.entries()
     assert (status, cost, meter.calls) == (499, 0.0, 1)
 
 
 async def test_no_retry_after_the_client_left(endpoint: Server, tmp_path: Path) -> None:
-    meter = Failing(seconds=0.2, retry_after="0.02")
-    with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
-        await found.leave(1, 0.05)
-        await found.settled(1)
-        ((status, _, _, cost),) = found.entries()
+    meter = OverloadedMeter(seconds=0.2, retry_after="0.02")
+    with metered(tmp_path, endpoint, 100.0, meter=meter) as server:
+        await server.leave(1, 0.05)
+        await server.settled(1)
+        ((status, _, _, cost),) = server.entries()
     assert (status, cost, meter.calls) == (499, 0.0, 1)
 
 
@@ -285,10 +285,10 @@ async def test_finished_call_leaves_no_pending_cancellation() -> None:
         return "done"
 
     async def request() -> str:
-        said = await shield_for(work(), 30.0, lambda: True, asyncio.Event())
+        pieces = await shield_for(work(), 30.0, lambda: True, asyncio.Event())
         async with asyncio.timeout(1):
             await asyncio.sleep(0)
-        return said
+        return pieces
 
     task = asyncio.create_task(request())
     await asyncio.sleep(0)

@@ -246,13 +246,13 @@ async def test_exported_examples_are_imported_and_marked(desk: Desk) -> None:
     imported = await desk("POST", "/import", exported.body, namespace="b")
     counted = {"new": 5, "duplicates": 0, "bad": 0, "skipped": [], "examples": 5}
     assert imported.json == counted
-    ours, theirs = list(desk.open("a")), list(desk.open("b"))
-    assert [e.query for e in ours] == [e.query for e in theirs]
-    assert [(e.id, e.answer, e.rationale) for e in ours] == [
-        (e.id, e.answer, e.rationale) for e in theirs
+    own_key, other_key = list(desk.open("a")), list(desk.open("b"))
+    assert [e.query for e in own_key] == [e.query for e in other_key]
+    assert [(e.id, e.answer, e.rationale) for e in own_key] == [
+        (e.id, e.answer, e.rationale) for e in other_key
     ]
-    assert {e.source for e in theirs} == {"imported by op"}
-    assert {e.tags["provenance"] for e in theirs} == {"imported"}
+    assert {e.source for e in other_key} == {"imported by op"}
+    assert {e.tags["provenance"] for e in other_key} == {"imported"}
     again = await desk("POST", "/import", exported.body, namespace="b")
     assert (again.json["new"], again.json["duplicates"]) == (0, 5)
 
@@ -326,19 +326,19 @@ async def test_savings_are_reported(desk: Desk) -> None:
 
 async def test_caches_are_opened_in_threads(desk: Desk) -> None:
     first, *_ = fill(desk)
-    on_the_loop: list[bool] = []
+    event_loop_threads: list[bool] = []
     opened = desk.open
 
     def watched(namespace: str) -> KnowledgeBase:
         try:
             asyncio.get_running_loop()
-            on_the_loop.append(True)
+            event_loop_threads.append(True)
         except RuntimeError:
-            on_the_loop.append(False)
+            event_loop_threads.append(False)
         return opened(namespace)
 
     app = Starlette(routes=admin_routes(desk.accounts, desk.ledger, watched))
     paths = [(method, path.replace("/x", f"/{first}")) for method, path in PATHS[4:]]
     for method, path in sorted(paths, key=lambda each: each[0] == "DELETE"):
         await call(app, method, f"/admin{path}", token=desk.token, namespace="a")
-    assert on_the_loop == [False] * len(paths)
+    assert event_loop_threads == [False] * len(paths)

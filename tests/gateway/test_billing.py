@@ -16,12 +16,12 @@ from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import parse_request
 from bottega.protocols import Tier
 from bottega.types import Candidate, Example, Query, Usage
-from tests.gateway.test_abandoned import Late
+from tests.gateway.test_abandoned import LateUpstream
 
 TIER = Tier("large", ScriptedGenerator(lambda prompt: "seven"))
 
 
-class Unspent:
+class UnspentBudget:
     def spent_this_month(self, account: str, /) -> float:
         return 0.0
 
@@ -30,12 +30,12 @@ class Unspent:
 def bill() -> Bill:
     chat = parse_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     account = Account("a", "a", usd_per_month=1e12)
-    record = RequestRecord("r", account=account, hold=Limiter(Unspent()).hold(account))
+    record = RequestRecord("r", account=account, hold=Limiter(UnspentBudget()).hold(account))
     return Bill(record, chat, lambda model, usage: usage.completion_tokens, TokenEstimates())
 
 
 def call(**fields: Any) -> UpstreamCall:
-    return UpstreamCall(Served(TIER, Late(), output_tokens=1000), fields)
+    return UpstreamCall(Served(TIER, LateUpstream(), output_tokens=1000), fields)
 
 
 def reserved(bill: Bill, **fields: Any) -> float:
@@ -86,7 +86,7 @@ def prompt_bill(text: str, estimates: TokenEstimates) -> Bill:
     """Return a bill that counts only prompt tokens."""
     chat = parse_request({"model": "m", "messages": [{"role": "user", "content": text}]})
     account = Account("a", "a", usd_per_month=1e12)
-    record = RequestRecord("r", account=account, hold=Limiter(Unspent()).hold(account))
+    record = RequestRecord("r", account=account, hold=Limiter(UnspentBudget()).hold(account))
     return Bill(record, chat, lambda model, usage: usage.prompt_tokens, estimates)
 
 
@@ -122,7 +122,7 @@ def test_text_outside_ascii_does_not_raise_the_bills_of_abandoned_calls() -> Non
 
 @pytest.mark.parametrize(("context", "tokens"), [(None, 1000), (500, 500), (5000, 1000)])
 def test_output_is_limited_by_the_context(context: int | None, tokens: int) -> None:
-    served = Served(TIER, Late(), TierCapabilities(context=context), output_tokens=1000)
+    served = Served(TIER, LateUpstream(), TierCapabilities(context=context), output_tokens=1000)
     assert allowed_output(UpstreamCall(served, {})) == tokens
     assert allowed_output(UpstreamCall(served, {"n": 3})) == 3 * tokens
     assert allowed_output(UpstreamCall(served, {"max_tokens": 10})) == 10

@@ -40,12 +40,12 @@ async def test_concurrent_requests_overshoot_a_budget_by_one_at_most(
 ) -> None:
     more = {} if limit is None else {"max_tokens": limit}
     meter = Meter(token_seconds=0.0, hidden_tokens=800)
-    with metered(tmp_path, endpoint, budget, meter=meter) as found:
-        await found.spend(at_once, **more)
-        assert found.spent == pytest.approx(meter.tokens * PRICE)
+    with metered(tmp_path, endpoint, budget, meter=meter) as server:
+        await server.spend(at_once, **more)
+        assert server.spent == pytest.approx(meter.tokens * PRICE)
         max_cost = meter.max_tokens * PRICE
-        print(f"{at_once} at once, budget {budget}: spent {found.spent:.4f}, max {max_cost:.4f}")
-        assert budget <= found.spent <= budget + max_cost
+        print(f"{at_once} at once, budget {budget}: spent {server.spent:.4f}, max {max_cost:.4f}")
+        assert budget <= server.spent <= budget + max_cost
 
 
 async def test_prompts_in_other_scripts_respect_the_budget(
@@ -54,14 +54,14 @@ async def test_prompts_in_other_scripts_respect_the_budget(
     """In Chinese each character is a token, so estimates for English are too low."""
     text = "請描述這張照片中的標誌所寫的文字" * 60
     meter = Meter(token_seconds=0.01)
-    with metered(tmp_path, endpoint, 0.10, meter=meter) as found:
-        await found.ask(5, max_tokens=10)
+    with metered(tmp_path, endpoint, 0.10, meter=meter) as server:
+        await server.ask(5, max_tokens=10)
         async with aiohttp.ClientSession() as session:
             turns = ([{"role": "user", "content": f"{n} {text}"}] for n in range(24))
             await asyncio.gather(
-                *(found.read(session, 0, messages=[*turn], max_tokens=10) for turn in turns)
+                *(server.read(session, 0, messages=[*turn], max_tokens=10) for turn in turns)
             )
-        assert 0 < found.spent <= 0.10 + meter.max_tokens * PRICE
+        assert 0 < server.spent <= 0.10 + meter.max_tokens * PRICE
 
 
 @pytest.mark.parametrize(("at_once", "patience", "token_seconds"), LEAVING)
@@ -75,11 +75,11 @@ async def test_ledger_counts_the_cost_of_abandoned_requests(
     stream: bool,
 ) -> None:
     meter = Meter(token_seconds=token_seconds, reply_tokens=(60, 120))
-    with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
-        await found.ask(4, stream=stream, max_tokens=10)  # fits the estimates to this upstream
-        await found.leave(at_once, patience, stream=stream)
-        await found.settled(4 + at_once)
-        rows = found.entries()
+    with metered(tmp_path, endpoint, 100.0, meter=meter) as server:
+        await server.ask(4, stream=stream, max_tokens=10)  # fits the estimates to this upstream
+        await server.leave(at_once, patience, stream=stream)
+        await server.settled(4 + at_once)
+        rows = server.entries()
         assert [row[0] for row in rows].count(499) > at_once / 2
         assert all(row[3] for row in rows)
         tokens = sum(row[1] + row[2] for row in rows)
@@ -89,15 +89,15 @@ async def test_ledger_counts_the_cost_of_abandoned_requests(
 
 async def test_cost_of_a_cancelled_call_is_estimated(endpoint: Server, tmp_path: Path) -> None:
     meter = Meter(token_seconds=0.01, reply_tokens=(60, 120))
-    with metered(tmp_path, endpoint, 100.0, finish=0.0, meter=meter) as found:
-        await found.ask(4, max_tokens=10)
-        await found.leave(12, 0.1)
-        await found.settled(16)
-        tokens = sum(row[1] + row[2] for row in found.entries())
+    with metered(tmp_path, endpoint, 100.0, finish=0.0, meter=meter) as server:
+        await server.ask(4, max_tokens=10)
+        await server.leave(12, 0.1)
+        await server.settled(16)
+        tokens = sum(row[1] + row[2] for row in server.entries())
         assert tokens == pytest.approx(meter.tokens, rel=0.2)
 
 
-class Spent:
+class SpendingStub:
     """Ledger stub that reports the spending of a key."""
 
     usd = 0.0
@@ -106,15 +106,15 @@ class Spent:
         return self.usd
 
 
-def limited(found: Harness, budget: float) -> Limiter:
+def limited(server: Harness, budget: float) -> Limiter:
     """Return tiers: a master call costs one dollar, an apprentice call one cent."""
     account = Account("a", "a", usd_per_month=budget)
-    limiter = Limiter(Spent())
-    found.gateway.limiter = limiter
-    found.gateway.authenticate = lambda token: account
-    found.gateway.finalizer = replace(found.gateway.finalizer, price=price)
-    assert found.gateway.shadow is not None
-    found.gateway.shadow.finalizer = found.gateway.finalizer
+    limiter = Limiter(SpendingStub())
+    server.gateway.limiter = limiter
+    server.gateway.authenticate = lambda token: account
+    server.gateway.finalizer = replace(server.gateway.finalizer, price=price)
+    assert server.gateway.shadow is not None
+    server.gateway.shadow.finalizer = server.gateway.finalizer
     return limiter
 
 
@@ -132,34 +132,34 @@ def test_unaffordable_escalation_keeps_the_first_answer(tmp_path: Path) -> None:
         master=master,
         change=lambda pipeline: replace(pipeline, escalate=unsure),
         fallback="never",
-    ) as found:
-        limiter = limited(found, 1.5)
+    ) as server:
+        limiter = limited(server, 1.5)
         other = limiter.hold(Account("a", "a", usd_per_month=1.5))
         other.reserve(0.6)
-        reply = raw(found, user_messages(1))
-        over = found.wait(1)
+        reply = raw(server, user_messages(1))
+        record = server.wait(1)
         assert reply.headers["x-bottega-route"] == "apprentice"
-        assert (over.cost_usd, master.calls) == (0.01, [])
+        assert (record.cost_usd, master.calls) == (0.01, [])
         other.release()
-        assert raw(found, user_messages(2)).headers["x-bottega-route"] == "master"
-        assert found.wait(2).cost_usd == 1.01
+        assert raw(server, user_messages(2)).headers["x-bottega-route"] == "master"
+        assert server.wait(2).cost_usd == 1.01
 
 
 def test_request_above_the_remaining_budget_is_delayed(tmp_path: Path) -> None:
-    with harness(tmp_path, master=ScriptedGenerator(lambda prompt: "seven", name="big")) as found:
-        limiter = limited(found, 1.5)
-        raw(found, user_messages(1), "bottega/master")
-        hold = found.wait(1).hold
+    with harness(tmp_path, master=ScriptedGenerator(lambda prompt: "seven", name="big")) as server:
+        limiter = limited(server, 1.5)
+        raw(server, user_messages(1), "bottega/master")
+        hold = server.wait(1).hold
         assert hold is not None and hold.usd == 1.0
         hold.release()
         other = limiter.hold(Account("a", "a", usd_per_month=1.5))
         other.reserve(0.6)
         for more in ({}, {"stream": True}):
             with pytest.raises(openai.RateLimitError) as refused:
-                raw(found, user_messages(2), "bottega/master", **more)
+                raw(server, user_messages(2), "bottega/master", **more)
             assert refused.value.code == "rate_limit_exceeded"
             assert refused.value.response.headers["retry-after"] == "1"
-        again = raw(found, user_messages(1), "bottega/master")
+        again = raw(server, user_messages(1), "bottega/master")
         assert again.headers["x-bottega-cache"] == "replayed"  # which costs nothing
 
 
@@ -168,15 +168,15 @@ def test_unaffordable_shadow_sample_is_skipped(tmp_path: Path) -> None:
     with harness(
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
-        furnish=lambda tenant: replace(tenant, shadow=shadow),
-    ) as found:
-        raw(found, user_messages(100), "bottega/master")
-        limiter = limited(found, 1.5)
+        customize=lambda tenant: replace(tenant, shadow=shadow),
+    ) as server:
+        raw(server, user_messages(100), "bottega/master")
+        limiter = limited(server, 1.5)
         other = limiter.hold(Account("a", "a", usd_per_month=1.5))
         other.reserve(0.6)
-        assert raw(found, user_messages(1)).headers["x-bottega-route"] == "apprentice"
-        found.wait(4)
-    samples = [one for one in found.over if one.state == "shadow"]
+        assert raw(server, user_messages(1)).headers["x-bottega-route"] == "apprentice"
+        server.wait(4)
+    samples = [one for one in server.records if one.state == "shadow"]
     assert {(one.route, one.status, one.cost_usd) for one in samples} == {
         ("apprentice", 200, 0.01),
         ("master", 429, 0.0),

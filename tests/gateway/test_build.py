@@ -34,8 +34,8 @@ def test_configured_gateway_stores_and_shows_examples(endpoint: Server, tmp_path
         _, first = ask(url, "What is 3 + 4?")
         reply, second = ask(url, "What is 4 + 3?")
         _, third = ask(url, "What is 4 + 3?", model="gpt-4o")
-        with urllib.request.urlopen(url.removesuffix("/v1") + "/metrics", timeout=20) as said:
-            metrics = said.read().decode()
+        with urllib.request.urlopen(url.removesuffix("/v1") + "/metrics", timeout=20) as response:
+            metrics = response.read().decode()
     assert reply["choices"][0]["message"]["content"] == "seven"
     assert (first["x-bottega-route"], second["x-bottega-route"]) == ("large", "small")
     assert len(first["x-bottega-stored"]) > 8
@@ -110,11 +110,11 @@ def test_similarity_is_reported_for_every_tier(endpoint: Server, tmp_path: Path)
     with run_gateway(gateway_server) as url:
         cold = ask(url, "What is 3 + 4?")[1]
         headers = ask(url, "What is 5 + 9?")[1]
-        said = gateway_server.metrics.exposition().decode()
+        exposition = gateway_server.metrics.exposition().decode()
     assert "x-bottega-similarity" not in cold  # no retrieval
     assert (headers["x-bottega-route"], headers["x-bottega-demonstrations"]) == ("large", "0")
     assert 0.3 < float(headers["x-bottega-similarity"]) < 0.9
-    assert "bottega_similarity_count 1.0" in said
+    assert "bottega_similarity_count 1.0" in exposition
 
 
 def test_key_is_sent_to_its_own_endpoint_only(endpoint: Server, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.gateway.harness import client, harness, raw, user_messages
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 
 
-class Speaking:
+class WordUpstream:
     """Upstream that streams words and reports no usage."""
 
     model = "wordy"
@@ -36,8 +36,8 @@ class Speaking:
         self.usage = usage
 
     async def complete(self, body: Body, /) -> ChatCompletion:
-        said = {"role": "assistant", "content": "some words"}
-        choice = {"index": 0, "message": said, "finish_reason": "stop"}
+        message = {"role": "assistant", "content": "some words"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
         payload = orjson.dumps({"model": self.model, "choices": [choice]})
         return ChatCompletion(payload, self.model, (Completion("some words"),), self.usage)
 
@@ -59,34 +59,34 @@ def priced(model: str, usage: Usage) -> float:
 @pytest.mark.parametrize("usage", [None, Usage()])
 def test_missing_usage_has_no_price(tmp_path: Path, usage: Usage | None) -> None:
     """With a price of zero it would never spend a budget, and a router would prefer it."""
-    with harness(tmp_path, apprentice=Speaking(usage)) as found:
-        found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
-        raw(found, user_messages(1))
-        assert found.wait(1).cost_usd is None
-        found.gateway.finalizer = replace(found.gateway.finalizer, price=lambda model, usage: 0.0)
-        raw(found, user_messages(2))
-        assert found.wait(2).cost_usd == 0.0
+    with harness(tmp_path, apprentice=WordUpstream(usage)) as server:
+        server.gateway.finalizer = replace(server.gateway.finalizer, price=priced)
+        raw(server, user_messages(1))
+        assert server.wait(1).cost_usd is None
+        server.gateway.finalizer = replace(server.gateway.finalizer, price=lambda model, usage: 0.0)
+        raw(server, user_messages(2))
+        assert server.wait(2).cost_usd == 0.0
 
 
 @pytest.mark.parametrize("usage", [Usage(7, 7), Usage(7, 0), Usage(0, 7)])
 def test_any_counted_token_has_a_price(tmp_path: Path, usage: Usage) -> None:
-    with harness(tmp_path, apprentice=Speaking(usage)) as found:
-        found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
-        raw(found, user_messages(1))
-        assert found.wait(1).cost_usd == pytest.approx(priced("", usage))
+    with harness(tmp_path, apprentice=WordUpstream(usage)) as server:
+        server.gateway.finalizer = replace(server.gateway.finalizer, price=priced)
+        raw(server, user_messages(1))
+        assert server.wait(1).cost_usd == pytest.approx(priced("", usage))
 
 
 def test_client_that_leaves_a_stream_pays_for_it(tmp_path: Path) -> None:
-    with harness(tmp_path, apprentice=Speaking()) as found:
-        found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
-        with client(found.url) as real:
+    with harness(tmp_path, apprentice=WordUpstream()) as server:
+        server.gateway.finalizer = replace(server.gateway.finalizer, price=priced)
+        with client(server.url) as real:
             stream = real.chat.completions.create(
                 model="bottega", messages=user_messages(1), stream=True
             )
             for _ in range(100):
                 next(stream)
             stream.close()
-        left = found.wait(1)
+        left = server.wait(1)
     assert left.state == "failed"
     assert left.usage.prompt_tokens > 1000  # an image
     assert left.usage.completion_tokens > 100 * 60 / 4
@@ -97,11 +97,11 @@ def test_cost_of_dismissed_answers_is_reported_separately(tmp_path: Path) -> Non
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
-    with harness(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 2}) as found:
-        raw(found, user_messages(1))
-        over = found.wait(1)
-    assert over.cost_usd is not None
-    assert 0 < over.dismissed_usd < over.cost_usd
+    with harness(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 2}) as server:
+        raw(server, user_messages(1))
+        record = server.wait(1)
+    assert record.cost_usd is not None
+    assert 0 < record.dismissed_usd < record.cost_usd
 
 
 @pytest.mark.parametrize("usage", [None, Usage(100, 10)])
@@ -112,17 +112,17 @@ def test_dismissed_answer_of_unknown_cost_makes_the_total_unknown(
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
     change = partial(replace, escalate=unsure)
-    with harness(tmp_path, apprentice=Speaking(usage), change=change) as found:
-        found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
-        raw(found, user_messages(1))
-        over = found.wait(1)
-    assert over.route == "master"
+    with harness(tmp_path, apprentice=WordUpstream(usage), change=change) as server:
+        server.gateway.finalizer = replace(server.gateway.finalizer, price=priced)
+        raw(server, user_messages(1))
+        record = server.wait(1)
+    assert record.route == "master"
     if usage is None:
-        assert (over.cost_usd, over.dismissed_usd) == (None, 0.0)
+        assert (record.cost_usd, record.dismissed_usd) == (None, 0.0)
     else:
-        assert over.dismissed_usd == pytest.approx(110e-6)
-        assert over.cost_usd is not None and over.cost_usd > 110e-6
-        assert over.usage.prompt_tokens > 100
+        assert record.dismissed_usd == pytest.approx(110e-6)
+        assert record.cost_usd is not None and record.cost_usd > 110e-6
+        assert record.usage.prompt_tokens > 100
 
 
 def recording(traces: list[Trace]) -> Callable[[Pipeline], Pipeline]:
@@ -135,15 +135,15 @@ def recording(traces: list[Trace]) -> Callable[[Pipeline], Pipeline]:
 def test_trace_holds_prompt_and_cost(tmp_path: Path) -> None:
     traces: list[Trace] = []
     before = time.time()
-    with harness(tmp_path, change=recording(traces), asks={"n": 2}) as found:
+    with harness(tmp_path, change=recording(traces), asks={"n": 2}) as server:
         system = {"role": "system", "content": "Be brief."}
-        raw(found, [system, *user_messages(1)], "bottega/master")
-        raw(found, [system, *user_messages(2)])
-        over = found.wait(2)
-        [example] = found.examples()
+        raw(server, [system, *user_messages(1)], "bottega/master")
+        raw(server, [system, *user_messages(2)])
+        record = server.wait(2)
+        [example] = server.examples()
     trace = traces[-1]
     assert before <= trace.time <= time.time()
-    assert (trace.tier, trace.id) == ("apprentice", over.request_id)
+    assert (trace.tier, trace.id) == ("apprentice", record.request_id)
     assert [one.example.id for one in trace.candidates] == [example.id]
     assert [message.role for message in trace.prompt.messages] == [
         "system",
@@ -152,33 +152,33 @@ def test_trace_holds_prompt_and_cost(tmp_path: Path) -> None:
     ]
     demonstration = trace.prompt.messages[1].parts
     assert [one for one in demonstration if isinstance(one, Image)] == [*example.query.images]
-    assert (trace.cost_usd, trace.reply.usage) == (over.cost_usd, over.usage)
+    assert (trace.cost_usd, trace.reply.usage) == (record.cost_usd, record.usage)
     assert 0 < trace.seconds < 60
 
 
 def test_bypassed_request_has_a_cost(tmp_path: Path) -> None:
     """A bypassed request, for example with tools, has a cost but no trace."""
     traces: list[Trace] = []
-    with harness(tmp_path, master=Speaking(Usage(100, 10)), change=recording(traces)) as found:
-        found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
-        raw(found, user_messages(1), "bottega/master", tools=TOOLS)
-        over = found.wait(1)
-    assert over.usage == Usage(100, 10)
-    assert over.cost_usd == pytest.approx(110e-6)
+    with harness(tmp_path, master=WordUpstream(Usage(100, 10)), change=recording(traces)) as server:
+        server.gateway.finalizer = replace(server.gateway.finalizer, price=priced)
+        raw(server, user_messages(1), "bottega/master", tools=TOOLS)
+        record = server.wait(1)
+    assert record.usage == Usage(100, 10)
+    assert record.cost_usd == pytest.approx(110e-6)
     assert traces == []
 
 
 def test_router_observes_the_cost_despite_a_full_disk(tmp_path: Path) -> None:
-    class Full:
+    class FullDiskKeeper:
         async def keep(self, example: Example, /) -> str | None:
             raise StoreError("the disk is full")
 
-    def furnish(tenant: Tenant) -> Tenant:
-        return replace(tenant, keeper=Full())
+    def customize(tenant: Tenant) -> Tenant:
+        return replace(tenant, keeper=FullDiskKeeper())
 
     traces: list[Trace] = []
-    with harness(tmp_path, furnish=furnish, change=recording(traces)) as found:
-        reply = raw(found, user_messages(1), "bottega/master")
+    with harness(tmp_path, customize=customize, change=recording(traces)) as server:
+        reply = raw(server, user_messages(1), "bottega/master")
     assert "x-bottega-stored" not in reply.headers
     assert [trace.tier for trace in traces] == ["master"]
 
@@ -189,9 +189,9 @@ def test_request_too_long_with_demonstrations_is_sent_without(tmp_path: Path) ->
         apprentice = ScriptedGenerator([long, "alone"])
         folder = tmp_path / str(stream)
         folder.mkdir()
-        with harness(folder, apprentice=apprentice) as found:
-            raw(found, user_messages(9), "bottega/master")
-            with client(found.url) as real:
+        with harness(folder, apprentice=apprentice) as server:
+            raw(server, user_messages(9), "bottega/master")
+            with client(server.url) as real:
                 reply = real.chat.completions.with_raw_response.create(
                     model="bottega", messages=user_messages(1), stream=stream
                 )
@@ -202,21 +202,21 @@ def test_request_too_long_with_demonstrations_is_sent_without(tmp_path: Path) ->
 
 def test_request_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
     long = RejectedError("exceeds the context window", status=400)
-    with harness(tmp_path, apprentice=ScriptedGenerator([long, long])) as found:
-        assert raw(found, user_messages(1)).headers["x-bottega-route"] == "master"
+    with harness(tmp_path, apprentice=ScriptedGenerator([long, long])) as server:
+        assert raw(server, user_messages(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):
-            raw(found, user_messages(1), "bottega/apprentice")
+            raw(server, user_messages(1), "bottega/apprentice")
 
 
 def test_unsupported_request_goes_to_another_tier(tmp_path: Path) -> None:
     """A local model does not support log-probabilities."""
-    with harness(tmp_path, master=Speaking()) as found:
-        assert raw(found, user_messages(1), logprobs=True).headers["x-bottega-route"] == "master"
+    with harness(tmp_path, master=WordUpstream()) as server:
+        assert raw(server, user_messages(1), logprobs=True).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):
-            raw(found, user_messages(1), "bottega/apprentice", logprobs=True)
+            raw(server, user_messages(1), "bottega/apprentice", logprobs=True)
 
 
-class NotKept:
+class FailingKeeper:
     """Keeper that stores nothing, or fails with `error`."""
 
     def __init__(self, error: StoreError | None) -> None:
@@ -234,15 +234,17 @@ class NotKept:
 def test_failed_storage_is_counted(tmp_path: Path, error: StoreError | None, what: str) -> None:
     counted: list[str] = []
 
-    def furnish(tenant: Tenant) -> Tenant:
-        return replace(tenant, keeper=NotKept(error))
+    def customize(tenant: Tenant) -> Tenant:
+        return replace(tenant, keeper=FailingKeeper(error))
 
-    with harness(tmp_path, furnish=furnish) as found:
-        found.gateway.finalizer = replace(
-            found.gateway.finalizer, warn=WarningLogger(counted.append)
+    with harness(tmp_path, customize=customize) as server:
+        server.gateway.finalizer = replace(
+            server.gateway.finalizer, warn=WarningLogger(counted.append)
         )
-        assert raw(found, user_messages(1), "bottega/master").headers["x-bottega-route"] == "master"
-        found.wait(1)
+        assert (
+            raw(server, user_messages(1), "bottega/master").headers["x-bottega-route"] == "master"
+        )
+        server.wait(1)
     assert counted == [what]
 
 
@@ -252,10 +254,10 @@ def test_failed_recording_is_counted(tmp_path: Path) -> None:
     async def fails(trace: Trace, /) -> None:
         raise StoreError("the disk is full")
 
-    with harness(tmp_path, change=partial(replace, record=fails)) as found:
-        found.gateway.finalizer = replace(
-            found.gateway.finalizer, warn=WarningLogger(counted.append)
+    with harness(tmp_path, change=partial(replace, record=fails)) as server:
+        server.gateway.finalizer = replace(
+            server.gateway.finalizer, warn=WarningLogger(counted.append)
         )
-        raw(found, user_messages(1))
-        assert found.wait(1).state == "answered"
+        raw(server, user_messages(1))
+        assert server.wait(1).state == "answered"
     assert counted == ["not recorded"]

@@ -30,29 +30,29 @@ PLAIN = b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Harness]:
     accounts = {"sk-a": Account("a", "team a", namespace="team-a")}
-    with harness(tmp_path, authenticate=lambda token: accounts.get(token or "")) as found:
-        yield found
+    with harness(tmp_path, authenticate=lambda token: accounts.get(token or "")) as server:
+        yield server
 
 
 def connected(harness: Harness, receives: int | None = None) -> socket.socket:
-    found = socket.socket()
+    server = socket.socket()
     if receives:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
-    found.settimeout(10)
-    found.connect(("127.0.0.1", int(harness.url.split(":")[2].removesuffix("/v1"))))
-    return found
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+    server.settimeout(10)
+    server.connect(("127.0.0.1", int(harness.url.split(":")[2].removesuffix("/v1"))))
+    return server
 
 
 def reply(client: socket.socket) -> bytes:
     """Read until the peer closes; empty if it sent nothing."""
-    said = b""
+    received = b""
     try:
         while piece := client.recv(1 << 16):
-            said += piece
+            received += piece
     except ConnectionError:
         pass
     client.close()
-    return said
+    return received
 
 
 def ask(harness: Harness, sent: bytes) -> bytes:
@@ -61,8 +61,8 @@ def ask(harness: Harness, sent: bytes) -> bytes:
     return reply(client)
 
 
-def status(said: bytes) -> int:
-    return int(said.split(b" ", 2)[1]) if said else 0
+def status(received: bytes) -> int:
+    return int(received.split(b" ", 2)[1]) if received else 0
 
 
 def test_endless_header_does_not_block_other_requests(kept: Harness) -> None:
@@ -123,7 +123,7 @@ def test_slow_requests_time_out(
     assert time.monotonic() - begun < 5
 
 
-class Slow(ScriptedGenerator):
+class SlowGenerator(ScriptedGenerator):
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         await asyncio.sleep(0.5)
         return await super().generate(prompt, sampling)
@@ -135,9 +135,9 @@ def test_replies_can_take_longer_than_requests(
     monkeypatch.setattr(Connection, "header_seconds", 0.1)
     monkeypatch.setattr(Connection, "message_seconds", 0.1)
     monkeypatch.setattr(Connection, "check_seconds", 0.05)
-    with harness(tmp_path, apprentice=Slow(lambda prompt: "seven")) as found:
-        said = ask(found, HEAD + b"Connection: close\r\n" + PLAIN)
-    assert status(said) == 200 and b"seven" in said
+    with harness(tmp_path, apprentice=SlowGenerator(lambda prompt: "seven")) as server:
+        received = ask(server, HEAD + b"Connection: close\r\n" + PLAIN)
+    assert status(received) == 200 and b"seven" in received
 
 
 def test_client_that_stops_reading_is_disconnected(
@@ -148,9 +148,9 @@ def test_client_that_stops_reading_is_disconnected(
     monkeypatch.setattr(Connection, "check_seconds", 0.05)
     long = ScriptedGenerator(lambda prompt: "seven " * 2_000_000)
     streamed = BODY[:-1] + b', "stream": true}'
-    with harness(tmp_path, apprentice=long) as found:
-        client = connected(found, receives=4096)
+    with harness(tmp_path, apprentice=long) as server:
+        client = connected(server, receives=4096)
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(streamed), streamed))
-        assert found.wait(1).why == "client left"
-        assert found.gateway.response_cache and not len(found.gateway.response_cache.flights)
+        assert server.wait(1).why == "client left"
+        assert server.gateway.response_cache and not len(server.gateway.response_cache.flights)
         client.close()

@@ -48,7 +48,7 @@ def budget(monkeypatch: pytest.MonkeyPatch) -> DecodeBudget:
     return DecodeBudget(64 * MB, wait_seconds=5.0)
 
 
-class Work:
+class BlockingWork:
     """Work that records its order and concurrency, and runs until it is released."""
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class Work:
         return work
 
 
-async def started(task: asyncio.Task[Any], work: Work, count: int) -> None:
+async def started(task: asyncio.Task[Any], work: BlockingWork, count: int) -> None:
     async with asyncio.timeout(5):
         while len(work.began) < count:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.001)
     assert not task.done()
 
 
-def begun_by(client: str, work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
+def start_work(client: str, work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
     token = CLIENT.set(client)
     try:
         return asyncio.create_task(work)
@@ -111,11 +111,11 @@ def test_no_codec_needs_more_than_the_bound(format: str, mode: str) -> None:
 async def test_clients_take_turns_and_small_images_do_not_wait(
     budget: DecodeBudget, large: Image
 ) -> None:
-    work, tasks = Work(), []
+    work, tasks = BlockingWork(), []
     for n, name in enumerate(["a1", "a2", "a3", "b1", "b2"]):
-        tasks.append(begun_by(name[0], budget.run([large], work.named(name))))
+        tasks.append(start_work(name[0], budget.run([large], work.named(name))))
         await (started(tasks[0], work, 1) if n == 0 else queued(budget, n))
-    quick = Work()
+    quick = BlockingWork()
     quick.go.set()
     assert await budget.run([png(32)], quick.named("small")) == "small"
     assert await budget.run([], quick.named("text")) == "text"
@@ -126,7 +126,7 @@ async def test_clients_take_turns_and_small_images_do_not_wait(
 
 
 async def test_waiting_too_long_gets_429(budget: DecodeBudget, large: Image) -> None:
-    work = Work()
+    work = BlockingWork()
     first = asyncio.create_task(budget.run([large], work.named("first")))
     await started(first, work, 1)
     budget.wait_seconds = 0.01
@@ -141,7 +141,7 @@ async def test_waiting_too_long_gets_429(budget: DecodeBudget, large: Image) -> 
 
 async def test_memory_is_held_until_the_work_ends(budget: DecodeBudget, large: Image) -> None:
     """A disconnect stops no thread, so it must not free memory for the next request."""
-    work = Work()
+    work = BlockingWork()
     first = asyncio.create_task(budget.run([large], work.named("first")))
     await started(first, work, 1)
     first.cancel()
@@ -186,7 +186,7 @@ def test_estimate_depends_on_the_decoded_size() -> None:
 async def test_work_at_full_size_waits_for_its_memory(budget: DecodeBudget) -> None:
     buffer = io.BytesIO()
     Pillow.new("L", (3000, 3000)).save(buffer, "JPEG")
-    image, work = Image.from_bytes(buffer.getvalue()), Work()
+    image, work = Image.from_bytes(buffer.getvalue()), BlockingWork()
     first = asyncio.create_task(budget.run([image], work.named("first"), Image.strips_cost))
     await started(first, work, 1)
     second = asyncio.create_task(budget.run([image], work.named("second"), Image.strips_cost))
@@ -215,7 +215,7 @@ def refused(work: Callable[[], object]) -> tuple[int, str]:
         return error.code, json.load(error)["error"]["code"]
 
 
-class Embedding:
+class BlockingEmbedder:
     """Embedder that blocks, as a large image would."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_gateway_embeds_large_images_sequentially(
     gateway = gateway_server(endpoint, tmp_path)
     with run_gateway(gateway) as url, ThreadPoolExecutor(4) as clients:
         ask(url, question(png(20)), model="bottega/large")
-        embedding = Embedding(monkeypatch)
+        embedding = BlockingEmbedder(monkeypatch)
         sent: list[Future[Any]] = [
             clients.submit(ask, url, question(png(21 + n)), model=model)
             for n, model in enumerate(["bottega/small", "bottega/large"] * 2)

@@ -47,19 +47,19 @@ def claiming(width: int, height: int) -> str:
 
 
 async def error_of(
-    found: Harness, body: Mapping[str, Any], path: str = "chat/completions", **headers: str
+    server: Harness, body: Mapping[str, Any], path: str = "chat/completions", **headers: str
 ) -> dict[str, Any]:
     async with (
         aiohttp.ClientSession() as session,
-        session.post(f"{found.url}/{path}", json=body, headers=headers) as response,
+        session.post(f"{server.url}/{path}", json=body, headers=headers) as response,
     ):
-        said = await response.json()
-    assert "error" in said, said
-    return dict(said["error"])
+        message = await response.json()
+    assert "error" in message, message
+    return dict(message["error"])
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (
             chat("bottega/apprentice", tools=ONE_TOOL),
@@ -127,21 +127,21 @@ async def error_of(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_client_errors(tmp_path: Path, body: dict[str, Any], said: str) -> None:
+async def test_client_errors(tmp_path: Path, body: dict[str, Any], message: str) -> None:
     capabilities = {
         "apprentice": TierCapabilities(images=0, tools=False, context=1200),
         "master": TierCapabilities(context=2000),
     }
-    with harness(tmp_path, capabilities=capabilities) as found:
-        assert (await error_of(found, body))["message"] == said
+    with harness(tmp_path, capabilities=capabilities) as server:
+        assert (await error_of(server, body))["message"] == message
 
 
 @pytest.mark.parametrize(
     "url", [claiming(30_000, 30_000), "data:image/png;base64,AAAA", claiming(7000, 7000)]
 )
 async def test_invalid_image_is_named(tmp_path: Path, url: str) -> None:
-    with harness(tmp_path) as found:
-        error = await error_of(found, chat(messages=shown(url)))
+    with harness(tmp_path) as server:
+        error = await error_of(server, chat(messages=shown(url)))
         assert (error["code"], error["param"]) == (
             "invalid_image",
             "messages[1].content[1].image_url.url",
@@ -151,13 +151,13 @@ async def test_invalid_image_is_named(tmp_path: Path, url: str) -> None:
             {"type": "input_image", "image_url": url},
         ]
         request = {"model": "bottega", "input": [{"role": "user", "content": parts}]}
-        error = await error_of(found, request, "responses")
+        error = await error_of(server, request, "responses")
         assert (error["code"], error["param"]) == ("invalid_image", "input[0].content[1].image_url")
 
 
 async def test_unfetched_image_is_named(tmp_path: Path) -> None:
-    with harness(tmp_path) as found:
-        error = await error_of(found, chat(messages=shown("http://127.0.0.1/a.png")))
+    with harness(tmp_path) as server:
+        error = await error_of(server, chat(messages=shown("http://127.0.0.1/a.png")))
     assert (error["code"], error["param"]) == (
         "image_url_not_fetched",
         "messages[1].content[1].image_url.url",
@@ -165,7 +165,7 @@ async def test_unfetched_image_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "said"),
+    ("headers", "message"),
     [
         ({}, "the request has no API key (send Authorization: Bearer KEY;"),
         ({"Authorization": "Basic c2st"}, "the request has no API key"),
@@ -174,12 +174,12 @@ async def test_unfetched_image_is_named(tmp_path: Path) -> None:
     ],
 )
 async def test_missing_key_differs_from_an_unknown_key(
-    tmp_path: Path, headers: dict[str, str], said: str
+    tmp_path: Path, headers: dict[str, str], message: str
 ) -> None:
     account = Account("a", "a")
-    with harness(tmp_path, authenticate=lambda key: account if key == "sk-a" else None) as found:
-        error = await error_of(found, chat(), **headers)
-    assert error["message"].startswith(said)
+    with harness(tmp_path, authenticate=lambda key: account if key == "sk-a" else None) as server:
+        error = await error_of(server, chat(), **headers)
+    assert error["message"].startswith(message)
     assert error["code"] == "invalid_api_key"
 
 
@@ -189,8 +189,8 @@ async def test_misconfigured_tier_is_named(
     endpoint: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int, stream: bool
 ) -> None:
     endpoint.answers = [refuse(status, "who are you?")]
-    with harness(tmp_path, master=HttpUpstream("huge", base_url=endpoint.url)) as found:
-        error = await error_of(found, chat("bottega/master", stream=stream))
+    with harness(tmp_path, master=HttpUpstream("huge", base_url=endpoint.url)) as server:
+        error = await error_of(server, chat("bottega/master", stream=stream))
     assert error["message"].startswith("the tier 'master' of this gateway is misconfigured")
     assert error["code"] == "upstream_misconfigured"
     assert "who are you?" not in error["message"]
@@ -201,7 +201,7 @@ BOTH = '[tiers.a]\nmodel = "bundled"\n[tiers.b]\nmodel = "bundled:master"\n[rout
 
 
 @pytest.mark.parametrize(
-    ("route", "said", "hint"),
+    ("route", "message", "hint"),
     [
         ('by = "budget"', "f: route by 'budget' needs usd_per_1k", "usd_per_1k = 1.0"),
         (
@@ -217,19 +217,19 @@ BOTH = '[tiers.a]\nmodel = "bundled"\n[tiers.b]\nmodel = "bundled:master"\n[rout
         ('by = "confidence"', "f: route by 'confidence' needs below", "below = 0.7"),
     ],
 )
-def test_operator_errors(route: str, said: str, hint: str) -> None:
+def test_operator_errors(route: str, message: str, hint: str) -> None:
     with pytest.raises(SettingError) as caught:
         parse_config(BOTH + route, "f")
-    assert str(caught.value) == said
+    assert str(caught.value) == message
     assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("path", ["models", "nowhere", "models/boss"])
 async def test_errors_of_other_routes_have_a_request_id(tmp_path: Path, path: str) -> None:
-    with harness(tmp_path, authenticate=lambda key: None) as found:
+    with harness(tmp_path, authenticate=lambda key: None) as server:
         async with (
             aiohttp.ClientSession() as session,
-            session.get(f"{found.url}/{path}") as response,
+            session.get(f"{server.url}/{path}") as response,
         ):
             assert response.status in (401, 404)
             assert response.headers["x-request-id"].startswith("req_")

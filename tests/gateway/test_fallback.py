@@ -20,49 +20,49 @@ from tests.gateway.harness import client, harness, raw, user_messages
 
 
 def test_request_goes_to_a_tier_that_supports_it(tmp_path: Path) -> None:
-    with harness(tmp_path, capabilities={"apprentice": TierCapabilities(images=1)}) as found:
-        assert raw(found, user_messages(1)).headers["x-bottega-route"] == "apprentice"
-        assert raw(found, user_messages(1, 2)).headers["x-bottega-route"] == "master"
+    with harness(tmp_path, capabilities={"apprentice": TierCapabilities(images=1)}) as server:
+        assert raw(server, user_messages(1)).headers["x-bottega-route"] == "apprentice"
+        assert raw(server, user_messages(1, 2)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError) as refused:
-            raw(found, user_messages(1, 2), "bottega/apprentice")
+            raw(server, user_messages(1, 2), "bottega/apprentice")
         assert refused.value.code == "unsupported_by_tier"
 
 
 def test_another_tier_answers_after_a_failure(tmp_path: Path) -> None:
     broken = ScriptedGenerator([ServerFailedError("down", status=500)] * 2 + ["fine"])
-    with harness(tmp_path, apprentice=broken) as found:
-        assert raw(found, user_messages(1)).headers["x-bottega-route"] == "master"
+    with harness(tmp_path, apprentice=broken) as server:
+        assert raw(server, user_messages(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.InternalServerError) as failed:
-            raw(found, user_messages(2), "bottega/apprentice")
+            raw(server, user_messages(2), "bottega/apprentice")
         assert failed.value.response.headers["x-should-retry"] == "false"
-        assert raw(found, user_messages(3)).parse().choices[0].message.content == "fine"
+        assert raw(server, user_messages(3)).parse().choices[0].message.content == "fine"
 
 
 def test_client_gets_the_upstream_rejection(tmp_path: Path) -> None:
     strict = ScriptedGenerator([RejectedError("the prompt is too long", status=400)])
-    with harness(tmp_path, apprentice=strict) as found:
+    with harness(tmp_path, apprentice=strict) as server:
         with pytest.raises(openai.BadRequestError, match="too long"):
-            raw(found, user_messages(1))
-        over = found.wait(1)
-        assert (over.state, over.status) == ("failed", 400)
+            raw(server, user_messages(1))
+        record = server.wait(1)
+        assert (record.state, record.status) == ("failed", 400)
 
 
 DOWN = ServerFailedError("down", status=500)
 
 
 def test_failed_tiers_are_reported(tmp_path: Path) -> None:
-    with harness(tmp_path, apprentice=ScriptedGenerator([DOWN, DOWN, "fine"])) as found:
-        whole = raw(found, user_messages(1)).headers
+    with harness(tmp_path, apprentice=ScriptedGenerator([DOWN, DOWN, "fine"])) as server:
+        whole = raw(server, user_messages(1)).headers
         assert (whole["x-bottega-route"], whole["x-bottega-fallback"]) == ("master", "apprentice")
-        with client(found.url) as real:
+        with client(server.url) as real:
             streamed = real.chat.completions.with_raw_response.create(
                 model="bottega", messages=user_messages(2), stream=True
             )
             assert streamed.headers["x-bottega-fallback"] == "apprentice"
             list(streamed.parse())
-        assert "x-bottega-fallback" not in raw(found, user_messages(3)).headers
-        found.wait(3)
-    assert [one.fallback for one in found.over] == ["apprentice", "apprentice", ""]
+        assert "x-bottega-fallback" not in raw(server, user_messages(3)).headers
+        server.wait(3)
+    assert [one.fallback for one in server.records] == ["apprentice", "apprentice", ""]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -85,18 +85,18 @@ def test_fallback_setting_decides_the_next_tier(
     def route(tiers: Sequence[Tier]) -> Router:
         return FixedRouter(next(tier for tier in tiers if tier.name == first))
 
-    with harness(tmp_path, **parts, route=route, fallback=fallback) as found:  # type: ignore[arg-type]
+    with harness(tmp_path, **parts, route=route, fallback=fallback) as server:  # type: ignore[arg-type]
         if answers:
-            assert raw(found, user_messages(1), stream=stream).headers["x-bottega-route"] == other
+            assert raw(server, user_messages(1), stream=stream).headers["x-bottega-route"] == other
         else:
             with pytest.raises(openai.InternalServerError):
-                raw(found, user_messages(1), stream=stream)
+                raw(server, user_messages(1), stream=stream)
 
 
 def test_unsupported_tier_does_not_count_as_failed(tmp_path: Path) -> None:
     capabilities = {"apprentice": TierCapabilities(images=0)}
-    with harness(tmp_path, capabilities=capabilities, fallback="never") as found:
-        headers = raw(found, user_messages(1)).headers
+    with harness(tmp_path, capabilities=capabilities, fallback="never") as server:
+        headers = raw(server, user_messages(1)).headers
     assert headers["x-bottega-route"] == "master"
     assert "x-bottega-fallback" not in headers
 
@@ -113,9 +113,9 @@ def test_dismissed_answer_is_used_only_if_fallback_allows_it(
         master=ScriptedGenerator([DOWN]),
         change=lambda pipeline: replace(pipeline, escalate=unsure),
         fallback=fallback,
-    ) as found:
+    ) as server:
         if fallback == "any":
-            assert raw(found, user_messages(1)).headers["x-bottega-fallback"] == "master"
+            assert raw(server, user_messages(1)).headers["x-bottega-fallback"] == "master"
         else:
             with pytest.raises(openai.InternalServerError):
-                raw(found, user_messages(1))
+                raw(server, user_messages(1))

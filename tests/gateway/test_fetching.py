@@ -119,7 +119,7 @@ async def trickle(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (endless, "larger than"),
         (image_answer(bytes(200_000)), "larger than"),
@@ -138,7 +138,7 @@ async def trickle(request: web.Request) -> web.StreamResponse:
     ],
 )
 async def test_invalid_server_replies_are_rejected(
-    world: World, answer: Answer, said: str | None
+    world: World, answer: Answer, message: str | None
 ) -> None:
     world.answer = answer
     if said is None:

@@ -39,14 +39,14 @@ def shared(tmp_path: Path) -> Iterator[Harness]:
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
         authenticate=lambda token: ACCOUNTS.get(token or ""),
-    ) as found:
-        yield found
+    ) as server:
+        yield server
 
 
 @pytest.fixture
 def open_to_all(tmp_path: Path) -> Iterator[Harness]:
-    with harness(tmp_path) as found:
-        yield found
+    with harness(tmp_path) as server:
+        yield server
 
 
 def body(model: str = "bottega/master", shade: int = 7, **more: Any) -> dict[str, Any]:
@@ -84,16 +84,16 @@ async def test_repeat_is_booked_in_its_namespace(shared: Harness) -> None:
     for _ in range(3):
         await ask(shared, body("bottega/master:namespace=team-a"), "sk-admin")
     shared.wait(3)
-    assert [one.namespace for one in shared.over] == ["team-a"] * 3
-    assert [one.state for one in shared.over] == ["answered", "replayed", "replayed"]
+    assert [one.namespace for one in shared.records] == ["team-a"] * 3
+    assert [one.state for one in shared.records] == ["answered", "replayed", "replayed"]
 
 
 async def test_model_name_length_is_limited(shared: Harness) -> None:
     """The parsed request is cached for the next one."""
     for suffix in ("," * 100_000, "no-store," * 10_000, "namespace=" + "a" * 100_000):
-        status, said, _ = await ask(shared, body(f"bottega:{suffix}"), "sk-a")
-        assert (status, json.loads(said)["error"]["code"]) == (404, "model_not_found")
-        assert len(said) < 2000
+        status, payload, _ = await ask(shared, body(f"bottega:{suffix}"), "sk-a")
+        assert (status, json.loads(payload)["error"]["code"]) == (404, "model_not_found")
+        assert len(payload) < 2000
 
 
 async def test_duplicate_keys_are_rejected(shared: Harness) -> None:
@@ -109,7 +109,7 @@ async def test_duplicate_keys_are_rejected(shared: Harness) -> None:
                 )
 
 
-class Named:
+class NamedUpstream:
     """Tier whose upstream reports an arbitrary model name."""
 
     def __init__(self, name: str) -> None:
@@ -137,11 +137,11 @@ class Named:
 
 @pytest.mark.parametrize("name", ["a\r\nSet-Cookie: x=1", "a\0b", "模型", "m" * 100_000])
 async def test_any_model_name_is_fit_for_a_header(tmp_path: Path, name: str) -> None:
-    with harness(tmp_path, master=Named(name)) as found:
+    with harness(tmp_path, master=NamedUpstream(name)) as server:
         for _ in range(2):  # and again when it is replayed
-            status, said, headers = await ask(found, body())
+            status, payload, headers = await ask(server, body())
             assert (status, "Set-Cookie" in headers) == (200, False)
-            assert json.loads(said)["choices"][0]["message"]["content"] == "seven"
+            assert json.loads(payload)["choices"][0]["message"]["content"] == "seven"
             assert len(headers["x-bottega-model"]) <= 200
 
 
@@ -161,25 +161,25 @@ async def test_leaving_during_the_body_is_no_failure(
 
 
 async def test_pixels_of_an_image_are_limited(tmp_path: Path) -> None:
-    with harness(tmp_path, limits=Limits(image_pixels=63)) as found:
-        status, said, _ = await ask(found, body())
-    assert (status, json.loads(said)["error"]["code"]) == (400, "invalid_image")
+    with harness(tmp_path, limits=Limits(image_pixels=63)) as server:
+        status, payload, _ = await ask(server, body())
+    assert (status, json.loads(payload)["error"]["code"]) == (400, "invalid_image")
 
 
 async def test_pixels_of_all_images_are_limited(tmp_path: Path) -> None:
     """16 images of 40 million pixels fit into 100 KB and took 16 seconds."""
     limits = Limits(image_pixels=64, request_pixels=5 * 64)
-    with harness(tmp_path, limits=limits) as found:
+    with harness(tmp_path, limits=limits) as server:
         sent = body()
         parts = sent["messages"][0]["content"]
         parts[:0] = [body(shade=shade)["messages"][0]["content"][0] for shade in range(20, 24)]
-        assert (await ask(found, sent))[0] == 200
+        assert (await ask(server, sent))[0] == 200
         parts[:0] = body(shade=24)["messages"][0]["content"][:1]
-        status, said, _ = await ask(found, sent)
-    assert (status, json.loads(said)["error"]["code"]) == (400, "limit_exceeded")
+        status, payload, _ = await ask(server, sent)
+    assert (status, json.loads(payload)["error"]["code"]) == (400, "limit_exceeded")
 
 
-class Endless(Named):
+class EndlessUpstream(NamedUpstream):
     async def stream(self, body: Body, /) -> Any:
         while True:
             delta = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
@@ -192,16 +192,16 @@ async def test_leaving_during_an_answer_is_billed(tmp_path: Path, path: str) -> 
     """Otherwise clients that always disconnect early exceed their budget."""
     sent = {**body(stream=True), "input": QUESTION}
     del sent["messages" if path == "responses" else "input"]
-    with harness(tmp_path, master=Endless("plain")) as found:
+    with harness(tmp_path, master=EndlessUpstream("plain")) as server:
         async with (
             aiohttp.ClientSession() as session,
-            session.post(f"{found.url}/{path}", json=sent) as response,
+            session.post(f"{server.url}/{path}", json=sent) as response,
         ):
             async for _ in response.content.iter_any():
-                if found.over or b"word" in _:
+                if server.records or b"word" in _:
                     break
             response.close()
-        ended = await asyncio.to_thread(found.wait, 1)
+        ended = await asyncio.to_thread(server.wait, 1)
     assert (ended.status, ended.usage.completion_tokens > 0) == (499, True)
     assert ended.usage.prompt_tokens >= 5
     assert ended.cost_usd is not None and ended.cost_usd > 0
@@ -226,7 +226,7 @@ async def test_metrics_need_an_admin_key(
 ) -> None:
     """Metrics contain tenants and their spending."""
     gateway = shared.gateway
-    chat_endpoint = ChatEndpoint(gateway.answer, shared.over.append, 1 << 20)
+    chat_endpoint = ChatEndpoint(gateway.answer, shared.records.append, 1 << 20)
     app = App(gateway, chat_endpoint, metrics=metrics)
     with running(app) as url:
         async with (
@@ -293,9 +293,9 @@ async def test_other_urls_are_rejected(open_to_all: Harness, kind: str) -> None:
     part = {"type": kind, kind: {"url": "http://169.254.169.254/latest/meta-data"}}
     sent = body()
     sent["messages"][0]["content"].append(part)
-    status, said, _ = await ask(open_to_all, sent)
-    assert (status, json.loads(said)["error"]["code"]) == (400, "url_not_fetched")
-    assert json.loads(said)["error"]["param"].endswith(f".{kind}")
+    status, payload, _ = await ask(open_to_all, sent)
+    assert (status, json.loads(payload)["error"]["code"]) == (400, "url_not_fetched")
+    assert json.loads(payload)["error"]["param"].endswith(f".{kind}")
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ async def test_other_urls_are_rejected(open_to_all: Harness, kind: str) -> None:
 )
 async def test_web_pages_are_rejected_without_keys(open_to_all: Harness, origin: str) -> None:
     """A browser sends text/plain forms to loopback without a preflight request."""
-    status, said, _ = await ask(open_to_all, body(), Origin=origin)
-    assert (status, json.loads(said)["error"]["code"]) == (403, "origin_forbidden")
+    status, payload, _ = await ask(open_to_all, body(), Origin=origin)
+    assert (status, json.loads(payload)["error"]["code"]) == (403, "origin_forbidden")
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ async def test_a_gateway_without_keys_answers_to_local_names(
     gateway = open_to_all.gateway
     gateway.allowed_hosts = ("Gate.local", "mybox.lan.", "fe80::1")
     app = App(
-        gateway, ChatEndpoint(gateway.answer, open_to_all.over.append, 1 << 20), metrics=metrics
+        gateway, ChatEndpoint(gateway.answer, open_to_all.records.append, 1 << 20), metrics=metrics
     )
     with running(app) as url:
         async with (
@@ -383,7 +383,7 @@ async def test_a_gateway_without_keys_answers_to_local_names(
 async def test_probes_and_the_metrics_port_accept_every_host_name(open_to_all: Harness) -> None:
     gateway = open_to_all.gateway
     app = App(
-        gateway, ChatEndpoint(gateway.answer, open_to_all.over.append, 1 << 20), metrics=metrics
+        gateway, ChatEndpoint(gateway.answer, open_to_all.records.append, 1 << 20), metrics=metrics
     )
     with running(app) as url:
         base = url.removesuffix("/v1")
@@ -398,9 +398,9 @@ async def test_probes_and_the_metrics_port_accept_every_host_name(open_to_all: H
 
 
 async def test_a_rebound_host_name_is_rejected(open_to_all: Harness) -> None:
-    status, said, _ = await ask(open_to_all, body(), Host="evil.example:8000")
-    assert (status, json.loads(said)["error"]["code"]) == (403, "host_forbidden")
-    assert open_to_all.over == []
+    status, payload, _ = await ask(open_to_all, body(), Host="evil.example:8000")
+    assert (status, json.loads(payload)["error"]["code"]) == (403, "host_forbidden")
+    assert open_to_all.records == []
 
 
 async def test_with_keys_a_gateway_has_any_name(shared: Harness) -> None:
@@ -414,7 +414,9 @@ async def test_the_port_of_the_metrics_serves_nothing_else(
     shared: Harness, path: str, status: int
 ) -> None:
     gateway = shared.gateway
-    app = App(gateway, ChatEndpoint(gateway.answer, shared.over.append, 1 << 20), metrics=metrics)
+    app = App(
+        gateway, ChatEndpoint(gateway.answer, shared.records.append, 1 << 20), metrics=metrics
+    )
     with running(app) as url:
         root = url.removesuffix("/v1")
         app.metrics_port = int(root.rpartition(":")[2])

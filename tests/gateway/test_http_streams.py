@@ -63,7 +63,7 @@ async def test_failure_before_the_first_event_is_retried(endpoint: Server, faili
 
 
 @pytest.mark.parametrize(
-    ("rest", "kind", "said"),
+    ("rest", "kind", "message"),
     [
         (events(lines(chunk("a"), {"error": {"message": "lost a GPU"}})), ServerFailedError, "GPU"),
         (events(lines(chunk("a"), done=False), end="abort"), ServerFailedError, "cut"),
@@ -78,14 +78,14 @@ async def test_failure_before_the_first_event_is_retried(endpoint: Server, faili
     ],
 )
 async def test_broken_stream_raises_after_its_events(
-    endpoint: Server, rest: Answer, kind: type[Exception], said: str
+    endpoint: Server, rest: Answer, kind: type[Exception], message: str
 ) -> None:
     endpoint.answers = [rest]
-    got, one = [], upstream(endpoint)
-    with pytest.raises(kind, match=said):
-        async for payload in one.stream(BODY):
+    got, target = [], upstream(endpoint)
+    with pytest.raises(kind, match=message):
+        async for payload in target.stream(BODY):
             got.append(orjson.loads(payload))
-    await one.aclose()
+    await target.aclose()
     assert got == [chunk("a")]
     assert len(endpoint.bodies) == 1
 
@@ -121,11 +121,11 @@ async def test_single_bytes_are_read(endpoint: Server) -> None:
 
 async def test_complete_reply_is_sent_as_a_stream(endpoint: Server) -> None:
     endpoint.answers = [ok("a b", id="c", model="n")]
-    found = await streamed(upstream(endpoint))
-    deltas = [choice["delta"] for one in found for choice in one["choices"]]
+    chunks = await streamed(upstream(endpoint))
+    deltas = [choice["delta"] for target in chunks for choice in target["choices"]]
     assert [delta.get("content") for delta in deltas] == ["", "a b", None]
-    assert found[-2]["choices"][0]["finish_reason"] == "stop"
-    assert found[-1]["usage"]["prompt_tokens"] == 10
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["usage"]["prompt_tokens"] == 10
 
 
 @pytest.mark.parametrize("size", ["event", "stream"])
@@ -161,11 +161,11 @@ async def test_silence_times_out(
     endpoint: Server, sent: Answer, limits: dict[str, float], received: int
 ) -> None:
     endpoint.answers = [sent]
-    got, one = [], upstream(endpoint, timeout=Timeouts(**limits), retries=0)
+    got, target = [], upstream(endpoint, timeout=Timeouts(**limits), retries=0)
     with pytest.raises(EndpointTimeoutError):
-        async for payload in one.stream(BODY):
+        async for payload in target.stream(BODY):
             got.append(payload)
-    await one.aclose()
+    await target.aclose()
     assert len(got) == received
 
 
@@ -177,12 +177,12 @@ async def test_comment_keeps_a_begun_stream_alive(endpoint: Server) -> None:
 async def test_closing_a_stream_ends_its_request(endpoint: Server) -> None:
     gone = threading.Event()
     endpoint.answers = [watched(events(lines(chunk("a"), done=False), 30.0), gone)]
-    one = upstream(endpoint, concurrency=1)
-    async with aclosing(one.stream(BODY)) as stream:
+    target = upstream(endpoint, concurrency=1)
+    async with aclosing(target.stream(BODY)) as stream:
         assert orjson.loads(await anext(stream)) == chunk("a")
     assert await seen(gone)
     endpoint.answers = [ok("the slot is free")]
-    await completed(one)
+    await completed(target)
 
 
 async def test_finished_stream_frees_its_connection(
@@ -196,42 +196,42 @@ async def test_finished_stream_frees_its_connection(
         return await events(lines(*WHOLE))(request)
 
     endpoint.answers = [noting]
-    one = upstream(endpoint)
+    target = upstream(endpoint)
     for _ in range(3):
-        assert [payload async for payload in one.stream(BODY)]
-    await one.aclose()
+        assert [payload async for payload in target.stream(BODY)]
+    await target.aclose()
     assert len(ports) == 1
 
 
 async def test_streams_count_towards_concurrency(endpoint: Server) -> None:
     endpoint.answers = [events(lines(*WHOLE[:1], done=False), 0.05, lines(*WHOLE[1:]))]
-    one = upstream(endpoint, concurrency=2)
-    await asyncio.gather(*(_drained(one) for _ in range(5)))
-    await one.aclose()
+    target = upstream(endpoint, concurrency=2)
+    await asyncio.gather(*(_drained(target) for _ in range(5)))
+    await target.aclose()
     assert endpoint.most_at_once == 2
 
 
-async def _drained(one: HttpUpstream) -> None:
-    assert len([payload async for payload in one.stream(BODY)]) == len(WHOLE)
+async def _drained(target: HttpUpstream) -> None:
+    assert len([payload async for payload in target.stream(BODY)]) == len(WHOLE)
 
 
 async def test_cut_streams_open_the_breaker(endpoint: Server) -> None:
     endpoint.answers = [events(lines(chunk("a"), done=False))]
-    one = upstream(endpoint, breaker=Breaker(Tolerance(failures=2)))
+    target = upstream(endpoint, breaker=Breaker(Tolerance(failures=2)))
     for _ in range(2):
         with pytest.raises(ServerFailedError):
-            await streamed(one)
-    assert one.breaker.state == "open"
+            await streamed(target)
+    assert target.breaker.state == "open"
 
 
 async def test_first_event_closes_the_breaker(endpoint: Server) -> None:
     endpoint.answers = [refuse(500), events(lines(chunk("a"), done=False), 30.0), ok("b")]
     tolerance = Tolerance(failures=1, pause=0.01, longest_pause=60)
-    one = upstream(endpoint, breaker=Breaker(tolerance), retries=0)
+    target = upstream(endpoint, breaker=Breaker(tolerance), retries=0)
     with pytest.raises(ServerFailedError):
-        await one.complete(BODY)
+        await target.complete(BODY)
     await asyncio.sleep(0.02)
-    async with aclosing(one.stream(BODY)) as stream:
+    async with aclosing(target.stream(BODY)) as stream:
         await anext(stream)
-        await one.complete(BODY)
-    await one.aclose()
+        await target.complete(BODY)
+    await target.aclose()

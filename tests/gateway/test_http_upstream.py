@@ -35,23 +35,23 @@ from tests.server import Answer, Server, ok, raw, refuse, reply, slowly
 
 
 async def test_only_the_model_of_a_body_changes(endpoint: Server) -> None:
-    found = await completed(upstream(endpoint), BODY | {"stream": True, "stream_options": {}})
+    completion = await completed(upstream(endpoint), BODY | {"stream": True, "stream_options": {}})
     assert endpoint.bodies == [BODY | {"model": "m"}]
-    assert found.completions == (Completion("fine"),)
-    assert (found.model, found.usage) == ("m", Usage(10, 2))
+    assert completion.completions == (Completion("fine"),)
+    assert (completion.model, completion.usage) == ("m", Usage(10, 2))
 
 
 async def test_operator_fields_win_and_none_removes_a_field(endpoint: Server) -> None:
-    one = upstream(endpoint, extra_body={"x": 1, "temperature": None})
-    await completed(one, BODY | {"temperature": 1, "seed": None})
+    target = upstream(endpoint, extra_body={"x": 1, "temperature": None})
+    await completed(target, BODY | {"temperature": 1, "seed": None})
     assert endpoint.bodies == [BODY | {"model": "m", "x": 1, "seed": None}]
 
 
 async def test_reply_bytes_are_unchanged(endpoint: Server) -> None:
     sent = b'{ "choices" : [{"message":{"content":"\\u00e4"},"odd":1}], "usage":{}, "model":"n" }'
     endpoint.answers = [raw(sent, kind="application/json")]
-    found = await completed(upstream(endpoint))
-    assert (found.payload, found.model, found.usage) == (sent, "n", Usage())
+    completion = await completed(upstream(endpoint))
+    assert (completion.payload, completion.model, completion.usage) == (sent, "n", Usage())
 
 
 @pytest.mark.parametrize(
@@ -69,29 +69,29 @@ async def test_content_lists_are_normalized(
 ) -> None:
     usage = {"prompt_tokens": 3}
     endpoint.answers = [reply({"choices": [{"message": message}], "usage": usage, "odd": 1})]
-    found = orjson.loads((await completed(upstream(endpoint))).payload)
-    assert found["choices"][0]["message"] == message | {"content": content}
-    assert (found["usage"], found["odd"]) == (usage, 1)
+    completion = orjson.loads((await completed(upstream(endpoint))).payload)
+    assert completion["choices"][0]["message"] == message | {"content": content}
+    assert (completion["usage"], completion["odd"]) == (usage, 1)
 
 
 async def test_missing_usage_is_unknown_and_sent_as_zero(endpoint: Server) -> None:
     endpoint.answers = [ok("a", usage=None)]
-    found = await completed(upstream(endpoint))
-    assert found.usage is None
-    assert orjson.loads(found.payload)["usage"]["total_tokens"] == 0
+    completion = await completed(upstream(endpoint))
+    assert completion.usage is None
+    assert orjson.loads(completion.payload)["usage"]["total_tokens"] == 0
 
 
 async def test_rejection_keeps_the_upstream_fields(
     endpoint: Server,
 ) -> None:
-    said = "This model's maximum context length is 4096 tokens, key SECRETKEY"
-    error = {"message": said, "type": "bad", "code": "context_length_exceeded", "param": None}
+    message = "This model's maximum context length is 4096 tokens, key SECRETKEY"
+    error = {"message": message, "type": "bad", "code": "context_length_exceeded", "param": None}
     endpoint.answers = [reply({"error": error}, 400)]
     for call in (completed, streamed):
         with pytest.raises(RequestRejectedError) as caught:
             await call(upstream(endpoint, api_key="SECRETKEY"))
         refused = caught.value
-        assert refused.detail == said.replace("SECRETKEY", "[redacted]")
+        assert refused.detail == message.replace("SECRETKEY", "[redacted]")
         assert (refused.status, refused.kind, refused.code, refused.param) == (
             400,
             "bad",
@@ -102,10 +102,11 @@ async def test_rejection_keeps_the_upstream_fields(
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(401, "key"), (403, "no"), (404, "no model m"), (429, "quota"), (302, "")]
+    ("status", "message"),
+    [(401, "key"), (403, "no"), (404, "no model m"), (429, "quota"), (302, "")],
 )
-async def test_operator_errors_become_502(endpoint: Server, status: int, said: str) -> None:
-    endpoint.answers = [refuse(status, said)]
+async def test_operator_errors_become_502(endpoint: Server, status: int, message: str) -> None:
+    endpoint.answers = [refuse(status, message)]
     for call in (completed, streamed):
         with pytest.raises(MisconfiguredError) as caught:
             await call(upstream(endpoint))
@@ -134,20 +135,20 @@ UNKNOWN = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_comple
 
 
 @pytest.mark.parametrize(
-    ("sent", "said", "spoken"),
+    ("sent", "message", "accepted"),
     [
         ("max_tokens", UNKNOWN, "max_completion_tokens"),
         ("max_completion_tokens", "unknown field max_completion_tokens", "max_tokens"),
     ],
 )
 async def test_other_token_limit_name_is_used_after_a_rejection(
-    endpoint: Server, sent: str, said: str, spoken: str
+    endpoint: Server, sent: str, message: str, accepted: str
 ) -> None:
-    endpoint.answers = [refuse(400, said), ok("a")]
-    one = upstream(endpoint)
-    await one.complete(BODY | {sent: 5})
-    await completed(one, BODY | {sent: 6})
-    limits = [[body.get(sent), body.get(spoken)] for body in endpoint.bodies]
+    endpoint.answers = [refuse(400, message), ok("a")]
+    target = upstream(endpoint)
+    await target.complete(BODY | {sent: 5})
+    await completed(target, BODY | {sent: 6})
+    limits = [[body.get(sent), body.get(accepted)] for body in endpoint.bodies]
     assert limits == [[5, None], [None, 5], [None, 6]]
 
 
@@ -171,26 +172,26 @@ async def test_stream_options_are_dropped_if_unsupported(endpoint: Server) -> No
 async def test_cancelling_a_call_ends_its_request(endpoint: Server, call: Any) -> None:
     gone = threading.Event()
     endpoint.answers = [watched(slowly(ok("late"), 30.0), gone)]
-    one = upstream(endpoint, breaker=Breaker(Tolerance(failures=1)))
+    target = upstream(endpoint, breaker=Breaker(Tolerance(failures=1)))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await call(one)
+            await call(target)
     assert await seen(gone)
-    assert one.breaker.state == "closed"
+    assert target.breaker.state == "closed"
 
 
 @pytest.mark.parametrize("call", [completed, streamed])
 async def test_failing_upstream_is_paused(endpoint: Server, call: Any) -> None:
     endpoint.answers = [refuse(500)]
-    one = upstream(endpoint, breaker=Breaker(Tolerance(failures=2)))
+    target = upstream(endpoint, breaker=Breaker(Tolerance(failures=2)))
     with pytest.raises(PausedError, match="answered 500: no"):  # the first call's third attempt
-        await call(one)
+        await call(target)
     with pytest.raises(PausedError) as caught:
-        await call(one)
+        await call(target)
     assert len(endpoint.bodies) == 2
     assert 0 < caught.value.retry_after <= 1
     with pytest.raises(PausedError):
-        await one.check()
+        await target.check()
 
 
 async def test_rejections_do_not_open_the_breaker(endpoint: Server) -> None:
@@ -200,11 +201,11 @@ async def test_rejections_do_not_open_the_breaker(endpoint: Server) -> None:
         refuse(429, "slower"),
         refuse(422),
     ]
-    one = upstream(endpoint, retries=0, breaker=Breaker(Tolerance(failures=1)))
+    target = upstream(endpoint, retries=0, breaker=Breaker(Tolerance(failures=1)))
     for _ in endpoint.answers:
         with pytest.raises(EndpointError):
-            await completed(one)
-    assert one.breaker.state == "closed"
+            await completed(target)
+    assert target.breaker.state == "closed"
 
 
 @pytest.mark.parametrize(
@@ -220,18 +221,18 @@ async def test_check_calls_no_model(
     endpoint: Server, answer: Answer, kind: type[Exception] | None
 ) -> None:
     endpoint.answers = [answer]
-    one = upstream(endpoint)
+    target = upstream(endpoint)
     if kind is None:
-        await one.check()
+        await target.check()
     else:
         with pytest.raises(kind):
-            await one.check()
-    await one.aclose()
+            await target.check()
+    await target.aclose()
     assert endpoint.paths == ["/v1/models"]
 
 
 async def test_missing_server_is_unreachable(endpoint: Server) -> None:
-    one = HttpUpstream("m", base_url="http://127.0.0.1:9/v1", retries=0)
-    for call in (one.check(), completed(one), streamed(one)):
+    target = HttpUpstream("m", base_url="http://127.0.0.1:9/v1", retries=0)
+    for call in (target.check(), completed(target), streamed(target)):
         with pytest.raises(UnreachableError):
             await call

@@ -46,8 +46,8 @@ def shared(tmp_path: Path) -> Iterator[Harness]:
         master=ScriptedGenerator(master_reply, name="big"),
         apprentice=ScriptedGenerator(parrot),
         authenticate=lambda token: ACCOUNTS.get(token or ""),
-    ) as found:
-        yield found
+    ) as server:
+        yield server
 
 
 def body(model: str = "bottega", shade: int = 7, **more: Any) -> dict[str, Any]:
@@ -70,10 +70,10 @@ async def ask(
 
 
 async def test_other_namespaces_stay_closed(shared: Harness) -> None:
-    status, said, headers = await ask(shared, "sk-a", body("bottega/master"))
-    assert status == 200 and SECRET in said and headers["x-bottega-stored"]
-    status, said, headers = await ask(shared, "sk-a", body(shade=8))
-    assert SECRET in said and headers["x-bottega-demonstrations"] == "1"  # its own key sees it
+    status, text, headers = await ask(shared, "sk-a", body("bottega/master"))
+    assert status == 200 and SECRET in text and headers["x-bottega-stored"]
+    status, text, headers = await ask(shared, "sk-a", body(shade=8))
+    assert SECRET in text and headers["x-bottega-demonstrations"] == "1"  # its own key sees it
 
     names = [
         "team-a", "team-a/", "team-a/one", "TEAM-A", " team-a", "team-b/../team-a", "team-b/team-a",
@@ -96,10 +96,10 @@ async def test_other_namespaces_stay_closed(shared: Harness) -> None:
     hits = 0
     for key, (headers, model), stream in attempts:
         for shade in (7, 8):  # the stored image and a similar one
-            _, said, reply_headers = await ask(
+            _, text, reply_headers = await ask(
                 shared, key, body(model, shade, stream=stream), **headers
             )
-            hits += SECRET in said
+            hits += SECRET in text
             hits += reply_headers.get("x-bottega-demonstrations", "0") != "0"
     assert hits == 0
 
@@ -185,6 +185,6 @@ async def test_instructions_separate_the_examples(shared: Harness) -> None:
     await ask(shared, "sk-a", sent)
     other = body()
     other["messages"][0]["content"][0]["image_url"]["url"] = solid_image(9).data_url
-    status, said, headers = await ask(shared, "sk-a", other)
+    status, text, headers = await ask(shared, "sk-a", other)
     assert (status, headers["x-bottega-demonstrations"]) == (200, "0")
-    assert not re.search("launch", said)
+    assert not re.search("launch", text)

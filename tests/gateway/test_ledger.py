@@ -324,8 +324,8 @@ def test_killed_process_loses_at_most_half_a_second(file: Path) -> None:
         time.sleep(0.9)
         killed = time.time()
         process.kill()
-        said, _ = process.communicate()
-        noted = [line.split() for line in said.splitlines() if line.count(" ") == 1]
+        output, _ = process.communicate()
+        noted = [line.split() for line in output.splitlines() if line.count(" ") == 1]
         owed = {number for number, moment in noted if float(moment) < killed - 0.5}
         ledger = Ledger.open(file)
         rows = ledger.read("SELECT request_id FROM entries LIMIT -1 OFFSET ?", kept)

@@ -253,7 +253,7 @@ def test_limits_are_exact() -> None:
     image = {"type": "image_url", "image_url": PIXEL.data_url}
     mebibyte = 4 * (1 << 20) // 3  # in base64
 
-    def weighs(length: int) -> dict[str, object]:
+    def body_of_length(length: int) -> dict[str, object]:
         url = "data:image/png;base64,"
         return chat_body({"type": "image_url", "image_url": url + "A" * (length - len(url))})
 
@@ -267,7 +267,7 @@ def test_limits_are_exact() -> None:
         [partial(Limits(header_bytes=20).check_headers, [header] * n) for n in (2, 3)],
         [partial(parse_request, text(3, n), Limits(text_characters=5)) for n in (2, 3)],
         [partial(parse_request, chat_body(*[image] * n), Limits(images=2)) for n in (2, 3)],
-        [partial(parse_request, weighs(mebibyte + n), Limits(image_mb=1)) for n in (0, 4)],
+        [partial(parse_request, body_of_length(mebibyte + n), Limits(image_mb=1)) for n in (0, 4)],
         [partial(Limits(image_pixels=n).check_image, wide, "p") for n in (100, 99)],
         [partial(Limits(image_mb=1).check_fetched, [fetched(n)] * 2, "p") for n in (0, 1)],
         [partial(Limits(request_pixels=500).check_fetched, [wide] * n, "p") for n in (5, 6)],

@@ -212,10 +212,10 @@ async def test_images_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyP
 
 async def test_openai_client_parses_the_reply() -> None:
     generator = ReplyStub(Completion("a b", "length"), Completion("no", "refusal"))
-    found = await LocalUpstream(generator).complete(BODY)
-    parsed = ChatCompletion.model_validate_json(found.payload, strict=True)
-    assert (found.model, found.usage) == ("stub:v2", Usage(7, 5, 3))
-    assert found.completions == generator.reply.completions
+    reply = await LocalUpstream(generator).complete(BODY)
+    parsed = ChatCompletion.model_validate_json(reply.payload, strict=True)
+    assert (reply.model, reply.usage) == ("stub:v2", Usage(7, 5, 3))
+    assert reply.completions == generator.reply.completions
     assert parsed.id.startswith("chatcmpl-") and parsed.model == "stub:v2"
     assert [one.index for one in parsed.choices] == [0, 1]
     assert [one.finish_reason for one in parsed.choices] == ["length", "stop"]
@@ -228,10 +228,10 @@ async def test_openai_client_parses_the_reply() -> None:
 async def test_stream_has_the_protocol_order() -> None:
     generator = ReplyStub(Completion("a b"), Completion("", "length"))
     payloads = [payload async for payload in LocalUpstream(generator).stream(BODY)]
-    found = [ChatCompletionChunk.model_validate_json(payload, strict=True) for payload in payloads]
+    chunks = [ChatCompletionChunk.model_validate_json(payload, strict=True) for payload in payloads]
     parts = [
         (choice.index, choice.delta.role, choice.delta.content, choice.finish_reason)
-        for one in found
+        for one in chunks
         for choice in one.choices
     ]
     assert parts == [
@@ -241,9 +241,9 @@ async def test_stream_has_the_protocol_order() -> None:
         (1, "assistant", "", None),
         (1, None, None, "length"),
     ]
-    assert [one.usage is None for one in found] == [True] * 5 + [False]
-    assert found[-1].choices == [] and found[-1].usage and found[-1].usage.prompt_tokens == 7
-    assert len({one.id for one in found}) == 1
+    assert [one.usage is None for one in chunks] == [True] * 5 + [False]
+    assert chunks[-1].choices == [] and chunks[-1].usage and chunks[-1].usage.prompt_tokens == 7
+    assert len({one.id for one in chunks}) == 1
     assert all(b'"usage":null' in payload for payload in payloads[:-1])
 
 

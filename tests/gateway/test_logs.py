@@ -182,7 +182,7 @@ def test_text_format_has_one_line_per_event() -> None:
 
 
 def test_blocked_terminal_does_not_block_logging() -> None:
-    class Stuck(io.StringIO):
+    class BlockedStream(io.StringIO):
         def __init__(self) -> None:
             super().__init__()
             self.free = threading.Event()
@@ -191,7 +191,7 @@ def test_blocked_terminal_does_not_block_logging() -> None:
             self.free.wait(20)
             return super().write(text)
 
-    out, entry = Stuck(), request_entry()
+    out, entry = BlockedStream(), request_entry()
     with log_to(out) as writer:
         log_request(entry)
         time.sleep(0.05)

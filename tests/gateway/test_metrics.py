@@ -32,20 +32,20 @@ def test_request_metrics_are_counted() -> None:
     metrics.observe(DONE)
     metrics.observe(replace(DONE, route="master", cost_usd=None, shots=0, similarity=None))
     metrics.observe(replace(DONE, state="failed", status=502, cost_usd=0.0))
-    said = lines(metrics)
-    assert said['requests_total{route="apprentice",state="answered",status="200"}'] == 1
-    assert said['requests_total{route="apprentice",state="failed",status="502"}'] == 1
-    assert said['tokens_total{kind="prompt",route="apprentice"}'] == 2000
-    assert said['tokens_total{kind="cached",route="master"}'] == 10
-    assert said['cost_usd_total{route="apprentice"}'] == 0.001
-    assert said['unpriced_requests_total{route="master"}'] == 1
-    assert said['namespace_requests_total{namespace="a"}'] == 3
-    assert said['namespace_cost_usd_total{namespace="a"}'] == 0.001
-    assert said['request_seconds_bucket{le="0.25",route="apprentice"}'] == 0
-    assert said['request_seconds_bucket{le="0.5",route="apprentice"}'] == 2
-    assert said["similarity_count"] == 2
-    assert said["demonstrations_count"] == 2
-    assert said["demonstrations_sum"] == 2
+    exported = lines(metrics)
+    assert exported['requests_total{route="apprentice",state="answered",status="200"}'] == 1
+    assert exported['requests_total{route="apprentice",state="failed",status="502"}'] == 1
+    assert exported['tokens_total{kind="prompt",route="apprentice"}'] == 2000
+    assert exported['tokens_total{kind="cached",route="master"}'] == 10
+    assert exported['cost_usd_total{route="apprentice"}'] == 0.001
+    assert exported['unpriced_requests_total{route="master"}'] == 1
+    assert exported['namespace_requests_total{namespace="a"}'] == 3
+    assert exported['namespace_cost_usd_total{namespace="a"}'] == 0.001
+    assert exported['request_seconds_bucket{le="0.25",route="apprentice"}'] == 0
+    assert exported['request_seconds_bucket{le="0.5",route="apprentice"}'] == 2
+    assert exported["similarity_count"] == 2
+    assert exported["demonstrations_count"] == 2
+    assert exported["demonstrations_sum"] == 2
 
 
 def test_other_metrics_are_exported() -> None:
@@ -60,17 +60,17 @@ def test_other_metrics_are_exported() -> None:
     metrics.store.observe(0.004)
     metrics.upstream.observe(1.5)
     metrics.agreed.inc()
-    said = lines(metrics)
-    assert said["ledger_rows_lost"] == 7
-    assert said["requests_in_flight"] == 1
-    assert said['breaker_state{route="master"}'] == 2
-    assert 'breaker_state{route="apprentice"}' not in said
-    assert said['cache_entries{namespace="a"}'] == 12
-    assert said['stage_seconds_count{stage="retrieval"}'] == 1
-    assert said['stage_seconds_sum{stage="store"}'] == 0.004
-    assert said["upstream_seconds_count"] == 1
-    assert said['shadow_total{agreement="yes"}'] == 1
-    assert said['shadow_total{agreement="no"}'] == 0
+    exported = lines(metrics)
+    assert exported["ledger_rows_lost"] == 7
+    assert exported["requests_in_flight"] == 1
+    assert exported['breaker_state{route="master"}'] == 2
+    assert 'breaker_state{route="apprentice"}' not in exported
+    assert exported['cache_entries{namespace="a"}'] == 12
+    assert exported['stage_seconds_count{stage="retrieval"}'] == 1
+    assert exported['stage_seconds_sum{stage="store"}'] == 0.004
+    assert exported["upstream_seconds_count"] == 1
+    assert exported['shadow_total{agreement="yes"}'] == 1
+    assert exported['shadow_total{agreement="no"}'] == 0
 
 
 def test_clients_cannot_create_series() -> None:
@@ -80,14 +80,14 @@ def test_clients_cannot_create_series() -> None:
         metrics.observe(replace(DONE, status=number * 1000))
         metrics.cache_entries(f"n{number}", number)
         metrics.breaker(f"model-{number}", Breaker())
-    said = lines(metrics)
-    assert sum("namespace_requests_total" in name for name in said) == 6
-    assert said['namespace_requests_total{namespace="other"}'] == 1000 - 4
-    assert said['namespace_requests_total{namespace="a"}'] == 1000
-    assert sum(name.startswith("requests_total") for name in said) == 2
-    assert sum(name.startswith("cache_entries") for name in said) <= 6
-    assert said['breaker_state{route="other"}'] == 0
-    assert len(said) < 200
+    exported = lines(metrics)
+    assert sum("namespace_requests_total" in name for name in exported) == 6
+    assert exported['namespace_requests_total{namespace="other"}'] == 1000 - 4
+    assert exported['namespace_requests_total{namespace="a"}'] == 1000
+    assert sum(name.startswith("requests_total") for name in exported) == 2
+    assert sum(name.startswith("cache_entries") for name in exported) <= 6
+    assert exported['breaker_state{route="other"}'] == 0
+    assert len(exported) < 200
 
 
 def test_gateways_have_separate_metrics() -> None:

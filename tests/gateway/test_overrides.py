@@ -9,7 +9,7 @@ TIERS = {"bottega": "", "bottega/apprentice": "apprentice", "bottega/master": "m
 
 
 @pytest.mark.parametrize(
-    ("model", "headers", "found"),
+    ("model", "headers", "expected"),
     [
         ("bottega", {}, NONE),
         ("gpt", {}, NONE),
@@ -28,9 +28,9 @@ TIERS = {"bottega": "", "bottega/apprentice": "apprentice", "bottega/master": "m
     ],
 )
 def test_overrides_by_suffix_and_header(
-    model: str, headers: dict[str, str], found: Overrides
+    model: str, headers: dict[str, str], expected: Overrides
 ) -> None:
-    assert read_overrides(model, headers, TIERS) == found
+    assert read_overrides(model, headers, TIERS) == expected
 
 
 @pytest.mark.parametrize(

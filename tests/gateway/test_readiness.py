@@ -19,8 +19,8 @@ FINE = {"status": "ready", "paused": [], "misconfigured": []}
 
 
 def readiness(url: str) -> Any:
-    with urllib.request.urlopen(url.removesuffix("/v1") + "/readyz", timeout=20) as said:
-        return json.load(said)
+    with urllib.request.urlopen(url.removesuffix("/v1") + "/readyz", timeout=20) as response:
+        return json.load(response)
 
 
 def test_readyz_lists_paused_tiers(endpoint: Server, tmp_path: Path) -> None:

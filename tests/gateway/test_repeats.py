@@ -25,7 +25,7 @@ CAT = "data:image/png;base64,AAAA"
 
 
 @pytest.mark.parametrize(
-    ("finish", "said", "kept"),
+    ("finish", "text", "kept"),
     [
         ("stop", "a cat", True),
         ("stop", " \n", False),
@@ -36,10 +36,10 @@ CAT = "data:image/png;base64,AAAA"
         ("", "a cat", False),
     ],
 )
-def test_only_complete_answers_are_repeatable(finish: str, said: str, kept: bool) -> None:
-    assert is_repeatable((Completion(said, finish),)) is kept
+def test_only_complete_answers_are_repeatable(finish: str, text: str, kept: bool) -> None:
+    assert is_repeatable((Completion(text, finish),)) is kept
     assert not is_repeatable(())
-    assert not is_repeatable((Completion(said, finish),) * 2)
+    assert not is_repeatable((Completion(text, finish),) * 2)
 
 
 class Clock:
@@ -155,10 +155,10 @@ async def test_identical_requests_wait_for_the_first() -> None:
         nonlocal calls
         if reply := await flights.wait("k"):
             return reply
-        with flights.lead("k") as land:
+        with flights.lead("k") as store_reply:
             calls += 1
             await asyncio.sleep(0.01)
-            land(REPLY)
+            store_reply(REPLY)
         return REPLY
 
     assert await asyncio.gather(*(ask() for _ in range(20))) == [REPLY] * 20
@@ -169,17 +169,17 @@ async def test_identical_requests_wait_for_the_first() -> None:
 @pytest.mark.parametrize("how", ["fails", "is cancelled", "has nothing to repeat"])
 async def test_waiting_requests_continue_after_a_failure(how: str) -> None:
     flights: LeaderFlight[str, CachedReply] = LeaderFlight()
-    leads = asyncio.Event()
+    is_leader = asyncio.Event()
 
     async def first() -> None:
         with flights.lead("k"):
-            leads.set()
+            is_leader.set()
             await asyncio.sleep(60 if how == "is cancelled" else 0.01)
             if how == "fails":
                 raise OSError("no model")
 
     leader = asyncio.create_task(first())
-    await leads.wait()
+    await is_leader.wait()
     others = [asyncio.create_task(flights.wait("k")) for _ in range(5)]
     await asyncio.sleep(0)
     if how == "is cancelled":
@@ -191,25 +191,25 @@ async def test_waiting_requests_continue_after_a_failure(how: str) -> None:
 
 async def test_cancelled_waiter_affects_no_other() -> None:
     flights: LeaderFlight[str, CachedReply] = LeaderFlight()
-    with flights.lead("k") as land:
+    with flights.lead("k") as store_reply:
         waiting = [asyncio.create_task(flights.wait("k")) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         await asyncio.sleep(0)
-        land(REPLY)
+        store_reply(REPLY)
         assert await asyncio.gather(*waiting[1:]) == [REPLY] * 2
     assert waiting[0].cancelled()
 
 
 async def test_second_leader_does_not_affect_the_first() -> None:
     flights: LeaderFlight[str, CachedReply] = LeaderFlight()
-    with flights.lead("k") as land:
+    with flights.lead("k") as store_reply:
         waiting = asyncio.create_task(flights.wait("k"))
         await asyncio.sleep(0)
         with flights.lead("k") as beside:
             beside(CachedReply(b"beside"))
         assert not waiting.done()
-        land(REPLY)
+        store_reply(REPLY)
     assert await waiting is REPLY
 
 

@@ -65,31 +65,31 @@ def streamed(harness: Harness, given: Any, model: str = "bottega", **more: Any) 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """Send a request that stores nothing."""
-    with harness(tmp_path_factory.mktemp("shared")) as found:
-        yield found
+    with harness(tmp_path_factory.mktemp("shared")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def real(shared: Harness) -> Iterator[openai.OpenAI]:
-    with client(shared.url) as found:
-        yield found
+    with client(shared.url) as server:
+        yield server
 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Iterator[Harness]:
-    with harness(tmp_path) as found:
-        yield found
+    with harness(tmp_path) as server:
+        yield server
 
 
 def test_question_gets_a_reply(plain: Harness) -> None:
     reply = raw(plain, "hello", "bottega/master", metadata={"a": "b"}, user="u", temperature=0)
-    found = checked(reply)
-    assert found.output_text == "hello (0 shown)"
-    assert found.id == f"resp_{reply.headers['x-request-id'].removeprefix('req_')}"
-    assert (found.status, found.model, found.metadata) == ("completed", "big", {"a": "b"})
-    assert (found.user, found.temperature, found.top_p) == ("u", 0, None)
-    assert found.to_dict()["store"] is False
-    usage = found.usage
+    server = checked(reply)
+    assert server.output_text == "hello (0 shown)"
+    assert server.id == f"resp_{reply.headers['x-request-id'].removeprefix('req_')}"
+    assert (server.status, server.model, server.metadata) == ("completed", "big", {"a": "b"})
+    assert (server.user, server.temperature, server.top_p) == ("u", 0, None)
+    assert server.to_dict()["store"] is False
+    usage = server.usage
     assert usage is not None and usage.input_tokens > 0 and usage.output_tokens > 0
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
     assert reply.headers["x-bottega-route"] == "master"
@@ -99,13 +99,13 @@ def test_openai_client_reads_the_stream(plain: Harness) -> None:
     events = streamed(plain, response_input(1), "bottega/master")
     kinds = [event.type for event in events]
     assert list(dict.fromkeys(kinds)) == OF_A_TEXT
-    said = f"{QUESTION} (0 shown)"
-    assert "".join(one.delta for one in events if one.type == OF_A_TEXT[4]) == said
+    expected_text = f"{QUESTION} (0 shown)"
+    assert "".join(one.delta for one in events if one.type == OF_A_TEXT[4]) == expected_text
     last = events[-1].response
-    assert (last.output_text, last.status) == (said, "completed")
+    assert (last.output_text, last.status) == (expected_text, "completed")
     assert last.usage.input_tokens > 0
     assert {event.response.id for event in events if hasattr(event, "response")} == {last.id}
-    assert [example.answer for example in plain.examples()] == [said]
+    assert [example.answer for example in plain.examples()] == [expected_text]
 
 
 def test_openai_accumulator_reads_the_stream(plain: Harness) -> None:
@@ -155,7 +155,7 @@ def test_other_instructions_are_another_context(plain: Harness) -> None:
 
 def test_earlier_turns_reach_the_model(tmp_path: Path) -> None:
     seen = ScriptedGenerator(lambda prompt: "fine")
-    with harness(tmp_path, apprentice=seen) as found, client(found.url) as real:
+    with harness(tmp_path, apprentice=seen) as server, client(server.url) as real:
         first: Any = real.responses.create(model="bottega", input=response_input(1))
         more = [
             *response_input(1),
@@ -169,7 +169,7 @@ def test_earlier_turns_reach_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "param", "said"),
+    ("change", "param", "expected_text"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation"),
         ({"conversation": "conv_1"}, "conversation", "whole conversation"),
@@ -205,13 +205,13 @@ def test_earlier_turns_reach_the_model(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_fields_are_rejected_by_name(
-    real: openai.OpenAI, change: Any, param: str, said: str
+    real: openai.OpenAI, change: Any, param: str, expected_text: str
 ) -> None:
     given = change.pop("input", "hi")
     with pytest.raises(openai.BadRequestError) as refused:
         real.responses.create(model="bottega", input=given, **change)
     assert refused.value.param == param
-    assert said in refused.value.message
+    assert expected_text in refused.value.message
     assert refused.value.type == "invalid_request_error"
 
 
@@ -263,9 +263,9 @@ def test_deeply_nested_json_is_rejected(shared: Harness) -> None:
 
 def test_body_is_not_read_without_a_key(tmp_path: Path) -> None:
     keys = {"sk-test": Account("a", "a")}
-    with harness(tmp_path, authenticate=lambda token: keys.get(token or "")) as found:
-        raw(found, "hi")
-        with openai.OpenAI(base_url=found.url, api_key="sk-other", max_retries=0) as real:
+    with harness(tmp_path, authenticate=lambda token: keys.get(token or "")) as server:
+        raw(server, "hi")
+        with openai.OpenAI(base_url=server.url, api_key="sk-other", max_retries=0) as real:
             with pytest.raises(openai.AuthenticationError):
                 real.responses.create(model="bottega", input="hi", background=True)
             with pytest.raises(openai.AuthenticationError):
@@ -283,10 +283,10 @@ def test_failed_tier_gives_the_usual_error(tmp_path: Path) -> None:
     def broken(prompt: Prompt) -> str:
         raise ValueError("secret")
 
-    with harness(tmp_path, apprentice=ScriptedGenerator(broken)) as found:
+    with harness(tmp_path, apprentice=ScriptedGenerator(broken)) as server:
         for stream in (False, True):
             with pytest.raises(openai.InternalServerError) as failed:
-                raw(found, "hi", "bottega/apprentice", stream=stream)
+                raw(server, "hi", "bottega/apprentice", stream=stream)
             assert "secret" not in failed.value.message
 
 

@@ -56,8 +56,8 @@ def _answer(body: Body) -> bytes:
 def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     with harness(
         tmp_path_factory.mktemp("any"), master=AllTools(), apprentice=AllTools(), replays=False
-    ) as found:
-        yield found
+    ) as server:
+        yield server
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(

@@ -43,7 +43,7 @@ def gateway(server: doubles.Server, tmp_path: Path) -> Iterator[Harness]:
         yield found
 
 
-def said(finish: str = "stop", **message: Any) -> doubles.Answer:
+def reply_with(finish: str = "stop", **message: Any) -> doubles.Answer:
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
     usage = {
         "prompt_tokens": 10,
@@ -97,7 +97,7 @@ def test_settings_are_translated_to_chat_fields(gateway: Harness, server: double
 
 
 def test_usage_contains_details(gateway: Harness, server: doubles.Server) -> None:
-    server.answers = [said(content="fine")]
+    server.answers = [reply_with(content="fine")]
     reply = checked(raw(gateway, "hi", "bottega/master"))
     assert reply.usage is not None and reply.model == "m-1"
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (10, 5)
@@ -109,7 +109,7 @@ def test_a_typed_answer_is_parsed_by_the_client(gateway: Harness, server: double
     class Digit(BaseModel):
         value: int
 
-    server.answers = [said(content='{"value": 7}')]
+    server.answers = [reply_with(content='{"value": 7}')]
     with client(gateway.url) as real:
         parsed = real.responses.parse(model="bottega/master", input="hi", text_format=Digit)
     assert parsed.output_parsed == Digit(value=7)
@@ -121,7 +121,10 @@ def test_a_typed_answer_is_parsed_by_the_client(gateway: Harness, server: double
 def test_a_tool_is_called_and_its_answer_goes_back(
     gateway: Harness, server: doubles.Server
 ) -> None:
-    server.answers = [said("tool_calls", content=None, tool_calls=[CALLED]), doubles.ok("sunny")]
+    server.answers = [
+        reply_with("tool_calls", content=None, tool_calls=[CALLED]),
+        doubles.ok("sunny"),
+    ]
     first = raw(gateway, "weather?", "bottega/master", tools=[WEATHER], tool_choice="required")
     assert first.headers["x-bottega-cache"] == "passed"
     reply = checked(first)
@@ -233,7 +236,7 @@ def test_calls_without_indexes_or_with_objects_are_supported(
 ) -> None:
     calls = [{"id": id, "function": {"name": "weather", "arguments": {"n": id}}} for id in "ab"]
     server.answers = [
-        said("tool_calls", content="", tool_calls=calls),
+        reply_with("tool_calls", content="", tool_calls=calls),
         events(lines(delta(tool_calls=calls), chunk(finish="tool_calls"))),
     ]
     whole = checked(raw(gateway, "hi", "bottega/master", tools=[WEATHER])).output
@@ -250,7 +253,7 @@ def test_incomplete_answer_is_marked(
     gateway: Harness, server: doubles.Server, finish: str, reason: str
 ) -> None:
     server.answers = [
-        said(finish, content="Half"),
+        reply_with(finish, content="Half"),
         events(lines(chunk("Half"), chunk(finish=finish))),
     ]
     plain = checked(raw(gateway, "hi", "bottega/master"))
@@ -266,7 +269,7 @@ def test_incomplete_answer_is_marked(
 
 def test_model_refusal_is_returned(gateway: Harness, server: doubles.Server) -> None:
     server.answers = [
-        said(content=None, refusal="I will not."),
+        reply_with(content=None, refusal="I will not."),
         events(lines(delta(refusal="I will"), delta(refusal=" not."), chunk(finish="stop"))),
     ]
     plain = checked(raw(gateway, "hi", "bottega/master"))
@@ -278,7 +281,7 @@ def test_model_refusal_is_returned(gateway: Harness, server: doubles.Server) -> 
 
 def test_empty_reply_is_an_empty_message(gateway: Harness, server: doubles.Server) -> None:
     server.answers = [
-        said(content=""),
+        reply_with(content=""),
         events(lines(delta(role="assistant"), chunk(finish="stop"))),
     ]
     plain = checked(raw(gateway, "hi", "bottega/master"))

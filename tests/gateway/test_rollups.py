@@ -68,10 +68,10 @@ def by_hand() -> str:
 
 
 def assert_exact(ledger: Ledger) -> None:
-    kept, found = sums(ledger, "SELECT * FROM rollups"), sums(ledger, by_hand())
-    assert kept.keys() == found.keys() and kept
+    kept, report = sums(ledger, "SELECT * FROM rollups"), sums(ledger, by_hand())
+    assert kept.keys() == report.keys() and kept
     for key, values in kept.items():
-        assert values == pytest.approx(found[key], abs=1e-9)
+        assert values == pytest.approx(report[key], abs=1e-9)
 
 
 def test_sums_match_written_and_pruned_entries(ledger: Ledger) -> None:
@@ -90,13 +90,13 @@ def test_report_equals_the_sums_of_entries(
     chosen = [
         one for one in made if one.time >= (since or 0) and namespace in (None, one.namespace)
     ]
-    found = savings(ledger, namespace=namespace, since=since)
-    assert sum(route.requests for route in found.routes) == len(chosen)
-    assert found.spent_usd == pytest.approx(sum(one.cost_usd or 0 for one in chosen))
-    assert found.first == min(one.time for one in chosen)
-    assert found.last == max(one.time for one in chosen)
+    report = savings(ledger, namespace=namespace, since=since)
+    assert sum(route.requests for route in report.routes) == len(chosen)
+    assert report.spent_usd == pytest.approx(sum(one.cost_usd or 0 for one in chosen))
+    assert report.first == min(one.time for one in chosen)
+    assert report.last == max(one.time for one in chosen)
     answered = [one for one in chosen if one.state == "answered" and one.shots]
-    shown = [route for route in found.routes if route.state == "answered" and route.shots]
+    shown = [route for route in report.routes if route.state == "answered" and route.shots]
     assert sum(route.requests for route in shown) == len(answered)
     assert sum(route.seconds * route.requests for route in shown) == pytest.approx(
         sum(one.seconds for one in answered)
@@ -142,9 +142,9 @@ def test_older_file_gets_its_sums(tmp_path: Path) -> None:
     connection.executemany(f"INSERT INTO entries VALUES ({', '.join('?' * 16)})", rows)
     connection.close()
     ledger = Ledger.open(path)
-    found: Savings = savings(ledger)
-    assert (found.requests, found.spent_usd) == (20, 10.0)
-    assert found.alone is not None and found.alone.usd.n == 20
+    report: Savings = savings(ledger)
+    assert (report.requests, report.spent_usd) == (20, 10.0)
+    assert report.alone is not None and report.alone.usd.n == 20
     assert_exact(ledger)
     ledger.close()
 

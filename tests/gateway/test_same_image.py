@@ -15,8 +15,8 @@ from tests.server import Server, ok
 COLOUR, SHAPE = "Which colour is it?", "Which shape is it?"
 
 
-def ask(found: Harness, text: str, model: str = "bottega", shade: int = 7, **more: Any) -> Any:
-    return raw(found, user_messages(shade, text=text), model, **more)
+def ask(server: Harness, text: str, model: str = "bottega", shade: int = 7, **more: Any) -> Any:
+    return raw(server, user_messages(shade, text=text), model, **more)
 
 
 def shots(response: Any) -> int:
@@ -24,36 +24,36 @@ def shots(response: Any) -> int:
 
 
 def test_second_question_is_shown_the_first_answer(tmp_path: Path) -> None:
-    with harness(tmp_path, replays=False) as found:
-        assert ask(found, COLOUR, "bottega/master").headers["x-bottega-stored"]
-        second = ask(found, SHAPE)
+    with harness(tmp_path, replays=False) as server:
+        assert ask(server, COLOUR, "bottega/master").headers["x-bottega-stored"]
+        second = ask(server, SHAPE)
         assert shots(second) == 1
         assert second.parse().choices[0].message.content == f"{SHAPE} (1 shown)"
 
 
 def test_the_identical_question_is_not_shown_its_own_answer(tmp_path: Path) -> None:
-    with harness(tmp_path, replays=False) as found:
-        ask(found, COLOUR, "bottega/master")
-        assert shots(ask(found, COLOUR)) == 0
-        ask(found, SHAPE, "bottega/master")
-        assert shots(ask(found, COLOUR)) == 1
-        assert shots(ask(found, "Anything else?")) == 2
+    with harness(tmp_path, replays=False) as server:
+        ask(server, COLOUR, "bottega/master")
+        assert shots(ask(server, COLOUR)) == 0
+        ask(server, SHAPE, "bottega/master")
+        assert shots(ask(server, COLOUR)) == 1
+        assert shots(ask(server, "Anything else?")) == 2
 
 
 def test_other_contexts_are_separate(tmp_path: Path) -> None:
-    with harness(tmp_path, replays=False) as found:
-        ask(found, COLOUR, "bottega/master", stop=["."])
-        assert shots(ask(found, SHAPE)) == 0
-        assert shots(ask(found, SHAPE, stop=["."])) == 1
+    with harness(tmp_path, replays=False) as server:
+        ask(server, COLOUR, "bottega/master", stop=["."])
+        assert shots(ask(server, SHAPE)) == 0
+        assert shots(ask(server, SHAPE, stop=["."])) == 1
 
 
 def test_questions_with_different_choices_are_both_stored(tmp_path: Path) -> None:
     """Over HTTP the choices are part of the question text."""
     few, more = "Which colour? (a) red (b) blue", "Which colour? (a) red (b) grey"
-    with harness(tmp_path, replays=False) as found:
-        ask(found, few, "bottega/master")
-        ask(found, more, "bottega/master")
-        assert [example.query.text for example in found.examples()] == [few, more]
+    with harness(tmp_path, replays=False) as server:
+        ask(server, few, "bottega/master")
+        ask(server, more, "bottega/master")
+        assert [example.query.text for example in server.examples()] == [few, more]
 
 
 @pytest.mark.parametrize("kind", ["nearest", "bm25"])

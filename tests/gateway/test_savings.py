@@ -53,14 +53,14 @@ def note(
         )
 
 
-def of(ledger: Ledger, namespace: str | None = None, since: float | None = None) -> Savings:
+def savings_of(ledger: Ledger, namespace: str | None = None, since: float | None = None) -> Savings:
     ledger.flush()
     return savings(ledger, namespace=namespace, since=since)
 
 
 def test_empty_ledger_has_no_savings(ledger: Ledger) -> None:
-    found = of(ledger)
-    assert (found.requests, found.routes, found.alone, found.quality) == (0, (), None, None)
+    report = savings_of(ledger)
+    assert (report.requests, report.routes, report.alone, report.quality) == (0, (), None, None)
 
 
 def test_routes_are_counted(ledger: Ledger) -> None:
@@ -71,8 +71,8 @@ def test_routes_are_counted(ledger: Ledger) -> None:
     note(ledger, "master", None, state="replayed", times=2)
     note(ledger, "master", 0.2, state="passed")
     note(ledger, "master", None, state="failed")
-    found = of(ledger)
-    named = [(r.state, r.tier, r.shots, r.requests, r.unpriced) for r in found.routes]
+    report = savings_of(ledger)
+    named = [(r.state, r.tier, r.shots, r.requests, r.unpriced) for r in report.routes]
     assert named == [
         ("replayed", "", 0, 2, 0),
         ("answered", "apprentice", 0, 1, 0),
@@ -81,24 +81,24 @@ def test_routes_are_counted(ledger: Ledger) -> None:
         ("passed", "master", 0, 1, 0),
         ("failed", "master", 0, 1, 1),
     ]
-    shown = found.routes[2]
+    shown = report.routes[2]
     assert (shown.prompt_tokens, shown.completion_tokens, shown.seconds) == (40, 8, 0.5)
     assert shown.similarity == pytest.approx(0.75)
-    assert (shown.compared, found.routes[1].similarity) == (4, None)
-    assert found.spent_usd == pytest.approx(0.5 * 2 + 0.1 * 3 + 0.1 + 0.2)
-    assert (found.requests, found.unpriced) == (11, 2)
+    assert (shown.compared, report.routes[1].similarity) == (4, None)
+    assert report.spent_usd == pytest.approx(0.5 * 2 + 0.1 * 3 + 0.1 + 0.2)
+    assert (report.requests, report.unpriced) == (11, 2)
 
 
 def test_master_only_cost_is_estimated(ledger: Ledger) -> None:
-    draw = random.Random(0)
-    costs = [draw.uniform(0.1, 0.3) for _ in range(50)]
+    rng = random.Random(0)
+    costs = [rng.uniform(0.1, 0.3) for _ in range(50)]
     for cost in costs:
         note(ledger, "master", cost + 0.05, dismissed=0.05)
     note(ledger, "apprentice", 0.01, times=100)
     note(ledger, "master", None, state="replayed", times=20)
     note(ledger, "apprentice", 0.0, state="passed", times=5)
     note(ledger, "apprentice", None, state="failed", times=7)
-    alone = of(ledger).alone
+    alone = savings_of(ledger).alone
     assert alone is not None
     mean = sum(costs) / 50
     assert alone.usd.value == pytest.approx(sum(costs) + 125 * mean)
@@ -117,7 +117,7 @@ def test_master_costs_are_per_namespace(ledger: Ledger) -> None:
     note(ledger, "master", 3.0, namespace="b", times=20)
     note(ledger, "apprentice", namespace="a", times=5)
     note(ledger, "apprentice", namespace="c", times=5)
-    alone, in_a, in_c = (of(ledger, name).alone for name in (None, "a", "c"))
+    alone, in_a, in_c = (savings_of(ledger, name).alone for name in (None, "a", "c"))
     assert alone is not None
     assert in_a is not None
     assert in_c is not None
@@ -128,12 +128,12 @@ def test_master_costs_are_per_namespace(ledger: Ledger) -> None:
 
 def test_namespaces_are_resampled_separately(ledger: Ledger) -> None:
     """Their errors add up as squares."""
-    draw = random.Random(0)
+    rng = random.Random(0)
     for namespace in "abcdefgh":
         for _ in range(30):
-            note(ledger, "master", draw.uniform(0, 1), namespace=namespace)
+            note(ledger, "master", rng.uniform(0, 1), namespace=namespace)
         note(ledger, "apprentice", namespace=namespace, times=10)
-    alone = of(ledger).alone
+    alone = savings_of(ledger).alone
     assert alone is not None
     assert alone.usd.low is not None
     assert alone.usd.high is not None
@@ -143,25 +143,25 @@ def test_namespaces_are_resampled_separately(ledger: Ledger) -> None:
 
 def test_few_answers_have_no_interval_and_none_no_estimate(ledger: Ledger) -> None:
     note(ledger, "apprentice", times=5)
-    assert of(ledger).alone is None
+    assert savings_of(ledger).alone is None
     note(ledger, "master", None)  # of unknown price
-    assert of(ledger).alone is None
+    assert savings_of(ledger).alone is None
     note(ledger, "master", 0.5, times=9)
-    alone = of(ledger).alone
+    alone = savings_of(ledger).alone
     assert alone is not None
     assert (alone.usd.n, alone.usd.low, alone.saved.high) == (9, None, None)
     note(ledger, "master", 0.5)
-    enough = of(ledger).alone
+    enough = savings_of(ledger).alone
     assert enough is not None
     assert enough.usd.low is not None
 
 
 def test_very_many_answers_are_summarized(ledger: Ledger) -> None:
-    draw = random.Random(0)
+    rng = random.Random(0)
     for _ in range(10_500):
-        note(ledger, "master", draw.uniform(0, 1))
+        note(ledger, "master", rng.uniform(0, 1))
     note(ledger, "apprentice", times=100)
-    alone = of(ledger).alone
+    alone = savings_of(ledger).alone
     assert alone is not None
     assert alone.usd.low is not None
     assert alone.usd.high is not None
@@ -172,17 +172,17 @@ def test_very_many_answers_are_summarized(ledger: Ledger) -> None:
 def test_since_excludes_earlier_entries(ledger: Ledger) -> None:
     note(ledger, "master", 1.0, moment=10)
     note(ledger, "master", 2.0, moment=20)
-    found = of(ledger, since=15)
-    assert (found.requests, found.spent_usd, found.first) == (1, 2.0, 20)
+    report = savings_of(ledger, since=15)
+    assert (report.requests, report.spent_usd, report.first) == (1, 2.0, 20)
 
 
 def test_master_can_have_another_name(ledger: Ledger) -> None:
     note(ledger, "big", 1.0, times=3)
-    assert of(ledger).alone is None
+    assert savings_of(ledger).alone is None
     ledger.set_master("big")
-    found = of(ledger)
-    assert found.master == "big"
-    assert found.alone is not None
+    report = savings_of(ledger)
+    assert report.master == "big"
+    assert report.alone is not None
 
 
 def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
@@ -190,7 +190,7 @@ def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
         ledger.record_shadow("a", 0.9, float(number < 36), float(number < 28), 1000.0, "r")
     ledger.record_shadow("b", 0.9, 0.0, 1.0, 1000.0, "r")
     note(ledger, "master")
-    quality = of(ledger, "a").quality
+    quality = savings_of(ledger, "a").quality
     assert quality is not None
     # By hand: Agresti and Coull, (36 + 2) / 44; Agresti and Min, 8 against 0 of 40 pairs.
     share, gain = 38 / 44, 8 / 42
@@ -207,7 +207,7 @@ def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
 
 def test_one_sample_has_a_wide_interval(ledger: Ledger) -> None:
     ledger.record_shadow("a", 0.9, 1.0, 1.0, 1000.0, "r")
-    quality = of(ledger).quality
+    quality = savings_of(ledger).quality
     assert quality is not None
     assert quality.shown.low is not None
     assert quality.gain.low is not None
@@ -219,10 +219,10 @@ def test_one_sample_has_a_wide_interval(ledger: Ledger) -> None:
 def test_shadow_samples_cost_and_save_nothing(ledger: Ledger) -> None:
     note(ledger, "master", 0.5, times=10)
     note(ledger, "apprentice", 0.1, times=10)
-    before = of(ledger)
+    before = savings_of(ledger)
     note(ledger, "master", 0.5, state="shadow", times=2)
     note(ledger, "apprentice", 0.1, state="shadow", times=2)
-    after = of(ledger)
+    after = savings_of(ledger)
     assert before.requests == after.requests == 20
     assert after.spent_usd == pytest.approx(before.spent_usd + 1.2)
     assert before.alone is not None and after.alone is not None
@@ -233,9 +233,9 @@ def test_shadow_samples_cost_and_save_nothing(ledger: Ledger) -> None:
 
 def test_paid_failure_of_the_master_counts_on_both_sides(ledger: Ledger) -> None:
     note(ledger, "master", 0.5, times=10)
-    before = of(ledger)
+    before = savings_of(ledger)
     note(ledger, "master", 0.3, state="failed", times=3)
-    after = of(ledger)
+    after = savings_of(ledger)
     assert before.alone is not None and after.alone is not None
     assert after.spent_usd == pytest.approx(before.spent_usd + 0.9)
     assert after.alone.usd.value == pytest.approx(5.9)
@@ -248,10 +248,10 @@ def test_rejected_requests_are_listed_separately(ledger: Ledger) -> None:
     note(ledger, "master", None, state="replayed")
     for status in (400, 429, 499, 502):
         ledger.note(Entry(1000.0, "r", "k", "a", "", "", "failed", cost_usd=0.0, status=status))
-    found = of(ledger)
-    named = {route.state: route.requests for route in found.routes}
+    report = savings_of(ledger)
+    named = {route.state: route.requests for route in report.routes}
     assert named == {"answered": 3, "replayed": 1, "failed": 2, "refused": 2}
-    assert (found.requests, found.answered) == (8, 4)
+    assert (report.requests, report.answered) == (8, 4)
 
 
 def test_sums_of_answers_and_of_samples_count_together(
@@ -265,7 +265,7 @@ def test_sums_of_answers_and_of_samples_count_together(
     reader = SavingsReader(ledger, 0.0, None, "master")
     for most, values in ((4, costs), (3, [])):
         monkeypatch.setattr(savings_module, "MAX_EXACT_COSTS", most)
-        found = reader.costs()["a"]
-        assert sorted(found.values) == values
-        assert (found.n, found.mean) == (4, 3.0)
-        assert found.deviation == pytest.approx(3.5**0.5)
+        report = reader.costs()["a"]
+        assert sorted(report.values) == values
+        assert (report.n, report.mean) == (4, 3.0)
+        assert report.deviation == pytest.approx(3.5**0.5)

@@ -136,18 +136,18 @@ def test_answers_under_other_instructions_are_not_examples(plain: Harness) -> No
 
 
 def test_cut_reply_is_neither_stored_nor_repeated(tmp_path: Path) -> None:
-    class Cut(ScriptedGenerator):
+    class TruncatingGenerator(ScriptedGenerator):
         async def generate(self, *args: Any) -> Any:
             reply = await super().generate(*args)
             cut = replace(reply.completions[0], finish_reason="length")
             return replace(reply, completions=(cut,))
 
-    with harness(tmp_path, master=Cut(lambda prompt: "Half of")) as found:
+    with harness(tmp_path, master=TruncatingGenerator(lambda prompt: "Half of")) as server:
         for _ in range(2):
-            reply = raw(found, user_messages(1), "bottega/master")
+            reply = raw(server, user_messages(1), "bottega/master")
             assert reply.headers["x-bottega-cache"] == "none"
             assert "x-bottega-stored" not in reply.headers
-        assert found.examples() == []
+        assert server.examples() == []
 
 
 def test_tools_and_background_prompts_bypass_the_pipeline(plain: Harness) -> None:
@@ -164,15 +164,15 @@ def test_low_confidence_escalates(tmp_path: Path) -> None:
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
-    with harness(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 3}) as found:
-        reply = raw(found, user_messages(1))
+    with harness(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 3}) as server:
+        reply = raw(server, user_messages(1))
         assert reply.headers["x-bottega-route"] == "master"
         assert len(reply.parse().choices) == 1
         assert (
             int(reply.headers["x-bottega-completion-tokens"])
             > reply.parse().usage.completion_tokens
         )
-        with client(found.url) as real:  # a stream waits until the tier is final
+        with client(server.url) as real:  # a stream waits until the tier is final
             stream = real.chat.completions.create(
                 model="bottega", messages=user_messages(2), stream=True
             )
@@ -196,7 +196,7 @@ async def test_unserved_paths_give_an_openai_error(plain: Harness, path: str) ->
 
 
 async def test_disconnect_ends_a_free_call(tmp_path: Path) -> None:
-    class Slow(ScriptedGenerator):
+    class SlowGenerator(ScriptedGenerator):
         seen = threading.Semaphore(0)  # one release per cancellation
 
         async def generate(self, *args: Any) -> Any:
@@ -206,28 +206,28 @@ async def test_disconnect_ends_a_free_call(tmp_path: Path) -> None:
                 self.seen.release()
                 raise
 
-    slow = Slow(["never"])
-    with harness(tmp_path, apprentice=slow) as found:
-        found.gateway.finalizer = replace(found.gateway.finalizer, price=lambda model, usage: 0.0)
+    slow = SlowGenerator(["never"])
+    with harness(tmp_path, apprentice=slow) as server:
+        server.gateway.finalizer = replace(server.gateway.finalizer, price=lambda model, usage: 0.0)
         for stream in (False, True):
             body = {"model": "bottega", "messages": user_messages(1), "stream": stream}
             async with aiohttp.ClientSession() as session:
                 with pytest.raises(TimeoutError):
                     await session.post(
-                        f"{found.url}/chat/completions",
+                        f"{server.url}/chat/completions",
                         json=body,
                         timeout=aiohttp.ClientTimeout(0.3),
                     )
-        assert await asyncio.to_thread(found.wait, 2)
+        assert await asyncio.to_thread(server.wait, 2)
         assert await asyncio.to_thread(slow.seen.acquire, timeout=5)
         assert await asyncio.to_thread(slow.seen.acquire, timeout=5)
-        assert {one.status for one in found.over} == {499}
+        assert {one.status for one in server.records} == {499}
 
 
 async def test_concurrent_identical_requests_call_the_model_once(tmp_path: Path) -> None:
     slow = ScriptedGenerator(lambda prompt: "one", latency=0.3)
-    with harness(tmp_path, apprentice=slow) as found:
-        async with openai.AsyncOpenAI(base_url=found.url, api_key="x") as real:
+    with harness(tmp_path, apprentice=slow) as server:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="x") as real:
             replies = await asyncio.gather(
                 *(
                     real.chat.completions.create(model="bottega", messages=user_messages(1))
@@ -240,17 +240,17 @@ async def test_concurrent_identical_requests_call_the_model_once(tmp_path: Path)
 
 def test_reasoning_of_the_master_is_not_stored(tmp_path: Path) -> None:
     replies = ["<think>bows, two of them</think>It is a 3.", "<think>still thinking"]
-    with harness(tmp_path, master=ScriptedGenerator(replies, name="big")) as found:
-        thought = raw(found, user_messages(1), "bottega/master")
+    with harness(tmp_path, master=ScriptedGenerator(replies, name="big")) as server:
+        thought = raw(server, user_messages(1), "bottega/master")
         assert thought.parse().choices[0].message.content == replies[0]
-        assert "x-bottega-stored" not in raw(found, user_messages(2), "bottega/master").headers
-        assert [example.answer for example in found.examples()] == ["It is a 3."]
+        assert "x-bottega-stored" not in raw(server, user_messages(2), "bottega/master").headers
+        assert [example.answer for example in server.examples()] == ["It is a 3."]
 
 
 def test_unopenable_cache_fails_no_request(tmp_path: Path) -> None:
     (tmp_path / "cache.db").write_bytes(b"this is no database" * 100)
-    with harness(tmp_path) as found:
-        reply = raw(found, user_messages(1))
+    with harness(tmp_path) as server:
+        reply = raw(server, user_messages(1))
         assert reply.headers["x-bottega-route"] == "apprentice"
         assert reply.headers["x-bottega-demonstrations"] == "0"
 
@@ -269,11 +269,11 @@ def test_demonstrations_precede_the_clients_turn(tmp_path: Path, text_first: boo
     def recorded(pipeline: Pipeline) -> Pipeline:
         return replace(pipeline, record=record)
 
-    with harness(tmp_path, apprentice=ScriptedGenerator(first), change=recorded) as found:
-        raw(found, user_messages(1), "bottega/master")
+    with harness(tmp_path, apprentice=ScriptedGenerator(first), change=recorded) as server:
+        raw(server, user_messages(1), "bottega/master")
         (turn,) = user_messages(2)
         if text_first:
             turn["content"].reverse()
-        reply = raw(found, [turn]).parse().choices[0].message.content
+        reply = raw(server, [turn]).parse().choices[0].message.content
     assert reply == ("text text" if text_first else "image image")
     assert first(seen[-1].prompt) == reply

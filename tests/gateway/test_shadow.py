@@ -31,7 +31,7 @@ def wrong_with_example(prompt: Prompt) -> str:
     return "no idea" if len(prompt.messages) > 1 else "seven"
 
 
-def measured(
+def shadow_parts(
     gate: BenefitGate, *, gated: bool = True, rate: float = 1.0
 ) -> tuple[ShadowSampler, Callable[[Tenant], Tenant], Callable[[Pipeline], Pipeline]]:
     shadow = ShadowSampler(gate, agreement, rate=rate)
@@ -41,11 +41,11 @@ def measured(
         else TopKReranker("nearest-last")
     )
 
-    def furnish(tenant: Tenant) -> Tenant:
+    def customize(tenant: Tenant) -> Tenant:
         ungated = replace(tenant.pipeline, rerank=TopKReranker("nearest-last"))
         return replace(tenant, shadow=shadow, ungated=ungated)
 
-    return shadow, furnish, lambda pipeline: replace(pipeline, rerank=rerank)
+    return shadow, customize, lambda pipeline: replace(pipeline, rerank=rerank)
 
 
 @pytest.mark.parametrize(
@@ -55,77 +55,77 @@ def test_gate_shows_demonstrations_that_help(
     tmp_path: Path, apprentice: Callable[[Prompt], str], helps: bool
 ) -> None:
     gate = BenefitGate(min_samples=5, window=60)
-    shadow, furnish, change = measured(gate)
+    shadow, customize, change = shadow_parts(gate)
     with harness(
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
         apprentice=ScriptedGenerator(apprentice),
-        furnish=furnish,
+        customize=customize,
         change=change,
-    ) as found:
-        raw(found, user_messages(100), "bottega/master")
+    ) as server:
+        raw(server, user_messages(100), "bottega/master")
         for shade in range(10):
-            first = raw(found, user_messages(shade))
+            first = raw(server, user_messages(shade))
             if shade == 0:
                 assert first.headers["x-bottega-demonstrations"] == "0"  # not measured yet
-            found.wait(1 + 3 * (shade + 1))  # the answer and two shadow calls
-        last = raw(found, user_messages(50))
+            server.wait(1 + 3 * (shade + 1))  # the answer and two shadow calls
+        last = raw(server, user_messages(50))
         assert (last.headers["x-bottega-demonstrations"] != "0") is helps
         assert last.parse().choices[0].message.content == "seven"
     quality = shadow.summary()
     assert quality.n >= 10
     assert quality.with_demonstrations.value == (1.0 if helps else 0.0)
     assert quality.without.value == (0.0 if helps else 1.0)
-    assert {(pair.shown, pair.hidden) for _, pair in found.pairs} == {
+    assert {(pair.shown, pair.hidden) for _, pair in server.pairs} == {
         (1.0, 0.0) if helps else (0.0, 1.0)
     }
 
 
 def test_master_answers_of_measurements_are_stored_and_counted(tmp_path: Path) -> None:
     gate = BenefitGate()
-    _, furnish, change = measured(gate, gated=False)
+    _, customize, change = shadow_parts(gate, gated=False)
     with harness(
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
         apprentice=ScriptedGenerator(correct_with_example),
-        furnish=furnish,
+        customize=customize,
         change=change,
-    ) as found:
-        raw(found, user_messages(100), "bottega/master")
-        answer = raw(found, user_messages(1))
-        found.wait(4)
-        samples = [one for one in found.over if one.state == "shadow"]
+    ) as server:
+        raw(server, user_messages(100), "bottega/master")
+        answer = raw(server, user_messages(1))
+        server.wait(4)
+        samples = [one for one in server.records if one.state == "shadow"]
         assert sorted(one.route for one in samples) == ["apprentice", "master"]
         assert {one.request_id for one in samples} == {answer.headers["x-request-id"]}
         assert all(one.cost_usd for one in samples)
-        assert len(found.examples()) == 2
+        assert len(server.examples()) == 2
 
 
 def test_requests_with_overrides_are_not_measured(tmp_path: Path) -> None:
     gate = BenefitGate()
-    shadow, furnish, change = measured(gate, gated=False)
-    with harness(tmp_path, furnish=furnish, change=change) as found:
-        raw(found, user_messages(100), "bottega/master")
-        raw(found, user_messages(1), "bottega/apprentice")
-        raw(found, user_messages(2), "bottega:no-retrieve")
-        raw(found, user_messages(3), "bottega", n=2)
-        raw(found, [{"role": "user", "content": "### Task: a title"}])
+    shadow, customize, change = shadow_parts(gate, gated=False)
+    with harness(tmp_path, customize=customize, change=change) as server:
+        raw(server, user_messages(100), "bottega/master")
+        raw(server, user_messages(1), "bottega/apprentice")
+        raw(server, user_messages(2), "bottega:no-retrieve")
+        raw(server, user_messages(3), "bottega", n=2)
+        raw(server, [{"role": "user", "content": "### Task: a title"}])
         assert shadow.begins()  # all slots are free
-    assert not found.pairs
-    assert all(one.state != "shadow" for one in found.over)
+    assert not server.pairs
+    assert all(one.state != "shadow" for one in server.records)
 
 
 def test_unavailable_master_fails_only_the_sample(tmp_path: Path) -> None:
     gate = BenefitGate()
-    shadow, furnish, change = measured(gate, gated=False)
+    shadow, customize, change = shadow_parts(gate, gated=False)
     failing = ScriptedGenerator(["seven", *[ServerFailedError("down", status=500)] * 9], name="big")
-    with harness(tmp_path, master=failing, furnish=furnish, change=change) as found:
-        raw(found, user_messages(100), "bottega/master")
+    with harness(tmp_path, master=failing, customize=customize, change=change) as server:
+        raw(server, user_messages(100), "bottega/master")
         for shade in range(3):
-            assert raw(found, user_messages(shade)).headers["x-bottega-route"] == "apprentice"
-        found.wait(10)
+            assert raw(server, user_messages(shade)).headers["x-bottega-route"] == "apprentice"
+        server.wait(10)
     assert shadow.summary().failed == 3
-    assert not found.pairs
+    assert not server.pairs
 
 
 @pytest.mark.parametrize("samples", [1, 2])
@@ -138,7 +138,7 @@ def test_escalated_answer_is_measured(tmp_path: Path, samples: int) -> None:
         return None if is_sure else Tier("master", tier.generator)
 
     gate = BenefitGate(min_samples=5, window=60)
-    shadow, furnish, change = measured(gate)
+    shadow, customize, change = shadow_parts(gate)
 
     def enough(samples: int) -> bool:
         return shadow.summary().n >= samples
@@ -147,40 +147,42 @@ def test_escalated_answer_is_measured(tmp_path: Path, samples: int) -> None:
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
         apprentice=ScriptedGenerator(correct_with_example),
-        furnish=furnish,
+        customize=customize,
         change=lambda pipeline: replace(change(pipeline), escalate=unsure),
         asks={"n": samples} if samples > 1 else None,
-    ) as found:
-        raw(found, user_messages(100), "bottega/master")
+    ) as server:
+        raw(server, user_messages(100), "bottega/master")
         for shade in range(8):
-            reply = raw(found, user_messages(shade))
+            reply = raw(server, user_messages(shade))
             if shade == 0:
                 assert reply.headers["x-bottega-route"] == "master"
                 # The master already answered and is not called again.
-                found.wait(3)
-                assert [one.route for one in found.over if one.state == "shadow"] == ["apprentice"]
-            wait_for(partial(enough, shade + 1))
-        assert raw(found, user_messages(50)).headers["x-bottega-route"] == "apprentice"
-    pair = found.pairs[0][1]
+                server.wait(3)
+                assert [one.route for one in server.records if one.state == "shadow"] == [
+                    "apprentice"
+                ]
+            wait_until(partial(enough, shade + 1))
+        assert raw(server, user_messages(50)).headers["x-bottega-route"] == "apprentice"
+    pair = server.pairs[0][1]
     assert (pair.shown, pair.hidden) == (1.0, 0.0)
 
 
 def test_master_answer_replaces_the_cached_reply(tmp_path: Path) -> None:
     """Otherwise wrong replies from before the gate opened would be repeated."""
-    _, furnish, change = measured(BenefitGate())
+    _, customize, change = shadow_parts(BenefitGate())
     with harness(
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
         apprentice=ScriptedGenerator(correct_with_example),
-        furnish=furnish,
+        customize=customize,
         change=change,
-    ) as found:
-        raw(found, user_messages(100), "bottega/master")
-        wrong = raw(found, user_messages(1))
+    ) as server:
+        raw(server, user_messages(100), "bottega/master")
+        wrong = raw(server, user_messages(1))
         assert wrong.parse().choices[0].message.content == "no idea"
-        found.wait(4)
-        again = raw(found, user_messages(1))
-        other = raw(found, user_messages(1), "bottega/apprentice")
+        server.wait(4)
+        again = raw(server, user_messages(1))
+        other = raw(server, user_messages(1), "bottega/apprentice")
     assert again.parse().choices[0].message.content == "seven"
     assert (again.headers["x-bottega-cache"], again.headers["x-bottega-route"]) == (
         "replayed",
@@ -190,30 +192,30 @@ def test_master_answer_replaces_the_cached_reply(tmp_path: Path) -> None:
 
 
 def test_cut_master_answer_replaces_nothing(tmp_path: Path) -> None:
-    class Cut(ScriptedGenerator):
+    class TruncatingGenerator(ScriptedGenerator):
         async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
             reply = await super().generate(prompt, sampling)
             cut = tuple(replace(one, finish_reason="length") for one in reply.completions)
             return replace(reply, completions=cut) if len(self.calls) > 1 else reply
 
-    _, furnish, change = measured(BenefitGate())
+    _, customize, change = shadow_parts(BenefitGate())
     with harness(
         tmp_path,
-        master=Cut(lambda prompt: "seven", name="big"),
+        master=TruncatingGenerator(lambda prompt: "seven", name="big"),
         apprentice=ScriptedGenerator(correct_with_example),
-        furnish=furnish,
+        customize=customize,
         change=change,
-    ) as found:
-        raw(found, user_messages(100), "bottega/master")
-        raw(found, user_messages(1))
-        found.wait(4)
-        again = raw(found, user_messages(1))
+    ) as server:
+        raw(server, user_messages(100), "bottega/master")
+        raw(server, user_messages(1))
+        server.wait(4)
+        again = raw(server, user_messages(1))
     assert again.headers["x-bottega-cache"] == "replayed"
     assert again.parse().choices[0].message.content == "no idea"
 
 
-def wait_for(happened: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 10
-    while not happened():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)

@@ -119,15 +119,15 @@ def test_deleted_answer_is_not_replayed(endpoint: Server, filled_cache: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0, "bought again"), (400, "bought again"), (600, "seven")]
+    ("seconds", "text"), [(0, "bought again"), (400, "bought again"), (600, "seven")]
 )
 def test_answers_older_than_replay_seconds_are_not_replayed(
-    endpoint: Server, filled_cache: Path, seconds: int, said: str
+    endpoint: Server, filled_cache: Path, seconds: int, text: str
 ) -> None:
     with_old_notes(filled_cache, 500.0)
     with gateway(endpoint, filled_cache, f"[replay]\nseconds = {seconds}\n") as (_, url):
         reply, _ = ask(url, QUESTION)
-    assert reply["choices"][0]["message"]["content"] == said
+    assert reply["choices"][0]["message"]["content"] == text
 
 
 def with_old_notes(folder: Path, age: float) -> None:
@@ -150,8 +150,8 @@ def test_apprentice_answer_is_not_replayed(endpoint: Server, filled_cache: Path)
 
 def test_no_store_and_reasoning_leave_nothing_to_replay(endpoint: Server, tmp_path: Path) -> None:
     """A stored answer lacks the reasoning, so it differs from the original reply."""
-    for model, said in (("bottega:no-store", "seven"), ("bottega", "<think>3, 4</think>seven")):
-        endpoint.answers = [ok(said)]
+    for model, text in (("bottega:no-store", "seven"), ("bottega", "<think>3, 4</think>seven")):
+        endpoint.answers = [ok(text)]
         with gateway(endpoint, tmp_path) as (_, url):
             _, headers = ask(url, QUESTION, model=model)
             assert headers["x-bottega-route"] == "large"

@@ -55,7 +55,7 @@ def test_pipeline_is_loaded_by_name(shop: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "error_text"),
     [
         ("shop", "name is incomplete"),
         ("shop:", "name is incomplete"),
@@ -65,8 +65,8 @@ def test_pipeline_is_loaded_by_name(shop: None) -> None:
         ("shop:untold", "has no tiers"),
     ],
 )
-def test_invalid_pipeline_names_are_reported(shop: None, target: str, said: str) -> None:
-    with pytest.raises(SettingError, match=said) as error:
+def test_invalid_pipeline_names_are_reported(shop: None, target: str, error_text: str) -> None:
+    with pytest.raises(SettingError, match=error_text) as error:
         load_pipeline(target)
     assert error.value.hint
 
@@ -193,9 +193,9 @@ def test_a_request_without_a_question_is_rejected(served: tuple[Any, str]) -> No
     turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(url, "", messages=turns)
-    said = json.load(refused.value)["error"]
-    assert (refused.value.code, said["code"]) == (400, "unsupported")
-    assert "pipeline" in said["message"]
+    error_text = json.load(refused.value)["error"]
+    assert (refused.value.code, error_text["code"]) == (400, "unsupported")
+    assert "pipeline" in error_text["message"]
     assert not shop.brief.calls
 
 

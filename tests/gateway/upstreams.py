@@ -32,7 +32,7 @@ WHOLE = [chunk("a"), chunk("b"), chunk(finish="stop"), USAGE]
 
 
 def lines(*chunks: object, done: bool = True) -> bytes:
-    events = b"".join(b"data: " + orjson.dumps(one) + b"\n\n" for one in chunks)
+    events = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks)
     return events + (b"data: [DONE]\n\n" if done else b"")
 
 
@@ -55,18 +55,18 @@ def events(*pieces: bytes | float, kind: str = "text/event-stream", end: str = "
     return answer
 
 
-async def streamed(one: HttpUpstream, body: dict[str, Any] = BODY) -> list[Any]:
+async def streamed(upstream: HttpUpstream, body: dict[str, Any] = BODY) -> list[Any]:
     try:
-        return [orjson.loads(payload) async for payload in one.stream(body)]
+        return [orjson.loads(payload) async for payload in upstream.stream(body)]
     finally:
-        await one.aclose()
+        await upstream.aclose()
 
 
-async def completed(one: HttpUpstream, body: dict[str, Any] = BODY) -> Any:
+async def completed(upstream: HttpUpstream, body: dict[str, Any] = BODY) -> Any:
     try:
-        return await one.complete(body)
+        return await upstream.complete(body)
     finally:
-        await one.aclose()
+        await upstream.aclose()
 
 
 def watched(answer: Answer, gone: threading.Event) -> Answer:

@@ -79,7 +79,7 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> byte
 
 
 def test_chunks_become_a_complete_reply() -> None:
-    found = from_chunks(
+    reply = from_chunks(
         [
             chunk({"role": "assistant", "content": ""}, usage=None),
             chunk({"role": "assistant", "reasoning_content": "Whis"}),
@@ -89,9 +89,9 @@ def test_chunks_become_a_complete_reply() -> None:
             orjson.dumps({"id": "1", "model": "m", "choices": [], "usage": USAGE}),
         ]
     )
-    assert found.completions == (Completion("A cat."),)
-    assert (found.model, found.usage) == ("m", Usage(12, 3, 4))
-    assert orjson.loads(found.payload) == {
+    assert reply.completions == (Completion("A cat."),)
+    assert (reply.model, reply.usage) == ("m", Usage(12, 3, 4))
+    assert orjson.loads(reply.payload) == {
         "id": "1",
         "object": "chat.completion",
         "created": 2,
@@ -112,8 +112,8 @@ def test_chunks_become_a_complete_reply() -> None:
 
 
 def test_repeated_finish_reason_is_not_joined() -> None:
-    found = from_chunks([chunk({"content": "a"}, "stop"), chunk({}, "stop")])
-    assert is_repeatable(found.completions)
+    reply = from_chunks([chunk({"content": "a"}, "stop"), chunk({}, "stop")])
+    assert is_repeatable(reply.completions)
 
 
 def test_tool_call_pieces_are_joined() -> None:
@@ -122,7 +122,7 @@ def test_tool_call_pieces_are_joined() -> None:
 
     first = {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f"}}]}
     second = {"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {}}]}
-    found = from_chunks(
+    reply = from_chunks(
         [
             chunk(first),
             chunk(call(0, arguments='{"x"')),
@@ -132,13 +132,13 @@ def test_tool_call_pieces_are_joined() -> None:
             chunk({}, "tool_calls"),
         ]
     )
-    message = orjson.loads(found.payload)["choices"][0]["message"]
+    message = orjson.loads(reply.payload)["choices"][0]["message"]
     assert message["content"] is None
     assert message["tool_calls"] == [
         {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
         {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
     ]
-    assert not is_repeatable(found.completions)
+    assert not is_repeatable(reply.completions)
 
 
 def test_choices_are_assembled_separately() -> None:
@@ -146,9 +146,9 @@ def test_choices_are_assembled_separately() -> None:
         choice = {"index": index, "delta": {"content": text}, "finish_reason": finish}
         return orjson.dumps({"choices": [choice]})
 
-    found = from_chunks([at(1, "b"), at(0, "a"), at(1, "B", "stop"), at(0, "A", "length")])
-    assert found.completions == (Completion("aA", "length"), Completion("bB", "stop"))
-    assert found.usage is None and not is_repeatable(found.completions)
+    reply = from_chunks([at(1, "b"), at(0, "a"), at(1, "B", "stop"), at(0, "A", "length")])
+    assert reply.completions == (Completion("aA", "length"), Completion("bB", "stop"))
+    assert reply.usage is None and not is_repeatable(reply.completions)
 
 
 @pytest.mark.parametrize(

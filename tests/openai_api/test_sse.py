@@ -41,19 +41,19 @@ def test_events_do_not_depend_on_chunk_boundaries(
 ) -> None:
     values, text = stream
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
-    reader, found = EventReader("x"), []
+    reader, payloads = EventReader("x"), []
     for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        found += reader.feed(text[start:stop])
-    assert [orjson.loads(payload) for payload in found] == values
-    assert all(b"\n" not in payload and b"\r" not in payload for payload in found)
+        payloads += reader.feed(text[start:stop])
+    assert [orjson.loads(payload) for payload in payloads] == values
+    assert all(b"\n" not in payload and b"\r" not in payload for payload in payloads)
     assert reader.end() == []
 
 
 @given(st.binary())
 def test_single_bytes_give_the_same_events(noise: bytes) -> None:
     whole, slow = EventReader("x"), EventReader("x")
-    found = whole.feed(noise) + whole.end()
-    assert [one for byte in noise for one in slow.feed(bytes([byte]))] + slow.end() == found
+    payloads = whole.feed(noise) + whole.end()
+    assert [one for byte in noise for one in slow.feed(bytes([byte]))] + slow.end() == payloads
 
 
 @settings(max_examples=30)
@@ -93,6 +93,6 @@ def test_long_line_in_small_pieces_is_joined_once() -> None:
     reader.feed(b"data: ")
     for _ in range(40_000):
         assert reader.feed(b"x" * 100) == []
-    (found,) = reader.feed(b"\n\n")
-    assert len(found) == 4_000_000
+    (payloads,) = reader.feed(b"\n\n")
+    assert len(payloads) == 4_000_000
     assert time.process_time() - start < 1
