@@ -141,10 +141,10 @@ async def test_invalid_server_replies_are_rejected(
     world: World, answer: Answer, message: str | None
 ) -> None:
     world.answer = answer
-    if said is None:
+    if message is None:
         assert await world.fetcher().fetch(world.url()) == PIXEL
     else:
-        assert said in str(await world.rejected(world.url(), max_bytes=100_000, seconds=0.5))
+        assert message in str(await world.rejected(world.url(), max_bytes=100_000, seconds=0.5))
 
 
 async def test_no_more_than_the_allowed_number_of_fetches_run_at_once(world: World) -> None:
