@@ -42,9 +42,9 @@ def test_macro_f1_interval_is_95_percent() -> None:
     """With equal accuracy for every label the interval is centred on that accuracy."""
     rng = np.random.default_rng(0)
     truth = [("a",)] * 400
-    said = [("a",) if right else () for right in rng.uniform(0, 1, 400) < 0.5]
-    estimate = macro_f1(truth, said, ("a",), seed=0)
-    share = sum(map(bool, said)) / 400
+    predicted = [("a",) if right else () for right in rng.uniform(0, 1, 400) < 0.5]
+    estimate = macro_f1(truth, predicted, ("a",), seed=0)
+    share = sum(map(bool, predicted)) / 400
     error = 2 / (1 + share) ** 2 * (share * (1 - share) / 400) ** 0.5  # F1 is 2s / (1 + s)
     assert estimate.value == pytest.approx(2 * share / (1 + share))
     assert estimate.high - estimate.low == pytest.approx(2 * 1.96 * error, rel=0.08)
@@ -69,17 +69,17 @@ def test_macro_f1_agrees_with_scikit_learn(data: st.DataObject, truth: list[set[
 
 
 def test_macro_f1_of_a_run_matches_its_answers() -> None:
-    truth, said = [("a",), ("a", "b"), ("b",)], [("a",), ("a",), ("c",)]
+    truth, predicted = [("a",), ("a", "b"), ("b",)], [("a",), ("a",), ("c",)]
     judged = [
         Judgement(Example(Query(str(i)), "", labels=gold), Answer("", labels=reply), 0.0)
-        for i, (gold, reply) in enumerate(zip(truth, said, strict=True))
+        for i, (gold, reply) in enumerate(zip(truth, predicted, strict=True))
     ]
     estimate = MacroF1(LABELS).estimate(judged, seed=0)
-    assert estimate == macro_f1(truth, said, LABELS, seed=0)
+    assert estimate == macro_f1(truth, predicted, LABELS, seed=0)
     assert estimate.value == pytest.approx(1 / 3)  # a: 1, b: 0, c: 0
 
 
 def test_macro_f1_is_repeatable_for_a_seed() -> None:
-    truth, said = [("a",), ("b",), ("a", "b")] * 5, [("a",), ("a",), ("b",)] * 5
-    assert macro_f1(truth, said, LABELS, seed=3) == macro_f1(truth, said, LABELS, seed=3)
-    assert macro_f1(truth, said, LABELS, seed=3) != macro_f1(truth, said, LABELS, seed=4)
+    truth, predicted = [("a",), ("b",), ("a", "b")] * 5, [("a",), ("a",), ("b",)] * 5
+    assert macro_f1(truth, predicted, LABELS, seed=3) == macro_f1(truth, predicted, LABELS, seed=3)
+    assert macro_f1(truth, predicted, LABELS, seed=3) != macro_f1(truth, predicted, LABELS, seed=4)

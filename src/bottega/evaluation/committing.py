@@ -87,5 +87,5 @@ def _tell(done: asyncio.Future[None], error: Exception | None) -> None:
         else:
             done.set_exception(error)
 
-    with suppress(RuntimeError):  # the loop is closed, and nobody waits: what was written stays
+    with suppress(RuntimeError):  # closed loop: no caller waits, the write is kept
         done.get_loop().call_soon_threadsafe(tell)

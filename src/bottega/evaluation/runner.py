@@ -212,7 +212,7 @@ class _MethodRun:
             return
         state.endpoint.answered |= outcome.trace is not None
         scored = self._score(index, item, outcome)
-        # Store before settling: an answer whose cost ends the run must not be lost.
+        # Store the answer before its cost can end the run.
         await state.store.keep(self._method, scored, outcome)
         # The store keeps the rationale; memory does not.
         self.scored[index] = replace(scored, answer=replace(scored.answer, rationale=None))

@@ -23,7 +23,7 @@ def test_arbitrary_text_is_scored_quickly_without_errors(formula: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "said", "same"),
+    ("gold", "reply", "same"),
     [
         ("KNAO", " knao ", True),
         (r"\frac{1}{3}", "0.33", True),
@@ -49,8 +49,8 @@ def test_arbitrary_text_is_scored_quickly_without_errors(formula: str) -> None:
         ("$", "$", False),
     ],
 )
-def test_answer_equality(gold: str, said: str, same: bool) -> None:
-    assert equal(gold, said) == equal(said, gold) == same
+def test_answer_equality(gold: str, reply: str, same: bool) -> None:
+    assert equal(gold, reply) == equal(reply, gold) == same
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_option_parsing(gold: int, reply: str, right: bool) -> None:
 
 def test_unparsed_option_letter_is_correct() -> None:
     item = Example(Query("?", choices=ROOTS), ROOTS[1])
-    assert [score(item, Answer(said)) for said in ("b", "c", "2.50")] == [1.0, 0.0, 1.0]
+    assert [score(item, Answer(reply)) for reply in ("b", "c", "2.50")] == [1.0, 0.0, 1.0]
     assert score(item, Answer("b", valid=False)) == 0.0
 
 
 def test_open_answer_parsing() -> None:
     item = Example(Query("?"), r"$\frac{2}{21}$")
-    assert [score(item, Answer(said)) for said in (r"\frac{2}{21}", "2/21", "0.1", "2")] == [
+    assert [score(item, Answer(reply)) for reply in (r"\frac{2}{21}", "2/21", "0.1", "2")] == [
         1,
         1,
         1,

@@ -235,10 +235,10 @@ def _select_images(
         for run in section.runs.values()
         for sha256, data in run.thumbnails.items()
     }
-    item_count = Counter(
+    query_counts = Counter(
         sha256 for section in sections for item in section.items for sha256 in item.images
     )
-    shown = Counter(
+    demonstration_counts = Counter(
         sha256
         for section in sections
         for row in section.rows
@@ -246,7 +246,9 @@ def _select_images(
         for one in given.shown
         for sha256 in one.images
     )
-    wanted = dict.fromkeys((*item_count, *(sha256 for sha256, _ in shown.most_common())))
+    wanted = dict.fromkeys(
+        (*query_counts, *(sha256 for sha256, _ in demonstration_counts.most_common()))
+    )
     kept: dict[str, bytes] = {}
     left_out = 0
     for sha256 in wanted:

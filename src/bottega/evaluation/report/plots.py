@@ -104,13 +104,13 @@ def _stem(section: Section, index: int, of: int) -> str:
 
 
 def _section(section: Section, folder: Path, stem: str) -> Iterator[Path]:
-    yield _drawn(
+    yield _save_plot(
         shot_series(section),
         folder / f"{stem}accuracy-shots.png",
         (section.benchmark, "demonstrations", section.metric),
         by_shots=True,
     )
-    yield _drawn(
+    yield _save_plot(
         cost_series(section),
         folder / f"{stem}cost-quality.png",
         (section.benchmark, cost_axis(section), section.metric),
@@ -118,7 +118,7 @@ def _section(section: Section, folder: Path, stem: str) -> Iterator[Path]:
     )
 
 
-def _drawn(
+def _save_plot(
     series: Sequence[Series], path: Path, texts: tuple[str, str, str], *, by_shots: bool
 ) -> Path:
     from matplotlib.figure import Figure

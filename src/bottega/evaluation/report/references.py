@@ -43,13 +43,13 @@ class Reference:
 def references(spec: str, metrics: Sequence[str]) -> list[Reference]:
     """Return the published results for a benchmark specification and its metrics."""
     name, options = _named(spec)
-    item_count = DEFAULTS | options
+    requested = DEFAULTS | options
     return [
         one
         for one in PUBLISHED
         if one.benchmark == name
         and not set(one.metrics).isdisjoint(metrics)
-        and all(item_count.get(knob) == value for knob, value in one.options.items())
+        and all(requested.get(option) == value for option, value in one.options.items())
     ]
 
 
@@ -145,8 +145,8 @@ def _cache_of_thought() -> Iterator[Reference]:
         ("alone", 0, "GPT-4o", (58.90, 64.87), ("zero-shot",)),
     )
     for method, shots, model, values, ours in rows:
-        for item_count, value in zip(("dev", "validation"), values, strict=True):
-            options = {"asked": item_count, "images": "one"}
+        for split, value in zip(("dev", "validation"), values, strict=True):
+            options = {"asked": split, "images": "one"}
             metrics = ("mmmu_accuracy", "accuracy")
             yield Reference(
                 "mmmu", method, shots, model, value, COT, "Table 1", ours, metrics, options

@@ -74,7 +74,7 @@ def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
             ]
             parts += ["Paired differences on the same items:", _table(head, pairs)]
         if published := references(section.benchmark, section.metrics):
-            known = [
+            published_rows = [
                 (
                     one.paper,
                     one.table,
@@ -86,7 +86,7 @@ def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
                 for one in published
             ]
             head = ("paper", "table", "method", "shots", "model", "value")
-            parts += ["Published results of other models:", _table(head, known)]
+            parts += ["Published results of other models:", _table(head, published_rows)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -100,9 +100,9 @@ def confusions(section: Section) -> Confusions | None:
 
 def best(rows: Sequence[Row]) -> Row | None:
     """Return the best row by the metric; rows without a model only if there are no others."""
-    known = [row for row in rows if row.result.value is not None]
-    item_count = [row for row in known if row.result.calls] or known
-    return max(item_count, key=lambda row: row.result.value or 0.0, default=None)
+    scored = [row for row in rows if row.result.value is not None]
+    with_model = [row for row in scored if row.result.calls] or scored
+    return max(with_model, key=lambda row: row.result.value or 0.0, default=None)
 
 
 def _answer_name(one: ScoredAnswer) -> str:
