@@ -104,8 +104,8 @@ def run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    # A fork recreates torch's thread pool at its first use, which is not safe in concurrent threads,
-    # such as those that load weights.
+    # A fork recreates torch's thread pool at its first use, which is not safe in concurrent
+    # threads, such as those that load weights.
     sys.modules["torch"].set_num_threads(1)
     if program == "bottega":
         from bottega.cli import main
