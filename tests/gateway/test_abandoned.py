@@ -114,7 +114,7 @@ class LateUpstream:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "POLL_SECONDS", 0.005)
 
 

@@ -33,7 +33,7 @@ from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Answer, Server, ok, refuse
 
 
-def refused(work: Callable[[], object]) -> tuple[int, str]:
+def http_error_of(work: Callable[[], object]) -> tuple[int, str]:
     with pytest.raises(urllib.error.HTTPError) as caught:
         work()
     with caught.value as error:
@@ -70,24 +70,24 @@ def test_key_with_a_concurrency_limit_leaves_slots_free(
     with run_gateway(gateway) as url, ThreadPoolExecutor(8) as clients:
         endpoint.answers = [slow]
         half = [clients.submit(ask, url, f"greedy {n}", key=greedy) for n in range(4)]
-        _until(lambda: gateway.app.under_way == 4)
-        again = refused(lambda: ask(url, "greedy again", key=greedy))
+        _wait_until(lambda: gateway.app.under_way == 4)
+        again = http_error_of(lambda: ask(url, "greedy again", key=greedy))
         assert again == (429, "too_many_concurrent_requests")
         assert gateway.app.under_way == 4
         three = [clients.submit(ask, url, f"more {n}", key=more) for n in range(3)]
-        _until(lambda: gateway.app.under_way == 7)
-        assert refused(lambda: ask(url, "more again", key=more))[0] == 429
+        _wait_until(lambda: gateway.app.under_way == 7)
+        assert http_error_of(lambda: ask(url, "more again", key=more))[0] == 429
         last = clients.submit(ask, url, "other", key=other)
-        _until(lambda: gateway.app.under_way == 8)
+        _wait_until(lambda: gateway.app.under_way == 8)
         go.set()
         answers = [one.result(20)[0] for one in [*half, *three, last]]
         assert {one["choices"][0]["message"]["content"] for one in answers} == {"seven"}
         assert ask(url, "greedy once more", key=greedy)
 
 
-def _until(met: Callable[[], bool]) -> None:
+def _wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 10
-    while not met():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
 
@@ -107,14 +107,17 @@ def test_key_cannot_choose_a_tier_without_permission(
     plain, all_tiers = keys("plain"), keys("all", tiers=["*"])
     cheap, admin = keys("cheap", tiers=["small"]), keys("op", admin=True)
     with run_gateway(gateway_server(endpoint, tmp_path)) as url:
-        assert refused(lambda: ask(url, "What?", key=plain, **forced)) == (403, "tier_forbidden")
+        assert http_error_of(lambda: ask(url, "What?", key=plain, **forced)) == (
+            403,
+            "tier_forbidden",
+        )
         assert ask(url, "What?", key=all_tiers, **forced)[0]
         assert ask(url, "What?", key=admin, **forced)[0]
         assert ask(url, "What?", key=plain)[0]
         if forced["model"] == "bottega/small":
             assert ask(url, "What?", key=cheap, **forced)[0]
         else:
-            assert refused(lambda: ask(url, "What?", key=cheap, **forced))[0] == 403
+            assert http_error_of(lambda: ask(url, "What?", key=cheap, **forced))[0] == 403
 
 
 HELLO = {"role": "user", "content": "hello"}
@@ -175,15 +178,15 @@ def test_fallback_reaches_the_master_only_with_permission(
     """A client causes such a failure with a large `max_tokens`."""
     none, right = keys("none", tiers=[]), keys("right", tiers=["large"])
 
-    async def small_fails(request: web.Request) -> web.StreamResponse:
+    async def fail_small(request: web.Request) -> web.StreamResponse:
         large = (await request.json())["model"] == "huge"
         return await (ok("seven") if large else answer)(request)
 
     with run_gateway(gateway_server(endpoint, tmp_path)) as url:
-        endpoint.answers = [small_fails]
+        endpoint.answers = [fail_small]
         endpoint.bodies.clear()
         fields: dict[str, Any] = {"tools": TOOLS, "max_tokens": 9000, "stream": stream}
-        assert refused(lambda: ask(url, "hello", key=none, **fields))[0] in (400, 503)
+        assert http_error_of(lambda: ask(url, "hello", key=none, **fields))[0] in (400, 503)
         assert "huge" not in {body["model"] for body in endpoint.bodies if body}
         assert ask(url, "hello", key=right, tools=TOOLS)[1]["x-bottega-route"] == "large"
 
@@ -197,7 +200,7 @@ def test_configuration_sets_the_default_tiers_of_keys(
         assert "bottega/small" not in _models(url, plain)
         assert not any(id.startswith("bottega/") for id in _models(url, none))
         assert ask(url, "What?", key=plain, model="bottega/large")[0]
-        assert refused(lambda: ask(url, "What?", key=none, model="bottega/large"))[0] == 403
+        assert http_error_of(lambda: ask(url, "What?", key=none, model="bottega/large"))[0] == 403
 
 
 def _models(url: str, key: str) -> set[str]:
@@ -220,15 +223,19 @@ def test_namespace_limit_of_a_key_survives_a_restart(
     with run_gateway(gateway_server(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
         for name in ("a/1", "a/2", "a", "a/1"):
             assert ask(url, "What?", key=key, model=f"bottega:namespace={name}")[0]
-        third = refused(lambda: ask(url, "What?", key=key, model="bottega:namespace=a/3"))
+        third = http_error_of(lambda: ask(url, "What?", key=key, model="bottega:namespace=a/3"))
         assert third == (403, "too_many_namespaces")
     with run_gateway(gateway_server(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
         assert ask(url, "What?", key=key, model="bottega:namespace=a/2")[0]
-        assert refused(lambda: ask(url, "What?", key=key, model="bottega:namespace=a/3"))[0] == 403
+        assert (
+            http_error_of(lambda: ask(url, "What?", key=key, model="bottega:namespace=a/3"))[0]
+            == 403
+        )
         for name in ("a/3", "a/4", "a/5"):
             assert ask(url, "What?", key=other, model=f"bottega:namespace={name}")[0]
         assert (
-            refused(lambda: ask(url, "What?", key=other, model="bottega:namespace=a/6"))[0] == 403
+            http_error_of(lambda: ask(url, "What?", key=other, model="bottega:namespace=a/6"))[0]
+            == 403
         )
     # Metrics and ledger leave out refused names: otherwise they would grow without limit.
     [ledger] = tmp_path.rglob("gateway.db")

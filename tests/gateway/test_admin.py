@@ -44,7 +44,7 @@ class Desk:
             forget=self.forgotten.append,
             max_import=100_000,
         )
-        self.app = Starlette(routes=routes, exception_handlers={ApiError: refused})
+        self.app = Starlette(routes=routes, exception_handlers={ApiError: reject})
 
     def open(self, namespace: str) -> KnowledgeBase:
         if namespace not in self.caches:
@@ -60,7 +60,7 @@ class Desk:
         return await call(self.app, method, f"/admin{path}", token=self.token, body=sent, **params)
 
 
-async def refused(request: Request, error: Exception) -> Response:
+async def reject(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     fields = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
     return JSONResponse({"error": fields}, error.status, error.headers)
@@ -329,7 +329,7 @@ async def test_caches_are_opened_in_threads(desk: Desk) -> None:
     event_loop_threads: list[bool] = []
     opened = desk.open
 
-    def watched(namespace: str) -> KnowledgeBase:
+    def open_and_record(namespace: str) -> KnowledgeBase:
         try:
             asyncio.get_running_loop()
             event_loop_threads.append(True)
@@ -337,7 +337,7 @@ async def test_caches_are_opened_in_threads(desk: Desk) -> None:
             event_loop_threads.append(False)
         return opened(namespace)
 
-    app = Starlette(routes=admin_routes(desk.accounts, desk.ledger, watched))
+    app = Starlette(routes=admin_routes(desk.accounts, desk.ledger, open_and_record))
     paths = [(method, path.replace("/x", f"/{first}")) for method, path in PATHS[4:]]
     for method, path in sorted(paths, key=lambda each: each[0] == "DELETE"):
         await call(app, method, f"/admin{path}", token=desk.token, namespace="a")

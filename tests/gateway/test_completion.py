@@ -229,35 +229,35 @@ class FailingKeeper:
 
 
 @pytest.mark.parametrize(
-    ("error", "what"), [(StoreError("the disk is full"), "not stored"), (None, "not remembered")]
+    ("error", "reason"), [(StoreError("the disk is full"), "not stored"), (None, "not remembered")]
 )
-def test_failed_storage_is_counted(tmp_path: Path, error: StoreError | None, what: str) -> None:
-    counted: list[str] = []
+def test_failed_storage_is_counted(tmp_path: Path, error: StoreError | None, reason: str) -> None:
+    warnings: list[str] = []
 
     def customize(tenant: Tenant) -> Tenant:
         return replace(tenant, keeper=FailingKeeper(error))
 
     with harness(tmp_path, customize=customize) as server:
         server.gateway.finalizer = replace(
-            server.gateway.finalizer, warn=WarningLogger(counted.append)
+            server.gateway.finalizer, warn=WarningLogger(warnings.append)
         )
         assert (
             raw(server, user_messages(1), "bottega/master").headers["x-bottega-route"] == "master"
         )
         server.wait(1)
-    assert counted == [what]
+    assert warnings == [reason]
 
 
 def test_failed_recording_is_counted(tmp_path: Path) -> None:
-    counted: list[str] = []
+    warnings: list[str] = []
 
     async def fails(trace: Trace, /) -> None:
         raise StoreError("the disk is full")
 
     with harness(tmp_path, change=partial(replace, record=fails)) as server:
         server.gateway.finalizer = replace(
-            server.gateway.finalizer, warn=WarningLogger(counted.append)
+            server.gateway.finalizer, warn=WarningLogger(warnings.append)
         )
         raw(server, user_messages(1))
         assert server.wait(1).state == "answered"
-    assert counted == ["not recorded"]
+    assert warnings == ["not recorded"]

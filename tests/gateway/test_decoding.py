@@ -130,10 +130,10 @@ async def test_waiting_too_long_gets_429(budget: DecodeBudget, large: Image) -> 
     first = asyncio.create_task(budget.run([large], work.named("first")))
     await started(first, work, 1)
     budget.wait_seconds = 0.01
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiError) as http_error_of:
         await budget.run([large], work.named("second"))
-    assert (refused.value.status, refused.value.code) == (429, "decoding_busy")
-    assert "retry-after" in refused.value.headers
+    assert (http_error_of.value.status, http_error_of.value.code) == (429, "decoding_busy")
+    assert "retry-after" in http_error_of.value.headers
     work.go.set()
     assert await first == "first"
     assert await budget.run([large], work.named("third")) == "third"
@@ -167,9 +167,9 @@ async def test_failure_releases_its_memory(budget: DecodeBudget, large: Image) -
 
 
 async def test_images_beyond_the_whole_budget_are_413(large: Image) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiError) as http_error_of:
         DecodeBudget(16 * MB).check([large])
-    assert (refused.value.status, refused.value.code) == (413, "images_too_large")
+    assert (http_error_of.value.status, http_error_of.value.code) == (413, "images_too_large")
     DecodeBudget(64 * MB).check([large])
 
 
@@ -208,7 +208,7 @@ def question(image: Image) -> Any:
     return [part, {"type": "text", "text": "What is it?"}]
 
 
-def refused(work: Callable[[], object]) -> tuple[int, str]:
+def http_error_of(work: Callable[[], object]) -> tuple[int, str]:
     with pytest.raises(urllib.error.HTTPError) as caught:
         work()
     with caught.value as error:
@@ -267,7 +267,10 @@ def test_gateway_embeds_large_images_sequentially(
             time.sleep(0.005)
         budget.wait_seconds = 0.02
         late = question(png(30))
-        assert refused(lambda: ask(url, late, model="bottega/small")) == (429, "decoding_busy")
+        assert http_error_of(lambda: ask(url, late, model="bottega/small")) == (
+            429,
+            "decoding_busy",
+        )
         budget.wait_seconds = 10.0
         embedding.go.set()
         for one in sent:
@@ -285,7 +288,7 @@ def test_gateway_rejects_images_above_the_pixel_limit(endpoint: Server, tmp_path
     ]
     gateway = gateway_server(endpoint, tmp_path)
     with run_gateway(gateway) as url:
-        assert refused(lambda: ask(url, parts)) == (400, "limit_exceeded")
+        assert http_error_of(lambda: ask(url, parts)) == (400, "limit_exceeded")
         gateway.gateway.decoding.max_bytes = 16 * MB
-        assert refused(lambda: ask(url, parts[:1])) == (413, "images_too_large")
+        assert http_error_of(lambda: ask(url, parts[:1])) == (413, "images_too_large")
     assert [body for body in endpoint.bodies if body] == []

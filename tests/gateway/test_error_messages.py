@@ -31,12 +31,12 @@ def chat(model: str = "bottega", messages: object = MESSAGES, **more: Any) -> di
     return {"model": model, "messages": messages, **more}
 
 
-def shown(url: str) -> list[dict[str, Any]]:
+def image_messages(url: str) -> list[dict[str, Any]]:
     parts = [{"type": "text", "text": "Which?"}, {"type": "image_url", "image_url": {"url": url}}]
     return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
 
 
-def claiming(width: int, height: int) -> str:
+def png_of_size(width: int, height: int) -> str:
     """Return a PNG of a few bytes whose header declares many pixels."""
     file = io.BytesIO()
     Pillow.new("1", (1, 1)).save(file, "PNG")
@@ -72,7 +72,7 @@ async def error_of(
             " about 4,571 (use the model 'bottega', or send a shorter text)",
         ),
         (
-            chat("bottega/apprentice", shown(solid_image(1).data_url)),
+            chat("bottega/apprentice", image_messages(solid_image(1).data_url)),
             "the tier 'apprentice' cannot take this request: it takes no images"
             " (use the model 'bottega', or remove the images)",
         ),
@@ -117,11 +117,11 @@ async def error_of(
             " (see the chat-completions reference for the fields of a request)",
         ),
         (
-            chat(messages=shown(claiming(30_000, 30_000))),
+            chat(messages=image_messages(png_of_size(30_000, 30_000))),
             "The image has more than 40,000,000 pixels. (reduce the image first)",
         ),
         (
-            chat(messages=shown(claiming(7000, 7000))),
+            chat(messages=image_messages(png_of_size(7000, 7000))),
             "The image has 7000 x 7000 pixels, more than 40,000,000. (reduce the image first)",
         ),
     ],
@@ -137,11 +137,11 @@ async def test_client_errors(tmp_path: Path, body: dict[str, Any], message: str)
 
 
 @pytest.mark.parametrize(
-    "url", [claiming(30_000, 30_000), "data:image/png;base64,AAAA", claiming(7000, 7000)]
+    "url", [png_of_size(30_000, 30_000), "data:image/png;base64,AAAA", png_of_size(7000, 7000)]
 )
 async def test_invalid_image_is_named(tmp_path: Path, url: str) -> None:
     with harness(tmp_path) as server:
-        error = await error_of(server, chat(messages=shown(url)))
+        error = await error_of(server, chat(messages=image_messages(url)))
         assert (error["code"], error["param"]) == (
             "invalid_image",
             "messages[1].content[1].image_url.url",
@@ -157,7 +157,7 @@ async def test_invalid_image_is_named(tmp_path: Path, url: str) -> None:
 
 async def test_unfetched_image_is_named(tmp_path: Path) -> None:
     with harness(tmp_path) as server:
-        error = await error_of(server, chat(messages=shown("http://127.0.0.1/a.png")))
+        error = await error_of(server, chat(messages=image_messages("http://127.0.0.1/a.png")))
     assert (error["code"], error["param"]) == (
         "image_url_not_fetched",
         "messages[1].content[1].image_url.url",

@@ -26,9 +26,9 @@ from tests.gateway.upstreams import (
     events,
     lines,
     seen,
+    signal_on_disconnect,
     streamed,
     upstream,
-    watched,
 )
 from tests.server import Answer, Server, cut, ok, refuse, slowly
 
@@ -176,7 +176,7 @@ async def test_comment_keeps_a_begun_stream_alive(endpoint: Server) -> None:
 
 async def test_closing_a_stream_ends_its_request(endpoint: Server) -> None:
     gone = threading.Event()
-    endpoint.answers = [watched(events(lines(chunk("a"), done=False), 30.0), gone)]
+    endpoint.answers = [signal_on_disconnect(events(lines(chunk("a"), done=False), 30.0), gone)]
     target = upstream(endpoint, concurrency=1)
     async with aclosing(target.stream(BODY)) as stream:
         assert orjson.loads(await anext(stream)) == chunk("a")

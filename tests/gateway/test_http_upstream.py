@@ -27,9 +27,9 @@ from tests.gateway.upstreams import (
     events,
     lines,
     seen,
+    signal_on_disconnect,
     streamed,
     upstream,
-    watched,
 )
 from tests.server import Answer, Server, ok, raw, refuse, reply, slowly
 
@@ -171,7 +171,7 @@ async def test_stream_options_are_dropped_if_unsupported(endpoint: Server) -> No
 @pytest.mark.parametrize("call", [completed, streamed])
 async def test_cancelling_a_call_ends_its_request(endpoint: Server, call: Any) -> None:
     gone = threading.Event()
-    endpoint.answers = [watched(slowly(ok("late"), 30.0), gone)]
+    endpoint.answers = [signal_on_disconnect(slowly(ok("late"), 30.0), gone)]
     target = upstream(endpoint, breaker=Breaker(Tolerance(failures=1)))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):

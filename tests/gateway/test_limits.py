@@ -45,7 +45,7 @@ BODY: dict[str, Any] = {
 }
 
 
-def refused(body: object, limits: Limits | None = None) -> ApiError:
+def error_of(body: object, limits: Limits | None = None) -> ApiError:
     with pytest.raises(ApiError) as caught:
         (limits or Limits()).read(json.dumps(body).encode())
     assert caught.value.type == "invalid_request_error" and caught.value.hint
@@ -123,7 +123,7 @@ def test_last_of_duplicate_names_counts() -> None:
     ],
 )
 def test_error_names_its_field(change: dict[str, object], param: str, code: str) -> None:
-    found = refused(BODY | change)
+    found = error_of(BODY | change)
     assert (found.status, found.param, found.code) == (400, param, code)
     assert param in str(found)
 
@@ -149,7 +149,7 @@ def test_error_names_its_field(change: dict[str, object], param: str, code: str)
 def test_error_names_its_part(part: object, param: str) -> None:
     body = copy.deepcopy(BODY)
     body["messages"][1]["content"].append(part)
-    assert refused(body).param == f"messages[1].content[2]{param}"
+    assert error_of(body).param == f"messages[1].content[2]{param}"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_deep_nesting_is_rejected(field: str, opening: Any) -> None:
         return [{"a": inner}] if field == "tools" else {"a": inner}
 
     parse_request(BODY | {field: nested(60)}, Limits())
-    assert refused(BODY | {field: nested(200)}).code == "limit_exceeded"
+    assert error_of(BODY | {field: nested(200)}).code == "limit_exceeded"
 
 
 @pytest.mark.parametrize("depth", [1, 64])
@@ -185,7 +185,7 @@ def test_nesting_limit_applies_everywhere(kind: str, name: str) -> None:
     for _ in range(200):
         deep = [deep]
     part = {"type": kind, "text": "a", "image_url": PIXEL.data_url, name: deep}
-    assert refused(chat_body(part)).status == 400
+    assert error_of(chat_body(part)).status == 400
 
 
 def test_deep_nesting_in_an_image_reference_is_rejected() -> None:
@@ -193,33 +193,33 @@ def test_deep_nesting_in_an_image_reference_is_rejected() -> None:
     for _ in range(200):
         deep = [deep]
     part = {"type": "image_url", "image_url": {"url": PIXEL.data_url, "more": deep}}
-    assert refused(chat_body(part)).code == "limit_exceeded"
+    assert error_of(chat_body(part)).code == "limit_exceeded"
 
 
 @pytest.mark.parametrize(
     ("reference", "expected"), [(3, "an object or a string"), ({"url": 3}, "a string")]
 )
 def test_error_names_the_expected_type_of_an_image_url(reference: object, expected: str) -> None:
-    error = refused(chat_body({"type": "image_url", "image_url": reference}))
+    error = error_of(chat_body({"type": "image_url", "image_url": reference}))
     assert f"expected {expected}," in str(error)
 
 
 def test_each_limit_applies() -> None:
     text = {"type": "text", "text": "abc"}
     parse_request(chat_body(text, text), Limits(text_characters=6))
-    assert refused(chat_body(text, text, text), Limits(text_characters=6)).param == (
+    assert error_of(chat_body(text, text, text), Limits(text_characters=6)).param == (
         "messages[0].content[2].text"
     )
     parse_request(chat_body(IMAGE, IMAGE), Limits(images=2))
-    assert refused(chat_body(IMAGE, IMAGE, IMAGE), Limits(images=2)).param == (
+    assert error_of(chat_body(IMAGE, IMAGE, IMAGE), Limits(images=2)).param == (
         "messages[0].content[2].image_url.url"
     )
     two = {"model": "m", "messages": [{"role": "user", "content": "a"}] * 2}
     parse_request(two, Limits(messages=2))
-    assert refused(two, Limits(messages=1)).code == "array_above_max_length"
+    assert error_of(two, Limits(messages=1)).code == "array_above_max_length"
     heavy = {"type": "image_url", "image_url": "data:image/png;base64," + "A" * 800_000}
     parse_request(chat_body(heavy), Limits(image_mb=1))
-    assert refused(chat_body(heavy, heavy), Limits(image_mb=1)).param == (
+    assert error_of(chat_body(heavy, heavy), Limits(image_mb=1)).param == (
         "messages[0].content[1].image_url"
     )
 

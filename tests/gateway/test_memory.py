@@ -31,8 +31,8 @@ print(resident() - before)
 """
 
 
-def grown(how: str) -> float:
-    command = [sys.executable, "-c", DECODING, how]
+def memory_growth(variant: str) -> float:
+    command = [sys.executable, "-c", DECODING, variant]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(done.stdout) / 1e6
 
@@ -41,5 +41,5 @@ def grown(how: str) -> float:
     not (Path("/proc/self/statm").exists() and unmap_large_blocks()), reason="not glibc on Linux"
 )
 def test_memory_of_images_is_returned() -> None:
-    assert grown("kept") > 30  # otherwise the next line would prove nothing
-    assert grown("returned") < 15
+    assert memory_growth("kept") > 30  # otherwise the next line would prove nothing
+    assert memory_growth("returned") < 15

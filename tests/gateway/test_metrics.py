@@ -23,12 +23,12 @@ def lines(metrics: Metrics) -> dict[str, float]:
     return {name.removeprefix("bottega_"): float(value) for name, _, value in pairs}
 
 
-def made() -> Metrics:
+def new_metrics() -> Metrics:
     return Metrics(["apprentice", "master"])
 
 
 def test_request_metrics_are_counted() -> None:
-    metrics = made()
+    metrics = new_metrics()
     metrics.observe(DONE)
     metrics.observe(replace(DONE, route="master", cost_usd=None, shots=0, similarity=None))
     metrics.observe(replace(DONE, state="failed", status=502, cost_usd=0.0))
@@ -49,7 +49,7 @@ def test_request_metrics_are_counted() -> None:
 
 
 def test_other_metrics_are_exported() -> None:
-    metrics, lost = made(), [0]
+    metrics, lost = new_metrics(), [0]
     metrics.lost_rows(lambda: lost[0])
     lost[0] = 7
     metrics.in_flight.inc()
@@ -91,14 +91,14 @@ def test_clients_cannot_create_series() -> None:
 
 
 def test_gateways_have_separate_metrics() -> None:
-    one, other = made(), made()
+    one, other = new_metrics(), new_metrics()
     one.observe(DONE)
     assert not any(name.startswith("requests_total") for name in lines(other))
 
 
 def test_observing_takes_microseconds() -> None:
     """About 8 when idle, 20 times a counter increment; load slows both equally."""
-    metrics = made()
+    metrics = new_metrics()
 
     def once(work: Callable[[], None]) -> float:
         clock = time.thread_time()

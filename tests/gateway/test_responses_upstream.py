@@ -19,7 +19,16 @@ from bottega.openai_api.sse import DONE_EVENT, to_event
 from tests import server as doubles
 from tests.gateway.harness import Harness, client, harness
 from tests.gateway.test_responses import checked, raw, streamed
-from tests.gateway.upstreams import USAGE, WHOLE, chunk, events, lines, seen, upstream, watched
+from tests.gateway.upstreams import (
+    USAGE,
+    WHOLE,
+    chunk,
+    events,
+    lines,
+    seen,
+    signal_on_disconnect,
+    upstream,
+)
 
 WEATHER: Any = {
     "type": "function",
@@ -33,14 +42,14 @@ CALLED = {"id": "c1", "type": "function", "function": {"name": "weather", "argum
 
 @pytest.fixture
 def server() -> Iterator[doubles.Server]:
-    with doubles.running() as found:
-        yield found
+    with doubles.running() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
 def gateway(server: doubles.Server, tmp_path: Path) -> Iterator[Harness]:
-    with harness(tmp_path, master=upstream(server), replays=False) as found:
-        yield found
+    with harness(tmp_path, master=upstream(server), replays=False) as endpoint:
+        yield endpoint
 
 
 def reply_with(finish: str = "stop", **message: Any) -> doubles.Answer:
@@ -215,11 +224,11 @@ def test_calls_come_as_a_stream(gateway: Harness, server: doubles.Server) -> Non
             )
         )
     ]
-    found = streamed(gateway, "hi", "bottega/master", tools=[WEATHER])
-    assert [one.item.id for one in found if one.type == "response.output_item.added"] == [
-        one.item.id for one in found if one.type == "response.output_item.done"
-    ]
-    message, first, second = found[-1].response.output
+    stream_events = streamed(gateway, "hi", "bottega/master", tools=[WEATHER])
+    assert [
+        item.item.id for item in stream_events if item.type == "response.output_item.added"
+    ] == [item.item.id for item in stream_events if item.type == "response.output_item.done"]
+    message, first, second = stream_events[-1].response.output
     assert message.content[0].text == "Let me look."
     assert (first.call_id, first.arguments) == ("c1", '{"town":"Rome"}')
     assert (second.call_id, second.arguments) == ("c2", "{}")
@@ -228,7 +237,7 @@ def test_calls_come_as_a_stream(gateway: Harness, server: doubles.Server) -> Non
         real.responses.stream(model="bottega/master", input="hi", tools=[WEATHER]) as stream,
     ):
         final = stream.get_final_response()
-    assert [one.type for one in final.output] == ["message", "function_call", "function_call"]
+    assert [item.type for item in final.output] == ["message", "function_call", "function_call"]
 
 
 def test_calls_without_indexes_or_with_objects_are_supported(
@@ -241,9 +250,11 @@ def test_calls_without_indexes_or_with_objects_are_supported(
     ]
     whole = checked(raw(gateway, "hi", "bottega/master", tools=[WEATHER])).output
     again = streamed(gateway, "hi", "bottega/master", tools=[WEATHER])[-1].response.output
-    seen: list[Any] = [(one.call_id, one.arguments) for one in again]
+    seen: list[Any] = [(item.call_id, item.arguments) for item in again]
     assert seen == [("a", '{"n":"a"}'), ("b", '{"n":"b"}')]
-    assert [(one.call_id, one.arguments) for one in whole if one.type == "function_call"] == seen
+    assert [
+        (item.call_id, item.arguments) for item in whole if item.type == "function_call"
+    ] == seen
 
 
 @pytest.mark.parametrize(
@@ -285,8 +296,8 @@ def test_empty_reply_is_an_empty_message(gateway: Harness, server: doubles.Serve
         events(lines(delta(role="assistant"), chunk(finish="stop"))),
     ]
     plain = checked(raw(gateway, "hi", "bottega/master"))
-    found = streamed(gateway, "hi", "bottega/master")
-    replies: list[Any] = [plain, found[-1].response]
+    stream_events = streamed(gateway, "hi", "bottega/master")
+    replies: list[Any] = [plain, stream_events[-1].response]
     for reply in replies:
         assert [part.text for part in reply.output[0].content] == [""]
 
@@ -297,8 +308,8 @@ def test_broken_stream_is_an_error_for_the_client(gateway: Harness, server: doub
     with client(gateway.url) as real:
         stream = real.responses.create(model="bottega/master", input="hi", stream=True)
         with pytest.raises(openai.APIError, match="failed"):
-            for one in stream:
-                seen.append(one)
+            for item in stream:
+                seen.append(item)
     failed = seen[-1]
     assert failed.type == "response.failed"
     assert failed.response.status == "failed"
@@ -317,11 +328,11 @@ def test_endpoint_errors_reach_the_client(gateway: Harness, server: doubles.Serv
 
 async def test_disconnect_ends_the_upstream_call(gateway: Harness, server: doubles.Server) -> None:
     gone = threading.Event()
-    server.answers = [watched(events(lines(chunk("a"), done=False), 30.0), gone)]
+    server.answers = [signal_on_disconnect(events(lines(chunk("a"), done=False), 30.0), gone)]
     async with openai.AsyncOpenAI(base_url=gateway.url, api_key="x") as real:
         stream = await real.responses.create(model="bottega/master", input="hi", stream=True)
-        async for one in stream:
-            if one.type == "response.output_text.delta":
+        async for item in stream:
+            if item.type == "response.output_text.delta":
                 break
         await stream.close()
     assert await seen(gone)

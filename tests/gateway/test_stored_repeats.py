@@ -28,7 +28,7 @@ def gateway(endpoint: Server, folder: Path, more: str = "") -> Iterator[tuple[Ga
         yield gateway_server, url
 
 
-def paid(endpoint: Server) -> int:
+def paid_calls(endpoint: Server) -> int:
     return len([body for body in endpoint.bodies if body])
 
 
@@ -58,7 +58,7 @@ def test_exact_repeat_costs_nothing(endpoint: Server, filled_cache: Path) -> Non
         rows = gateway_server.ledger.read(
             "SELECT state, route, cost_usd FROM entries ORDER BY time"
         )
-    assert paid(endpoint) == 0
+    assert paid_calls(endpoint) == 0
     assert reply["choices"][0]["message"] == {"role": "assistant", "content": "seven"}
     assert (reply["model"], reply["choices"][0]["finish_reason"]) == ("huge-2", "stop")
     assert reply["choices"][0]["index"] == 0
@@ -90,7 +90,7 @@ def test_different_request_is_sent_upstream(
 ) -> None:
     with gateway(endpoint, filled_cache) as (_, url):
         reply, headers = ask(url, **{"text": QUESTION, **other})
-    assert paid(endpoint) == 1
+    assert paid_calls(endpoint) == 1
     assert reply["choices"][0]["message"]["content"] == "bought again"
     assert headers["x-bottega-cache"] != "replayed"
 
@@ -107,7 +107,7 @@ def test_instructions_and_earlier_turns_are_part_of_the_key(
         for turns in before:
             _, headers = ask(url, QUESTION, messages=[*turns, last])
             assert headers["x-bottega-cache"] != "replayed"
-    assert paid(endpoint) == 2
+    assert paid_calls(endpoint) == 2
 
 
 def test_deleted_answer_is_not_replayed(endpoint: Server, filled_cache: Path) -> None:

@@ -15,7 +15,7 @@ def test_problem_is_logged_once_and_counted_each_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counts = Counter[str]()
-    warn = WarningLogger(lambda what: counts.update([what]))
+    warn = WarningLogger(lambda reason: counts.update([reason]))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             warn("no demonstrations", SettingError(PRIVATE, hint=PRIVATE))

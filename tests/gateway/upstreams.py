@@ -69,7 +69,7 @@ async def completed(upstream: HttpUpstream, body: dict[str, Any] = BODY) -> Any:
         await upstream.aclose()
 
 
-def watched(answer: Answer, gone: threading.Event) -> Answer:
+def signal_on_disconnect(answer: Answer, gone: threading.Event) -> Answer:
     async def until_gone(request: web.Request) -> web.StreamResponse:
         try:
             return await answer(request)
