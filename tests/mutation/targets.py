@@ -82,7 +82,10 @@ TARGETS = (
     Target("retrieval/*", "retrieval/test_*"),
     Target("pipeline", "test_pipeline test_recipe_rcts test_shadowing"),
     # Limits and repeats of gateway requests.
-    Target("gateway/limits", "gateway/test_limits gateway/test_requests gateway/test_hostile"),
+    Target(
+        "gateway/limits openai_api/request openai_api/fields",
+        "gateway/test_limits gateway/test_requests gateway/test_hostile",
+    ),
     Target("gateway/image_fetcher", "gateway/test_addresses gateway/test_fetching*"),
     Target(
         "gateway/response_cache/*",
