@@ -18,7 +18,7 @@ from PIL import PngImagePlugin
 
 from bottega import pixels
 from bottega.errors import ImageError, TooManyPixelsError
-from bottega.jpeg_scans import is_header_slow
+from bottega.pixels import is_header_slow
 
 MAX_PIXELS = 80_000_000
 MAX_BYTES = 128 * 1024 * 1024

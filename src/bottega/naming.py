@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from bottega._util.address_space import WITH_TORCH, check_address_space
+from bottega._util.native import WITH_TORCH, check_address_space
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.generation import OpenAIGenerator, TransformersGenerator, bundled
 from bottega.knowledge import (

@@ -17,8 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from PIL.Image import Image as PILImage
 
-from bottega._util.background_loop import BACKGROUND_LOOP
-from bottega._util.gather import for_each
+from bottega._util.event_loops import BACKGROUND_LOOP, for_each
 from bottega.errors import BatchError, BottegaError, SettingError
 from bottega.image import Image
 from bottega.protocols import (

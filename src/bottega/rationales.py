@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from bottega._util.gather import for_each
+from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError, GenerationError, NotFoundError, SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import FinalAnswerParser, same_answer, strip_thinking

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from bottega import KnowledgeBase, PixelEmbedder, cli
-from bottega._util.address_space import GB, address_space_warning, check_address_space
+from bottega._util.native import GB, address_space_warning, check_address_space
 from bottega.errors import SettingError
 from bottega.naming import check_embedder, open_model
 from tests.builders import example

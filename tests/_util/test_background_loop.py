@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from bottega._util.background_loop import BackgroundLoop
+from bottega._util.event_loops import BackgroundLoop
 from bottega.errors import SettingError
 
 NAME: ContextVar[str] = ContextVar("NAME", default="unset")
@@ -159,7 +159,7 @@ def test_closing_cancels_work_and_joins_the_thread() -> None:
 
 AT_EXIT = """
 import asyncio
-from bottega._util.background_loop import BACKGROUND_LOOP
+from bottega._util.event_loops import BACKGROUND_LOOP
 
 async def stream():
     try:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega._util.gather import for_each, gather_or_cancel
+from bottega._util.event_loops import for_each, gather_or_cancel
 from bottega.errors import BottegaError, SettingError
 
 

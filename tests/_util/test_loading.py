@@ -6,7 +6,7 @@ import sys
 WHILE_ANOTHER_LOADS = """
 import asyncio, os, sys, threading
 from bottega.generation import TransformersGenerator
-from bottega._util.loading import LOADING
+from bottega._util.native import LOADING
 
 with LOADING:
     model = TransformersGenerator("nobody/nothing")

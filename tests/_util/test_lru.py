@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega._util.lru import LRUCache, SharedLRUCache
+from bottega._util.caching import LRUCache, SharedLRUCache
 
 
 class Clock:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import random
 
-from bottega._util.identity import image_hashes, query_key
-from bottega._util.rng import query_rng
+from bottega._util.identity import image_hashes, query_key, query_rng
 from bottega.types import Query
 from tests.builders import solid_image
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega._util.single_flight import SharedTask, SingleFlight
+from bottega._util.caching import SharedTask, SingleFlight
 
 
 async def test_concurrent_callers_of_a_key_share_its_work() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from bottega import naming
 from bottega.generation import OpenAIGenerator
-from bottega.openai_api.retry import RetryPolicy
+from bottega.openai_api.client import RetryPolicy
 from tests.cli.conftest import Run, at_once
 from tests.evaluation.benchmarks.published import write_image
 from tests.reasoner import Reasoner, text_of

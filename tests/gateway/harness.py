@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import uvicorn
 
-from bottega._util.single_flight import LeaderFlight
+from bottega._util.caching import LeaderFlight
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.asgi import App
 from bottega.gateway.chat import Gateway, ResponseCache

@@ -20,9 +20,9 @@ from bottega.gateway.endpoint import ChatEndpoint
 from bottega.gateway.limits import Limits
 from bottega.gateway.requests import context_of
 from bottega.generation import ScriptedGenerator
-from bottega.openai_api.chunks import to_chunks
 from bottega.openai_api.request import Body, parse_request
 from bottega.openai_api.response import ChatCompletion, parse_completions
+from bottega.openai_api.streams import to_chunks
 from tests.builders import solid_image
 from tests.gateway.harness import QUESTION, Harness, harness, running
 

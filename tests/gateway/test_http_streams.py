@@ -16,7 +16,7 @@ from bottega.errors import (
     ServerFailedError,
 )
 from bottega.gateway.upstreams.http import HttpUpstream
-from bottega.openai_api.breaker import Breaker, Tolerance
+from bottega.openai_api.client import Breaker, Tolerance
 from bottega.openai_api.transport import Timeouts
 from tests.gateway.upstreams import (
     BODY,
@@ -133,7 +133,7 @@ async def test_oversized_replies_are_not_read(
     endpoint: Server, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if size == "event":
-        monkeypatch.setattr("bottega.openai_api.sse.MAX_EVENT", 1 << 16)
+        monkeypatch.setattr("bottega.openai_api.streams.MAX_EVENT", 1 << 16)
         flood = [b"data: "] + [b"x" * 50_000] * 40
     else:
         monkeypatch.setattr("bottega.openai_api.transport.MAX_REPLY_MB", 1)

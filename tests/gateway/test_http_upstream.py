@@ -17,7 +17,7 @@ from bottega.errors import (
 from bottega.gateway.errors import MisconfiguredError
 from bottega.gateway.upstreams.http import HttpUpstream
 from bottega.generation import RetryPolicy
-from bottega.openai_api.breaker import Breaker, PausedError, Tolerance
+from bottega.openai_api.client import Breaker, PausedError, Tolerance
 from bottega.openai_api.errors import RequestRejectedError
 from bottega.types import Completion, Usage
 from tests.gateway.upstreams import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega._util.single_flight import LeaderFlight
+from bottega._util.caching import LeaderFlight
 from bottega.gateway.response_cache.memory import (
     OVERHEAD,
     BodyCache,

@@ -15,9 +15,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from bottega.openai_api.chunks import to_chunks
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion, parse_completions
+from bottega.openai_api.streams import to_chunks
 from tests.gateway.harness import Harness, harness
 from tests.gateway.test_responses import EVENT, response_input
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from bottega.gateway.endpoint import Reply, RequestRecord
 from bottega.gateway.responses.endpoint import ResponsesEndpoint
-from bottega.openai_api.sse import DONE_EVENT, to_event
+from bottega.openai_api.streams import DONE_EVENT, to_event
 from tests import server as doubles
 from tests.gateway.harness import Harness, client, harness
 from tests.gateway.test_responses import checked, raw, streamed

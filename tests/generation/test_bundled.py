@@ -15,7 +15,7 @@ from bottega import InterleavedPrompter, Query
 from bottega.cli import _hush
 from bottega.errors import ModelLoadError
 from bottega.generation import bundled
-from bottega.generation.bundled import WARNING, PhotographCheck, PhotographWarning, is_photograph
+from bottega.generation.local import WARNING, PhotographCheck, PhotographWarning, is_photograph
 from bottega.image import Image
 from bottega.tasks.facts import FactTask
 from bottega.tasks.glyphs import GlyphTask

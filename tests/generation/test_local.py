@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bottega._util.lru import SharedLRUCache
+from bottega._util.caching import SharedLRUCache
 from bottega.errors import (
     GenerationError,
     ImageError,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bottega.exclusion import is_excluded
+from bottega._util.identity import is_excluded
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.records import identity, identity_without_choices
 from bottega.types import Example, Query

@@ -39,13 +39,10 @@ TARGETS = (
     ),
     # Utilities.
     Target(
-        "_util/single_flight _util/gather",
-        "_util/test_single_flight _util/test_gather gateway/test_repeats retrieval/test_shared"
-        " generation/test_replay reranking/test_search_budget",
-    ),
-    Target(
-        "_util/lru",
-        "_util/test_lru gateway/test_repeats knowledge/test_filters",
+        "_util/caching _util/event_loops",
+        "_util/test_single_flight _util/test_gather _util/test_lru gateway/test_repeats"
+        " retrieval/test_shared generation/test_replay reranking/test_search_budget"
+        " knowledge/test_filters",
     ),
     Target("_util/sqlite", "gateway/test_ledger gateway/test_accounts knowledge/test_rows"),
     # Statistics.

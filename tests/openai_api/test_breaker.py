@@ -19,7 +19,7 @@ from bottega.errors import (
     SettingError,
     UnreachableError,
 )
-from bottega.openai_api.breaker import Attempt, Breaker, PausedError, Tolerance
+from bottega.openai_api.client import Attempt, Breaker, PausedError, Tolerance
 
 TOLERANCE = Tolerance(failures=3, at_least=6, window=10, pause=1, longest_pause=4)
 OWN = [

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from bottega.errors import GarbledError, ServerFailedError
 from bottega.gateway.response_cache.memory import is_repeatable
-from bottega.openai_api.chunks import (
+from bottega.openai_api.streams import (
     CHARACTERS_PER_TOKEN,
+    DONE_EVENT,
     count_tokens,
     from_chunks,
     reported_usage,
     to_chunks,
+    to_event,
 )
-from bottega.openai_api.sse import DONE_EVENT, to_event
 from bottega.types import Completion, Usage
 from tests import server
 

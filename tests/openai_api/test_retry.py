@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bottega.errors import EndpointError, RejectedError, ServerFailedError, SettingError
-from bottega.openai_api.retry import RetryPolicy, requested_wait
+from bottega.openai_api.client import RetryPolicy
+from bottega.openai_api.endpoint import requested_wait
 
 chances = st.floats(0, 1, exclude_max=True)
 

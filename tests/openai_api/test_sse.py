@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import GarbledError
-from bottega.openai_api.sse import DONE_EVENT, EventReader, to_event
+from bottega.openai_api.streams import DONE_EVENT, EventReader, to_event
 
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 JSON = st.recursive(
@@ -81,7 +81,7 @@ def test_last_event_may_lack_its_empty_line() -> None:
 
 @pytest.mark.parametrize("flood", [b"x" * 1000, b"data: x\n", b"data:\n"])
 def test_endless_event_raises(flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bottega.openai_api.sse.MAX_EVENT", 50_000)
+    monkeypatch.setattr("bottega.openai_api.streams.MAX_EVENT", 50_000)
     reader = EventReader("x")
     with pytest.raises(GarbledError, match="an event of more than"):
         for _ in range(1000):

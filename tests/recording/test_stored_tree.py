@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import StoreError
 from bottega.recording import StoredNode, StoredTree, TraceStore, from_json, stored_trace, to_json
-from bottega.recording.stored_trace import Ended
+from bottega.recording.traces import Ended
 from bottega.types import Answer, Candidate, Example, Query, SearchNode, SearchTree, Usage
 from tests.builders import candidates, example, search_tree, searched, solid_image
 from tests.recording.test_traces import trace

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from bottega._util.identity import is_excluded
 from bottega.errors import NotFoundError, SettingError
-from bottega.exclusion import is_excluded
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Example, ExampleChange, Query
 from tests.builders import ListPool, solid_image

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 
-from bottega._util.address_space import address_space_warning, check_address_space
+from bottega._util.native import address_space_warning, check_address_space
 from bottega.errors import BottegaError, SettingError
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from bottega._util.gather import for_each
+from bottega._util.event_loops import for_each
 from bottega.cli.components import open_prices, open_prompt, open_recorder
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (

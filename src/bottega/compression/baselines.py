@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bottega._util.caching import LRUCache
 from bottega._util.identity import image_hashes
-from bottega._util.lru import LRUCache
 from bottega.compression.hyper_model import HyperModel, Inputs
 from bottega.compression.inputs import PromptEncoder, inserted, rows, with_tokens
 from bottega.errors import SettingError

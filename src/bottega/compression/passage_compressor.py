@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import torch
 from torch import Tensor
 
+from bottega._util.caching import SharedLRUCache
 from bottega._util.identity import image_hashes
-from bottega._util.lru import SharedLRUCache
 from bottega.compression.hyper_model import HyperModel
 from bottega.compression.inputs import InputBuilder
 from bottega.compression.model import QueryPrompts, RaccModel

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from bottega._util.identity import DESCRIPTIONS, Exclude
 from bottega.errors import NotFoundError, SettingError
 from bottega.evaluation.benchmark import Benchmark, answers_of
 from bottega.evaluation.examples import (
@@ -21,7 +22,6 @@ from bottega.evaluation.examples import (
     labels_of,
     names_passages,
 )
-from bottega.exclusion import DESCRIPTIONS, Exclude
 from bottega.knowledge import KnowledgeBase, TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
 from bottega.protocols import MultiVectorEmbedder, Retriever, Vectors
 from bottega.retrieval import DenseRetriever, LabelledPool

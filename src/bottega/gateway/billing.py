@@ -9,9 +9,9 @@ from bottega.gateway.accounting.limiter import TokenEstimates
 from bottega.gateway.demonstrations import expected_non_ascii_bytes, expected_tokens
 from bottega.gateway.endpoint import RequestRecord
 from bottega.gateway.ports import UpstreamCall
-from bottega.openai_api.chunks import count_tokens, reported_usage
 from bottega.openai_api.request import Body, ChatRequest, max_text_tokens
 from bottega.openai_api.response import add_usage
+from bottega.openai_api.streams import count_tokens, reported_usage
 from bottega.protocols import Pricer
 from bottega.types import Usage
 

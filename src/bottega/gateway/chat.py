@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import perf_counter
 
-from bottega._util.single_flight import LeaderFlight
+from bottega._util.caching import LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, StoreError
 from bottega.gateway.accounting.access import Access
 from bottega.gateway.accounting.accounts import Account
@@ -44,11 +44,16 @@ from bottega.gateway.response_cache.memory import (
 )
 from bottega.gateway.shadow import ShadowRunner
 from bottega.image import Image
-from bottega.openai_api.chunks import count_tokens, from_chunks, has_only_usage
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import allowed_fields
 from bottega.openai_api.response import ChatCompletion
-from bottega.openai_api.sse import DONE_EVENT, to_event
+from bottega.openai_api.streams import (
+    DONE_EVENT,
+    count_tokens,
+    from_chunks,
+    has_only_usage,
+    to_event,
+)
 
 Land = Callable[[CachedReply], None]
 

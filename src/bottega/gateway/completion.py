@@ -33,7 +33,7 @@ from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
 from bottega.openai_api.client import track_call
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.prompts import DataUrl
+from bottega.openai_api.fields import DataUrl
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import Pipeline, run

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from bottega.gateway.ports import TierCapabilities
-from bottega.openai_api.chunks import CHARACTERS_PER_TOKEN
-from bottega.openai_api.prompts import DataUrl, messages_json
+from bottega.openai_api.fields import DataUrl, messages_json
 from bottega.openai_api.request import (
     IMAGE_TOKENS,
     MAX_IMAGE_TOKENS,
@@ -15,6 +14,7 @@ from bottega.openai_api.request import (
     ChatRequest,
     non_ascii_bytes,
 )
+from bottega.openai_api.streams import CHARACTERS_PER_TOKEN
 from bottega.types import Candidate, Example, Prompt
 
 

@@ -16,7 +16,7 @@ from bottega.gateway.accounting.entries import State
 from bottega.gateway.accounting.limiter import Hold
 from bottega.gateway.errors import CLOSING, to_api_error
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.sse import to_event
+from bottega.openai_api.streams import to_event
 from bottega.types import Usage
 
 Result = TypeVar("Result")

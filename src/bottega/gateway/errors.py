@@ -16,7 +16,7 @@ from bottega.errors import (
     SettingError,
 )
 from bottega.gateway.ports import TierCapabilities
-from bottega.openai_api.breaker import PausedError
+from bottega.openai_api.client import PausedError
 from bottega.openai_api.errors import ApiError, RequestRejectedError
 from bottega.openai_api.request import ChatRequest
 

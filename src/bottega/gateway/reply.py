@@ -6,8 +6,7 @@ from collections.abc import AsyncGenerator
 
 from bottega.gateway.endpoint import Reply, RequestRecord
 from bottega.gateway.response_cache.memory import CachedReply, RepeatedRequest
-from bottega.openai_api.chunks import to_chunks
-from bottega.openai_api.sse import DONE_EVENT, to_event
+from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
 
 MAX_NAME = 200
 

@@ -1,10 +1,9 @@
 """Generators: HTTP endpoints, in-process models, the bundled models, and test doubles."""
 
-from bottega.generation.bundled import bundled
-from bottega.generation.local import TransformersGenerator
+from bottega.generation.local import TransformersGenerator, bundled
 from bottega.generation.offline import Call, ReplayGenerator, ScriptedGenerator, request_key
 from bottega.generation.openai_compatible import OpenAIGenerator
-from bottega.openai_api.retry import RetryPolicy
+from bottega.openai_api.client import RetryPolicy
 
 __all__ = [
     "Call",

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from bottega.errors import BottegaError, GenerationError, ModelLoadError
+from bottega.generation.caches import VisionCache
 from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
 from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
 from bottega.generation.tokenization import (
@@ -23,7 +24,6 @@ from bottega.generation.tokenization import (
     TokenizedPrompt,
     decoded_images,
 )
-from bottega.generation.vision_cache import VisionCache
 from bottega.image import Image
 from bottega.types import Completion, Message, Prefix, Prompt, Sampling, Usage
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import orjson
 
-from bottega._util.single_flight import SingleFlight
+from bottega._util.caching import SingleFlight
 from bottega.errors import (
     GenerationError,
     ReplayMissError,

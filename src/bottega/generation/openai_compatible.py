@@ -11,16 +11,15 @@ from functools import partial
 
 import orjson
 
-from bottega._util.gather import gather_or_cancel
-from bottega._util.lru import SharedLRUCache
+from bottega._util.caching import SharedLRUCache
+from bottega._util.event_loops import gather_or_cancel
 from bottega.errors import GarbledError, RejectedError, SettingError
 from bottega.image import Image
-from bottega.openai_api.client import ChatClient, Fields
+from bottega.openai_api.client import ChatClient, Fields, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
-from bottega.openai_api.prompts import messages_json, sampling_fields
+from bottega.openai_api.fields import messages_json, sampling_fields
 from bottega.openai_api.response import add_usage
-from bottega.openai_api.retry import RetryPolicy
 from bottega.openai_api.transport import Timeouts
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
 

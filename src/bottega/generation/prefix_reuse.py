@@ -19,9 +19,8 @@ import transformers
 from PIL import Image as Pillow
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from bottega.generation.prefix_cache import IntArray, PrefixCache, common_prefix
+from bottega.generation.caches import IntArray, PrefixCache, VisionCache, common_prefix
 from bottega.generation.tokenization import PromptTokenizer, RenderedPrompt, TokenizedPrompt
-from bottega.generation.vision_cache import VisionCache
 from bottega.kv_prefix import Batch, KeyValues
 from bottega.types import Prefix
 

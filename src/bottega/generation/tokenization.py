@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega.generation.prefix_cache import IntArray
+from bottega.generation.caches import IntArray
 from bottega.image import Image
 from bottega.types import Prefix, Sampling
 

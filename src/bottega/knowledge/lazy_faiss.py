@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bottega._util.address_space import check_address_space
+from bottega._util.native import check_address_space
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from bottega.exclusion import Exclude
+from bottega._util.identity import Exclude
 from bottega.knowledge.eviction import Eviction
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.records import RowMetadata

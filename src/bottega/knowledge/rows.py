@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from bottega._util.identity import Exclude
 from bottega.errors import NotFoundError, SettingError
-from bottega.exclusion import Exclude
 from bottega.image import Image
 from bottega.knowledge import writer
 from bottega.knowledge.change_log import ChangeLog

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bottega._util.lru import LRUCache
+from bottega._util.caching import LRUCache
+from bottega._util.identity import Exclude
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, StoreError
-from bottega.exclusion import Exclude
 from bottega.knowledge.change_log import ExampleCache
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import FaissIndex, Keys, Metric

@@ -1,70 +1,35 @@
-"""Client of a chat-completions endpoint, for generators and for the gateway's upstreams."""
+"""Client of a chat-completions endpoint, with retries and a circuit breaker."""
 
 from __future__ import annotations
 
 import asyncio
-import re
+import random
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
+from types import TracebackType
+from typing import Literal, TypeVar
 
 import aiohttp
 import orjson
 
-from bottega.errors import EndpointError, RejectedError
-from bottega.openai_api.breaker import Breaker
+from bottega.errors import EndpointError, GenerationError, RejectedError, SettingError
 from bottega.openai_api.endpoint import CHAT_PATH, NO_HEADERS, Endpoint
-from bottega.openai_api.errors import JSONObject, error_body, reported_failure
-from bottega.openai_api.response import ChatCompletion, parse_completion, parse_json
-from bottega.openai_api.retry import RetryPolicy
-from bottega.openai_api.transport import Connections, Response, StreamedResponse, Timeouts, exchange
-
-UNKNOWN_FIELD = re.compile(
-    r"(?i)unsupported|not supported|unrecogni|unknown|unexpected|not permitted|not allowed"
-    r"|forbidden|deprecated|does not support|instead"
+from bottega.openai_api.errors import JSONObject
+from bottega.openai_api.fields import Dialect, rejects_field
+from bottega.openai_api.response import (
+    ChatCompletion,
+    error_body,
+    parse_completion,
+    parse_json,
+    reported_failure,
 )
-LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """Fields that a server accepts, learned from its errors. `limit_field` is the only name of the
-    token limit that it accepts, None for both."""
-
-    limit_field: str | None = None
-    stream_options: bool = True
-
-    def spell(self, fields: dict[str, object]) -> dict[str, object]:
-        """Return the fields as the server accepts them."""
-        if self.limit_field is not None and LIMITS[self.limit_field] in fields:
-            fields = dict(fields)
-            limit = fields.pop(LIMITS[self.limit_field])
-            fields.setdefault(self.limit_field, limit)
-        if not self.stream_options and "stream_options" in fields:
-            fields = {name: value for name, value in fields.items() if name != "stream_options"}
-        return fields
-
-    def after(self, error: RejectedError, fields: dict[str, object]) -> Dialect | None:
-        """Return the dialect to try after this error for `fields`, None if none can help."""
-        message = str(error)
-        if not rejects_field(error):
-            return None
-        if self.limit_field is None and "max_completion_tokens" in message:
-            used = next((name for name in LIMITS if name in fields), None)
-            return replace(self, limit_field=LIMITS[used]) if used else None
-        if self.stream_options and "stream_options" in message and "stream_options" in fields:
-            return replace(self, stream_options=False)
-        return None
-
-
-def rejects_field(error: RejectedError) -> bool:
-    """Return whether the error says that the server does not know or support a field."""
-    return error.status in (400, 422) and UNKNOWN_FIELD.search(str(error)) is not None
-
+from bottega.openai_api.transport import Connections, Response, StreamedResponse, Timeouts, exchange
 
 Fields = dict[str, object]
 Encode = Callable[[Fields], Awaitable[bytes]]
@@ -260,3 +225,216 @@ class ChatClient:
         if failure := reported_failure(body):
             raise self.error(*failure)
         return body
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Exponential back-off with full jitter; a wait that the server requests takes precedence.
+
+    Times are in seconds. Gives up after `attempts`, if the server requests a wait above
+    `longest_wait`, or if all waits together would exceed `longest_total`.
+    """
+
+    attempts: int = 5
+    first_wait: float = 0.5
+    longest_wait: float = 60.0
+    longest_total: float = 300.0
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    random: Callable[[], float] = field(default_factory=lambda: random.Random().random)
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise SettingError(
+                f"attempts must be at least 1, got {self.attempts}", hint="set retries=0 or more"
+            )
+
+    async def __call__(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """Return the result of the first attempt that succeeds. Raises the last error."""
+        waited = 0.0
+        for number in range(self.attempts):
+            try:
+                return await attempt()
+            except EndpointError as error:
+                wait = self.wait(number, error.retry_after)
+                spent = number + 1 == self.attempts or waited + wait > self.longest_total
+                if spent or not error.retryable or (error.retry_after or 0) > self.longest_wait:
+                    raise
+            waited += wait
+            await self.sleep(wait)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def wait(self, number: int, requested: float | None) -> float:
+        """Return the wait after the failure of attempt `number` (from 0). A wait that the server
+        requested is extended by up to a tenth, since it requests the same of all clients."""
+        if requested is not None:
+            return requested * (1 + self.random() / 10)
+        ceiling = min(self.longest_wait, self.first_wait * 2.0**number)
+        return ceiling * self.random()
+
+
+State = Literal["closed", "open", "half-open"]
+MAX_RECORDED = 1000
+
+
+class PausedError(GenerationError):
+    """Error of a call that was not sent because the breaker is open. `retry_after` is in seconds.
+
+    Not an `EndpointError`, so retries do not wait for it: another tier can answer now.
+    """
+
+    retryable = True
+
+    def __init__(self, retry_after: float, last: str = "") -> None:
+        detail = f"; its last failure: {last}" if last else ""
+        super().__init__(
+            f"the upstream keeps failing and is paused for {retry_after:.1f} s{detail}",
+            hint="look at the upstream's log; meanwhile another tier answers, if there is one",
+        )
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Limits of a breaker. It opens after `failures` in a row, or when the share `rate` of at least
+    `at_least` calls within `window` seconds failed. The first pause lasts `pause` seconds, each
+    further one twice as long, at most `longest_pause`."""
+
+    failures: int = 5
+    rate: float = 0.5
+    at_least: int = 20
+    window: float = 30.0
+    pause: float = 1.0
+    longest_pause: float = 60.0
+
+    def __post_init__(self) -> None:
+        counts = min(self.failures, self.at_least) >= 1 and self.at_least <= MAX_RECORDED
+        times = self.window > 0 and 0 < self.pause <= self.longest_pause
+        if not (counts and times and 0 < self.rate <= 1):
+            raise SettingError(
+                f"breaker limits are invalid, got {self}",
+                hint="set failures and at_least to 1 or more, rate within (0, 1], window and pauses"
+                " above 0, and longest_pause to pause or more",
+            )
+
+
+class Breaker:
+    """Circuit breaker for one event loop. Closed: calls pass and are counted. Open: calls raise
+    `PausedError` at once. Half-open, after the pause: one call passes, and its outcome closes or
+    opens the breaker.
+
+    Failures are those of the upstream: no connection, time-outs, 5xx, invalid replies. A 4xx counts
+    as success, a cancelled call as neither.
+    """
+
+    def __init__(
+        self, tolerance: Tolerance | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tolerance, self._clock = tolerance or Tolerance(), clock
+        self._recent: deque[tuple[float, bool]] = deque(maxlen=MAX_RECORDED)
+        self._in_a_row = 0
+        self._pauses = 0
+        self._until: float | None = None
+        self._probe: Attempt | None = None
+        # Calls that began before the last change of state must not count in the new one.
+        self._epoch = 0
+        self._last = ""
+
+    @property
+    def state(self) -> State:
+        if self._until is None:
+            return "closed"
+        return "half-open" if self._probe or self._clock() >= self._until else "open"
+
+    def attempt(self) -> Attempt:
+        """Return a context manager that records the outcome of its block. Raises `PausedError`."""
+        self.check()
+        attempt = Attempt(self, self._epoch)
+        if self._until is not None:
+            # If this probe does not end within that time, another call may probe.
+            self._until = self._clock() + self._tolerance.longest_pause
+            self._probe = attempt
+        return attempt
+
+    def check(self) -> None:
+        """Raise what `attempt` would raise."""
+        if self._until is None or (left := self._until - self._clock()) <= 0:
+            return
+        raise PausedError(min(left, self._tolerance.pause) if self._probe else left, self._last)
+
+    def _succeeded(self, attempt: Attempt) -> None:
+        if attempt is self._probe:
+            self._close()
+        elif attempt.epoch == self._epoch and self._until is None:
+            self._in_a_row = 0
+            self._recent.append((self._clock(), False))
+
+    def _failed(self, attempt: Attempt, error: EndpointError) -> None:
+        self._last = str(error)
+        if attempt is self._probe:
+            self._open()
+        elif attempt.epoch == self._epoch and self._until is None:
+            self._in_a_row += 1
+            self._recent.append((self._clock(), True))
+            if self._in_a_row >= self._tolerance.failures or self._too_many():
+                self._open()
+
+    def _ended(self, attempt: Attempt) -> None:
+        if attempt is self._probe:
+            self._until, self._probe = self._clock(), None
+
+    def _too_many(self) -> bool:
+        since = self._clock() - self._tolerance.window
+        while self._recent and self._recent[0][0] <= since:
+            self._recent.popleft()
+        failures = sum(failed for _, failed in self._recent)
+        enough = len(self._recent) >= self._tolerance.at_least
+        return enough and failures >= self._tolerance.rate * len(self._recent)
+
+    def _open(self) -> None:
+        pause = min(self._tolerance.longest_pause, self._tolerance.pause * 2.0**self._pauses)
+        # From 2 ** 60 on every pause is the longest; the cap keeps the power from overflowing.
+        self._pauses = min(self._pauses + 1, 60)
+        self._until, self._probe = self._clock() + pause, None
+        self._epoch += 1
+
+    def _close(self) -> None:
+        self._until, self._probe, self._pauses, self._in_a_row = None, None, 0, 0
+        self._recent.clear()
+        self._epoch += 1
+
+
+class Attempt:
+    """Context manager of one call to the upstream."""
+
+    def __init__(self, breaker: Breaker, epoch: int) -> None:
+        self._breaker = breaker
+        self.epoch = epoch
+
+    def answered(self) -> None:
+        """Close a half-open breaker at the first event of a stream, before its end."""
+        if self is self._breaker._probe:
+            self._breaker._close()
+            self.epoch = self._breaker._epoch
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._breaker._succeeded(self)
+        elif isinstance(error, EndpointError):
+            if _is_alive(error):
+                self._breaker._succeeded(self)
+            else:
+                self._breaker._failed(self, error)
+        self._breaker._ended(self)
+
+
+def _is_alive(error: EndpointError) -> bool:
+    is_client_error = error.status is not None and 400 <= error.status < 500
+    return is_client_error or isinstance(error, RejectedError)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 from urllib.request import getproxies, proxy_bypass
@@ -14,13 +16,8 @@ from urllib.request import getproxies, proxy_bypass
 from yarl import URL
 
 from bottega.errors import EndpointError, RejectedError, SettingError
-from bottega.openai_api.errors import (
-    JSONObject,
-    RequestRejectedError,
-    error_message,
-    status_error,
-)
-from bottega.openai_api.retry import requested_wait
+from bottega.openai_api.errors import JSONObject, RequestRejectedError, status_error
+from bottega.openai_api.response import error_message
 
 Redact = Callable[[str], str]
 # Shorter strings are no secrets, and redacting them would hide ordinary words.
@@ -142,3 +139,28 @@ def _loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def requested_wait(
+    headers: Mapping[str, str], now: Callable[[], float] = time.time
+) -> float | None:
+    """Return the seconds in `retry-after-ms` or `retry-after` (seconds or an HTTP date)."""
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    text = headers.get("retry-after")
+    seconds = _number(text)
+    if seconds is not None or text is None:
+        return seconds
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now())
+    except (ValueError, OverflowError):  # years and offsets beyond the range of a date
+        return None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None

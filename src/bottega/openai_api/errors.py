@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 import orjson
 
@@ -90,44 +89,3 @@ def _rejection_hint(status: int, model: str) -> str:
     return hints.get(
         status, "change the request; extra_body={'field': None} leaves out a field it rejects"
     )
-
-
-def error_body(payload: bytes) -> JSONObject:
-    """Return the JSON object of an error reply, empty for anything else: proxies often send web
-    pages."""
-    try:
-        body = orjson.loads(payload)
-    except orjson.JSONDecodeError:
-        return {}
-    if isinstance(body, str):
-        return {"message": body}
-    return body if isinstance(body, dict) else {}
-
-
-def error_message(body: object) -> str:
-    """Return the server's message in the JSON of an error, empty if there is none."""
-    return _message(get(body, "error")) or _message(body)
-
-
-def reported_failure(body: JSONObject) -> tuple[int, JSONObject] | None:
-    """Return the status and the JSON of an error inside a reply with HTTP status 200, else None.
-    Some gateways report errors like this, for the whole reply or for one choice."""
-    choices = body.get("choices")
-    for part in (body, *(choices if isinstance(choices, list) else ())):
-        error = get(part, "error")
-        if error or get(part, "finish_reason") == "error":
-            code = str(get(error, "code"))
-            is_status = code.isdecimal() and len(code) == 3 and code[0] in "45"
-            found = body if body.get("error") else {"error": {"message": _message(error)}}
-            return (int(code) if is_status else 502), found
-    return None
-
-
-def _message(error: object) -> str:
-    found = error if isinstance(error, str) else get(error, "message") or get(error, "detail")
-    return str(found or "")
-
-
-def get(value: object, name: str) -> object:
-    """Return a field of a JSON value, None if the value is no object."""
-    return cast(object, value.get(name)) if isinstance(value, dict) else None

@@ -1,12 +1,16 @@
-"""Fields of a chat-completions body: their types, and errors in the words of OpenAI's servers."""
+"""Fields of a chat-completions body: types, errors, dialects of servers, and prompts as fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn, cast
 
+from bottega.errors import RejectedError
+from bottega.image import Image
 from bottega.openai_api.errors import ApiError, JSONObject
+from bottega.types import Message, Sampling
 
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 # A tool call, or the answer to one, may be without content.
@@ -242,3 +246,79 @@ def _refusal(problem: str, name: str, alternative: str) -> ApiError:
         param=name,
         hint=f"leave it out, or {alternative}",
     )
+
+
+UNKNOWN_FIELD = re.compile(
+    r"(?i)unsupported|not supported|unrecogni|unknown|unexpected|not permitted|not allowed"
+    r"|forbidden|deprecated|does not support|instead"
+)
+
+
+LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Fields that a server accepts, learned from its errors. `limit_field` is the only name of the
+    token limit that it accepts, None for both."""
+
+    limit_field: str | None = None
+    stream_options: bool = True
+
+    def spell(self, fields: dict[str, object]) -> dict[str, object]:
+        """Return the fields as the server accepts them."""
+        if self.limit_field is not None and LIMITS[self.limit_field] in fields:
+            fields = dict(fields)
+            limit = fields.pop(LIMITS[self.limit_field])
+            fields.setdefault(self.limit_field, limit)
+        if not self.stream_options and "stream_options" in fields:
+            fields = {name: value for name, value in fields.items() if name != "stream_options"}
+        return fields
+
+    def after(self, error: RejectedError, fields: dict[str, object]) -> Dialect | None:
+        """Return the dialect to try after this error for `fields`, None if none can help."""
+        message = str(error)
+        if not rejects_field(error):
+            return None
+        if self.limit_field is None and "max_completion_tokens" in message:
+            used = next((name for name in LIMITS if name in fields), None)
+            return replace(self, limit_field=LIMITS[used]) if used else None
+        if self.stream_options and "stream_options" in message and "stream_options" in fields:
+            return replace(self, stream_options=False)
+        return None
+
+
+def rejects_field(error: RejectedError) -> bool:
+    """Return whether the error says that the server does not know or support a field."""
+    return error.status in (400, 422) and UNKNOWN_FIELD.search(str(error)) is not None
+
+
+DataUrl = Callable[[Image], str]
+
+
+def sampling_fields(sampling: Sampling) -> dict[str, object]:
+    """Return the sampling parameters as fields of a body, None for those to leave out."""
+    return {
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+        "n": sampling.n if sampling.n > 1 else None,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop) or None,
+    }
+
+
+def messages_json(messages: Sequence[Message], data_url: DataUrl) -> list[dict[str, object]]:
+    """Return the messages of a prompt as JSON, images as data URLs. Blocks: encodes images."""
+    return [_message_json(message, data_url) for message in messages]
+
+
+def _message_json(message: Message, data_url: DataUrl) -> dict[str, object]:
+    parts = [_part_json(part, data_url) for part in message.parts]
+    is_plain = len(parts) == 1 and parts[0]["type"] == "text"
+    return {"role": message.role, "content": parts[0]["text"] if is_plain else parts}
+
+
+def _part_json(part: str | Image, data_url: DataUrl) -> dict[str, object]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "image_url", "image_url": {"url": data_url(part)}}

@@ -10,7 +10,6 @@ from typing import cast
 
 import orjson
 
-from bottega.openai_api.chunks import CHARACTERS_PER_TOKEN
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import (
     FIELDS,
@@ -24,6 +23,7 @@ from bottega.openai_api.fields import (
     require,
     wrong_type,
 )
+from bottega.openai_api.streams import CHARACTERS_PER_TOKEN
 
 Body = Mapping[str, object]
 JSONDict = dict[str, object]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass
+from typing import cast
 
 import orjson
 
 from bottega.errors import GarbledError
-from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject, get
+from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject
 from bottega.types import Completion, Reply, Usage
 
 # More than any context holds; sums of a few such claims still fit into 64 bits.
@@ -215,3 +216,44 @@ def usage_json(usage: Usage) -> dict[str, object]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+
+
+def error_body(payload: bytes) -> JSONObject:
+    """Return the JSON object of an error reply, empty for anything else: proxies often send web
+    pages."""
+    try:
+        body = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return {}
+    if isinstance(body, str):
+        return {"message": body}
+    return body if isinstance(body, dict) else {}
+
+
+def error_message(body: object) -> str:
+    """Return the server's message in the JSON of an error, empty if there is none."""
+    return _message(get(body, "error")) or _message(body)
+
+
+def reported_failure(body: JSONObject) -> tuple[int, JSONObject] | None:
+    """Return the status and the JSON of an error inside a reply with HTTP status 200, else None.
+    Some gateways report errors like this, for the whole reply or for one choice."""
+    choices = body.get("choices")
+    for part in (body, *(choices if isinstance(choices, list) else ())):
+        error = get(part, "error")
+        if error or get(part, "finish_reason") == "error":
+            code = str(get(error, "code"))
+            is_status = code.isdecimal() and len(code) == 3 and code[0] in "45"
+            found = body if body.get("error") else {"error": {"message": _message(error)}}
+            return (int(code) if is_status else 502), found
+    return None
+
+
+def _message(error: object) -> str:
+    found = error if isinstance(error, str) else get(error, "message") or get(error, "detail")
+    return str(found or "")
+
+
+def get(value: object, name: str) -> object:
+    """Return a field of a JSON value, None if the value is no object."""
+    return cast(object, value.get(name)) if isinstance(value, dict) else None

@@ -20,11 +20,16 @@ from bottega.errors import (
     SettingError,
     UnreachableError,
 )
-from bottega.openai_api.chunks import to_chunks
 from bottega.openai_api.endpoint import NO_HEADERS, Endpoint
-from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject, error_body, reported_failure
-from bottega.openai_api.response import no_usage, parse_completions, parse_json
-from bottega.openai_api.sse import DONE, EventReader
+from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject
+from bottega.openai_api.response import (
+    error_body,
+    no_usage,
+    parse_completions,
+    parse_json,
+    reported_failure,
+)
+from bottega.openai_api.streams import DONE, EventReader, to_chunks
 
 # A few compressed kilobytes can unpack to gigabytes.
 MAX_REPLY_MB = 64

@@ -1,8 +1,13 @@
 """Recorders: traces, costs, use counts and cached answers of the master."""
 
-from bottega.recording.costs import PriceTable, TokenPrice
-from bottega.recording.recorders import CacheRecorder, CompositeRecorder, UseCountRecorder
-from bottega.recording.stored_trace import (
+from bottega.recording.recorders import (
+    CacheRecorder,
+    CompositeRecorder,
+    PriceTable,
+    TokenPrice,
+    UseCountRecorder,
+)
+from bottega.recording.traces import (
     StoredCandidate,
     StoredDemonstration,
     StoredMessage,
@@ -10,12 +15,13 @@ from bottega.recording.stored_trace import (
     StoredPart,
     StoredTrace,
     StoredTree,
+    TraceStore,
+    TraceSummary,
     from_json,
     json_text,
     stored_trace,
     to_json,
 )
-from bottega.recording.traces import TraceStore, TraceSummary
 
 __all__ = [
     "CacheRecorder",

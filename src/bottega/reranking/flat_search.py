@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Literal, get_args
 
-from bottega._util.rng import query_rng
+from bottega._util.identity import query_rng
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.rewards import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal, Protocol, get_args
 
-from bottega._util.rng import query_rng
+from bottega._util.identity import query_rng
 from bottega.errors import SettingError
 from bottega.protocols import Parser, Prompter
 from bottega.reranking.search_budget import BudgetedGenerator, gather_all

@@ -8,8 +8,8 @@ from dataclasses import astuple, dataclass, replace
 from math import inf
 from typing import TypeVar
 
-from bottega._util.gather import gather_or_cancel
-from bottega._util.single_flight import SharedTask
+from bottega._util.caching import SharedTask
+from bottega._util.event_loops import gather_or_cancel
 from bottega.errors import SettingError
 from bottega.protocols import Generator
 from bottega.types import Prompt, Reply, Sampling, Usage

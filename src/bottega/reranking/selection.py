@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from bottega._util.rng import query_rng
+from bottega._util.identity import query_rng
 from bottega.errors import NotFoundError, SettingError
 from bottega.protocols import Reranker, Vectors
 from bottega.types import Candidate, Query

@@ -8,7 +8,7 @@ from itertools import combinations
 from math import ceil
 from typing import Literal, TypeVar
 
-from bottega._util.rng import query_rng
+from bottega._util.identity import query_rng
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.rewards import (

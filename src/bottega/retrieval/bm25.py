@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from bottega._util.identity import Exclude, is_excluded
 from bottega.errors import EmptyKnowledgeBaseError, LogPrunedError, NotFoundError, SettingError
-from bottega.exclusion import Exclude, is_excluded
 from bottega.protocols import Vectors
 from bottega.retrieval.ports import ChangeFeed, ChangeReader, ExampleCollection
 from bottega.types import Candidate, Example, ExampleChange, Query

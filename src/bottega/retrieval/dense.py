@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Hashable, Iterable, Sequence
 
-from bottega._util.gather import gather_or_cancel
+from bottega._util.event_loops import gather_or_cancel
 from bottega.errors import SettingError
 from bottega.protocols import Embedder, Retriever
 from bottega.retrieval.ports import NearestSearch, SearchFunction

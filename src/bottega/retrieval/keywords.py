@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from bottega._util.gather import gather_or_cancel
+from bottega._util.event_loops import gather_or_cancel
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Prompter, Retriever
 from bottega.retrieval.bm25 import tokenize

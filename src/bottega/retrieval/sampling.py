@@ -7,9 +7,8 @@ import random
 from collections.abc import Sequence
 from itertools import chain
 
-from bottega._util.rng import query_rng
+from bottega._util.identity import is_excluded, query_rng
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
-from bottega.exclusion import is_excluded
 from bottega.retrieval.ports import LabelledPool
 from bottega.types import Candidate, Example, Query
 

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from dataclasses import dataclass
 
-from bottega._util.single_flight import SharedTask
+from bottega._util.caching import SharedTask
 from bottega.errors import EmptyKnowledgeBaseError, SettingError
 from bottega.protocols import Retriever
 from bottega.types import Candidate, Example, Query, Trace

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from bottega._util.lru import LRUCache
+from bottega._util.caching import LRUCache
 from bottega.openai_api.response import no_usage
 from bottega.types import Completion, Example
 

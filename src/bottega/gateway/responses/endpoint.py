@@ -13,7 +13,7 @@ from bottega.gateway.endpoint import Answer, Reply, RequestRecord
 from bottega.gateway.responses.input import ChatTranslation, translate
 from bottega.gateway.responses.output import ResponseEvents, ResponseTemplate, response_body
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.sse import DONE_EVENT
+from bottega.openai_api.streams import DONE_EVENT
 
 MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")
 NAMES = {

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 
-from bottega._util.lru import SharedLRUCache
-from bottega._util.single_flight import LeaderFlight
+from bottega._util.caching import LeaderFlight, SharedLRUCache
 from bottega.errors import SettingError
 from bottega.gateway.accounting.access import Access, KeyDefaults
 from bottega.gateway.accounting.accounts import Accounts

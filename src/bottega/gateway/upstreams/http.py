@@ -7,13 +7,10 @@ from contextlib import aclosing, contextmanager
 
 from bottega.errors import RejectedError, SettingError
 from bottega.gateway.errors import MisconfiguredError
-from bottega.openai_api.breaker import Breaker
-from bottega.openai_api.client import ChatClient
+from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
-from bottega.openai_api.errors import error_body
 from bottega.openai_api.request import Body
-from bottega.openai_api.response import ChatCompletion
-from bottega.openai_api.retry import RetryPolicy
+from bottega.openai_api.response import ChatCompletion, error_body
 from bottega.openai_api.transport import Timeouts
 
 # A client is waiting, and another tier may answer: shorter waits than for a batch.

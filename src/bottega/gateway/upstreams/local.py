@@ -13,7 +13,6 @@ import orjson
 from bottega.errors import SettingError
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.image import Image
-from bottega.openai_api.chunks import to_chunks
 from bottega.openai_api.request import (
     Body,
     ChatMessage,
@@ -23,6 +22,7 @@ from bottega.openai_api.request import (
     parse_messages,
 )
 from bottega.openai_api.response import ChatCompletion, completion_json
+from bottega.openai_api.streams import to_chunks
 from bottega.protocols import Generator
 from bottega.types import Message, Prompt, Reply, Role, Sampling
 

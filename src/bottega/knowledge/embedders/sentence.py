@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega._util.loading import LOADING
+from bottega._util.native import LOADING
 from bottega.errors import BottegaError, EmbeddingError, MissingDependencyError, SettingError
 from bottega.knowledge.embedders.pixels import embed_images, unit_images
 from bottega.knowledge.records import unit

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from bottega._util.identity import Exclude, is_excluded
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, StoreError
-from bottega.exclusion import Exclude, is_excluded
 from bottega.knowledge.database import CloseOnExit
 from bottega.knowledge.late_interaction.folder import check_count
 from bottega.knowledge.late_interaction.search import SearchEffort, TokenIndex

@@ -1,14 +1,9 @@
-"""Check the limit on the address space (`ulimit -v`) before native libraries are loaded.
-
-Under a low limit they raise no error: OpenBLAS crashes while faiss is imported, and torch hangs
-when it cannot start a thread. The sizes are peaks measured on Linux: 0.5 GB with faiss on two
-cores, 1.5 GB with a bundled model, and 135 MB per further thread (stack, OpenBLAS buffers, malloc
-arena).
-"""
+"""Limits of native libraries: address space, and one model load at a time."""
 
 from __future__ import annotations
 
 import os
+import threading
 
 from bottega.errors import SettingError
 
@@ -53,3 +48,8 @@ def _limit() -> int | None:
 def _threads() -> int:
     setting = os.environ.get("OMP_NUM_THREADS", "")
     return int(setting) if setting.isdecimal() and int(setting) else os.cpu_count() or 1
+
+
+# transformers changes torch for the whole process while it loads a model, and a second model loaded
+# meanwhile misses some of its weights. Two threads that import it at once get a partial module.
+LOADING = threading.RLock()  # reentrant: an embedder may load others
