@@ -23,6 +23,10 @@ def test_states_of_published_runs_do_not_change() -> None:
     assert query_rng(CAT, 7).getstate() == random.Random(seed).getstate()
 
 
+def test_states_of_text_queries_do_not_change() -> None:
+    assert query_rng(Query("3 + 5"), 7).getstate() == random.Random("7:3 + 5:").getstate()
+
+
 def test_the_key_is_the_text_and_the_image_hashes() -> None:
     assert query_key(CAT) == ("what?", *image_hashes(CAT))
     assert image_hashes(CAT) == (solid_image(1).sha256, solid_image(2).sha256)

@@ -39,6 +39,11 @@ async def test_shuffled_keeps_the_best_k_and_is_repeatable() -> None:
     assert first != await TopKReranker("shuffled", seed=2)(QUERY, many, 8)
 
 
+async def test_published_orders_for_text_queries_do_not_change() -> None:
+    shown = await TopKReranker("shuffled", seed=1)(Query("3 + 5"), candidates(*"abcdefgh"), 5)
+    assert "".join(candidate.example.answer for candidate in shown) == "abced"
+
+
 async def test_fewer_candidates_than_k() -> None:
     assert len(await TopKReranker()(QUERY, FOUND, 9)) == 4
     assert await TopKReranker()(QUERY, [], 9) == []

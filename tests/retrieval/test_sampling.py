@@ -124,3 +124,20 @@ async def test_only_the_shown_examples_are_fetched(
 ) -> None:
     pool = CountingPool(list(pool_of({"a": 10, "b": 10}).examples.values()))
     assert len(await retriever(pool, seed=0)(QUERY, k)) == pool.fetched == k
+
+
+@pytest.mark.parametrize(
+    ("retriever", "ids"),
+    [
+        (UniformSampler, ["b-3", "a-2", "a-6", "a-0"]),
+        (BalancedSampler, ["a-0", "b-3", "b-7", "a-4"]),
+    ],
+)
+async def test_published_samples_for_text_queries_do_not_change(
+    retriever: type[UniformSampler | BalancedSampler], ids: list[str]
+) -> None:
+    examples = [
+        Example(Query(f"{i} + 1"), label, id=f"{label}-{i}") for i, label in enumerate("abababab")
+    ]
+    found = await retriever(ListPool(examples), seed=1)(Query("3 + 5"), 4)
+    assert [candidate.example.id for candidate in found] == ids

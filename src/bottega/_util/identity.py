@@ -21,7 +21,8 @@ def query_key(query: Query) -> tuple[str, ...]:
 
 def query_rng(query: Query, seed: object) -> random.Random:
     """Return a generator seeded by the query's content, so results do not depend on query order."""
-    return random.Random(f"{seed}:{':'.join(query_key(query))}")
+    # Published runs depend on this text, with its last colon also for a query without images.
+    return random.Random(f"{seed}:{query.text}:{':'.join(image_hashes(query))}")
 
 
 # "same-image" excludes every example that shares an image with the query. Evaluations need it:
