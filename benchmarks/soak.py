@@ -89,8 +89,8 @@ memory_mb = 8
 required = true
 """
 ROUTES = {
-    "coin": 'by = "coin"\nmaster_rate = 0.4',
-    "coverage": 'by = "coverage"\nat_least = 0.8',
+    "random": 'router = "random"\nmaster_rate = 0.4',
+    "coverage": 'router = "coverage"\nmin_similarity = 0.8',
 }
 
 
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--kills", type=int, default=6)
-    parser.add_argument("--route", choices=sorted(ROUTES), default="coin")
+    parser.add_argument("--route", choices=sorted(ROUTES), default="random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
@@ -182,7 +182,9 @@ def main() -> None:
 
 
 class Soak:
-    def __init__(self, folder: Path, concurrency: int, route: str = "coin", seed: int = 0) -> None:
+    def __init__(
+        self, folder: Path, concurrency: int, route: str = "random", seed: int = 0
+    ) -> None:
         self._folder, self._concurrency, self._route = folder, concurrency, route
         self._seed, self._rng = seed, random.Random(seed)
         self._port, self._log = free_port(), folder / "gateway.log"

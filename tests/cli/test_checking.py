@@ -93,38 +93,41 @@ def test_the_values_stand_in_one_column(run: Run) -> None:
 @pytest.mark.parametrize(
     ("route", "said"),
     [
-        ("", ["route coin: the master at random", "master_rate 0.2 (default)", "seed 0 (default)"]),
         (
-            'by = "coverage"\nat_least = 0.8',
+            "",
+            ["route random: the master at random", "master_rate 0.2 (default)", "seed 0 (default)"],
+        ),
+        (
+            'router = "coverage"\nmin_similarity = 0.8',
             [
                 "route coverage: the master if nothing cached is similar",
-                "at_least 0.8",
-                "master_rate not set: at_least decides",
+                "min_similarity 0.8",
+                "master_rate not set: min_similarity decides",
             ],
         ),
         (
-            'by = "coverage"\nmaster_rate = 0.3\nseed = 7',
+            'router = "coverage"\nmaster_rate = 0.3\nseed = 7',
             [
                 "route coverage: the master if nothing cached is similar",
-                "at_least not set: adapted to recent questions to hold master_rate",
+                "min_similarity not set: adapted to recent questions to hold master_rate",
                 "master_rate 0.3",
                 "seed 7",
             ],
         ),
         (
-            'by = "confidence"\nbelow = 0.7\nfallback = "up"\ncold_start = 9',
+            'router = "confidence"\nmin_confidence = 0.7\nfallback = "up"\ncold_start = 9',
             [
                 "route confidence: the cheapest first, the next if it is unsure",
-                "below 0.7",
+                "min_confidence 0.7",
                 "samples not set: one reply, and its probability",
                 "cold_start 9",
                 "fallback up",
             ],
         ),
         (
-            'by = "always"',
+            'router = "fixed"',
             [
-                "route always: one tier for all",
+                "route fixed: one tier for all",
                 "tier not set: the first, apprentice",
                 "cold_start 0 (default)",
                 "fallback any (default)",
@@ -144,7 +147,7 @@ def test_cache_and_repeats(run: Run) -> None:
         "cache bottega-data/cache.db",
         "embed words",
         "retrieve nearest (default)",
-        "at_least 0.3 (default)",
+        "min_similarity 0.3 (default)",
     ]
     assert "replay exact repeats for 3600 s, from 256 MB" in lines
     assert "shadow off" in lines
@@ -155,7 +158,7 @@ def test_cache_and_repeats(run: Run) -> None:
         "cache c.db",
         "embed words",
         "retrieve bm25",
-        "at_least not set: bm25 knows no similarity",
+        "min_similarity not set: bm25 has no similarities",
     ]
     assert "replay off" in lines
     assert block(lines, "limits", 2) == ["limits the defaults, but for", "images 3"]
@@ -184,7 +187,7 @@ def test_models_in_this_process(run: Run) -> None:
         "shown no examples",
         "takes any number of images, no tools, no audio, any context",
         "price nothing: it runs in this process",
-        "route always: one tier for all",
+        "route fixed: one tier for all",
     ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,13 @@ from bottega.knowledge import KnowledgeBase
 from tests.cli.conftest import Run
 from tests.paths import ROOT
 
+# Names in the output of `bottega savings --json`.
+RENAMED = {
+    "alone": "master_only",
+    "quality": "agreement",
+    "lost": "lost_rows",
+    "borrowed": "pooled",
+}
 STORED = ROOT / "tests" / "data" / "fd291dc"
 
 
@@ -32,7 +41,40 @@ def folder(tmp_path: Path) -> Path:
 
 def test_savings_of_an_old_ledger_are_unchanged(run: Run, folder: Path) -> None:
     done = run("savings", "--data", str(folder), "--json")
-    assert json.loads(done.out) == json.loads((folder / "savings.json").read_text())
+    before = (folder / "savings.json").read_text()
+    for old, new in RENAMED.items():
+        before = before.replace(f'"{old}":', f'"{new}":')
+    assert json.loads(done.out) == json.loads(before)
+
+
+def test_old_states_and_columns_get_their_current_names(run: Run, folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "gateway.db")) as old, old:
+        for state, status in (("passed", 200), ("failed", 404), ("failed", 502)):
+            old.execute(
+                "INSERT INTO entries SELECT time, request_id, account, namespace, route, model, ?,"
+                " shots, similarity, prompt_tokens, completion_tokens, cached_tokens, 0.5, 0.0,"
+                " seconds, ? FROM entries WHERE route = 'master' LIMIT 1",
+                (state, status),
+            )
+        old.execute("INSERT INTO notes VALUES ('repeat:key', '1795380300.0 example')")
+    done = json.loads(run("savings", "--data", str(folder), "--json").out)
+    states = [row["state"] for row in done["routes"]]
+    assert states == ["replayed", "answered", "answered", "passed_through", "failed", "rejected"]
+    assert (done["requests"], done["answered"]) == (22, 20)
+    assert done["spent_usd"] == pytest.approx(1.501213)
+    ledger = Ledger.open(folder / "gateway.db", repeat_seconds=100.0, clock=lambda: 1795380350.0)
+    assert ledger.repeat("key") == (1795380300.0, "example")
+    assert ledger.spent_this_month("anonymous") == 0.0
+    ledger.close()
+    with closing(sqlite3.connect(folder / "gateway.db")) as new:
+        columns = {table: columns_of(new, table) for table in ("accounts", "entries", "spending")}
+    assert {"can_store"} <= columns["accounts"] and not {"may_store"} & columns["accounts"]
+    assert {"tier"} <= columns["entries"] and not {"route"} & columns["entries"]
+    assert columns["spending"] == {"month", "account", "usd"}
+
+
+def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
+    return {str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
 def test_an_old_ledger_accepts_new_entries(run: Run, folder: Path) -> None:

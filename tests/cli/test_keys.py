@@ -18,7 +18,7 @@ def test_a_key_is_made_listed_and_revoked(run: Run) -> None:
     account = accounts.authenticate(token)
     assert account is not None
     assert (account.name, account.namespace, account.requests_per_minute) == ("team-a", "a", 60)
-    assert (account.usd_per_month, account.admin, account.may_store) == (5.0, False, True)
+    assert (account.usd_per_month, account.admin, account.can_store) == (5.0, False, True)
     listed = run("keys", "ls")
     assert account.id in listed.out
     assert "team-a" in listed.out
@@ -33,7 +33,7 @@ def test_a_key_is_made_listed_and_revoked(run: Run) -> None:
 def test_json(run: Run) -> None:
     made = run("keys", "add", "op", "--admin", "--no-store", "--json").json
     assert isinstance(made, dict)
-    assert (made["account"]["admin"], made["account"]["may_store"]) == (True, False)
+    assert (made["account"]["admin"], made["account"]["can_store"]) == (True, False)
     assert run("keys", "ls", "--json").json == [made["account"]]
     revoked = run("keys", "revoke", made["key"], "--json").json
     assert isinstance(revoked, dict)

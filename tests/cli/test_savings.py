@@ -51,9 +51,9 @@ def test_programs_read_json(run: Run, tmp_path: Path) -> None:
     filled(tmp_path / "bottega-data")
     found = run("savings", "--namespace", "a", "--since", "2020-01-01", "--json").json
     assert isinstance(found, dict)
-    assert (found["requests"], found["alone"]["estimated"]) == (80, 60)
-    assert found["alone"]["usd"]["n"] == 20
-    assert found["quality"]["gain"]["n"] == 1
+    assert (found["requests"], found["master_only"]["estimated"]) == (80, 60)
+    assert found["master_only"]["usd"]["n"] == 20
+    assert found["agreement"]["gain"]["n"] == 1
     later = run("savings", "--since", "2030-01-01", "--json").json
     assert isinstance(later, dict)
     assert later["requests"] == 0
@@ -104,5 +104,5 @@ def test_shares_are_of_what_was_answered(run: Run, tmp_path: Path) -> None:
     said = run("savings", "--data", "d").out.splitlines()
     assert said[0].startswith("4 requests, 1 answered, ")
     assert next(line for line in said if line.startswith("apprentice")).split()[2] == "100.0%"
-    refused = next(line for line in said if line.startswith("refused"))
-    assert "3" in refused and "%" not in refused
+    rejected = next(line for line in said if line.startswith("rejected"))
+    assert "3" in rejected and "%" not in rejected

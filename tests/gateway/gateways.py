@@ -34,7 +34,7 @@ def gateway_config(folder: Path, url: str, more: str = "") -> Config:
         api_key_env = "LARGE_KEY"
         price = [10.0, 10.0]
         [route]
-        by = "always"
+        router = "fixed"
         cold_start = 1
         [cache]
         embed = "words"

@@ -28,14 +28,14 @@ def accounts(tmp_path: Path) -> Iterator[Accounts]:
 
 def test_key_returns_its_account(accounts: Accounts) -> None:
     account, token = accounts.add(
-        "team-a", namespace="a", may_store=False, requests_per_minute=60, usd_per_month=5.0
+        "team-a", namespace="a", can_store=False, requests_per_minute=60, usd_per_month=5.0
     )
     other, others = accounts.add("team-b", admin=True)
     assert accounts.authenticate(token) == account
     assert accounts.authenticate(others) == other
-    assert (account.namespace, account.may_store, account.admin) == ("a", False, False)
+    assert (account.namespace, account.can_store, account.admin) == ("a", False, False)
     assert (account.requests_per_minute, account.usd_per_month) == (60, 5.0)
-    assert (other.namespace, other.may_store, other.admin) == ("", True, True)
+    assert (other.namespace, other.can_store, other.admin) == ("", True, True)
     assert accounts.list() == [account, other]
 
 

@@ -317,7 +317,7 @@ async def test_savings_are_reported(desk: Desk) -> None:
     desk.ledger.note(Entry(9.0, "r", "k", "b", "master", "m", "answered", cost_usd=0.25))
     desk.ledger.flush()
     found = (await desk("GET", "/savings")).json
-    assert (found["requests"], found["spent_usd"], found["alone"]["usd"]["n"]) == (2, 0.75, 2)
+    assert (found["requests"], found["spent_usd"], found["master_only"]["usd"]["n"]) == (2, 0.75, 2)
     assert (await desk("GET", "/savings", namespace="b")).json["requests"] == 1
     assert (await desk("GET", "/savings", since=7)).json["requests"] == 1
     assert (await desk("GET", "/savings", since="soon")).status == 400

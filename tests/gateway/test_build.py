@@ -53,7 +53,7 @@ def test_configured_gateway_stores_and_shows_examples(endpoint: Server, tmp_path
     assert 'breaker_state{route="large"} 0.0' in metrics
     assert "upstream_seconds_count 2.0" in metrics
     ledger = Ledger.open(tmp_path / FILE)
-    rows = ledger.read("SELECT route, state FROM entries ORDER BY time")
+    rows = ledger.read("SELECT tier, state FROM entries ORDER BY time")
     assert (rows, ledger.master()) == (
         [("large", "answered"), ("small", "answered"), ("small", "replayed")],
         "large",
@@ -82,7 +82,7 @@ def test_configuration_selects_the_fallback(endpoint: Server, tmp_path: Path) ->
 
 
 def test_fallback_tier_is_not_shown_dissimilar_examples(endpoint: Server, tmp_path: Path) -> None:
-    config = gateway_config(tmp_path, endpoint.url, "at_least = 0.9\n")
+    config = gateway_config(tmp_path, endpoint.url, "min_similarity = 0.9\n")
     calls = [0]
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -102,9 +102,9 @@ def test_fallback_tier_is_not_shown_dissimilar_examples(endpoint: Server, tmp_pa
 
 
 def test_similarity_is_reported_for_every_tier(endpoint: Server, tmp_path: Path) -> None:
-    more = "at_least = 0.9\n"
+    more = "min_similarity = 0.9\n"
     config = gateway_config(tmp_path, endpoint.url, more)
-    covered = dataclasses.replace(config.route, by="coverage", at_least=1.0, cold_start=1)
+    covered = dataclasses.replace(config.route, router="coverage", min_similarity=1.0, cold_start=1)
     endpoint.answers = [ok("seven")]
     gateway_server = build(dataclasses.replace(config, route=covered), ENVIRONMENT)
     with run_gateway(gateway_server) as url:
@@ -163,7 +163,7 @@ def test_invalid_cache_file_is_reported_before_start(tmp_path: Path) -> None:
 
 
 def test_a_budget_needs_prices(tmp_path: Path) -> None:
-    by = '[route]\nby = "budget"\nusd_per_1k = 1.0\n'
+    by = '[route]\nrouter = "budget"\nusd_per_1k = 1.0\n'
     tier = '[tiers.{}]\nmodel = "openai:{}"\nbase_url = "http://localhost:9/v1"\n'
     text = f'[gateway]\ndata = "{tmp_path}"\n{by}' + tier.format("a", "unpriced-model")
     with pytest.raises(SettingError, match=r"price of tiers\.a") as error:
@@ -174,7 +174,7 @@ def test_a_budget_needs_prices(tmp_path: Path) -> None:
 def test_a_budget_pays_for_shadow_samples(endpoint: Server, tmp_path: Path) -> None:
     more = "[shadow]\nrate = 1.0\n"
     config = gateway_config(tmp_path, endpoint.url, more)
-    route = dataclasses.replace(config.route, by="budget", usd_per_1k=0.02)
+    route = dataclasses.replace(config.route, router="budget", usd_per_1k=0.02)
     endpoint.answers = [ok("seven")]
     gateway_server = build(dataclasses.replace(config, route=route), ENVIRONMENT)
     with run_gateway(gateway_server) as url:
@@ -289,16 +289,16 @@ def _near() -> Candidate:
     ("by", "router", "asks"),
     [
         ("'budget'\nusd_per_1k = 4", BudgetRouter, {}),
-        ("'coverage'\nat_least = 0.9", CoverageRouter, {}),
-        ("'confidence'\nbelow = 0.5", None, {"logprobs": True}),
-        ("'confidence'\nbelow = 0.5\nsamples = 3", None, {"n": 3}),
+        ("'coverage'\nmin_similarity = 0.9", CoverageRouter, {}),
+        ("'confidence'\nmin_confidence = 0.5", None, {"logprobs": True}),
+        ("'confidence'\nmin_confidence = 0.5\nsamples = 3", None, {"n": 3}),
     ],
 )
 async def test_every_route_is_built(
     tmp_path: Path, by: str, router: type | None, asks: dict[str, object]
 ) -> None:
     config = gateway_config(tmp_path, "http://localhost:9/v1")
-    text = f"[tiers.x]\nmodel = 'openai:a'\n[tiers.y]\nmodel = 'openai:b'\n[route]\nby = {by}"
+    text = f"[tiers.x]\nmodel = 'openai:a'\n[tiers.y]\nmodel = 'openai:b'\n[route]\nrouter = {by}"
     route = parse_config(text).route
     gateway_server = build(dataclasses.replace(config, route=route), ENVIRONMENT)
     try:

@@ -31,7 +31,7 @@ def rejected(text: str) -> tuple[str, str]:
 def test_example_contains_every_setting() -> None:
     config, text = load_config(EXAMPLE), EXAMPLE.read_text(encoding="utf-8")
     assert [tier.name for tier in config.tiers] == ["apprentice", "master"]
-    assert (config.route.by, config.route.at_least) == ("coverage", 0.8)
+    assert (config.route.router, config.route.min_similarity) == ("coverage", 0.8)
     for section in set(SECTIONS) - {"tiers"}:
         body = text.partition(f"[{section}]")[2].partition("\n[")[0]
         for one in dataclasses.fields(getattr(config, section)):
@@ -44,7 +44,7 @@ def test_defaults_in_the_example_are_correct() -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     sections = ("gateway", "route", "cache", "replay", "limits", "shadow")
     unset = {"aliases", "allowed_hosts", "fetch_hosts", "fields", "file", "metrics_port"}
-    unset |= {"master_rate", "usd_per_1k", "below", "samples", "tier"}  # of other routers
+    unset |= {"master_rate", "usd_per_1k", "min_confidence", "samples", "tier"}  # of other routers
     config, section, found = parse_config(TWO), "", set()
     for line in lines:
         if line.startswith("["):
@@ -56,20 +56,20 @@ def test_defaults_in_the_example_are_correct() -> None:
             assert shown == str(getattr(getattr(config, section), name)).replace(
                 "False", "false"
             ), f"[{section}] {name}"
-    assert {("cache", "at_least"), ("route", "fallback")} <= found
+    assert {("cache", "min_similarity"), ("route", "fallback")} <= found
 
 
 def test_default_threshold_hides_dissimilar_examples() -> None:
-    assert parse_config(TWO).cache.at_least == 0.3
-    assert parse_config(TWO + "[cache]\nat_least = -1").cache.at_least == -1
-    assert parse_config(TWO + "[cache]\nretrieve = 'bm25'").cache.at_least is None
+    assert parse_config(TWO).cache.min_similarity == 0.3
+    assert parse_config(TWO + "[cache]\nmin_similarity = -1").cache.min_similarity == -1
+    assert parse_config(TWO + "[cache]\nretrieve = 'bm25'").cache.min_similarity is None
 
 
 def test_defaults_with_two_tiers() -> None:
     config = parse_config(TWO)
     assert config.master.name == "large"
     assert config.teachers == ("large",)
-    assert (config.route.by, config.route.master_rate) == ("coin", 0.2)
+    assert (config.route.router, config.route.master_rate) == ("random", 0.2)
     assert config.aliases == {"qwen", "gpt"}
     assert not config.keys_required
     assert config.tiers[0].timeout == 120.0
@@ -77,27 +77,29 @@ def test_defaults_with_two_tiers() -> None:
 
 def test_every_route_can_be_chosen() -> None:
     for line in (
-        "by = 'always'\ntier = 'large'",
-        "by = 'coin'\nmaster_rate = 0\nseed = 3",
-        "by = 'budget'\nusd_per_1k = 4\nseed = 3",
-        "by = 'coverage'\nat_least = 0\nseed = 3",
-        "by = 'coverage'\nmaster_rate = 0.5",
-        "by = 'confidence'\nbelow = 0.5\nsamples = 3",
+        "router = 'fixed'\ntier = 'large'",
+        "router = 'random'\nmaster_rate = 0\nseed = 3",
+        "router = 'budget'\nusd_per_1k = 4\nseed = 3",
+        "router = 'coverage'\nmin_similarity = 0\nseed = 3",
+        "router = 'coverage'\nmaster_rate = 0.5",
+        "router = 'confidence'\nmin_confidence = 0.5\nsamples = 3",
     ):
         assert parse_config(f"{TWO}[route]\ncold_start = 5\n{line}").route.cold_start == 5
 
 
 def test_one_tier_answers_everything() -> None:
-    assert parse_config('[tiers.only]\nmodel = "bundled"').route.by == "always"
+    assert parse_config('[tiers.only]\nmodel = "bundled"').route.router == "fixed"
 
 
 def test_teaching_tiers_can_be_configured() -> None:
-    assert parse_config(TWO.replace('"LARGE_KEY"', '"K"\nteaches = true')).teachers == ("large",)
-    config = parse_config(TWO.replace('8001/v1"', '8001/v1"\nteaches = true'))
+    assert parse_config(TWO.replace('"LARGE_KEY"', '"K"\nstore_answers = true')).teachers == (
+        "large",
+    )
+    config = parse_config(TWO.replace('8001/v1"', '8001/v1"\nstore_answers = true'))
     assert config.teachers == ("small",)
-    no_teacher = TWO.replace('"LARGE_KEY"', '"K"\nteaches = false')
+    no_teacher = TWO.replace('"LARGE_KEY"', '"K"\nstore_answers = false')
     assert parse_config(no_teacher).teachers == ()
-    redundant = parse_config(TWO.replace('8001/v1"', '8001/v1"\nteaches = false'))
+    redundant = parse_config(TWO.replace('8001/v1"', '8001/v1"\nstore_answers = false'))
     assert redundant.teachers == ("large",)
 
 
@@ -138,16 +140,28 @@ def test_teaching_tiers_can_be_configured() -> None:
         ("[tiers.a]\nmodel = 'openai:x'\ntimeout = 0", "timeout must be more than 0", "timeout"),
         (TWO + "[replay]\nseconds = nan", "replay.seconds must be a finite number, got nan", "1.0"),
         (TWO + "[limits]\nbody_mb = 0", "limits.body_mb must be at least 1, got 0", "body_mb = 1"),
-        (TWO + "[route]\nby = 'always'\nmaster_rate = 0.5", "route.master_rate", 'by = "coin"'),
-        (TWO + "[route]\nby = 'always'\ntier = 'medium'", "route.tier", "use small, large"),
-        (TWO + "[route]\nby = 'budget'", "usd_per_1k", "usd_per_1k = 1.0"),
-        (TWO + "[route]\nby = 'coverage'", "at_least or master_rate", "at_least = 0.8"),
         (
-            TWO + "[route]\nby = 'coverage'\nat_least = 0\nmaster_rate = 0.1",
-            "either at_least or",
+            TWO + "[route]\nrouter = 'fixed'\nmaster_rate = 0.5",
+            "route.master_rate",
+            'router = "random"',
+        ),
+        (TWO + "[route]\nrouter = 'fixed'\ntier = 'medium'", "route.tier", "use small, large"),
+        (TWO + "[route]\nrouter = 'budget'", "usd_per_1k", "usd_per_1k = 1.0"),
+        (
+            TWO + "[route]\nrouter = 'coverage'",
+            "min_similarity or master_rate",
+            "min_similarity = 0.8",
+        ),
+        (
+            TWO + "[route]\nrouter = 'coverage'\nmin_similarity = 0\nmaster_rate = 0.1",
+            "either min_similarity or",
             "",
         ),
-        ("[tiers.a]\nmodel = 'bundled'\n[route]\nby = 'coin'", "route.by", 'by = "always"'),
+        (
+            "[tiers.a]\nmodel = 'bundled'\n[route]\nrouter = 'random'",
+            "route.router",
+            'router = "fixed"',
+        ),
         ("", "tiers are missing", "[tiers.apprentice]"),
         ("tiers = 3", "tiers must be a table, got 3", "[tiers]"),
         ("[tiers.a]\nshots = 1", "tiers.a.model is missing", "openai:NAME"),
@@ -172,8 +186,18 @@ def test_teaching_tiers_can_be_configured() -> None:
         ),
         (TWO + "[gateway]\nallowed_hosts = ['[fe80::1]:80']", "gateway.allowed_hosts", "name only"),
         (TWO + "[limits]\nfetch_hosts = ['a.com']", "limits.fetch_hosts", "fetch_images = true"),
-        (TWO + "[cache]\nretrieve = 'bm25'\nat_least = 0.5", "cache.at_least", "nearest"),
+        (
+            TWO + "[cache]\nretrieve = 'bm25'\nmin_similarity = 0.5",
+            "cache.min_similarity",
+            "nearest",
+        ),
         (TWO + "[shadow]\ngate = true", "shadow.gate", "rate = 0.02"),
+        (TWO + "[route]\nby = 'budget'", "route.by is not a setting", "use router"),
+        (TWO + "[route]\nbelow = 0.5", "route.below is not a setting", "use min_confidence"),
+        (TWO + "[cache]\nat_least = 0.5", "cache.at_least is not", "use min_similarity"),
+        (TWO + "[replay]\nsampled = true", "replay.sampled is not", "use include_sampled"),
+        (TWO + "teaches = true", "tiers.large.teaches is not", "use store_answers"),
+        (TWO + "[route]\nrouter = 'coin'", "got 'coin'", "use one of fixed, random"),
         ("gateway = [", "b.toml is not valid TOML", "examples/bottega.toml"),
     ],
 )

@@ -151,6 +151,6 @@ def test_client_that_stops_reading_is_disconnected(
     with harness(tmp_path, apprentice=long) as server:
         client = connected(server, receives=4096)
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(streamed), streamed))
-        assert server.wait(1).why == "client left"
+        assert server.wait(1).reason == "client left"
         assert server.gateway.response_cache and not len(server.gateway.response_cache.flights)
         client.close()

@@ -203,18 +203,22 @@ BOTH = '[tiers.a]\nmodel = "bundled"\n[tiers.b]\nmodel = "bundled:master"\n[rout
 @pytest.mark.parametrize(
     ("route", "message", "hint"),
     [
-        ('by = "budget"', "f: route by 'budget' needs usd_per_1k", "usd_per_1k = 1.0"),
+        ('router = "budget"', "f: route router 'budget' needs usd_per_1k", "usd_per_1k = 1.0"),
         (
-            'by = "coverage"',
-            "f: route by 'coverage' needs either at_least or master_rate",
-            "at_least = 0.8",
+            'router = "coverage"',
+            "f: route router 'coverage' needs either min_similarity or master_rate",
+            "min_similarity = 0.8",
         ),
         (
-            'by = "coverage"\nat_least = 0.8\nmaster_rate = 0.1',
-            "f: route by 'coverage' needs either at_least or master_rate, not both",
+            'router = "coverage"\nmin_similarity = 0.8\nmaster_rate = 0.1',
+            "f: route router 'coverage' needs either min_similarity or master_rate, not both",
             "remove one of them",
         ),
-        ('by = "confidence"', "f: route by 'confidence' needs below", "below = 0.7"),
+        (
+            'router = "confidence"',
+            "f: route router 'confidence' needs min_confidence",
+            "min_confidence = 0.7",
+        ),
     ],
 )
 def test_operator_errors(route: str, message: str, hint: str) -> None:

@@ -156,7 +156,7 @@ async def test_leaving_during_the_body_is_no_failure(
             await asyncio.sleep(0.1)
         ended = await asyncio.to_thread(open_to_all.wait, 1)
         await asyncio.sleep(0.1)
-    assert (ended.status, ended.why) == (499, "client left")
+    assert (ended.status, ended.reason) == (499, "client left")
     assert caplog.records == []
 
 

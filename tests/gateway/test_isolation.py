@@ -24,7 +24,7 @@ ACCOUNTS = {
     "sk-below": Account("c", "below a", namespace="team-a/one"),
     "sk-none": Account("d", "no namespace"),
     "sk-admin": Account("e", "operator", admin=True),
-    "sk-read": Account("f", "reader", namespace="team-a", may_store=False),
+    "sk-read": Account("f", "reader", namespace="team-a", can_store=False),
 }
 
 

@@ -27,7 +27,22 @@ DECEMBER = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
 
 def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
     whole = Entry(
-        5.0, "r", "a", "ns", "apprentice", "m", "passed", 2, 0.5, 10, 3, 1, 0.25, 0.75, 200, 0.05
+        5.0,
+        "r",
+        "a",
+        "ns",
+        "apprentice",
+        "m",
+        "passed_through",
+        2,
+        0.5,
+        10,
+        3,
+        1,
+        0.25,
+        0.75,
+        200,
+        0.05,
     )
     ledger.note(whole)
     ledger.record_shadow("ns", 0.9, 1.0, 0.0, 6.0, "r")

@@ -100,7 +100,7 @@ def test_each_report_closes_its_connection(
 def test_old_repeats_are_deleted_in_the_background(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         Ledger.open(file).close()
-        connection.execute("INSERT INTO notes VALUES ('repeat:old', '5.0 e1')")
+        connection.execute("INSERT INTO notes VALUES ('replay:old', '5.0 e1')")
         connection.commit()
     ledger = Ledger.open(file, repeat_seconds=60.0)
     ledger.set_repeat("new", "e2")
@@ -108,7 +108,7 @@ def test_old_repeats_are_deleted_in_the_background(file: Path) -> None:
     end = time.monotonic() + 2
     while count(file, "notes") != 1 and time.monotonic() < end:
         time.sleep(0.01)
-    assert ledger.read("SELECT name FROM notes") == [("repeat:new",)]
+    assert ledger.read("SELECT name FROM notes") == [("replay:new",)]
     assert ledger.delete_old_repeats() == 0
     ledger.close()
 

@@ -86,7 +86,7 @@ def test_each_request_has_one_line() -> None:
         "cost_usd": 0.001,
         "seconds": 0.4,
     }
-    assert (second["status"], second["why"]) == (502, "upstream_failed")
+    assert (second["status"], second["reason"]) == (502, "upstream_failed")
     assert second["fallback"] == "apprentice"
     assert "similarity" not in second
 

@@ -30,7 +30,7 @@ def new_metrics() -> Metrics:
 def test_request_metrics_are_counted() -> None:
     metrics = new_metrics()
     metrics.observe(DONE)
-    metrics.observe(replace(DONE, route="master", cost_usd=None, shots=0, similarity=None))
+    metrics.observe(replace(DONE, tier="master", cost_usd=None, shots=0, similarity=None))
     metrics.observe(replace(DONE, state="failed", status=502, cost_usd=0.0))
     exported = lines(metrics)
     assert exported['requests_total{route="apprentice",state="answered",status="200"}'] == 1
@@ -76,7 +76,7 @@ def test_other_metrics_are_exported() -> None:
 def test_clients_cannot_create_series() -> None:
     metrics = Metrics(["apprentice"], namespaces=5)
     for number in range(1000):
-        metrics.observe(replace(DONE, route=f"model-{number}", namespace=f"n{number}"))
+        metrics.observe(replace(DONE, tier=f"model-{number}", namespace=f"n{number}"))
         metrics.observe(replace(DONE, status=number * 1000))
         metrics.cache_entries(f"n{number}", number)
         metrics.breaker(f"model-{number}", Breaker())

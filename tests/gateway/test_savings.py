@@ -60,7 +60,12 @@ def savings_of(ledger: Ledger, namespace: str | None = None, since: float | None
 
 def test_empty_ledger_has_no_savings(ledger: Ledger) -> None:
     report = savings_of(ledger)
-    assert (report.requests, report.routes, report.alone, report.quality) == (0, (), None, None)
+    assert (report.requests, report.routes, report.master_only, report.agreement) == (
+        0,
+        (),
+        None,
+        None,
+    )
 
 
 def test_routes_are_counted(ledger: Ledger) -> None:
@@ -69,7 +74,7 @@ def test_routes_are_counted(ledger: Ledger) -> None:
     note(ledger, "apprentice", None, shots=2, similarity=0.6)
     note(ledger, "apprentice", 0.1)
     note(ledger, "master", None, state="replayed", times=2)
-    note(ledger, "master", 0.2, state="passed")
+    note(ledger, "master", 0.2, state="passed_through")
     note(ledger, "master", None, state="failed")
     report = savings_of(ledger)
     named = [(r.state, r.tier, r.shots, r.requests, r.unpriced) for r in report.routes]
@@ -78,7 +83,7 @@ def test_routes_are_counted(ledger: Ledger) -> None:
         ("answered", "apprentice", 0, 1, 0),
         ("answered", "apprentice", 2, 4, 1),
         ("answered", "master", 0, 2, 0),
-        ("passed", "master", 0, 1, 0),
+        ("passed_through", "master", 0, 1, 0),
         ("failed", "master", 0, 1, 1),
     ]
     shown = report.routes[2]
@@ -96,14 +101,14 @@ def test_master_only_cost_is_estimated(ledger: Ledger) -> None:
         note(ledger, "master", cost + 0.05, dismissed=0.05)
     note(ledger, "apprentice", 0.01, times=100)
     note(ledger, "master", None, state="replayed", times=20)
-    note(ledger, "apprentice", 0.0, state="passed", times=5)
+    note(ledger, "apprentice", 0.0, state="passed_through", times=5)
     note(ledger, "apprentice", None, state="failed", times=7)
-    alone = savings_of(ledger).alone
+    alone = savings_of(ledger).master_only
     assert alone is not None
     mean = sum(costs) / 50
     assert alone.usd.value == pytest.approx(sum(costs) + 125 * mean)
     assert alone.saved.value == pytest.approx(125 * mean - 100 * 0.01 - 50 * 0.05)
-    assert (alone.usd.n, alone.estimated, alone.borrowed) == (50, 125, 0)
+    assert (alone.usd.n, alone.estimated, alone.pooled) == (50, 125, 0)
     # 125 times the mean's standard error: a uniform's deviation is 0.2 / sqrt(12).
     assert alone.usd.low is not None
     assert alone.usd.high is not None
@@ -117,13 +122,13 @@ def test_master_costs_are_per_namespace(ledger: Ledger) -> None:
     note(ledger, "master", 3.0, namespace="b", times=20)
     note(ledger, "apprentice", namespace="a", times=5)
     note(ledger, "apprentice", namespace="c", times=5)
-    alone, in_a, in_c = (savings_of(ledger, name).alone for name in (None, "a", "c"))
+    alone, in_a, in_c = (savings_of(ledger, name).master_only for name in (None, "a", "c"))
     assert alone is not None
     assert in_a is not None
     assert in_c is not None
-    assert (alone.usd.value, alone.borrowed, alone.usd.n) == (80 + 5 * 1 + 5 * 2, 5, 40)
-    assert (in_a.usd.value, in_a.borrowed, in_a.usd.n) == (20 + 5, 0, 20)
-    assert (in_c.usd.value, in_c.borrowed, in_c.usd.n) == (10, 5, 40)
+    assert (alone.usd.value, alone.pooled, alone.usd.n) == (80 + 5 * 1 + 5 * 2, 5, 40)
+    assert (in_a.usd.value, in_a.pooled, in_a.usd.n) == (20 + 5, 0, 20)
+    assert (in_c.usd.value, in_c.pooled, in_c.usd.n) == (10, 5, 40)
 
 
 def test_namespaces_are_resampled_separately(ledger: Ledger) -> None:
@@ -133,7 +138,7 @@ def test_namespaces_are_resampled_separately(ledger: Ledger) -> None:
         for _ in range(30):
             note(ledger, "master", rng.uniform(0, 1), namespace=namespace)
         note(ledger, "apprentice", namespace=namespace, times=10)
-    alone = savings_of(ledger).alone
+    alone = savings_of(ledger).master_only
     assert alone is not None
     assert alone.usd.low is not None
     assert alone.usd.high is not None
@@ -143,15 +148,15 @@ def test_namespaces_are_resampled_separately(ledger: Ledger) -> None:
 
 def test_few_answers_have_no_interval_and_none_no_estimate(ledger: Ledger) -> None:
     note(ledger, "apprentice", times=5)
-    assert savings_of(ledger).alone is None
+    assert savings_of(ledger).master_only is None
     note(ledger, "master", None)  # of unknown price
-    assert savings_of(ledger).alone is None
+    assert savings_of(ledger).master_only is None
     note(ledger, "master", 0.5, times=9)
-    alone = savings_of(ledger).alone
+    alone = savings_of(ledger).master_only
     assert alone is not None
     assert (alone.usd.n, alone.usd.low, alone.saved.high) == (9, None, None)
     note(ledger, "master", 0.5)
-    enough = savings_of(ledger).alone
+    enough = savings_of(ledger).master_only
     assert enough is not None
     assert enough.usd.low is not None
 
@@ -161,7 +166,7 @@ def test_very_many_answers_are_summarized(ledger: Ledger) -> None:
     for _ in range(10_500):
         note(ledger, "master", rng.uniform(0, 1))
     note(ledger, "apprentice", times=100)
-    alone = savings_of(ledger).alone
+    alone = savings_of(ledger).master_only
     assert alone is not None
     assert alone.usd.low is not None
     assert alone.usd.high is not None
@@ -178,11 +183,11 @@ def test_since_excludes_earlier_entries(ledger: Ledger) -> None:
 
 def test_master_can_have_another_name(ledger: Ledger) -> None:
     note(ledger, "big", 1.0, times=3)
-    assert savings_of(ledger).alone is None
+    assert savings_of(ledger).master_only is None
     ledger.set_master("big")
     report = savings_of(ledger)
     assert report.master == "big"
-    assert report.alone is not None
+    assert report.master_only is not None
 
 
 def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
@@ -190,30 +195,30 @@ def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
         ledger.record_shadow("a", 0.9, float(number < 36), float(number < 28), 1000.0, "r")
     ledger.record_shadow("b", 0.9, 0.0, 1.0, 1000.0, "r")
     note(ledger, "master")
-    quality = savings_of(ledger, "a").quality
-    assert quality is not None
+    agreement = savings_of(ledger, "a").agreement
+    assert agreement is not None
     # By hand: Agresti and Coull, (36 + 2) / 44; Agresti and Min, 8 against 0 of 40 pairs.
     share, gain = 38 / 44, 8 / 42
     reach = 1.96 * (share * (1 - share) / 44) ** 0.5
-    assert (quality.shown.value, quality.shown.n) == (0.9, 40)
-    assert quality.shown.low == pytest.approx(share - reach)
-    assert quality.shown.high == pytest.approx(share + reach)
-    assert quality.bare.value == 0.7
+    assert (agreement.with_demonstrations.value, agreement.with_demonstrations.n) == (0.9, 40)
+    assert agreement.with_demonstrations.low == pytest.approx(share - reach)
+    assert agreement.with_demonstrations.high == pytest.approx(share + reach)
+    assert agreement.without_demonstrations.value == 0.7
     reach = 1.96 * ((9 / 42 - gain**2) / 42) ** 0.5
-    assert quality.gain.value == pytest.approx(0.2)
-    assert quality.gain.low == pytest.approx(gain - reach)
-    assert quality.gain.high == pytest.approx(gain + reach)
+    assert agreement.gain.value == pytest.approx(0.2)
+    assert agreement.gain.low == pytest.approx(gain - reach)
+    assert agreement.gain.high == pytest.approx(gain + reach)
 
 
 def test_one_sample_has_a_wide_interval(ledger: Ledger) -> None:
     ledger.record_shadow("a", 0.9, 1.0, 1.0, 1000.0, "r")
-    quality = savings_of(ledger).quality
-    assert quality is not None
-    assert quality.shown.low is not None
-    assert quality.gain.low is not None
-    assert quality.gain.high is not None
-    assert quality.shown.low < 0.5
-    assert quality.gain.low < -0.5 < 0.5 < quality.gain.high
+    agreement = savings_of(ledger).agreement
+    assert agreement is not None
+    assert agreement.with_demonstrations.low is not None
+    assert agreement.gain.low is not None
+    assert agreement.gain.high is not None
+    assert agreement.with_demonstrations.low < 0.5
+    assert agreement.gain.low < -0.5 < 0.5 < agreement.gain.high
 
 
 def test_shadow_samples_cost_and_save_nothing(ledger: Ledger) -> None:
@@ -225,10 +230,10 @@ def test_shadow_samples_cost_and_save_nothing(ledger: Ledger) -> None:
     after = savings_of(ledger)
     assert before.requests == after.requests == 20
     assert after.spent_usd == pytest.approx(before.spent_usd + 1.2)
-    assert before.alone is not None and after.alone is not None
-    assert after.alone.usd.value == pytest.approx(before.alone.usd.value)
-    assert after.alone.saved.value == pytest.approx(before.alone.saved.value - 1.2)
-    assert after.alone.usd.n == 12
+    assert before.master_only is not None and after.master_only is not None
+    assert after.master_only.usd.value == pytest.approx(before.master_only.usd.value)
+    assert after.master_only.saved.value == pytest.approx(before.master_only.saved.value - 1.2)
+    assert after.master_only.usd.n == 12
 
 
 def test_paid_failure_of_the_master_counts_on_both_sides(ledger: Ledger) -> None:
@@ -236,11 +241,11 @@ def test_paid_failure_of_the_master_counts_on_both_sides(ledger: Ledger) -> None
     before = savings_of(ledger)
     note(ledger, "master", 0.3, state="failed", times=3)
     after = savings_of(ledger)
-    assert before.alone is not None and after.alone is not None
+    assert before.master_only is not None and after.master_only is not None
     assert after.spent_usd == pytest.approx(before.spent_usd + 0.9)
-    assert after.alone.usd.value == pytest.approx(5.9)
-    assert after.alone.saved.value == pytest.approx(before.alone.saved.value) == 0.0
-    assert after.alone.usd.n == 10
+    assert after.master_only.usd.value == pytest.approx(5.9)
+    assert after.master_only.saved.value == pytest.approx(before.master_only.saved.value) == 0.0
+    assert after.master_only.usd.n == 10
 
 
 def test_rejected_requests_are_listed_separately(ledger: Ledger) -> None:
@@ -250,7 +255,7 @@ def test_rejected_requests_are_listed_separately(ledger: Ledger) -> None:
         ledger.note(Entry(1000.0, "r", "k", "a", "", "", "failed", cost_usd=0.0, status=status))
     report = savings_of(ledger)
     named = {route.state: route.requests for route in report.routes}
-    assert named == {"answered": 3, "replayed": 1, "failed": 2, "refused": 2}
+    assert named == {"answered": 3, "replayed": 1, "failed": 2, "rejected": 2}
     assert (report.requests, report.answered) == (8, 4)
 
 

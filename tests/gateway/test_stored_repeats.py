@@ -55,9 +55,7 @@ def test_exact_repeat_costs_nothing(endpoint: Server, filled_cache: Path) -> Non
             )
             streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
         gateway_server.ledger.flush()
-        rows = gateway_server.ledger.read(
-            "SELECT state, route, cost_usd FROM entries ORDER BY time"
-        )
+        rows = gateway_server.ledger.read("SELECT state, tier, cost_usd FROM entries ORDER BY time")
     assert paid_calls(endpoint) == 0
     assert reply["choices"][0]["message"] == {"role": "assistant", "content": "seven"}
     assert (reply["model"], reply["choices"][0]["finish_reason"]) == ("huge-2", "stop")
@@ -132,7 +130,7 @@ def test_answers_older_than_replay_seconds_are_not_replayed(
 
 def with_old_notes(folder: Path, age: float) -> None:
     ledger = Ledger.open(folder / FILE)
-    for name, value in ledger.read("SELECT name, value FROM notes WHERE name LIKE 'repeat:%'"):
+    for name, value in ledger.read("SELECT name, value FROM notes WHERE name LIKE 'replay:%'"):
         then, _, id = str(value).partition(" ")
         ledger._set_note(str(name), f"{float(then) - age} {id}")
     ledger.close()

@@ -62,7 +62,7 @@ def add(
             name,
             namespace=namespace,
             admin=admin,
-            may_store=not no_store,
+            can_store=not no_store,
             requests_per_minute=rpm,
             usd_per_month=usd_per_month,
             max_concurrent=max_concurrent,
@@ -128,7 +128,7 @@ def _warn_of_unknown_tiers(account: Account) -> None:
 
 
 def _row(account: Account) -> tuple[object, ...]:
-    rights = ["administer"] * account.admin + ["store"] * account.may_store
+    rights = ["administer"] * account.admin + ["store"] * account.can_store
     return (
         account.id,
         account.name,

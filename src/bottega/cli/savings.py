@@ -45,8 +45,8 @@ def savings(
     else:
         say("no requests yet")
         note(f"bottega serve --data {data} answers requests; bottega keys add NAME makes a key")
-    if found.lost:
-        say(f"{found.lost} rows could not be written and are excluded: see the gateway's log")
+    if found.lost_rows:
+        say(f"{found.lost_rows} rows could not be written and are excluded: see the gateway's log")
 
 
 def _print(found: Savings) -> None:
@@ -59,11 +59,11 @@ def _print(found: Savings) -> None:
     left_out = f"; {found.unpriced} of unknown price are excluded" if found.unpriced else ""
     say(f"spent:            {found.spent_usd:.4f} USD, n = {found.requests}{left_out}")
     _print_alone(found)
-    _print_quality(found)
+    _print_agreement(found)
 
 
 def _print_alone(found: Savings) -> None:
-    alone = found.alone
+    alone = found.master_only
     if alone is None:
         tiers = sorted({route.tier for route in found.routes if route.state == "answered"})
         say(
@@ -76,8 +76,8 @@ def _print_alone(found: Savings) -> None:
     share = f", {alone.saved.value / alone.usd.value:.0%} of it" if alone.usd.value > 0 else ""
     say(f"saved:            {_money(alone.saved)}{share}")
     borrowed = (
-        f"; {alone.borrowed} of them in namespaces where it gave none, at the mean of all"
-        if alone.borrowed
+        f"; {alone.pooled} of them in namespaces where it gave none, at the mean of all"
+        if alone.pooled
         else ""
     )
     if not alone.estimated:
@@ -89,16 +89,16 @@ def _print_alone(found: Savings) -> None:
     )
 
 
-def _print_quality(found: Savings) -> None:
-    quality = found.quality
-    if quality is None:
-        note("quality: no shadow samples, so nothing is known of it")
+def _print_agreement(found: Savings) -> None:
+    agreement = found.agreement
+    if agreement is None:
+        note("agreement with the master: unknown, there are no shadow samples")
         return
-    say(f"agreement with the master's answers, n = {quality.gain.n} shadow samples:")
+    say(f"agreement with the master's answers, n = {agreement.gain.n} shadow samples:")
     rows = [
-        ("with demonstrations", _share(quality.shown)),
-        ("without", _share(quality.bare)),
-        ("difference", _share(quality.gain, "+")),
+        ("with demonstrations", _share(agreement.with_demonstrations)),
+        ("without", _share(agreement.without_demonstrations)),
+        ("difference", _share(agreement.gain, "+")),
     ]
     print_table(("answers", "mean, 95 % interval"), rows)
 

@@ -37,7 +37,7 @@ price = [0.15, 0.60]
 model = "bundled:master"
 price = [2.50, 10.00]
 [route]
-by = "coin"
+router = "random"
 master_rate = 0.3
 cold_start = 4
 """
@@ -179,7 +179,7 @@ def _print_saved(config: Config) -> None:
     share = sum(one.requests for one in answered if one.tier == learner) / sum(
         one.requests for one in answered
     )
-    alone = f"about {found.alone.usd.value:.6f}" if found.alone else "an unknown amount"
+    alone = f"about {found.master_only.usd.value:.6f}" if found.master_only else "an unknown amount"
     say(
         f"at example prices: spent {found.spent_usd:.6f} USD; the master alone would have cost"
         f" {alone}; the {learner} answered {share:.0%}"

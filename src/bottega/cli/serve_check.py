@@ -8,7 +8,7 @@ from contextlib import closing
 from bottega.cli.output import say
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
-from bottega.gateway.config.loading import AT_LEAST, MASTER_RATE, PARAMETERS
+from bottega.gateway.config.loading import MASTER_RATE, MIN_SIMILARITY, PARAMETERS
 from bottega.gateway.config.settings import Config, TierSettings
 from bottega.gateway.running.caches import CACHE
 from bottega.gateway.running.process import base_url
@@ -21,15 +21,15 @@ from bottega.types import Usage
 
 Rows = Iterator[tuple[str, str]]
 ROUTERS = {
-    "always": "one tier for all",
-    "coin": "the master at random",
+    "fixed": "one tier for all",
+    "random": "the master at random",
     "budget": "the master as often as the spend allows",
     "coverage": "the master if nothing cached is similar",
     "confidence": "the cheapest first, the next if it is unsure",
 }
 UNSET = {
-    "at_least": "adapted to recent questions to hold master_rate",
-    "master_rate": "at_least decides",
+    "min_similarity": "adapted to recent questions to hold master_rate",
+    "master_rate": "min_similarity decides",
     "samples": "one reply, and its probability",
 }
 OWN = "the pipeline's own"
@@ -136,9 +136,9 @@ def _counted(number: int, one: str, more: str = "") -> str:
 
 
 def _route(config: Config) -> Rows:
-    route, by = config.route, str(config.route.by)
+    route, by = config.route, str(config.route.router)
     usual: dict[str, object] = {"seed": 0, "cold_start": 0, "fallback": "any"}
-    if by == "coin":
+    if by == "random":
         usual["master_rate"] = MASTER_RATE
     unset = {**UNSET, "tier": f"the first, {config.tiers[0].name}"}
     yield "route", f"{by}: {ROUTERS[by]}"
@@ -149,14 +149,21 @@ def _route(config: Config) -> Rows:
 
 def _cache(config: Config) -> Rows:
     cache = config.cache
-    usual = {**_defaults(cache), "at_least": AT_LEAST}
+    usual = {**_defaults(cache), "min_similarity": MIN_SIMILARITY}
     yield "cache", str(cache.file or config.gateway.data / CACHE)
     yield "  embed", _said("embed", cache.embed, usual)
     yield "  retrieve", _said("retrieve", cache.retrieve, usual)
-    near = "not set: bm25 knows no similarity"
-    yield "  at_least", near if cache.at_least is None else _said("at_least", cache.at_least, usual)
+    near = "not set: bm25 has no similarities"
+    yield (
+        "  min_similarity",
+        near
+        if cache.min_similarity is None
+        else _said("min_similarity", cache.min_similarity, usual),
+    )
     yield "  capacity", f"{_said('capacity', cache.capacity, usual)}, then {cache.evict} goes"
-    yield from _changed(cache, skip=("file", "embed", "retrieve", "at_least", "capacity", "evict"))
+    yield from _changed(
+        cache, skip=("file", "embed", "retrieve", "min_similarity", "capacity", "evict")
+    )
 
 
 def _serving(config: Config) -> Rows:

@@ -299,7 +299,9 @@ class Gateway:
 
     async def _answer(self, job: ChatJob, leading: ExitStack, remember: Land) -> Reply:
         record, request = job.record, job.request
-        record.state, record.why = ("passed", job.bypass) if job.bypass else ("answered", "")
+        record.state, record.reason = (
+            ("passed_through", job.bypass) if job.bypass else ("answered", "")
+        )
         with leading:
             if request.stream and not self.completer.needs_full_answer(job):
                 stream = await self.completer.stream(job)
@@ -351,7 +353,7 @@ class Gateway:
                 has_failed = True
                 api_error = to_api_error(error)
                 record.state, record.status = "failed", api_error.status
-                record.why = api_error.code or type(error).__name__
+                record.reason = api_error.code or type(error).__name__
                 yield to_event(api_error.body)
                 return
             finally:

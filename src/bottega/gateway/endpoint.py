@@ -152,7 +152,7 @@ class RequestRecord:
     model: str = ""
     state: State = "failed"
     fallback: str = ""  # tiers that failed before the one that answered
-    why: str = ""  # reason for a failure, or for passing through without routing
+    reason: str = ""  # for a failure, or for passing through without routing
     shots: int = 0
     similarity: float | None = None
     usage: Usage = NO_USAGE
@@ -215,13 +215,13 @@ class ChatEndpoint:
             await _send(send, record, reply)
         except _LeftError:
             record.state, record.status = "failed", CLIENT_LEFT
-            record.why = "client left"
+            record.reason = "client left"
         except asyncio.CancelledError:
             record.state = "failed"
             if watched.has_left:
-                record.status, record.why = CLIENT_LEFT, record.why or "client left"
+                record.status, record.reason = CLIENT_LEFT, record.reason or "client left"
             else:
-                record.status, record.why = CLOSING.status, "shutting down"
+                record.status, record.reason = CLOSING.status, "shutting down"
                 await _cut(send, record)
         except Exception as error:
             self._failed(error, record)
@@ -236,7 +236,7 @@ class ChatEndpoint:
 
     def _failed(self, error: Exception, record: RequestRecord) -> None:
         record.state = "failed"
-        record.why = getattr(error, "code", None) or type(error).__name__
+        record.reason = getattr(error, "code", None) or type(error).__name__
         if not isinstance(error, BottegaError):
             log.error("request %s failed", record.request_id, exc_info=error)
         elif not isinstance(error, ApiError):

@@ -73,8 +73,8 @@ class Finalizer:
         example's id."""
         tenant, completions = query.tenant, result.completed.completions
         answer = strip_thinking(completions[0].text)  # reasoning is neither shown nor searched
-        may_store = (
-            job.record.account.may_store
+        can_store = (
+            job.record.account.can_store
             and job.overrides.store
             and job.request.is_single_turn
             and result.call.served.name in tenant.teachers
@@ -82,7 +82,7 @@ class Finalizer:
             and completions[0].finish_reason == "stop"
             and answer
         )
-        if tenant.keeper is None or not may_store:
+        if tenant.keeper is None or not can_store:
             return None
         tags = {"context": query.query.context, "request": job.record.request_id}
         if job.record.account.id:

@@ -28,9 +28,8 @@ async def as_stream(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes
 
 def headers_of(record: RequestRecord) -> dict[str, str]:
     """Return the `x-bottega-*` headers that are known when the reply begins."""
-    cache: str = record.state
-    if cache not in ("replayed", "passed"):
-        cache = "augmented" if record.shots else "none"
+    cache = "augmented" if record.shots else "none"
+    cache = {"replayed": "replayed", "passed_through": "passed"}.get(record.state, cache)
     headers = {
         "x-bottega-route": record.route,
         "x-bottega-model": _printable(record.model),
@@ -39,8 +38,8 @@ def headers_of(record: RequestRecord) -> dict[str, str]:
     }
     if record.fallback:
         headers["x-bottega-fallback"] = record.fallback
-    if record.state == "passed":
-        headers["x-bottega-passed"] = record.why
+    if record.state == "passed_through":
+        headers["x-bottega-passed"] = record.reason
     if record.similarity is not None:
         headers["x-bottega-similarity"] = f"{record.similarity:.4f}"
     if record.usage.prompt_tokens or record.state == "replayed":

@@ -29,7 +29,7 @@ TOKEN = re.compile(r"sk-bottega-([0-9a-f]{12})-([0-9a-f]{64})", re.ASCII)
 TIER = re.compile(r"\*|[a-z][a-z0-9_-]{0,31}")
 NO_KEY = "0" * 12, "0" * 64
 COLUMNS = (
-    "id, name, namespace, admin, may_store, requests_per_minute, usd_per_month, created, revoked,"
+    "id, name, namespace, admin, can_store, requests_per_minute, usd_per_month, created, revoked,"
     " max_concurrent, tiers, max_namespaces"
 )
 
@@ -45,7 +45,7 @@ class Account:
     name: str
     namespace: str = ""
     admin: bool = False
-    may_store: bool = True
+    can_store: bool = True
     requests_per_minute: int | None = None
     usd_per_month: float | None = None
     created: float = 0.0
@@ -105,7 +105,7 @@ class Accounts:
         *,
         namespace: str = "",
         admin: bool = False,
-        may_store: bool = True,
+        can_store: bool = True,
         requests_per_minute: int | None = None,
         usd_per_month: float | None = None,
         max_concurrent: int | None = None,
@@ -124,7 +124,7 @@ class Accounts:
             name,
             namespace,
             admin,
-            may_store,
+            can_store,
             requests_per_minute,
             usd_per_month,
             time.time(),
@@ -222,7 +222,7 @@ def _accounts(
     name: str,
     namespace: str,
     admin: int,
-    may_store: int,
+    can_store: int,
     per_minute: int | None,
     per_month: float | None,
     created: float,
@@ -238,7 +238,7 @@ def _accounts(
         name,
         namespace,
         bool(admin),
-        bool(may_store),
+        bool(can_store),
         per_minute,
         per_month,
         created,

@@ -10,17 +10,17 @@ from bottega.errors import StoreError
 from bottega.image import path_text
 
 DAY = 86_400
-KEYS = ("day", "namespace", "route", "how", "shots")
+KEYS = ("day", "namespace", "tier", "state", "shots")
 SUMS = (
     *("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd", "priced"),
     *("seconds", "similarity", "compared", "net_usd", "net_usd_squared"),
 )
-# A refused request is the client's error, a failed one is not. `net_usd` excludes the cost of
+# A rejected request is the client's error, a failed one is not. `net_usd` excludes the cost of
 # dismissed tiers.
 VALUES = (
-    "CAST({0}time / 86400 AS INTEGER), {0}namespace, {0}route,"
+    "CAST({0}time / 86400 AS INTEGER), {0}namespace, {0}tier,"
     " CASE WHEN {0}state = 'failed' AND {0}status BETWEEN 400 AND 498"
-    " THEN 'refused' ELSE {0}state END,"
+    " THEN 'rejected' ELSE {0}state END,"
     " CASE WHEN {0}state = 'answered' THEN {0}shots ELSE 0 END,"
     " 1, {0}prompt_tokens, {0}completion_tokens, {0}cached_tokens, coalesce({0}cost_usd, 0.0),"
     " {0}cost_usd IS NOT NULL, {0}seconds, coalesce({0}similarity, 0.0),"
@@ -47,8 +47,8 @@ def add_rollups(connection: sqlite3.Connection) -> None:
     sums = ", ".join(f"{name} NOT NULL" for name in SUMS)
     keys = ", ".join(KEYS)
     connection.execute(
-        "CREATE TABLE rollups (day INTEGER NOT NULL, namespace TEXT NOT NULL, route TEXT NOT NULL,"
-        f" how TEXT NOT NULL, shots INTEGER NOT NULL, {sums}, PRIMARY KEY ({keys})) WITHOUT ROWID"
+        "CREATE TABLE rollups (day INTEGER NOT NULL, namespace TEXT NOT NULL, tier TEXT NOT NULL,"
+        f" state TEXT NOT NULL, shots INTEGER NOT NULL, {sums}, PRIMARY KEY ({keys})) WITHOUT ROWID"
     )
     totals = ", ".join(f"sum({name})" for name in SUMS)
     connection.execute(
@@ -66,9 +66,26 @@ def add_rollups(connection: sqlite3.Connection) -> None:
         )
     # For namespaces with few answers the bootstrap reads single costs.
     connection.execute(
-        "CREATE INDEX entries_by_route ON entries (route, namespace, time)"
+        "CREATE INDEX entries_by_tier ON entries (tier, namespace, time)"
         " WHERE state IN ('answered', 'shadow')"
     )
+
+
+def use_current_names(connection: sqlite3.Connection) -> None:
+    """Rename columns and values of commit fd291dc, and compute the daily sums again."""
+    for statement in (
+        "DROP TRIGGER IF EXISTS entries_insert_rollup",
+        "DROP TRIGGER IF EXISTS entries_delete_rollup",
+        "DROP INDEX IF EXISTS entries_by_route",
+        "DROP TABLE IF EXISTS rollups",
+        "ALTER TABLE entries RENAME COLUMN route TO tier",
+        "UPDATE entries SET state = 'passed_through' WHERE state = 'passed'",
+        "ALTER TABLE accounts RENAME COLUMN may_store TO can_store",
+        "ALTER TABLE spending DROP COLUMN dearest",
+        "UPDATE notes SET name = 'replay:' || substr(name, 8) WHERE name LIKE 'repeat:%'",
+    ):
+        connection.execute(statement)
+    add_rollups(connection)
 
 
 FILE = "gateway.db"
@@ -137,7 +154,8 @@ GATEWAY_DB = FileKind(
             PRIMARY KEY (account, namespace)
         ) WITHOUT ROWID;
         """,
-        add_rollups,
+        "-- The next step creates the daily sums.",
+        use_current_names,
     ),
 )
 

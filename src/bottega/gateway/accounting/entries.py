@@ -15,7 +15,7 @@ from bottega.image import path_text
 
 # A shadow is an extra call after an answer, made to measure the demonstrations. It has a cost but
 # is not a client's request.
-State = Literal["answered", "replayed", "passed", "failed", "shadow"]
+State = Literal["answered", "replayed", "passed_through", "failed", "shadow"]
 Value = str | int | float | None
 Row = tuple[Any, ...]  # as returned by SQLite
 AccountMonth = tuple[str, str]
@@ -28,7 +28,7 @@ INSERT_BATCH = 250
 
 @dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
 class Entry:
-    """Ledger entry of one request. `route` is the tier's name. `cost_usd` is None if the price is
+    """Ledger entry of one request. `cost_usd` is None if the price is
     unknown; it includes `dismissed_usd`, the cost of tiers whose answers were escalated.
     `similarity` is that of the best example found, shown or not, None without a retrieval or a
     candidate."""
@@ -37,7 +37,7 @@ class Entry:
     request_id: str
     account: str
     namespace: str
-    route: str
+    tier: str
     model: str
     state: State
     shots: int = 0
@@ -99,9 +99,8 @@ class EntryFile:
                 self._insert("entries", entries)
                 self._insert("shadows", shadows)
                 self._connection.executemany("REPLACE INTO notes VALUES (?, ?)", notes)
-                # The column `dearest` is not used.
                 self._connection.executemany(
-                    "INSERT INTO spending (month, account, usd, dearest) VALUES (?, ?, ?, 0)"
+                    "INSERT INTO spending VALUES (?, ?, ?)"
                     " ON CONFLICT DO UPDATE SET usd = usd + excluded.usd",
                     spent,
                 )
@@ -192,7 +191,7 @@ def _entry_row(entry: Entry) -> tuple[Value, ...]:
         _text(entry.request_id),
         _text(entry.account),
         _text(entry.namespace),
-        _text(entry.route),
+        _text(entry.tier),
         _text(entry.model),
         entry.state,
         _count(entry.shots),

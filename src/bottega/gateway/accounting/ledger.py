@@ -32,7 +32,7 @@ RETRY_SECONDS = 1.0
 MAX_WAITING = 100_000
 PRUNE_SECONDS = 3600.0
 DAY = 86_400.0
-GATE, REPEAT, MASTER, LOST = "gate:", "repeat:", "master", "lost"
+GATE, REPEAT, MASTER, LOST = "gate:", "replay:", "master", "lost"
 AccountSpending = dict[AccountMonth, float]
 
 

@@ -41,32 +41,32 @@ class Estimate:
 class MasterOnlyCost:
     """Estimated cost if the master had answered every request. Its own answers and paid failures
     count at their actual cost. Each of the `estimated` requests that other tiers answered counts
-    as the mean cost of the master's answers in the same namespace or, for the `borrowed` ones, in
-    all namespaces. Each `n` is the number of answers in these means. `saved` is `usd` minus the
+    as the mean cost of the master's answers in the same namespace or, for the `pooled` ones, in all
+    namespaces. Each `n` is the number of answers in these means. `saved` is `usd` minus the
     amount spent."""
 
     usd: Estimate
     saved: Estimate
     estimated: int
-    borrowed: int
+    pooled: int
 
 
 @dataclass(frozen=True)
 class DemonstrationGain:
-    """Agreement of answers with the master's on the same questions, with demonstrations (`shown`)
-    and without (`bare`). `gain` is the mean of the differences."""
+    """Agreement of answers with the master's on the same questions, with and without
+    demonstrations. `gain` is the mean of the differences."""
 
-    shown: Estimate
-    bare: Estimate
+    with_demonstrations: Estimate
+    without_demonstrations: Estimate
     gain: Estimate
 
 
 @dataclass(frozen=True)
 class Savings:
     """Savings of one namespace, or of all. Requests that are not `answered` failed or were
-    rejected. `alone` is None without a priced answer of the master, `quality` without shadow
-    samples. `spent_usd` excludes `unpriced` requests. `lost` requests are in no other number, and
-    count over all time."""
+    rejected. `master_only` is None without a priced answer of the master, `agreement` without
+    shadow samples. `spent_usd` excludes `unpriced` requests. `lost_rows` count requests of all
+    time, which are in no other number."""
 
     master: str
     namespace: str | None
@@ -77,9 +77,9 @@ class Savings:
     routes: tuple[Route, ...]
     spent_usd: float
     unpriced: int
-    alone: MasterOnlyCost | None
-    quality: DemonstrationGain | None
-    lost: int
+    master_only: MasterOnlyCost | None
+    agreement: DemonstrationGain | None
+    lost_rows: int
 
 
 def savings(
@@ -107,7 +107,7 @@ def savings(
         spent,
         sum(route.unpriced for route in routes),
         _master_only_cost(reader, spent),
-        _quality(reader.shadows()),
+        _agreement(reader.shadows()),
         ledger.total_lost(),
     )
 
@@ -118,17 +118,17 @@ def _master_only_cost(reader: SavingsReader, spent: float) -> MasterOnlyCost | N
         return None
     means, sizes = _means(answers), {name: costs.n for name, costs in answers.items()}
     # Used for namespaces in which the master has not answered.
-    pooled = sum((means[name] * n for name, n in sizes.items()), ZEROS) / sum(sizes.values())
-    estimated = sum((count * means.get(name, pooled) for name, count in others.items()), ZEROS)
+    mean_of_all = sum((means[name] * n for name, n in sizes.items()), ZEROS) / sum(sizes.values())
+    estimated = sum((count * means.get(name, mean_of_all) for name, count in others.items()), ZEROS)
     usd = estimated + reader.paid()
-    borrowed = sum(count for name, count in others.items() if name not in answers)
+    pooled = sum(count for name, count in others.items() if name not in answers)
     interval = all(sizes.get(name, sum(sizes.values())) >= MIN_ANSWERS for name in others)
-    n = sum(n for name, n in sizes.items() if borrowed or not others or name in others)
+    n = sum(n for name, n in sizes.items() if pooled or not others or name in others)
     return MasterOnlyCost(
         _estimate(usd, n, interval=interval),
         _estimate(usd - spent, n, interval=interval),
         sum(others.values()),
-        borrowed,
+        pooled,
     )
 
 
@@ -155,12 +155,12 @@ def _estimate(means: Floats, n: int, *, interval: bool) -> Estimate:
     return Estimate(float(means[0]), float(low), float(high), n)
 
 
-def _quality(samples: Sequence[Row]) -> DemonstrationGain | None:
+def _agreement(samples: Sequence[Row]) -> DemonstrationGain | None:
     if not samples:
         return None
-    shown, bare = np.asarray(samples, np.float64).T
+    shown, hidden = np.asarray(samples, np.float64).T
     return DemonstrationGain(
-        _wald(shown, AGREEMENT), _wald(bare, AGREEMENT), _wald(shown - bare, DIFFERENCE)
+        _wald(shown, AGREEMENT), _wald(hidden, AGREEMENT), _wald(shown - hidden, DIFFERENCE)
     )
 
 
@@ -189,28 +189,29 @@ SPAN_OF_NAMESPACE = """
 SELECT max(min(day) * 86400, ?), (max(day) + 1) * 86400 FROM {source} WHERE namespace = ?
 """
 ROUTES = """
-SELECT how, CASE WHEN how = 'replayed' THEN '' ELSE route END AS tier, shots AS shown,
+SELECT state, CASE WHEN state = 'replayed' THEN '' ELSE tier END AS answered_by, shots AS shown,
     sum(requests), sum(prompt_tokens), sum(completion_tokens), sum(cached_tokens),
-    total(cost_usd), CASE WHEN how = 'replayed' THEN 0 ELSE sum(requests) - sum(priced) END,
+    total(cost_usd), CASE WHEN state = 'replayed' THEN 0 ELSE sum(requests) - sum(priced) END,
     sum(seconds) / sum(requests), sum(similarity) / nullif(sum(compared), 0), sum(compared)
-FROM {source} {where} GROUP BY how, tier, shown
-ORDER BY how = 'shadow', how = 'refused', how = 'failed', how = 'passed', how = 'answered',
-    tier = ?, tier, shown
+FROM {source} {where} GROUP BY state, answered_by, shown
+ORDER BY state = 'shadow', state = 'rejected', state = 'failed', state = 'passed_through',
+    state = 'answered', answered_by = ?, answered_by, shown
 """
 # Requests answered without a master call. Replays count: their answer was paid for before.
 OTHERS = """
 SELECT namespace, sum(requests) FROM {source}
-WHERE how NOT IN ('failed', 'refused', 'shadow') AND (route != ? OR how = 'replayed') {and_where}
+WHERE state NOT IN ('failed', 'rejected', 'shadow') AND (tier != ? OR state = 'replayed')
+    {and_where}
 GROUP BY namespace
 """
 OWN = """
-SELECT namespace, how, sum(priced), total(net_usd), total(net_usd_squared) FROM {source}
-WHERE route = ? AND how IN ('answered', 'passed', 'shadow', 'failed', 'refused')
-GROUP BY namespace, how HAVING sum(priced) > 0
+SELECT namespace, state, sum(priced), total(net_usd), total(net_usd_squared) FROM {source}
+WHERE tier = ? AND state IN ('answered', 'passed_through', 'shadow', 'failed', 'rejected')
+GROUP BY namespace, state HAVING sum(priced) > 0
 """
 COSTS = """
 SELECT namespace, cost_usd - dismissed_usd FROM json_each(?) AS few CROSS JOIN entries
-WHERE route = ? AND namespace = few.value AND time >= ? AND state IN ('answered', 'shadow')
+WHERE tier = ? AND namespace = few.value AND time >= ? AND state IN ('answered', 'shadow')
     AND cost_usd IS NOT NULL
 ORDER BY namespace, time, entries.rowid
 """
@@ -236,7 +237,7 @@ class Route:
 
     @property
     def is_answer(self) -> bool:
-        return self.state in ("answered", "replayed", "passed")
+        return self.state in ("answered", "replayed", "passed_through")
 
 
 @dataclass(frozen=True)
@@ -272,15 +273,15 @@ class SavingsReader:
         """Return the cost of the master's own requests, without shadow samples."""
         return sum(
             float(cost)
-            for name, how, _, cost, _ in self._sums(OWN, "", self.master)
-            if how != "shadow" and self.namespace in (None, name)
+            for name, state, _, cost, _ in self._sums(OWN, "", self.master)
+            if state != "shadow" and self.namespace in (None, name)
         )
 
     def costs(self) -> dict[str, AnswerCosts]:
         """Return the costs of the master's answers in each namespace."""
         sums = defaultdict[str, tuple[float, float, float]](lambda: (0, 0.0, 0.0))
-        for name, how, n, total, squares in self._sums(OWN, "", self.master):
-            if how in ("answered", "shadow"):
+        for name, state, n, total, squares in self._sums(OWN, "", self.master):
+            if state in ("answered", "shadow"):
                 before = sums[name]
                 sums[name] = (before[0] + n, before[1] + total, before[2] + squares)
         few = orjson.dumps(

@@ -34,7 +34,7 @@ KEY_FIELDS: dict[str, tuple[type, ...]] = {
     "name": (str,),
     "namespace": (str,),
     "admin": (bool,),
-    "may_store": (bool,),
+    "can_store": (bool,),
     "requests_per_minute": (int,),
     "usd_per_month": (int, float),
     "max_concurrent": (int,),

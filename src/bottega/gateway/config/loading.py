@@ -36,25 +36,36 @@ __all__ = ["Config", "load_config", "parse_config"]
 
 # Settings that each router reads, and those of which it needs exactly one.
 PARAMETERS = {
-    "always": ("tier",),
-    "coin": ("master_rate", "seed"),
+    "fixed": ("tier",),
+    "random": ("master_rate", "seed"),
     "budget": ("usd_per_1k", "seed"),
-    "coverage": ("at_least", "master_rate", "seed"),
-    "confidence": ("below", "samples"),
+    "coverage": ("min_similarity", "master_rate", "seed"),
+    "confidence": ("min_confidence", "samples"),
 }
 NEEDED = {
     "budget": ("usd_per_1k",),
-    "coverage": ("at_least", "master_rate"),
-    "confidence": ("below",),
+    "coverage": ("min_similarity", "master_rate"),
+    "confidence": ("min_confidence",),
 }
 SAMPLE_LINES = {
     "usd_per_1k": "usd_per_1k = 1.0",
-    "at_least": "at_least = 0.8",
-    "below": "below = 0.7",
+    "min_similarity": "min_similarity = 0.8",
+    "min_confidence": "min_confidence = 0.7",
+}
+# Names of settings in files for commit fd291dc, by section.
+RENAMED = {
+    ("route", "by"): "router",
+    ("route", "at_least"): "min_similarity",
+    ("route", "below"): "min_confidence",
+    ("cache", "at_least"): "min_similarity",
+    ("cache", "longest"): "max_characters",
+    ("replay", "sampled"): "include_sampled",
+    ("tiers", "teaches"): "store_answers",
 }
 SECTIONS = ("gateway", "tiers", "route", "cache", "replay", "limits", "shadow", "keys")
 MASTER_RATE = 0.2
-AT_LEAST = 0.3  # a cosine: three of four unrelated texts are below it, but hardly any two images
+# A cosine: three of four unrelated texts are below it, but hardly any two images.
+MIN_SIMILARITY = 0.3
 TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 FLEX = 'give a tier extra_body = { service_tier = "flex" } and its price'
@@ -77,7 +88,7 @@ def _build(document: dict[str, object], file: str) -> Config:
     check_names(document, SECTIONS, path)
 
     def section(name: str, kind: type[SettingsT]) -> SettingsT:
-        return read_settings(kind, document.get(name, {}), path / name)
+        return _read(kind, document.get(name, {}), path / name)
 
     config = Config(
         file,
@@ -99,13 +110,21 @@ def _build(document: dict[str, object], file: str) -> Config:
     return config
 
 
+def _read(kind: type[SettingsT], table: object, path: SettingPath, **fixed: str) -> SettingsT:
+    section = path.key.partition(".")[0]
+    for name in as_table(table, path):
+        if (section, name) in RENAMED:
+            raise (path / name).error("is not a setting", hint=f"use {RENAMED[section, name]}")
+    return read_settings(kind, table, path, **fixed)
+
+
 def _default_route(config: Config) -> RouteSettings:
     """Return the route with defaults: one tier answers every query, several are chosen at
     random."""
     route = config.route
-    if route.by is None:
-        route = replace(route, by="coin" if len(config.tiers) > 1 else "always")
-    if route.by == "coin" and route.master_rate is None:
+    if route.router is None:
+        route = replace(route, router="random" if len(config.tiers) > 1 else "fixed")
+    if route.router == "random" and route.master_rate is None:
         route = replace(route, master_rate=MASTER_RATE)
     return route
 
@@ -113,8 +132,8 @@ def _default_route(config: Config) -> RouteSettings:
 def _default_cache(cache: CacheSettings) -> CacheSettings:
     """Return the cache with a default threshold: unrelated examples reduce accuracy. BM25 scores
     have no fixed scale and get none."""
-    if cache.at_least is None and cache.retrieve == "nearest":
-        return replace(cache, at_least=AT_LEAST)
+    if cache.min_similarity is None and cache.retrieve == "nearest":
+        return replace(cache, min_similarity=MIN_SIMILARITY)
     return cache
 
 
@@ -136,7 +155,7 @@ def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
     example = 'set model = "openai:NAME", "bundled", or a Hugging Face id or folder'
     if as_table(table, path).get("model", "") in ("", REMOTE):
         raise (path / "model").error("is missing", hint=example)
-    tier = read_settings(TierSettings, table, path, name=name)
+    tier = _read(TierSettings, table, path, name=name)
     if not tier.is_remote and (tier.base_url or tier.api_key_env or tier.extra_body):
         raise path.error(
             "runs in this process, so it has no base_url, api_key_env or extra_body",
@@ -156,25 +175,25 @@ def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
 
 
 def _check_route(config: Config, given: Iterable[str], path: SettingPath) -> None:
-    by, names = str(config.route.by), [tier.name for tier in config.tiers]
+    by, names = str(config.route.router), [tier.name for tier in config.tiers]
     for other, parameters in PARAMETERS.items():
         for name in parameters:
             if name in given and name not in PARAMETERS[by]:
                 raise (path / name).error(
                     f"is not a setting of the route {by!r}",
-                    hint=f'write by = "{other}", or remove {name}',
+                    hint=f'write router = "{other}", or remove {name}',
                 )
     if config.route.tier is not None and config.route.tier not in names:
         raise (path / "tier").error("is not one of the tiers", hint=f"use {', '.join(names)}")
     needed = NEEDED.get(by, ())
     if needed and (count := len(set(given) & set(needed))) != 1:
         raise path.error(
-            f"by {by!r} needs {'either ' * (len(needed) > 1)}{' or '.join(needed)}"
+            f"router {by!r} needs {'either ' * (len(needed) > 1)}{' or '.join(needed)}"
             f"{', not both' * (count > 1)}",
             hint="remove one of them" if count else f"write {SAMPLE_LINES[needed[0]]}",
         )
-    if by != "always" and len(names) == 1:
-        raise (path / "by").error("needs several tiers, got 1", hint='write by = "always"')
+    if by != "fixed" and len(names) == 1:
+        raise (path / "router").error("needs several tiers, got 1", hint='write router = "fixed"')
 
 
 def _check_hosts(config: Config, path: SettingPath) -> None:
@@ -215,9 +234,12 @@ def _check_tiers(config: Config, path: SettingPath) -> None:
 
 def _check_retrieval(config: Config, path: SettingPath) -> None:
     bm25 = config.cache.retrieve == "bm25"
-    for section, number in (("cache", config.cache.at_least), ("route", config.route.at_least)):
+    for section, number in (
+        ("cache", config.cache.min_similarity),
+        ("route", config.route.min_similarity),
+    ):
         if bm25 and number is not None:
-            raise (path / section / "at_least").error(
+            raise (path / section / "min_similarity").error(
                 "needs similarities, and bm25 has none", hint='write retrieve = "nearest"'
             )
     if config.shadow.gate and not config.shadow.rate:

@@ -84,7 +84,7 @@ class TierSettings:
     model: str
     base_url: str | None = None
     api_key_env: str | None = None
-    teaches: bool | None = None
+    store_answers: bool | None = None
     shots: NonNegativeInt | None = None
     images: NonNegativeInt | None = None
     tools: bool | None = None
@@ -116,13 +116,13 @@ class RouteSettings:
     """[route]: choice of the tier. The first `cold_start` queries of a namespace go to the master.
     `fallback` selects the tiers that may answer for a tier that failed."""
 
-    by: Literal["always", "coin", "budget", "coverage", "confidence"] | None = None
+    router: Literal["fixed", "random", "budget", "coverage", "confidence"] | None = None
     tier: str | None = None
     master_rate: Fraction | None = None
     seed: NonNegativeInt = 0
     usd_per_1k: PositiveFloat | None = None
-    at_least: Cosine | None = None
-    below: Fraction | None = None
+    min_similarity: Cosine | None = None
+    min_confidence: Fraction | None = None
     samples: Annotated[int, Field(ge=2, le=16)] | None = None
     cold_start: NonNegativeInt = 0
     fallback: Literal["any", "up", "never"] = "any"
@@ -131,7 +131,7 @@ class RouteSettings:
 @dataclass(frozen=True)
 class CacheSettings:
     """[cache]: the examples of each namespace. No tier is shown examples less similar than
-    `at_least`. `longest` is the maximum length of a stored answer in characters.
+    `min_similarity`. `max_characters` is the maximum length of a stored example.
     `open_namespaces` is the maximum number of namespaces open at a time."""
 
     file: FilePath | None = None
@@ -140,8 +140,8 @@ class CacheSettings:
     capacity: PositiveInt | None = 100_000
     evict: Literal["least-recent", "least-frequent", "least-saving", "random"] = "least-recent"
     order: Literal["nearest-last", "nearest-first", "shuffled"] = "nearest-last"
-    at_least: Cosine | None = None
-    longest: PositiveInt = 32_000
+    min_similarity: Cosine | None = None
+    max_characters: PositiveInt = 32_000
     open_namespaces: PositiveInt = 64
 
 
@@ -152,7 +152,7 @@ class ReplaySettings:
 
     seconds: NonNegativeFloat = 3600.0
     memory_mb: NonNegativeFloat = 256.0
-    sampled: bool = False
+    include_sampled: bool = False
     identity: Literal["bytes", "pixels"] = "bytes"
 
 
@@ -217,11 +217,11 @@ class Config:
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """Return the tiers whose answers are stored: those with `teaches = true`, else the master
-        unless it has `teaches = false`."""
-        chosen = any(tier.teaches for tier in self.tiers)
-        default = "" if chosen or self.master.teaches is False else self.master.name
-        return tuple(tier.name for tier in self.tiers if tier.teaches or tier.name == default)
+        """Return the tiers whose answers are stored: those with `store_answers = true`, else the
+        master unless it has `store_answers = false`."""
+        chosen = any(tier.store_answers for tier in self.tiers)
+        default = "" if chosen or self.master.store_answers is False else self.master.name
+        return tuple(tier.name for tier in self.tiers if tier.store_answers or tier.name == default)
 
     def shots(self, tier: TierSettings) -> int:
         """Return the number of demonstrations for a tier."""

@@ -183,7 +183,7 @@ def _response_cache(config: Config) -> ResponseCache | None:
         BodyCache(memory - memory // 4),
         LeaderFlight(),
         replay.identity,
-        replay.sampled,
+        replay.include_sampled,
     )
 
 

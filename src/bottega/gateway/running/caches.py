@@ -78,16 +78,16 @@ def build_router(
     """Return the router and the escalation of one namespace, which share no state with other
     namespaces. Its cache has `held` examples, which count towards the cold start."""
     router, escalation = _router(route, tiers, retrieve), None
-    if route.by == "confidence":
-        assert route.below is not None
-        escalation = ConfidenceEscalation(tiers, route.below)
+    if route.router == "confidence":
+        assert route.min_confidence is not None
+        escalation = ConfidenceEscalation(tiers, route.min_confidence)
     left = route.cold_start - held
     return ColdStartRouter(left, tiers[-1], then=router) if left > 0 else router, escalation
 
 
 def _router(route: RouteSettings, tiers: Sequence[Tier], retrieve: Retriever) -> Router:
-    match route.by:
-        case "coin":
+    match route.router:
+        case "random":
             return RandomRouter(tiers, route.master_rate or 0.0, route.seed)
         case "budget":
             assert route.usd_per_1k is not None
@@ -96,7 +96,7 @@ def _router(route: RouteSettings, tiers: Sequence[Tier], retrieve: Retriever) ->
             return CoverageRouter(
                 tiers,
                 retrieve,
-                at_least=route.at_least,
+                at_least=route.min_similarity,
                 master_rate=route.master_rate,
                 seed=route.seed,
             )
@@ -121,13 +121,13 @@ EVICTIONS: dict[str, Callable[[], Eviction]] = {
 
 
 class SimilarityFilter:
-    """Retriever wrapper that drops candidates less similar than `at_least`."""
+    """Retriever wrapper that drops candidates less similar than `min_similarity`."""
 
-    def __init__(self, retrieve: Retriever, at_least: float) -> None:
-        self._retrieve, self._at_least = retrieve, at_least
+    def __init__(self, retrieve: Retriever, min_similarity: float) -> None:
+        self._retrieve, self._min_similarity = retrieve, min_similarity
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        return [one for one in await self._retrieve(query, k) if one.score >= self._at_least]
+        return [one for one in await self._retrieve(query, k) if one.score >= self._min_similarity]
 
 
 @dataclass
@@ -198,7 +198,7 @@ class NamespaceOpener:
 
     def _tenant(self, base: KnowledgeBase, namespace: str) -> Tenant:
         config, teachers = self.config, frozenset(self.config.teachers)
-        keeper = CacheRecorder(base, teachers=teachers, longest=config.cache.longest)
+        keeper = CacheRecorder(base, teachers=teachers, longest=config.cache.max_characters)
         timed = BudgetedKeeper(TimedKeeper(keeper, self.metrics.store), self.decoding)
         # Shared by the router and the demonstrations: one search for both.
         found = self._search(base)
@@ -241,7 +241,9 @@ class NamespaceOpener:
             tiers=tiers,
             route=route,
             escalate=escalate,
-            retrieve=found if cache.at_least is None else SimilarityFilter(found, cache.at_least),
+            retrieve=found
+            if cache.min_similarity is None
+            else SimilarityFilter(found, cache.min_similarity),
             rerank=TopKReranker(cache.order),
             parse=FinalAnswerParser(),
             reasoning=False,

@@ -99,7 +99,7 @@ class GatewayServer:
         entry = ledger_entry(record)
         self.ledger.note(entry)
         self.metrics.observe(entry)
-        log_request(entry, record.why, record.fallback)
+        log_request(entry, record.reason, record.fallback)
         if record.entered and self.gateway.access is not None:
             self.gateway.access.leave(record.account)
         if record.hold is not None:

@@ -88,7 +88,7 @@ def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
     served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
     prices = PriceTable(price_overrides(config, served))
-    if config.route.by == "budget":
+    if config.route.router == "budget":
         _check_priced(config, served, prices)
     return TierSet(served, prices, tuple(filter(None, keys.values())))
 
@@ -129,7 +129,7 @@ def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str
 
 def _served(tier: TierSettings, key: str, config: Config) -> Served:
     generator, upstream = _remote(tier, key) if tier.is_remote else _local(tier, config)
-    unsure = config.route.by == "confidence" and tier is not config.master
+    unsure = config.route.router == "confidence" and tier is not config.master
     asks = REMOTE_CONFIDENCE_FIELDS if tier.is_remote else LOCAL_CONFIDENCE_FIELDS
     if config.route.samples is not None:
         asks = {"n": config.route.samples}
@@ -175,7 +175,7 @@ def _check_priced(config: Config, served: Sequence[Served], prices: PriceTable) 
     for one in served:
         if prices(one.upstream.model, Usage(1, 1)) is None:
             raise SettingError(
-                f"{config.file}: by 'budget' needs the price of tiers.{one.name}",
+                f"{config.file}: router 'budget' needs the price of tiers.{one.name}",
                 hint=f"set [tiers.{one.name}] price = [0.15, 0.60], in US dollars per million"
                 " tokens",
             )

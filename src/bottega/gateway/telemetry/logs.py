@@ -124,12 +124,12 @@ SETUP_ERRORS = (
 )
 
 
-def log_request(entry: Entry, why: str = "", fallback: str = "") -> None:
-    """Log one request: `why` it failed or passed through, in a word, and the tiers that failed
+def log_request(entry: Entry, reason: str = "", fallback: str = "") -> None:
+    """Log one request with the `reason` why it failed or passed through, and the tiers that failed
     before the `fallback`. Bypasses the logging module, which takes longer than the rest of a
     replay."""
     for writer in _writers:
-        writer.put(_RequestLine(entry, why, time.time(), fallback))
+        writer.put(_RequestLine(entry, reason, time.time(), fallback))
 
 
 def error_text(error: BaseException) -> str:
@@ -144,7 +144,7 @@ def error_text(error: BaseException) -> str:
 
 class _RequestLine(NamedTuple):
     entry: Entry
-    why: str
+    reason: str
     at: float
     fallback: str = ""
 
@@ -309,7 +309,7 @@ def _request(done: _RequestLine, scrub: Scrub) -> dict[str, object]:
         "namespace": scrub(entry.namespace),
         "status": entry.status,
         "state": entry.state,
-        "route": entry.route,
+        "route": entry.tier,
         "model": scrub(entry.model),
         "shots": entry.shots,
         "similarity": None if entry.similarity is None else round(entry.similarity, 4),
@@ -318,7 +318,7 @@ def _request(done: _RequestLine, scrub: Scrub) -> dict[str, object]:
         "cost_usd": entry.cost_usd,
         "seconds": round(entry.seconds, 4),
         "fallback": done.fallback or None,
-        "why": scrub(done.why) or None,
+        "reason": scrub(done.reason) or None,
     }
 
 

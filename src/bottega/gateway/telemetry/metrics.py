@@ -126,7 +126,7 @@ class Metrics:
 
     def observe(self, entry: Entry) -> None:
         """Count a request that has ended."""
-        key = (entry.namespace, entry.route, entry.state, entry.status)
+        key = (entry.namespace, entry.tier, entry.state, entry.status)
         (self._tallies.get(key) or self._tally(*key)).add(entry)
 
     def cache_entries(self, namespace: str, count: int) -> None:
