@@ -322,7 +322,7 @@ def test_a_second_signal_does_not_wait(endpoint: Server, tmp_path: Path) -> None
     assert events[-1] == "stopped"
     assert not any("Exception" in event for event in events)
     [line] = [line for line in lines if line["event"] == "request"]
-    assert (line["status"], line["why"]) == (503, "shutting down")
+    assert (line["status"], line["reason"]) == (503, "shutting down")
 
 
 SLOW = """
