@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.compression import store as store_module
+from bottega._util.durable_files import os_errors, write_at
 from bottega.compression.store import (
     ENTRIES,
     MANIFEST,
@@ -202,19 +202,19 @@ def test_second_concurrent_builder_is_an_error_and_sequential_builders_keep_rows
 def test_readers_change_nothing_and_work_during_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labelled_passage, real = named(*"abcdef"), store_module.write
+    labelled_passage = named(*"abcdef")
     builder = opened(tmp_path)
     builder.add(labelled_passage[:3], rows)
     reader = opened(tmp_path)
 
     def write(path: Path, data: bytes, *, at: int = 0) -> None:
-        real(path, data, at=at)
+        write_at(path, data, at=at)
         before = {one: one.read_bytes() for one in tmp_path.iterdir()}
         for one in (reader, opened(tmp_path)):
             right(one, labelled_passage[:3])
         assert {one: one.read_bytes() for one in tmp_path.iterdir()} == before
 
-    monkeypatch.setattr("bottega.compression.store.write", write)
+    monkeypatch.setattr("bottega.compression.store.write_at", write)
     builder.add(labelled_passage[3:], rows)
 
     right(builder, labelled_passage)
@@ -232,17 +232,16 @@ def test_full_disk_keeps_stored_rows(
 ) -> None:
     labelled_passage, store = named(*"abcdef"), opened(tmp_path)
     store.add(labelled_passage[:2], rows)
-    real_write = store_module.write
 
     def full(path: Path, data: bytes, *, at: int = 0) -> None:
         if path.name == name:
-            real_write(path, data[: len(data) * 2 // 3], at=at)
-            with store_module.os_errors(path.parent):
+            write_at(path, data[: len(data) * 2 // 3], at=at)
+            with os_errors(path.parent):
                 raise OSError(28, "No space left on device")
-        real_write(path, data, at=at)
+        write_at(path, data, at=at)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bottega.compression.store.write", full)
+        patch.setattr("bottega.compression.store.write_at", full)
         with pytest.raises(StoreError, match="No space") as refused:
             store.add(labelled_passage[2:5], rows)
     assert "disk space" in refused.value.hint

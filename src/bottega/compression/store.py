@@ -6,10 +6,8 @@ at a time holds a lock, and overwrites rows and lines that a killed builder left
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bottega.errors import StoreBusyError, StoreError, StoreFullError
+from bottega._util.durable_files import lock_file, os_errors, replace_file, write_at
+from bottega.errors import StoreBusyError, StoreError
 from bottega.types import Example
 
 MANIFEST, ROWS, ENTRIES, LOCK = "manifest.json", "rows.bin", "entries.jsonl", "lock"
@@ -54,20 +53,6 @@ class Entry(NamedTuple):
 
 
 @contextmanager
-def os_errors(folder: Path) -> Iterator[None]:
-    """Translate errors of the operating system into `StoreError`."""
-    try:
-        yield
-    except OSError as error:
-        reason = f"{folder} cannot be read or written: {error.strerror or error}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise StoreFullError(
-                reason, hint="free disk space and run the command again; it resumes"
-            ) from error
-        raise StoreError(reason, hint="check that it is a folder that you may write") from error
-
-
-@contextmanager
 def build_lock(folder: Path) -> Iterator[None]:
     """Create the folder and lock it.
 
@@ -75,13 +60,14 @@ def build_lock(folder: Path) -> Iterator[None]:
     """
     with os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        with os_errors(folder):
-            _lock(descriptor, folder)
+        lock = lock_file(folder / LOCK)
+    if lock is None:
+        raise StoreBusyError(
+            f"another process is compressing passages into {folder}",
+            hint="wait until it finishes, or name another folder",
+        )
+    with lock:
         yield
-    finally:
-        os.close(descriptor)
 
 
 def check_own(folder: Path) -> None:
@@ -92,24 +78,6 @@ def check_own(folder: Path) -> None:
         raise StoreError(
             f"{folder} holds files that are not a store's", hint="name an empty folder"
         )
-
-
-def write(path: Path, data: bytes, *, at: int = 0) -> None:
-    """Write `data` from byte `at` and cut the file there, removing an interrupted write."""
-    with os_errors(path.parent), path.open("r+b" if path.exists() else "w+b") as file:
-        file.truncate(at)
-        file.seek(at)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Replace a file atomically."""
-    new = path.with_name(f"{path.name}.new")
-    write(new, data)
-    with os_errors(path.parent):
-        new.replace(path)
 
 
 def read_entries(folder: Path, *, start: int, row: int) -> tuple[list[Entry], int]:
@@ -175,20 +143,6 @@ def _entry(line: bytes, path: Path) -> Entry:
         case [int(row), str(id), str(mark), int(check)]:
             return Entry(row, id, mark, check)
     raise damaged(path)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows has no lock: the user must not start two builders
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise StoreBusyError(
-            f"another process is compressing passages into {folder}",
-            hint="wait until it finishes, or name another folder",
-        ) from error
 
 
 Precision = Literal["fp16", "int8"]
@@ -316,9 +270,9 @@ class PassageStore:
             Entry.of(row, id, mark, one.tobytes())
             for row, ((id, mark), one) in enumerate(zip(passages, coded, strict=True), self._count)
         ]
-        write(self._folder / ROWS, coded.tobytes(), at=self._count * self._row.itemsize)
+        write_at(self._folder / ROWS, coded.tobytes(), at=self._count * self._row.itemsize)
         lines = "".join(json.dumps(entry) + "\n" for entry in entries)
-        write(self._folder / ENTRIES, lines.encode(), at=self._end)
+        write_at(self._folder / ENTRIES, lines.encode(), at=self._end)
         self._refresh()
 
     def _check_values(self, ids: Sequence[str], values: NDArray[np.float32]) -> None:
@@ -359,7 +313,7 @@ class PassageStore:
     def _create(self) -> None:
         if not self._exists():
             manifest = json.dumps(asdict(self._manifest), sort_keys=True)
-            replace(self._folder / MANIFEST, manifest.encode())
+            replace_file(self._folder / MANIFEST, manifest.encode())
 
     def _refresh(self) -> None:
         """Read entries that were written since the last call."""

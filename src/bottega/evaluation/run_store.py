@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import orjson
 
+from bottega._util.durable_files import lock_file
 from bottega._util.sqlite import FileKind
 from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.evaluation.committing import Committer, Write
@@ -115,7 +116,7 @@ class RunStore(AnswerStore):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = _lock_file(path.with_suffix(".lock"))
+        self._lock = _lock(path.with_suffix(".lock"))
         try:
             with RUN_FILE.translated(str(path)):
                 self._connection = RUN_FILE.open(path, busy_seconds=BUSY_SECONDS)
@@ -240,26 +241,19 @@ class RunStore(AnswerStore):
             connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
-def _lock_file(path: Path) -> IO[bytes]:
+def _lock(path: Path) -> IO[bytes]:
     """Lock a run until the file is closed or its process ends: two runs would pay twice."""
     try:
-        lock = path.open("ab")
+        lock = lock_file(path)
     except OSError as error:
         raise StoreError(
             f"{path.parent} is not writable: {error.strerror}", hint="check its permissions"
         ) from error
-    try:
-        import fcntl
-    except ImportError:  # Windows has no flock
-        return lock
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
+    if lock is None:
         raise StoreError(
             f"another process uses the run in {path.parent}",
             hint="wait for it, or set another --out folder",
-        ) from error
+        )
     return lock
 
 

@@ -1,0 +1,69 @@
+"""Files that survive a crash: appends behind a known size, atomic replacement, and locks."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from bottega.errors import StoreError, StoreFullError
+
+
+@contextmanager
+def os_errors(folder: Path) -> Iterator[None]:
+    """Translate errors of the operating system into `StoreError`."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{folder} cannot be read or written: {error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StoreFullError(
+                reason, hint="free disk space and try again, or use another folder"
+            ) from error
+        raise StoreError(
+            reason, hint="check that it is a folder, and check its permissions"
+        ) from error
+
+
+def write_at(path: Path, data: bytes, *, at: int = 0) -> None:
+    """Write `data` from byte `at` to the disk, over the rest of an interrupted write."""
+    with os_errors(path.parent), path.open("r+b" if path.exists() else "w+b") as file:
+        # Cut first: a crash while writing must not leave old bytes after the new ones.
+        file.truncate(at)
+        file.seek(at)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file atomically: after a crash it has the old or the new content."""
+    draft = path.with_name(f"{path.name}.new")
+    write_at(draft, data)
+    with os_errors(path.parent):
+        draft.replace(path)
+
+
+def lock_file(path: Path) -> IO[bytes] | None:
+    """Lock a file until it is closed or the process ends; return None if another one holds it.
+
+    Raises `OSError`. Windows has no such lock: there the user must avoid sharing.
+    """
+    file = path.open("ab")
+    try:
+        import fcntl
+
+        # Unlike lockf, which locks per process, flock also excludes a second handle of ours.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        return file
+    except BlockingIOError:
+        file.close()
+        return None
+    except BaseException:
+        file.close()
+        raise
+    return file
