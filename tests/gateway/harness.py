@@ -17,17 +17,15 @@ import uvicorn
 
 from bottega._util.caching import LeaderFlight
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.asgi import App
+from bottega.gateway.asgi import App, ChatEndpoint
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer, Fallback
-from bottega.gateway.endpoint import ChatEndpoint, RequestRecord
-from bottega.gateway.finalization import Finalizer
-from bottega.gateway.limits import Fetch, Limits
-from bottega.gateway.ports import Pair, Served, Tenant, TierCapabilities, Upstream
-from bottega.gateway.response_cache.memory import BodyCache, ReplyCache
+from bottega.gateway.finalization import Finalizer, ShadowRunner
+from bottega.gateway.ports import Pair, RequestRecord, Served, Tenant, TierCapabilities, Upstream
+from bottega.gateway.requests import Fetch, Limits
+from bottega.gateway.response_cache import BodyCache, ReplyCache
 from bottega.gateway.running.process import CUT_SECONDS, uvicorn_config
-from bottega.gateway.shadow import ShadowRunner
-from bottega.gateway.upstreams.local import LocalUpstream
+from bottega.gateway.upstreams import LocalUpstream
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.pipeline import Pipeline

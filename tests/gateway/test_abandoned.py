@@ -15,8 +15,9 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import ServerFailedError
-from bottega.gateway import endpoint
-from bottega.gateway.endpoint import RequestRecord, shield_for
+from bottega.gateway import asgi
+from bottega.gateway.calls import shield_for
+from bottega.gateway.ports import RequestRecord
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
 from bottega.protocols import Tier
@@ -115,7 +116,7 @@ class LateUpstream:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(asgi, "POLL_SECONDS", 0.005)
 
 
 async def leave(

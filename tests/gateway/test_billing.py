@@ -9,9 +9,8 @@ import pytest
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, Limiter, TokenEstimates
-from bottega.gateway.billing import Bill, allowed_output
-from bottega.gateway.endpoint import RequestRecord
-from bottega.gateway.ports import Served, TierCapabilities, UpstreamCall
+from bottega.gateway.calls import Bill, allowed_output
+from bottega.gateway.ports import RequestRecord, Served, TierCapabilities, UpstreamCall
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import parse_request
 from bottega.protocols import Tier

@@ -18,7 +18,7 @@ from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.ports import TierCapabilities
-from bottega.gateway.upstreams.http import HttpUpstream
+from bottega.gateway.upstreams import HttpUpstream
 from tests.builders import solid_image
 from tests.gateway.harness import Harness, harness
 from tests.server import Server, refuse

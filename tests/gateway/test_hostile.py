@@ -15,10 +15,8 @@ import orjson
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.asgi import App
-from bottega.gateway.endpoint import ChatEndpoint
-from bottega.gateway.limits import Limits
-from bottega.gateway.requests import context_of
+from bottega.gateway.asgi import App, ChatEndpoint
+from bottega.gateway.requests import Limits, context_of
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import Body, parse_request
 from bottega.openai_api.response import ChatCompletion, parse_completions

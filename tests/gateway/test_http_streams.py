@@ -15,7 +15,7 @@ from bottega.errors import (
     GarbledError,
     ServerFailedError,
 )
-from bottega.gateway.upstreams.http import HttpUpstream
+from bottega.gateway.upstreams import HttpUpstream
 from bottega.openai_api.client import Breaker, Tolerance
 from bottega.openai_api.transport import Timeouts
 from tests.gateway.upstreams import (

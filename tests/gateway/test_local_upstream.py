@@ -15,7 +15,7 @@ from bottega import pixels
 from bottega.errors import GenerationError, ImageError, SettingError
 from bottega.gateway.decode_budget import Cost, DecodeBudget, embedding_cost
 from bottega.gateway.ports import Upstream
-from bottega.gateway.upstreams.local import LocalUpstream
+from bottega.gateway.upstreams import LocalUpstream
 from bottega.generation import ScriptedGenerator
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bottega.gateway.demonstrations import augmented, expected_non_ascii_bytes, fitting
+from bottega.gateway.calls import augmented, expected_non_ascii_bytes, fitting
 from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.requests import BACKGROUND, bypass_reason, context_of
 from bottega.openai_api.request import ChatRequest, parse_request

@@ -13,8 +13,8 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
-from bottega.gateway.endpoint import Reply, RequestRecord
-from bottega.gateway.responses.endpoint import ResponsesEndpoint
+from bottega.gateway.ports import Reply, RequestRecord
+from bottega.gateway.responses import ResponsesEndpoint
 from bottega.openai_api.streams import DONE_EVENT, to_event
 from tests import server as doubles
 from tests.gateway.harness import Harness, client, harness

@@ -27,7 +27,7 @@ TARGETS = (
         " cli/test_savings",
     ),
     Target(
-        "gateway/finalization gateway/billing",
+        "gateway/finalization gateway/calls",
         "gateway/test_completion gateway/test_budgets gateway/test_abandoned gateway/test_serving"
         " gateway/test_pinned gateway/test_isolation gateway/test_billing"
         " gateway/test_stored_repeats gateway/test_shadow",
@@ -80,12 +80,12 @@ TARGETS = (
     Target("pipeline", "test_pipeline test_recipe_rcts test_shadowing"),
     # Limits and repeats of gateway requests.
     Target(
-        "gateway/limits openai_api/request openai_api/fields",
+        "gateway/requests openai_api/request openai_api/fields",
         "gateway/test_limits gateway/test_requests gateway/test_hostile",
     ),
     Target("gateway/image_fetcher", "gateway/test_addresses gateway/test_fetching*"),
     Target(
-        "gateway/response_cache/*",
+        "gateway/response_cache",
         "gateway/test_repeat* gateway/test_stored_repeats",
     ),
     Target("openai_api/*", "openai_api/test_* gateway/test_http* generation/test_openai*"),

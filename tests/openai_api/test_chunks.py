@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import GarbledError, ServerFailedError
-from bottega.gateway.response_cache.memory import is_repeatable
+from bottega.gateway.response_cache import is_repeatable
 from bottega.openai_api.streams import (
     CHARACTERS_PER_TOKEN,
     DONE_EVENT,

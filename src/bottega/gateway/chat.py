@@ -18,31 +18,42 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.completion import ChatJob, ChatResult, ChatStream, Completer, TenantQuery
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
-from bottega.gateway.endpoint import ANONYMOUS, Reply, RequestRecord
 from bottega.gateway.errors import to_api_error, unknown_key
-from bottega.gateway.finalization import Finalizer
-from bottega.gateway.limits import Fetch, Limits, embed_fetched, is_web, read_images
-from bottega.gateway.origins import check_origin
-from bottega.gateway.ports import Tenants, UpstreamCall
-from bottega.gateway.reply import as_stream, headers_of, replayed
+from bottega.gateway.finalization import Finalizer, ShadowRunner
+from bottega.gateway.ports import (
+    ANONYMOUS,
+    Reply,
+    RequestRecord,
+    Tenants,
+    UpstreamCall,
+    as_stream,
+    headers_of,
+)
 from bottega.gateway.requests import (
     BACKGROUND,
     PREFIX,
+    Fetch,
+    Limits,
     Overrides,
     bypass_reason,
+    check_origin,
+    embed_fetched,
+    is_web,
+    read_images,
     read_overrides,
     to_query,
 )
-from bottega.gateway.response_cache.keys import Identity, exact_key, image_digest
-from bottega.gateway.response_cache.memory import (
+from bottega.gateway.response_cache import (
     BodyCache,
     CachedReply,
+    Identity,
     RepeatedRequest,
     ReplyCache,
     StoredReplies,
+    exact_key,
+    image_digest,
     is_repeatable,
 )
-from bottega.gateway.shadow import ShadowRunner
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import allowed_fields
@@ -397,3 +408,12 @@ def _namespace(account: Account, overrides: Overrides) -> str:
         code="namespace_forbidden",
         hint=f"leave it out, or name one below {own!r}/" if own else "leave it out",
     )
+
+
+def replayed(record: RequestRecord, repeated: RepeatedRequest, reply: CachedReply) -> Reply:
+    record.state, record.namespace = "replayed", repeated.namespace
+    record.route, record.model = reply.route, reply.model
+    headers = headers_of(record)
+    if repeated.stream:
+        return Reply(headers, events=as_stream(reply.payload, repeated.include_usage))
+    return Reply(headers, reply.payload)

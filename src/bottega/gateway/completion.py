@@ -22,12 +22,10 @@ from bottega.errors import (
     SettingError,
 )
 from bottega.gateway.accounting.limiter import BudgetError
-from bottega.gateway.billing import Bill
+from bottega.gateway.calls import Bill, augmented, fitting, prompted, shield_for
 from bottega.gateway.decode_budget import DecodeBudget
-from bottega.gateway.demonstrations import augmented, fitting, prompted
-from bottega.gateway.endpoint import RequestRecord, shield_for
 from bottega.gateway.errors import MisconfiguredError, unsupported_request
-from bottega.gateway.ports import Served, Tenant, UpstreamCall
+from bottega.gateway.ports import RequestRecord, Served, Tenant, UpstreamCall
 from bottega.gateway.requests import Overrides
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image

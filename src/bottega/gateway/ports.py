@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import time
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.entries import State
+from bottega.gateway.accounting.limiter import Hold
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
+from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
 from bottega.pipeline import Pipeline
 from bottega.protocols import Prompter, Tier
-from bottega.types import Candidate, Example, Prompt, Query
+from bottega.types import Candidate, Example, Prompt, Query, Usage
 
 
 @dataclass(frozen=True)
@@ -158,3 +170,105 @@ class Tenant:
 
 class Tenants(Protocol):
     async def open(self, namespace: str, /) -> Tenant: ...
+
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+ANONYMOUS = Account("", "anonymous")
+
+
+NO_USAGE = Usage()
+
+
+Scope = MutableMapping[str, Any]
+
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Record of one request, filled in while it is processed and logged when it ends."""
+
+    request_id: str
+    begun: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.perf_counter)
+    account: Account = ANONYMOUS
+    entered: bool = False
+    hold: Hold | None = None
+    has_left: Callable[[], bool] = lambda: False
+    namespace: str = ""
+    route: str = ""
+    model: str = ""
+    state: State = "failed"
+    fallback: str = ""  # tiers that failed before the one that answered
+    reason: str = ""  # for a failure, or for passing through without routing
+    shots: int = 0
+    similarity: float | None = None
+    usage: Usage = NO_USAGE
+    cost_usd: float | None = 0.0
+    dismissed_usd: float = 0.0
+    stored: str | None = None
+    status: int = 200
+    streamed: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.clock
+
+
+@dataclass(slots=True)
+class Reply:
+    """Reply with either a `payload` or `events`, the encoded chunks of a stream."""
+
+    headers: Mapping[str, str]
+    payload: bytes = b""
+    events: AsyncGenerator[bytes] | None = None
+
+
+Answer = Callable[
+    [RequestRecord, Mapping[str, str], Callable[[], Awaitable[bytes]]], Awaitable[Reply]
+]
+
+
+MAX_NAME = 200
+
+
+async def as_stream(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
+    for step in to_chunks(payload, include_usage=include_usage):
+        yield to_event(step)
+    yield DONE_EVENT
+
+
+def headers_of(record: RequestRecord) -> dict[str, str]:
+    """Return the `x-bottega-*` headers that are known when the reply begins."""
+    cache = "augmented" if record.shots else "none"
+    cache = {"replayed": "replayed", "passed_through": "passed"}.get(record.state, cache)
+    headers = {
+        "x-bottega-route": record.route,
+        "x-bottega-model": _printable(record.model),
+        "x-bottega-cache": cache,
+        "x-bottega-demonstrations": str(record.shots),
+    }
+    if record.fallback:
+        headers["x-bottega-fallback"] = record.fallback
+    if record.state == "passed_through":
+        headers["x-bottega-passed"] = record.reason
+    if record.similarity is not None:
+        headers["x-bottega-similarity"] = f"{record.similarity:.4f}"
+    if record.usage.prompt_tokens or record.state == "replayed":
+        headers["x-bottega-prompt-tokens"] = str(record.usage.prompt_tokens)
+        headers["x-bottega-completion-tokens"] = str(record.usage.completion_tokens)
+        if record.cost_usd is not None:
+            headers["x-bottega-cost-usd"] = f"{record.cost_usd:.8f}"
+    if record.stored is not None:
+        headers["x-bottega-stored"] = record.stored
+    return headers
+
+
+def _printable(model: str) -> str:
+    """Return a model's name, which the upstream chooses, fit for a header."""
+    if model.isprintable() and len(model) <= MAX_NAME:
+        return model
+    return "".join(c if c.isprintable() else "?" for c in model[:MAX_NAME])

@@ -1,19 +1,285 @@
-"""Requests as the gateway reads them: overrides, the query for examples, reasons to bypass it."""
+"""Reading of a request: origin, limits, images, overrides, and the query for examples."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import Any, cast
 
 import orjson
 
-from bottega.image import Image
+from bottega.errors import ImageError, TooManyPixelsError
+from bottega.image import MAX_PIXELS, Image
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.request import ChatMessage, ChatRequest
+from bottega.openai_api.fields import above_limit, image_error
+from bottega.openai_api.request import (
+    Body,
+    BodyLimits,
+    ChatMessage,
+    ChatRequest,
+    ImagePart,
+    parse_request,
+)
 from bottega.types import Query
+
+PORT = re.compile(r":\d*\Z")
+
+
+def has_port(host: str) -> bool:
+    """Return whether a host ends in a port. An IPv6 address without brackets has none."""
+    return _address(host) is None and PORT.search(host) is not None
+
+
+def host_name(host: str) -> str:
+    """Return the normalized name or IP address of a host, without its port."""
+    name = PORT.sub("", host) if has_port(host) else host
+    name = name.lower().removesuffix(".")
+    return _address(name) or name
+
+
+def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
+    """Raise `ApiError` for a host name that is neither loopback nor allowed.
+
+    To a browser, a web page whose name resolves to 127.0.0.1 (DNS rebinding) has the same origin as
+    the gateway: only the Host header distinguishes it from a local client.
+    """
+    if host is None:
+        return
+    name = host_name(host)
+    if not is_loopback(name) and name not in map(host_name, allowed):
+        raise ApiError(
+            f"a gateway without keys does not answer to the host name {name[:100]!r}",
+            status=403,
+            type="permission_error",
+            code="host_forbidden",
+            hint="use localhost, add the name to gateway.allowed_hosts, or run bottega keys add"
+            " NAME and restart the gateway",
+        )
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a normalized name is `localhost` or a loopback address."""
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
+    """Raise `ApiError` for a web page whose host is neither loopback nor allowed.
+
+    Browsers send such requests and hide only the responses, so the requests would still cost money
+    and fill the cache. Apps and extensions have other schemes than http and https.
+    """
+    if origin is None:
+        return
+    scheme, _, host = origin.lower().partition("://")
+    name = host_name(host)
+    is_known = is_loopback(name) or name in map(host_name, allowed)
+    is_foreign = scheme in ("http", "https") and not is_known
+    if origin == "null" or is_foreign:
+        raise ApiError(
+            "web pages of other hosts may not ask here without a key",
+            status=403,
+            type="permission_error",
+            code="origin_forbidden",
+            hint="run bottega keys add NAME, restart the gateway, and send the key",
+        )
+
+
+def _address(host: str) -> str | None:
+    """Return the normalized IP address, or None for a name."""
+    try:
+        address = ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+    # Python before 3.13 does not count ::ffff:127.0.0.1 as loopback.
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+MB = 1 << 20
+UNIQUE_HEADERS = (b"authorization", b"x-bottega-")
+WEB_SCHEMES = ("http://", "https://")
+Fetch = Callable[[str], Awaitable[Image]]
+
+
+@dataclass(frozen=True)
+class Limits(BodyLimits):
+    """Limits of one request. `image_mb` is the total size of its images, decoded from base64 or
+    fetched; `image_pixels` applies to each, `request_pixels` to all of them together."""
+
+    body_mb: int = 20
+    image_pixels: int = 40_000_000
+    request_pixels: int = 50_000_000
+    header_bytes: int = 32_768
+    headers: int = 100
+
+    def check_size(self, size: int) -> None:
+        """Raise `ApiError` (413) if a stated or received length is too large."""
+        if size > self.body_mb * MB:
+            raise ApiError(
+                f"The request is larger than {self.body_mb} MB.",
+                status=413,
+                code="request_too_large",
+                hint="send fewer or smaller images",
+            )
+
+    def check_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raise `ApiError` for too many or too large headers, and for a duplicate of a header that
+        gives rights: a proxy may have validated the other copy."""
+        pairs = list(headers)
+        sizes = [len(name) + len(value) for name, value in pairs]
+        if len(sizes) > self.headers or sum(sizes) > self.header_bytes:
+            raise ApiError(
+                f"The headers are more than {self.headers} or larger than"
+                f" {self.header_bytes:,} bytes.",
+                status=431,
+                code="headers_too_large",
+                hint="send fewer or shorter headers",
+            )
+        if len({name for name, _ in pairs}) < len(pairs):
+            for name, count in Counter(name for name, _ in pairs).items():
+                if count > 1 and name.startswith(UNIQUE_HEADERS):
+                    raise ApiError(
+                        f"The header {name.decode('latin-1')[:100]!r} occurs twice.",
+                        code="duplicate_header",
+                        hint="send it once",
+                    )
+
+    def read(self, raw: bytes) -> ChatRequest:
+        """Return the parsed body. Raises `ApiError`.
+
+        Of duplicate names the last one counts, here and upstream: the body that is sent on is
+        written from the parsed one.
+        """
+        self.check_size(len(raw))
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise ApiError(
+                f"We could not parse the JSON body of your request: {error}.",
+                status=400,
+                code="invalid_json",
+                hint="send one JSON object in UTF-8, without NaN or Infinity",
+            ) from error
+        return parse_request(body, self)
+
+    def read_image(self, url: str, param: str) -> Image:
+        """Return the image of a data URL, whose size `read` has checked. Blocks: decodes. Raises
+        `ApiError`."""
+        try:
+            image = Image.from_data_url("data:" + url[5:])
+        except TooManyPixelsError as error:
+            most = min(self.image_pixels, MAX_PIXELS)
+            message = f"The image has more than {most:,} pixels."
+            raise image_error(message, param, error.hint) from error
+        except ImageError as error:
+            raise image_error(f"Invalid image: {error}.", param, error.hint) from error
+        self.check_image(image, param)
+        return image
+
+    def check_image(self, image: Image, param: str) -> None:
+        if image.width * image.height > self.image_pixels:
+            raise image_error(
+                f"The image has {image.width} x {image.height} pixels, more than"
+                f" {self.image_pixels:,}.",
+                param,
+                "reduce the image first",
+            )
+
+    def check_fetched(self, images: Collection[Image], param: str) -> None:
+        """Check all images of a request, fetched ones included: a large image of one colour has few
+        bytes, but as many pixels to decode as any other."""
+        for image in images:
+            self.check_image(image, param)
+        pixels = sum(image.width * image.height for image in images)
+        if pixels > self.request_pixels:
+            above_limit(param, f"images of more than {self.request_pixels:,} pixels together")
+        if sum(len(image.data) for image in images) > self.image_mb * MB:
+            above_limit(param, f"images of more than {self.image_mb} MB together")
+
+
+def is_web(url: str) -> bool:
+    """Return whether the URL must be fetched."""
+    return url[:8].lower().startswith(WEB_SCHEMES)
+
+
+async def read_images(
+    parts: Sequence[ImagePart], fetch: Fetch | None, limits: Limits
+) -> dict[str, Image]:
+    """Return the images by URL. Raises `ApiError`, with the position in the body, for invalid
+    images and for URLs that may not be fetched."""
+    params: dict[str, str] = {}
+    for part in parts:
+        params.setdefault(part.url, part.param)
+    inline = [url for url in params if not is_web(url)]
+    found: dict[str, Image] = {}
+    if inline:
+        found = await asyncio.to_thread(
+            lambda: {url: _decode(url, params[url], limits) for url in inline}
+        )
+    web = [url for url in params if is_web(url)]
+    if web and fetch is None:
+        raise ApiError(
+            "image URLs are not fetched here",
+            code="image_url_not_fetched",
+            param=params[web[0]],
+            hint="send the image as a data URL (data:image/png;base64,...)",
+        )
+    if web and fetch is not None:
+        fetched = await asyncio.gather(*(_fetch(url, params[url], fetch, limits) for url in web))
+        found |= dict(zip(web, fetched, strict=True))
+    return found
+
+
+def _decode(url: str, param: str, limits: Limits) -> Image:
+    kind, comma, _ = url.partition(",")
+    if not (kind[:11].lower() == "data:image/" and kind.lower().endswith(";base64") and comma):
+        raise image_error(
+            "an image_url is neither an http(s) URL nor a data URL",
+            param,
+            "send data:image/png;base64,...",
+        )
+    return limits.read_image(url, param)
+
+
+async def _fetch(url: str, param: str, fetch: Fetch, limits: Limits) -> Image:
+    try:
+        image = await fetch(url)
+    except ApiError as error:
+        error.param = param
+        raise
+    limits.check_image(image, param)
+    return image
+
+
+def embed_fetched(request: ChatRequest, found: Mapping[str, Image]) -> ChatRequest:
+    """Return the request with data URLs of the fetched images in its body, since tiers never fetch.
+    Its parts keep the original URLs. Blocks: encodes images."""
+    urls = {url: image.data_url for url, image in found.items() if is_web(url)}
+    messages = [_with_urls(message, urls) for message in request.messages]
+    return replace(request, body=request.with_messages(messages))
+
+
+def _with_urls(message: ChatMessage, urls: Mapping[str, str]) -> Body:
+    if not any(image.url in urls for image in message.images):
+        return message.raw
+    parts: list[object] = []
+    for part in message.parts or ():
+        if isinstance(part, ImagePart):
+            reference = part.raw["image_url"]
+            other = reference if isinstance(reference, Mapping) else {}
+            url = urls.get(part.url, part.url)
+            parts.append({**part.raw, "image_url": {**other, "url": url}})
+        else:
+            parts.append(part.raw)
+    return {**message.raw, "content": parts}
+
 
 PREFIX = "x-bottega-"
 MODEL = "bottega"

@@ -28,7 +28,7 @@ from bottega.gateway.config.settings import (
     TierSettings,
     reject_secrets,
 )
-from bottega.gateway.origins import has_port
+from bottega.gateway.requests import has_port
 from bottega.naming import REMOTE
 from bottega.openai_api.fields import SERVICE_TIER
 

@@ -10,9 +10,10 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bottega.gateway.endpoint import PROBE_PATHS, Receive, Scope, Send
+from bottega.gateway.asgi import PROBE_PATHS
 from bottega.gateway.errors import CLOSING, send_error
-from bottega.gateway.limits import Limits
+from bottega.gateway.ports import Receive, Scope, Send
+from bottega.gateway.requests import Limits
 from bottega.openai_api.errors import ApiError
 
 LIMITS = Limits()

@@ -20,15 +20,14 @@ from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer
 from bottega.gateway.config.settings import MB, VIRTUAL, Config, LimitSettings
 from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
-from bottega.gateway.finalization import Finalizer
+from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.image_fetcher import ImageFetcher
-from bottega.gateway.limits import Fetch, Limits
-from bottega.gateway.response_cache.memory import BodyCache, ReplyCache, StoredReplies
+from bottega.gateway.requests import Fetch, Limits
+from bottega.gateway.response_cache import BodyCache, ReplyCache, StoredReplies
 from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
 from bottega.gateway.running.pipeline_target import PipelineTenantPool
 from bottega.gateway.running.server import GatewayServer, TenantPool
 from bottega.gateway.running.tiers import TierSet, build_tiers, pipeline_tiers
-from bottega.gateway.shadow import ShadowRunner
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.image import Image

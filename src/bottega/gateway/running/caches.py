@@ -32,11 +32,10 @@ from bottega.gateway.decode_budget import (
     DecodeBudget,
     FairSemaphore,
 )
-from bottega.gateway.endpoint import RequestRecord
-from bottega.gateway.ports import Pair, Tenant
+from bottega.gateway.ports import Pair, RequestRecord, Tenant
 from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.telemetry.metrics import Metrics
-from bottega.gateway.upstreams.timing import TimedKeeper, TimedRetriever
+from bottega.gateway.upstreams import TimedKeeper, TimedRetriever
 from bottega.knowledge import (
     Eviction,
     KnowledgeBase,

@@ -16,11 +16,10 @@ from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from bottega.gateway.accounting.limiter import Limiter
-from bottega.gateway.asgi import App
+from bottega.gateway.asgi import App, ChatEndpoint
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import MB, Config
-from bottega.gateway.endpoint import ChatEndpoint, RequestRecord
-from bottega.gateway.ports import Tenants
+from bottega.gateway.ports import RequestRecord, Tenants
 from bottega.gateway.running.admission import Admission
 from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.telemetry.logs import log_request

@@ -12,9 +12,7 @@ from bottega.gateway.config.settings import Config, TierSettings
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.ports import Served, TierCapabilities, Upstream
 from bottega.gateway.telemetry.metrics import Metrics
-from bottega.gateway.upstreams.http import HttpUpstream
-from bottega.gateway.upstreams.local import LocalUpstream
-from bottega.gateway.upstreams.timing import TimedUpstream
+from bottega.gateway.upstreams import HttpUpstream, LocalUpstream, TimedUpstream
 from bottega.generation import OpenAIGenerator
 from bottega.naming import check_embedder, check_torch, open_model
 from bottega.openai_api.request import Body

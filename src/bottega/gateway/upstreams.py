@@ -1,18 +1,25 @@
-"""A generator in this process as an upstream: bodies to prompts, replies to JSON."""
+"""Upstreams: HTTP endpoints, generators in this process, and timed ones."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Protocol, cast, runtime_checkable
 
 import orjson
 
-from bottega.errors import SettingError
+from bottega.errors import RejectedError, SettingError
 from bottega.gateway.decode_budget import DecodeBudget
+from bottega.gateway.errors import MisconfiguredError
+from bottega.gateway.ports import Keeper, Upstream
+from bottega.gateway.telemetry.metrics import Histogram
 from bottega.image import Image
+from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
+from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.request import (
     Body,
     ChatMessage,
@@ -21,10 +28,128 @@ from bottega.openai_api.request import (
     TextPart,
     parse_messages,
 )
-from bottega.openai_api.response import ChatCompletion, completion_json
+from bottega.openai_api.response import ChatCompletion, completion_json, error_body
 from bottega.openai_api.streams import to_chunks
-from bottega.protocols import Generator
-from bottega.types import Message, Prompt, Reply, Role, Sampling
+from bottega.openai_api.transport import Timeouts
+from bottega.protocols import Generator, Retriever
+from bottega.types import Candidate, Example, Message, Prompt, Query, Reply, Role, Sampling
+
+# A client is waiting, and another tier may answer: shorter waits than for a batch.
+LONGEST_WAIT = 8.0
+LONGEST_TOTAL = 20.0
+CHECK_SECONDS = 5.0
+# Statuses of a wrong key, quota, model name or address, which only the operator can change.
+OPERATOR_STATUSES = (401, 402, 403, 404, 405, 407, 429)
+NO_MODEL_LIST = (404, 405, 501)
+
+
+class HttpUpstream:
+    """OpenAI, vLLM, Ollama, another gateway: any server of `{base_url}/chat/completions`.
+
+    Forwards a client's body unchanged except for `model`, `extra_body` (the operator's fields win;
+    None leaves a field out) and the name of the token limit if the server rejects the client's.
+    `retries` come after the first attempt, and only before a client was sent anything;
+    `concurrency` limits concurrent requests, streams included. `base_url` and `api_key` default to
+    OPENAI_BASE_URL and OPENAI_API_KEY. Raises `RequestRejectedError` for errors of the client's
+    request, `MisconfiguredError` for those that only the operator can fix; `is_misconfigured` is
+    then True until the next answer.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float | Timeouts = 300.0,
+        retries: int | RetryPolicy = 2,
+        concurrency: int = 256,
+        extra_body: Mapping[str, object] | None = None,
+        breaker: Breaker | None = None,
+    ) -> None:
+        if concurrency < 1:
+            raise SettingError(
+                f"concurrency must be at least 1, got {concurrency}", hint="set concurrency = 1"
+            )
+        self.model = model
+        self.breaker = breaker or Breaker()
+        self._timeouts = Timeouts.of(timeout)
+        self._client = ChatClient(
+            model,
+            Endpoint.locate(base_url, api_key),
+            self._timeouts,
+            retries if isinstance(retries, RetryPolicy) else _retry_policy(retries),
+            concurrency,
+            self.breaker,
+        )
+        self._extra = dict(extra_body or {})
+        absent = [name for name, value in self._extra.items() if value is None]
+        self._left_out = ("stream", "stream_options", *absent)
+        self.is_misconfigured = False
+
+    @property
+    def base_url(self) -> str:
+        """Base URL without credentials."""
+        return self._client.base_url
+
+    def __repr__(self) -> str:
+        return f"HttpUpstream({self.model!r}, base_url={self.base_url!r})"
+
+    async def complete(self, body: Body, /) -> ChatCompletion:
+        with self._operator_errors():
+            completed = await self._client.complete(self._fields(body))
+        self.is_misconfigured = False
+        return completed
+
+    async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
+        """Yield the JSON of each chunk. Always requests the usage and ignores
+        `include_usage` of the client."""
+        given = body.get("stream_options")
+        options = {**(given if isinstance(given, dict) else {}), "include_usage": True}
+        fields = self._fields(body) | {"stream": True, "stream_options": options}
+        with self._operator_errors():
+            async with aclosing(self._client.stream(fields)) as events:
+                async for payload in events:
+                    self.is_misconfigured = False
+                    yield payload
+
+    async def check(self) -> None:
+        """Request the list of models; a server without one counts as up."""
+        self.breaker.check()
+        response = await self._client.get("/models", min(CHECK_SECONDS, self._timeouts.total))
+        if response.status >= 300 and response.status not in NO_MODEL_LIST:
+            body = error_body(response.payload)
+            error = self._client.error(response.status, body, response.headers)
+            raise MisconfiguredError(error) if _is_the_operators(error) else error
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    def _fields(self, body: Body) -> dict[str, object]:
+        fields = {**body, "model": self.model, **self._extra}
+        for name in self._left_out:
+            fields.pop(name, None)
+        return fields
+
+    @contextmanager
+    def _operator_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RejectedError as error:
+            if not _is_the_operators(error):
+                raise
+            self.is_misconfigured = True
+            raise MisconfiguredError(error) from error
+
+
+def _is_the_operators(error: Exception) -> bool:
+    status = (error.status if isinstance(error, RejectedError) else None) or 0
+    return status in OPERATOR_STATUSES or 300 <= status < 400
+
+
+def _retry_policy(retries: int) -> RetryPolicy:
+    return RetryPolicy(retries + 1, longest_wait=LONGEST_WAIT, longest_total=LONGEST_TOTAL)
+
 
 ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -219,3 +344,54 @@ def _stops(given: object, base: tuple[str, ...]) -> tuple[str, ...]:
             "stop must be a text or a list of texts", hint=f"send {MAX_STOPS} at most, none empty"
         )
     return tuple(cast(list[str], stops))
+
+
+class TimedUpstream:
+    """A stream's time is that until its first event."""
+
+    def __init__(self, upstream: Upstream, seconds: Histogram) -> None:
+        self._upstream, self._seconds = upstream, seconds
+
+    @property
+    def model(self) -> str:
+        return self._upstream.model
+
+    async def complete(self, body: Body, /) -> ChatCompletion:
+        start = perf_counter()
+        try:
+            return await self._upstream.complete(body)
+        finally:
+            self._seconds.observe(perf_counter() - start)
+
+    async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
+        async with aclosing(self._upstream.stream(body)) as events:
+            with self._seconds.time():
+                first = await anext(events, None)
+            if first is not None:
+                yield first
+                async for event in events:
+                    yield event
+
+    async def check(self) -> None:
+        await self._upstream.check()
+
+    async def aclose(self) -> None:
+        await self._upstream.aclose()
+
+
+class TimedRetriever:
+    def __init__(self, retrieve: Retriever, seconds: Histogram) -> None:
+        self._retrieve, self._seconds = retrieve, seconds
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        with self._seconds.time():
+            return await self._retrieve(query, k)
+
+
+class TimedKeeper:
+    def __init__(self, keeper: Keeper, seconds: Histogram) -> None:
+        self._keeper, self._seconds = keeper, seconds
+
+    async def keep(self, example: Example, /) -> str | None:
+        with self._seconds.time():
+            return await self._keeper.keep(example)

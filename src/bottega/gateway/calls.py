@@ -1,0 +1,272 @@
+"""Upstream calls: demonstrations in their bodies, and their cost."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bottega.gateway.accounting.limiter import TokenEstimates
+from bottega.gateway.ports import (
+    RequestRecord,
+    TierCapabilities,
+    UpstreamCall,
+)
+from bottega.openai_api.fields import DataUrl, messages_json
+from bottega.openai_api.request import (
+    IMAGE_TOKENS,
+    MAX_IMAGE_TOKENS,
+    Body,
+    ChatRequest,
+    max_text_tokens,
+    non_ascii_bytes,
+)
+from bottega.openai_api.response import add_usage
+from bottega.openai_api.streams import CHARACTERS_PER_TOKEN, count_tokens, reported_usage
+from bottega.protocols import Pricer
+from bottega.types import Candidate, Example, Prompt, Usage
+
+
+def fitting(
+    shown: Sequence[Candidate], request: ChatRequest, capabilities: TierCapabilities
+) -> list[Candidate]:
+    """Return the demonstrations that the tier supports together with the request, in their order;
+    the least similar ones are left out first."""
+    kept = list(shown)
+    while kept and not _fits(kept, request, capabilities):
+        kept.remove(min(kept, key=lambda candidate: candidate.score))
+    return kept
+
+
+def augmented(request: ChatRequest, shown: Sequence[Candidate], data_url: DataUrl) -> Body:
+    """Return the body with each demonstration as a user turn and an assistant turn after the
+    instructions; retrieved text never becomes a system turn. Text and images have the order of the
+    client's own. Blocks: encodes images."""
+    if not shown:
+        return request.body
+    messages = request.raw_messages
+    turns = [turn for one in shown for turn in _turns(one.example, data_url, request)]
+    joined = [
+        *messages[: request.instruction_count],
+        *turns,
+        *messages[request.instruction_count :],
+    ]
+    return request.with_messages(joined)
+
+
+def prompted(request: ChatRequest, prompt: Prompt, data_url: DataUrl) -> Body:
+    """Return the body with a pipeline's prompt in place of the last turn. The client's instructions
+    precede the prompt; earlier turns directly precede the prompt's own question. Blocks: encodes
+    images."""
+    messages = request.raw_messages
+    own = messages_json(prompt.messages, data_url)
+    last = max((n for n, one in enumerate(own) if one["role"] == "user"), default=0)
+    earlier = messages[request.instruction_count : -1]
+    joined = [*messages[: request.instruction_count], *own[:last], *earlier, *own[last:]]
+    return request.with_messages(joined)
+
+
+def _turns(example: Example, data_url: DataUrl, request: ChatRequest) -> list[Body]:
+    query, detail = example.query, _detail(request)
+    parts_ = [_image_part(data_url(image), detail) for image in query.images]
+    texts: list[Body] = [{"type": "text", "text": query.text}] if query.text else []
+    parts = [*texts, *parts_] if request.text_first else [*parts_, *texts]
+    content: object = parts if parts_ else query.text
+    return [
+        {"role": "user", "content": content},
+        {"role": "assistant", "content": answer_text(example)},
+    ]
+
+
+def answer_text(example: Example) -> str:
+    """Return the answer after its rationale, as the master gave it."""
+    return f"{example.rationale}\nAnswer: {example.answer}" if example.rationale else example.answer
+
+
+def _image_part(url: str, detail: str | None) -> Body:
+    image = {"url": url} if detail is None else {"url": url, "detail": detail}
+    return {"type": "image_url", "image_url": image}
+
+
+def _detail(request: ChatRequest) -> str | None:
+    """Return the detail of the request's last image, used for the examples, too."""
+    return request.images[-1].detail if request.images else None
+
+
+def expected_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
+    """Estimate the prompt tokens of the request with its demonstrations."""
+    examples = [candidate.example for candidate in shown]
+    texts = sum(len(example.query.text) + len(answer_text(example)) for example in examples)
+    images = sum(len(example.query.images) for example in examples)
+    seen = images * IMAGE_TOKENS.get(_detail(request) or "", MAX_IMAGE_TOKENS)
+    return request.prompt_tokens + math.ceil(texts / CHARACTERS_PER_TOKEN) + seen
+
+
+def expected_non_ascii_bytes(request: ChatRequest, shown: Sequence[Candidate]) -> int:
+    """Return the UTF-8 bytes outside ASCII of the request and its demonstrations."""
+    texts = (text for one in shown for text in (one.example.query.text, answer_text(one.example)))
+    return request.non_ascii_bytes + sum(map(non_ascii_bytes, texts))
+
+
+def _fits(shown: Sequence[Candidate], request: ChatRequest, capabilities: TierCapabilities) -> bool:
+    images = sum(len(candidate.example.query.images) for candidate in shown)
+    if capabilities.images is not None and len(request.images) + images > capabilities.images:
+        return False
+    return capabilities.context is None or expected_tokens(request, shown) <= capabilities.context
+
+
+ONE_OF_EACH = Usage(1, 1)
+LIMITS = ("max_completion_tokens", "max_tokens")
+# All keys share the longest reply: above this multiple of the tier's `output_tokens`, one client's
+# reply must not raise the reservations of the others.
+MAX_LONGEST_FACTOR = 8
+
+
+@dataclass
+class Bill:
+    """Bill that adds the cost of each upstream call to the request's `record`. The expected cost
+    of a call is reserved from `reserve` until one of the other methods books or releases it."""
+
+    record: RequestRecord
+    request: ChatRequest
+    price: Pricer
+    estimates: TokenEstimates
+
+    def reserve(self, call: UpstreamCall) -> None:
+        """Reserve the expected cost of the call. Raises `BudgetError` if it does not fit."""
+        if self.record.hold is not None:
+            longest = min(
+                self.estimates.longest(call.model), MAX_LONGEST_FACTOR * call.served.output_tokens
+            )
+            most = Usage(self._max_prompt(call), allowed_output(call, longest))
+            self.record.hold.reserve(self.price(call.model, most) or 0.0)
+
+    def paid(self, call: UpstreamCall, usage: Usage | None, seconds: float | None = None) -> None:
+        """Book a call by the usage that the upstream reported. `seconds` is the time of a complete
+        reply, None for a stream."""
+        if usage is None or not usage.prompt_tokens + usage.completion_tokens:
+            # Every request has tokens: zero means not counted, so the cost is unknown.
+            self._add(call, Usage(), 0.0 if self.is_free(call) else None)
+            return
+        self.estimates.learn(
+            call.model,
+            self._expected(call),
+            usage,
+            seconds,
+            choices=_choices(_fields(call)),
+            non_ascii_bytes=self._non_ascii_bytes(call),
+        )
+        self._add(call, usage, self.price(call.model, usage))
+
+    def failed(self) -> None:
+        """Release the reservation: an upstream that fails is assumed to charge nothing."""
+        if self.record.hold is not None:
+            self.record.hold.settle(0.0)
+
+    def cut_off(self, call: UpstreamCall, seconds: float, steps: Sequence[bytes] = ()) -> None:
+        """Book a call that ended early: by the last usage of its stream, else by its prompt and
+        text so far. `seconds` is the time until the first text, or until the end without one: the
+        model may have generated hidden reasoning, which is estimated from it."""
+        usage = reported_usage(steps)
+        if usage is None:
+            output = count_tokens(steps) + self.estimates.generated(call.model, seconds)
+            usage = Usage(self._prompt(call), min(output, allowed_output(call, output)))
+        self._add(call, usage, self.price(call.model, usage))
+
+    def is_free(self, call: UpstreamCall) -> bool:
+        return self.price(call.model, ONE_OF_EACH) == 0
+
+    def _expected(self, call: UpstreamCall) -> int:
+        return expected_tokens(self.request, call.shown)
+
+    def _non_ascii_bytes(self, call: UpstreamCall) -> int:
+        return expected_non_ascii_bytes(self.request, call.shown)
+
+    def _prompt(self, call: UpstreamCall) -> int:
+        return min(self.estimates.prompt(call.model, self._expected(call)), self._max_prompt(call))
+
+    def _max_prompt(self, call: UpstreamCall) -> int:
+        expected, more = self._expected(call), self._non_ascii_bytes(call)
+        return self.estimates.max_prompt(call.model, expected, more)
+
+    def _add(self, call: UpstreamCall, usage: Usage, cost: float | None) -> None:
+        record, call.cost_usd = self.record, cost
+        record.route, record.model = call.served.name, call.model
+        record.shots = len(call.shown)
+        record.usage = add_usage(record.usage, usage)
+        unknown = cost is None or record.cost_usd is None
+        record.cost_usd = None if unknown else (record.cost_usd or 0.0) + (cost or 0.0)
+        if record.hold is not None:
+            record.hold.settle(cost or 0.0)
+
+
+def dismissed_usd(calls: Iterable[UpstreamCall]) -> float:
+    return sum(call.cost_usd or 0.0 for call in calls)
+
+
+def allowed_output(call: UpstreamCall, usual: int = 0) -> int:
+    """Return the maximum number of completion tokens of all choices together. Without a limit in
+    the request, each choice counts the tier's `output_tokens`, or `usual` if that is more;
+    `min_tokens` raises either. The tokens of a `prediction` are added: rejected ones are charged as
+    output."""
+    fields = _fields(call)
+    limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int)]
+    each = max(limits) if limits else max(call.served.output_tokens, usual)
+    if isinstance(least := fields.get("min_tokens"), int):
+        each = max(each, least)
+    if call.served.capabilities.context is not None:
+        each = min(each, call.served.capabilities.context)
+    if prediction := fields.get("prediction"):
+        each += max_text_tokens(prediction)
+    return each * _choices(fields)
+
+
+def _fields(call: UpstreamCall) -> Body:
+    return {**call.body, **call.served.extra}
+
+
+def _choices(fields: Body) -> int:
+    choices = fields.get("n")
+    return max(1, choices) if isinstance(choices, int) else 1
+
+
+Result = TypeVar("Result")
+
+
+async def shield_for(
+    work: Coroutine[Any, Any, Result],
+    seconds: float,
+    may_finish: Callable[[], bool],
+    idle: asyncio.Event,
+) -> Result:
+    """Return the result of `work`. If the caller is cancelled and `may_finish` returns True, the
+    work continues for at most `seconds`, and only until `idle` is set; if it ends in time, its
+    result or error replaces the cancellation. Otherwise the work is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        # `await task` would pass a cancellation of the caller on to the task.
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        if may_finish() and not idle.is_set():
+            await _wait_until_idle(task, seconds, idle)  # or cancelled again
+        if not task.done():
+            raise
+        current = asyncio.current_task()
+        assert current is not None
+        current.uncancel()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    return task.result()
+
+
+async def _wait_until_idle(task: asyncio.Task[Result], seconds: float, idle: asyncio.Event) -> None:
+    """Wait until the task is done or idle, for at most `seconds`."""
+    waiting = asyncio.create_task(idle.wait())
+    try:
+        await asyncio.wait([task, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()

@@ -1,1 +1,0 @@
-"""Exact repeats, answered from memory."""

@@ -1,1 +1,0 @@
-"""Responses API on top of chat completions."""

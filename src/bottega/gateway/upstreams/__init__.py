@@ -1,1 +1,0 @@
-"""Upstreams: endpoints and models in this process."""
