@@ -63,23 +63,6 @@ def track_call() -> Iterator[CallState]:
         _call.reset(token)
 
 
-@asynccontextmanager
-async def _slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
-    """Hold one of the slots, and mark the call as waiting until it is free and after a failure."""
-    state = _call.get() or CallState()
-    state.idle.set()
-    async with slots:
-        state.idle.clear()
-        state.started = perf_counter()
-        try:
-            yield
-        except Exception:
-            # The attempt failed, and the next one starts after a pause. A cancellation is not an
-            # `Exception`: it ends a running call.
-            state.idle.set()
-            raise
-
-
 async def encode_json(fields: Fields) -> bytes:
     return orjson.dumps(fields)
 
@@ -185,38 +168,51 @@ class ChatClient:
                 return result
 
     async def _complete(self, body: _Body) -> ChatCompletion:
-        if self._breaker is not None:
-            self._breaker.check()  # before the wait for a slot
-        connection = await self._connections.get()
-        async with _slot(connection.slots):
-            payload = await body.read()
-            with self._breaker.attempt() if self._breaker is not None else nullcontext():
-                response = await exchange(
-                    connection.session, "POST", self._url, payload, self.base_url
-                )
-                reply = self._parsed(response)
-                return parse_completion(response.payload, reply, self.base_url, self.model)
+        async with self._attempt(body) as (session, payload, _):
+            response = await exchange(session, "POST", self._url, payload, self.base_url)
+            reply = self._parsed(response)
+            return parse_completion(response.payload, reply, self.base_url, self.model)
 
     async def _begin(self, choices: int, body: _Body) -> tuple[bytes, AsyncGenerator[bytes]]:
         events = self._events(body, choices)
         return await anext(events), events
 
     async def _events(self, body: _Body, choices: int) -> AsyncGenerator[bytes]:
-        if self._breaker is not None:
-            self._breaker.check()  # before the wait for a slot
+        async with self._attempt(body) as (session, payload, attempt):
+            response = StreamedResponse(self._timeouts, self.base_url, self.error)
+            try:
+                await response.request(session, self._url, payload)
+                async for event in response.events(choices):
+                    if attempt is not None:
+                        attempt.answered()
+                    yield event
+            finally:
+                response.close()
+
+    @asynccontextmanager
+    async def _attempt(
+        self, body: _Body
+    ) -> AsyncIterator[tuple[aiohttp.ClientSession, bytes, Attempt | None]]:
+        """Hold a slot, and mark the call as waiting until it is free and after a failure. Yield the
+        session, the encoded body and the attempt at the breaker."""
+        breaker = self._breaker
+        if breaker is not None:
+            breaker.check()  # before the wait for a slot
         connection = await self._connections.get()
-        async with _slot(connection.slots):
-            payload = await body.read()
-            with self._breaker.attempt() if self._breaker is not None else nullcontext() as attempt:
-                response = StreamedResponse(self._timeouts, self.base_url, self.error)
-                try:
-                    await response.request(connection.session, self._url, payload)
-                    async for event in response.events(choices):
-                        if attempt is not None:
-                            attempt.answered()
-                        yield event
-                finally:
-                    response.close()
+        state = _call.get() or CallState()
+        state.idle.set()
+        async with connection.slots:
+            state.idle.clear()
+            state.started = perf_counter()
+            try:
+                payload = await body.read()
+                with breaker.attempt() if breaker is not None else nullcontext() as attempt:
+                    yield connection.session, payload, attempt
+            except Exception:
+                # The attempt failed, and the next one starts after a pause. A cancellation is not
+                # an `Exception`: it ends a running call.
+                state.idle.set()
+                raise
 
     def _parsed(self, response: Response) -> JSONObject:
         if response.status >= 300:
@@ -361,26 +357,24 @@ class Breaker:
             return
         raise PausedError(min(left, self._tolerance.pause) if self._probe else left, self._last)
 
-    def _succeeded(self, attempt: Attempt) -> None:
+    def record(self, attempt: Attempt, error: BaseException | None) -> None:
+        """Count the outcome of an attempt. A client error shows that the upstream is alive."""
+        is_reply = error is None or isinstance(error, RejectedError) or _is_client_error(error)
+        failed = isinstance(error, EndpointError) and not is_reply
+        if failed:
+            self._last = str(error)
         if attempt is self._probe:
-            self._close()
-        elif attempt.epoch == self._epoch and self._until is None:
-            self._in_a_row = 0
-            self._recent.append((self._clock(), False))
-
-    def _failed(self, attempt: Attempt, error: EndpointError) -> None:
-        self._last = str(error)
-        if attempt is self._probe:
-            self._open()
-        elif attempt.epoch == self._epoch and self._until is None:
-            self._in_a_row += 1
-            self._recent.append((self._clock(), True))
-            if self._in_a_row >= self._tolerance.failures or self._too_many():
+            if failed:
                 self._open()
-
-    def _ended(self, attempt: Attempt) -> None:
-        if attempt is self._probe:
-            self._until, self._probe = self._clock(), None
+            elif is_reply:
+                self._close()
+            else:  # cancelled: the next call may probe at once
+                self._until, self._probe = self._clock(), None
+        elif (failed or is_reply) and attempt.epoch == self._epoch and self._until is None:
+            self._in_a_row = self._in_a_row + 1 if failed else 0
+            self._recent.append((self._clock(), failed))
+            if failed and (self._in_a_row >= self._tolerance.failures or self._too_many()):
+                self._open()
 
     def _too_many(self) -> bool:
         since = self._clock() - self._tolerance.window
@@ -425,16 +419,9 @@ class Attempt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self._breaker._succeeded(self)
-        elif isinstance(error, EndpointError):
-            if _is_alive(error):
-                self._breaker._succeeded(self)
-            else:
-                self._breaker._failed(self, error)
-        self._breaker._ended(self)
+        self._breaker.record(self, error)
 
 
-def _is_alive(error: EndpointError) -> bool:
-    is_client_error = error.status is not None and 400 <= error.status < 500
-    return is_client_error or isinstance(error, RejectedError)
+def _is_client_error(error: BaseException) -> bool:
+    status = error.status if isinstance(error, EndpointError) else None
+    return status is not None and 400 <= status < 500

@@ -43,20 +43,14 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float) and abs(cast(float, value)) <= 1e9
 
 
-def _are_strings(value: object) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list) and all(isinstance(one, str) for one in value)
-    )
-
-
-def _are_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
 
 
 STRING = _Kind("a string", lambda value: isinstance(value, str))
 BOOLEAN = _Kind("a boolean", lambda value: isinstance(value, bool))
 OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
-OBJECTS = _Kind("an array of objects", _are_objects)
+OBJECTS = _Kind("an array of objects", lambda value: _is_list_of(value, dict))
 INTEGERS, NUMBERS = (int,), (int, float)
 NUMBER = _Kind("a number from -1e9 to 1e9", _is_number, NUMBERS)
 COUNT = _Kind("an integer of 1 or more", lambda value: _is_integer(value, 1), INTEGERS)
@@ -81,7 +75,10 @@ FIELDS: Mapping[str, _Kind] = {
     "reasoning_effort": STRING,
     "response_format": OBJECT,
     "seed": _Kind("an integer", lambda value: _is_integer(value, -(2**63), 2**64), INTEGERS),
-    "stop": _Kind("a string or an array of strings", _are_strings),
+    "stop": _Kind(
+        "a string or an array of strings",
+        lambda value: isinstance(value, str) or _is_list_of(value, str),
+    ),
     "store": BOOLEAN,
     "stream": BOOLEAN,
     "stream_options": OBJECT,
@@ -100,16 +97,6 @@ def require(found: Mapping[str, object], name: str, where: str) -> None:
         raise invalid(
             f"Missing required parameter: '{param}'.", param, "missing_required_parameter"
         )
-
-
-def invalid_role(message: dict[str, object], number: int) -> NoReturn:
-    where = f"messages[{number}]"
-    require(message, "role", where)
-    raise invalid(
-        f"Invalid '{where}.role': expected one of {', '.join(sorted(ROLES))}.",
-        f"{where}.role",
-        "invalid_value",
-    )
 
 
 def wrong_type(param: str, expected: str, value: object) -> NoReturn:
@@ -208,35 +195,28 @@ def allowed_fields(body: JSONObject, more: Collection[str] = ()) -> JSONObject:
     """Return the body without fields at their `DEFAULTS`. Raise `ApiError` for a field that is not
     allowed; `more` are fields that the operator allows. Other fields may change what a server does
     or costs: chat templates, priorities, logits processors. A null field counts as absent."""
-    dropped = {name for name in body.keys() & DEFAULTS.keys() if _is_default(name, body[name])}
-    dropped.difference_update(more)
+    # True == 1 in Python, so compare the types; JavaScript writes 1.0 as 1.
+    dropped = {
+        name
+        for name in body.keys() & DEFAULTS.keys()
+        if name not in more
+        and body[name] == DEFAULTS[name]
+        and isinstance(body[name], bool) is isinstance(DEFAULTS[name], bool)
+    }
     if dropped:
         body = {name: value for name, value in body.items() if name not in dropped}
-    _check(body, more)
-    return body
-
-
-def _check(body: JSONObject, more: Collection[str]) -> None:
     for name, value in body.items():
         if name == SERVICE_TIER and value not in PLAIN_TIERS:
             problem = f"{name} {str(value)[:MAX_NAME]!r} is not available here"
             raise _refusal(problem, name, 'send "default"')
         allowed = name in ALLOWED or name in more or name == SERVICE_TIER
-        allowed = allowed or (name == STRUCTURED and _only_constrains(value))
+        if name == STRUCTURED and isinstance(value, dict):
+            allowed = allowed or value.keys() <= STRUCTURED_OPTIONS
         if not allowed and value is not None:
             name = name[:MAX_NAME]
             problem = f"{name!r} is not forwarded by this gateway"
             raise _refusal(problem, name, "ask the operator to allow it ([limits] fields)")
-
-
-def _is_default(name: str, value: object) -> bool:
-    default = DEFAULTS[name]
-    # True == 1 in Python; JavaScript writes 1.0 as 1.
-    return isinstance(value, bool) is isinstance(default, bool) and value == default
-
-
-def _only_constrains(value: object) -> bool:
-    return isinstance(value, dict) and value.keys() <= STRUCTURED_OPTIONS
+    return body
 
 
 def _refusal(problem: str, name: str, alternative: str) -> ApiError:
@@ -309,16 +289,14 @@ def sampling_fields(sampling: Sampling) -> dict[str, object]:
 
 def messages_json(messages: Sequence[Message], data_url: DataUrl) -> list[dict[str, object]]:
     """Return the messages of a prompt as JSON, images as data URLs. Blocks: encodes images."""
-    return [_message_json(message, data_url) for message in messages]
-
-
-def _message_json(message: Message, data_url: DataUrl) -> dict[str, object]:
-    parts = [_part_json(part, data_url) for part in message.parts]
-    is_plain = len(parts) == 1 and parts[0]["type"] == "text"
-    return {"role": message.role, "content": parts[0]["text"] if is_plain else parts}
-
-
-def _part_json(part: str | Image, data_url: DataUrl) -> dict[str, object]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    return {"type": "image_url", "image_url": {"url": data_url(part)}}
+    rows: list[dict[str, object]] = []
+    for message in messages:
+        parts = [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": "image_url", "image_url": {"url": data_url(part)}}
+            for part in message.parts
+        ]
+        is_plain = len(parts) == 1 and parts[0]["type"] == "text"
+        rows.append({"role": message.role, "content": parts[0]["text"] if is_plain else parts})
+    return rows

@@ -19,7 +19,6 @@ from bottega.openai_api.fields import (
     above_limit,
     image_error,
     invalid,
-    invalid_role,
     require,
     wrong_type,
 )
@@ -128,10 +127,9 @@ class ChatRequest:
     @cached_property
     def instruction_count(self) -> int:
         """Number of system and developer messages before the conversation."""
-        count = 0
-        while count < len(self.messages) and self.messages[count].role in INSTRUCTION_ROLES:
-            count += 1
-        return count
+        roles = enumerate(message.role for message in self.messages)
+        turns = (number for number, role in roles if role not in INSTRUCTION_ROLES)
+        return next(turns, len(self.messages))
 
     @property
     def instructions(self) -> tuple[ChatMessage, ...]:
@@ -157,8 +155,7 @@ class ChatRequest:
     @cached_property
     def text_first(self) -> bool:
         """Whether the last turn has a text before its images."""
-        last = self.turns[-1:] and self.turns[-1]
-        parts = (last.parts or ()) if last else ()
+        parts = [part for turn in self.turns[-1:] for part in turn.parts or ()]
         shown = [part for part in parts if not isinstance(part, OtherPart)]
         has_images = any(isinstance(part, ImagePart) for part in shown)
         return has_images and isinstance(shown[0], TextPart)
@@ -206,17 +203,17 @@ def parse_request(body: object, limits: BodyLimits = UNLIMITED) -> ChatRequest:
     messages = parser.parse(body["messages"])
     for name in PROMPT_FIELDS:
         parser.add_json(body.get(name))
-    # "none" without tools changes nothing.
-    has_tools = any(body.get(name) and body[name] != "none" for name in TOOL_FIELDS)
-    has_audio = bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
+    if not body.keys().isdisjoint(TOOL_FIELDS):  # "none" without tools changes nothing
+        parser.has_tools |= any(body.get(name) and body[name] != "none" for name in TOOL_FIELDS)
+    parser.has_audio |= bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
     return ChatRequest(
         body,
         messages,
         tuple(parser.images),
         parser.prompt_tokens,
         parser.non_ascii_bytes,
-        has_tools or parser.has_tools,
-        has_audio or parser.has_audio,
+        parser.has_tools,
+        parser.has_audio,
         parser.has_other_parts,
     )
 
@@ -254,7 +251,7 @@ class _Parser:
             above_limit(
                 "messages", f"more than {self._limits.messages} messages", "array_above_max_length"
             )
-        return tuple(self._message(message, number) for number, message in enumerate(messages))
+        return tuple([self._message(message, number) for number, message in enumerate(messages)])
 
     def add_json(self, value: object) -> None:
         """Count a JSON value that servers write into the prompt."""
@@ -266,15 +263,20 @@ class _Parser:
             wrong_type(f"messages[{number}]", "an object", message)
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
-            invalid_role(message, number)
+            require(message, "role", f"messages[{number}]")
+            param = f"messages[{number}].role"
+            expected = ", ".join(sorted(ROLES))
+            raise invalid(f"Invalid '{param}': expected one of {expected}.", param, "invalid_value")
         content = message.get("content")
         parts: tuple[Part, ...] | None = None
         if isinstance(content, str):
-            self._count_text(content, "messages[{}].content", number)
-            self._add_text(content)
+            self._add_content(content, "messages[{}].content", number)
             parts = (TextPart(content, {"type": "text", "text": content}),)
         elif isinstance(content, list):
-            parts = self._parts(content, f"messages[{number}].content")
+            where = f"messages[{number}].content"
+            if not content:
+                raise invalid(f"Invalid '{where}': empty array.", where, "empty_array")
+            parts = tuple([self._part(part, f"{where}[{i}]") for i, part in enumerate(content)])
         elif content is not None:
             wrong_type(f"messages[{number}].content", "a string or an array of objects", content)
         elif role not in ROLES_WITHOUT_CONTENT:
@@ -282,36 +284,34 @@ class _Parser:
         if message.get("tool_calls") or message.get("function_call") or role in TOOL_ROLES:
             self.has_tools = True
         # Servers also write reasoning, names and refusals into the prompt.
-        self._add_fields(message, ("content", "role"), "messages[{}]", number)
+        if len(message) > 2 or "content" not in message:
+            self._add_fields(message, ("content", "role"), f"messages[{number}]")
         return ChatMessage(role, parts, message)
-
-    def _parts(self, content: list[object], where: str) -> tuple[Part, ...]:
-        if not content:
-            raise invalid(f"Invalid '{where}': empty array.", where, "empty_array")
-        return tuple(self._part(part, f"{where}[{number}]") for number, part in enumerate(content))
 
     def _part(self, part: object, where: str) -> Part:
         if not isinstance(part, dict):
             wrong_type(where, "an object", part)
         kind = part.get("type")
         if kind == "text":
-            require(part, "text", where)
-            if not isinstance(text := part["text"], str):
+            if not isinstance(text := part.get("text"), str):
+                require(part, "text", where)
                 wrong_type(f"{where}.text", "a string", text)
-            self._count_text(text, "{}.text", where)
-            self._add_fields(part, ("type",), "{}", where)
+            self._add_content(text, "{}.text", where)
+            if len(part) > 2:
+                self._add_fields(part, ("type", "text"), where)
             return TextPart(text, part)
         if kind == "image_url":
             require(part, "image_url", where)
             image = self._image(part, f"{where}.image_url")
-            self._add_fields(part, ("type", "image_url"), "{}", where)
+            if len(part) > 2:
+                self._add_fields(part, ("type", "image_url"), where)
             return image
         if not isinstance(kind, str):
             require(part, "type", where)
             wrong_type(f"{where}.type", "a string", kind)
         if kind != "refusal":
             _check_addresses(part, where)
-        self._add_fields(part, ("type",), "{}", where, kind if kind in MEDIA_PARTS else "")
+        self._add_fields(part, ("type",), where, kind if kind in MEDIA_PARTS else "")
         self._other_parts += 1
         self.has_audio |= kind == "input_audio"
         self.has_other_parts |= kind != "input_audio"
@@ -320,28 +320,24 @@ class _Parser:
     def _image(self, part: JSONDict, where: str) -> ImagePart:
         reference, detail = part["image_url"], None
         if isinstance(reference, dict):
-            require(reference, "url", where)
-            url, param = reference["url"], f"{where}.url"
+            url, param = reference.get("url"), f"{where}.url"
+            if url is None:
+                require(reference, "url", where)
             detail = reference.get("detail")
             if detail is not None and not isinstance(detail, str):
                 wrong_type(f"{where}.detail", "a string", detail)
-            self._check_fields(reference, ("url",), where)
+            if len(reference) > 1 + ("detail" in reference):
+                self._check_fields(reference, where)
         else:
             url, param = reference, where
         if not isinstance(url, str):
             expected = "a string" if url is not reference else "an object or a string"
             wrong_type(param, expected, url)
         image = ImagePart(url, detail, param, part)
-        self._count_image(image)
+        self._add_image(image)
         return image
 
-    def _count_text(self, text: str, where: str, position: object) -> None:
-        self._text_characters += len(text)
-        if self._text_characters > (most := self._limits.text_characters):
-            problem = f"more than {most:,} characters of text"
-            above_limit(where.format(position), problem, "string_above_max_length")
-
-    def _count_image(self, image: ImagePart) -> None:
+    def _add_image(self, image: ImagePart) -> None:
         scheme = image.url[:8].lower()
         is_inline = scheme.startswith("data:")
         if not is_inline and not scheme.startswith(("http://", "https://")):
@@ -359,37 +355,37 @@ class _Parser:
                 problem = f"images of more than {self._limits.image_mb} MB together"
                 above_limit(image.param, problem)
 
+    def _add_content(self, text: str, where: str, position: object) -> None:
+        self._text_characters += len(text)
+        if self._text_characters > (most := self._limits.text_characters):
+            problem = f"more than {most:,} characters of text"
+            above_limit(where.format(position), problem, "string_above_max_length")
+        self._add_text(text)
+
     def _add_fields(
-        self, found: JSONDict, without: Sequence[str], where: str, position: object, media: str = ""
+        self, found: JSONDict, without: Sequence[str], where: str, media: str = ""
     ) -> None:
         """Check the fields that are not read elsewhere, and count all but `media` as text."""
+        self._check_fields(found, where, without)
         for name, value in found.items():
-            if name in without:
-                continue
-            if isinstance(value, dict | list):
-                _check_depth(value, f"{where.format(position)}.{name}", self._limits.depth)
-            if name == media:
+            if name in without or name == media:
                 continue
             if isinstance(value, str):
                 self._add_text(value)
             elif isinstance(value, dict | list):
                 self.add_json(value)
-        _check_name(found, where, position)
 
-    def _check_fields(self, found: JSONDict, without: Sequence[str], where: str) -> None:
+    def _check_fields(self, found: JSONDict, where: str, without: Sequence[str] = ()) -> None:
         for name, value in found.items():
             if name not in without and isinstance(value, dict | list):
                 _check_depth(value, f"{where}.{name}", self._limits.depth)
-        _check_name(found, "{}", where)
+        if "name" in found and not isinstance(found["name"], str | None):
+            wrong_type(f"{where}.name", "a string", found["name"])
 
     def _add_text(self, text: str) -> None:
         self._prompt_characters += len(text)
-        self.non_ascii_bytes += non_ascii_bytes(text)
-
-
-def _check_name(found: Body, where: str, position: object) -> None:
-    if "name" in found and not isinstance(found["name"], str | None):
-        wrong_type(f"{where.format(position)}.name", "a string", found["name"])
+        if not text.isascii():
+            self.non_ascii_bytes += non_ascii_bytes(text)
 
 
 def _check_depth(value: object, where: str, depth: int) -> None:

@@ -32,23 +32,18 @@ def parse_json(payload: bytes, where: str) -> JSONObject:
     try:
         body = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
-        if not payload.lstrip()[:1] == b"<":
-            raise GarbledError(
-                f"{where} sent a reply that is not JSON", hint="try again; look at the server's log"
-            ) from error
-        raise _web_page(where) from error
+        is_page = payload.lstrip()[:1] == b"<"
+        garbled = GarbledError(
+            f"{where} sent a {'web page, not JSON' if is_page else 'reply that is not JSON'}",
+            hint="check that OPENAI_BASE_URL is the API's address; it usually ends in /v1"
+            if is_page
+            else "try again; look at the server's log",
+        )
+        garbled.retryable = not is_page  # the same address shows the same page next time
+        raise garbled from error
     if not isinstance(body, dict):
         raise GarbledError(f"{where} sent JSON that is not an object", hint=WRONG_PROTOCOL)
     return body
-
-
-def _web_page(where: str) -> GarbledError:
-    error = GarbledError(
-        f"{where} sent a web page, not JSON",
-        hint="check that OPENAI_BASE_URL is the API's address; it usually ends in /v1",
-    )
-    error.retryable = False  # the same address shows the same page next time
-    return error
 
 
 def parse_completion(payload: bytes, body: JSONObject, where: str, model: str) -> ChatCompletion:
@@ -90,18 +85,22 @@ def _completion(choice: object, where: str) -> Completion:
     message = get(choice, "message")
     if not isinstance(message, dict):
         raise GarbledError(f"{where} sent a choice without a message", hint=WRONG_PROTOCOL)
-    text, finish = joined_text(message.get("content"), "text"), get(choice, "finish_reason")
-    refusal = _refusal(message) if text is None else None
-    if text is None and refusal is not None:
-        return Completion(refusal, "refusal")
-    if text is None and not _may_be_empty(message, finish):
-        raise GarbledError(f"{where} sent a message without text", hint=WRONG_PROTOCOL)
-    return Completion(text or "", finish if isinstance(finish, str) else "stop", _logprob(choice))
-
-
-def _refusal(message: JSONObject) -> str | None:
-    refusal = message.get("refusal")
-    return refusal if isinstance(refusal, str) else joined_text(message.get("content"), "refusal")
+    content, finish = message.get("content"), get(choice, "finish_reason")
+    text = joined_text(content, "text")
+    if text is None:
+        refusal = message.get("refusal")
+        refused = refusal if isinstance(refusal, str) else joined_text(content, "refusal")
+        if refused is not None:
+            return Completion(refused, "refusal")
+        # Tool calls, and reasoning that reaches the token limit, have no text.
+        is_reasoning = isinstance(content, list) and bool(content) and finish == "length"
+        if content is not None and not is_reasoning and not message.get("tool_calls"):
+            raise GarbledError(f"{where} sent a message without text", hint=WRONG_PROTOCOL)
+    tokens = get(get(choice, "logprobs"), "content")
+    values = [get(one, "logprob") for one in tokens] if isinstance(tokens, list) else []
+    logprob = sum(float(value) for value in values if isinstance(value, int | float))
+    finish = finish if isinstance(finish, str) else "stop"
+    return Completion(text or "", finish, logprob if values else None)
 
 
 def joined_text(content: object, kind: str) -> str | None:
@@ -110,22 +109,6 @@ def joined_text(content: object, kind: str) -> str | None:
         texts = [text for part in content if isinstance(text := get(part, kind), str)]
         return "".join(texts) if texts else None
     return content if isinstance(content, str) else None
-
-
-def _may_be_empty(message: JSONObject, finish: object) -> bool:
-    """Return whether a message without text is valid: a tool call, or reasoning up to the token
-    limit."""
-    content = message.get("content")
-    reasoning = isinstance(content, list) and bool(content) and finish == "length"
-    return content is None or reasoning or bool(message.get("tool_calls"))
-
-
-def _logprob(choice: object) -> float | None:
-    tokens = get(get(choice, "logprobs"), "content")
-    if not isinstance(tokens, list) or not tokens:
-        return None
-    values = [get(token, "logprob") for token in tokens]
-    return sum(float(value) for value in values if isinstance(value, int | float))
 
 
 def parse_usage(body: JSONObject) -> Usage:
@@ -148,39 +131,28 @@ def add_usage(one: Usage, other: Usage) -> Usage:
 
 
 def _count(value: object) -> int:
-    if type(value) is int:
-        return min(max(value, 0), MAX_TOKENS)
-    if not isinstance(value, float):
-        return 0
-    return int(min(max(value, 0), MAX_TOKENS))
+    is_number = isinstance(value, float) or type(value) is int
+    return int(min(max(cast(float, value), 0), MAX_TOKENS)) if is_number else 0
 
 
 def normalized(body: JSONObject) -> bytes | None:
     """Return the reply's JSON with zero usage if it has none and with contents as strings, or None
     if nothing changes. Clients read the fields of the usage without a check."""
     choices = body["choices"]
-    wrong = [
-        message
-        for choice in (choices if isinstance(choices, list) else ())
-        if _needs_text(message := choice["message"])
-    ]
-    has_usage = isinstance(body.get("usage"), dict)
-    if has_usage and not wrong:
-        return None
-    for message in wrong:
-        message["content"] = joined_text(message.get("content"), "text") or ""
-    usage = {} if has_usage else {"usage": no_usage()}
-    return orjson.dumps({**body, **usage})
+    usage = {} if isinstance(body.get("usage"), dict) else {"usage": no_usage()}
+    changed = bool(usage)
+    for choice in choices if isinstance(choices, list) else ():
+        message = choice["message"]
+        # With a call, the protocol allows null.
+        calls = message.get("tool_calls") or message.get("function_call") or message.get("audio")
+        if not isinstance(message.get("content"), str) and not calls:
+            message["content"] = joined_text(message.get("content"), "text") or ""
+            changed = True
+    return orjson.dumps({**body, **usage}) if changed else None
 
 
 def no_usage() -> dict[str, object]:
     return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-
-
-def _needs_text(message: JSONObject) -> bool:
-    """Return whether the content must become a string. With a call, the protocol allows null."""
-    calls = message.get("tool_calls") or message.get("function_call") or message.get("audio")
-    return not isinstance(message.get("content"), str) and not calls
 
 
 def completion_json(reply: Reply) -> dict[str, object]:

@@ -67,11 +67,8 @@ def from_chunks(chunks: Iterable[bytes]) -> ChatCompletion:
         chunk = _parsed(payload)
         if failure := reported_failure(chunk):
             status, body = failure
-            raise ServerFailedError(
-                f"{WHERE} failed in mid-answer: {error_message(body)}",
-                hint="try again",
-                status=status,
-            )
+            problem = f"{WHERE} failed in mid-answer: {error_message(body)}"
+            raise ServerFailedError(problem, hint="try again", status=status)
         for choice in cast(list[dict[str, object]], chunk.pop("choices", None) or []):
             _add(choices.setdefault(cast(int, choice.get("index", 0)), {}), choice)
         head |= {name: value for name, value in chunk.items() if value is not None}
@@ -114,15 +111,14 @@ def _characters(chunk: bytes) -> int:
         choices = cast(list[dict[str, object]], _parsed(chunk).get("choices") or [])
     except GarbledError:
         return 0
-    deltas = (cast(JSONObject, choice.get("delta") or {}) for choice in choices)
-    return sum(_length(name, value) for delta in deltas for name, value in delta.items())
-
-
-def _length(name: str, value: object) -> int:
-    """Return the characters of a text, or of a tool call's name and arguments."""
-    if isinstance(value, str):
-        return 0 if name in COMPLETE_FIELDS else len(value)
-    return len(orjson.dumps(value)) if name == "tool_calls" and value else 0
+    total = 0
+    for choice in choices:
+        for name, value in cast(JSONObject, choice.get("delta") or {}).items():
+            if isinstance(value, str):
+                total += 0 if name in COMPLETE_FIELDS else len(value)
+            elif name == "tool_calls" and value:
+                total += len(orjson.dumps(value))
+    return total
 
 
 def _parsed(payload: bytes) -> dict[str, object]:
@@ -232,7 +228,12 @@ class EventReader:
             return []
         self._part_bytes += len(chunk)
         if self._part_bytes + self._data_bytes > MAX_EVENT:
-            raise self._too_long()
+            error = GarbledError(
+                f"{self._where} sent an event of more than {MAX_EVENT >> 20} MB",
+                hint=WRONG_PROTOCOL,
+            )
+            error.retryable = False  # the next attempt would read it again
+            raise error
         self._parts.append(chunk)
         if b"\n" not in chunk and b"\r" not in chunk:
             return []
@@ -262,10 +263,3 @@ class EventReader:
             self._data.append(value.removeprefix(b" "))
             self._data_bytes += len(value) + LINE_OVERHEAD
         return None
-
-    def _too_long(self) -> GarbledError:
-        error = GarbledError(
-            f"{self._where} sent an event of more than {MAX_EVENT >> 20} MB", hint=WRONG_PROTOCOL
-        )
-        error.retryable = False  # the next attempt would read it again
-        return error

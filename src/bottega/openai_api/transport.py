@@ -103,21 +103,19 @@ class Connections:
         loop = asyncio.get_running_loop()
         connection = self._by_loop.get(loop)
         if connection is None or connection.session.closed:
-            connection = self._by_loop[loop] = self._open()
+            session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(
+                    total=self.timeout, sock_connect=min(self.timeout, CONNECT_SECONDS)
+                ),
+                headers=self.endpoint.headers,
+                proxy=self.endpoint.proxy,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+            slots = asyncio.Semaphore(self.concurrency)
+            connection = self._by_loop[loop] = Connection(session, slots, _lifetime(session))
             await anext(connection.lifetime)
         return connection
-
-    def _open(self) -> Connection:
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(
-                total=self.timeout, sock_connect=min(self.timeout, CONNECT_SECONDS)
-            ),
-            headers=self.endpoint.headers,
-            proxy=self.endpoint.proxy,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        return Connection(session, asyncio.Semaphore(self.concurrency), _lifetime(session))
 
     async def close(self) -> None:
         connection = self._by_loop.pop(asyncio.get_running_loop(), None)
@@ -151,7 +149,7 @@ async def exchange(
             allow_redirects=False,
             timeout=timeout or session.timeout,
         ) as response:
-            payload = await _read_whole(response, where)
+            payload = await _read_response(response, where)
             return Response(response.status, response.headers, payload)
     except (aiohttp.ClientError, OSError) as error:
         # The cause is left out: aiohttp's errors contain the whole URL and its secrets.
@@ -163,7 +161,7 @@ def _data(body: bytes | None) -> bytes | io.BytesIO | None:
     return io.BytesIO(body) if body is not None and len(body) > MAX_WRITE else body
 
 
-async def _read_whole(response: aiohttp.ClientResponse, where: str) -> bytes:
+async def _read_response(response: aiohttp.ClientResponse, where: str) -> bytes:
     chunks, size = list[bytes](), 0
     async for chunk in response.content.iter_any():
         chunks.append(chunk)
@@ -228,7 +226,7 @@ class StreamedResponse:
         except (aiohttp.ClientError, OSError) as error:
             raise self._timed_out(error, limit, self._timeouts.first) from None
         if self._response.status >= 300:
-            body_json = error_body(await self._whole())
+            body_json = error_body(await self._read())
             raise self._to_error(self._response.status, body_json, self._response.headers)
 
     async def events(self, choices: int) -> AsyncGenerator[bytes]:
@@ -236,7 +234,13 @@ class StreamedResponse:
         of so many choices does, `GarbledError` for events that are no chunks."""
         assert self._response is not None
         if "json" in (kind := self._response.content_type) or "html" in kind:
-            for payload in self._unstreamed(await self._whole()):
+            # Some servers ignore `stream`: return the chunks of their complete reply.
+            reply = parse_json(await self._read(), self._where)
+            if failure := reported_failure(reply):
+                raise self._to_error(*failure, NO_HEADERS)
+            parse_completions(reply, self._where)
+            complete = orjson.dumps({"usage": no_usage(), **reply})
+            for payload in to_chunks(complete, include_usage=True):
                 yield payload
             return
         reader = EventReader(self._where)
@@ -254,9 +258,12 @@ class StreamedResponse:
                 progress.add(payload)
                 yield payload
         for payload in reader.end():
-            if payload != DONE and progress.is_cut(payload):
-                break
             if payload != DONE:
+                try:  # the last event, which no empty line ended, may be incomplete
+                    orjson.loads(payload)
+                except orjson.JSONDecodeError:
+                    break
+                progress.add(payload)
                 yield payload
         progress.end()
 
@@ -294,22 +301,14 @@ class StreamedResponse:
         except (aiohttp.ClientError, OSError):
             return  # the answer is complete; `close` drops the connection
 
-    async def _whole(self) -> bytes:
+    async def _read(self) -> bytes:
         assert self._response is not None
         limit = asyncio.timeout_at(self._deadline)
         try:
             async with limit:
-                return await _read_whole(self._response, self._where)
+                return await _read_response(self._response, self._where)
         except (aiohttp.ClientError, OSError) as error:
             raise self._timed_out(error, limit, self._timeouts.first) from None
-
-    def _unstreamed(self, payload: bytes) -> list[bytes]:
-        """Return the chunks of a complete reply: some servers ignore `stream`."""
-        reply = parse_json(payload, self._where)
-        if failure := reported_failure(reply):
-            raise self._to_error(*failure, NO_HEADERS)
-        parse_completions(reply, self._where)
-        return list(to_chunks(orjson.dumps({"usage": no_usage(), **reply}), include_usage=True))
 
     def _timed_out(
         self, error: aiohttp.ClientError | OSError, limit: asyncio.Timeout, waited: float
@@ -348,15 +347,6 @@ class StreamProgress:
                 if finish == "error":
                     raise self._problem(chunk)
                 self._ended.add(str(choice.get("index")))
-
-    def is_cut(self, payload: bytes) -> bool:
-        """Return whether the last event, which no empty line ended, is incomplete; else note it."""
-        try:
-            orjson.loads(payload)
-        except orjson.JSONDecodeError:
-            return True
-        self.add(payload)
-        return False
 
     def end(self, *, announced: bool = False) -> None:
         """Raise `ServerFailedError` if the answer is incomplete. A server that sends `[DONE]` may
