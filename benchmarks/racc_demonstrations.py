@@ -130,9 +130,9 @@ def made(variant: Variant, examples: AlternatingBatches, out: Path) -> dict[str,
 def stored(knowledge: KnowledgeBase, folder: Path) -> Path:
     """Store of all demonstrations, compressed once."""
     model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    work = StoreBuilder.opened(folder, model, folder / "store", int8=False)
+    work = StoreBuilder.open(folder, model, folder / "store", int8=False)
     for example in knowledge:
-        work.take(str(example.id), example)
+        work.add(str(example.id), example)
     work.finish()
     return folder / "store"
 

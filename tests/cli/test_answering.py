@@ -33,7 +33,7 @@ def test_classify_with_the_bundled_model(run: Run, pets: Path) -> None:
     assert answer["prompt_tokens"] > 0
 
 
-def test_a_bundled_model_is_called_by_its_name(run: Run, pets: Path) -> None:
+def test_the_full_name_of_a_bundled_model_is_accepted(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     plain, named = (
         answers(run("classify", "k.db", "query.jpg", "--model", model, "--json").json)[0]
@@ -46,20 +46,20 @@ def test_a_bundled_model_is_called_by_its_name(run: Run, pets: Path) -> None:
     assert "model is unknown, got 'bundled:journeyman'" in failed.err
 
 
-def test_more_shots_than_examples_shows_all(run: Run, pets: Path) -> None:
+def test_more_shots_than_examples_shows_all_examples(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     [answer] = answers(run("classify", "k.db", "query.jpg", "--shots", 50, "--json").json)
     assert len(answer["demonstrations"]) == 12
 
 
-def test_an_image_of_the_knowledge_base_is_not_shown_to_itself(run: Run, pets: Path) -> None:
+def test_an_image_is_not_its_own_demonstration(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     image = pets / "sky" / "1.png"
     [answer] = answers(run("classify", "k.db", image, "--shots", 12, "--json").json)
     assert len(answer["demonstrations"]) == 11
 
 
-def test_an_answer_that_was_searched_for_costs_all_that_was_asked(
+def test_a_search_costs_all_its_requests(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def searching(knowledge: KnowledgeBase, generator: Generator, **more: Any) -> Pipeline:
@@ -79,7 +79,7 @@ def test_an_answer_that_was_searched_for_costs_all_that_was_asked(
     assert answer["cost_usd"] == pytest.approx(spent)
 
 
-def test_one_bad_image_does_not_stop_the_others(run: Run, pets: Path) -> None:
+def test_a_bad_image_does_not_stop_the_others(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     Path("bad.jpg").write_bytes(b"no image")
     done = run("classify", "k.db", "bad.jpg", "query.jpg", "nowhere.png", "--json")
@@ -91,7 +91,7 @@ def test_one_bad_image_does_not_stop_the_others(run: Run, pets: Path) -> None:
     assert "skipped" in run("classify", "k.db", "bad.jpg", "query.jpg").err
 
 
-def test_a_folder_of_images_and_no_trace(run: Run, pets: Path) -> None:
+def test_a_folder_is_classified_without_traces(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     done = run("classify", "k.db", pets / "sky", "--traces", "none", "--json")
     assert [Path(answer["image"]).name for answer in answers(done.json)] == [
@@ -102,9 +102,7 @@ def test_a_folder_of_images_and_no_trace(run: Run, pets: Path) -> None:
     assert "no images" in run("classify", "k.db", "empty").err
 
 
-def test_a_dead_endpoint_is_told_once_however_many_images(
-    run: Run, pets: Path, served: Server
-) -> None:
+def test_a_rejected_key_is_reported_once(run: Run, pets: Path, served: Server) -> None:
     run("add", "k.db", pets)
     served.answers = [refuse(401, "bad key")]
     failed = run("classify", "k.db", pets, "--model", "openai:m")
@@ -120,7 +118,7 @@ def test_an_invalid_reply_is_shown(run: Run, pets: Path, served: Server) -> None
     assert "\x1b" not in run("ask", "?", "-i", "query.jpg", "--model", "openai:m").out
 
 
-def test_looking_at_a_knowledge_base_that_may_not_be_written(run: Run, pets: Path) -> None:
+def test_classify_does_not_change_the_knowledge_base(run: Run, pets: Path) -> None:
     with KnowledgeBase.open("k.db", embed=TowerEmbedder.bundled()) as knowledge:
         knowledge.add(load_image_folder(pets))
     before = Path("k.db").read_bytes()
@@ -129,7 +127,7 @@ def test_looking_at_a_knowledge_base_that_may_not_be_written(run: Run, pets: Pat
 
 
 @pytest.mark.parametrize("name", ["query.jpg/traces.db", "pets", "kept.db"])
-def test_traces_that_cannot_be_written_are_told_before_the_model_is_asked(
+def test_unwritable_traces_fail_before_the_model_is_called(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def kept(path: Path) -> TraceStore:
@@ -147,7 +145,7 @@ def test_traces_that_cannot_be_written_are_told_before_the_model_is_asked(
     assert "--traces none" in failed.err and "BOTTEGA_TRACES" in failed.err
 
 
-def test_an_emptied_knowledge_base_says_how_to_fill_it(run: Run, pets: Path) -> None:
+def test_an_emptied_knowledge_base_gets_a_hint(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     ids = [row["id"] for row in answers(run("ls", "k.db", "--json").json)]
     run("rm", "k.db", *ids)
@@ -156,7 +154,7 @@ def test_an_emptied_knowledge_base_says_how_to_fill_it(run: Run, pets: Path) -> 
     assert "bottega add" in failed.err
 
 
-def test_an_endpoint_gets_the_papers_prompt_and_its_cost_is_recorded(
+def test_the_papers_prompt_is_sent_and_its_cost_recorded(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("add", "k.db", pets)
@@ -185,7 +183,7 @@ def test_an_endpoint_gets_the_papers_prompt_and_its_cost_is_recorded(
     assert "gpt-4o" in run("log").out
 
 
-def test_a_price_of_ones_own(run: Run, pets: Path, served: Server) -> None:
+def test_a_given_price_sets_the_cost(run: Run, pets: Path, served: Server) -> None:
     run("add", "k.db", pets)
     served.answers = [ok("Answer Choice: leaf")]
     priced = ("classify", "k.db", "query.jpg", "--model", "openai:own", "--json")
@@ -202,7 +200,7 @@ def test_a_price_of_ones_own(run: Run, pets: Path, served: Server) -> None:
         (refuse(404, "no such model"), "model"),
     ],
 )
-def test_an_endpoint_that_does_not_answer(
+def test_endpoint_errors_name_the_setting_to_check(
     run: Run,
     pets: Path,
     served: Server,
@@ -227,7 +225,7 @@ def test_ask_with_and_without_a_knowledge_base(run: Run, pets: Path, served: Ser
     assert [m["role"] for m in helped["messages"]] == ["user", "assistant"] * 2 + ["user"]
 
 
-def test_models(run: Run, served: Server) -> None:
+def test_models_are_listed(run: Run, served: Server) -> None:
     assert "bundled:apprentice" in run("models").out
 
     async def listing(request: object) -> Any:

@@ -43,7 +43,7 @@ def gateway(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def test_a_cache_is_kept_while_a_gateway_writes(
+def test_commands_edit_a_cache_while_a_gateway_writes(
     run: Run, gateway: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     here = ("--namespace", "a")

@@ -55,7 +55,7 @@ def block(lines: list[str], first: str, number: int) -> list[str]:
     return lines[start : start + number]
 
 
-def test_each_tier_says_what_it_is_and_takes(run: Run) -> None:
+def test_tier_settings_are_printed(run: Run) -> None:
     lines = told(run, TIERS)
     assert block(lines, "tiers.apprentice", 8) == [
         "tiers.apprentice openai:Qwen/Qwen2.5-VL-7B-Instruct",
@@ -82,7 +82,7 @@ def test_each_tier_says_what_it_is_and_takes(run: Run) -> None:
     assert master[5] == "price 2 in, 8 out, 0.5 cached: USD per million tokens"
 
 
-def test_the_values_stand_in_one_column(run: Run) -> None:
+def test_values_are_aligned(run: Run) -> None:
     Path("bottega.toml").write_text(TIERS)
     lines = run("serve", "--check").out.splitlines()
     start = lines[0].index("openai:")
@@ -135,13 +135,11 @@ def test_the_values_stand_in_one_column(run: Run) -> None:
         ),
     ],
 )
-def test_the_router_says_what_holds_where_nothing_is_set(
-    run: Run, route: str, said: list[str]
-) -> None:
+def test_unset_router_settings_show_their_defaults(run: Run, route: str, said: list[str]) -> None:
     assert block(told(run, f"{TIERS}[route]\n{route}\n"), "route", len(said)) == said
 
 
-def test_cache_and_repeats(run: Run) -> None:
+def test_cache_and_replay_settings_are_printed(run: Run) -> None:
     lines = told(run, TIERS)
     assert block(lines, "cache", 4) == [
         "cache bottega-data/cache.db",
@@ -158,7 +156,7 @@ def test_cache_and_repeats(run: Run) -> None:
         "cache c.db",
         "embed words",
         "retrieve bm25",
-        "min_similarity not set: bm25 has no similarities",
+        "min_similarity not set: bm25 has no similarity",
     ]
     assert "replay off" in lines
     assert block(lines, "limits", 2) == ["limits the defaults, but for", "images 3"]
@@ -166,10 +164,10 @@ def test_cache_and_repeats(run: Run) -> None:
     assert "gateway http://127.0.0.1:9999" in lines
 
 
-def test_keys(run: Run) -> None:
+def test_key_requirements_are_printed(run: Run) -> None:
     assert "keys not required" in told(run, TIERS)
     assert not Path("bottega-data").exists()
-    none = "keys required, and there are none: bottega keys add NAME --data bottega-data"
+    none = "keys required, but none exist: bottega keys add NAME --data bottega-data"
     assert none in told(run, TIERS, "--host", "0.0.0.0")
     assert run("keys", "add", "ann").code == 0
     for more in ([], ["--host", "0.0.0.0"]):  # on loopback too, as there is one
@@ -179,7 +177,7 @@ def test_keys(run: Run) -> None:
     assert lines[-2:] == ["keys required; 1 in bottega-data", "max_namespaces 3"]
 
 
-def test_models_in_this_process(run: Run) -> None:
+def test_local_models_are_printed(run: Run) -> None:
     lines = told(run, '[tiers.only]\nmodel = "bundled"\n[cache]\nembed = "words"\n')
     assert block(lines, "tiers.only", 6) == [
         "tiers.only bundled (its answers fill the cache)",
@@ -191,9 +189,7 @@ def test_models_in_this_process(run: Run) -> None:
     ]
 
 
-def test_somebodys_pipeline_says_what_is_known_of_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_custom_pipeline_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path[:])
     Path("stall.py").write_text(
         "from bottega import Pipeline, Tier\n"

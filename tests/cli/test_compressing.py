@@ -108,7 +108,7 @@ def interrupted() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_stopped_or_killed_training_has_the_losses_of_a_run_that_never_was(
+def test_resumed_training_has_the_losses_of_an_uninterrupted_run(
     run: Run, written: Callable[..., Path], tmp_path: Path
 ) -> None:
     done = run("compress", "train", written(out="whole"))
@@ -128,7 +128,7 @@ def test_stopped_or_killed_training_has_the_losses_of_a_run_that_never_was(
         assert not (tmp_path / name / "compressor.json").exists()
         assert signal.getsignal(signal.SIGINT) == before
         rest = run("compress", "train", written(out=name))
-        assert (rest.code, "goes on from the checkpoint" in rest.err) == (0, True)
+        assert (rest.code, "resuming from the checkpoint" in rest.err) == (0, True)
         assert losses(tmp_path / name) == pytest.approx(whole, abs=1e-5)
         one, other = (load(tmp_path / folder).racc.state_dict() for folder in (name, "whole"))
         for weight in one:
@@ -139,13 +139,13 @@ def test_stopped_or_killed_training_has_the_losses_of_a_run_that_never_was(
     assert (tmp_path / "whole" / "losses.jsonl").read_text() == lines  # there was nothing to do
 
 
-def test_a_folder_of_another_training_is_refused(
+def test_a_folder_with_another_training_is_rejected(
     run: Run, written: Callable[..., Path], tmp_path: Path
 ) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "compressor.json").write_text("{}")
     done = run("compress", "train", written())
-    assert (done.code, "has not trained" in done.err) == (1, True)
+    assert (done.code, "from another training" in done.err) == (1, True)
     (tmp_path / "made" / "compressor.json").unlink()
     (tmp_path / "made" / "training.json").write_text('{"batch": 2, "seed": 7}')
     done = run("compress", "train", written())
@@ -154,7 +154,7 @@ def test_a_folder_of_another_training_is_refused(
     assert "another batch" not in done.err
 
 
-def test_retrieved_passages_teach_by_what_they_hold(
+def test_training_reads_retrieved_passages(
     run: Run, written: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Questions of one's own, passages from a file, appended prompts, answers as the only loss."""
@@ -173,7 +173,7 @@ def test_retrieved_passages_teach_by_what_they_hold(
     )
     done = run("compress", "train", config)
     assert done.code == 0, done.err
-    assert "3 questions teach, 2 validate; 6 passages" in done.out
+    assert "3 training questions, 2 validation questions, 6 passages" in done.out
     assert "8 of the first 8 lessons have a relevant passage" in done.err
     assert "validation" in done.err
     assert load(tmp_path / "own").racc.config.prompting == "appended"
@@ -185,11 +185,11 @@ def test_retrieved_passages_teach_by_what_they_hold(
         ("sede = 1", "", "c.toml: sede is not a setting", "did you mean seed?"),
         ("", "stepz = 3", "course.stepz is not a setting", "did you mean steps?"),
         ("", "[shap]", "shap is not a setting", "did you mean shape?"),
-        ("validate = 2", "", "validate sets questions aside", "validate_every = 100"),
-        ("", "validate_every = 2", "needs questions that are set aside", "validate = 50"),
+        ("validate = 2", "", "validate holds out questions", "validate_every = 100"),
+        ("", "validate_every = 2", "needs validation questions", "validate = 50"),
         ('retrieve = "bm52"', "", "retrieve must be one of", "did you mean bm25?"),
         ("seed = -1", "", "seed must be at least 0, got -1", "seed = 0"),
-        ("seed = 0", "", "knows no questions", "seed = 20000"),
+        ("seed = 0", "", "has no training questions", "seed = 20000"),
         ('out = ""', "", "out is empty", "name a folder"),
         ("embed = 3", "", "embed must be text, got 3", "embed ="),
         ('model = "openai:gpt"', "", "local model, got openai:gpt", "bundled, a folder"),
@@ -197,7 +197,7 @@ def test_retrieved_passages_teach_by_what_they_hold(
         ("layer = 99", "", "there is no layer 99", "-1 (the last)"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_named(
+def test_invalid_settings_are_reported(
     run: Run, written: Callable[..., Path], top: str, rest: str, said: str, hint: str
 ) -> None:
     path = written(top, rest)
@@ -209,7 +209,7 @@ def test_what_is_wrong_in_the_file_is_named(
     assert said in done.err and hint in done.err
 
 
-def test_the_files_that_the_documents_show_can_be_read(tmp_path: Path) -> None:
+def test_documented_files_are_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "compression.md").read_text("utf-8")
     image_example = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(image_example) == 2
@@ -221,7 +221,7 @@ def test_the_files_that_the_documents_show_can_be_read(tmp_path: Path) -> None:
     assert (okvqa.settings.shots, okvqa.course.warm_up, okvqa.course.prdb) == (5, 1000, True)
 
 
-def test_what_has_no_default_is_asked_for(run: Run, tmp_path: Path) -> None:
+def test_missing_settings_are_reported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('out = "x"\n[course]\nsteps = 1\n')
     assert "benchmark is missing" in run("compress", "train", "c.toml").err
     (tmp_path / "c.toml").write_text('benchmark = "facts"\nout = "x"\n[shape]\nstart = "cold"')
@@ -245,7 +245,7 @@ def made(model: LoadedModel, folder: Path, seed: int, hyper: LoadedModel | None 
     return folder
 
 
-def test_only_what_is_new_is_compressed(
+def test_only_new_passages_are_compressed(
     run: Run, compressor: Path, apprentice: LoadedModel, tmp_path: Path
 ) -> None:
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
@@ -283,7 +283,7 @@ def test_only_what_is_new_is_compressed(
         assert (refused.code, "store was built with" in refused.err) == (1, True)
 
 
-def test_what_int8_loses_is_measured(run: Run, compressor: Path, tmp_path: Path) -> None:
+def test_the_int8_error_is_reported(run: Run, compressor: Path, tmp_path: Path) -> None:
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
         kb.add([text_example(f"The home of n{i} is h{i}.", "") for i in range(3)])
     command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
@@ -294,9 +294,7 @@ def test_what_int8_loses_is_measured(run: Run, compressor: Path, tmp_path: Path)
     assert found.precision == "int8"
 
 
-def test_the_model_has_to_be_the_one_it_was_trained_with(
-    run: Run, compressor: Path, tmp_path: Path
-) -> None:
+def test_another_model_is_rejected(run: Run, compressor: Path, tmp_path: Path) -> None:
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
         kb.add([text_example("What is its home?", "h3")])
     command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
@@ -307,7 +305,7 @@ def test_the_model_has_to_be_the_one_it_was_trained_with(
     assert (none.code, "compress them as demonstrations with --all" in none.err) == (0, True)
 
 
-def test_a_method_compresses_with_the_model_that_the_compressor_was_trained_with(
+def test_eval_requires_the_hyper_model_of_training(
     run: Run, apprentice: LoadedModel, compressor: Path, tmp_path: Path
 ) -> None:
     master = LoadedModel.load(str(bundled_folder("master")), "cpu", "float32")
@@ -332,7 +330,7 @@ def test_a_method_compresses_with_the_model_that_the_compressor_was_trained_with
         assert (refused.code, said in refused.err) == (code, True), refused.err
 
 
-def test_a_run_does_not_go_on_with_another_compressor_at_the_same_path(
+def test_a_run_rejects_another_compressor_at_the_same_path(
     run: Run, compressor: Path, apprentice: LoadedModel, tmp_path: Path
 ) -> None:
     command = ("eval", "facts:queries=1,episodes=1", "--shots", 2, "--methods", "racc")

@@ -33,7 +33,7 @@ def test_eval_writes_every_method_at_every_number_of_shots(run: Run, pets: Path)
     assert best["value"] == 1.0
 
 
-def test_eval_asks_the_given_question(run: Run, pets: Path, served: Server) -> None:
+def test_eval_sends_the_given_question(run: Run, pets: Path, served: Server) -> None:
     served.answers = [ok("leaf")]
     evaluation = ("eval", f"image-folder:{pets}", "--methods", "zero-shot", "--model", "openai:m")
     done = run(*evaluation, "--question", "Which class, please?", "--json", "f")
@@ -84,14 +84,14 @@ def test_eval_against_an_endpoint_counts_calls_tokens_and_cost(
     assert len(served.bodies) == 3
 
 
-def test_a_refused_key_ends_the_run_at_once(run: Run, pets: Path, served: Server) -> None:
+def test_a_rejected_key_stops_the_run(run: Run, pets: Path, served: Server) -> None:
     served.answers = [refuse(401)]
     failed = run("eval", f"image-folder:{pets}", "--model", "openai:m", "--json", "f")
     assert failed.code == 1
     assert not Path("f").exists()
 
 
-def test_what_was_finished_is_kept_when_a_later_method_fails(
+def test_finished_methods_are_kept_if_a_later_one_fails(
     run: Run, pets: Path, served: Server
 ) -> None:
     served.answers = [refuse(401)]
@@ -102,9 +102,7 @@ def test_what_was_finished_is_kept_when_a_later_method_fails(
     assert "vote" in failed.out
 
 
-def test_an_item_the_endpoint_refuses_is_failed_and_not_wrong(
-    run: Run, pets: Path, served: Server
-) -> None:
+def test_a_rejected_item_counts_as_failed(run: Run, pets: Path, served: Server) -> None:
     good = ok("Answer Choice: leaf")
     served.answers = [good, refuse(400, "content filter"), good]
     evaluation = ("eval", f"image-folder:{pets}", "--model", "openai:m", "--concurrency", 1)
@@ -114,12 +112,12 @@ def test_an_item_the_endpoint_refuses_is_failed_and_not_wrong(
 
 
 @pytest.mark.parametrize("place", [".", "nowhere/f.json"])
-def test_an_output_that_cannot_be_written_is_refused_before_the_run(run: Run, place: str) -> None:
+def test_unwritable_outputs_are_rejected_before_the_run(run: Run, place: str) -> None:
     assert run("eval", "digits", "--json", place).code == 2
     assert run("demo", "--out", place).code == 2
 
 
-def test_a_damaged_test_image_is_named_and_counted_nowhere(run: Run, pets: Path) -> None:
+def test_a_damaged_image_is_reported_and_excluded(run: Run, pets: Path) -> None:
     whole = (pets / "leaf" / "0.png").read_bytes()
     (pets / "leaf" / "cut.png").write_bytes(whole[: len(whole) // 2])
     done = run("eval", f"image-folder:{pets}", "--methods", "vote", "--shots", 1, "--json", "f")
@@ -129,7 +127,7 @@ def test_a_damaged_test_image_is_named_and_counted_nowhere(run: Run, pets: Path)
     assert document["knowledge_base"] + document["items"] == 12
 
 
-def test_the_demonstration_writes_a_page_that_needs_nothing_else(run: Run) -> None:
+def test_demo_writes_a_self_contained_page(run: Run) -> None:
     done = run("demo", "--limit", 12, "--out", "page.html")
     assert done.code == 0
     assert "visual-rag" in done.out
@@ -142,7 +140,7 @@ def test_the_demonstration_writes_a_page_that_needs_nothing_else(run: Run) -> No
     assert "<script" not in page
 
 
-def test_eval_of_a_drawn_task_pairs_retrieval_with_its_vote(run: Run, served: Server) -> None:
+def test_eval_of_a_synthetic_task_compares_retrieval_with_vote(run: Run, served: Server) -> None:
     served.answers = [ok("add 1 2\nAnswer: 3")]
     task = (
         "eval",
@@ -175,7 +173,7 @@ def test_eval_of_a_drawn_task_pairs_retrieval_with_its_vote(run: Run, served: Se
     assert "vote is the majority" in done.err
 
 
-def test_eval_explains_only_what_was_run(run: Run, pets: Path) -> None:
+def test_notes_describe_only_the_methods_that_ran(run: Run, pets: Path) -> None:
     done = run("eval", f"image-folder:{pets}", "--methods", "random", "--shots", 1, "--json", "f")
     assert "Invalid replies count as wrong" in done.err
     assert "vote" not in done.err
@@ -183,7 +181,7 @@ def test_eval_explains_only_what_was_run(run: Run, pets: Path) -> None:
     assert orjson.loads(Path("f").read_bytes())["made_wrong"] is None
 
 
-def test_traces_of_a_control_show_the_question_it_asked(run: Run, served: Server) -> None:
+def test_traces_of_a_control_show_its_question(run: Run, served: Server) -> None:
     served.answers = [ok("red")]
     task = ("eval", "attributes:examples=9,queries=3", "--model", "openai:m", "--embed", "pixels")
     assert run(*task, "--methods", "swap-question", "--shots", 2).code == 0
@@ -212,7 +210,7 @@ def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> No
 
 
 @pytest.mark.parametrize("retrieve", ["text", "dual", "keywords", "bm25", "hashtag"])
-def test_eval_finds_examples_by_what_they_say(run: Run, served: Server, retrieve: str) -> None:
+def test_eval_retrieves_examples_by_text(run: Run, served: Server, retrieve: str) -> None:
     served.answers = [ok("red")]
     task = ("eval", "attributes:examples=30,queries=5", "--model", "openai:m", "--embed", "pixels")
     method = ("--methods", "visual-rag,swap-question", "--shots", 3, "--json", "f")
@@ -224,7 +222,9 @@ def test_eval_finds_examples_by_what_they_say(run: Run, served: Server, retrieve
 
 
 @pytest.mark.parametrize("retrieve", ["keywords", "bm25", "hashtag"])
-def test_eval_finds_passages_inside_their_episode(run: Run, served: Server, retrieve: str) -> None:
+def test_eval_retrieves_passages_within_their_episode(
+    run: Run, served: Server, retrieve: str
+) -> None:
     served.answers = [ok("who knows")]
     task = ("eval", "facts:episodes=2,queries=3", "--model", "openai:m", "--embed", "pixels")
     done = run(
@@ -243,7 +243,7 @@ def test_eval_finds_passages_inside_their_episode(run: Run, served: Server, retr
         "rules:episodes=2,queries=2",
     ],
 )
-def test_eval_finds_examples_by_late_interaction(run: Run, served: Server, task: str) -> None:
+def test_eval_retrieves_by_late_interaction(run: Run, served: Server, task: str) -> None:
     served.answers = [ok("red")]
     asked = ("--methods", "visual-rag,rcts", "--shots", 3, "--retrieve", "hybrid", "--json", "f")
     assert run("eval", task, "--model", "openai:m", *asked).code == 0
@@ -252,14 +252,14 @@ def test_eval_finds_examples_by_late_interaction(run: Run, served: Server, task:
     assert [(row["n"], row["failed"]) for row in document["results"]] == [(4, 0), (4, 0)]
 
 
-def test_a_search_of_examples_found_by_late_interaction_with_the_bundled_model(run: Run) -> None:
+def test_the_bundled_model_searches_late_interaction_candidates(run: Run) -> None:
     asked = ("--methods", "rcts", "--shots", 3, "--rollouts", 2, "--retrieve", "hybrid")
     assert run("eval", "attributes:examples=30,queries=2", *asked, "--json", "f").code == 0
     [row] = orjson.loads(Path("f").read_bytes())["results"]
     assert (row["n"], row["failed"], row["calls"] >= 6) == (2, 0, True)
 
 
-def test_a_search_of_examples_found_by_a_late_interaction_checkpoint(
+def test_search_uses_candidates_of_a_late_interaction_checkpoint(
     run: Run, served: Server, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
@@ -283,9 +283,7 @@ def test_a_search_of_examples_found_by_a_late_interaction_checkpoint(
     assert "add --retrieve hybrid" in run(*task, *more).err
 
 
-def test_how_examples_are_found_does_not_matter_where_none_are_searched(
-    run: Run, served: Server
-) -> None:
+def test_methods_without_retrieval_ignore_the_retriever(run: Run, served: Server) -> None:
     served.answers = [ok("3")]
     task = ("eval", "rules:episodes=1,queries=2", "--model", "openai:m", "--methods", "random")
     for retrieve in ("hybrid", "hashtag"):
@@ -308,11 +306,11 @@ def test_how_examples_are_found_does_not_matter_where_none_are_searched(
         ("digits", "--methods", "oracle"),
     ],
 )
-def test_eval_refuses_what_cannot_be_measured(run: Run, wrong: tuple[str, ...]) -> None:
+def test_eval_rejects_invalid_requests(run: Run, wrong: tuple[str, ...]) -> None:
     assert run("eval", *wrong).code == 2
 
 
-def test_eval_searches_for_demonstrations_beside_its_baselines(run: Run, served: Server) -> None:
+def test_eval_compares_search_with_its_baselines(run: Run, served: Server) -> None:
     served.answers = [ok("Answer: 3")]
     task = (
         "eval",

@@ -34,7 +34,7 @@ def pets_searched(run: Run, pets: Path) -> Trace:
     return found
 
 
-def test_the_tree_is_printed_with_the_chosen_way(run: Run, pets_searched: Trace) -> None:
+def test_the_tree_is_printed_with_the_chosen_path(run: Run, pets_searched: Trace) -> None:
     done = run("explain", "abc")
     assert done.code == 0
     assert "ended after its rollouts; 81 requests, 162 calls" in done.out
@@ -47,7 +47,7 @@ def test_the_tree_is_printed_with_the_chosen_way(run: Run, pets_searched: Trace)
     assert "bottega explain abc123" in run("log", "abc123").err
 
 
-def test_the_page_has_the_pictures_of_the_knowledge_base(run: Run, pets_searched: Trace) -> None:
+def test_the_page_has_the_images_of_the_knowledge_base(run: Run, pets_searched: Trace) -> None:
     drawn = run("explain", "abc123", "--out", "t.html", "--kb", "pets.db", "--image", "query.jpg")
     assert (drawn.code, drawn.err) == (0, "wrote t.html\n")
     page = Path("t.html").read_text("utf-8")
@@ -57,7 +57,7 @@ def test_the_page_has_the_pictures_of_the_knowledge_base(run: Run, pets_searched
 
 
 @pytest.mark.parametrize("delete", [True, False])
-def test_pictures_that_are_not_there_are_said(run: Run, pets_searched: Trace, delete: bool) -> None:
+def test_missing_images_are_reported(run: Run, pets_searched: Trace, delete: bool) -> None:
     with KnowledgeBase.open("pets.db", embed=None) as knowledge:
         knowledge.delete([str(one.example.id) for one in pets_searched.candidates])
     known = ("--kb", "pets.db") if delete else ()
@@ -67,14 +67,14 @@ def test_pictures_that_are_not_there_are_said(run: Run, pets_searched: Trace, de
     assert ("missing or damaged in pets.db" if delete else "set --kb to the knowledge base") in page
 
 
-def test_a_trace_without_a_search_is_shown_as_log_shows_it(run: Run) -> None:
+def test_a_trace_without_a_search_is_printed_as_in_log(run: Run) -> None:
     record(trace())
     done = run("explain", "abc123", "--out", "t.html")
     assert done.out == run("log", "abc123").out
     assert "No search was used" in Path("t.html").read_text("utf-8")
 
 
-def test_programs_read_the_whole_tree(run: Run, pets_searched: Trace) -> None:
+def test_json_holds_the_full_tree(run: Run, pets_searched: Trace) -> None:
     done = run("explain", "abc123", "--json")
     assert isinstance(done.json, dict)
     assert pets_searched.tree is not None
@@ -82,7 +82,7 @@ def test_programs_read_the_whole_tree(run: Run, pets_searched: Trace) -> None:
     assert len(done.json["tree"]["demonstrations"]) == 6
 
 
-def test_an_answer_does_nothing_to_the_terminal(run: Run) -> None:
+def test_answers_are_escaped_for_the_terminal(run: Run) -> None:
     tree = search_tree(candidates("a\x1b[2J", "[bold]b[/bold]", "c"), depth=1)
     root = replace(tree.root, answer=Answer("x\x1b]0;owned\x07\n\ny"))
     record(searched(replace(tree, root=root), Query("?")))
@@ -92,7 +92,7 @@ def test_an_answer_does_nothing_to_the_terminal(run: Run) -> None:
     assert sum("○" in line for line in out.splitlines()) == 2
 
 
-def test_what_cannot_be_explained_is_told(run: Run, pets_searched: Trace, pets: Path) -> None:
+def test_invalid_requests_are_reported(run: Run, pets_searched: Trace, pets: Path) -> None:
     page = ("--out", "t.html")
     cases = [
         (1, "bottega log", ("nothing",)),

@@ -35,7 +35,7 @@ def inspect(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "inspect")
 
 
-def test_inspect_asks_the_same_items_and_finds_the_same_truth(
+def test_inspect_uses_the_exported_items_and_targets(
     run: Run, served: Server, inspect: str
 ) -> None:
     rows = written(run)
@@ -48,9 +48,7 @@ def test_inspect_asks_the_same_items_and_finds_the_same_truth(
 
 
 @pytest.mark.parametrize("model", ["openai-api/local/bottega", "openai/bottega"])
-def test_inspect_judges_the_gateway_as_any_endpoint(
-    run: Run, tmp_path: Path, inspect: str, model: str
-) -> None:
+def test_inspect_evaluates_the_gateway(run: Run, tmp_path: Path, inspect: str, model: str) -> None:
     """The demo's models answer in words, not in letters: inspect's own accuracy is 0, and whether
     each picture came with its question shows in the words. The provider `openai` asks the Responses
     API."""

@@ -19,7 +19,7 @@ def ids(run: Run, file: str) -> list[str]:
     return [row["id"] for row in listed]
 
 
-def test_export_and_import_give_the_same_examples(run: Run, pets: Path) -> None:
+def test_export_and_import_keep_the_examples(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     first, second, *_ = ids(run, "k.db")
     assert run("pin", "k.db", first, "--json").json == {"changed": 1, "pinned": 1}
@@ -38,7 +38,7 @@ def test_export_and_import_give_the_same_examples(run: Run, pets: Path) -> None:
     assert run("import", "other.db", "nowhere").code == 1
 
 
-def test_what_export_wrote_is_no_folder_of_classes(run: Run, pets: Path) -> None:
+def test_an_exported_folder_is_no_image_folder(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     run("export", "k.db", "copy")
     refused = run("add", "other.db", "copy", "--namespace", "ward", "--embed", "pixels")
@@ -53,7 +53,7 @@ def changed(statement: str) -> None:
     connection.close()
 
 
-def test_export_names_what_is_damaged_and_writes_the_rest(run: Run, pets: Path) -> None:
+def test_export_reports_damaged_examples_and_writes_the_rest(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     changed("UPDATE images SET data = x'00' WHERE rowid = 1")
     first = ids(run, "k.db")[0]
@@ -66,7 +66,7 @@ def test_export_names_what_is_damaged_and_writes_the_rest(run: Run, pets: Path) 
     assert first in listed.json["skipped"][0]["reason"]
 
 
-def test_verify_embeds_again_if_asked(run: Run, pets: Path) -> None:
+def test_deep_verify_compares_vectors_with_the_embedder(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     another = (
         "(SELECT vector FROM vectors WHERE key = 4)"  # without a checksum, as of older versions
@@ -82,7 +82,7 @@ def test_verify_embeds_again_if_asked(run: Run, pets: Path) -> None:
     assert run("verify", "k.db", "--deep").code == 0
 
 
-def test_verify_finds_a_zeroed_vector_without_the_embedder(run: Run, pets: Path) -> None:
+def test_verify_detects_a_zeroed_vector_without_the_embedder(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     changed("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3")
     wrong = run("verify", "k.db")
@@ -92,7 +92,7 @@ def test_verify_finds_a_zeroed_vector_without_the_embedder(run: Run, pets: Path)
     assert run("verify", "k.db").code == 0
 
 
-def test_verify_tells_and_repairs(run: Run, pets: Path) -> None:
+def test_verify_reports_and_repairs(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     assert "sound" in run("verify", "k.db").out
     changed("DELETE FROM vectors WHERE key = 3")
@@ -105,7 +105,7 @@ def test_verify_tells_and_repairs(run: Run, pets: Path) -> None:
     assert run("verify", "k.db").code == 0
 
 
-def test_reindex_gives_a_file_another_embedder(run: Run, pets: Path) -> None:
+def test_reindex_changes_the_embedder(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     done = run("reindex", "k.db", "--embed", "bundled", "--json").json
     assert isinstance(done, dict)
@@ -122,7 +122,7 @@ def test_reindex_gives_a_file_another_embedder(run: Run, pets: Path) -> None:
     assert set(stats["views"]) == {"default", "looks"}
 
 
-def test_an_interrupted_reindex_says_how_far_it_is(
+def test_an_interrupted_reindex_reports_its_progress(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [f'{{"question": "question {i}", "answer": "x"}}' for i in range(100)]
@@ -147,7 +147,7 @@ def test_an_interrupted_reindex_says_how_far_it_is(
     assert "36 examples embedded" in run(*command).out
 
 
-def test_verify_tells_which_views_it_cannot_embed_again(run: Run, pets: Path) -> None:
+def test_verify_reports_views_without_an_embedder(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     with KnowledgeBase.open("k.db", None, create=False) as kb:
         kb.reindex("answer", View(SeededEmbedder(), lambda example: Query(example.answer)))

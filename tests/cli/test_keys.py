@@ -8,7 +8,7 @@ from bottega.gateway.accounting.accounts import Accounts
 from tests.cli.conftest import Run
 
 
-def test_a_key_is_made_listed_and_revoked(run: Run) -> None:
+def test_a_key_is_created_listed_and_revoked(run: Run) -> None:
     made = run("keys", "add", "team-a", "--rpm", 60, "--usd-per-month", 5, "--namespace", "a")
     token = made.out.strip()
     assert token.startswith("sk-bottega-")
@@ -30,7 +30,7 @@ def test_a_key_is_made_listed_and_revoked(run: Run) -> None:
     accounts.close()
 
 
-def test_json(run: Run) -> None:
+def test_keys_are_printed_as_json(run: Run) -> None:
     made = run("keys", "add", "op", "--admin", "--no-store", "--json").json
     assert isinstance(made, dict)
     assert (made["account"]["admin"], made["account"]["can_store"]) == (True, False)
@@ -40,7 +40,9 @@ def test_json(run: Run) -> None:
     assert revoked["revoked"] > 0
 
 
-def test_the_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_folder_can_be_set(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run("keys", "add", "one", "--data", "here/there")
     assert "one" in run("keys", "ls", "--data", "here/there").out
     monkeypatch.setenv("BOTTEGA_DATA", str(tmp_path / "here" / "there"))
@@ -48,7 +50,7 @@ def test_the_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not Path("bottega-data").exists()
 
 
-def test_the_folder_of_the_configured_gateway(run: Run) -> None:
+def test_the_data_folder_comes_from_the_gateway_file(run: Run) -> None:
     tiers = '[tiers.master]\nmodel = "bundled:master"\n'
     Path("bottega.toml").write_text(f'{tiers}[gateway]\ndata = "elsewhere"\n')
     made = run("keys", "add", "one", "--tiers", "mastre")
@@ -58,7 +60,7 @@ def test_the_folder_of_the_configured_gateway(run: Run) -> None:
     assert "has no tier" not in run("keys", "add", "two", "--tiers", "master").err
 
 
-def test_what_goes_wrong_says_what_to_do(run: Run) -> None:
+def test_errors_have_hints(run: Run) -> None:
     nothing = run("keys", "ls")
     assert (nothing.code, "bottega keys add NAME" in nothing.err) == (1, True)
     assert not Path("bottega-data").exists()

@@ -38,7 +38,7 @@ def test_add_list_show_remove(run: Run, pets: Path) -> None:
     assert (stats["examples"], stats["labels"]) == (11, 3)
 
 
-def test_an_image_is_written_as_what_it_is(run: Run, pets: Path) -> None:
+def test_an_image_keeps_its_format(run: Run, pets: Path) -> None:
     run("add", "k.db", "pets", "--embed", "pixels")
     Path("photos/leaf").mkdir(parents=True)
     Path("query.jpg").rename("photos/leaf/query.jpg")
@@ -69,7 +69,7 @@ def _first_id(run: Run, file: str) -> str:
     return str(listed[0]["id"])
 
 
-def test_examples_are_listed_by_tag_and_by_age(run: Run) -> None:
+def test_examples_are_filtered_by_tag_and_age(run: Run) -> None:
     lines = (
         f'{{"question": "Who?", "answer": "{i}", "tags": {{"ward": "{i % 2}", "bed": "b"}}}}'
         for i in range(4)
@@ -97,7 +97,7 @@ def test_examples_are_listed_by_tag_and_by_age(run: Run) -> None:
     assert answers("--since", "0001-01-01") == ["0", "1", "2", "3"]
 
 
-def test_tables_for_people(run: Run, pets: Path) -> None:
+def test_tables_are_printed(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     assert "ruby" in run("ls", "k.db").out
     assert "examples" in run("stats", "k.db").out
@@ -106,7 +106,7 @@ def test_tables_for_people(run: Run, pets: Path) -> None:
     assert (unknown.code, "leaf, ruby, sky" in unknown.err) == (1, True)
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_is_stored(run: Run, pets: Path) -> None:
+def test_unreadable_images_are_reported_and_the_rest_stored(run: Run, pets: Path) -> None:
     (pets / "leaf" / "bad.jpg").write_bytes(b"\xff\xd8\xff nonsense")
     (pets / "leaf" / "empty.png").touch()
     added = run("add", "k.db", pets, "--json")
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_stored(run: Run, pets: Pat
     assert run("add", "other.db", pets, "--strict").code == 1
 
 
-def test_a_half_written_line_is_named_by_its_number(run: Run, pets: Path) -> None:
+def test_a_truncated_line_is_reported_by_number(run: Run, pets: Path) -> None:
     line = '{"image": "pets/leaf/0.png", "answer": "leaf"}'
     Path("set.jsonl").write_text(f'{line}\n{{"image": "pets/le\n{line.replace("leaf", "sky")}\n')
     added = run("add", "k.db", "set.jsonl", "--json")
@@ -155,7 +155,7 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
         assert (refused.code, said in refused.err) == (code, True), refused.err
 
 
-def test_errors_say_what_to_do_and_show_no_traceback(run: Run, tmp_path: Path) -> None:
+def test_errors_have_hints_and_no_traceback(run: Run, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     for arguments in (
         ("stats", "missing.db"),
@@ -173,7 +173,7 @@ def test_errors_say_what_to_do_and_show_no_traceback(run: Run, tmp_path: Path) -
     assert not Path("k.db").exists()
 
 
-def test_wrong_usage_is_exit_code_2(run: Run, pets: Path) -> None:
+def test_wrong_usage_exits_with_2(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     assert run("frobnicate").code == 2
     assert run("add").code == 2
@@ -183,7 +183,7 @@ def test_wrong_usage_is_exit_code_2(run: Run, pets: Path) -> None:
     assert run("eval", "digits", "--shots", "five").code == 2
 
 
-def test_the_embedder_that_built_the_file_is_used_again(run: Run, pets: Path) -> None:
+def test_the_embedder_of_the_file_is_reused(run: Run, pets: Path) -> None:
     assert run("add", "k.db", pets, "--embed", "pixels").code == 0
     assert run("add", "k.db", pets).code == 0
     clash = run("add", "k.db", pets, "--embed", "bundled")
@@ -193,7 +193,7 @@ def test_the_embedder_that_built_the_file_is_used_again(run: Run, pets: Path) ->
     assert run("add", "k.db", pets).code == 0  # the clash has changed nothing
 
 
-def test_an_embedder_that_cannot_be_loaded_gets_a_hint_with_the_choices(
+def test_an_unloadable_embedder_gets_a_hint_with_the_choices(
     run: Run, pets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def not_found(name: str, *, mode: str) -> Embedder:
@@ -207,6 +207,6 @@ def test_an_embedder_that_cannot_be_loaded_gets_a_hint_with_the_choices(
     assert not Path("k.db").exists()
 
 
-def test_version_and_help(run: Run) -> None:
+def test_version_and_help_are_printed(run: Run) -> None:
     assert run("--version").out.startswith(f"bottega {__version__}")
     assert "classify" in run("--help").out

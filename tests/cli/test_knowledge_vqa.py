@@ -65,7 +65,7 @@ def judged(run: Run, benchmark: str, passages: str, *more: object) -> dict[str, 
     return told
 
 
-def test_ok_vqa_with_a_google_search_corpus(run: Run, tmp_path: Path) -> None:
+def test_okvqa_trains_and_evaluates_with_a_search_corpus(run: Run, tmp_path: Path) -> None:
     okvqa.published(tmp_path / "vqa", train2014=[1, 2, 3, 4], val2014=[7, 8])
     notes = okvqa.noted([7, 8])
     notes["annotations"][1]["answers"] = okvqa.noted([8], ["ski"] * 10)["annotations"][0]["answers"]  # type: ignore[index]
@@ -76,7 +76,7 @@ def test_ok_vqa_with_a_google_search_corpus(run: Run, tmp_path: Path) -> None:
         )
 
     said = trained(run, "okvqa:vqa", "okvqa_full_corpus.csv")
-    assert "4 questions teach, 0 validate; 3 passages" in said
+    assert "4 training questions, 0 validation questions, 3 passages" in said
     assert "4 of the first 4 lessons have a relevant passage" in said
     found = judged(run, "okvqa:vqa", "okvqa_full_corpus.csv")
     assert (found["knowledge_base"], found["items"]) == (3, 2)  # without the questions of training
@@ -96,7 +96,7 @@ def test_ok_vqa_with_a_google_search_corpus(run: Run, tmp_path: Path) -> None:
     assert [(one["method"], one["n"], one["failed"]) for one in stored] == [("racc", 2, 0)]
 
 
-def test_a_okvqa_with_passages_of_which_some_have_pictures(run: Run, tmp_path: Path) -> None:
+def test_aokvqa_trains_and_evaluates_with_image_passages(run: Run, tmp_path: Path) -> None:
     asked = [aokvqa.question(7), aokvqa.question(8, direct_answers=["cab"] * 10)]
     aokvqa.published(tmp_path / "vqa", [aokvqa.question(n) for n in (1, 2, 3)], asked)
     rows = [
@@ -108,7 +108,7 @@ def test_a_okvqa_with_passages_of_which_some_have_pictures(run: Run, tmp_path: P
 
     model = str(fast_vlm(tmp_path / "model"))  # the bundled ones show no picture of a passage
     said = trained(run, "aokvqa:vqa", "wit.jsonl", model)
-    assert "3 questions teach, 0 validate; 3 passages" in said
+    assert "3 training questions, 0 validation questions, 3 passages" in said
     assert "4 of the first 4 lessons have a relevant passage" in said
     found = judged(run, "aokvqa:vqa", "wit.jsonl", "--model", model)
     assert [one["method"] for one in found["results"]] == list(METHODS)

@@ -45,7 +45,7 @@ def test_a_command_sees_one_namespace(run: Run, file: str) -> None:
     assert ids(run, file) == unnamed
 
 
-def test_examples_are_shown_from_the_namespace_that_is_named(run: Run, file: str) -> None:
+def test_demonstrations_come_from_the_named_namespace(run: Run, file: str) -> None:
     picture = "pets/sky/0.png"
     quiet = ("--shots", 12, "--json", "--traces", "none")
     for names, labels in ((TEAM, {"leaf", "ruby", "sky"}), ((), {"leaf"})):
@@ -68,7 +68,7 @@ def test_stats_count_the_other_namespaces(run: Run, file: str) -> None:
     assert "other namespace" not in run("stats", "other.db").out
 
 
-def test_export_says_what_it_left_and_import_takes_a_namespace(run: Run, file: str) -> None:
+def test_export_reports_other_namespaces_and_import_sets_one(run: Run, file: str) -> None:
     exported = run("export", file, "copy", "--json")
     assert exported.json == {"examples": 4, "skipped": []}
     assert "not exported: 12 in 'team-a'" in exported.err
@@ -80,7 +80,7 @@ def test_export_says_what_it_left_and_import_takes_a_namespace(run: Run, file: s
     assert "12 in 'team-a'" not in run("export", "other.db", "again", *TEAM).err
 
 
-def test_an_empty_namespace_says_where_examples_are(run: Run, file: str) -> None:
+def test_an_empty_namespace_names_the_others(run: Run, file: str) -> None:
     run("rm", file, *ids(run, file))
     said = "no examples in namespace ''; there are 12 in 'team-a'"
     listed = run("ls", file, "--json")
@@ -95,12 +95,12 @@ def test_an_empty_namespace_says_where_examples_are(run: Run, file: str) -> None
         assert "--namespace team-a" in failed.err
 
 
-def test_an_option_for_a_strange_name_may_be_pasted(run: Run, pets: Path) -> None:
+def test_hints_quote_names_for_the_shell(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels", "--namespace", "it's ours")
     assert "--namespace 'it'\"'\"'s ours'" in run("ls", "k.db").err
 
 
-def test_of_many_namespaces_the_first_are_named(run: Run, pets: Path) -> None:
+def test_only_the_first_namespaces_are_named(run: Run, pets: Path) -> None:
     for i in range(7):
         run("add", "k.db", pets, "--embed", "pixels", "--namespace", f"n{i}")
     told = run("ls", "k.db").err

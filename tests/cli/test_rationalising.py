@@ -48,7 +48,7 @@ def examples(path: Path) -> dict[str, Example]:
         return {e.query.text: e for e in kb}
 
 
-def test_the_table_of_what_was_made(run: Run, kb: Path, served: Server) -> None:
+def test_the_table_counts_entries_kept_and_candidates(run: Run, kb: Path, served: Server) -> None:
     before = examples(kb)
     done = run(*ASKED, "--price", "1,1")
     assert done.code == 1
@@ -78,7 +78,7 @@ def test_the_table_of_what_was_made(run: Run, kb: Path, served: Server) -> None:
     assert {body["temperature"] for body in served.bodies} == {0.7}
 
 
-def test_the_same_command_asks_only_what_is_left(run: Run, kb: Path, served: Server) -> None:
+def test_a_repeated_command_skips_finished_examples(run: Run, kb: Path, served: Server) -> None:
     first = run(*ASKED, "--limit", 2, "--json")
     assert first.code == 0
     assert first.json["rows"] == {  # type: ignore[index]
@@ -130,7 +130,7 @@ class Share:
         return await ok(*["Answer: yes"] * right, *["Answer: no"] * (4 - right))(request)
 
 
-def test_table_6_of_the_paper_counts_what_was_rejected_and_not_what_failed(
+def test_table_6_counts_rejected_but_not_failed_examples(
     run: Run, served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(naming, "OpenAIGenerator", partial(OpenAIGenerator, retries=0))
@@ -177,7 +177,7 @@ def test_a_budget_holds_even_if_all_candidates_are_needed(
     assert "price" in unpriced.err
 
 
-def test_a_dearer_example_is_what_the_next_ones_may_cost(
+def test_the_most_expensive_example_bounds_the_next_ones(
     run: Run, kb: Path, served: Server
 ) -> None:
     """The first takes 2 cents of at most 4; the second 6 of at most 12, so that no third is begun
@@ -196,7 +196,7 @@ def test_a_dearer_example_is_what_the_next_ones_may_cost(
     assert done.json["cost_usd"] == pytest.approx(0.08)  # type: ignore[index]
 
 
-def test_what_was_tried_in_vain_is_named(run: Run, kb: Path, served: Server) -> None:
+def test_rejected_examples_are_reported(run: Run, kb: Path, served: Server) -> None:
     served.answers = [ok("no", "no", "no")]
     assert run(*ASKED, "--limit", 3).code == 0
     last = run(*ASKED, "--limit", 1)
@@ -207,7 +207,7 @@ def test_what_was_tried_in_vain_is_named(run: Run, kb: Path, served: Server) -> 
     assert run(*ASKED, "--json").json["rejected"] == 4  # type: ignore[index]
 
 
-def test_an_endpoint_that_is_down_changes_nothing(
+def test_an_unreachable_endpoint_changes_nothing(
     run: Run, kb: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
@@ -220,7 +220,7 @@ def test_an_endpoint_that_is_down_changes_nothing(
 
 
 @pytest.mark.parametrize("agrees", [True, False])
-def test_on_a_terminal_the_cost_is_agreed_to_first(
+def test_a_terminal_user_confirms_the_cost(
     run: Run, kb: Path, served: Server, monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
     questions: list[str] = []
@@ -250,7 +250,7 @@ def test_the_bundled_model_cannot_reason(run: Run, kb: Path) -> None:
     assert "hint: use a model that reasons" in done.err
 
 
-def test_a_file_that_is_not_there(run: Run, kb: Path) -> None:
+def test_a_missing_file_is_reported(run: Run, kb: Path) -> None:
     done = run("rationales", "no.db", "--model", "openai:m")
     assert done.code == 1
     assert "no.db" in done.err

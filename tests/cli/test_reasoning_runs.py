@@ -88,7 +88,7 @@ def results(file: str = "f.json") -> dict[str, dict[str, Any]]:
 
 
 @SAMPLE
-def test_all_methods_and_what_they_cost(run: Run, reasoner: Reasoner, place: Path) -> None:
+def test_every_method_counts_its_calls_and_cost(run: Run, reasoner: Reasoner, place: Path) -> None:
     done = run(*asked(place, "--limit", 6), "--price", "1,1", "--json", "f.json")
     assert done.code == 0, done.err
     rows = results()
@@ -106,7 +106,7 @@ def test_all_methods_and_what_they_cost(run: Run, reasoner: Reasoner, place: Pat
     assert "demonstrations of rcts, majority include rationales" in done.err
 
 
-def test_rationales_are_shown_as_the_run_says(run: Run, reasoner: Reasoner, drawn: Path) -> None:
+def test_rationale_options_select_the_prompts(run: Run, reasoner: Reasoner, drawn: Path) -> None:
     def shown(*options: str) -> dict[str, set[bool]]:
         """By method whether its requests ask for reasons."""
         found = {}
@@ -125,7 +125,7 @@ def test_rationales_are_shown_as_the_run_says(run: Run, reasoner: Reasoner, draw
     assert "rationales null, not false" in run(*kept, "--no-rationales").err
 
 
-def test_rationales_that_a_model_has_written_are_shown(
+def test_written_rationales_become_demonstrations(
     run: Run, reasoner: Reasoner, drawn: Path
 ) -> None:
     added = run("add", "kb.db", f"mathvision:{drawn}", "--embed", "pixels", "--json").json
@@ -150,7 +150,7 @@ def test_rationales_that_a_model_has_written_are_shown(
     assert "bottega rationales" in other.err
 
 
-def test_a_killed_run_ends_as_one_that_was_not(
+def test_a_killed_run_resumes_with_equal_results(
     run: Run, reasoner: Reasoner, tmp_path: Path, drawn: Path
 ) -> None:
     """Killed at random moments; a question that was answered is never asked again."""
@@ -189,7 +189,7 @@ def test_a_killed_run_ends_as_one_that_was_not(
 
 
 @SAMPLE
-def test_what_fails_is_neither_an_answer_nor_a_reward(
+def test_failed_requests_are_excluded_and_repeated(
     run: Run, reasoner: Reasoner, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brief = partial(OpenAIGenerator, timeout=0.5, retries=RetryPolicy(2, sleep=at_once))

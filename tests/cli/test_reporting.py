@@ -6,7 +6,7 @@ from tests.cli.conftest import Run
 from tests.server import Server, ok, refuse
 
 
-def test_what_eval_kept_becomes_a_page(run: Run, pets: Path) -> None:
+def test_a_run_folder_becomes_a_page(run: Run, pets: Path) -> None:
     methods = ("--methods", "visual-rag,vote", "--shots", "1,2")
     assert run("eval", f"image-folder:{pets}", *methods, "--out", "kept").code == 0
     done = run("report", "kept")
@@ -18,7 +18,7 @@ def test_what_eval_kept_becomes_a_page(run: Run, pets: Path) -> None:
     assert sum(",accuracy," in line for line in results) == 4
 
 
-def test_two_runs_are_compared_where_out_says(run: Run, pets: Path, served: Server) -> None:
+def test_two_runs_are_compared_in_the_output_folder(run: Run, pets: Path, served: Server) -> None:
     served.answers = [ok("Answer Choice: leaf")]
     for name, model in (("one", "bundled"), ("two", "openai:m")):
         evaluation = ("eval", f"image-folder:{pets}", "--methods", "visual-rag", "--shots", 2)
@@ -30,7 +30,7 @@ def test_two_runs_are_compared_where_out_says(run: Run, pets: Path, served: Serv
     assert "| two: visual-rag | one: visual-rag | 2 | 3 |" in text
 
 
-def test_what_failed_is_said(run: Run, pets: Path, served: Server) -> None:
+def test_failures_are_reported(run: Run, pets: Path, served: Server) -> None:
     good = ok("Answer Choice: leaf")
     served.answers = [good, refuse(400, "content filter"), good]
     evaluation = ("eval", f"image-folder:{pets}", "--methods", "zero-shot", "--concurrency", 1)
@@ -41,13 +41,13 @@ def test_what_failed_is_said(run: Run, pets: Path, served: Server) -> None:
     assert "content filter" in Path("kept/report/index.html").read_text("utf-8")
 
 
-def test_a_folder_without_a_run_is_named(run: Run, pets: Path) -> None:
+def test_a_folder_without_a_run_is_reported(run: Run, pets: Path) -> None:
     done = run("report", pets)
     assert done.code == 1
     assert "holds no run" in done.err
 
 
-def test_items_are_written_for_another_program(run: Run, pets: Path) -> None:
+def test_items_are_exported_for_inspect(run: Run, pets: Path) -> None:
     written = run("dataset", f"image-folder:{pets}", "--format", "inspect", "--out", "there")
     assert (written.code, written.out) == (0, "3 items: there/dataset.jsonl\n")
     assert len(Path("there/dataset.jsonl").read_text().splitlines()) == 3

@@ -26,14 +26,14 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("typo", "meant"), TYPOS)
-def test_a_misspelt_embedder_is_refused_with_the_name_that_was_meant(typo: str, meant: str) -> None:
+def test_a_misspelt_embedder_gets_a_suggestion(typo: str, meant: str) -> None:
     with pytest.raises(SettingError, match=f"embedder is unknown, got '{typo}'") as raised:
         open_embedder(typo)
     assert f"did you mean {meant}?" in raised.value.hint
 
 
 @pytest.mark.parametrize("spec", [*IMPOSSIBLE, "clip-ViT-B-32", "xyz:text"])
-def test_an_embedder_that_no_hub_can_have_is_refused_with_the_choices(spec: str) -> None:
+def test_an_impossible_embedder_gets_the_choices(spec: str) -> None:
     with pytest.raises(SettingError, match="embedder is unknown, got") as raised:
         open_embedder(spec)
     for choice in ("dual", "bundled", "words", "pixels", "sentence-transformers/"):
@@ -42,7 +42,7 @@ def test_an_embedder_that_no_hub_can_have_is_refused_with_the_choices(spec: str)
 
 
 @pytest.mark.parametrize("spec", ["pixels", "words", "dual", "bundled", "owner/name:average"])
-def test_real_names_of_embedders_are_accepted(spec: str) -> None:
+def test_valid_embedder_names_are_accepted(spec: str) -> None:
     check_embedder(spec)
 
 
@@ -58,14 +58,14 @@ def test_real_names_of_embedders_are_accepted(spec: str) -> None:
         ("OpenAI:gpt-4o", "openai:gpt-4o"),
     ],
 )
-def test_a_misspelt_model_is_refused_with_the_name_that_was_meant(typo: str, meant: str) -> None:
+def test_a_misspelt_model_gets_a_suggestion(typo: str, meant: str) -> None:
     with pytest.raises(SettingError, match=f"model is unknown, got '{typo}'") as raised:
         open_model(typo)
     assert f"did you mean {meant}?" in raised.value.hint
 
 
 @pytest.mark.parametrize("spec", [*IMPOSSIBLE, "bundled:xyz"])
-def test_a_model_that_no_hub_can_have_is_refused_with_the_choices(spec: str) -> None:
+def test_an_impossible_model_gets_the_choices(spec: str) -> None:
     with pytest.raises(SettingError, match="model is unknown, got") as raised:
         open_model(spec)
     for choice in ("bundled", "bundled:master", "openai:NAME", "OWNER/NAME"):
@@ -80,14 +80,14 @@ def test_folders_and_hub_ids_are_looked_up(tmp_path: Path) -> None:
             open_embedder(spec)
 
 
-def test_a_preflmr_folder_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_preflmr_folder_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bottega.cli.components.FlmrEmbedder", lambda name, **_: pytest.fail(name))
     for spec in ("flmr:", "flmr:nowhere", "flmr:./nowhere"):
         with pytest.raises(SettingError, match="PreFLMR checkpoint is unknown, got"):
             open_tokens(spec)
 
 
-def test_a_misspelt_prompt_is_refused_with_the_name_that_was_meant() -> None:
+def test_a_misspelt_prompt_gets_a_suggestion() -> None:
     with pytest.raises(SettingError) as raised:
         open_prompt("interleave")
     assert "did you mean interleaved?" in raised.value.hint
@@ -96,9 +96,7 @@ def test_a_misspelt_prompt_is_refused_with_the_name_that_was_meant() -> None:
 @pytest.mark.parametrize(
     "command", [("add", "k.db", "pets", "--embed", "pixel"), ("ask", "?", "--model", "bundeld")]
 )
-def test_commands_refuse_a_misspelt_name_as_wrong_usage(
-    run: Run, pets: Path, command: tuple[str, ...]
-) -> None:
+def test_a_misspelt_name_is_wrong_usage(run: Run, pets: Path, command: tuple[str, ...]) -> None:
     failed = run(*command)
     assert failed.code == 2
     assert "did you mean" in failed.err

@@ -23,9 +23,7 @@ def results(run: Run, pets: Path, *options: object) -> list[dict[str, object]]:
     return [row | {"seconds": 0} for row in rows]
 
 
-def test_what_an_endpoint_refused_is_listed_and_alone_asked_again(
-    run: Run, pets: Path, served: Server
-) -> None:
+def test_only_failed_items_are_repeated(run: Run, pets: Path, served: Server) -> None:
     served.answers = [GOOD]
     whole = results(run, pets)
     served.answers, served.bodies[:] = [GOOD, refuse(400, "filtered"), GOOD], []
@@ -38,7 +36,7 @@ def test_what_an_endpoint_refused_is_listed_and_alone_asked_again(
     assert len(served.bodies) == 1
 
 
-def test_an_endpoint_that_is_down_scores_nothing(
+def test_an_unreachable_endpoint_scores_nothing(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.answers = [GOOD]
@@ -52,9 +50,7 @@ def test_an_endpoint_that_is_down_scores_nothing(
     assert results(run, pets, "--out", "kept") == whole
 
 
-def test_a_budget_stops_a_run_that_a_larger_one_goes_on_with(
-    run: Run, pets: Path, served: Server
-) -> None:
+def test_a_larger_budget_resumes_a_run(run: Run, pets: Path, served: Server) -> None:
     served.answers = [GOOD]
     priced = ("--price", "1,1", "--out", "kept")
     whole = results(run, pets, "--price", "1,1")
@@ -68,7 +64,7 @@ def test_a_budget_stops_a_run_that_a_larger_one_goes_on_with(
     assert "price" in refused.err
 
 
-def test_another_command_does_not_go_on_with_it(run: Run, pets: Path, served: Server) -> None:
+def test_another_command_does_not_resume_a_run(run: Run, pets: Path, served: Server) -> None:
     served.answers = [GOOD]
     results(run, pets, "--out", "kept")
     other = run("eval", f"image-folder:{pets}", *ASKED, "--out", "kept", "--seed", 1)
@@ -76,7 +72,7 @@ def test_another_command_does_not_go_on_with_it(run: Run, pets: Path, served: Se
     assert "seed 0, not 1" in other.err
 
 
-def test_majority_asks_for_several_samples(run: Run, pets: Path, served: Server) -> None:
+def test_majority_requests_several_samples(run: Run, pets: Path, served: Server) -> None:
     served.answers = [ok("leaf", "sky", "leaf")]
     done = run(
         "eval", f"image-folder:{pets}", "--methods", "majority", "--shots", 2, "--samples", 3,
@@ -89,7 +85,7 @@ def test_majority_asks_for_several_samples(run: Run, pets: Path, served: Server)
     assert {(body["n"], body["temperature"]) for body in served.bodies} == {(3, 0.7)}
 
 
-def test_round_after_round_in_the_order_of_the_items(run: Run, pets: Path, served: Server) -> None:
+def test_rounds_keep_the_order_of_the_items(run: Run, pets: Path, served: Server) -> None:
     served.answers = [GOOD]
     options = ("--methods", "zero-shot", "--round-size", 1, "--model", "openai:m")
     assert run("eval", f"image-folder:{pets}", *options).code == 0
@@ -99,7 +95,7 @@ def test_round_after_round_in_the_order_of_the_items(run: Run, pets: Path, serve
 
 
 @pytest.mark.skipif(not MATHVISION.exists(), reason="sample data are absent")
-def test_a_published_benchmark_is_asked_as_published(run: Run, served: Server) -> None:
+def test_a_published_benchmark_is_evaluated(run: Run, served: Server) -> None:
     served.answers = [ok("Final answer: (B)")]
     done = run(
         "eval", f"mathvision:{MATHVISION}", "--methods", "zero-shot,random,top-k", "--shots", 2,
@@ -113,7 +109,7 @@ def test_a_published_benchmark_is_asked_as_published(run: Run, served: Server) -
     assert images == [1] * 24 + [3] * 48
 
 
-def test_lines_of_ones_own_are_asked_as_published_ones_are(run: Run, served: Server) -> None:
+def test_custom_jsonl_data_are_evaluated(run: Run, served: Server) -> None:
     def line(i: int, **more: object) -> str:
         return orjson.dumps(
             {"question": f"What is {i} and {i}?", "answer": str(2 * i), **more}

@@ -25,7 +25,7 @@ def filled(folder: Path) -> None:
     ledger.close()
 
 
-def test_people_read_figures_with_their_n(run: Run, tmp_path: Path) -> None:
+def test_figures_are_printed_with_n(run: Run, tmp_path: Path) -> None:
     filled(tmp_path / "bottega-data")
     said = run("savings")
     assert "100 requests, 11-14" in said.out
@@ -47,7 +47,7 @@ def test_people_read_figures_with_their_n(run: Run, tmp_path: Path) -> None:
     assert "20 of them in namespaces where it gave none" in said.err
 
 
-def test_programs_read_json(run: Run, tmp_path: Path) -> None:
+def test_savings_are_printed_as_json(run: Run, tmp_path: Path) -> None:
     filled(tmp_path / "bottega-data")
     found = run("savings", "--namespace", "a", "--since", "2020-01-01", "--json").json
     assert isinstance(found, dict)
@@ -59,7 +59,7 @@ def test_programs_read_json(run: Run, tmp_path: Path) -> None:
     assert later["requests"] == 0
 
 
-def test_few_data_are_told(run: Run, tmp_path: Path) -> None:
+def test_missing_data_are_reported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     ledger = Ledger.open(tmp_path / "d" / "gateway.db")
     ledger.note(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered"))
@@ -74,7 +74,7 @@ def test_few_data_are_told(run: Run, tmp_path: Path) -> None:
     assert "2.0000 USD (no interval: too few answers, n = 1)" in run("savings", "--data", "d").out
 
 
-def test_lost_rows_are_told(run: Run, tmp_path: Path) -> None:
+def test_lost_rows_are_reported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     ledger = Ledger.open(tmp_path / "d" / "gateway.db")
     ledger._set_note("lost", "7")
@@ -82,7 +82,7 @@ def test_lost_rows_are_told(run: Run, tmp_path: Path) -> None:
     assert "7 rows could not be written" in run("savings", "--data", "d").out
 
 
-def test_no_requests_yet(run: Run) -> None:
+def test_an_empty_ledger_is_reported(run: Run) -> None:
     missing = run("savings")
     assert (missing.code, "does not exist" in missing.err) == (1, True)
     run("keys", "add", "team-a")
@@ -93,7 +93,7 @@ def test_no_requests_yet(run: Run) -> None:
     assert none.out == "no requests match the filters\n"
 
 
-def test_shares_are_of_what_was_answered(run: Run, tmp_path: Path) -> None:
+def test_shares_are_of_answered_requests(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     ledger = Ledger.open(tmp_path / "d" / "gateway.db")
     ledger.note(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered", cost_usd=0.1))

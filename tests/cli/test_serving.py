@@ -162,9 +162,7 @@ def until(met: Callable[[], bool]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP here")
-def test_a_hang_up_reloads_and_metrics_have_a_port(
-    endpoint: Server, tmp_path: Path, run: Run
-) -> None:
+def test_sighup_reloads_and_metrics_have_a_port(endpoint: Server, tmp_path: Path, run: Run) -> None:
     file = written(tmp_path, endpoint.url)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -203,7 +201,7 @@ def drawn(size: int) -> list[Any]:
     return [{"role": "user", "content": parts}]
 
 
-def test_the_demonstration_answers_the_openai_client(tmp_path: Path) -> None:
+def test_the_demo_answers_the_openai_client(tmp_path: Path) -> None:
     """Within 10 seconds of processor time: on a busy machine the clock says something else."""
     before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     with served("--demo", "--log-format", "text", folder=tmp_path) as (url, process):
@@ -238,7 +236,7 @@ def test_the_demonstration_answers_the_openai_client(tmp_path: Path) -> None:
     assert used.ru_utime + used.ru_stime - before < 10
 
 
-def test_check_prints_what_would_run(
+def test_check_prints_the_configuration(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(tmp_path, "http://localhost:9/v1")
@@ -255,7 +253,7 @@ def test_check_prints_what_would_run(
     assert not Path("bottega-data").exists()
 
 
-def test_what_cannot_be_served_is_said(run: Run, tmp_path: Path) -> None:
+def test_invalid_serve_options_are_reported(run: Run, tmp_path: Path) -> None:
     assert "--demo" in run("serve").err
     assert "several gateways" in run("serve", "--demo", "no_shop:pipeline").err
     assert "module 'no_shop' does not exist" in run("serve", "no_shop:pipeline").err
@@ -268,7 +266,7 @@ def test_what_cannot_be_served_is_said(run: Run, tmp_path: Path) -> None:
     assert (nowhere.code, "--host 127.0.0.1" in nowhere.err) == (2, True)
 
 
-def test_a_port_that_is_taken(run: Run) -> None:
+def test_a_port_in_use_is_reported(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("serve", "--demo", "--port", port)
@@ -281,7 +279,7 @@ def test_a_port_that_is_taken(run: Run) -> None:
     ("host", "shown"),
     [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("localhost", "localhost")],
 )
-def test_the_base_url_is_one_that_clients_can_use(host: str, shown: str) -> None:
+def test_the_base_url_is_reachable_for_clients(host: str, shown: str) -> None:
     assert base_url(ServerSettings(host), 80) == f"http://{shown}:80/v1"
 
 
@@ -296,7 +294,7 @@ async def begun(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def test_a_second_signal_does_not_wait(endpoint: Server, tmp_path: Path) -> None:
+def test_a_second_signal_stops_at_once(endpoint: Server, tmp_path: Path) -> None:
     file = written(tmp_path, endpoint.url)
     with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
         wait_for(url.removesuffix("/v1") + "/readyz", 200)
@@ -341,7 +339,7 @@ main()
 """
 
 
-def test_who_is_loading_can_be_stopped(endpoint: Server, tmp_path: Path) -> None:
+def test_a_loading_server_can_be_stopped(endpoint: Server, tmp_path: Path) -> None:
     file = written(tmp_path, endpoint.url)
     command = [sys.executable, "-c", SLOW, "serve", "--port", "0", "--config", str(file)]
     with subprocess.Popen(
@@ -368,7 +366,7 @@ def test_who_is_loading_can_be_stopped(endpoint: Server, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("embed", ["duel", "clip", "./nowhere", "duel:text", "a/b/c"])
 @pytest.mark.parametrize("more", [["--check"], ["--port", "0"]])
-def test_an_embedder_that_cannot_be_is_refused_at_once(
+def test_an_impossible_embedder_is_rejected(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embed: str, more: list[str]
 ) -> None:
     monkeypatch.setenv("LARGE_KEY", SECRET)
@@ -379,7 +377,7 @@ def test_an_embedder_that_cannot_be_is_refused_at_once(
     assert f"cache.embed: embedder is unknown, got {embed!r}" in " ".join(done.err.split())
 
 
-def test_without_torch_the_start_fails_at_once(
+def test_a_missing_torch_is_reported_at_start(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bottega.naming.find_spec", lambda name: None)
@@ -391,7 +389,7 @@ def test_without_torch_the_start_fails_at_once(
     assert "pip install 'bottega-vlm[local]'" in run("serve", "--port", "0").err
 
 
-def test_a_misspelt_model_of_a_tier_is_refused_with_its_place(run: Run, tmp_path: Path) -> None:
+def test_a_misspelt_model_is_reported_with_its_setting(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "bottega.toml"
     file.write_text('[tiers.small]\nmodel = "bundled:mastr"\n')
     done = run("serve", "--check", "--config", str(file))

@@ -42,7 +42,7 @@ def shown(found: object) -> set[str]:
     return {each["answer"] for each in record(found)["demonstrations"]}
 
 
-def test_each_view_finds_by_what_it_reads(run: Run, file: Path) -> None:
+def test_each_view_retrieves_by_its_own_query(run: Run, file: Path) -> None:
     by_answer = ("ask", "ruby", "--kb", file, "--by", "answer", "--shots", 4, *QUIET)
     assert shown(run(*by_answer).json) == {"ruby"}
     answers = run("classify", file, "query.jpg", "--by", "image", "--shots", 4, *QUIET).json
@@ -51,9 +51,7 @@ def test_each_view_finds_by_what_it_reads(run: Run, file: Path) -> None:
 
 
 @pytest.mark.parametrize("by", [(), ("--by", "smell")])
-def test_a_view_that_is_missing_or_wrong_is_asked_for(
-    run: Run, file: Path, by: tuple[str, ...]
-) -> None:
+def test_a_missing_or_wrong_view_is_reported(run: Run, file: Path, by: tuple[str, ...]) -> None:
     for command in (("classify", file, "query.jpg"), ("ask", "what?", "--kb", file)):
         failed = run(*command, *by)
         assert failed.code == 2
@@ -61,7 +59,7 @@ def test_a_view_that_is_missing_or_wrong_is_asked_for(
         assert "--by" in failed.err
 
 
-def test_an_embedder_that_nothing_names_is_asked_for(run: Run, file: Path) -> None:
+def test_an_unnamed_embedder_is_reported(run: Run, file: Path) -> None:
     failed = run("ask", "what?", "--kb", file, "--by", "odd")
     assert failed.code == 1
     assert "'odd-1'" in failed.err
@@ -70,7 +68,7 @@ def test_an_embedder_that_nothing_names_is_asked_for(run: Run, file: Path) -> No
     assert "'odd-1'" in clash.err
 
 
-def test_another_embedder_is_told_what_to_type(run: Run, pets: Path) -> None:
+def test_another_embedder_gets_a_hint(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     for command in (
         ("classify", "k.db", "query.jpg"),
@@ -83,7 +81,7 @@ def test_another_embedder_is_told_what_to_type(run: Run, pets: Path) -> None:
         assert "bottega reindex k.db --embed words" in failed.err
 
 
-def test_stats_tell_of_every_view(run: Run, file: Path) -> None:
+def test_stats_list_every_view(run: Run, file: Path) -> None:
     views = record(run("stats", file, "--json").json)["views"]
     assert list(views) == ["image", "answer", "odd"]
     assert views["odd"] == {"embedder": "odd-1", "dimension": 8}
@@ -93,7 +91,7 @@ def test_stats_tell_of_every_view(run: Run, file: Path) -> None:
     )
 
 
-def test_what_python_alone_can_make_is_left_to_it(run: Run, pets: Path, file: Path) -> None:
+def test_views_defined_in_python_are_not_rebuilt(run: Run, pets: Path, file: Path) -> None:
     run("export", file, "copy")
     before = run("stats", file, "--json").json
     for command in (
@@ -113,7 +111,7 @@ def test_what_python_alone_can_make_is_left_to_it(run: Run, pets: Path, file: Pa
     assert run("stats", file, "--json").json == before
 
 
-def test_views_that_the_command_line_began_it_also_fills(run: Run, pets: Path) -> None:
+def test_views_created_by_reindex_are_filled_by_add(run: Run, pets: Path) -> None:
     (pets / "ruby").rename("ruby")
     run("add", "k.db", pets, "--embed", "pixels")
     assert (
@@ -135,7 +133,7 @@ def test_views_that_the_command_line_began_it_also_fills(run: Run, pets: Path) -
         assert len(knowledge.vectors(knowledge.ids(), by="text")) == 12
 
 
-def test_a_view_that_python_took_over_is_no_longer_the_command_lines(run: Run, pets: Path) -> None:
+def test_a_view_redefined_in_python_is_not_filled_by_add(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     run("reindex", "k.db", "--embed", "pixels", "--by", "text")
     with KnowledgeBase.open("k.db", None) as knowledge:
@@ -143,7 +141,7 @@ def test_a_view_that_python_took_over_is_no_longer_the_command_lines(run: Run, p
     assert "by Python code: text" in run("add", "k.db", pets).err
 
 
-def test_a_view_without_a_name_is_not_the_default_one(run: Run, pets: Path) -> None:
+def test_an_empty_view_name_is_rejected(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     failed = run("reindex", "k.db", "--by", "", "--embed", "words")  # an empty variable of a shell
     assert failed.code == 2
@@ -151,7 +149,7 @@ def test_a_view_without_a_name_is_not_the_default_one(run: Run, pets: Path) -> N
     assert "pixels" in record(run("stats", "k.db", "--json").json)["embedder"]
 
 
-def test_a_note_that_is_no_text_is_damage(run: Run, pets: Path) -> None:
+def test_a_binary_note_is_reported_as_damage(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     with closing(sqlite3.connect("k.db")) as connection, connection:
         connection.execute("UPDATE views SET fingerprint = 'of a model'")
@@ -162,7 +160,7 @@ def test_a_note_that_is_no_text_is_damage(run: Run, pets: Path) -> None:
     assert "is damaged" in failed.err
 
 
-def test_a_default_view_that_reads_what_python_knows_is_left_to_it(run: Run, pets: Path) -> None:
+def test_a_default_view_defined_in_python_is_not_rebuilt(run: Run, pets: Path) -> None:
     view = View(TokenEmbedder.bundled(), to_query=its_answer)
     with KnowledgeBase.open("k.db", {"default": view}) as knowledge:
         knowledge.add(load_image_folder(pets))
@@ -181,7 +179,7 @@ def test_a_default_view_that_reads_what_python_knows_is_left_to_it(run: Run, pet
     assert run("classify", "k.db", "query.jpg", "--shots", 1, *QUIET).code == 0
 
 
-def test_the_default_view_stays_the_default(run: Run, pets: Path) -> None:
+def test_reindex_without_a_view_rebuilds_the_default(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     run("reindex", "k.db", "--embed", "words", "--by", "text")
     assert record(run("reindex", "k.db", "--embed", "bundled", "--json").json)["view"] == "default"
@@ -192,7 +190,7 @@ def test_the_default_view_stays_the_default(run: Run, pets: Path) -> None:
     }
 
 
-def test_repair_makes_its_own_vectors_and_names_the_others(run: Run, file: Path) -> None:
+def test_repair_rebuilds_its_own_vectors_and_names_the_others(run: Run, file: Path) -> None:
     assert (
         "by Python code: image, answer, odd"
         in run("verify", file, "--repair", "--embed", "pixels").err
@@ -209,7 +207,7 @@ def test_repair_makes_its_own_vectors_and_names_the_others(run: Run, file: Path)
     assert "; repaired only with the embedder" in repaired.out
 
 
-def test_words_and_dual_are_embedders(run: Run, pets: Path) -> None:
+def test_words_and_dual_are_valid_embedders(run: Run, pets: Path) -> None:
     for spec, begins in (("words", "tokens-"), ("dual", "dual (tower-")):
         run("add", f"{spec}.db", pets, "--embed", spec)
         stats = record(run("stats", f"{spec}.db", "--json").json)

@@ -37,8 +37,9 @@ EXAMPLE = "docs/compression.md shows a whole file"
 
 @dataclass(frozen=True)
 class Settings:
-    """`hyper` compresses for `model`, which does it itself without. `layer` is the one of `hyper`
-    whose states are read. `calibrate` lessons are looked at before the first step, 0: none."""
+    """Top-level settings of a training file. `hyper` compresses for `model`; without it, `model`
+    compresses itself. `layer` of `hyper` provides the hidden states. `calibrate` is the number of
+    lessons measured before the first step, or 0."""
 
     benchmark: str
     out: FilePath
@@ -58,7 +59,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """The shape's width and geometry are still to be told by the two models."""
+    """Settings of a training. Width and geometry of the shape are filled in from the models."""
 
     settings: Settings
     shape: CompressorConfig
@@ -106,11 +107,12 @@ def _check_pairs(plan: Plan, path: SettingPath) -> None:
     """Check settings that require each other."""
     if plan.settings.validate and not plan.course.validate_every:
         raise (path / "validate").error(
-            "sets questions aside, and nobody asks them", hint="[course] validate_every = 100"
+            "holds out questions, but validate_every is not set",
+            hint="[course] validate_every = 100",
         )
     if plan.course.validate_every and not plan.settings.validate:
         raise (path / "course" / "validate_every").error(
-            "needs questions that are set aside", hint="validate = 50"
+            "needs validation questions", hint="validate = 50"
         )
 
 
@@ -142,7 +144,7 @@ def train(
     note(
         "bottega eval ... --methods concat,racc,racc-oracle,racc-flat,racc-swapped --shots"
         f" {settings.shots} --model {settings.model} --compressor {settings.out}{hyper}"
-        " says whether it reads"
+        " measures its accuracy"
     )
 
 
@@ -179,30 +181,31 @@ def build(
     folder = compressor or bundled_compressor_for(generator)
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
-        work = StoreBuilder.opened(folder, loaded(generator), store, int8=int8)
-        with work.alone(), progress("compressing", len(knowledge)) as step:
+        builder = StoreBuilder.open(folder, loaded(generator), store, int8=int8)
+        with builder.lock(), progress("compressing", len(knowledge)) as step:
             for example in knowledge:
                 if all_examples or is_passage(example):
-                    work.take(str(example.id), example)
+                    builder.add(str(example.id), example)
                 step(1)
-            work.finish()
-    if not work.seen:
+            builder.finish()
+    if not builder.seen:
         note("all examples have an answer; compress them as demonstrations with --all")
     if json:
-        print_json(work.told)
+        print_json(builder.summary)
     else:
-        _say(work.told, store)
+        _print_summary(builder.summary, store)
 
 
-def _say(told: dict[str, float | None], store: Path) -> None:
+def _print_summary(summary: dict[str, float | None], store: Path) -> None:
     say(
-        f"{told['passages']} passages, {told['compressed']} compressed now,"
-        f" {told['kept']} in {store}"
+        f"{summary['passages']} passages, {summary['compressed']} compressed now,"
+        f" {summary['kept']} in {store}"
     )
-    if told["text_bytes"] is not None:
+    if summary["text_bytes"] is not None:
         say(
-            f"a passage: {told['text_bytes']:.0f} bytes of text, {told['fp16_bytes']} as fp16,"
-            f" {told['int8_bytes']} as int8"
+            f"a passage: {summary['text_bytes']:.0f} bytes of text,"
+            f" {summary['fp16_bytes']} as fp16, {summary['int8_bytes']} as int8"
         )
-    if told["int8_error"] is not None:
-        say(f"int8 is off by {told['int8_error']:.2%} of fp16 in the mean of those compressed now")
+    if summary["int8_error"] is not None:
+        error = summary["int8_error"]
+        say(f"int8 differs from fp16 by {error:.2%} on average, over passages compressed now")

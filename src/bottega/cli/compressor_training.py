@@ -1,4 +1,4 @@
-"""Models in this process, which a compressor stands before."""
+"""Training of passage compressors, and compression with them."""
 
 from __future__ import annotations
 
@@ -68,27 +68,28 @@ async def _loaded(generator: TransformersGenerator) -> LoadedModel:
         await generator.load()
         return generator.loaded
     finally:
-        await generator.aclose()  # its thread; the model stays with who holds it
+        await generator.aclose()  # ends its thread; the caller keeps the model
 
 
-AT_ONCE = 64
+STORE_BATCH = 64
 
 
 class StoreBuilder:
-    """`take` passages, then `finish`. `told` says how many and how large."""
+    """Writer that compresses passages into a store: `add` them, then `finish`."""
 
     def __init__(
         self, condenser: PassageCompressor, store: PassageStore, shape: CompressorConfig, int8: bool
     ) -> None:
         self._condenser, self._store, self._shape, self._int8 = condenser, store, shape, int8
-        self._waiting: list[tuple[str, Example]] = []
+        self._pending: list[tuple[str, Example]] = []
         self._ids: set[str] = set()
         self._compressed, self._text_bytes = 0, 0
         self._errors: list[float] = []
 
     @classmethod
-    def opened(cls, compressor: Path, model: LoadedModel, folder: Path, *, int8: bool) -> Self:
-        """Raises `LoadError` for another model, `StoreError` for a store of another compressor."""
+    def open(cls, compressor: Path, model: LoadedModel, folder: Path, *, int8: bool) -> Self:
+        """Open or create a store. Raises `LoadError` for another model, and `StoreError` for a
+        store of another compressor."""
         saved = load(compressor)
         shape = saved.racc.config
         condenser = PassageCompressor(
@@ -103,19 +104,19 @@ class StoreBuilder:
     def seen(self) -> int:
         return len(self._ids)
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Raises `StoreError` while another command builds the store."""
+    def lock(self) -> AbstractContextManager[None]:
+        """Lock the store. Raises `StoreError` while another command builds it."""
         return self._store.building()
 
-    def take(self, id: str, passage: Example) -> None:
+    def add(self, id: str, passage: Example) -> None:
         self._ids.add(id)
         self._text_bytes += len(f"{passage.query.text}{passage.reply}".encode())
-        self._waiting.append((id, passage))
-        if len(self._waiting) == AT_ONCE:
+        self._pending.append((id, passage))
+        if len(self._pending) == STORE_BATCH:
             self.finish()
 
     def finish(self) -> None:
-        passages, self._waiting = self._waiting, []
+        passages, self._pending = self._pending, []
         made: list[tuple[Sequence[Example], Tensor]] = []
 
         def compress(batch: Sequence[Example]) -> Tensor:
@@ -129,9 +130,9 @@ class StoreBuilder:
                 self._measure(passages, batch, rows)
 
     @property
-    def told(self) -> dict[str, float | None]:
-        """`int8_error` is the mean over passages of |int8 - fp16| / |fp16|, of those compressed
-        now."""
+    def summary(self) -> dict[str, float | None]:
+        """Counts and sizes. `int8_error` is the mean of |int8 - fp16| / |fp16| over the passages
+        compressed by this command."""
         numbers = self._shape.document_prompts * self._shape.width
         errors = self._errors
         return {
@@ -156,33 +157,33 @@ class StoreBuilder:
         ).tolist()
 
 
-BEGUN, LOSSES = "training.json", "losses.jsonl"
-TOLD = 20  # lines of progress
+TRAINING_FILE, LOSSES = "training.json", "losses.jsonl"
+LOGGED_STEPS = 20  # lines of progress
 
-Taught = tuple[LessonSampler, list[TrainingExample]]
+TrainingSets = tuple[LessonSampler, list[TrainingExample]]
 
 
 def train_as_planned(plan: Plan) -> bool:
-    """False if it was stopped."""
+    """Train, and save the compressor. Return False if training was stopped."""
     settings, course = plan.settings, plan.course
     check_retrieve(settings.retrieve, settings.embed)
     base = local_model(settings.model)
     hyper = local_model(settings.hyper) if settings.hyper else None
     data = _read(settings)
     model = loaded(base)
-    between = teaching(model, loaded(hyper) if hyper else None, layer=settings.layer)
-    shape = replace(plan.shape, width=between.hyper.width, geometry=Geometry.of(between.base))
+    objective = teaching(model, loaded(hyper) if hyper else None, layer=settings.layer)
+    shape = replace(plan.shape, width=objective.hyper.width, geometry=Geometry.of(objective.base))
     with _lessons(settings, data) as (lessons, held_out):
-        _begin(replace(plan, shape=shape), between, data)
-        racc = untrained(shape, between, seed=course.seed)
-        _say_plan(settings, course, racc, data, len(held_out))
+        _check_or_write_settings(replace(plan, shape=shape), objective, data)
+        racc = untrained(shape, objective, seed=course.seed)
+        _print_plan(settings, course, racc, data, len(held_out))
         if (settings.out / CHECKPOINT).exists():
-            note(f"goes on from the checkpoint in {settings.out}")
+            note(f"resuming from the checkpoint in {settings.out}")
         elif settings.calibrate:
-            _calibrate(between, racc, lessons.sample(settings.calibrate, -1))
-        done = _train(racc, between, lessons, held_out, settings.out, course)
+            _calibrate(objective, racc, lessons.sample(settings.calibrate, -1))
+        done = _train(racc, objective, lessons, held_out, settings.out, course)
     if done:
-        save(racc, settings.out, hyper=between.hyper, base=between.base)
+        save(racc, settings.out, hyper=objective.hyper, base=objective.base)
     return done
 
 
@@ -190,8 +191,8 @@ def _read(settings: Settings) -> Benchmark:
     data = load_benchmark(settings.benchmark, seed=settings.seed, on_error=warn)
     if settings.seed == 0 and all(map(is_passage, data.knowledge)):
         raise SettingError(
-            f"{data.name} knows no questions, so those are taught that seed draws, and seed 0 draws"
-            " the ones that `bottega eval` asks",
+            f"{data.name} has no training questions, so training generates them from seed, and seed"
+            " 0 generates the questions of `bottega eval`",
             hint="set seed to another number: seed = 20000",
         )
     if settings.passages is not None:
@@ -200,90 +201,92 @@ def _read(settings: Settings) -> Benchmark:
 
 
 @contextmanager
-def _lessons(settings: Settings, data: Benchmark) -> Iterator[Taught]:
+def _lessons(settings: Settings, data: Benchmark) -> Iterator[TrainingSets]:
     passages, everything = passages_of(data), training_items(data)
-    items, aside = split_validation(everything, settings.validate, settings.seed)
+    items, held_out_items = split_validation(everything, settings.validate, settings.seed)
     seed, shots, batch = settings.seed, settings.shots, settings.batch
     if names_gold_passages(everything, passages):
         with waiting("reading questions and passages"):
-            told = [
+            lessons_of = [
                 GoldPassageLessons(
                     part, passages, seed=seed, shots=shots, hard=settings.hard, batch=batch
                 )
-                for part in (items, aside)
+                for part in (items, held_out_items)
                 if part
             ]
-        yield told[0], told[-1].of(aside)
+        yield lessons_of[0], lessons_of[-1].of(held_out_items)
         return
-    shelf = replace(data, knowledge=passages, items=everything)
-    check_images(shelf, settings.retrieve)
+    corpus = replace(data, knowledge=passages, items=everything)
+    check_images(corpus, settings.retrieve)
     embedder = CachingEmbedder(open_retrieval(settings.retrieve, settings.embed))
-    with filled_knowledge(shelf, embedder, settings.retrieve) as knowledge:
+    with filled_knowledge(corpus, embedder, settings.retrieve) as knowledge:
         with waiting("indexing passages"):
             tokens = open_tokens(settings.embed)
             search = retriever_factory(settings.retrieve, embedder, tokens=tokens, seed=seed)
-            retrieve = search(shelf, knowledge)
+            retrieve = search(corpus, knowledge)
         lessons = RetrievedLessons(data, items, retrieve, seed=seed, shots=shots, batch=batch)
-        yield lessons, lessons.of(aside)
+        yield lessons, lessons.of(held_out_items)
 
 
-def _begin(plan: Plan, between: TrainingObjective, data: Benchmark) -> None:
-    """What is in the folder is of this very training. Raises `LoadError`."""
+def _check_or_write_settings(plan: Plan, objective: TrainingObjective, data: Benchmark) -> None:
+    """Write the training settings, or raise `LoadError` if the folder has other settings."""
     out = plan.settings.out
-    told = {
+    current = {
         **{name: value for name, value in asdict(plan.settings).items() if name != "out"},
         "shape": asdict(plan.shape),
         "course": asdict(plan.course),
         "data": benchmark.fingerprint(data),
-        "hyper": fingerprint(between.hyper.model),
-        "base": fingerprint(between.base),
+        "hyper": fingerprint(objective.hyper.model),
+        "base": fingerprint(objective.base),
     }
-    file = out / BEGUN
+    file = out / TRAINING_FILE
     if not file.exists():
         if (out / SETTINGS).exists() or (out / CHECKPOINT).exists():
             raise LoadError(
-                f"{out} holds a compressor that this command has not trained",
+                f"{out} holds a compressor from another training",
                 hint="name another folder as out",
             )
         out.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(told, indent=2) + "\n")
+        file.write_text(json.dumps(current, indent=2) + "\n")
         return
     try:
         before = json.loads(file.read_text())
     except ValueError as error:
-        raise LoadError(f"{file} is damaged", hint=f"delete {out}, and train anew") from error
-    changed = [name for name, value in told.items() if not _alike(name, before.get(name), value)]
+        raise LoadError(f"{file} is damaged", hint=f"delete {out} and train again") from error
+    changed = [
+        name for name, value in current.items() if not _same_setting(name, before.get(name), value)
+    ]
     if changed:
         raise LoadError(
-            f"{out} is of a training with another {' and another '.join(changed)}",
-            hint="name another folder as out, or use the settings that it was begun with",
+            f"{out} holds a training with another {' and another '.join(changed)}",
+            hint="name another folder as out, or use the settings in its training.json",
         )
 
 
-def _alike(name: str, before: object, now: object) -> bool:
+def _same_setting(name: str, before: object, now: object) -> bool:
     if name not in ("hyper", "base"):
         return before == now
-    try:  # rounded otherwise on another machine
+    try:  # fingerprints of one model differ in rounding between machines
         return same_model(str(before), str(now))
     except ValueError:
         return False
 
 
-def _say_plan(
+def _print_plan(
     settings: Settings, course: TrainingConfig, racc: RaccModel, data: Benchmark, held_out: int
 ) -> None:
-    shape, who = racc.config, settings.hyper or settings.model
+    shape, compressing_model = racc.config, settings.hyper or settings.model
     parameters = sum(one.numel() for one in racc.parameters())
     passages = passages_of(data)
     text = sum(len(one.query.text.encode()) for one in passages) / len(passages)
     say(
-        f"{who} compresses a passage into {shape.document_prompts} prompts ({text:.0f} bytes of"
-        f" text into {_bytes(shape)} as fp16), {settings.shots} passages and a question into"
-        f" {shape.query_prompts} places before {settings.model}"
+        f"{compressing_model} compresses a passage into {shape.document_prompts} prompts"
+        f" ({text:.0f} bytes of text into {_bytes(shape)} as fp16), and {settings.shots} passages"
+        f" with a question into {shape.query_prompts} prompts for {settings.model}"
     )
     say(
-        f"{data.name}: {len(training_items(data)) - held_out} questions teach, {held_out} validate;"
-        f" {len(passages)} passages"
+        f"{data.name}: {len(training_items(data)) - held_out} training questions,"
+        f" {held_out} validation questions, {len(passages)} passages"
     )
     say(
         f"{parameters} parameters, {course.steps} steps of {settings.batch * course.accumulate}"
@@ -295,16 +298,18 @@ def _bytes(shape: CompressorConfig) -> int:
     return 2 * shape.document_prompts * shape.width
 
 
-def _calibrate(between: TrainingObjective, racc: RaccModel, lessons: list[TrainingExample]) -> None:
+def _calibrate(
+    objective: TrainingObjective, racc: RaccModel, lessons: list[TrainingExample]
+) -> None:
     relevant = sum(any(one.relevant) for one in lessons)
     note(f"{relevant} of the first {len(lessons)} lessons have a relevant passage")
-    with waiting("measuring where to start"):
-        between.calibrate(racc, lessons)
+    with waiting("calibrating"):
+        objective.calibrate(racc, lessons)
 
 
 def _train(
     racc: RaccModel,
-    between: TrainingObjective,
+    objective: TrainingObjective,
     lessons: LessonSampler,
     held_out: list[TrainingExample],
     out: Path,
@@ -324,12 +329,16 @@ def _train(
             losses.write(json.dumps(asdict(now)) + "\n")
             losses.flush()
             last = reached == course.steps
-            if now.validation is not None or last or reached % max(1, course.steps // TOLD) == 0:
+            if (
+                now.validation is not None
+                or last
+                or reached % max(1, course.steps // LOGGED_STEPS) == 0
+            ):
                 note(_line(now))
 
         return train(
             racc,
-            between,
+            objective,
             lessons,
             course,
             folder=out,
@@ -346,16 +355,17 @@ def _line(now: TrainingProgress) -> str:
 
 @contextmanager
 def _stopping() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed: a step is finished first. Pressed again it ends at once."""
-    asked = False
+    """Yield a function that tells if Ctrl-C was pressed, to stop after the step. The second Ctrl-C
+    stops at once."""
+    pressed = False
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield lambda: asked
+        yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)

@@ -92,7 +92,7 @@ def show(
     id: Annotated[str, typer.Argument(help="Id, or its beginning.")],
     image: Annotated[
         Path | None,
-        typer.Option(help="Write the example's first image, as it is stored, to this file."),
+        typer.Option(help="Write the example's first image to this file, in its stored format."),
     ] = None,
     namespace: Namespace = "",
     json: Json = False,

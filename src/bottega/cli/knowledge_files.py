@@ -156,7 +156,7 @@ def maker(knowledge: KnowledgeBase, view: StoredView) -> str:
 def embedder_hint(
     error: EmbedderMismatchError, knowledge: KnowledgeBase, embed: str | None, file: Path
 ) -> EmbedderMismatchError:
-    """Return the error with a hint that names --embed values where they are known."""
+    """Return the error with a hint that names possible --embed values, if any."""
     hint = f"bottega reindex {file} embeds all examples again"
     if embed is not None:
         made = [view for view in knowledge.views().values() if view.fingerprint == error.stored]

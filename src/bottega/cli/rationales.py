@@ -67,8 +67,8 @@ class Run:
     @property
     def cost_usd(self) -> float | None:
         costs = [one.cost_usd for one in self.made]
-        known = [cost for cost in costs if cost is not None]
-        return sum(known) if len(known) == len(costs) else None
+        priced = [cost for cost in costs if cost is not None]
+        return sum(priced) if len(priced) == len(costs) else None
 
     @property
     def candidates(self) -> list[float]:

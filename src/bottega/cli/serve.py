@@ -76,7 +76,7 @@ def serve(
         str, typer.Option(help="Format of log lines on stderr: json or text.")
     ] = "",
 ) -> None:
-    """Serve Cache-of-Thought to OpenAI clients: one base URL, several models behind it."""
+    """Serve Cache-of-Thought to OpenAI clients: one base URL, several models."""
     with _serve_extra():
         from bottega.gateway.telemetry.logs import STYLES
     if log_format not in ("", *STYLES):

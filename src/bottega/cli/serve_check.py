@@ -48,10 +48,10 @@ def print_config(
 def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipeline | None) -> Rows:
     prices = PriceTable()
     if pipeline is not None:
-        for one in pipeline.tiers:
-            yield f"tiers.{one.name}", one.generator.name
-            yield "  shown", _examples(one.shots)
-            published = _known_price(one.generator.name, prices)
+        for pipeline_tier in pipeline.tiers:
+            yield f"tiers.{pipeline_tier.name}", pipeline_tier.generator.name
+            yield "  shown", _examples(pipeline_tier.shots)
+            published = _published_price(pipeline_tier.generator.name, prices)
             yield "  price", published if pipeline.price is None else OWN
         yield "route", OWN
         yield "cache", OWN
@@ -74,7 +74,7 @@ def _tier(
     yield "  takes", _takes(tier)
     yield "  price", _price(tier, prices)
     if tier.is_remote:
-        yield "  time-outs", _patience(tier)
+        yield "  time-outs", _timeouts(tier)
         yield "  concurrency", f"{tier.concurrency} requests"
 
 
@@ -107,15 +107,17 @@ def _price(tier: TierSettings, prices: PriceTable) -> str:
         return _per_million(tier.price)
     if not tier.is_remote:
         return "nothing: it runs in this process"
-    return _known_price(tier.upstream_name, prices)
+    return _published_price(tier.upstream_name, prices)
 
 
-def _known_price(model: str, prices: PriceTable) -> str:
+def _published_price(model: str, prices: PriceTable) -> str:
     costs = [prices(model, usage) for usage in (Usage(1000, 0), Usage(0, 1000))]
-    known = [cost * 1000 for cost in costs if cost is not None]
-    if len(known) < len(costs):
+    prices_per_million = [cost * 1000 for cost in costs if cost is not None]
+    if len(prices_per_million) < len(costs):
         return "unknown"
-    return f"{_per_million(known)} (published)" if any(known) else "nothing"
+    if not any(prices_per_million):
+        return "nothing"
+    return f"{_per_million(prices_per_million)} (published)"
 
 
 def _per_million(price: Collection[float]) -> str:
@@ -123,7 +125,7 @@ def _per_million(price: Collection[float]) -> str:
     return ", ".join(f"{usd:.6g} {word}" for usd, word in words) + ": USD per million tokens"
 
 
-def _patience(tier: TierSettings) -> str:
+def _timeouts(tier: TierSettings) -> str:
     waits = Timeouts.of(tier.timeout)
     return (
         f"{waits.total:g} s an attempt; of a stream {waits.first:g} s to the first event,"
@@ -153,7 +155,7 @@ def _cache(config: Config) -> Rows:
     yield "cache", str(cache.file or config.gateway.data / CACHE)
     yield "  embed", _said("embed", cache.embed, usual)
     yield "  retrieve", _said("retrieve", cache.retrieve, usual)
-    near = "not set: bm25 has no similarities"
+    near = "not set: bm25 has no similarity"
     yield (
         "  min_similarity",
         near
@@ -192,7 +194,7 @@ def _keys(config: Config) -> str:
         return "not required"
     valid = sum(account.revoked is None for account in made)
     if not valid:
-        return f"required, and there are none: bottega keys add NAME --data {data}"
+        return f"required, but none exist: bottega keys add NAME --data {data}"
     return f"required; {valid} in {data}"
 
 
