@@ -24,8 +24,8 @@ SECONDS = 60
 
 
 class Page:
-    """`complaints` are uncaught exceptions, console errors and the browser's own, refused requests
-    among them."""
+    """Browser page. `complaints` are uncaught exceptions, console errors and browser errors,
+    including rejected requests."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -44,39 +44,39 @@ class Page:
             self._note(message)
 
     async def evaluate(self, script: str) -> Any:
-        """The value of an expression, of a promise if it is one."""
-        found = await self.call(
+        """Return the value of an expression; a promise is awaited."""
+        reply = await self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     async def open(self, url: str, ready: str) -> None:
-        """Returns when the expression `ready` is true."""
+        """Open the address and wait until the expression `ready` is true."""
         await self.call("Page.navigate", url=url)
         for _ in range(SECONDS * 20):
-            with suppress(AssertionError):  # the old document is just going
+            with suppress(AssertionError):  # the old document is unloading
                 if await self.evaluate(f"Boolean({ready})"):
                     return
             await asyncio.sleep(0.05)
         raise AssertionError(f"{ready} did not become true; complaints: {self.complaints}")
 
     def _note(self, message: dict[str, Any]) -> None:
-        told = message.get("params", {})
+        params = message.get("params", {})
         match message.get("method"):
             case "Runtime.exceptionThrown":
-                self.complaints.append(str(told["exceptionDetails"]))
-            case "Runtime.consoleAPICalled" if told["type"] in ("error", "assert"):
-                self.complaints.append(str(told["args"]))
-            case "Log.entryAdded" if told["entry"]["level"] == "error":
-                self.complaints.append(told["entry"]["text"])
+                self.complaints.append(str(params["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if params["type"] in ("error", "assert"):
+                self.complaints.append(str(params["args"]))
+            case "Log.entryAdded" if params["entry"]["level"] == "error":
+                self.complaints.append(params["entry"]["text"])
             case "Network.requestWillBeSent":
-                self.requests.append(told["request"]["url"][:60])
+                self.requests.append(params["request"]["url"][:60])
 
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[str]:
-    """The address at which it is told what to do."""
+    """Run Chromium and yield the address of its DevTools."""
     assert PROGRAM is not None
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     process = subprocess.Popen(
@@ -98,11 +98,11 @@ def chromium(profile: Path) -> Iterator[str]:
 
 @asynccontextmanager
 async def browsing(address: str) -> AsyncIterator[Page]:
-    """A page that shares nothing with other pages of the same Chromium."""
+    """Open a page in a browser context of its own."""
     async with aiohttp.ClientSession() as session, session.ws_connect(address) as socket:
         browser = Page(socket)
-        apart = await browser.call("Target.createBrowserContext", disposeOnDetach=True)
-        tab = await browser.call("Target.createTarget", url="about:blank", **apart)
+        context = await browser.call("Target.createBrowserContext", disposeOnDetach=True)
+        tab = await browser.call("Target.createTarget", url="about:blank", **context)
         own = f"{address.partition('/devtools/')[0]}/devtools/page/{tab['targetId']}"
         async with session.ws_connect(own, max_msg_size=0) as talk:
             page = Page(talk)
@@ -113,7 +113,7 @@ async def browsing(address: str) -> AsyncIterator[Page]:
 
 def _address(file: Path) -> str:
     for _ in range(SECONDS * 20):
-        # A port and a path, the latter some time after the former.
+        # The file holds a port and a path; the path is written later.
         if file.exists() and len(lines := file.read_text().split()) == 2:
             return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
         time.sleep(0.05)

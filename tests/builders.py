@@ -1,4 +1,4 @@
-"""Small parts that many tests build with."""
+"""Builders of images, examples and search trees for tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUESTION = "What is in the image above?"
 
 
 def solid_image(shade: int, size: tuple[int, int] = (8, 8)) -> Image:
-    """A plain image; different shades are different images."""
+    """Return an image of one colour; different shades give different images."""
     return Image.from_pillow(Pillow.new("RGB", size, (shade % 256, shade // 256, 90)))
 
 
@@ -36,16 +36,16 @@ def example(label: str, shade: int, id: str | None = None) -> Example:
 
 
 def candidates(*labels: str) -> list[Candidate]:
-    """Best first, with falling scores."""
+    """Return candidates with these labels, in descending order of score."""
     return [Candidate(example(label, i), 1.0 - i / 10) for i, label in enumerate(labels)]
 
 
 def search_tree(
-    known: Sequence[Candidate], *, depth: int = 3, children: int = 3, seed: int = 0
+    examples: Sequence[Candidate], *, depth: int = 3, children: int = 3, seed: int = 0
 ) -> SearchTree:
-    """Grown at random to its last level: no example twice on a way, N are sums and Q are means.
-    Branches say the answer of their last demonstration."""
-    root = _grown(None, known, depth, children, random.Random(seed))
+    """Return a random tree of full depth. A path repeats no example; N are sums and Q are means.
+    Leaves answer with the label of their last demonstration."""
+    root = _random_node(None, examples, depth, children, random.Random(seed))
     _, path = _best(root)
     requests = 3 * root.visits
     return SearchTree(
@@ -53,7 +53,7 @@ def search_tree(
     )
 
 
-def _grown(
+def _random_node(
     candidate: Candidate | None,
     left: Sequence[Candidate],
     depth: int,
@@ -62,13 +62,15 @@ def _grown(
 ) -> SearchNode:
     if candidate is not None and not (depth and left):
         label = candidate.example.answer
-        said = Answer(label, labels=(label,), rationale=f"it looks like {label}")
+        answer = Answer(label, labels=(label,), rationale=f"it looks like {label}")
         rewards = {"self": rng.randrange(6) / 5, "mutual": rng.randrange(6) / 5}
         value = 0.2 * rewards["self"] + 0.8 * rewards["mutual"]
-        return SearchNode(candidate, value, 1, (), said, rewards)
+        return SearchNode(candidate, value, 1, (), answer, rewards)
     nodes = tuple(
-        _grown(one, [other for other in left if other is not one], depth - 1, children, rng)
-        for one in rng.sample(left, min(children, len(left)))
+        _random_node(
+            child, [other for other in left if other is not child], depth - 1, children, rng
+        )
+        for child in rng.sample(left, min(children, len(left)))
     )
     at_root = None if candidate is not None else Answer("unknown", valid=False)
     value, visits = mean(node.value for node in nodes), sum(node.visits for node in nodes)
@@ -76,17 +78,17 @@ def _grown(
 
 
 def _best(node: SearchNode) -> tuple[float, tuple[int, ...]]:
-    """The way down with the largest sum of Q."""
-    ways = [(*_best(child), i) for i, child in enumerate(node.children)]
-    most, path, place = max(ways, default=(0.0, (), None))
-    return node.value + most, path if place is None else (place, *path)
+    """Return the largest sum of Q on a path to a leaf, and that path."""
+    paths = [(*_best(child), i) for i, child in enumerate(node.children)]
+    most, path, index = max(paths, default=(0.0, (), None))
+    return node.value + most, path if index is None else (index, *path)
 
 
 def searched(tree: SearchTree, query: Query, *, id: str = "abc123") -> Trace:
-    """The trace of a pipeline whose search has grown this tree."""
+    """Return the trace of a pipeline whose search built this tree."""
     node, shown = tree.root, list[Candidate]()
-    for place in tree.path:
-        node = node.children[place]
+    for index in tree.path:
+        node = node.children[index]
         shown += [node.candidate] if node.candidate else []
     answer = node.answer or Answer("", valid=False)
     reply = Reply("m", (Completion(f"Answer: {answer.text}"),), Usage(900, 8), 0.2)
@@ -94,7 +96,7 @@ def searched(tree: SearchTree, query: Query, *, id: str = "abc123") -> Trace:
 
 
 class ListPool:
-    """Examples in a list, as the random retrievers see a knowledge base."""
+    """Knowledge base of a list of examples, for the random retrievers."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self.examples = {str(e.id): e for e in examples}

@@ -12,7 +12,7 @@ from hypothesis import Phase, settings
 from tests import server
 from tests.paths import ROOT
 
-# Processes that tests start import `tests`, too, whatever the working directory is.
+# Subprocesses of tests import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path
 )

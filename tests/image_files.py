@@ -1,4 +1,4 @@
-"""Image files that many tests build with."""
+"""Builders of image files for tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image as Pillow
 
 
-def encoded(picture: Pillow.Image, format: str = "PNG", **options: object) -> bytes:
+def encoded(image: Pillow.Image, format: str = "PNG", **options: object) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, format, **options)
+    image.save(buffer, format, **options)
     return buffer.getvalue()
 
 

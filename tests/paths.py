@@ -1,4 +1,4 @@
-"""Paths of the checkout, so that tests do not depend on the working directory."""
+"""Paths of the checkout; tests do not depend on the working directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scripted endpoint that reasons: it answers in the format asked for, and fails on demand."""
+"""Scripted endpoint that reasons in the requested format and fails on demand."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ Body = dict[str, Any]
 
 
 class Reasoner:
-    """What it says follows from what is asked, its seed included, and from nothing else; samples
-    at a temperature differ. Where "BECAUSE" is asked for it gives reasons, and in every fourth of
-    the other replies.
+    """Endpoint whose replies depend only on the request and its seed; samples at a temperature
+    differ. It gives reasons if the prompt contains "BECAUSE", and in a quarter of other replies.
 
-    `answers` says what it answers to a question, and `format` how.
-
-    A share of the requests, `failing`, fails whenever it is sent, in every one of four ways.
-    `answered` and `failed` count the requests by their bodies, `samples` all completions.
+    `answers` maps a question to its answer, and `format` formats the reply. The fraction `failing`
+    of the requests fails every time, in one of four kinds. `answered` and `failed` count requests
+    by body, `samples` counts completions.
     """
 
     def __init__(
@@ -43,19 +41,19 @@ class Reasoner:
         self.format = format
         self.answered: Counter[bytes] = Counter()
         self.failed: Counter[bytes] = Counter()
-        self.ways: Counter[str] = Counter()
+        self.failure_kinds: Counter[str] = Counter()
         self.samples = self.prompt_tokens = 0
         self.order: list[bytes] = []
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         payload = await request.read()
         body: Body = orjson.loads(payload)
-        if chance(payload, "fails") < self.failing:
-            way = sorted(FAILURES)[draw(payload, "how") % len(FAILURES)]
+        if hash_fraction(payload, "fails") < self.failing:
+            kind = sorted(FAILURES)[hash_number(payload, "how") % len(FAILURES)]
             self.failed[payload] += 1
-            self.ways[way] += 1
-            return await FAILURES[way](request)
-        texts = [self.said(body, i) for i in range(body.get("n", 1))]
+            self.failure_kinds[kind] += 1
+            return await FAILURES[kind](request)
+        texts = [self.reply(body, i) for i in range(body.get("n", 1))]
         response = await ok(*texts)(request)
         await asyncio.sleep(0)
         self.answered[payload] += 1
@@ -64,26 +62,30 @@ class Reasoner:
         self.prompt_tokens += 10
         return response
 
-    def said(self, body: Body, number: int) -> str:
-        asked = text_of(body["messages"][-1])
-        if "**Answer:**" in asked:  # appendix C.1: how does one get there?
+    def reply(self, body: Body, number: int) -> str:
+        question = text_of(body["messages"][-1])
+        if "**Answer:**" in question:  # appendix C.1: a rationale is requested
             return f"Way {number}: look, then count."
         sample = number if body.get("temperature") else 0
-        drawn = draw(orjson.dumps([body["messages"], body.get("seed")]), sample)
-        answer = self.answers(asked) if self.answers else guess(asked, drawn)
+        random_number = hash_number(orjson.dumps([body["messages"], body.get("seed")]), sample)
+        answer = self.answers(question) if self.answers else random_answer(question, random_number)
         if self.format:
             return self.format.format(answer)
-        if "letter of the right choice" in asked or "short phrase" in asked:
+        if "letter of the right choice" in question or "short phrase" in question:
             return f"Answer: {answer}"
-        boxed = rf"\boxed{{{answer}}}" if "boxed" in asked else answer
-        wanted = "BECAUSE" in str(body["messages"][0]) + asked
-        why = f" BECAUSE: It follows, reason {drawn % 7}." if wanted or drawn % 4 == 0 else ""
-        return f"The answer is {boxed}.{why}"
+        boxed = rf"\boxed{{{answer}}}" if "boxed" in question else answer
+        reasons = "BECAUSE" in str(body["messages"][0]) + question
+        rationale = (
+            f" BECAUSE: It follows, reason {random_number % 7}."
+            if reasons or random_number % 4 == 0
+            else ""
+        )
+        return f"The answer is {boxed}.{rationale}"
 
 
-def guess(asked: str, drawn: int) -> str:
-    letters = OPTION.findall(asked)
-    return letters[drawn % len(letters)] if letters else str(drawn % 9)
+def random_answer(question: str, random_number: int) -> str:
+    letters = OPTION.findall(question)
+    return letters[random_number % len(letters)] if letters else str(random_number % 9)
 
 
 def text_of(message: Body) -> str:
@@ -93,9 +95,9 @@ def text_of(message: Body) -> str:
     return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
-def draw(payload: bytes, salt: object) -> int:
+def hash_number(payload: bytes, salt: object) -> int:
     return int.from_bytes(hashlib.blake2b(payload + repr(salt).encode(), digest_size=6).digest())
 
 
-def chance(payload: bytes, salt: object) -> float:
-    return draw(payload, salt) / 2**48
+def hash_fraction(payload: bytes, salt: object) -> float:
+    return hash_number(payload, salt) / 2**48

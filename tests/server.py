@@ -1,4 +1,4 @@
-"""A chat-completions endpoint on loopback that misbehaves on demand."""
+"""Chat-completions endpoint on loopback that fails on demand."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """Request number i is answered by `answers[i]`, those beyond the last one by the last one.
+    """Endpoint that answers request i with `answers[i]`, and later requests with the last answer.
 
-    It runs in a thread of its own, so that a test may use several event loops.
+    It runs in its own thread, because a test may use several event loops.
     """
 
     def __init__(self) -> None:
@@ -26,12 +26,12 @@ class Server:
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.most_at_once = 0
-        self._now = 0
+        self._active = 0
         self.url = ""
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        self._now += 1
-        self.most_at_once = max(self.most_at_once, self._now)
+        self._active += 1
+        self.most_at_once = max(self.most_at_once, self._active)
         try:
             self.paths.append(request.path_qs)
             self.headers.append(dict(request.headers))
@@ -40,7 +40,7 @@ class Server:
             number = min(len(self.bodies), len(self.answers)) - 1
             return await self.answers[number](request)
         finally:
-            self._now -= 1
+            self._active -= 1
 
     async def _serve(self, ready: threading.Event, stop: asyncio.Event) -> None:
         app = web.Application(client_max_size=1 << 26)
@@ -103,7 +103,7 @@ def raw(
 
 
 def stall(seconds: float = 30.0) -> Answer:
-    """Half an answer, then silence."""
+    """Return an answer that stops halfway and keeps the connection open."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000"})
@@ -116,7 +116,7 @@ def stall(seconds: float = 30.0) -> Answer:
 
 
 def cut() -> Answer:
-    """Half an answer, then a closed connection."""
+    """Return an answer that stops halfway and closes the connection."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000"})

@@ -1,5 +1,5 @@
-"""What the model cards promise: labels are copied from the most similar demonstration, questions,
-rules and passages are read, and what cannot be known is "unknown"."""
+"""Abilities in the model cards: copying labels of the most similar demonstration, reading
+questions, rules and passages, and answering "unknown" otherwise."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_label_words_in_the_question_do_not_matter(
     assert await ask(model, PROMPT(question(2, text), demonstrations(text))) == LABELS[2]
 
 
-async def test_without_demonstrations_the_answer_is_unknown(model: TransformersGenerator) -> None:
+async def test_no_demonstrations_means_unknown(model: TransformersGenerator) -> None:
     assert await ask(model, PROMPT(question(0), [])) == "unknown"
 
 
@@ -258,7 +258,7 @@ async def test_batched_and_single_prompts_give_equal_answers(
         (Message("user", (drawing(0), drawing(1), "Two?")), Message("assistant", ("two",))),
     ],
 )
-async def test_unusual_turns_before_demonstrations_do_no_harm(
+async def test_turns_before_demonstrations_are_ignored(
     model: TransformersGenerator, odd: tuple[Message, ...]
 ) -> None:
     usual = PROMPT(question(3), demonstrations()).messages
@@ -310,7 +310,7 @@ def parsed(reply: str) -> Answer:
 
 
 def scene(shape: str, colour: str) -> Image:
-    """Two figures of that kind on a dotted ground, in the southwest."""
+    """Return an image of two such figures in the southwest, on a dotted background."""
     words = {"shape": shape, "colour": colour, "texture": "dotted", "count": "two"}
     words["place"] = "southwest"
     values = [VALUES[attribute].index(words[attribute]) for attribute in ATTRIBUTES]
@@ -368,20 +368,21 @@ CLASSES = (
 
 
 def blurred(seed: int) -> Image:
-    """An image of smooth random colours: like photographs, all about equally similar."""
+    """Return an image of smooth random colours. Like photographs, such images are about equally
+    similar."""
     noise = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     return Image.from_pillow(Pillow.fromarray(noise).resize((32, 32), Pillow.Resampling.BICUBIC))
 
 
-async def test_the_wording_of_a_common_question_changes_no_answer(
+async def test_the_wording_of_a_common_question_does_not_matter(
     model: TransformersGenerator,
 ) -> None:
     async def answers(text: str) -> list[str]:
         shown = [
-            Candidate(Example(Query(text, (blurred(place),)), label), 0.0)
-            for place, label in enumerate(CLASSES)
+            Candidate(Example(Query(text, (blurred(seed),)), label), 0.0)
+            for seed, label in enumerate(CLASSES)
         ]
-        queries = [Query(text, (blurred(100 + place),)) for place in range(16)]
+        queries = [Query(text, (blurred(100 + seed),)) for seed in range(16)]
         return await asyncio.gather(*(ask(model, PROMPT(one, shown)) for one in queries))
 
     first, *others = [await answers(text) for text in WORDINGS]

@@ -140,17 +140,17 @@ def test_alpha_is_composed_over_white(mode: str) -> None:
 
 
 def test_a_transparent_palette_is_composed_over_white() -> None:
-    picture = Pillow.new("P", (8, 8), 0)
-    picture.putpalette([9, 9, 9] * 256)
-    image = Image.from_bytes(encoded(picture, "GIF", transparency=0))
+    source = Pillow.new("P", (8, 8), 0)
+    source.putpalette([9, 9, 9] * 256)
+    image = Image.from_bytes(encoded(source, "GIF", transparency=0))
     assert image.decode().getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_exif_rotation_is_applied() -> None:
-    picture = Pillow.new("RGB", (40, 20), BLUE)
+    source = Pillow.new("RGB", (40, 20), BLUE)
     exif = Pillow.Exif()
     exif[0x0112] = 6  # the camera was turned: rotate by 90 degrees
-    image = Image.from_bytes(encoded(picture, "JPEG", exif=exif))
+    image = Image.from_bytes(encoded(source, "JPEG", exif=exif))
     assert image.decode().size == (20, 40)
     assert wire(image).size == (20, 40)
 
@@ -294,11 +294,11 @@ def test_a_small_image_does_not_wait_for_the_encoding_of_a_large_one(
     started, finish = threading.Event(), threading.Event()
     encode = pixels.encoded
 
-    def encoded_slowly(picture: Pillow.Image) -> tuple[str, bytes]:
-        if picture.width == large.width:
+    def encoded_slowly(source: Pillow.Image) -> tuple[str, bytes]:
+        if source.width == large.width:
             started.set()
             assert finish.wait(30)
-        return encode(picture)
+        return encode(source)
 
     monkeypatch.setattr(pixels, "encoded", encoded_slowly)
     with ThreadPoolExecutor(2) as pool:

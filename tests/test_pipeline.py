@@ -37,7 +37,7 @@ QUERY = Query(QUESTION, (solid_image(500),))
 
 
 class Steps:
-    """Parts that note when they are called, so that a test sees the order."""
+    """Pipeline parts that record the order of their calls."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []
@@ -91,7 +91,7 @@ async def test_the_order_of_the_steps_and_the_trace() -> None:
     assert trace.seconds > 0
 
 
-async def test_a_querys_own_choices_win() -> None:
+async def test_choices_of_the_query_take_precedence() -> None:
     trace = await Steps().pipeline().trace(Query("?", choices=("x", "y")))
     assert trace.query.choices == ("x", "y")
     assert not trace.answer.valid
@@ -99,13 +99,13 @@ async def test_a_querys_own_choices_win() -> None:
 
 async def test_without_shots_nothing_is_retrieved() -> None:
     steps = Steps()
-    alone = Pipeline(
-        route=FixedRouter(Tier("alone", steps.model)),
+    single = Pipeline(
+        route=FixedRouter(Tier("single", steps.model)),
         retrieve=steps.retrieve,
         prompt=InterleavedPrompter(),
         parse=LabelParser(),
     )
-    trace = await alone.trace(QUERY)
+    trace = await single.trace(QUERY)
     assert (steps.taken, trace.candidates, trace.cost_usd) == ([], (), None)
 
 
@@ -218,7 +218,7 @@ async def test_a_batch_keeps_the_order_of_the_queries() -> None:
     assert [answer.text for answer in answers] == words
 
 
-async def test_a_batch_answers_so_many_queries_at_a_time() -> None:
+async def test_a_batch_limits_its_concurrency() -> None:
     active = most = 0
 
     async def route(query: Query, /) -> Tier:
@@ -291,7 +291,7 @@ async def test_an_insufficient_answer_escalates_to_the_next_tier() -> None:
     assert (trace.tier, trace.answer.text) == ("master", "b")
     assert [reply.model for reply in trace.dismissed] == ["small"]
     assert large.calls[0].sampling.max_tokens == 99
-    assert trace.cost_usd is None  # what the large one costs is not known
+    assert trace.cost_usd is None  # the price of the large model is unknown
     free = replace(pipeline, price=lambda model, usage: 0.25, tiers=tiers)
     small, large = ScriptedGenerator(["a"]), ScriptedGenerator(["b"])
     tiers = (Tier("apprentice", small), Tier("master", large))
@@ -305,8 +305,8 @@ async def test_a_tier_can_have_its_own_prompt() -> None:
     assert model.calls[0].prompt.messages[-1].parts[-1] == QUESTION
 
 
-class Chooses:
-    """A search that shows the second candidate and says what it asked."""
+class SecondCandidateSearch:
+    """Search that shows the second candidate and records its arguments."""
 
     def __init__(self) -> None:
         self.given: list[tuple[int, int]] = []
@@ -320,7 +320,7 @@ class Chooses:
 
 
 async def test_a_search_answers_and_all_its_requests_are_priced() -> None:
-    steps, search = Steps(), Chooses()
+    steps, search = Steps(), SecondCandidateSearch()
     per_token = replace(
         steps.pipeline(), search=search, price=lambda model, usage: float(usage.prompt_tokens)
     )
@@ -334,7 +334,7 @@ async def test_a_search_answers_and_all_its_requests_are_priced() -> None:
 
 
 async def test_a_tier_without_demonstrations_skips_the_search() -> None:
-    steps, search = Steps(), Chooses()
+    steps, search = Steps(), SecondCandidateSearch()
     bare = Tier("bare", steps.model)
     trace = await replace(steps.pipeline(), route=FixedRouter(bare), search=search).trace(QUERY)
     assert (search.given, trace.tree) == ([], None)

@@ -139,28 +139,28 @@ def test_a_large_palette_image_is_reduced_as_rgb(
     """Neither the strips nor the reduction divide the rows evenly."""
     monkeypatch.setattr(pixels, "LARGE_PIXELS", 250_000)
     monkeypatch.setattr(pixels, "STRIP_PIXELS", 10_000)
-    picture = photo(607, 413).convert("P")
-    image = Image.from_bytes(encoded(picture))
-    expected = picture.convert("RGB").reduce(8)
+    source = photo(607, 413).convert("P")
+    image = Image.from_bytes(encoded(source))
+    expected = source.convert("RGB").reduce(8)
     assert image.decode(at_least=48).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("mode", ["1", "P"])
 def test_ordinary_images_are_decoded_without_reduction(mode: str) -> None:
     """Stored vectors depend on these pixels."""
-    picture = photo(900, 600).convert(mode)
-    image = Image.from_bytes(encoded(picture))
-    expected = picture.convert("RGB").tobytes()
+    source = photo(900, 600).convert(mode)
+    image = Image.from_bytes(encoded(source))
+    expected = source.convert("RGB").tobytes()
     assert image.decode(at_least=64).tobytes() == expected
     assert image.decode_for_model().tobytes() == expected
     assert b"".join(strip.tobytes() for strip in image.rgb_strips()) == expected
 
 
 def test_strips_are_the_upright_pixels() -> None:
-    picture = photo(64, 48)
-    turned = picture.getexif()
+    source = photo(64, 48)
+    turned = source.getexif()
     turned[0x0112] = 6
-    image = Image.from_bytes(encoded(picture, exif=turned.tobytes()))
+    image = Image.from_bytes(encoded(source, exif=turned.tobytes()))
     strips = b"".join(strip.tobytes() for strip in image.rgb_strips())
     assert strips == image.decode().tobytes()
     assert image.decode().size == (48, 64)
@@ -217,10 +217,10 @@ def test_the_cost_of_a_deep_tiff_in_one_strip_covers_its_peak(tmp_path: Path) ->
 
 def test_a_sequential_jpeg_of_several_scans_costs_its_coefficients() -> None:
     side, pixel_count = 6320, 6320**2
-    apart = Image.from_bytes(sequential_jpeg(side, ((1,), (2,), (3,))))
-    together = Image.from_bytes(sequential_jpeg(side, ((1, 2, 3),)))
-    assert apart.decode_cost(512).peak >= 6 * pixel_count
-    assert together.decode_cost(512).peak < pixel_count
+    separate = Image.from_bytes(sequential_jpeg(side, ((1,), (2,), (3,))))
+    interleaved = Image.from_bytes(sequential_jpeg(side, ((1, 2, 3),)))
+    assert separate.decode_cost(512).peak >= 6 * pixel_count
+    assert interleaved.decode_cost(512).peak < pixel_count
 
 
 def test_an_mpo_file_of_several_scans_costs_its_coefficients() -> None:

@@ -28,19 +28,19 @@ def passages() -> KnowledgeBase:
 
 
 async def test_the_bundled_model_reads_the_whole_passage() -> None:
-    """`<end>` stands on both sides of it: the one behind is its own."""
+    """`<end>` surrounds the passage; only the trailing one belongs to it."""
 
-    def spelled(loaded: LoadedModel) -> list[str]:
+    def decoded_inputs(loaded: LoadedModel) -> list[str]:
         inputs = InputBuilder(loaded.encode, loaded.ends).passages(
             [labelled_passage("The home of babra is lavim")]
         )
         return [loaded.processor.tokenizer.decode(row) for row in inputs["input_ids"]]
 
-    assert await bundled().run(spelled) == ["<passage>The home of babra is lavim<end>"]
+    assert await bundled().run(decoded_inputs) == ["<passage>The home of babra is lavim<end>"]
 
 
-class Right:
-    """The passage that answers, among four others."""
+class OracleRetriever:
+    """Retriever that returns the passage with the answer among others."""
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         item = next(one for one in TASK.items if one.query.id == query.id)
@@ -49,7 +49,7 @@ class Right:
         return [Candidate(one, 0.0) for one in (*others[: k - 1], *right)]
 
 
-async def said(pipeline, items: tuple[Example, ...]) -> int:  # type: ignore[no-untyped-def]
+async def count_right(pipeline, items: tuple[Example, ...]) -> int:  # type: ignore[no-untyped-def]
     answers = [await pipeline.answer(item.query) for item in items]
     return sum(one.text == item.answer for one, item in zip(answers, items, strict=True))
 
@@ -57,13 +57,13 @@ async def said(pipeline, items: tuple[Example, ...]) -> int:  # type: ignore[no-
 async def test_the_model_answers_with_compressed_passages(
     passages: KnowledgeBase,
 ) -> None:
-    pipeline = racc(passages, None, bundled(), retrieve=Right())  # its own compressor
+    pipeline = racc(passages, None, bundled(), retrieve=OracleRetriever())  # the bundled compressor
 
     trace = await pipeline.trace(TASK.items[0].query)
 
     assert len(trace.candidates) == 5
     assert len(trace.prompt.messages) == 1  # no passage is shown
-    assert await said(pipeline, TASK.items) >= 8
+    assert await count_right(pipeline, TASK.items) >= 8
 
 
 async def test_stored_passages_give_equal_answers(passages: KnowledgeBase, tmp_path: Path) -> None:
@@ -77,8 +77,10 @@ async def test_stored_passages_give_equal_answers(passages: KnowledgeBase, tmp_p
         return store.add([(str(one.id), one) for one in TASK.knowledge], condenser.compress)
 
     assert await model.run(build) == len(TASK.knowledge)
-    how = racc(passages, bundled_compressor(), model, store=tmp_path, retrieve=Right())
-    assert await said(how, TASK.items) >= 8
+    pipeline = racc(
+        passages, bundled_compressor(), model, store=tmp_path, retrieve=OracleRetriever()
+    )
+    assert await count_right(pipeline, TASK.items) >= 8
 
 
 async def test_a_passage_missing_in_the_store_is_an_error(
@@ -90,9 +92,11 @@ async def test_a_passage_missing_in_the_store_is_an_error(
 
     saved = load(bundled_compressor())
     shape = saved.racc.config
-    begun = PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))
-    begun.add([], lambda none: torch.zeros(0))
-    pipeline = racc(passages, bundled_compressor(), bundled(), store=tmp_path, retrieve=Right())
+    empty = PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))
+    empty.add([], lambda none: torch.zeros(0))
+    pipeline = racc(
+        passages, bundled_compressor(), bundled(), store=tmp_path, retrieve=OracleRetriever()
+    )
 
     with pytest.raises(StoreError, match="is not compressed"):
         await pipeline.answer(TASK.items[0].query)
@@ -107,7 +111,7 @@ def test_a_base_over_http_is_rejected(passages: KnowledgeBase) -> None:
 
 
 async def test_another_base_model_is_rejected(passages: KnowledgeBase) -> None:
-    pipeline = racc(passages, bundled_compressor(), bundled("master"), retrieve=Right())
+    pipeline = racc(passages, bundled_compressor(), bundled("master"), retrieve=OracleRetriever())
 
     with pytest.raises(LoadError, match="another hyper model"):
         await pipeline.answer(TASK.items[0].query)

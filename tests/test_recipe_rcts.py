@@ -25,14 +25,14 @@ def knowledge() -> Iterator[KnowledgeBase]:
 
 
 def follows(prompt: Prompt) -> str:
-    """Says what the last demonstration says, and why; without any it guesses."""
-    said = [str(m.parts[-1]) for m in prompt.messages if m.role == "assistant"]
-    if not said:
+    """Return the answer of the last demonstration with a reason, or a guess without any."""
+    shown = [str(m.parts[-1]) for m in prompt.messages if m.role == "assistant"]
+    if not shown:
         return "Answer: dog"
-    return "It looks like the last.\nAnswer: " + said[-1].rpartition(" ")[2]
+    return "It looks like the last.\nAnswer: " + shown[-1].rpartition(" ")[2]
 
 
-class Brief(ScriptedGenerator):
+class TurnsOnlyGenerator(ScriptedGenerator):
     turns_only = True
 
 
@@ -43,43 +43,47 @@ def leaves(tree: SearchTree | None) -> list[SearchNode]:
     return [] if tree is None else below(tree.root)
 
 
-async def test_a_tree_search_shows_three_of_twenty_and_its_answer_is_taken(
+async def test_a_tree_search_selects_three_demonstrations_and_the_answer(
     knowledge: KnowledgeBase,
 ) -> None:
     model = ScriptedGenerator(follows, name="small")
     trace = await rcts(knowledge, model, labels=("cat", "dog"), seed=1).trace(QUERY)
     assert trace.tree is not None
     assert len(trace.candidates) == 3
-    assert len({one.example.id for one in trace.candidates}) == 3
+    assert len({candidate.example.id for candidate in trace.candidates}) == 3
     assert trace.answer.text == trace.candidates[-1].example.answer
     assert trace.tree.calls == sum(call.sampling.n for call in model.calls)
     rewarded = [call for call in model.calls if call.sampling.temperature == 0.8]
     own = [call for call in rewarded if call.sampling.n == 5]
-    assert own and len(own) < len(rewarded)  # the query again, and known questions
+    assert own and len(own) < len(rewarded)  # the query again, and labelled questions
     again = await rcts(
         knowledge, ScriptedGenerator(follows, name="small"), labels=("cat", "dog"), seed=1
     ).trace(QUERY)
     assert again.tree == trace.tree
 
 
-async def test_a_brief_model_goes_on_from_its_own_rationale(knowledge: KnowledgeBase) -> None:
-    model = Brief(follows)
+async def test_a_turns_only_model_continues_its_own_rationale(knowledge: KnowledgeBase) -> None:
+    model = TurnsOnlyGenerator(follows)
     trace = await rcts(knowledge, model, labels=("cat", "dog"), rollouts=4).trace(QUERY)
-    begun = [call.prompt for call in model.calls if call.prompt.messages[-1].role == "assistant"]
-    assert {one.messages[-1].parts for one in begun} == {("It looks like the last.\nAnswer:",)}
-    assert {one.messages[0].parts[-1] for one in begun} == {QUERY.text}
+    continuations = [
+        call.prompt for call in model.calls if call.prompt.messages[-1].role == "assistant"
+    ]
+    assert {one.messages[-1].parts for one in continuations} == {
+        ("It looks like the last.\nAnswer:",)
+    }
+    assert {one.messages[0].parts[-1] for one in continuations} == {QUERY.text}
     assert all("Answer with" not in str(call.prompt) for call in model.calls)
     rewards = [reward for leaf in leaves(trace.tree) for reward in leaf.rewards]
     assert {"self", "mutual"} == set(rewards)
 
 
-async def test_a_budget_of_calls_is_kept(knowledge: KnowledgeBase) -> None:
+async def test_the_call_budget_holds(knowledge: KnowledgeBase) -> None:
     model = ScriptedGenerator(follows)
     trace = await rcts(knowledge, model, labels=("cat", "dog"), most_calls=30).trace(QUERY)
     assert trace.tree is not None and trace.tree.calls <= 30
 
 
-async def test_another_search_takes_its_place(knowledge: KnowledgeBase) -> None:
+async def test_a_given_search_replaces_the_default(knowledge: KnowledgeBase) -> None:
     model: Generator = ScriptedGenerator(follows)
     pipeline = rcts(knowledge, model, labels=("cat", "dog"))
     search = pipeline.search
@@ -96,7 +100,7 @@ async def test_another_search_takes_its_place(knowledge: KnowledgeBase) -> None:
     assert trace.tree is not None and len(trace.tree.root.children) == 3
 
 
-async def test_what_cannot_be_shown_is_refused_before_anything_is_asked(
+async def test_invalid_shot_counts_are_rejected_at_construction(
     knowledge: KnowledgeBase,
 ) -> None:
     with pytest.raises(SettingError, match="got fetch=4"):
@@ -105,7 +109,7 @@ async def test_what_cannot_be_shown_is_refused_before_anything_is_asked(
         rcts(knowledge, ScriptedGenerator([]), shots=101, fetch=200)
 
 
-async def test_a_model_that_reasons_is_asked_among_more_labels_than_letters(
+async def test_a_reasoning_model_accepts_more_labels_than_letters(
     knowledge: KnowledgeBase,
 ) -> None:
     labels = ("cat", "dog", *(f"kind {i}" for i in range(28)))

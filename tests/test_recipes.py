@@ -1,4 +1,4 @@
-"""The recipes do what their papers say, from their parts."""
+"""Recipes follow their papers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bottega.types import Answer, Prompt, Query, Trace
 from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
 
 
-class Brief(ScriptedGenerator):
+class TurnsOnlyGenerator(ScriptedGenerator):
     turns_only = True
 
 
@@ -37,7 +37,7 @@ def cache() -> Iterator[KnowledgeBase]:
 
 
 def turns(generator: ScriptedGenerator, call: int = -1) -> list[str]:
-    """The texts of one prompt, turn by turn."""
+    """Return the texts of one prompt by turn."""
     messages = generator.calls[call].prompt.messages
     return [" ".join(part for part in m.parts if isinstance(part, str)) for m in messages]
 
@@ -53,7 +53,7 @@ async def test_a_masters_answer_is_shown_to_the_apprentice(cache: KnowledgeBase)
     )
     assert (await pipeline.trace(image_example(2).query)).tier == "apprentice"
     assert turns(apprentice) == ["What?", "it has whiskers\nAnswer: cat", "What?"]
-    assert [(one.answer, one.source) for one in cache] == [("cat", "master:gpt")]
+    assert [(example.answer, example.source) for example in cache] == [("cat", "master:gpt")]
 
 
 async def test_the_master_is_prompted_to_reason_if_it_can(cache: KnowledgeBase) -> None:
@@ -61,8 +61,8 @@ async def test_the_master_is_prompted_to_reason_if_it_can(cache: KnowledgeBase) 
     for master, reasoning, received in (
         (ScriptedGenerator(large), None, True),
         (ScriptedGenerator(large), False, False),
-        (Brief(large), None, False),
-        (Brief(large), True, True),
+        (TurnsOnlyGenerator(large), None, False),
+        (TurnsOnlyGenerator(large), True, True),
     ):
         pipeline = cache_of_thought(
             cache,
@@ -106,8 +106,8 @@ async def test_a_static_cache_does_not_change(cache: KnowledgeBase) -> None:
 async def test_only_the_last_tiers_answers_are_stored(cache: KnowledgeBase) -> None:
     tiers = [Tier(name, model(name, name), shots=1) for name in ("small", "middle", "large")]
 
-    class InTurn:
-        """Routes to each in turn, and notes what it is told."""
+    class SequentialRouter:
+        """Router that returns each tier in turn and records its observations."""
 
         def __init__(self, tiers: Sequence[Tier]) -> None:
             self.rest = iter(tiers)
@@ -119,17 +119,17 @@ async def test_only_the_last_tiers_answers_are_stored(cache: KnowledgeBase) -> N
         async def observe(self, trace: Trace, /) -> None:
             self.received.append(trace.tier)
 
-    made: list[InTurn] = []
+    made: list[SequentialRouter] = []
 
-    def in_turn(tiers: Sequence[Tier]) -> InTurn:
-        made.append(InTurn(tiers))
+    def in_turn(tiers: Sequence[Tier]) -> SequentialRouter:
+        made.append(SequentialRouter(tiers))
         return made[0]
 
     pipeline = cache_of_thought(cache, tiers=tiers, route=in_turn)
     for number in range(3):
         await pipeline.answer(image_example(number).query)
     assert [tier.name for tier in pipeline.tiers] == ["small", "middle", "large"]
-    assert [one.answer for one in cache] == ["large"]
+    assert [example.answer for example in cache] == ["large"]
     assert made[0].received == ["small", "middle", "large"]
 
 
@@ -191,7 +191,7 @@ async def test_answers_to_text_questions_are_stored(cache: KnowledgeBase) -> Non
         route=lambda tiers: RandomRouter(tiers, 1.0),
     )
     await pipeline.answer(text_example("Capital of France?").query)
-    assert [one.query.text for one in cache] == ["Capital of France?"]
+    assert [example.query.text for example in cache] == ["Capital of France?"]
 
 
 async def test_another_question_about_an_image_is_a_demonstration(

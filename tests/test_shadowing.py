@@ -19,13 +19,13 @@ from tests.builders import candidates
 
 
 def follows(prompt: Prompt) -> str:
-    """The apprentice repeats what it is shown, and guesses otherwise."""
+    """Return the last demonstrated answer, or a guess without demonstrations."""
     shown = [message for message in prompt.messages if message.role == "assistant"]
     return str(shown[-1].parts[0]) if shown else "guess"
 
 
 class ShadowSetup:
-    """A pipeline whose first tier is measured against its last, at a dollar a call."""
+    """Pipeline that compares its first tier with its last, at one dollar per call."""
 
     def __init__(self, route: int = 0, found: Sequence[Candidate] = candidates("right")) -> None:
         self.small, self.large = (
@@ -55,13 +55,13 @@ class ShadowSetup:
         self.pipeline = replace(self.pipeline, record=record)
 
 
-async def test_the_gate_opens_once_samples_say_that_demonstrations_help() -> None:
+async def test_the_gate_opens_if_demonstrations_improve_samples() -> None:
     setup = ShadowSetup()
     answers = [(await setup.pipeline.answer(Query("?"))).text for _ in range(10)]
     assert answers == ["guess"] * 5 + ["right"] * 5
     quality = setup.shadow.summary()
     assert (quality.n, quality.with_demonstrations.value, quality.without.value) == (10, 1, 0)
-    # The answer itself is not asked for again.
+    # The answer itself is reused.
     assert (len(setup.small.calls), len(setup.large.calls)) == (20, 10)
     assert setup.charged == [1.0] * 20
 
@@ -74,7 +74,7 @@ async def test_the_masters_answers_are_not_measured() -> None:
 
 async def test_queries_without_candidates_are_not_measured() -> None:
     setup = ShadowSetup(found=())
-    for _ in range(3):  # the place is given back each time
+    for _ in range(3):  # each query releases its slot
         await setup.pipeline.answer(Query("?"))
     assert len(setup.large.calls) == 0
     assert setup.shadow.begins()

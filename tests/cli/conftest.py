@@ -33,34 +33,34 @@ class Ran:
 
 Run = Callable[..., Ran]
 
-# Every command would make these anew, as a process of its own must; none of them changes.
+# Commands share these immutable objects; a separate process would build them again.
 COMMANDS = cache(typer.main.get_command)
 TOWER = staticmethod(cache(TowerEmbedder.bundled))
 WORDS = staticmethod(cache(TokenEmbedder.bundled))
 
 
-async def at_once(seconds: float) -> None:
-    """How long to wait before trying again is not the commands' affair."""
+async def no_sleep(seconds: float) -> None:
+    """Replace the wait before a retry."""
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Runs `bottega ARGUMENTS` in an empty folder, with traces of its own."""
+    """Return a function that runs `bottega ARGUMENTS` in an empty folder with its own traces."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BOTTEGA_TRACES", str(tmp_path / "traces.db"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(typer.main, "get_command", COMMANDS)
     monkeypatch.setattr(TowerEmbedder, "bundled", TOWER)
     monkeypatch.setattr(TokenEmbedder, "bundled", WORDS)
-    impatient = partial(OpenAIGenerator, retries=RetryPolicy(sleep=at_once))
-    monkeypatch.setattr(naming, "OpenAIGenerator", impatient)
+    without_waits = partial(OpenAIGenerator, retries=RetryPolicy(sleep=no_sleep))
+    monkeypatch.setattr(naming, "OpenAIGenerator", without_waits)
 
     def run(*arguments: object) -> Ran:
         monkeypatch.setattr(sys, "argv", ["bottega", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             main()
         out, err = capsys.readouterr()
-        code = ended.value.code
+        code = exit_info.value.code
         return Ran(code if isinstance(code, int) else 0, out, err)
 
     return run
@@ -68,24 +68,25 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 @pytest.fixture
 def pets(tmp_path: Path) -> Path:
-    """Three classes that differ in colour, four images each, with query.jpg of class leaf."""
+    """Return a folder of three classes that differ in colour, four images each; query.jpg beside
+    it is of class leaf."""
     root = tmp_path / "pets"
     for label, colour in COLOURS.items():
         (root / label).mkdir(parents=True)
         for i in range(4):
-            _draw(colour, 30 + 5 * i).save(root / label / f"{i}.png")
-    _draw("forestgreen", 42).save(tmp_path / "query.jpg", quality=95)
+            _disc(colour, 30 + 5 * i).save(root / label / f"{i}.png")
+    _disc("forestgreen", 42).save(tmp_path / "query.jpg", quality=95)
     return root
 
 
-def _draw(colour: str, size: int) -> Image.Image:
-    picture = Image.new("RGB", (64, 64), "white")
-    ImageDraw.Draw(picture).ellipse((5, 5, 5 + size, 5 + size), fill=colour)
-    return picture
+def _disc(colour: str, size: int) -> Image.Image:
+    image = Image.new("RGB", (64, 64), "white")
+    ImageDraw.Draw(image).ellipse((5, 5, 5 + size, 5 + size), fill=colour)
+    return image
 
 
 @pytest.fixture
 def served(endpoint: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The endpoint, as the one that `--model openai:NAME` asks."""
+    """Return the endpoint that `--model openai:NAME` calls."""
     monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
     return endpoint

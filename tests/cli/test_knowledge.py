@@ -133,9 +133,9 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
     done = run(*add, "--split", "train")
     assert "1 added, 0 were there already, 1 skipped" in done.out
     assert "gs.csv, line 3: the id must be a number, got 'x'" in done.err
-    told = run(*add, "--json").json
-    assert isinstance(told, dict)
-    assert (told["new"], told["duplicates"], len(told["skipped"])) == (1, 1, 1)
+    added = run(*add, "--json").json
+    assert isinstance(added, dict)
+    assert (added["new"], added["duplicates"], len(added["skipped"])) == (1, 1, 1)
     assert "1 added" in run("add", "k.db", "seen.jsonl", "--passages").out
     listed = run("ls", "k.db", "--json").json
     assert isinstance(listed, list)
@@ -146,13 +146,13 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
     }
 
     assert run(*add, "--strict").code == 1
-    for wrong, code, said in (
+    for wrong, code, expected in (
         ((*add, "--split", "test"), 2, "passages have no split test"),
         (("add", "k.db", "gs.csv"), 2, "add --passages for data without answers"),
         (("add", "k.db", "seen.jsonl"), 1, "answer, label and labels are missing"),
     ):
-        refused = run(*wrong)
-        assert (refused.code, said in refused.err) == (code, True), refused.err
+        failed = run(*wrong)
+        assert (failed.code, expected in failed.err) == (code, True), failed.err
 
 
 def test_errors_have_hints_and_no_traceback(run: Run, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_the_embedder_of_the_file_is_reused(run: Run, pets: Path) -> None:
     assert clash.code == 1
     assert "pixels" in clash.err
     assert "tower" in clash.err
-    assert run("add", "k.db", pets).code == 0  # the clash has changed nothing
+    assert run("add", "k.db", pets).code == 0  # the failed command changed nothing
 
 
 def test_an_unloadable_embedder_gets_a_hint_with_the_choices(
@@ -199,7 +199,7 @@ def test_an_unloadable_embedder_gets_a_hint_with_the_choices(
     def not_found(name: str, *, mode: str) -> Embedder:
         raise EmbeddingError(f"{name} cannot be loaded as an embedder")
 
-    monkeypatch.setattr("bottega.naming.SentenceEmbedder", not_found)  # asks a hub
+    monkeypatch.setattr("bottega.naming.SentenceEmbedder", not_found)  # queries a hub
     failed = run("add", "k.db", pets, "--embed", "owner/name")
     assert failed.code == 1
     for name in ("bundled", "pixels", "words", "dual", "sentence-transformers folder or id"):

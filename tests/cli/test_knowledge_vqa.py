@@ -1,4 +1,4 @@
-"""OK-VQA and A-OKVQA with passages, from training to figures, in the published layouts."""
+"""Training and evaluation on OK-VQA and A-OKVQA with passages, in the published layouts."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ TEXTS = ("Surfers swim in the sea.", "Boards are made of foam.", "A train needs 
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two would wait for each other wherever tests run beside other work."""
+    """Use one thread: several threads wait for each other on a busy machine."""
     monkeypatch.setattr("os.cpu_count", lambda: 1)
 
 
-def trained(run: Run, benchmark: str, passages: str, model: str = "bundled") -> str:
-    """What the command says."""
+def train(run: Run, benchmark: str, passages: str, model: str = "bundled") -> str:
+    """Train, and return the output."""
     top = f'benchmark = "{benchmark}"\nmodel = "{model}"'
     Path("c.toml").write_text(top + CONFIG.replace("PASSAGES", passages))
     done = run("compress", "train", "c.toml")
@@ -54,15 +54,15 @@ def trained(run: Run, benchmark: str, passages: str, model: str = "bundled") -> 
     return done.out + done.err
 
 
-def judged(run: Run, benchmark: str, passages: str, *more: object) -> dict[str, Any]:
+def evaluate(run: Run, benchmark: str, passages: str, *more: object) -> dict[str, Any]:
     done = run(
         *("eval", benchmark, "--passages", passages, "--retrieve", "bm25", "--shots", 2),
         *("--methods", ",".join(METHODS), "--compressor", "compressor", "--max-tokens", 4),
         *("--json", "out.json", *more),
     )
     assert done.code == 0, done.err
-    told: dict[str, Any] = json.loads(Path("out.json").read_text())
-    return told
+    document: dict[str, Any] = json.loads(Path("out.json").read_text())
+    return document
 
 
 def test_okvqa_trains_and_evaluates_with_a_search_corpus(run: Run, tmp_path: Path) -> None:
@@ -75,30 +75,31 @@ def test_okvqa_trains_and_evaluates_with_a_search_corpus(run: Run, tmp_path: Pat
             [["kid", "text"], *enumerate(f"{t} What is done" for t in TEXTS)]
         )
 
-    said = trained(run, "okvqa:vqa", "okvqa_full_corpus.csv")
-    assert "4 training questions, 0 validation questions, 3 passages" in said
-    assert "4 of the first 4 lessons have a relevant passage" in said
-    found = judged(run, "okvqa:vqa", "okvqa_full_corpus.csv")
-    assert (found["knowledge_base"], found["items"]) == (3, 2)  # without the questions of training
-    assert [one["method"] for one in found["results"]] == list(METHODS)
-    for one in found["results"]:
-        assert (one["metric"], one["n"], one["calls"]) == ("vqa_accuracy_original", 2, 2)
-        assert one["also"][0]["metric"] == "vqa_accuracy_always-normalised"
+    output = train(run, "okvqa:vqa", "okvqa_full_corpus.csv")
+    assert "4 training questions, 0 validation questions, 3 passages" in output
+    assert "4 of the first 4 lessons have a relevant passage" in output
+    document = evaluate(run, "okvqa:vqa", "okvqa_full_corpus.csv")
+    # Training questions are excluded.
+    assert (document["knowledge_base"], document["items"]) == (3, 2)
+    assert [row["method"] for row in document["results"]] == list(METHODS)
+    for row in document["results"]:
+        assert (row["metric"], row["n"], row["calls"]) == ("vqa_accuracy_original", 2, 2)
+        assert row["also"][0]["metric"] == "vqa_accuracy_always-normalised"
 
     passages = "okvqa_full_corpus.csv"
     run("add", "gs.db", passages, "--passages", "--embed", "words")
     racc = ("okvqa:vqa", passages, "--methods", "racc", "--store", "gs.racc")
     with pytest.raises(AssertionError, match="no compressed passages"):
-        judged(run, *racc)
+        evaluate(run, *racc)
     built = run("compress", "build", "gs.db", "--compressor", "compressor", "--store", "gs.racc")
     assert built.code == 0, built.err
-    stored = judged(run, *racc)["results"]
-    assert [(one["method"], one["n"], one["failed"]) for one in stored] == [("racc", 2, 0)]
+    stored = evaluate(run, *racc)["results"]
+    assert [(row["method"], row["n"], row["failed"]) for row in stored] == [("racc", 2, 0)]
 
 
 def test_aokvqa_trains_and_evaluates_with_image_passages(run: Run, tmp_path: Path) -> None:
-    asked = [aokvqa.question(7), aokvqa.question(8, direct_answers=["cab"] * 10)]
-    aokvqa.published(tmp_path / "vqa", [aokvqa.question(n) for n in (1, 2, 3)], asked)
+    questions = [aokvqa.question(7), aokvqa.question(8, direct_answers=["cab"] * 10)]
+    aokvqa.published(tmp_path / "vqa", [aokvqa.question(n) for n in (1, 2, 3)], questions)
     rows = [
         {"text": f"{text} What does it await?", "id": f"WIT_{i}"} for i, text in enumerate(TEXTS)
     ]
@@ -106,12 +107,12 @@ def test_aokvqa_trains_and_evaluates_with_image_passages(run: Run, tmp_path: Pat
     rows[2]["image"] = "train.png"
     (tmp_path / "wit.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
-    model = str(fast_vlm(tmp_path / "model"))  # the bundled ones show no picture of a passage
-    said = trained(run, "aokvqa:vqa", "wit.jsonl", model)
-    assert "3 training questions, 0 validation questions, 3 passages" in said
-    assert "4 of the first 4 lessons have a relevant passage" in said
-    found = judged(run, "aokvqa:vqa", "wit.jsonl", "--model", model)
-    assert [one["method"] for one in found["results"]] == list(METHODS)
-    assert {(one["metric"], one["n"]) for one in found["results"]} == {
+    model = str(fast_vlm(tmp_path / "model"))  # bundled models do not read passage images
+    output = train(run, "aokvqa:vqa", "wit.jsonl", model)
+    assert "3 training questions, 0 validation questions, 3 passages" in output
+    assert "4 of the first 4 lessons have a relevant passage" in output
+    document = evaluate(run, "aokvqa:vqa", "wit.jsonl", "--model", model)
+    assert [row["method"] for row in document["results"]] == list(METHODS)
+    assert {(row["metric"], row["n"]) for row in document["results"]} == {
         ("direct_answer_original", 2)
     }

@@ -13,16 +13,16 @@ TEAM = ("--namespace", "team-a")
 
 @pytest.fixture
 def file(run: Run, pets: Path) -> str:
-    """Twelve examples in team-a, and those called leaf also without a namespace's name."""
+    """Return a file with twelve examples in team-a, and those of leaf in the default namespace."""
     run("add", "k.db", pets, "--embed", "pixels", *TEAM)
     shutil.copytree(pets / "leaf", "one/leaf")
     run("add", "k.db", "one")
     return "k.db"
 
 
-def record(found: object) -> dict[str, Any]:
-    assert isinstance(found, dict)
-    return found
+def record(json: object) -> dict[str, Any]:
+    assert isinstance(json, dict)
+    return json
 
 
 def ids(run: Run, *arguments: str) -> list[str]:
@@ -46,25 +46,25 @@ def test_a_command_sees_one_namespace(run: Run, file: str) -> None:
 
 
 def test_demonstrations_come_from_the_named_namespace(run: Run, file: str) -> None:
-    picture = "pets/sky/0.png"
-    quiet = ("--shots", 12, "--json", "--traces", "none")
+    image = "pets/sky/0.png"
+    options = ("--shots", 12, "--json", "--traces", "none")
     for names, labels in ((TEAM, {"leaf", "ruby", "sky"}), ((), {"leaf"})):
-        answers = run("classify", file, picture, *quiet, *names).json
+        answers = run("classify", file, image, *options, *names).json
         assert isinstance(answers, list)
-        asked = run("ask", "What is this?", "-i", picture, "--kb", file, *quiet, *names).json
-        for answer in (*answers, record(asked)):
-            assert {shown["answer"] for shown in answer["demonstrations"]} == labels
-    lost = run("ask", "What is this?", *TEAM)
-    assert (lost.code, "--kb" in lost.err) == (2, True)
+        answer = run("ask", "What is this?", "-i", image, "--kb", file, *options, *names).json
+        for each in (*answers, record(answer)):
+            assert {shown["answer"] for shown in each["demonstrations"]} == labels
+    without_file = run("ask", "What is this?", *TEAM)
+    assert (without_file.code, "--kb" in without_file.err) == (2, True)
 
 
 def test_stats_count_the_other_namespaces(run: Run, file: str) -> None:
-    found = record(run("stats", file, "--json").json)
-    assert (found["examples"], found["namespaces"]) == (4, {"": 4, "team-a": 12})
+    stats = record(run("stats", file, "--json").json)
+    assert (stats["examples"], stats["namespaces"]) == (4, {"": 4, "team-a": 12})
     assert record(run("stats", file, *TEAM, "--json").json)["labels"] == 3
     assert "team-a" in run("stats", file).out.split("other namespace")[1]
-    shutil.copytree("one", "alone")
-    run("add", "other.db", "alone", "--embed", "pixels")
+    shutil.copytree("one", "single")
+    run("add", "other.db", "single", "--embed", "pixels")
     assert "other namespace" not in run("stats", "other.db").out
 
 
@@ -82,16 +82,16 @@ def test_export_reports_other_namespaces_and_import_sets_one(run: Run, file: str
 
 def test_an_empty_namespace_names_the_others(run: Run, file: str) -> None:
     run("rm", file, *ids(run, file))
-    said = "no examples in namespace ''; there are 12 in 'team-a'"
+    expected = "no examples in namespace ''; there are 12 in 'team-a'"
     listed = run("ls", file, "--json")
     assert (listed.json, listed.code) == ([], 0)
-    for told in (listed, run("ls", file), run("ls", file, "--label", "leaf")):
-        assert said in told.err
-        assert "--namespace team-a" in told.err
+    for done in (listed, run("ls", file), run("ls", file, "--label", "leaf")):
+        assert expected in done.err
+        assert "--namespace team-a" in done.err
     for arguments in (("classify", file, "query.jpg"), ("ask", "what?", "--kb", file)):
         failed = run(*arguments)
         assert failed.code == 1
-        assert said in failed.err
+        assert expected in failed.err
         assert "--namespace team-a" in failed.err
 
 
@@ -103,8 +103,8 @@ def test_hints_quote_names_for_the_shell(run: Run, pets: Path) -> None:
 def test_only_the_first_namespaces_are_named(run: Run, pets: Path) -> None:
     for i in range(7):
         run("add", "k.db", pets, "--embed", "pixels", "--namespace", f"n{i}")
-    told = run("ls", "k.db").err
-    assert "12 in 'n4', and 2 more namespaces; add --namespace NAME" in told
+    error = run("ls", "k.db").err
+    assert "12 in 'n4', and 2 more namespaces; add --namespace NAME" in error
 
 
 def test_reindex_embeds_every_namespace(run: Run, file: str) -> None:

@@ -9,7 +9,7 @@ from tests.cli.conftest import Run
 MOMENT = datetime(2023, 11, 14, 12).timestamp()  # local: the command prints local dates
 
 
-def filled(folder: Path) -> None:
+def write_ledger(folder: Path) -> None:
     folder.mkdir()
     ledger = Ledger.open(folder / "gateway.db")
     for _ in range(20):
@@ -26,10 +26,10 @@ def filled(folder: Path) -> None:
 
 
 def test_figures_are_printed_with_n(run: Run, tmp_path: Path) -> None:
-    filled(tmp_path / "bottega-data")
-    said = run("savings")
-    assert "100 requests, 11-14" in said.out
-    row = next(line for line in said.out.splitlines() if line.startswith("apprentice, 2 shown"))
+    write_ledger(tmp_path / "bottega-data")
+    printed = run("savings")
+    assert "100 requests, 11-14" in printed.out
+    row = next(line for line in printed.out.splitlines() if line.startswith("apprentice, 2 shown"))
     assert row.split()[3:] == [
         "60",
         "60.0%",
@@ -38,22 +38,22 @@ def test_figures_are_printed_with_n(run: Run, tmp_path: Path) -> None:
         "0.0600",
         *["0.750", "(n", "=", "60)", "0.000"],
     ]
-    assert "spent:            0.4600 USD, n = 100" in said.out
-    assert "the master alone: 2.0000 USD [2.0000, 2.0000]" in said.out
-    assert "saved:            1.5400 USD [1.5400, 1.5400], 77% of it" in said.out
-    assert "n = 1 shadow samples" in said.out
-    assert "an estimate: 80 requests that others answered" in said.err
-    assert "(n = 20)" in said.err
-    assert "20 of them in namespaces where it gave none" in said.err
+    assert "spent:            0.4600 USD, n = 100" in printed.out
+    assert "the master alone: 2.0000 USD [2.0000, 2.0000]" in printed.out
+    assert "saved:            1.5400 USD [1.5400, 1.5400], 77% of it" in printed.out
+    assert "n = 1 shadow samples" in printed.out
+    assert "an estimate: 80 requests that others answered" in printed.err
+    assert "(n = 20)" in printed.err
+    assert "20 of them in namespaces where it gave none" in printed.err
 
 
 def test_savings_are_printed_as_json(run: Run, tmp_path: Path) -> None:
-    filled(tmp_path / "bottega-data")
-    found = run("savings", "--namespace", "a", "--since", "2020-01-01", "--json").json
-    assert isinstance(found, dict)
-    assert (found["requests"], found["master_only"]["estimated"]) == (80, 60)
-    assert found["master_only"]["usd"]["n"] == 20
-    assert found["agreement"]["gain"]["n"] == 1
+    write_ledger(tmp_path / "bottega-data")
+    savings = run("savings", "--namespace", "a", "--since", "2020-01-01", "--json").json
+    assert isinstance(savings, dict)
+    assert (savings["requests"], savings["master_only"]["estimated"]) == (80, 60)
+    assert savings["master_only"]["usd"]["n"] == 20
+    assert savings["agreement"]["gain"]["n"] == 1
     later = run("savings", "--since", "2030-01-01", "--json").json
     assert isinstance(later, dict)
     assert later["requests"] == 0
@@ -64,11 +64,11 @@ def test_missing_data_are_reported(run: Run, tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path / "d" / "gateway.db")
     ledger.note(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered"))
     ledger.flush()
-    said = run("savings", "--data", "d")
-    assert "the master alone: unknown: no priced answer of 'master'" in said.out
-    assert "tiers that answered: apprentice" in said.err
-    assert "1 of unknown price are excluded" in said.out
-    assert "no shadow samples" in said.err
+    printed = run("savings", "--data", "d")
+    assert "the master alone: unknown: no priced answer of 'master'" in printed.out
+    assert "tiers that answered: apprentice" in printed.err
+    assert "1 of unknown price are excluded" in printed.out
+    assert "no shadow samples" in printed.err
     ledger.note(Entry(MOMENT, "r", "k", "", "master", "m", "answered", cost_usd=1.0))
     ledger.close()
     assert "2.0000 USD (no interval: too few answers, n = 1)" in run("savings", "--data", "d").out
@@ -101,8 +101,8 @@ def test_shares_are_of_answered_requests(run: Run, tmp_path: Path) -> None:
         entry = Entry(MOMENT, "r", "k", "", "", "", "failed", cost_usd=0.0, status=400)
         ledger.note(entry)
     ledger.close()
-    said = run("savings", "--data", "d").out.splitlines()
-    assert said[0].startswith("4 requests, 1 answered, ")
-    assert next(line for line in said if line.startswith("apprentice")).split()[2] == "100.0%"
-    rejected = next(line for line in said if line.startswith("rejected"))
+    printed = run("savings", "--data", "d").out.splitlines()
+    assert printed[0].startswith("4 requests, 1 answered, ")
+    assert next(line for line in printed if line.startswith("apprentice")).split()[2] == "100.0%"
+    rejected = next(line for line in printed if line.startswith("rejected"))
     assert "3" in rejected and "%" not in rejected

@@ -16,16 +16,16 @@ from tests.knowledge.doubles import SeededEmbedder
 QUIET = ("--traces", "none", "--json")
 
 
-def its_answer(example: Example) -> Query:
+def answer_query(example: Example) -> Query:
     return Query(example.answer)
 
 
 @pytest.fixture
 def file(pets: Path, tmp_path: Path) -> Path:
-    """Three views: by image, by answer, and by an embedder that no option names."""
+    """Return a file of three views: image, answer, and one whose embedder has no option."""
     views = {
         "image": View(PixelEmbedder()),
-        "answer": View(TokenEmbedder.bundled(), to_query=its_answer),
+        "answer": View(TokenEmbedder.bundled(), to_query=answer_query),
         "odd": View(SeededEmbedder("odd-1")),
     }
     with KnowledgeBase.open(tmp_path / "k.db", views) as knowledge:
@@ -33,13 +33,13 @@ def file(pets: Path, tmp_path: Path) -> Path:
     return tmp_path / "k.db"
 
 
-def record(found: object) -> dict[str, Any]:
-    assert isinstance(found, dict)
-    return found
+def record(json: object) -> dict[str, Any]:
+    assert isinstance(json, dict)
+    return json
 
 
-def shown(found: object) -> set[str]:
-    return {each["answer"] for each in record(found)["demonstrations"]}
+def shown(json: object) -> set[str]:
+    return {example["answer"] for example in record(json)["demonstrations"]}
 
 
 def test_each_view_retrieves_by_its_own_query(run: Run, file: Path) -> None:
@@ -85,10 +85,9 @@ def test_stats_list_every_view(run: Run, file: Path) -> None:
     views = record(run("stats", file, "--json").json)["views"]
     assert list(views) == ["image", "answer", "odd"]
     assert views["odd"] == {"embedder": "odd-1", "dimension": 8}
-    told = run("stats", file).out
-    assert all(
-        view["embedder"] in told and str(view["dimension"]) in told for view in views.values()
-    )
+    printed = run("stats", file).out
+    for view in views.values():
+        assert view["embedder"] in printed and str(view["dimension"]) in printed
 
 
 def test_views_defined_in_python_are_not_rebuilt(run: Run, pets: Path, file: Path) -> None:
@@ -137,13 +136,13 @@ def test_a_view_redefined_in_python_is_not_filled_by_add(run: Run, pets: Path) -
     run("add", "k.db", pets, "--embed", "pixels")
     run("reindex", "k.db", "--embed", "pixels", "--by", "text")
     with KnowledgeBase.open("k.db", None) as knowledge:
-        knowledge.reindex("text", View(TokenEmbedder.bundled(), to_query=its_answer))
+        knowledge.reindex("text", View(TokenEmbedder.bundled(), to_query=answer_query))
     assert "by Python code: text" in run("add", "k.db", pets).err
 
 
 def test_an_empty_view_name_is_rejected(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
-    failed = run("reindex", "k.db", "--by", "", "--embed", "words")  # an empty variable of a shell
+    failed = run("reindex", "k.db", "--by", "", "--embed", "words")  # an empty shell variable
     assert failed.code == 2
     assert "view name is invalid" in failed.err
     assert "pixels" in record(run("stats", "k.db", "--json").json)["embedder"]
@@ -161,7 +160,7 @@ def test_a_binary_note_is_reported_as_damage(run: Run, pets: Path) -> None:
 
 
 def test_a_default_view_defined_in_python_is_not_rebuilt(run: Run, pets: Path) -> None:
-    view = View(TokenEmbedder.bundled(), to_query=its_answer)
+    view = View(TokenEmbedder.bundled(), to_query=answer_query)
     with KnowledgeBase.open("k.db", {"default": view}) as knowledge:
         knowledge.add(load_image_folder(pets))
     for command in (

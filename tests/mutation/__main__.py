@@ -1,10 +1,10 @@
-"""Mutation tests of the modules whose errors cost most.
+"""Mutation tests of the modules with the most expensive errors.
 
-    python -m tests.mutation replay              the survivors of an audit, which must all die
-    python -m tests.mutation draw 100 --seed 7   new mutations, drawn at random
+    python -m tests.mutation replay              test the listed mutants; all must be killed
+    python -m tests.mutation draw 100 --seed 7   test new random mutations
 
-Both test copies of the tree and leave the checkout alone. `draw` writes the survivors to
-survivors.json; `replay` reads known.json, whose entries are found by their text.
+Both commands test copies of the tree and never change the checkout. `draw` writes survivors to
+survivors.json. `replay` reads known.json and finds each entry by its text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.mutation.targets import files_for, modules
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
 T = TypeVar("T")
-KNOWN, SURVIVORS = FOLDER / "known.json", FOLDER / "survivors.json"
+LISTED, SURVIVORS = FOLDER / "known.json", FOLDER / "survivors.json"
 
 
 class ListError(Exception):
@@ -60,7 +60,7 @@ class Mutant:
         }
 
 
-def known_mutants(root: Path, file: Path) -> list[Mutant]:
+def listed_mutants(root: Path, file: Path) -> list[Mutant]:
     """Return the listed mutants. Raise `ListError` unless each original text occurs once."""
     mutants, missing = [], []
     for entry in json.loads(file.read_text(encoding="utf-8")):
@@ -77,7 +77,7 @@ def known_mutants(root: Path, file: Path) -> list[Mutant]:
     return mutants
 
 
-def drawn_mutants(root: Path, count: int, seed: int, pattern: str) -> list[Mutant]:
+def sampled_mutants(root: Path, count: int, seed: int, pattern: str) -> list[Mutant]:
     """Return `count` mutants in random order, each edit of each module being equally likely."""
     sources = {
         path: (root / path).read_text(encoding="utf-8") for path in modules(root) if pattern in path
@@ -153,16 +153,16 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mutate paths that contain this text")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("replay", help="test the listed mutants")
-    draw = commands.add_parser("draw", help="test mutants that are drawn at random")
+    draw = commands.add_parser("draw", help="test random mutants")
     draw.add_argument("count", type=int)
     draw.add_argument("--seed", type=int, required=True)
     draw.add_argument("--least", type=float, default=0.9, help="share that must be killed")
     draw.add_argument("--output", type=Path, default=SURVIVORS)
     given = parser.parse_args()
     if given.command == "replay":
-        mutants = [one for one in known_mutants(ROOT, KNOWN) if given.only in one.path]
+        mutants = [one for one in listed_mutants(ROOT, LISTED) if given.only in one.path]
     else:
-        mutants = drawn_mutants(ROOT, given.count, given.seed, given.only)
+        mutants = sampled_mutants(ROOT, given.count, given.seed, given.only)
     survivors = []
     for mutant, result in run(ROOT, mutants, given.workers):
         show(mutant, result)

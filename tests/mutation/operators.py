@@ -34,7 +34,7 @@ ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.Mod: ("%", "*"),
 }
 FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-# These treat their arguments alike, and tests check that they do.
+# Tests check that these functions are symmetric in their arguments.
 SYMMETRIC = {
     "same_answer",
     "same_choice",
@@ -50,7 +50,7 @@ SYMMETRIC = {
     "_equal",
 }
 SYMMETRIC_METHODS = {"maximum", "minimum"}  # of numpy and torch
-THREAD_COUNTS = {"omp_set_num_threads", "set_num_threads"}  # these change no result
+THREAD_COUNTS = {"omp_set_num_threads", "set_num_threads"}  # no effect on results
 LOGGERS = {"log", "logger", "logging", "warnings"}
 IGNORED_ARGUMENTS = {
     "strict",
@@ -119,7 +119,7 @@ class _Collector:
     def _add_between(
         self, operator: str, left: ast.expr, right: ast.expr, old: str, new: str
     ) -> None:
-        """Replace the operator that stands between two operands."""
+        """Replace the operator between two operands."""
         start, end = self._span(left)[1], self._span(right)[0]
         match = re.search(old, re.sub(r"#[^\n]*", _blank, self._source[start:end]))
         assert match is not None, (old, self._source[start:end])
@@ -146,7 +146,7 @@ class _Collector:
             self._flag(node.value)
 
     def _inside(self, node: ast.stmt) -> None:
-        """Expressions of a statement in a function, and the statements it holds."""
+        """Mutate the expressions of a statement in a function, and its nested statements."""
         if isinstance(node, ast.Raise):
             return
         if isinstance(node, ast.If | ast.While):
@@ -192,7 +192,7 @@ class _Collector:
 
     def _mutate(self, node: ast.expr) -> None:
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            if _is_drawn(node.left):  # equals the bound with probability 2 ** -53
+            if _is_random(node.left):  # equals the bound with probability 2 ** -53
                 return
             old, new = COMPARISONS[type(node.ops[0])]
             self._add_between("comparison", node.left, node.comparators[0], old, new)
@@ -243,7 +243,7 @@ class _Collector:
 
 
 def _expressions(node: ast.expr) -> Iterator[ast.expr]:
-    """The node and the expressions below it, without ignored arguments and text formatting."""
+    """Yield the node and the expressions below it, except ignored arguments and text formatting."""
     yield node
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _is_cast(node)):
         return
@@ -268,7 +268,7 @@ def _expressions(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _may_be_dropped(node: ast.stmt) -> bool:
-    """Whether the module still has all its names without the statement."""
+    """Return whether the module keeps all its names without the statement."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call | ast.Await)
     if isinstance(node, ast.Assign):
@@ -299,7 +299,7 @@ def _is_ignored(node: ast.stmt) -> bool:
     return logs or call.func.attr in THREAD_COUNTS
 
 
-def _is_drawn(node: ast.expr) -> bool:
+def _is_random(node: ast.expr) -> bool:
     """Return whether the expression is `rng.random()`, a number in [0, 1)."""
     if not isinstance(node, ast.Call) or node.args or node.keywords:
         return False

@@ -1,4 +1,4 @@
-"""Copy of the repository in which one mutant at a time is tested."""
+"""Copy of the repository that tests one mutant at a time."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Sandbox:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root = folder / "tree"
-        # Copies keep their times, so that compiled originals stay valid and mutants never match.
+        # Copies keep their modification times: compiled originals stay valid, mutants never match.
         shutil.copytree(root, self.root, ignore=SKIPPED)
-        # Of its own: pytest sessions that share a folder of temporary files change its mode.
+        # Each sandbox has its own: pytest sessions that share a temporary folder change its mode.
         self._temporary = folder / "temporary"
         self._temporary.mkdir()
-        folder.chmod(0o755)  # a test gives up root's rights
+        folder.chmod(0o755)  # one test drops root privileges
 
     def test_mutant(self, path: str, mutated: str, tests: list[str], baseline: float) -> Run:
         """Replace one file, run the tests, and put the file back. `baseline` is the seconds that
@@ -71,7 +71,7 @@ class Sandbox:
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def baseline(self, tests: list[str]) -> float:
-        """Return the seconds that the tests take on the tree as it is."""
+        """Return the seconds that the tests take on the unmodified tree."""
         run = self._run(tests, limit=600)
         if run.verdict != "survived":
             raise BaselineError(f"{run.test or 'pytest'} fails without a mutation")

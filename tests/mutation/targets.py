@@ -72,7 +72,7 @@ TARGETS = (
         "knowledge/filters", "knowledge/test_filters knowledge/test_listing knowledge/test_texts"
     ),
     Target("knowledge/transfer", "knowledge/test_transferring"),
-    # Choosing what is asked and shown.
+    # Routing, parsing and selection of demonstrations.
     Target("routing/*", "routing/test_*"),
     Target("parsing/*", "parsing/test_*"),
     Target("reranking/*", "reranking/test_*"),

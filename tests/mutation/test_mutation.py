@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import KNOWN, ROOT, ListError, drawn_mutants, known_mutants
+from tests.mutation.__main__ import LISTED, ROOT, ListError, listed_mutants, sampled_mutants
 from tests.mutation.operators import edits
 from tests.mutation.sandbox import BaselineError, Sandbox, verdict
 from tests.mutation.targets import SOURCES, files_for, modules
@@ -90,7 +90,7 @@ def test_every_module_has_tests_and_begins_with_its_own() -> None:
 
 
 def test_a_seed_draws_the_same_mutants() -> None:
-    first, again, other = (drawn_mutants(ROOT, 5, seed, "parsing") for seed in (1, 1, 2))
+    first, again, other = (sampled_mutants(ROOT, 5, seed, "parsing") for seed in (1, 1, 2))
     assert first == again != other
     assert len({(one.path, one.source) for one in first}) == 5
 
@@ -100,16 +100,16 @@ def test_missing_listed_text_is_an_error(tmp_path: Path) -> None:
     entry = {"path": "a.py", "original": "y = 2", "mutated": "y = 3"}
     file = tmp_path / "known.json"
     file.write_text(json.dumps([entry]))
-    [mutant] = known_mutants(tmp_path, file)
+    [mutant] = listed_mutants(tmp_path, file)
     assert (mutant.line, mutant.source) == (2, "x = 1\ny = 3\n")
     for wrong in ({"original": "z"}, {"original": " = "}, {"path": "b.py"}):
         file.write_text(json.dumps([entry | wrong]))
         with pytest.raises(ListError, match="update known"):
-            known_mutants(tmp_path, file)
+            listed_mutants(tmp_path, file)
 
 
 def test_every_listed_mutant_fits_the_source() -> None:
-    mutants = known_mutants(ROOT, KNOWN)
+    mutants = listed_mutants(ROOT, LISTED)
     assert all(files_for(ROOT, mutant.path) for mutant in mutants)
     assert len(mutants) > 50
 

@@ -18,11 +18,11 @@ IMPOSSIBLE = ["", "xyz", "./nowhere", "/no/such/folder", "a/b/c", "flmr"]
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(name: str, **_: object) -> None:
-        raise AssertionError(f"a hub was asked for {name!r}")
+    def fail(name: str, **_: object) -> None:
+        raise AssertionError(f"a hub was queried for {name!r}")
 
-    monkeypatch.setattr(naming, "SentenceEmbedder", ask)
-    monkeypatch.setattr(naming, "TransformersGenerator", ask)
+    monkeypatch.setattr(naming, "SentenceEmbedder", fail)
+    monkeypatch.setattr(naming, "TransformersGenerator", fail)
 
 
 @pytest.mark.parametrize(("typo", "meant"), TYPOS)
@@ -74,9 +74,9 @@ def test_an_impossible_model_gets_the_choices(spec: str) -> None:
 
 def test_folders_and_hub_ids_are_looked_up(tmp_path: Path) -> None:
     for spec in (str(tmp_path), "owner/name"):
-        with pytest.raises(AssertionError, match="a hub was asked"):
+        with pytest.raises(AssertionError, match="a hub was queried"):
             open_model(spec)
-        with pytest.raises(AssertionError, match="a hub was asked"):
+        with pytest.raises(AssertionError, match="a hub was queried"):
             open_embedder(spec)
 
 

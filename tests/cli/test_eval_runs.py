@@ -1,4 +1,4 @@
-"""Runs that stop halfway, against a real server: they go on, and ask nothing twice."""
+"""Interrupted runs of `bottega eval` resume without repeated requests; a real server answers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 from tests.cli.conftest import Run
 from tests.server import Server, ok, refuse
 
-ASKED = ("--methods", "zero-shot,top-k", "--shots", 1, "--model", "openai:m", "--concurrency", 1)
+METHODS = ("--methods", "zero-shot,top-k", "--shots", 1, "--model", "openai:m", "--concurrency", 1)
 MATHVISION = Path(__file__).resolve().parents[3] / "shared" / "data" / "mathvision"
 GOOD = ok("Answer Choice: leaf")
 
 
 def results(run: Run, pets: Path, *options: object) -> list[dict[str, object]]:
-    done = run("eval", f"image-folder:{pets}", *ASKED, "--json", "f.json", *options)
+    done = run("eval", f"image-folder:{pets}", *METHODS, "--json", "f.json", *options)
     assert done.code == 0, done.err
     rows: list[dict[str, object]] = orjson.loads(Path("f.json").read_bytes())["results"]
     return [row | {"seconds": 0} for row in rows]
@@ -25,14 +25,14 @@ def results(run: Run, pets: Path, *options: object) -> list[dict[str, object]]:
 
 def test_only_failed_items_are_repeated(run: Run, pets: Path, served: Server) -> None:
     served.answers = [GOOD]
-    whole = results(run, pets)
+    complete = results(run, pets)
     served.answers, served.bodies[:] = [GOOD, refuse(400, "filtered"), GOOD], []
-    failed = run("eval", f"image-folder:{pets}", *ASKED, "--out", "kept")
+    failed = run("eval", f"image-folder:{pets}", *METHODS, "--out", "kept")
     assert failed.code == 1
     assert "failed: zero-shot, item 1: " in failed.out
     assert len(served.bodies) == 6
     served.answers, served.bodies[:] = [GOOD], []
-    assert results(run, pets, "--out", "kept") == whole
+    assert results(run, pets, "--out", "kept") == complete
     assert len(served.bodies) == 1
 
 
@@ -40,26 +40,26 @@ def test_an_unreachable_endpoint_scores_nothing(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.answers = [GOOD]
-    whole = results(run, pets)
+    complete = results(run, pets)
     with monkeypatch.context() as patched:
         patched.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-        dead = run("eval", f"image-folder:{pets}", *ASKED, "--out", "kept", "--json", "dead.json")
+        dead = run("eval", f"image-folder:{pets}", *METHODS, "--out", "kept", "--json", "dead.json")
     assert dead.code == 1
     assert "item 0" in dead.out
     assert not Path("dead.json").exists()
-    assert results(run, pets, "--out", "kept") == whole
+    assert results(run, pets, "--out", "kept") == complete
 
 
 def test_a_larger_budget_resumes_a_run(run: Run, pets: Path, served: Server) -> None:
     served.answers = [GOOD]
     priced = ("--price", "1,1", "--out", "kept")
-    whole = results(run, pets, "--price", "1,1")
+    complete = results(run, pets, "--price", "1,1")
     served.bodies.clear()
     [zero, top] = results(run, pets, *priced, "--budget", "0.00005")
     assert (zero["n"], top["n"], top["missing"]) == (3, 1, 2)
-    assert results(run, pets, *priced, "--budget", 1) == whole
+    assert results(run, pets, *priced, "--budget", 1) == complete
     assert len(served.bodies) == 6
-    refused = run("eval", f"image-folder:{pets}", *ASKED, "--budget", 1)
+    refused = run("eval", f"image-folder:{pets}", *METHODS, "--budget", 1)
     assert refused.code == 2
     assert "price" in refused.err
 
@@ -67,7 +67,7 @@ def test_a_larger_budget_resumes_a_run(run: Run, pets: Path, served: Server) -> 
 def test_another_command_does_not_resume_a_run(run: Run, pets: Path, served: Server) -> None:
     served.answers = [GOOD]
     results(run, pets, "--out", "kept")
-    other = run("eval", f"image-folder:{pets}", *ASKED, "--out", "kept", "--seed", 1)
+    other = run("eval", f"image-folder:{pets}", *METHODS, "--out", "kept", "--seed", 1)
     assert other.code == 2
     assert "seed 0, not 1" in other.err
 
@@ -121,18 +121,19 @@ def test_custom_jsonl_data_are_evaluated(run: Run, served: Server) -> None:
         Path(name, "train.jsonl").write_text("\n".join(line(i, **more) for i in (1, 2)))
         Path(name, "test.jsonl").write_text("\n".join([line(3, **more), line(4, **more), "{}"]))
     served.answers = [ok("(C)")]
-    asked = ("--methods", "zero-shot", "--model", "openai:m", "--json", "f")
-    done = run("eval", "jsonl:choices", *asked)
+    options = ("--methods", "zero-shot", "--model", "openai:m", "--json", "f")
+    done = run("eval", "jsonl:choices", *options)
     [row] = orjson.loads(Path("f").read_bytes())["results"]
     assert (done.code, row["value"], row["invalid"]) == (0, 0.5, 0)
     assert "choices of each question" in done.out
     assert "1 unreadable examples are excluded" in done.out
     assert "(C) 6" in str(served.bodies[0])
-    assert run("eval", "jsonl:free", *asked).code == 0
+    assert run("eval", "jsonl:free", *options).code == 0
     assert "short phrase" in str(served.bodies[-1])
     assert "Choices" not in str(served.bodies[-1])
-    unfound = run("eval", "jsonl:free", "--methods", "top-k", "--model", "openai:m")
-    assert (unfound.code, "--retrieve text" in unfound.err) == (2, True)
+    unsupported = run("eval", "jsonl:free", "--methods", "top-k", "--model", "openai:m")
+    assert (unsupported.code, "--retrieve text" in unsupported.err) == (2, True)
     assert (
-        run("eval", "jsonl:free", "--methods", "top-k", "--retrieve", "text", *asked[2:]).code == 0
+        run("eval", "jsonl:free", "--methods", "top-k", "--retrieve", "text", *options[2:]).code
+        == 0
     )

@@ -46,7 +46,7 @@ def test_an_exported_folder_is_no_image_folder(run: Run, pets: Path) -> None:
     assert not Path("other.db").exists()
 
 
-def changed(statement: str) -> None:
+def execute(statement: str) -> None:
     connection = sqlite3.connect("k.db")
     connection.execute(statement)
     connection.commit()
@@ -55,7 +55,7 @@ def changed(statement: str) -> None:
 
 def test_export_reports_damaged_examples_and_writes_the_rest(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
-    changed("UPDATE images SET data = x'00' WHERE rowid = 1")
+    execute("UPDATE images SET data = x'00' WHERE rowid = 1")
     first = ids(run, "k.db")[0]
     done = run("export", "k.db", "copy")
     assert (done.code, "11 examples written to copy, 1 skipped" in done.out) == (1, True)
@@ -68,14 +68,12 @@ def test_export_reports_damaged_examples_and_writes_the_rest(run: Run, pets: Pat
 
 def test_deep_verify_compares_vectors_with_the_embedder(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
-    another = (
-        "(SELECT vector FROM vectors WHERE key = 4)"  # without a checksum, as of older versions
-    )
-    changed(f"UPDATE vectors SET vector = {another}, checksum = NULL WHERE key = 3")
+    another = "(SELECT vector FROM vectors WHERE key = 4)"  # no checksum, as in older versions
+    execute(f"UPDATE vectors SET vector = {another}, checksum = NULL WHERE key = 3")
     assert run("verify", "k.db").code == 0
     wrong = run("verify", "k.db", "--deep")
-    told = "WRONG: 1 vectors 'default' are not what the embedder makes" in wrong.out
-    assert (wrong.code, told) == (1, True)
+    report = "WRONG: 1 vectors 'default' are not what the embedder makes"
+    assert (wrong.code, report in wrong.out) == (1, True)
     assert f"makes: of {ids(run, 'k.db')[2]}\n" in wrong.out
     assert "bottega verify k.db --deep --repair rebuilds" in wrong.err
     assert run("verify", "k.db", "--deep", "--repair").code == 0
@@ -84,7 +82,7 @@ def test_deep_verify_compares_vectors_with_the_embedder(run: Run, pets: Path) ->
 
 def test_verify_detects_a_zeroed_vector_without_the_embedder(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
-    changed("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3")
+    execute("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3")
     wrong = run("verify", "k.db")
     damaged = f"WRONG: 1 vectors 'default' are missing or damaged: of {ids(run, 'k.db')[2]}"
     assert (wrong.code, damaged in wrong.out) == (1, True)
@@ -95,7 +93,7 @@ def test_verify_detects_a_zeroed_vector_without_the_embedder(run: Run, pets: Pat
 def test_verify_reports_and_repairs(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     assert "sound" in run("verify", "k.db").out
-    changed("DELETE FROM vectors WHERE key = 3")
+    execute("DELETE FROM vectors WHERE key = 3")
     wrong = run("verify", "k.db")
     assert (wrong.code, "WRONG: 1 vectors" in wrong.out) == (1, True)
     assert "bottega verify k.db --repair rebuilds" in wrong.err
@@ -126,13 +124,13 @@ def test_an_interrupted_reindex_reports_its_progress(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [f'{{"question": "question {i}", "answer": "x"}}' for i in range(100)]
-    Path("asked.jsonl").write_text("\n".join(rows))
-    run("add", "k.db", "asked.jsonl", "--embed", "words")
-    embed, begun = TokenEmbedder.embed, []
+    Path("questions.jsonl").write_text("\n".join(rows))
+    run("add", "k.db", "questions.jsonl", "--embed", "words")
+    embed, batches = TokenEmbedder.embed, []
 
     def interrupted(self: TokenEmbedder, queries: Sequence[Query]) -> Vectors:
-        begun.append(len(queries))
-        if len(begun) == 2:
+        batches.append(len(queries))
+        if len(batches) == 2:
             raise KeyboardInterrupt
         return embed(self, queries)
 
@@ -141,7 +139,7 @@ def test_an_interrupted_reindex_reports_its_progress(
     stopped = run(*command)
     assert stopped.code == 130
     assert stopped.err == "stopped at 64 of 100 examples; repeat the command to resume\n"
-    begun[1:] = []
+    batches[1:] = []
     again = run(*command)
     assert (again.code, "stopped at 64 of 100" in again.err) == (130, True)
     assert "36 examples embedded" in run(*command).out
@@ -151,8 +149,8 @@ def test_verify_reports_views_without_an_embedder(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     with KnowledgeBase.open("k.db", None, create=False) as kb:
         kb.reindex("answer", View(SeededEmbedder(), lambda example: Query(example.answer)))
-    changed("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3 AND view = 1")
-    told = run("verify", "k.db", "--deep", "--repair")
-    assert told.code == 1
-    assert "repaired: 1 vectors 'default' are missing or damaged" in told.out
-    assert "WRONG: vectors 'answer' cannot be compared without their embedder" in told.out
+    execute("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3 AND view = 1")
+    done = run("verify", "k.db", "--deep", "--repair")
+    assert done.code == 1
+    assert "repaired: 1 vectors 'default' are missing or damaged" in done.out
+    assert "WRONG: vectors 'answer' cannot be compared without their embedder" in done.out

@@ -1,4 +1,4 @@
-"""`bottega serve --check`: what was configured, and what holds where nothing was said."""
+"""Output of `bottega serve --check`: configured settings and defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ extra_body = { token = "hidden-in-the-body" }
 [tiers.middle]
 model = "openai:gpt-4.1"
 [tiers.master]
-model = "openai:nobody-knows-its-price"
+model = "openai:unpriced"
 base_url = "http://localhost:8002/v1"
 api_key_env = "MASTER_KEY"
 price = [2.0, 8.0, 0.5]
@@ -40,8 +40,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
 
 
-def told(run: Run, text: str, *more: object) -> list[str]:
-    """Lines, with one space where there are several."""
+def printed(run: Run, text: str, *more: object) -> list[str]:
+    """Return the printed lines with runs of spaces collapsed."""
     Path("bottega.toml").write_text(text)
     done = run("serve", "--check", *more)
     assert done.code == 0, done.err
@@ -56,7 +56,7 @@ def block(lines: list[str], first: str, number: int) -> list[str]:
 
 
 def test_tier_settings_are_printed(run: Run) -> None:
-    lines = told(run, TIERS)
+    lines = printed(run, TIERS)
     assert block(lines, "tiers.apprentice", 8) == [
         "tiers.apprentice openai:Qwen/Qwen2.5-VL-7B-Instruct",
         "at http://localhost:8001/v1",
@@ -91,7 +91,7 @@ def test_values_are_aligned(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("route", "said"),
+    ("route", "expected"),
     [
         (
             "",
@@ -135,12 +135,14 @@ def test_values_are_aligned(run: Run) -> None:
         ),
     ],
 )
-def test_unset_router_settings_show_their_defaults(run: Run, route: str, said: list[str]) -> None:
-    assert block(told(run, f"{TIERS}[route]\n{route}\n"), "route", len(said)) == said
+def test_unset_router_settings_show_their_defaults(
+    run: Run, route: str, expected: list[str]
+) -> None:
+    assert block(printed(run, f"{TIERS}[route]\n{route}\n"), "route", len(expected)) == expected
 
 
 def test_cache_and_replay_settings_are_printed(run: Run) -> None:
-    lines = told(run, TIERS)
+    lines = printed(run, TIERS)
     assert block(lines, "cache", 4) == [
         "cache bottega-data/cache.db",
         "embed words",
@@ -151,7 +153,7 @@ def test_cache_and_replay_settings_are_printed(run: Run) -> None:
     assert "shadow off" in lines
     assert "limits the defaults" in lines
     more = 'retrieve = "bm25"\nfile = "c.db"\n[replay]\nseconds = 0\n[limits]\nimages = 3\n'
-    lines = told(run, f"{TIERS}{more}[shadow]\nrate = 0.1\ngate = true\n", "--port", 9999)
+    lines = printed(run, f"{TIERS}{more}[shadow]\nrate = 0.1\ngate = true\n", "--port", 9999)
     assert block(lines, "cache", 4) == [
         "cache c.db",
         "embed words",
@@ -165,20 +167,20 @@ def test_cache_and_replay_settings_are_printed(run: Run) -> None:
 
 
 def test_key_requirements_are_printed(run: Run) -> None:
-    assert "keys not required" in told(run, TIERS)
+    assert "keys not required" in printed(run, TIERS)
     assert not Path("bottega-data").exists()
     none = "keys required, but none exist: bottega keys add NAME --data bottega-data"
-    assert none in told(run, TIERS, "--host", "0.0.0.0")
+    assert none in printed(run, TIERS, "--host", "0.0.0.0")
     assert run("keys", "add", "ann").code == 0
-    for more in ([], ["--host", "0.0.0.0"]):  # on loopback too, as there is one
-        assert "keys required; 1 in bottega-data" in told(run, TIERS, *more)
-    assert "keys not required" in told(run, f"{TIERS}[keys]\nrequired = false\n")
-    lines = told(run, f"{TIERS}[keys]\nmax_namespaces = 3\n")
+    for more in ([], ["--host", "0.0.0.0"]):  # on loopback too, because a key exists
+        assert "keys required; 1 in bottega-data" in printed(run, TIERS, *more)
+    assert "keys not required" in printed(run, f"{TIERS}[keys]\nrequired = false\n")
+    lines = printed(run, f"{TIERS}[keys]\nmax_namespaces = 3\n")
     assert lines[-2:] == ["keys required; 1 in bottega-data", "max_namespaces 3"]
 
 
 def test_local_models_are_printed(run: Run) -> None:
-    lines = told(run, '[tiers.only]\nmodel = "bundled"\n[cache]\nembed = "words"\n')
+    lines = printed(run, '[tiers.only]\nmodel = "bundled"\n[cache]\nembed = "words"\n')
     assert block(lines, "tiers.only", 6) == [
         "tiers.only bundled (its answers fill the cache)",
         "at this process",

@@ -63,15 +63,15 @@ def test_a_search_costs_all_its_requests(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def searching(knowledge: KnowledgeBase, generator: Generator, **more: Any) -> Pipeline:
-        kept = {name: more[name] for name in ("labels", "record", "price")}
-        return rcts(knowledge, generator, rollouts=2, **kept)
+        options = {name: more[name] for name in ("labels", "record", "price")}
+        return rcts(knowledge, generator, rollouts=2, **options)
 
     monkeypatch.setattr(answer_command, "visual_rag", searching)
-    names = cycle(["leaf", "sky", "ruby"])  # so that the first answers do not agree
-    served.answers = [reasoner := Reasoner(answers=lambda asked: next(names), format="Answer: {}")]
+    names = cycle(["leaf", "sky", "ruby"])  # the first answers disagree
+    served.answers = [reasoner := Reasoner(answers=lambda _: next(names), format="Answer: {}")]
     run("add", "k.db", pets)
-    asked = ("classify", "k.db", "query.jpg", "--model", "openai:m", "--price", "1,1", "--json")
-    [answer] = answers(run(*asked).json)
+    command = ("classify", "k.db", "query.jpg", "--model", "openai:m", "--price", "1,1", "--json")
+    [answer] = answers(run(*command).json)
     assert reasoner.samples > 3
     assert (answer["calls"], answer["prompt_tokens"]) == (reasoner.samples, reasoner.prompt_tokens)
     assert answer["completion_tokens"] == 2 * reasoner.samples
@@ -130,14 +130,14 @@ def test_classify_does_not_change_the_knowledge_base(run: Run, pets: Path) -> No
 def test_unwritable_traces_fail_before_the_model_is_called(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def kept(path: Path) -> TraceStore:
+    def read_only(path: Path) -> TraceStore:
         traces = TraceStore(path, sqlite3.connect("kept.db", isolation_level=None))
-        traces._connection.execute("PRAGMA query_only = ON")  # a superuser may write every file
+        traces._connection.execute("PRAGMA query_only = ON")  # a superuser ignores file modes
         return traces
 
     TraceStore.open("kept.db").close()
     if name == "kept.db":
-        monkeypatch.setattr(TraceStore, "open", kept)
+        monkeypatch.setattr(TraceStore, "open", read_only)
     monkeypatch.setenv("BOTTEGA_TRACES", name)
     failed = run("ask", "Which pet?", "--model", "openai:m")
     assert (failed.code, served.paths) == (1, [])
@@ -193,7 +193,7 @@ def test_a_given_price_sets_the_cost(run: Run, pets: Path, served: Server) -> No
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "expected"),
     [
         (raw(b"<html>hello</html>"), "OPENAI_BASE_URL"),
         (refuse(401, "bad key"), "OPENAI_API_KEY"),
@@ -205,24 +205,24 @@ def test_endpoint_errors_name_the_setting_to_check(
     pets: Path,
     served: Server,
     reply: Any,
-    said: str,
+    expected: str,
 ) -> None:
     run("add", "k.db", pets)
     served.answers = [reply]
     failed = run("ask", "what?", "--image", "query.jpg", "--model", "openai:m")
     assert failed.code == 1
-    assert said in failed.err
+    assert expected in failed.err
 
 
 def test_ask_with_and_without_a_knowledge_base(run: Run, pets: Path, served: Server) -> None:
     run("add", "k.db", pets)
     served.answers = [ok("A green disc.")]
-    asked = ("ask", "What is this?", "-i", "query.jpg", "--model", "openai:m")
-    assert run(*asked).out == "A green disc.\n"
-    assert run(*asked, "--kb", "k.db", "--shots", 2).out == "A green disc.\n"
-    alone, helped = served.bodies
-    assert [m["role"] for m in alone["messages"]] == ["user"]
-    assert [m["role"] for m in helped["messages"]] == ["user", "assistant"] * 2 + ["user"]
+    command = ("ask", "What is this?", "-i", "query.jpg", "--model", "openai:m")
+    assert run(*command).out == "A green disc.\n"
+    assert run(*command, "--kb", "k.db", "--shots", 2).out == "A green disc.\n"
+    without, shown = served.bodies
+    assert [m["role"] for m in without["messages"]] == ["user"]
+    assert [m["role"] for m in shown["messages"]] == ["user", "assistant"] * 2 + ["user"]
 
 
 def test_models_are_listed(run: Run, served: Server) -> None:

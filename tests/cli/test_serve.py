@@ -32,7 +32,7 @@ from tests.server import Answer, Server, ok
 SECRET = "sk-0123456789abcdefghij"
 
 
-def written(folder: Path, url: str) -> Path:
+def write_config(folder: Path, url: str) -> Path:
     file = folder / "bottega.toml"
     file.write_text(
         f"""
@@ -77,8 +77,8 @@ def _rest(stream: IO[str] | None) -> str:
     return "" if stream is None else stream.read()
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Not `communicate`: it would miss what came with the first line and is buffered already."""
+def wait_for_exit(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return the rest of both streams. `communicate` would lose lines that are already buffered."""
     process.wait(30)
     return _rest(process.stdout), _rest(process.stderr)
 
@@ -99,7 +99,7 @@ def wait_for(url: str, wanted: int) -> None:
         time.sleep(0.05)
 
 
-def asked(url: str) -> str:
+def answer_of(url: str) -> str:
     client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
     with client:
         reply = client.chat.completions.create(
@@ -108,7 +108,7 @@ def asked(url: str) -> str:
     return str(reply.choices[0].message.content)
 
 
-def after(event: threading.Event, answer: Answer) -> Answer:
+def answer_after(event: threading.Event, answer: Answer) -> Answer:
     async def later(request: web.Request) -> web.StreamResponse:
         assert await asyncio.to_thread(event.wait, 30)
         return await answer(request)
@@ -118,13 +118,13 @@ def after(event: threading.Event, answer: Answer) -> Answer:
 
 def test_a_configured_gateway_lets_requests_finish(endpoint: Server, tmp_path: Path) -> None:
     refused = threading.Event()
-    file = written(tmp_path, endpoint.url)
+    file = write_config(tmp_path, endpoint.url)
     with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
         ready = url.removesuffix("/v1") + "/readyz"
         wait_for(ready, 200)
-        endpoint.answers = [after(refused, ok("seven"))]
+        endpoint.answers = [answer_after(refused, ok("seven"))]
         answers: list[str] = []
-        client = threading.Thread(target=lambda: answers.append(asked(url)))
+        client = threading.Thread(target=lambda: answers.append(answer_of(url)))
         before = len(endpoint.bodies)
         client.start()
         while len(endpoint.bodies) == before:
@@ -132,10 +132,10 @@ def test_a_configured_gateway_lets_requests_finish(endpoint: Server, tmp_path: P
         process.send_signal(signal.SIGTERM)
         wait_for(ready, 503)
         with pytest.raises(openai.InternalServerError, match="shutting down"):
-            asked(url)
+            answer_of(url)
         refused.set()
         client.join()
-        out, err = ended(process)
+        out, err = wait_for_exit(process)
     assert answers == ["seven"]
     assert process.returncode == 0
     assert "curl" in out
@@ -147,23 +147,23 @@ def test_a_configured_gateway_lets_requests_finish(endpoint: Server, tmp_path: P
     assert (tmp_path / "bottega-data" / "gateway.db").exists()
 
 
-def asked_with(url: str, key: str, model: str) -> int:
+def status_with_key(url: str, key: str, model: str) -> int:
     body = {"model": model, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
     return status(request)
 
 
-def until(met: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
-    while not met():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP here")
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="requires SIGHUP")
 def test_sighup_reloads_and_metrics_have_a_port(endpoint: Server, tmp_path: Path, run: Run) -> None:
-    file = written(tmp_path, endpoint.url)
+    file = write_config(tmp_path, endpoint.url)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     text = file.read_text().replace("[gateway]", f"[gateway]\nmetrics_port = {port}")
@@ -172,28 +172,28 @@ def test_sighup_reloads_and_metrics_have_a_port(endpoint: Server, tmp_path: Path
     with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
         root, metrics = url.removesuffix("/v1"), f"http://127.0.0.1:{port}"
         wait_for(f"{root}/readyz", 200)
-        assert [status(f"{one}/metrics") for one in (root, metrics)] == [401, 200]
-        assert [status(f"{one}/admin/keys") for one in (root, metrics)] == [401, 404]
-        assert asked_with(url, key, "bottega/large") == 403
+        assert [status(f"{address}/metrics") for address in (root, metrics)] == [401, 200]
+        assert [status(f"{address}/admin/keys") for address in (root, metrics)] == [401, 404]
+        assert status_with_key(url, key, "bottega/large") == 403
         file.write_text(text + '[keys]\ntiers = ["large"]\n')
         process.send_signal(signal.SIGHUP)
-        until(lambda: asked_with(url, key, "bottega/large") == 200)
+        wait_until(lambda: status_with_key(url, key, "bottega/large") == 200)
         file.write_text("[gateway\n")
         process.send_signal(signal.SIGHUP)
         time.sleep(0.1)
-        assert asked_with(url, key, "bottega/large") == 200
+        assert status_with_key(url, key, "bottega/large") == 200
         process.send_signal(signal.SIGTERM)
-        _, err = ended(process)
+        _, err = wait_for_exit(process)
     events = [json.loads(line)["event"] for line in err.splitlines()]
     assert any("changed: keys.tiers" in event for event in events)
     assert any("not reloaded" in event and "TOML" in event for event in events)
     assert (process.returncode, events[-1]) == (0, "stopped")
 
 
-def drawn(size: int) -> list[Any]:
-    picture = Pillow.new("RGB", (64, 64), "black")
-    ImageDraw.Draw(picture).ellipse((8, 8, size, size), fill="red")
-    url = Image.from_pillow(picture).data_url
+def disc_messages(size: int) -> list[Any]:
+    image = Pillow.new("RGB", (64, 64), "black")
+    ImageDraw.Draw(image).ellipse((8, 8, size, size), fill="red")
+    url = Image.from_pillow(image).data_url
     parts = [
         {"type": "text", "text": "What colour is it?"},
         {"type": "image_url", "image_url": {"url": url}},
@@ -202,23 +202,23 @@ def drawn(size: int) -> list[Any]:
 
 
 def test_the_demo_answers_the_openai_client(tmp_path: Path) -> None:
-    """Within 10 seconds of processor time: on a busy machine the clock says something else."""
+    """It takes less than 10 seconds of processor time, which does not depend on other load."""
     before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     with served("--demo", "--log-format", "text", folder=tmp_path) as (url, process):
         client = openai.OpenAI(base_url=url, api_key="any", max_retries=0, timeout=100)
         with client:
             assert "bottega" in [model.id for model in client.models.list()]
             assert process.stdout is not None
-            _, told, loading = (process.stdout.readline() for _ in range(3))
-            body = json.loads(told.partition("-d '")[2].rstrip("'\n"))
+            _, example, loading = (process.stdout.readline() for _ in range(3))
+            body = json.loads(example.partition("-d '")[2].rstrip("'\n"))
             shown = client.chat.completions.create(**body)
-            reply = client.chat.completions.create(model="bottega", messages=drawn(40))
+            reply = client.chat.completions.create(model="bottega", messages=disc_messages(40))
             stream = client.chat.completions.create(
-                model="bottega/apprentice", messages=drawn(42), stream=True
+                model="bottega/apprentice", messages=disc_messages(42), stream=True
             )
             streamed = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
         process.send_signal(signal.SIGTERM)
-        out, err = ended(process)
+        out, err = wait_for_exit(process)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert shown.choices[0].message.content.endswith("red")
     assert str(reply.choices[0].message.content).endswith("red")
@@ -239,7 +239,7 @@ def test_the_demo_answers_the_openai_client(tmp_path: Path) -> None:
 def test_check_prints_the_configuration(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written(tmp_path, "http://localhost:9/v1")
+    write_config(tmp_path, "http://localhost:9/v1")
     unset = run("serve", "--check")
     assert unset.code == 2
     assert "LARGE_KEY NOT set" in unset.out
@@ -283,8 +283,8 @@ def test_the_base_url_is_reachable_for_clients(host: str, shown: str) -> None:
     assert base_url(ServerSettings(host), 80) == f"http://{shown}:80/v1"
 
 
-async def begun(request: web.Request) -> web.StreamResponse:
-    """A stream that does not end."""
+async def endless_stream(request: web.Request) -> web.StreamResponse:
+    """Send one event, and keep the stream open."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     choice = '{"index": 0, "delta": {"content": "se"}, "finish_reason": null}'
@@ -295,23 +295,23 @@ async def begun(request: web.Request) -> web.StreamResponse:
 
 
 def test_a_second_signal_stops_at_once(endpoint: Server, tmp_path: Path) -> None:
-    file = written(tmp_path, endpoint.url)
+    file = write_config(tmp_path, endpoint.url)
     with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
         wait_for(url.removesuffix("/v1") + "/readyz", 200)
-        endpoint.answers = [begun]
+        endpoint.answers = [endless_stream]
         body = {"model": "bottega", "stream": True, "messages": [{"role": "user", "content": "?"}]}
-        asking = urllib.request.Request(
+        request = urllib.request.Request(
             f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "text/json"}
         )
-        with urllib.request.urlopen(asking, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=30) as reply:
             assert b'"se"' in reply.readline()
             process.send_signal(signal.SIGINT)
             wait_for(url.removesuffix("/v1") + "/readyz", 503)
-            at = time.monotonic()
+            interrupted = time.monotonic()
             process.send_signal(signal.SIGINT)
             rest = reply.read()
-        _, err = ended(process)
-    assert time.monotonic() - at < 4
+        _, err = wait_for_exit(process)
+    assert time.monotonic() - interrupted < 4
     assert b"shutting_down" in rest
     assert process.returncode == 0
     lines = [json.loads(line) for line in err.splitlines()]
@@ -340,7 +340,7 @@ main()
 
 
 def test_a_loading_server_can_be_stopped(endpoint: Server, tmp_path: Path) -> None:
-    file = written(tmp_path, endpoint.url)
+    file = write_config(tmp_path, endpoint.url)
     command = [sys.executable, "-c", SLOW, "serve", "--port", "0", "--config", str(file)]
     with subprocess.Popen(
         command,
@@ -354,12 +354,12 @@ def test_a_loading_server_can_be_stopped(endpoint: Server, tmp_path: Path) -> No
             assert process.stderr is not None and process.stdout is not None
             assert process.stderr.readline() == "loading\n"
             process.stdout.readline()
-            begun = time.monotonic()
+            interrupted = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            _, err = ended(process)
+            _, err = wait_for_exit(process)
         finally:
             process.kill()
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - interrupted < 10
     assert process.returncode == 0
     assert "draining: 0 requests" in err
 
@@ -370,7 +370,7 @@ def test_an_impossible_embedder_is_rejected(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embed: str, more: list[str]
 ) -> None:
     monkeypatch.setenv("LARGE_KEY", SECRET)
-    file = written(tmp_path, "http://localhost:9/v1")
+    file = write_config(tmp_path, "http://localhost:9/v1")
     file.write_text(file.read_text().replace('"words"', f'"{embed}"'))
     done = run("serve", *more)
     assert done.code == 2
@@ -382,8 +382,8 @@ def test_a_missing_torch_is_reported_at_start(
 ) -> None:
     monkeypatch.setattr("bottega.naming.find_spec", lambda name: None)
     monkeypatch.setenv("LARGE_KEY", SECRET)
-    file = written(tmp_path, "http://localhost:9/v1")
-    assert run("serve", "--check").code == 0  # words need none
+    file = write_config(tmp_path, "http://localhost:9/v1")
+    assert run("serve", "--check").code == 0  # the embedder "words" does not need torch
     assert "pip install 'bottega-vlm[local]'" in run("serve", "--demo", "--port", "0").err
     file.write_text(file.read_text().replace('"words"', '"dual"'))
     assert "pip install 'bottega-vlm[local]'" in run("serve", "--port", "0").err
@@ -394,6 +394,6 @@ def test_a_misspelt_model_is_reported_with_its_setting(run: Run, tmp_path: Path)
     file.write_text('[tiers.small]\nmodel = "bundled:mastr"\n')
     done = run("serve", "--check", "--config", str(file))
     assert done.code == 2
-    said = " ".join(done.err.split())
-    assert "tiers.small.model: model is unknown, got 'bundled:mastr'" in said
-    assert "did you mean bundled:master?" in said
+    error = " ".join(done.err.split())
+    assert "tiers.small.model: model is unknown, got 'bundled:mastr'" in error
+    assert "did you mean bundled:master?" in error

@@ -52,7 +52,7 @@ flat = 0.5
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Callable[..., Path]:
+def write_config(tmp_path: Path) -> Callable[..., Path]:
     def write(top: str = "", rest: str = "", out: str = "made") -> Path:
         path = tmp_path / "c.toml"
         path.write_text(TOP.replace("made", out) + top + REST + rest)
@@ -68,7 +68,7 @@ def apprentice() -> LoadedModel:
 
 @pytest.fixture(autouse=True)
 def loaded_once(monkeypatch: pytest.MonkeyPatch, apprentice: LoadedModel) -> None:
-    """The bundled model is the same for every command."""
+    """Load the bundled model once for all commands."""
     real = LoadedModel.load
 
     def load(source: str, *more: Any) -> LoadedModel:
@@ -86,88 +86,90 @@ class KilledError(Exception):
     pass
 
 
-def at_loss(monkeypatch: pytest.MonkeyPatch, number: int, happens: Callable[[], None]) -> None:
-    """Of so many losses the last one is disturbed."""
-    real, seen = TrainingObjective.loss, 0
+def at_loss_call(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], None]) -> None:
+    """Run `action` before the given call of the loss."""
+    real, calls = TrainingObjective.loss, 0
 
     def loss(self: TrainingObjective, *given: Any) -> Tensor:
-        nonlocal seen
-        seen += 1
-        if seen == number:
-            happens()
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            action()
         return real(self, *given)
 
     monkeypatch.setattr(TrainingObjective, "loss", loss)
 
 
-def killed() -> None:
+def raise_killed() -> None:
     raise KilledError
 
 
-def interrupted() -> None:
+def send_interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
 def test_resumed_training_has_the_losses_of_an_uninterrupted_run(
-    run: Run, written: Callable[..., Path], tmp_path: Path
+    run: Run, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    done = run("compress", "train", written(out="whole"))
+    done = run("compress", "train", write_config(out="uninterrupted"))
     assert (done.code, "parameters, 4 steps of 2 lessons" in done.out) == (0, True)
     assert "8 of the first 8 lessons have a relevant passage" in done.err
     assert "step 4: loss" in done.err
 
-    whole, before = losses(tmp_path / "whole"), signal.getsignal(signal.SIGINT)
-    for name, number, happens, code, steps in (
-        ("stopped", 1, interrupted, 130, 1),
-        ("killed", 4, killed, 1, 3),  # a step after the checkpoint
+    expected, before = losses(tmp_path / "uninterrupted"), signal.getsignal(signal.SIGINT)
+    for name, number, action, code, steps in (
+        ("stopped", 1, send_interrupt, 130, 1),
+        ("killed", 4, raise_killed, 1, 3),  # a step after the checkpoint
     ):
         with pytest.MonkeyPatch.context() as patch:
-            at_loss(patch, number, happens)
-            cut = run("compress", "train", written(out=name))
+            at_loss_call(patch, number, action)
+            cut = run("compress", "train", write_config(out=name))
         assert (cut.code, len(losses(tmp_path / name))) == (code, steps)
         assert not (tmp_path / name / "compressor.json").exists()
         assert signal.getsignal(signal.SIGINT) == before
-        rest = run("compress", "train", written(out=name))
+        rest = run("compress", "train", write_config(out=name))
         assert (rest.code, "resuming from the checkpoint" in rest.err) == (0, True)
-        assert losses(tmp_path / name) == pytest.approx(whole, abs=1e-5)
-        one, other = (load(tmp_path / folder).racc.state_dict() for folder in (name, "whole"))
+        assert losses(tmp_path / name) == pytest.approx(expected, abs=1e-5)
+        one, other = (
+            load(tmp_path / folder).racc.state_dict() for folder in (name, "uninterrupted")
+        )
         for weight in one:
             torch.testing.assert_close(one[weight], other[weight], atol=1e-3, rtol=1e-2)
 
-    lines = (tmp_path / "whole" / "losses.jsonl").read_text()
-    assert run("compress", "train", written(out="whole")).code == 0
-    assert (tmp_path / "whole" / "losses.jsonl").read_text() == lines  # there was nothing to do
+    lines = (tmp_path / "uninterrupted" / "losses.jsonl").read_text()
+    assert run("compress", "train", write_config(out="uninterrupted")).code == 0
+    assert (tmp_path / "uninterrupted" / "losses.jsonl").read_text() == lines  # no steps were left
 
 
 def test_a_folder_with_another_training_is_rejected(
-    run: Run, written: Callable[..., Path], tmp_path: Path
+    run: Run, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "compressor.json").write_text("{}")
-    done = run("compress", "train", written())
+    done = run("compress", "train", write_config())
     assert (done.code, "from another training" in done.err) == (1, True)
     (tmp_path / "made" / "compressor.json").unlink()
     (tmp_path / "made" / "training.json").write_text('{"batch": 2, "seed": 7}')
-    done = run("compress", "train", written())
+    done = run("compress", "train", write_config())
     assert done.code == 1
     assert "another benchmark" in done.err and "another seed" in done.err
     assert "another batch" not in done.err
 
 
 def test_training_reads_retrieved_passages(
-    run: Run, written: Callable[..., Path], tmp_path: Path
+    run: Run, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Questions of one's own, passages from a file, appended prompts, answers as the only loss."""
-    places = ("Oslo", "Rome", "Lima", "Bonn", "Riga", "Kyiv")
-    rows = [{"question": f"Where is it, {place}?", "answer": place} for place in places]
+    """Custom questions, passages from a file, appended prompts, answer loss only."""
+    cities = ("Oslo", "Rome", "Lima", "Bonn", "Riga", "Kyiv")
+    rows = [{"question": f"Where is it, {city}?", "answer": city} for city in cities]
     for name, part in (("train", rows[:5]), ("test", rows[5:])):
         text = "\n".join(json.dumps(row) for row in part)
         (tmp_path / f"{name}.jsonl").write_text(text)
-    lines = [f"{i},The house with number {i} stands in {one}." for i, one in enumerate(places)]
-    (tmp_path / "told.csv").write_text("\n".join(["kid,text", *lines]))
+    lines = [f"{i},The house with number {i} stands in {city}." for i, city in enumerate(cities)]
+    (tmp_path / "corpus.csv").write_text("\n".join(["kid,text", *lines]))
     config = tmp_path / "own.toml"
     config.write_text(
-        f'benchmark = "jsonl:{tmp_path}"\npassages = "told.csv"\nretrieve = "bm25"\nout = "own"\n'
+        f'benchmark = "jsonl:{tmp_path}"\npassages = "corpus.csv"\nretrieve = "bm25"\nout = "own"\n'
         "shots = 2\ncalibrate = 8\nvalidate = 2\n[shape]\ndocument_prompts = 3\nquery_prompts = 3\n"
         "[course]\nsteps = 2\nvalidate_every = 1\nwarm_up = 1\n"
     )
@@ -180,7 +182,7 @@ def test_training_reads_retrieved_passages(
 
 
 @pytest.mark.parametrize(
-    ("top", "rest", "said", "hint"),
+    ("top", "rest", "expected", "hint"),
     [
         ("sede = 1", "", "c.toml: sede is not a setting", "did you mean seed?"),
         ("", "stepz = 3", "course.stepz is not a setting", "did you mean steps?"),
@@ -198,24 +200,24 @@ def test_training_reads_retrieved_passages(
     ],
 )
 def test_invalid_settings_are_reported(
-    run: Run, written: Callable[..., Path], top: str, rest: str, said: str, hint: str
+    run: Run, write_config: Callable[..., Path], top: str, rest: str, expected: str, hint: str
 ) -> None:
-    path = written(top, rest)
+    path = write_config(top, rest)
     usual = {"layer": "layer = 1\n", "seed": "seed = 20000\n", "out": 'out = "made"\n'}
     if (given := top.partition(" ")[0]) in usual:
         path.write_text(path.read_text().replace(usual[given], "", 1))
     done = run("compress", "train", path)
     assert done.code == 2
-    assert said in done.err and hint in done.err
+    assert expected in done.err and hint in done.err
 
 
 def test_documented_files_are_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "compression.md").read_text("utf-8")
-    image_example = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert len(image_example) == 2
-    for place, one in enumerate(image_example):
-        (tmp_path / f"{place}.toml").write_text(one)
-    facts, okvqa = (load_plan(tmp_path / f"{place}.toml") for place in range(2))
+    examples = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(examples) == 2
+    for number, example in enumerate(examples):
+        (tmp_path / f"{number}.toml").write_text(example)
+    facts, okvqa = (load_plan(tmp_path / f"{number}.toml") for number in range(2))
     assert facts.settings.benchmark.startswith("facts")
     assert (okvqa.shape.document_prompts, okvqa.shape.query_prompts) == (16, 12)
     assert (okvqa.settings.shots, okvqa.course.warm_up, okvqa.course.prdb) == (5, 1000, True)
@@ -233,15 +235,17 @@ def test_missing_settings_are_reported(run: Run, tmp_path: Path) -> None:
 
 @pytest.fixture
 def compressor(apprentice: LoadedModel, tmp_path: Path) -> Path:
-    return made(apprentice, tmp_path / "compressor", seed=0)
+    return saved_compressor(apprentice, tmp_path / "compressor", seed=0)
 
 
-def made(model: LoadedModel, folder: Path, seed: int, hyper: LoadedModel | None = None) -> Path:
-    between = teaching(model, hyper, layer=1)
+def saved_compressor(
+    model: LoadedModel, folder: Path, seed: int, hyper: LoadedModel | None = None
+) -> Path:
+    objective = teaching(model, hyper, layer=1)
     shape = CompressorConfig(
-        between.hyper.width, Geometry.of(model.model), 4, 4, prompting="reading"
+        objective.hyper.width, Geometry.of(model.model), 4, 4, prompting="reading"
     )
-    save(untrained(shape, between, seed=seed), folder, hyper=between.hyper, base=model.model)
+    save(untrained(shape, objective, seed=seed), folder, hyper=objective.hyper, base=model.model)
     return folder
 
 
@@ -272,12 +276,12 @@ def test_only_new_passages_are_compressed(
     store = PassageStore(tmp_path / "store", Manifest(saved.digest, 4, width))
     assert store.get(passages).shape == (70, 4, width)
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
-        (image_example,) = [one for one in kb if one.answer]
-    assert store.get([(str(image_example.id), image_example)]).shape == (1, 4, width)
+        [answered] = [example for example in kb if example.answer]
+    assert store.get([(str(answered.id), answered)]).shape == (1, 4, width)
     with pytest.raises(StoreError, match="changed"):
-        store.get([(str(image_example.id), replace(image_example, answer="h4"))])
+        store.get([(str(answered.id), replace(answered, answer="h4"))])
 
-    other = made(apprentice, tmp_path / "other", seed=1)
+    other = saved_compressor(apprentice, tmp_path / "other", seed=1)
     for wrong in ((*command[:3], "--compressor", other, *command[5:]), (*command, "--int8")):
         refused = run(*wrong)
         assert (refused.code, "store was built with" in refused.err) == (1, True)
@@ -290,8 +294,8 @@ def test_the_int8_error_is_reported(run: Run, compressor: Path, tmp_path: Path) 
     done = run(*command, "--int8", "--json")
     assert 0.0005 < done.json["int8_error"] < 0.05  # type: ignore[index]
     assert run(*command, "--int8", "--json").json["int8_error"] is None  # type: ignore[index]
-    found = Manifest.for_store(tmp_path / "store", "a", 4, 8)
-    assert found.precision == "int8"
+    manifest = Manifest.for_store(tmp_path / "store", "a", 4, 8)
+    assert manifest.precision == "int8"
 
 
 def test_another_model_is_rejected(run: Run, compressor: Path, tmp_path: Path) -> None:
@@ -309,17 +313,17 @@ def test_eval_requires_the_hyper_model_of_training(
     run: Run, apprentice: LoadedModel, compressor: Path, tmp_path: Path
 ) -> None:
     master = LoadedModel.load(str(bundled_folder("master")), "cpu", "float32")
-    pair = made(apprentice, tmp_path / "pair", seed=0, hyper=master)
+    pair = saved_compressor(apprentice, tmp_path / "pair", seed=0, hyper=master)
     command = ("eval", "facts:queries=1,episodes=1", "--shots", 2, "--compressor")
     racc = ("--methods", "racc")
 
     done = run(*command, pair, *racc, "--hyper", "bundled:master", "--json", "out.json")
     assert done.code == 0, done.err
-    told = json.loads((tmp_path / "out.json").read_text())
-    assert (told["model"], told["hyper"]) == ("bundled:apprentice", "bundled:master")
-    assert [(one["method"], one["calls"]) for one in told["results"]] == [("racc", 1)]
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert (document["model"], document["hyper"]) == ("bundled:apprentice", "bundled:master")
+    assert [(one["method"], one["calls"]) for one in document["results"]] == [("racc", 1)]
 
-    for wrong, code, said in (
+    for wrong, code, expected in (
         ((pair, *racc), 1, "another hyper model"),
         ((compressor, *racc, "--hyper", "bundled:master"), 1, "another hyper model"),
         ((pair, *racc, "--hyper", "openai:m"), 2, "local model, got openai:m"),
@@ -327,7 +331,7 @@ def test_eval_requires_the_hyper_model_of_training(
         ((pair, "--hyper", "bundled:master"), 2, "--hyper needs a method"),
     ):
         refused = run(*command, *wrong)
-        assert (refused.code, said in refused.err) == (code, True), refused.err
+        assert (refused.code, expected in refused.err) == (code, True), refused.err
 
 
 def test_a_run_rejects_another_compressor_at_the_same_path(
@@ -337,7 +341,7 @@ def test_a_run_rejects_another_compressor_at_the_same_path(
     kept = (*command, "--compressor", compressor, "--out", "run")
     assert run(*kept).code == 0
     assert run(*kept).code == 0
-    made(apprentice, compressor, seed=1)
+    saved_compressor(apprentice, compressor, seed=1)
     refused = run(*kept)
     assert (refused.code, "holds a run with compressor_digest" in refused.err) == (2, True)
 

@@ -16,22 +16,21 @@ from tests.cli.conftest import Run
 from tests.recording.test_traces import trace
 
 
-def record(*some: Trace) -> None:
+def record(recorded: Trace) -> None:
     with closing(TraceStore.open("traces.db")) as store:
-        for one in some:
-            asyncio.run(store(one))
+        asyncio.run(store(recorded))
 
 
 @pytest.fixture
 def pets_searched(run: Run, pets: Path) -> Trace:
-    """pets.db, and the recorded search over what it holds."""
+    """Record a search over the examples of pets.db, and return its trace."""
     assert run("add", "pets.db", pets).code == 0
     with KnowledgeBase.open("pets.db", embed=None) as knowledge:
-        shown = [Candidate(one, 0.9) for one in list(knowledge)[::2]]
+        retrieved = [Candidate(example, 0.9) for example in list(knowledge)[::2]]
     query = Query("Which colour?", (Image.open("query.jpg"),))
-    found = searched(search_tree(shown, seed=2), query)
-    record(found)
-    return found
+    trace_of_search = searched(search_tree(retrieved, seed=2), query)
+    record(trace_of_search)
+    return trace_of_search
 
 
 def test_the_tree_is_printed_with_the_chosen_path(run: Run, pets_searched: Trace) -> None:
@@ -48,8 +47,8 @@ def test_the_tree_is_printed_with_the_chosen_path(run: Run, pets_searched: Trace
 
 
 def test_the_page_has_the_images_of_the_knowledge_base(run: Run, pets_searched: Trace) -> None:
-    drawn = run("explain", "abc123", "--out", "t.html", "--kb", "pets.db", "--image", "query.jpg")
-    assert (drawn.code, drawn.err) == (0, "wrote t.html\n")
+    done = run("explain", "abc123", "--out", "t.html", "--kb", "pets.db", "--image", "query.jpg")
+    assert (done.code, done.err) == (0, "wrote t.html\n")
     page = Path("t.html").read_text("utf-8")
     assert "not drawn" not in page
     assert "no picture" not in page
@@ -59,9 +58,9 @@ def test_the_page_has_the_images_of_the_knowledge_base(run: Run, pets_searched: 
 @pytest.mark.parametrize("delete", [True, False])
 def test_missing_images_are_reported(run: Run, pets_searched: Trace, delete: bool) -> None:
     with KnowledgeBase.open("pets.db", embed=None) as knowledge:
-        knowledge.delete([str(one.example.id) for one in pets_searched.candidates])
-    known = ("--kb", "pets.db") if delete else ()
-    assert run("explain", "abc123", "--out", "t.html", *known).code == 0
+        knowledge.delete([str(shown.example.id) for shown in pets_searched.candidates])
+    source = ("--kb", "pets.db") if delete else ()
+    assert run("explain", "abc123", "--out", "t.html", *source).code == 0
     page = Path("t.html").read_text("utf-8")
     assert f"{4 if delete else 7} images are missing" in page
     assert ("missing or damaged in pets.db" if delete else "set --kb to the knowledge base") in page

@@ -19,26 +19,26 @@ from tests.cli.conftest import Run
 from tests.knowledge.doubles import SeededEmbedder, text_example
 from tests.server import Server, ok, raw, refuse
 
-ASKED = ("rationales", "kb.db", "--model", "openai:m", "--candidates", 3, "--predictions", 2)
+COMMAND = ("rationales", "kb.db", "--model", "openai:m", "--candidates", 3, "--predictions", 2)
 
 
-async def thinks(request: web.Request) -> web.StreamResponse:
-    """Right about everything but q1; q2 is refused."""
+async def reasoning_endpoint(request: web.Request) -> web.StreamResponse:
+    """Answer every question correctly except q1, and reject q2."""
     body = await request.json()
     text = str(body["messages"][-1]["content"])
     if "q2" in text:
         return await refuse(400, "filtered")(request)
-    said = "Think." if "**Answer:**" in text else "no" if "q1" in text else "yes"
-    texts = [f"{said}{i}" if said == "Think." else said for i in range(body["n"])]
+    reply = "Think." if "**Answer:**" in text else "no" if "q1" in text else "yes"
+    texts = [f"{reply}{i}" if reply == "Think." else reply for i in range(body["n"])]
     return await ok(*texts)(request)
 
 
 @pytest.fixture
 def kb(tmp_path: Path, run: Run, served: Server) -> Path:
-    served.answers = [thinks]
+    served.answers = [reasoning_endpoint]
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
         kb.add([text_example(f"q{i}") for i in range(4)])
-        kb.add([text_example("known", rationale="By heart."), text_example("passage", "")])
+        kb.add([text_example("explained", rationale="By heart."), text_example("passage", "")])
         kb.pin([kb.ids()[0]])
     return tmp_path / "kb.db"
 
@@ -50,7 +50,7 @@ def examples(path: Path) -> dict[str, Example]:
 
 def test_the_table_counts_entries_kept_and_candidates(run: Run, kb: Path, served: Server) -> None:
     before = examples(kb)
-    done = run(*ASKED, "--price", "1,1")
+    done = run(*COMMAND, "--price", "1,1")
     assert done.code == 1
     # q0 and q3 take two requests, q1 verifies all three candidates, q2 is refused.
     rows = [" ".join(line.split()) for line in done.out.split("\n")[1:4]]
@@ -68,18 +68,18 @@ def test_the_table_counts_entries_kept_and_candidates(run: Run, kb: Path, served
     after = examples(kb)
     assert (after["q0"].rationale, after["q3"].rationale) == ("Think.0", "Think.0")
     assert (after["q1"].rationale, after["q1"].tags) == (None, {ACCURACY: "0"})
-    assert [after[q] for q in ("q2", "known", "passage")] == [
-        before[q] for q in ("q2", "known", "passage")
+    assert [after[q] for q in ("q2", "explained", "passage")] == [
+        before[q] for q in ("q2", "explained", "passage")
     ]
-    with KnowledgeBase.open(kb, SeededEmbedder()) as found:
-        assert found.metadata(str(after["q0"].id)).pinned
-        assert found.verify(deep=True).sound
+    with KnowledgeBase.open(kb, SeededEmbedder()) as knowledge:
+        assert knowledge.metadata(str(after["q0"].id)).pinned
+        assert knowledge.verify(deep=True).sound
     assert {body.get("n") for body in served.bodies} == {2, 3}
     assert {body["temperature"] for body in served.bodies} == {0.7}
 
 
 def test_a_repeated_command_skips_finished_examples(run: Run, kb: Path, served: Server) -> None:
-    first = run(*ASKED, "--limit", 2, "--json")
+    first = run(*COMMAND, "--limit", 2, "--json")
     assert first.code == 0
     assert first.json["rows"] == {  # type: ignore[index]
         "this run": {
@@ -90,30 +90,30 @@ def test_a_repeated_command_skips_finished_examples(run: Run, kb: Path, served: 
     }
     assert first.json["cost_usd"] is None  # type: ignore[index]
     served.bodies.clear()
-    second = run(*ASKED)
+    second = run(*COMMAND)
     assert "with earlier ones" in second.out
     assert not any("q0" in str(body) or "q1" in str(body) for body in served.bodies)
     served.answers = [ok("yes", "yes", "yes")]
-    last = run(*ASKED, "--json")
+    last = run(*COMMAND, "--json")
     assert (last.code, last.json["left"]) == (0, 0)  # type: ignore[index]
     served.bodies.clear()
-    assert run(*ASKED).code == 0
+    assert run(*COMMAND).code == 0
     assert served.bodies == []
-    assert run(*ASKED, "--again", "--limit", 1).code == 0
+    assert run(*COMMAND, "--again", "--limit", 1).code == 0
     assert served.bodies != []
 
 
 def figure(n: int, value: float, low: float, high: float) -> dict[str, object]:
-    found = {"accuracy": value, "low": low, "high": high}
-    return {"n": n, **{name: pytest.approx(one, abs=1e-4) for name, one in found.items()}}
+    numbers = {"accuracy": value, "low": low, "high": high}
+    return {"n": n, **{name: pytest.approx(number, abs=1e-4) for name, number in numbers.items()}}
 
 
-# Of four predictions with each of two candidates so many are right; q2 and q3 fail at first.
-RIGHT = {"q0": (2, 4), "q1": (3, 1), "q2": (3, 2), "q3": (0, 0), "q4": (0, 0)}
+# Right predictions out of four, for each of two candidates; q2 and q3 fail at first.
+RIGHT_COUNTS = {"q0": (2, 4), "q1": (3, 1), "q2": (3, 2), "q3": (0, 0), "q4": (0, 0)}
 
 
-class Share:
-    """Is right as often as `RIGHT` says, and reasons as it is asked to."""
+class RightPredictions:
+    """Endpoint that writes rationales, and answers correctly as often as `RIGHT_COUNTS` states."""
 
     def __init__(self) -> None:
         self.failures = {"q2": refuse(500, "overloaded"), "q3": raw(b'{"choices": [')}
@@ -121,12 +121,12 @@ class Share:
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         text = str(body["messages"][-1]["content"])
-        question = next(name for name in RIGHT if name in text)
+        question = next(name for name in RIGHT_COUNTS if name in text)
         if question in self.failures and "**Answer:**" not in text:
             return await self.failures[question](request)
         if "**Answer:**" in text:
             return await ok("Way 0: look.", "Way 1: count.")(request)
-        right = RIGHT[question]["Way 1" in text]
+        right = RIGHT_COUNTS[question]["Way 1" in text]
         return await ok(*["Answer: yes"] * right, *["Answer: no"] * (4 - right))(request)
 
 
@@ -134,9 +134,9 @@ def test_table_6_counts_rejected_but_not_failed_examples(
     run: Run, served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(naming, "OpenAIGenerator", partial(OpenAIGenerator, retries=0))
-    served.answers = [share := Share()]
+    served.answers = [predictions := RightPredictions()]
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
-        kb.add([text_example(name) for name in RIGHT])
+        kb.add([text_example(name) for name in RIGHT_COUNTS])
     counts = ("--candidates", 2, "--predictions", 4, "--all-candidates")
     command = ("rationales", "kb.db", "--model", "openai:m", *counts, "--json")
     first = run(*command)
@@ -149,9 +149,13 @@ def test_table_6_counts_rejected_but_not_failed_examples(
     }
     assert all(row["low"] < row["accuracy"] < row["high"] for row in rows.values())
     kept = examples(tmp_path / "kb.db")
-    assert [kept[q].rationale for q in RIGHT] == ["Way 1: count.", "Way 0: look.", *[None] * 3]
-    assert [ACCURACY in kept[q].tags for q in RIGHT] == [True, True, False, False, True]
-    share.failures = {}
+    assert [kept[q].rationale for q in RIGHT_COUNTS] == [
+        "Way 1: count.",
+        "Way 0: look.",
+        *[None] * 3,
+    ]
+    assert [ACCURACY in kept[q].tags for q in RIGHT_COUNTS] == [True, True, False, False, True]
+    predictions.failures = {}
     second = run(*command)
     assert (second.code, second.json["failed"], second.json["left"]) == (0, 0, 0)  # type: ignore[index]
     rows = second.json["rows"]["with earlier ones"]  # type: ignore[index]
@@ -164,15 +168,15 @@ def test_table_6_counts_rejected_but_not_failed_examples(
 def test_a_budget_holds_even_if_all_candidates_are_needed(
     run: Run, kb: Path, served: Server
 ) -> None:
-    # A request costs 14 to 16 millionths; the first example two of them, the next one up to four.
-    priced = (*ASKED, "--price", "1,1", "--json", "--concurrency", 1)
+    # A request costs 14 to 16 micro-USD; the first example takes two, the next one up to four.
+    priced = (*COMMAND, "--price", "1,1", "--json", "--concurrency", 1)
     done = run(*priced, "--budget", "0.00004")
     assert (done.code, len(served.bodies)) == (0, 2)
     assert "a larger one to resume" in done.err
     more = run(*priced, "--budget", "0.0002")
     assert more.json["cost_usd"] <= 0.0002  # type: ignore[index]
     assert more.json["rows"]["this run"]["entries"]["n"] == 2  # type: ignore[index]
-    unpriced = run(*ASKED, "--again", "--budget", 1)
+    unpriced = run(*COMMAND, "--again", "--budget", 1)
     assert unpriced.code == 2
     assert "price" in unpriced.err
 
@@ -180,31 +184,31 @@ def test_a_budget_holds_even_if_all_candidates_are_needed(
 def test_the_most_expensive_example_bounds_the_next_ones(
     run: Run, kb: Path, served: Server
 ) -> None:
-    """The first takes 2 cents of at most 4; the second 6 of at most 12, so that no third is begun
-    with 15 less 8, though it would cost no more than that."""
+    """The first example costs 2 of at most 4 cents, the second 6 of at most 12. The remaining 7 of
+    15 cents do not cover another 12, although the third would cost 6."""
 
-    async def dearer(request: web.Request) -> web.StreamResponse:
+    async def varying_cost(request: web.Request) -> web.StreamResponse:
         body = await request.json()
         text = str(body["messages"][-1]["content"])
         used = {"prompt_tokens": 1 if "q0" in text else 3, "completion_tokens": 0}
-        said = "Think." if "**Answer:**" in text else "yes"
-        choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+        reply = "Think." if "**Answer:**" in text else "yes"
+        choice = {"message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
         return web.json_response({"choices": [choice] * body["n"], "usage": used})
 
-    served.answers = [dearer]
-    done = run(*ASKED, "--price", "10000,0", "--json", "--concurrency", 1, "--budget", "0.15")
+    served.answers = [varying_cost]
+    done = run(*COMMAND, "--price", "10000,0", "--json", "--concurrency", 1, "--budget", "0.15")
     assert done.json["cost_usd"] == pytest.approx(0.08)  # type: ignore[index]
 
 
 def test_rejected_examples_are_reported(run: Run, kb: Path, served: Server) -> None:
     served.answers = [ok("no", "no", "no")]
-    assert run(*ASKED, "--limit", 3).code == 0
-    last = run(*ASKED, "--limit", 1)
+    assert run(*COMMAND, "--limit", 3).code == 0
+    last = run(*COMMAND, "--limit", 1)
     assert "4 examples have no rationale with the right answer; retry with --again" in last.err
     assert "0 examples remain" in last.err
-    nothing = run(*ASKED)
+    nothing = run(*COMMAND)
     assert "4 examples have no rationale with the right answer" in nothing.err
-    assert run(*ASKED, "--json").json["rejected"] == 4  # type: ignore[index]
+    assert run(*COMMAND, "--json").json["rejected"] == 4  # type: ignore[index]
 
 
 def test_an_unreachable_endpoint_changes_nothing(
@@ -212,7 +216,7 @@ def test_an_unreachable_endpoint_changes_nothing(
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     before = kb.read_bytes()
-    done = run(*ASKED, "--json")
+    done = run(*COMMAND, "--json")
     assert done.code == 1
     assert "error: " in done.err
     assert (done.json["failed"], done.json["left"]) == (1, 4)  # type: ignore[index]
@@ -231,15 +235,15 @@ def test_a_terminal_user_confirms_the_cost(
 
     monkeypatch.setattr(typer, "confirm", confirm)
     monkeypatch.setattr(rationales, "at_terminal", lambda: True)
-    done = run(*ASKED, "--price", "1,1")
+    done = run(*COMMAND, "--price", "1,1")
     assert "3 more: about 0.0001 USD, up to 0.0002 USD" in done.err
     assert len(questions) == 1
     assert len(served.bodies) == (9 if agrees else 2)
-    run(*ASKED, "--yes", "--again", "--price", "1,1")
-    run(*ASKED, "--again", "--price", "0,0")
-    run(*ASKED, "--again", "--price", "1,1", "--limit", 1)  # no others to agree to
+    run(*COMMAND, "--yes", "--again", "--price", "1,1")
+    run(*COMMAND, "--again", "--price", "0,0")
+    run(*COMMAND, "--again", "--price", "1,1", "--limit", 1)  # no other examples to confirm
     assert len(questions) == 1
-    run(*ASKED, "--again")  # an unknown price is not nothing
+    run(*COMMAND, "--again")  # an unknown price may be more than zero
     assert len(questions) == 2
 
 

@@ -111,15 +111,15 @@ def test_a_rejected_item_counts_as_failed(run: Run, pets: Path, served: Server) 
     assert (failed.code, row["n"], row["failed"], row["invalid"]) == (1, 2, 1, 0)
 
 
-@pytest.mark.parametrize("place", [".", "nowhere/f.json"])
-def test_unwritable_outputs_are_rejected_before_the_run(run: Run, place: str) -> None:
-    assert run("eval", "digits", "--json", place).code == 2
-    assert run("demo", "--out", place).code == 2
+@pytest.mark.parametrize("path", [".", "nowhere/f.json"])
+def test_unwritable_outputs_are_rejected_before_the_run(run: Run, path: str) -> None:
+    assert run("eval", "digits", "--json", path).code == 2
+    assert run("demo", "--out", path).code == 2
 
 
 def test_a_damaged_image_is_reported_and_excluded(run: Run, pets: Path) -> None:
-    whole = (pets / "leaf" / "0.png").read_bytes()
-    (pets / "leaf" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    data = (pets / "leaf" / "0.png").read_bytes()
+    (pets / "leaf" / "cut.png").write_bytes(data[: len(data) // 2])
     done = run("eval", f"image-folder:{pets}", "--methods", "vote", "--shots", 1, "--json", "f")
     document = orjson.loads(Path("f").read_bytes())
     assert done.code == 0
@@ -185,14 +185,14 @@ def test_traces_of_a_control_show_its_question(run: Run, served: Server) -> None
     served.answers = [ok("red")]
     task = ("eval", "attributes:examples=9,queries=3", "--model", "openai:m", "--embed", "pixels")
     assert run(*task, "--methods", "swap-question", "--shots", 2).code == 0
-    found = run("log", "--json").json
-    assert isinstance(found, dict)
-    for trace in found["traces"]:
+    log = run("log", "--json").json
+    assert isinstance(log, dict)
+    for trace in log["traces"]:
         assert trace["tier"] == "swap-question, 2 shots, attributes:examples=9,queries=3"
         assert trace["question"] in trace["messages"][-1]["parts"][-1]["text"]
-    whole = run("log", found["traces"][0]["id"]).out
-    assert "swap-question, 2 shots, attributes:examples=9,queries=3" in whole
-    assert f"image:    {found['traces'][0]['images'][0]}" in whole
+    text = run("log", log["traces"][0]["id"]).out
+    assert "swap-question, 2 shots, attributes:examples=9,queries=3" in text
+    assert f"image:    {log['traces'][0]['images'][0]}" in text
 
 
 def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> None:
@@ -245,16 +245,16 @@ def test_eval_retrieves_passages_within_their_episode(
 )
 def test_eval_retrieves_by_late_interaction(run: Run, served: Server, task: str) -> None:
     served.answers = [ok("red")]
-    asked = ("--methods", "visual-rag,rcts", "--shots", 3, "--retrieve", "hybrid", "--json", "f")
-    assert run("eval", task, "--model", "openai:m", *asked).code == 0
+    options = ("--methods", "visual-rag,rcts", "--shots", 3, "--retrieve", "hybrid", "--json", "f")
+    assert run("eval", task, "--model", "openai:m", *options).code == 0
     document = orjson.loads(Path("f").read_bytes())
     assert document["retrieve"] == "hybrid"
     assert [(row["n"], row["failed"]) for row in document["results"]] == [(4, 0), (4, 0)]
 
 
 def test_the_bundled_model_searches_late_interaction_candidates(run: Run) -> None:
-    asked = ("--methods", "rcts", "--shots", 3, "--rollouts", 2, "--retrieve", "hybrid")
-    assert run("eval", "attributes:examples=30,queries=2", *asked, "--json", "f").code == 0
+    options = ("--methods", "rcts", "--shots", 3, "--rollouts", 2, "--retrieve", "hybrid")
+    assert run("eval", "attributes:examples=30,queries=2", *options, "--json", "f").code == 0
     [row] = orjson.loads(Path("f").read_bytes())["results"]
     assert (row["n"], row["failed"], row["calls"] >= 6) == (2, 0, True)
 
@@ -327,8 +327,8 @@ def test_eval_compares_search_with_its_baselines(run: Run, served: Server) -> No
     document = orjson.loads(Path("f").read_bytes())
     rows = {row["method"]: row for row in document["results"]}
     assert tuple(rows) == names
-    beside = [one["against"] for one in document["paired"] if one["method"] == "rcts"]
-    assert beside == ["top-k", "majority", "rcts-random", "rcts-best-of-n"]
+    baselines = [row["against"] for row in document["paired"] if row["method"] == "rcts"]
+    assert baselines == ["top-k", "majority", "rcts-random", "rcts-best-of-n"]
     assert rows["majority"]["calls"] == 4 * (1 + 3 * 11)
     assert all(4 <= rows[name]["calls"] <= 4 * 34 for name in names[1:])
     assert all(row["n"] == 4 and row["prompt_tokens"] for row in rows.values())
