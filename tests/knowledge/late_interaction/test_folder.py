@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bottega._util.durable_files import os_errors
 from bottega.errors import StoreError, StoreFullError
-from bottega.knowledge.late_interaction import TokenArray, TokenIndex, folder
+from bottega.knowledge.late_interaction import TokenArray, TokenIndex, token_array
 from tests.knowledge.late_interaction.data import DIMENSION, documents, names
 
 MATRICES = documents(40, seed=6)
@@ -93,12 +94,11 @@ def test_removed_folder_is_an_error_and_keeps_the_state(tmp_path: Path) -> None:
 
 
 def _nothing_fits(*_: object, **__: object) -> int:
-    raise OSError(errno.ENOSPC, "No space left on device")
+    with os_errors(Path("array")):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize(
-    "failing", ["folder.append", "token_array.write_manifest", "folder.map_array"]
-)
+@pytest.mark.parametrize("failing", ["write_at", "replace_file", "map_array"])
 def test_full_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -110,7 +110,7 @@ def test_full_disk_loses_nothing(
         array.compact,
     ]
     with monkeypatch.context() as full:
-        full.setattr(f"bottega.knowledge.late_interaction.{failing}", _nothing_fits)
+        full.setattr(token_array, failing, _nothing_fits)
         for use in uses:
             with pytest.raises(StoreFullError, match="No space"):
                 use()
@@ -127,7 +127,7 @@ def test_full_disk_does_not_stop_deleting(
     array = opened(tmp_path)
     array.append(names(9), MATRICES[:9])
     index = TokenIndex(array)
-    monkeypatch.setattr(folder, "append", _nothing_fits)
+    monkeypatch.setattr(token_array, "write_at", _nothing_fits)
     assert index.delete(names(5)) == 5
     assert "No space" in caplog.text
     assert {id for id, _ in index.search(MATRICES[0], 9)} == set(names(4, start=5))
@@ -137,6 +137,6 @@ def test_full_disk_does_not_stop_deleting(
 def test_missing_space_for_a_temporary_folder_is_a_store_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(folder, "mkdtemp", _nothing_fits)
+    monkeypatch.setattr(token_array, "mkdtemp", _nothing_fits)
     with pytest.raises(StoreFullError):
         TokenArray(None, "test", DIMENSION)

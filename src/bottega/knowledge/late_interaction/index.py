@@ -11,9 +11,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from bottega._util.identity import Exclude, is_excluded
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, StoreError
+from bottega.errors import EmbeddingError, EmptyKnowledgeBaseError, NotFoundError, StoreError
 from bottega.knowledge.database import CloseOnExit
-from bottega.knowledge.late_interaction.folder import check_count
 from bottega.knowledge.late_interaction.search import SearchEffort, TokenIndex
 from bottega.knowledge.late_interaction.token_array import TokenArray
 from bottega.protocols import MultiVectorEmbedder, Vectors
@@ -178,7 +177,7 @@ class LateInteractionIndex(CloseOnExit):
         these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
         """
         self._tokens.check_open()
-        [tokens] = check_count(self._embed.embed_queries([query]), 1)
+        [tokens] = _check_count(self._embed.embed_queries([query]), 1)
         self._catch_up()
         return self._found(query, tokens, k, None if include_self else exclude, within, exact)
 
@@ -221,7 +220,7 @@ class LateInteractionIndex(CloseOnExit):
         found = existing_examples(self._knowledge, ids)
         if found:
             made = self._embed.embed_documents([example.query for _, example in found])
-            tokens = check_count(made, len(found))
+            tokens = _check_count(made, len(found))
             self._tokens.append(
                 [id for id, _ in found], [self._or_zero_row(rows) for rows in tokens]
             )
@@ -229,3 +228,13 @@ class LateInteractionIndex(CloseOnExit):
     def _or_zero_row(self, rows: Vectors) -> Vectors:
         """Return the rows, or one zero row, whose score is 0, for an example without tokens."""
         return rows if len(rows) else np.zeros((1, self._embed.dimension), np.float32)
+
+
+def _check_count(made: Iterable[Vectors], count: int) -> list[Vectors]:
+    matrices = list(made)
+    if len(matrices) != count:
+        raise EmbeddingError(
+            f"the embedder must return {count} matrices, got {len(matrices)}",
+            hint="return one matrix per query, an empty one without tokens",
+        )
+    return matrices

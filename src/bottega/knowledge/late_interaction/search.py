@@ -9,8 +9,8 @@ from threading import Lock
 
 import numpy as np
 
+from bottega._util.durable_files import os_errors
 from bottega.errors import SettingError, StoreError
-from bottega.knowledge.late_interaction.folder import check_tokens, translated_errors
 from bottega.knowledge.late_interaction.maxsim import Positions, Rows, exact_scores
 from bottega.knowledge.late_interaction.quantization import (
     Bytes,
@@ -18,7 +18,7 @@ from bottega.knowledge.late_interaction.quantization import (
     CodeScan,
     int8_scores,
 )
-from bottega.knowledge.late_interaction.token_array import TokenArray
+from bottega.knowledge.late_interaction.token_array import TokenArray, check_tokens
 from bottega.protocols import Vectors
 
 
@@ -171,9 +171,7 @@ class TokenIndex:
     def _current(self) -> TokenCopies:
         if self._copies is None:
             array, coded = self._array, self._codes()
-            scan = None
-            if coded is not None:
-                scan = CodeScan(coded.centroids, coded.codes, array.offsets)
+            scan = CodeScan(coded.centroids, coded.codes, array.offsets) if coded else None
             self._copies = TokenCopies(
                 array.offsets, array.float16_rows, array.int8_rows, array.scale, scan
             )
@@ -190,14 +188,10 @@ class TokenIndex:
         else:
             current = held if len(held.codes) == tokens else held.extend(array.float16_rows)
         if current is not held:
-            self._save(current)
+            try:  # the next process then need not train them
+                with os_errors(array.codes_path):
+                    current.save(array.codes_path)
+            except StoreError as error:
+                log.warning("the centroids were not saved: %s", error)
         self._coded = current
         return current
-
-    def _save(self, coded: CentroidCodes) -> None:
-        """Save the codes, so that the next process need not train them."""
-        try:
-            with translated_errors(self._array.codes_path):
-                coded.save(self._array.codes_path)
-        except StoreError as error:
-            log.warning("the centroids were not saved: %s", error)

@@ -3,36 +3,140 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
+import zlib
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from tempfile import mkdtemp
+from typing import IO, Any
 from weakref import finalize
 
 import numpy as np
+from numpy.typing import NDArray
 
+from bottega._util.durable_files import lock_file, os_errors, replace_file, write_at
 from bottega.errors import EmbeddingError, StoreBusyError, StoreError
-from bottega.knowledge.late_interaction import folder as array_folder
-from bottega.knowledge.late_interaction.folder import (
-    CODES,
-    EIGHTH,
-    HALF,
-    IDS,
-    OFFSETS,
-    Manifest,
-    check_tokens,
-    data_files,
-    prepare_folder,
-    temporary_folder,
-    translated_errors,
-    valid_manifest,
-    write_manifest,
-)
 from bottega.knowledge.late_interaction.maxsim import Positions, Rows
 from bottega.knowledge.late_interaction.quantization import Bytes, fitting_scale, quantize
 from bottega.protocols import Vectors
+
+VERSION = 1
+CHUNK = 1 << 22
+LOCK, MANIFEST = "lock", "manifest.json"
+# Start of every manifest, kept even if it is damaged or truncated later.
+MANIFEST_PREFIX = b'{"content": {"crcs": '
+HALF, EIGHTH, OFFSETS, IDS, CODES = "half", "eighth", "offsets", "ids", "codes"
+DATA = re.compile(rf"({HALF}|{EIGHTH}|{OFFSETS}|{IDS}|{CODES})\.[0-9]+(\.new)?")
+# Largest value of float16, in which tokens are stored.
+LARGEST = float(np.finfo(np.float16).max)
+
+
+def check_tokens(of: str, rows: Vectors, dimension: int) -> None:
+    """Raise `EmbeddingError` unless `rows` is (tokens, dimension) and fits float16."""
+    if rows.ndim != 2 or rows.shape[1] != dimension:
+        raise EmbeddingError(
+            f"the tokens of {of} must have the shape (tokens, {dimension}), got {rows.shape}",
+            hint="use the embedder of the index",
+        )
+    if not np.isfinite(rows).all():
+        raise EmbeddingError(
+            f"the tokens of {of} contain NaN or infinite numbers", hint="check the embedder"
+        )
+    if len(rows) and float(np.abs(rows).max()) > LARGEST:
+        raise EmbeddingError(
+            f"the tokens of {of} exceed {LARGEST:.0f}",
+            hint="scale the tokens, for example to unit length",
+        )
+
+
+def checksum(path: Path, size: int) -> int | None:
+    """Return the CRC-32 of the first `size` bytes, or None if the file is shorter."""
+    if not path.is_file() or path.stat().st_size < size:
+        return None
+    crc = 0
+    with path.open("rb") as file:
+        while size > 0:
+            chunk = file.read(min(CHUNK, size))
+            crc = zlib.crc32(chunk, crc)
+            size -= len(chunk)
+    return crc
+
+
+def map_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a read-only memory map, or an empty array for an empty file, which cannot be
+    mapped."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, mode="r", shape=shape)
+
+
+@dataclass
+class Manifest:
+    """Valid sizes and checksums of the files. Bytes beyond the sizes belong to an interrupted
+    append."""
+
+    fingerprint: str
+    dimension: int
+    version: int = VERSION
+    generation: int = 0
+    scale: float = 0.0  # of the int8 copy
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of each file
+    crcs: dict[str, int] = field(default_factory=dict)
+    deleted: list[int] = field(default_factory=list)  # positions
+
+
+def valid_manifest(folder: Path, fingerprint: str, dimension: int) -> Manifest | None:
+    """Return the manifest if it matches this embedder and the files match their checksums."""
+    try:
+        signed = json.loads((folder / MANIFEST).read_text())
+        content, crc = signed["content"], signed["crc"]
+        body = json.dumps(content, sort_keys=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    # The checksum comes first: damaged content may lack fields, or have more.
+    if zlib.crc32(body.encode()) != crc or content.get("version") != VERSION:
+        return None
+    manifest = Manifest(**content)
+    if (manifest.fingerprint, manifest.dimension) != (fingerprint, dimension):
+        return None
+    intact = all(
+        checksum(folder / f"{name}.{manifest.generation}", size) == manifest.crcs[name]
+        for name, size in manifest.sizes.items()
+    )
+    return manifest if intact else None
+
+
+def prepare_folder(folder: str | Path) -> Path:
+    """Create the folder if needed.
+
+    Raises `StoreError` if it contains other files: an array empties a folder that does not match,
+    and must not delete files of others.
+    """
+    if "\0" in str(folder):
+        raise StoreError(
+            f"the path must not contain a NUL, got {str(folder)!r}", hint="use another folder"
+        )
+    path = Path(folder)
+    with os_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        if not _is_own(path):
+            raise StoreError(
+                f"{path} contains files that do not belong to an index",
+                hint="use an empty or a new folder",
+            )
+    return path
+
+
+def _is_own(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()}
+    if MANIFEST in names:  # other programs have files of this name, too
+        with (folder / MANIFEST).open("rb") as file:
+            return file.read(len(MANIFEST_PREFIX)) == MANIFEST_PREFIX
+    # An array creates its lock first and may lose its manifest.
+    rest = names - {LOCK, f"{MANIFEST}.new"}
+    return not names or (LOCK in names and all(map(DATA.fullmatch, rest)))
 
 
 class TokenArray:
@@ -47,9 +151,13 @@ class TokenArray:
     """
 
     def __init__(self, folder: str | Path | None, fingerprint: str, dimension: int) -> None:
-        self._folder = temporary_folder() if folder is None else prepare_folder(folder)
-        with translated_errors(self._folder):
-            lock = array_folder.lock(self._folder)
+        if folder is None:
+            with os_errors(Path("a temporary folder")):
+                self._folder = Path(mkdtemp(prefix="bottega-late-"))
+        else:
+            self._folder = prepare_folder(folder)
+        with os_errors(self._folder):
+            lock = lock_file(self._folder / LOCK)
         if lock is None:
             raise StoreBusyError(
                 f"{self._folder} is in use by another process",
@@ -61,8 +169,12 @@ class TokenArray:
         self._ids: list[str] = []
         self._positions: dict[str, int] = {}
         try:
-            with translated_errors(self._folder):
-                self._open()
+            with os_errors(self._folder):
+                self._manifest = (
+                    valid_manifest(self._folder, fingerprint, dimension) or self._manifest
+                )
+                self._read()
+                self._remove_leftovers()
         except BaseException:
             self._release()
             raise
@@ -104,15 +216,13 @@ class TokenArray:
         """Return the positions of these ids, or of all documents, ascending. Unknown ids are
         ignored."""
         chosen = self._positions if ids is None else self._positions.keys() & set(ids)
-        found = [self._positions[id] for id in chosen]
-        return np.sort(np.array(found, np.int64))
+        return np.sort(np.array([self._positions[id] for id in chosen], np.int64))
 
     def document(self, id: str) -> Vectors:
         """Return (tokens, dimension) float32, as stored in float16."""
-        place = self._positions[id]
-        rows: Vectors = self.float16_rows[self.offsets[place] : self.offsets[place + 1]].astype(
-            np.float32
-        )
+        index = self._positions[id]
+        start, end = self.offsets[index : index + 2]
+        rows: Vectors = self.float16_rows[start:end].astype(np.float32)
         return rows
 
     def append(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
@@ -122,7 +232,11 @@ class TokenArray:
         if not latest:
             return
         for id, rows in latest.items():
-            self._check(id, rows)
+            check_tokens(repr(id), rows, self.dimension)
+            if len(rows) == 0:
+                raise EmbeddingError(
+                    f"{id!r} has no tokens", hint="skip it, or return a row of zeros"
+                )
         self._write(
             list(latest),
             np.concatenate(list(latest.values())).astype(np.float32, copy=False),
@@ -155,7 +269,7 @@ class TokenArray:
         except BaseException:  # a full disk must not lose documents
             self._manifest, self._ids, self._positions = before, ids, positions
             raise
-        with translated_errors(self._folder):
+        with os_errors(self._folder):
             self._remove_leftovers()
 
     @property
@@ -173,18 +287,6 @@ class TokenArray:
         if not self._release.alive:
             raise StoreError("the index is closed", hint="open a new index on the same folder")
 
-    def _open(self) -> None:
-        self._manifest = (
-            valid_manifest(self._folder, self.fingerprint, self.dimension) or self._manifest
-        )
-        self._read()
-        self._remove_leftovers()
-
-    def _check(self, id: str, rows: Vectors) -> None:
-        check_tokens(repr(id), rows, self.dimension)
-        if len(rows) == 0:
-            raise EmbeddingError(f"{id!r} has no tokens", hint="skip it, or return a row of zeros")
-
     def _write(self, ids: list[str], rows: Vectors, lengths: list[int]) -> None:
         scale = self._manifest.scale or fitting_scale(rows)
         starts = len(self.float16_rows) if self._ids else 0
@@ -197,21 +299,25 @@ class TokenArray:
         sizes, crcs = dict(self._manifest.sizes), dict(self._manifest.crcs)
         for name, content in parts.items():
             at = sizes.get(name, 0)
-            path = self._path(name)
-            with translated_errors(self._folder):
-                crcs[name] = array_folder.append(path, content, at=at, crc=crcs.get(name, 0))
+            write_at(self._path(name), content, at=at)
+            crcs[name] = zlib.crc32(content, crcs.get(name, 0))
             sizes[name] = at + len(content)
         replaced = self.positions(ids).tolist()
         deleted = sorted({*self._manifest.deleted, *replaced})
         self._commit(scale=scale, sizes=sizes, crcs=crcs, deleted=deleted)
 
     def _commit(self, **changes: Any) -> None:
-        """Write the manifest, which is the single step that commits an append or a deletion."""
+        """Write the manifest, which commits an append or a deletion in one step.
+
+        Files are written first: after a crash in between, the old manifest ignores the new bytes.
+        """
         content = asdict(self._manifest) | changes
         before = self._manifest
         try:
-            with translated_errors(self._folder):
-                write_manifest(self._folder, content)
+            with os_errors(self._folder):
+                body = json.dumps(content, sort_keys=True)
+                signed = {"crc": zlib.crc32(body.encode()), "content": content}
+                replace_file(self._folder / MANIFEST, json.dumps(signed, sort_keys=True).encode())
                 self._manifest = Manifest(**content)
                 self._read()
         except BaseException:
@@ -223,22 +329,21 @@ class TokenArray:
         count = sizes.get(OFFSETS, 0) // 8
         tokens = sizes.get(HALF, 0) // (2 * dimension)
         shape = (tokens, dimension)
-        float16_rows = array_folder.map_array(self._path(HALF), np.float16, shape)
-        int8_rows = array_folder.map_array(self._path(EIGHTH), np.uint8, shape)
-        ends = array_folder.map_array(self._path(OFFSETS), np.int64, (count,))
-        ids = list(self._read_ids()) if count else []
+        float16_rows = map_array(self._path(HALF), np.float16, shape)
+        int8_rows = map_array(self._path(EIGHTH), np.uint8, shape)
+        ends = map_array(self._path(OFFSETS), np.int64, (count,))
+        ids: list[str] = []
+        if count:
+            with self._path(IDS).open("rb") as file:
+                text = file.read(sizes[IDS]).decode()
+            ids = [json.loads(line) for line in text.splitlines()]
         # No failure is possible below, so the state stays consistent.
         self.float16_rows: Rows = float16_rows
         self.int8_rows: Bytes = int8_rows
         self.offsets: Positions = np.concatenate([np.zeros(1, np.int64), ends])
         deleted = set(self._manifest.deleted)
         self._ids = ids
-        self._positions = {id: place for place, id in enumerate(ids) if place not in deleted}
-
-    def _read_ids(self) -> Iterator[str]:
-        with self._path(IDS).open("rb") as file:
-            text = file.read(self._manifest.sizes[IDS]).decode()
-        return (json.loads(line) for line in text.splitlines())
+        self._positions = {id: index for index, id in enumerate(ids) if index not in deleted}
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.{self._manifest.generation}"
@@ -247,12 +352,12 @@ class TokenArray:
         """Delete files of other generations and of interrupted appends."""
         sizes = self._manifest.sizes
         kept = {self._path(name) for name in (HALF, EIGHTH, OFFSETS, IDS, CODES) if sizes}
-        for path in data_files(self._folder):
-            if path not in kept:
+        for path in self._folder.iterdir():
+            if DATA.fullmatch(path.name) and path.is_file() and path not in kept:
                 path.unlink()
 
 
-def _release(lock: int, temporary_folder: Path | None) -> None:
-    os.close(lock)
+def _release(lock: IO[bytes], temporary_folder: Path | None) -> None:
+    lock.close()
     if temporary_folder is not None:
         shutil.rmtree(temporary_folder, ignore_errors=True)
