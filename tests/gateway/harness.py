@@ -21,7 +21,7 @@ from bottega.gateway.asgi import App, ChatEndpoint
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer, Fallback
 from bottega.gateway.finalization import Finalizer, ShadowRunner
-from bottega.gateway.ports import Pair, RequestRecord, Served, Tenant, TierCapabilities, Upstream
+from bottega.gateway.ports import RequestRecord, Served, Tenant, TierCapabilities, Upstream
 from bottega.gateway.requests import Fetch, Limits
 from bottega.gateway.response_cache import BodyCache, ReplyCache
 from bottega.gateway.running.process import CUT_SECONDS, uvicorn_config
@@ -32,6 +32,7 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Retriever, Tier
 from bottega.recipes import cache_of_thought
 from bottega.recording import CacheRecorder
+from bottega.routing import AgreementPair
 from bottega.types import Example, Prompt
 from tests.builders import solid_image
 
@@ -53,7 +54,7 @@ class Harness:
     gateway: Gateway
     caches: dict[str, KnowledgeBase]
     records: list[RequestRecord] = field(default_factory=list)
-    pairs: list[tuple[float, Pair]] = field(default_factory=list)
+    pairs: list[tuple[float, AgreementPair]] = field(default_factory=list)
 
     def examples(self, namespace: str = "") -> list[Example]:
         return list(self.caches[namespace]) if namespace in self.caches else []

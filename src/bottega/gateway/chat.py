@@ -138,7 +138,9 @@ class Gateway:
             overrides,
             self.finalizer.bill(record, request),
             bypass_reason(request, self.background),
-            self._may_use_master(record.account),
+            self.access is None
+            or record.account is ANONYMOUS
+            or self.access.may_reach(record.account, self.completer.served[-1].name),
         )
         images = await self._images(job)
         if any(map(is_web, images)):
@@ -147,21 +149,25 @@ class Gateway:
         job.query = await self._query(job, images)
         key = job.key = await self._key(job, images)
         if key is None or self.response_cache is None:
-            return await self._answer(job, ExitStack(), _ignore)
+            return await self._answer(job, ExitStack(), lambda reply: None)
+        cache = self.response_cache
         repeated = RepeatedRequest(key, request.stream, request.include_usage, record.namespace)
-        self.response_cache.bodies.put(
-            raw, scope, repeated, [image.url for image in request.images]
-        )
-        reply = self.response_cache.replies.get(key)
+        cache.bodies.put(raw, scope, repeated, [image.url for image in request.images])
+        reply = cache.replies.get(key)
         if reply is None and job.query is not None:
             reply = await self._stored(key, job.query)
         # No other await before `lead`: otherwise two identical requests would both lead.
-        reply = reply or await self.response_cache.flights.wait(key)
+        reply = reply or await cache.flights.wait(key)
         if reply is not None:
             return replayed(record, repeated, reply)
         leading = ExitStack()
-        land = leading.enter_context(self.response_cache.flights.lead(key))
-        return await self._answer(job, leading, self._lander(key, land))
+        land = leading.enter_context(cache.flights.lead(key))
+
+        def remember(reply: CachedReply) -> None:
+            cache.replies.put(key, reply)
+            land(reply)
+
+        return await self._answer(job, leading, remember)
 
     def check_key(self, headers: Mapping[str, str]) -> Account:
         """Return the account of the key in the headers. Raises `ApiError`."""
@@ -192,8 +198,7 @@ class Gateway:
             record.entered = True
         if self.limiter is None:
             return
-        wait = self.limiter.admit(account)
-        if wait is not None:
+        if (wait := self.limiter.admit(account)) is not None:
             raise ApiError(
                 "too many requests with this key",
                 status=429,
@@ -206,12 +211,6 @@ class Gateway:
                 hint="wait, or ask the operator for more requests per minute",
             )
         record.hold = self.limiter.hold(account)
-
-    def _may_use_master(self, account: Account) -> bool:
-        master = self.completer.served[-1].name
-        if self.access is None or account is ANONYMOUS:
-            return True
-        return self.access.may_reach(account, master)
 
     async def _check_access(self, account: Account, overrides: Overrides, namespace: str) -> None:
         if self.access is None or account is ANONYMOUS:
@@ -231,7 +230,7 @@ class Gateway:
             return None
         repeated = self.response_cache.bodies.get(raw, scope)
         reply = self.response_cache.replies.get(repeated.key) if repeated is not None else None
-        return None if repeated is None or reply is None else (repeated, reply)
+        return (repeated, reply) if repeated is not None and reply is not None else None
 
     async def _images(self, job: ChatJob) -> dict[str, Image]:
         """Return the images that this request needs, by URL. Images of a request that is forwarded
@@ -272,11 +271,16 @@ class Gateway:
             return None
         if any(map(is_web, images)):  # another image may be there next time
             return None
+
+        def digest_all() -> dict[str, str]:
+            identity = response_cache.identity
+            return {url: image_digest(image, identity) for url, image in images.items()}
+
         if response_cache.identity == "pixels":
-            work = partial(asyncio.to_thread, _digests, images, response_cache.identity)
+            work = partial(asyncio.to_thread, digest_all)
             digests = await self.decoding.run(images.values(), work, Image.strips_cost)
         else:
-            digests = _digests(images, response_cache.identity)
+            digests = digest_all()
         # Overrides by the model's name and by headers are equivalent.
         overrides = replace(job.overrides, store=True, namespace=None)
         body = {name: value for name, value in job.request.body.items() if name != "model"}
@@ -294,19 +298,8 @@ class Gateway:
             return None
         if found is None:
             return None
-        reply, age = found
-        self.response_cache.replies.put(key, reply, age)
-        return reply
-
-    def _lander(self, key: str, land: Land) -> Land:
-        assert self.response_cache is not None
-        replies = self.response_cache.replies
-
-        def remember(reply: CachedReply) -> None:
-            replies.put(key, reply)
-            land(reply)
-
-        return remember
+        self.response_cache.replies.put(key, *found)
+        return found[0]
 
     async def _answer(self, job: ChatJob, leading: ExitStack, remember: Land) -> Reply:
         record, request = job.record, job.request
@@ -380,17 +373,9 @@ class Gateway:
         yield DONE_EVENT
 
 
-def _ignore(reply: CachedReply) -> None:
-    pass
-
-
 def _land(completed: ChatCompletion, record: RequestRecord, remember: Land) -> None:
     if is_repeatable(completed.completions):
         remember(CachedReply(completed.payload, record.route, record.model))
-
-
-def _digests(found: Mapping[str, Image], identity: Identity) -> dict[str, str]:
-    return {url: image_digest(image, identity) for url, image in found.items()}
 
 
 def _namespace(account: Account, overrides: Overrides) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -158,7 +159,14 @@ class DecodeBudget:
         try:
             await lane.acquire(need, self.wait_seconds)
         except TimeoutError:
-            raise _busy() from None
+            raise ApiError(
+                "the gateway has no memory left for decoding images",
+                status=429,
+                type="rate_limit_error",
+                code="decoding_busy",
+                headers={"retry-after": "2"},
+                hint="try again in a moment, or send smaller images",
+            ) from None
         running = asyncio.ensure_future(work())
         running.add_done_callback(lambda task: _ended(task, lane, need))
         return await asyncio.shield(running)
@@ -176,32 +184,35 @@ def bytes_needed(images: Collection[Image], cost: Cost = embedding_cost) -> int:
     return max((one.peak for one in costs), default=0) + sum(one.result for one in costs)
 
 
-def _busy() -> ApiError:
-    return ApiError(
-        "the gateway has no memory left for decoding images",
-        status=429,
-        type="rate_limit_error",
-        code="decoding_busy",
-        headers={"retry-after": "2"},
-        hint="try again in a moment, or send smaller images",
-    )
+Timer = Callable[[], AbstractContextManager[None]]
 
 
 class BudgetedRetriever:
-    """Retriever whose embedder decodes the query's images within the budget."""
+    """Retriever whose embedder decodes the query's images within the budget. `timer` measures the
+    retrieval without the wait for memory."""
 
-    def __init__(self, retrieve: Retriever, budget: DecodeBudget) -> None:
-        self._retrieve, self._budget = retrieve, budget
+    def __init__(
+        self, retrieve: Retriever, budget: DecodeBudget, timer: Timer = nullcontext
+    ) -> None:
+        self._retrieve, self._budget, self._timer = retrieve, budget, timer
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        return await self._budget.run(query.images, lambda: self._retrieve(query, k))
+        async def work() -> list[Candidate]:
+            with self._timer():
+                return await self._retrieve(query, k)
+
+        return await self._budget.run(query.images, work)
 
 
 class BudgetedKeeper:
     """Keeper that stores an example while its images are decoded within the budget."""
 
-    def __init__(self, keeper: Keeper, budget: DecodeBudget) -> None:
-        self._keeper, self._budget = keeper, budget
+    def __init__(self, keeper: Keeper, budget: DecodeBudget, timer: Timer = nullcontext) -> None:
+        self._keeper, self._budget, self._timer = keeper, budget, timer
 
     async def keep(self, example: Example, /) -> str | None:
-        return await self._budget.run(example.query.images, lambda: self._keeper.keep(example))
+        async def work() -> str | None:
+            with self._timer():
+                return await self._keeper.keep(example)
+
+        return await self._budget.run(example.query.images, work)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from bottega.errors import (
     BottegaError,
@@ -15,12 +14,10 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
-from bottega.gateway.ports import TierCapabilities
+from bottega.gateway.ports import Send, TierCapabilities
 from bottega.openai_api.client import PausedError
 from bottega.openai_api.errors import ApiError, RequestRejectedError
 from bottega.openai_api.request import ChatRequest
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # The gateway has retried already; without this header, the client's library would too.
 FINAL = {"x-should-retry": "false"}
@@ -80,8 +77,14 @@ def to_api_error(error: Exception) -> ApiError:
         case SettingError():
             return ApiError(str(error), code="unsupported", hint=error.hint)
         case BottegaError() if error.retryable:
-            return ApiError(BUSY, status=503, type="server_error", headers=FINAL)
-    return ApiError(FAILED, status=500, type="server_error", headers=FINAL)
+            return ApiError(
+                "the gateway is busy; try again later",
+                status=503,
+                type="server_error",
+                headers=FINAL,
+            )
+    message = "the gateway failed; see its log"
+    return ApiError(message, status=500, type="server_error", headers=FINAL)
 
 
 CLOSING = ApiError(
@@ -103,8 +106,6 @@ def unknown_key(key: str) -> ApiError:
     return ApiError(message, status=401, code="invalid_api_key", hint=hint + command)
 
 
-BUSY = "the gateway is busy; try again later"
-FAILED = "the gateway failed; see its log"
 MODEL = "the model of this gateway"
 
 
@@ -148,10 +149,8 @@ def unsupported_request(
 def _reasons(
     request: ChatRequest, capabilities: Sequence[TierCapabilities]
 ) -> list[tuple[str, str]]:
-    images, context = (
-        _most([one.images for one in capabilities]),
-        _most([one.context for one in capabilities]),
-    )
+    images = _most([one.images for one in capabilities])
+    context = _most([one.context for one in capabilities])
     found = []
     if request.has_tools and not any(one.tools for one in capabilities):
         found.append(("no tools", "remove the tools"))

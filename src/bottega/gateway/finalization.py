@@ -11,7 +11,7 @@ from bottega.errors import BottegaError, GenerationError
 from bottega.gateway.accounting.limiter import BudgetError, TokenEstimates
 from bottega.gateway.calls import Bill, answer_text, dismissed_usd, fitting
 from bottega.gateway.completion import ChatJob, ChatResult, Completer, TenantQuery
-from bottega.gateway.ports import Pair, RequestRecord, Served, UpstreamCall
+from bottega.gateway.ports import RequestRecord, Served, UpstreamCall
 from bottega.gateway.response_cache import CachedReply, ReplyCache, is_repeatable
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
@@ -26,6 +26,7 @@ from bottega.openai_api.request import (
 from bottega.openai_api.response import ChatCompletion
 from bottega.parsing import strip_thinking
 from bottega.protocols import Pricer
+from bottega.routing import AgreementPair
 from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
 
 
@@ -156,7 +157,7 @@ class ShadowRunner:
     completer: Completer
     finalizer: Finalizer
     over: Callable[[RequestRecord], None]
-    measured: Callable[[RequestRecord, float, Pair], None]
+    measured: Callable[[RequestRecord, float, AgreementPair], None]
     repeats: ReplyCache | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 

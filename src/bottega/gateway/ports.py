@@ -9,7 +9,6 @@ from collections.abc import (
     Callable,
     Mapping,
     MutableMapping,
-    Sequence,
 )
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
 from bottega.pipeline import Pipeline
 from bottega.protocols import Prompter, Tier
+from bottega.routing import ShadowSampler
 from bottega.types import Candidate, Example, Prompt, Query, Usage
 
 
@@ -113,7 +113,6 @@ class UpstreamCall:
 
 
 Charge = Callable[[float], None]
-AnswerText = Callable[[], Awaitable[str]]
 
 
 class Keeper(Protocol):
@@ -121,33 +120,6 @@ class Keeper(Protocol):
     the same question if there is one, or None if nothing was stored."""
 
     async def keep(self, example: Example, /) -> str | None: ...
-
-
-class Pair(Protocol):
-    """Agreement of the apprentice with the master, with demonstrations and without."""
-
-    @property
-    def shown(self) -> float: ...
-    @property
-    def hidden(self) -> float: ...
-
-
-class Measure(Protocol):
-    """Sampler of the answers to measure, which learns from them: `routing.ShadowSampler`."""
-
-    def begins(self) -> bool: ...
-
-    def cancel(self) -> None: ...
-
-    async def measure(
-        self,
-        query: Query,
-        candidates: Sequence[Candidate],
-        *,
-        shown: AnswerText,
-        hidden: AnswerText,
-        master: AnswerText,
-    ) -> Pair | None: ...
 
 
 @dataclass(frozen=True)
@@ -161,7 +133,7 @@ class Tenant:
     pipeline: Pipeline
     keeper: Keeper | None = None
     teachers: frozenset[str] = frozenset()
-    shadow: Measure | None = None
+    shadow: ShadowSampler | None = None
     ungated: Pipeline | None = None
     charge: Charge | None = None
     best: Callable[[Query], float | None] = lambda query: None

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import orjson
 
 from bottega.errors import RejectedError, SettingError
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import MisconfiguredError
-from bottega.gateway.ports import Keeper, Upstream
+from bottega.gateway.ports import Upstream
 from bottega.gateway.telemetry.metrics import Histogram
 from bottega.image import Image
 from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
+from bottega.openai_api.fields import FIELDS
 from bottega.openai_api.request import (
     Body,
     ChatMessage,
@@ -31,10 +32,9 @@ from bottega.openai_api.request import (
 from bottega.openai_api.response import ChatCompletion, completion_json, error_body
 from bottega.openai_api.streams import to_chunks
 from bottega.openai_api.transport import Timeouts
-from bottega.protocols import Generator, Retriever
-from bottega.types import Candidate, Example, Message, Prompt, Query, Reply, Role, Sampling
+from bottega.protocols import Generator
+from bottega.types import Message, Prompt, Role, Sampling
 
-# A client is waiting, and another tier may answer: shorter waits than for a batch.
 LONGEST_WAIT = 8.0
 LONGEST_TOTAL = 20.0
 CHECK_SECONDS = 5.0
@@ -78,7 +78,10 @@ class HttpUpstream:
             model,
             Endpoint.locate(base_url, api_key),
             self._timeouts,
-            retries if isinstance(retries, RetryPolicy) else _retry_policy(retries),
+            retries
+            if isinstance(retries, RetryPolicy)
+            # A client is waiting, and another tier may answer: shorter waits than for a batch.
+            else RetryPolicy(retries + 1, longest_wait=LONGEST_WAIT, longest_total=LONGEST_TOTAL),
             concurrency,
             self.breaker,
         )
@@ -147,17 +150,12 @@ def _is_the_operators(error: Exception) -> bool:
     return status in OPERATOR_STATUSES or 300 <= status < 400
 
 
-def _retry_policy(retries: int) -> RetryPolicy:
-    return RetryPolicy(retries + 1, longest_wait=LONGEST_WAIT, longest_total=LONGEST_TOTAL)
-
-
 ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
 }
-MAX_CHOICES = 128  # as OpenAI allows
 MAX_STOPS = 16
 
 
@@ -189,7 +187,9 @@ class LocalUpstream:
         return f"LocalUpstream({self.model!r})"
 
     async def complete(self, body: Body, /) -> ChatCompletion:
-        reply = await self._reply(body)
+        sampling = _sampling_of(body, self._sampling)
+        prompt = await self._reduced(await _prompt(body))
+        reply = await self._generator.generate(prompt, sampling)
         payload = orjson.dumps(completion_json(reply))
         return ChatCompletion(payload, reply.model, reply.completions, reply.usage)
 
@@ -206,11 +206,6 @@ class LocalUpstream:
     async def aclose(self) -> None:
         await self._generator.aclose()
 
-    async def _reply(self, body: Body) -> Reply:
-        sampling = body_to_sampling(body, self._sampling)
-        prompt = await self._reduced(await body_to_prompt(body))
-        return await self._generator.generate(prompt, sampling)
-
     async def _reduced(self, prompt: Prompt) -> Prompt:
         """Return the prompt with large images reduced as for an endpoint. They are decoded here,
         within the budget, because the model's only thread would delay all other requests."""
@@ -218,8 +213,11 @@ class LocalUpstream:
         large = {part for part in parts if isinstance(part, Image) and part.is_large}
         if not large:
             return prompt
-        encode = partial(asyncio.to_thread, _reduced_as_for_endpoints, large)
-        small = await self.decoding.run(large, encode, Image.wire_cost)
+
+        def encode() -> dict[object, Image]:
+            return {image: Image.from_data_url(image.data_url) for image in large}
+
+        small = await self.decoding.run(large, partial(asyncio.to_thread, encode), Image.wire_cost)
         messages = (
             replace(message, parts=tuple(small.get(part, part) for part in message.parts))
             for message in prompt.messages
@@ -227,21 +225,17 @@ class LocalUpstream:
         return replace(prompt, messages=tuple(messages))
 
 
-def _reduced_as_for_endpoints(images: Collection[Image]) -> dict[object, Image]:
-    return {image: Image.from_data_url(image.data_url) for image in images}
-
-
-async def body_to_prompt(body: Body) -> Prompt:
+async def _prompt(body: Body) -> Prompt:
     """Return the prompt of a body; decode data URLs off the event loop. Raises `ApiError`,
     `ImageError`, and `SettingError` for anything that the model does not support."""
     messages = parse_messages(body.get("messages"))
+
+    def convert() -> Prompt:
+        return Prompt(tuple(_message(one, f"messages[{i}]") for i, one in enumerate(messages)))
+
     if any(message.images for message in messages):
-        return await asyncio.to_thread(_prompt, messages)
-    return _prompt(messages)
-
-
-def _prompt(messages: Sequence[ChatMessage]) -> Prompt:
-    return Prompt(tuple(_message(one, f"messages[{i}]") for i, one in enumerate(messages)))
+        return await asyncio.to_thread(convert)
+    return convert()
 
 
 def _message(message: ChatMessage, where: str) -> Message:
@@ -271,26 +265,37 @@ def _part(part: Part, where: str, number: int) -> str | Image:
     return Image.from_data_url(part.url, source=f"{where}.content[{number}]")
 
 
-def body_to_sampling(body: Body, base: Sampling) -> Sampling:
+def _sampling_of(body: Body, base: Sampling) -> Sampling:
     for name in UNSUPPORTED:
         if body.get(name) not in (None, False, [], 0, "none"):
             raise _unsupported(name)
-    kind = body.get("response_format")
-    if isinstance(kind, dict) and kind.get("type") != "text":
+    given = {name: value for name, value in body.items() if value is not None}
+    response_format = given.get("response_format")
+    if isinstance(response_format, dict) and response_format.get("type") != "text":
         raise _unsupported("response_format")
-    if body.get("modalities") not in (None, ["text"]):
+    if given.get("modalities", ["text"]) != ["text"]:
         raise _unsupported("modalities")
-    limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    n = _integer(body, "n", base.n)
-    if n > MAX_CHOICES:
-        raise SettingError(f"n is {n}", hint=f"ask for {MAX_CHOICES} choices at most")
-    return Sampling(
-        temperature=_number(body, "temperature", base.temperature),
-        max_tokens=_integer(body, limit, base.max_tokens),
-        n=n,
-        seed=base.seed if body.get("seed") is None else _integer(body, "seed", 0),
-        stop=_stops(body.get("stop"), base.stop),
-    )
+    for name, value in given.items():
+        if (kind := FIELDS.get(name)) and not kind.fits(value):
+            kind.reject(name, value)
+    fields: dict[str, Any] = {
+        name: given[name]
+        for name in ("temperature", "max_tokens", "n", "seed", "stop")
+        if name in given
+    }
+    if "temperature" in fields:
+        fields["temperature"] = float(fields["temperature"])
+    if "max_completion_tokens" in given:
+        fields["max_tokens"] = given["max_completion_tokens"]
+    if "stop" in fields:
+        stops = [fields["stop"]] if isinstance(fields["stop"], str) else fields["stop"]
+        if len(stops) > MAX_STOPS or "" in stops:
+            raise SettingError(
+                f"stop must have at most {MAX_STOPS} texts, none empty, got {len(stops)}",
+                hint="send fewer stop texts, and no empty one",
+            )
+        fields["stop"] = tuple(stops)
+    return replace(base, **fields)
 
 
 UNSUPPORTED = (
@@ -311,39 +316,6 @@ def _unsupported(name: str) -> SettingError:
         f"{name} is not supported by this model",
         hint="leave it out, or ask a model behind an endpoint",
     )
-
-
-def _number(body: Body, name: str, base: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return base
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SettingError(
-            f"{name} must be a number, got {value!r}"[:200], hint=f"send {name} as a JSON number"
-        )
-    return float(value)
-
-
-def _integer(body: Body, name: str, base: int) -> int:
-    found = body.get(name)
-    if isinstance(found, int) and not isinstance(found, bool):
-        return found
-    value = _number(body, name, float(base))
-    if not value.is_integer():
-        raise SettingError(f"{name} is {value:g}", hint=f"send {name} as a whole number")
-    return int(value)
-
-
-def _stops(given: object, base: tuple[str, ...]) -> tuple[str, ...]:
-    stops = [given] if isinstance(given, str) else given
-    if stops is None:
-        return base
-    fits = isinstance(stops, list) and len(stops) <= MAX_STOPS
-    if not fits or not all(isinstance(one, str) and one for one in cast(list[object], stops)):
-        raise SettingError(
-            "stop must be a text or a list of texts", hint=f"send {MAX_STOPS} at most, none empty"
-        )
-    return tuple(cast(list[str], stops))
 
 
 class TimedUpstream:
@@ -377,21 +349,3 @@ class TimedUpstream:
 
     async def aclose(self) -> None:
         await self._upstream.aclose()
-
-
-class TimedRetriever:
-    def __init__(self, retrieve: Retriever, seconds: Histogram) -> None:
-        self._retrieve, self._seconds = retrieve, seconds
-
-    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        with self._seconds.time():
-            return await self._retrieve(query, k)
-
-
-class TimedKeeper:
-    def __init__(self, keeper: Keeper, seconds: Histogram) -> None:
-        self._keeper, self._seconds = keeper, seconds
-
-    async def keep(self, example: Example, /) -> str | None:
-        with self._seconds.time():
-            return await self._keeper.keep(example)

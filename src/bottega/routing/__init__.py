@@ -8,9 +8,10 @@ from bottega.routing.benefit_gate import BenefitGate, SimilarityBand
 from bottega.routing.budget import BudgetRouter
 from bottega.routing.coverage import ConfidenceEscalation, CoverageRouter
 from bottega.routing.fixed import ColdStartRouter, FixedRouter, RandomRouter
-from bottega.routing.shadow import ShadowQuality, ShadowSampler
+from bottega.routing.shadow import AgreementPair, ShadowQuality, ShadowSampler
 
 __all__ = [
+    "AgreementPair",
     "BenefitGate",
     "BudgetRouter",
     "ColdStartRouter",

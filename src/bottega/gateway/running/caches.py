@@ -32,10 +32,9 @@ from bottega.gateway.decode_budget import (
     DecodeBudget,
     FairSemaphore,
 )
-from bottega.gateway.ports import Pair, RequestRecord, Tenant
+from bottega.gateway.ports import RequestRecord, Tenant
 from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.telemetry.metrics import Metrics
-from bottega.gateway.upstreams import TimedKeeper, TimedRetriever
 from bottega.knowledge import (
     Eviction,
     KnowledgeBase,
@@ -59,6 +58,7 @@ from bottega.retrieval import (
     SharedRetriever,
 )
 from bottega.routing import (
+    AgreementPair,
     BenefitGate,
     BudgetRouter,
     ColdStartRouter,
@@ -166,7 +166,9 @@ class NamespaceOpener:
             base.close()
             raise
 
-    def record_shadow_sample(self, record: RequestRecord, similarity: float, pair: Pair) -> None:
+    def record_shadow_sample(
+        self, record: RequestRecord, similarity: float, pair: AgreementPair
+    ) -> None:
         """Count a shadow sample, and store it with the new state of its gate."""
         namespace, gate = record.namespace, self._gates[record.namespace]
         self.ledger.record_shadow(
@@ -197,14 +199,14 @@ class NamespaceOpener:
 
     def _tenant(self, base: KnowledgeBase, namespace: str) -> Tenant:
         config, teachers = self.config, frozenset(self.config.teachers)
-        keeper = CacheRecorder(base, teachers=teachers, longest=config.cache.max_characters)
-        timed = BudgetedKeeper(TimedKeeper(keeper, self.metrics.store), self.decoding)
+        recorder = CacheRecorder(base, teachers=teachers, longest=config.cache.max_characters)
+        keeper = BudgetedKeeper(recorder, self.decoding, self.metrics.store.time)
         # Shared by the router and the demonstrations: one search for both.
         found = self._search(base)
         pipeline = self._pipeline(base, found)
         example = partial(_example, base)
         if not config.shadow.rate:
-            return Tenant(pipeline, timed, teachers, best=found.best, example=example)
+            return Tenant(pipeline, keeper, teachers, best=found.best, example=example)
         gate = self._gate(namespace)
         shadow = ShadowSampler(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
         if config.shadow.gate and not gate.is_measured and namespace not in self._logged:
@@ -216,7 +218,7 @@ class NamespaceOpener:
         charge = getattr(pipeline.route, "charge", None)
         return Tenant(
             shown,
-            timed,
+            keeper,
             teachers,
             shadow,
             ungated=pipeline,
@@ -226,9 +228,10 @@ class NamespaceOpener:
         )
 
     def _search(self, base: KnowledgeBase) -> SharedRetriever:
-        timed = TimedRetriever(_retriever(self.config.cache, base), self.metrics.retrieval)
         most = max(1, *(tier.shots for tier in self.tier_set.tiers))
-        budgeted = BudgetedRetriever(timed, self.decoding)
+        budgeted = BudgetedRetriever(
+            _retriever(self.config.cache, base), self.decoding, self.metrics.retrieval.time
+        )
         return SharedRetriever(EmptyTolerantRetriever(SameContextFilter(budgeted)), min_k=most)
 
     def _pipeline(self, base: KnowledgeBase, found: SharedRetriever) -> Pipeline:
