@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from bottega._util.identity import identity
 from bottega.knowledge.index import FaissIndex, FlatIndex
 from bottega.knowledge.index_follower import IndexFollower
 from bottega.knowledge.ports import EmbeddedBatch
-from bottega.knowledge.records import identity, with_id
+from bottega.knowledge.records import with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
 from tests.knowledge.doubles import text_example

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bottega._util.identity import is_excluded
+from bottega._util.identity import identity, is_excluded
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.records import identity, identity_without_choices
+from bottega.knowledge.records import identity_without_choices
 from bottega.types import Example, Query
 from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder

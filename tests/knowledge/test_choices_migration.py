@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from bottega._util.identity import identity, question_digest
 from bottega.errors import StoreError
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.base import HNSW_ABOVE
-from bottega.knowledge.records import identity, question_digest
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.types import Example, Query
 from tests.knowledge.doubles import SeededEmbedder
@@ -162,7 +162,7 @@ def digest(*parts):
     if len(done) == 6:
         os._exit(9)
     return real(*parts)
-real, schema.digest = schema.digest, digest
+real, schema.json_digest = schema.json_digest, digest
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
 KNOWLEDGE_BASE.migrate(connection, "kb")
 """

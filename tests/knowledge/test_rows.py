@@ -10,6 +10,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from bottega._util.identity import ID_LENGTH, identity
 from bottega.errors import (
     EmbedderMismatchError,
     StoreBusyError,
@@ -17,7 +18,7 @@ from bottega.errors import (
     StoreFullError,
 )
 from bottega.knowledge.ports import EmbeddedBatch, UsageRecord
-from bottega.knowledge.records import ID_LENGTH, identity, with_id
+from bottega.knowledge.records import with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.types import Example, Query

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bottega._util.durable_files import lock_file, os_errors, replace_file, write_at
+from bottega._util.identity import image_hashes
 from bottega.errors import StoreBusyError, StoreError
 from bottega.types import Example
 
@@ -336,7 +337,7 @@ class PassageStore:
 
 def content_digest(passage: Example) -> str:
     """Return a digest of all that is compressed: text, images and answer."""
-    images = [image.sha256 for image in passage.query.images]
+    images = image_hashes(passage.query)
     reply = [passage.reply] if passage.answer else []
     text = json.dumps([passage.query.text, images, *reply])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bottega._util.identity import image_hashes
 from bottega.evaluation.examples import contains_answer, fold, is_passage, labels_of
 from bottega.evaluation.metrics.labels import Accuracy, MacroF1
 from bottega.evaluation.metrics.metric import Metric
@@ -77,7 +78,7 @@ def fingerprint(data: Benchmark) -> str:
     digest = hashlib.sha256()
     for example in (*data.items, *data.knowledge):
         query = example.query
-        images = [image.sha256 for image in query.images]
+        images = list(image_hashes(query))
         content = (query.text, images, query.choices, example.answer, example.rationale)
         # Two labels may look like one answer, and tags decide the episode.
         further = (labels_of(example), sorted(example.tags.items()))

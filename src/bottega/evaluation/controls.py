@@ -48,7 +48,7 @@ def swap_image(data: Benchmark, *, seed: int) -> Swap:
     """Return a function that replaces the images by those of a random other item."""
     others = _other_queries(
         data,
-        lambda item: ":".join(image.sha256 for image in item.query.images),
+        lambda item: ":".join(image_hashes(item.query)),
         seed,
         "swap-image needs items with different images, got {} items with one image",
     )

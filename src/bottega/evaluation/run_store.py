@@ -12,6 +12,7 @@ from typing import IO, Any
 import orjson
 
 from bottega._util.durable_files import lock_file
+from bottega._util.identity import image_hashes
 from bottega._util.sqlite import FileKind
 from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.evaluation.committing import Committer, Write
@@ -269,7 +270,7 @@ def _file_in(folder: Path) -> Path:
 
 def _item(index: int, item: Example) -> tuple[object, ...]:
     query = item.query
-    images = [image.sha256 for image in query.images]
+    images = image_hashes(query)
     lists = (images, query.choices, labels_of(item), dict(item.tags))
     return (index, path_text(query.text), *map(json_text, lists))
 

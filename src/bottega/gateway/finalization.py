@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from bottega._util.identity import identity
 from bottega.errors import BottegaError, GenerationError
 from bottega.gateway.accounting.limiter import BudgetError, TokenEstimates
 from bottega.gateway.calls import Bill, answer_text, dismissed_usd, fitting
@@ -15,7 +16,6 @@ from bottega.gateway.ports import RequestRecord, Served, UpstreamCall
 from bottega.gateway.response_cache import CachedReply, ReplyCache, is_repeatable
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
-from bottega.knowledge.records import identity
 from bottega.openai_api.request import (
     INSTRUCTION_ROLES,
     ChatMessage,

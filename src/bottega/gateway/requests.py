@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import orjson
 
+from bottega._util.identity import ID_LENGTH, json_digest
 from bottega.errors import ImageError, TooManyPixelsError
 from bottega.image import MAX_PIXELS, Image
 from bottega.openai_api.errors import ApiError
@@ -426,7 +427,7 @@ def context_of(request: ChatRequest) -> str:
         return ""
     parts: list[object] = [[_instruction(message) for message in instructions], output_format]
     parts += [control] if control else []
-    return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+    return json_digest(parts, sort_keys=True)[:ID_LENGTH]
 
 
 def _instruction(message: ChatMessage) -> object:

@@ -14,6 +14,7 @@ from PIL import Image as Pillow
 
 from bottega import pixels
 from bottega._util.caching import LRUCache
+from bottega._util.identity import json_digest
 from bottega.image import FORMATS, Image
 from bottega.openai_api.request import Body, ChatMessage, ChatRequest, ImagePart, OtherPart, Part
 from bottega.openai_api.response import no_usage
@@ -81,10 +82,9 @@ def exact_key(
     """
     try:
         messages = [_message(message, images) for message in request.messages]
-        canonical = orjson.dumps((scope, _fields(request.body, sampled), messages))
+        return json_digest((scope, _fields(request.body, sampled), messages))
     except (_NotRepeatableError, TypeError):  # orjson: nested too deeply, or not JSON
         return None
-    return hashlib.sha256(canonical).hexdigest()
 
 
 def image_digest(image: Image, identity: Identity) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 import orjson
 
 from bottega._util.caching import SingleFlight
+from bottega._util.identity import request_key
 from bottega.errors import (
     GenerationError,
     ReplayMissError,
@@ -22,7 +22,6 @@ from bottega.errors import (
     StoreError,
     StoreFullError,
 )
-from bottega.image import Image
 from bottega.protocols import Generator
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
 
@@ -88,22 +87,6 @@ class ScriptedGenerator:
 def _words(prompt: Prompt) -> int:
     parts = [part for message in prompt.messages for part in message.parts]
     return sum(len(part.split()) if isinstance(part, str) else 1 for part in parts)
-
-
-def request_key(fingerprint: str, prompt: Prompt, sampling: Sampling) -> str:
-    """Return the sha256 of everything that affects the output; images count by their sha256."""
-    request = {
-        "model": fingerprint,
-        "messages": [
-            [message.role, [_part(part) for part in message.parts]] for message in prompt.messages
-        ],
-        "sampling": asdict(sampling),
-    }
-    return hashlib.sha256(orjson.dumps(request, option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-def _part(part: str | Image) -> list[str]:
-    return ["text", part] if isinstance(part, str) else ["image", part.sha256]
 
 
 class ReplayGenerator:

@@ -11,20 +11,18 @@ from functools import partial
 
 import orjson
 
-from bottega._util.caching import SharedLRUCache
 from bottega._util.event_loops import gather_or_cancel
 from bottega.errors import GarbledError, RejectedError, SettingError
 from bottega.image import Image
 from bottega.openai_api.client import ChatClient, Fields, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
-from bottega.openai_api.fields import messages_json, sampling_fields
+from bottega.openai_api.fields import data_url_cache, messages_json, sampling_fields
 from bottega.openai_api.response import add_usage
 from bottega.openai_api.transport import Timeouts
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
 
 Samples = tuple[tuple[Completion, ...], Usage]
-KEEP_ENCODED = 64 * 1024 * 1024
 ONE_CHOICE_ONLY = re.compile(
     r"(?i)(?<!\w)['\"`]?n['\"`]?(?!\w) (must|should|>|is not)|one .*choice"
 )
@@ -63,7 +61,7 @@ class OpenAIGenerator:
         endpoint = Endpoint.locate(base_url, api_key)
         self._client = ChatClient(model, endpoint, Timeouts.of(timeout), policy, concurrency)
         self._extra = dict(extra_body or {})
-        self._encoded: SharedLRUCache[str, str] = SharedLRUCache(KEEP_ENCODED, size=len)
+        self._data_url = data_url_cache()
         self._many_choices = True
 
     @property
@@ -137,14 +135,6 @@ class OpenAIGenerator:
     def _body(self, prompt: Prompt, fields: Fields) -> bytes:
         messages = messages_json(prompt.messages, self._data_url)
         return orjson.dumps({"messages": messages, **fields})
-
-    def _data_url(self, image: Image) -> str:
-        """Return the image's data URL from a cache by content: a knowledge base returns new objects
-        for each query."""
-        url = self._encoded.get(image.sha256)
-        if url is None:
-            self._encoded.put(image.sha256, url := image.data_url)
-        return url
 
 
 def _piece(sampling: Sampling, start: int, size: int) -> Sampling:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Self
 
+from bottega._util.identity import identity
 from bottega.errors import LogPrunedError, OnError, SettingError, error_handler
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, replace_batch, store_batch
@@ -16,7 +17,7 @@ from bottega.knowledge.database import CloseOnExit
 from bottega.knowledge.eviction import Eviction, LeastRecentlyUsedEviction
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import Capacity
-from bottega.knowledge.records import RowMetadata, identity, is_text
+from bottega.knowledge.records import RowMetadata, is_text
 from bottega.knowledge.reindex import reindex
 from bottega.knowledge.rows import SqliteRows, unknown_id_error
 from bottega.knowledge.search import KnowledgeBaseSearch

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from bottega._util.identity import CONTEXT, identity, question_digest
 from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError
 from bottega.image import CHECKED_SIDE
 from bottega.knowledge.ports import Capacity, EmbeddedBatch, RowStore
-from bottega.knowledge.records import (
-    CONTEXT,
-    RowMetadata,
-    identity,
-    is_text,
-    question_digest,
-    with_id,
-)
+from bottega.knowledge.records import RowMetadata, is_text, with_id
 from bottega.knowledge.views import View
 from bottega.types import Example
 

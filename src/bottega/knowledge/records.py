@@ -11,14 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import orjson
 
+from bottega._util.identity import identity
 from bottega.image import Image
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
-
-# 64 bits: a collision among a million examples occurs once in 40 million knowledge bases.
-ID_LENGTH = 16
-# Tag with the conversation before the question, or a digest of it; part of the identity.
-CONTEXT = "context"
 
 Value = str | int | float | bytes | None
 COLUMNS = (
@@ -45,32 +41,10 @@ class RowMetadata:
     pinned: bool = False
 
 
-def identity(example: Example) -> str:
-    """Return the id of an example: equal for the same image bytes, context, question, choices and
-    answer."""
-    return digest(*_question(example), example.answer)[:ID_LENGTH]
-
-
 def identity_without_choices(example: Example) -> str:
     """Return the id that format 5 and older gave the example."""
     query = example.query
     return identity(replace(example, query=replace(query, choices=())))
-
-
-def question_digest(example: Example) -> str:
-    """Return a digest that is equal for the same image bytes, context, question and choices."""
-    return digest(*_question(example))
-
-
-def query_digests(query: Query) -> set[str]:
-    """Return the digests of all examples with the same question. An example without a context, or
-    without choices, matches any."""
-    hashes = [image.sha256 for image in query.images]
-    return {
-        digest(*question_parts(hashes, query.text, context, choices))
-        for context in (None, query.context)
-        for choices in ((), query.choices)
-    }
 
 
 def has_valid_id(example: Example) -> bool:
@@ -79,29 +53,6 @@ def has_valid_id(example: Example) -> bool:
         return identity(example) == example.id
     except TypeError:  # a field is not a text
         return False
-
-
-def question_parts(
-    image_hashes: Sequence[str], text: str, context: str | None, choices: Sequence[str]
-) -> list[object]:
-    """Return the parts that identify a question. The context is in a list and the choices are in an
-    object, so they cannot be confused. Without choices the digest is that of older formats."""
-    parts: list[object] = [image_hashes, text]
-    if context is not None:
-        parts.append([context])
-    if choices:
-        parts.append({"choices": choices})
-    return parts
-
-
-def digest(*parts: object) -> str:
-    return hashlib.sha256(orjson.dumps(parts)).hexdigest()
-
-
-def _question(example: Example) -> list[object]:
-    query = example.query
-    hashes = [image.sha256 for image in query.images]
-    return question_parts(hashes, query.text, example.tags.get(CONTEXT), query.choices)
 
 
 def find_damage(example: Example) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from bottega._util.identity import Exclude
+from bottega._util.identity import Exclude, query_digests
 from bottega.errors import NotFoundError, SettingError
 from bottega.image import Image
 from bottega.knowledge import writer
@@ -22,7 +22,7 @@ from bottega.knowledge.ports import (
     StoredView,
     UsageRecord,
 )
-from bottega.knowledge.records import RowMetadata, from_row, query_digests, text_of
+from bottega.knowledge.records import RowMetadata, from_row, text_of
 from bottega.knowledge.use_counts import prune
 from bottega.types import Example, Query
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import orjson
 
+from bottega._util.identity import CONTEXT, ID_LENGTH, json_digest, question_parts
 from bottega._util.sqlite import FileKind
-from bottega.knowledge.records import CONTEXT, ID_LENGTH, digest, question_parts
 
 PAGE = 1000
 # Rows from before format 5 have no digest, which SQLite cannot compute.
@@ -79,7 +79,8 @@ def _identities(
     context = orjson.loads(tags).get(CONTEXT)
     before = question_parts(hashes, question, context, ())
     now = question_parts(hashes, question, context, orjson.loads(choices))
-    return digest(*before, answer)[:ID_LENGTH], digest(*now, answer)[:ID_LENGTH], digest(*now)
+    earlier, current = (json_digest([*parts, answer])[:ID_LENGTH] for parts in (before, now))
+    return earlier, current, json_digest(now)
 
 
 @contextmanager

@@ -15,16 +15,11 @@ from typing import Any
 
 import orjson
 
+from bottega._util.identity import identity
 from bottega.errors import ImageError, LoadError, OnError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.folders import open_within
-from bottega.knowledge.records import (
-    RowMetadata,
-    find_damage,
-    identity,
-    identity_without_choices,
-    is_text,
-)
+from bottega.knowledge.records import RowMetadata, find_damage, identity_without_choices, is_text
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import orjson
 
+from bottega._util.identity import question_digest
 from bottega.errors import EmbedderMismatchError, SettingError, StoreError, StoreFullError
 from bottega.knowledge.database import IN_JSON, json_array
 from bottega.knowledge.ports import Capacity, EmbeddedBatch, StoredView, UsageRecord
-from bottega.knowledge.records import COLUMNS, RowMetadata, question_digest, to_row
+from bottega.knowledge.records import COLUMNS, RowMetadata, to_row
 from bottega.protocols import Vectors
 from bottega.types import Example
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn, cast
 
+from bottega._util.caching import SharedLRUCache
 from bottega.errors import RejectedError
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError, JSONObject
@@ -274,6 +275,21 @@ def rejects_field(error: RejectedError) -> bool:
 
 
 DataUrl = Callable[[Image], str]
+KEEP_ENCODED = 64 << 20
+
+
+def data_url_cache() -> DataUrl:
+    """Return a function that encodes images as data URLs and caches the results by content: the
+    same examples are shown repeatedly, and a knowledge base returns new objects for each query."""
+    encoded: SharedLRUCache[str, str] = SharedLRUCache(KEEP_ENCODED, size=len)
+
+    def data_url(image: Image) -> str:
+        url = encoded.get(image.sha256)
+        if url is None:
+            encoded.put(image.sha256, url := image.data_url)
+        return url
+
+    return data_url
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, object]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 
-from bottega._util.caching import LeaderFlight, SharedLRUCache
+from bottega._util.caching import LeaderFlight
 from bottega.errors import SettingError
 from bottega.gateway.accounting.access import Access, KeyDefaults
 from bottega.gateway.accounting.accounts import Accounts
@@ -30,10 +30,9 @@ from bottega.gateway.running.server import GatewayServer, TenantPool
 from bottega.gateway.running.tiers import TierSet, build_tiers, pipeline_tiers
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics
-from bottega.image import Image
+from bottega.openai_api.fields import data_url_cache
 from bottega.pipeline import Pipeline
 
-KEEP_ENCODED = 64 * MB
 NEVER_MATCHES = re.compile(r"(?!)")
 
 
@@ -120,7 +119,7 @@ def _gateway_server(
     gateway = Gateway(
         Completer(
             tier_set.served,
-            _data_urls(),
+            data_url_cache(),
             warn=warn,
             fallback=config.route.fallback,
             decoding=decoding,
@@ -201,17 +200,3 @@ def build_fetch(given: LimitSettings) -> Fetch | None:
         seconds=given.fetch_seconds,
     )
     return fetcher.fetch
-
-
-def _data_urls() -> Callable[[Image], str]:
-    """Return a function that encodes images as data URLs and caches the results: the same examples
-    are shown repeatedly."""
-    encoded: SharedLRUCache[str, str] = SharedLRUCache(KEEP_ENCODED, size=len)
-
-    def data_url(image: Image) -> str:
-        url = encoded.get(image.sha256)
-        if url is None:
-            encoded.put(image.sha256, url := image.data_url)
-        return url
-
-    return data_url
