@@ -51,7 +51,7 @@ SEED, TAUGHT = 20_000, 6  # bases to learn from, each with words of its own; eva
 LAYER, PROMPTS = 1, 10
 CALIBRATED, BEGUN = 48, 900  # lessons for scales, and for where training starts
 SHOWN = ("zero-shot", "random", "visual-rag", "vote")
-COURSE = replace(OF_PASSAGES, steps=120, rate=3e-4, warm_up=20)
+COURSE = replace(OF_PASSAGES, steps=120, learning_rate=3e-4, warmup_steps=20)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ VARIANTS = {
     "likeness": Variant(pointed=False),
     "discriminant": Variant(),
     "by distance": Variant(course=COURSE),
-    "by answers": Variant(course=replace(COURSE, answer=1.0, cache=0.0)),
+    "by answers": Variant(course=replace(COURSE, answer_weight=1.0, cache_weight=0.0)),
 }
 
 
@@ -130,10 +130,10 @@ def made(variant: Variant, examples: AlternatingBatches, out: Path) -> dict[str,
 def stored(knowledge: KnowledgeBase, folder: Path) -> Path:
     """Store of all demonstrations, compressed once."""
     model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    work = StoreBuilder.open(folder, model, folder / "store", int8=False)
+    builder = StoreBuilder(folder, model, folder / "store", int8=False)
     for example in knowledge:
-        work.add(str(example.id), example)
-    work.finish()
+        builder.add(str(example.id), example)
+    builder.flush()
     return folder / "store"
 
 

@@ -52,7 +52,7 @@ from training.compressor import (
     racc_objective,
 )
 
-COURSE = TrainingConfig(steps=400, rate=1e-3, warm_up=50, weight_decay=0.0)
+COURSE = TrainingConfig(steps=400, learning_rate=1e-3, warmup_steps=50, weight_decay=0.0)
 BATCH = 64
 Vectors = Mapping[str, Tensor]
 
@@ -151,7 +151,7 @@ async def measured(data: Benchmark, method: OneTokenCompressor) -> list[Result]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=COURSE.steps)
-    parser.add_argument("--rate", type=float, default=COURSE.rate)
+    parser.add_argument("--rate", type=float, default=COURSE.learning_rate)
     parser.add_argument("--limit", type=int, default=300)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -171,7 +171,7 @@ def main() -> None:
             print(f"step {step}: loss {loss:.3f}, {time.perf_counter() - began:.0f} s", flush=True)
 
     began = time.perf_counter()
-    course = replace(COURSE, steps=options.steps, rate=options.rate)
+    course = replace(COURSE, steps=options.steps, learning_rate=options.rate)
     trained(method, teaching, examples, vectors, course, report)
     seconds = time.perf_counter() - began
     data = load_benchmark("facts", seed=0, limit=options.limit)

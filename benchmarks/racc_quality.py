@@ -54,8 +54,8 @@ class Variant:
     layer: int = LAYER
 
 
-BY_ANSWERS: dict[str, Any] = {"answer": 1.0, "cache": 0.0, "taught": True}
-BY_GOLD = BY_ANSWERS | {"taught": False}
+BY_ANSWERS: dict[str, Any] = {"answer_weight": 1.0, "cache_weight": 0.0, "distill": True}
+BY_GOLD = BY_ANSWERS | {"distill": False}
 VARIANTS: dict[str, Variant] = {
     "as bundled": Variant(),
     "scores always shown": Variant(course={"flat": 0.0}),
@@ -64,8 +64,8 @@ VARIANTS: dict[str, Variant] = {
     "without DCVQ": Variant({"dcvq": False}),
     "with PRDB": Variant(course={"prdb": True}),
     "by answers alone": Variant(course=BY_ANSWERS),
-    "by answers slowly": Variant(course=BY_ANSWERS | {"rate": 1e-4}),
-    "by gold slowly": Variant(course=BY_GOLD | {"rate": 1e-4}),
+    "by answers slowly": Variant(course=BY_ANSWERS | {"learning_rate": 1e-4}),
+    "by gold slowly": Variant(course=BY_GOLD | {"learning_rate": 1e-4}),
     "random start": Variant({"start": "random"}),
     "prompts appended": Variant({"prompting": "appended"}),
     "prompts appended and reading": Variant({"prompting": "both"}),

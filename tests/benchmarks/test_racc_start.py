@@ -125,7 +125,9 @@ def test_memoized_states_equal_recomputed_ones() -> None:
     """After the start has moved the slots, and after a step of training."""
     racc, between, plain = begun()
     taught, scores = examples(8), torch.randn(8, 3)
-    how = TrainingConfig(steps=2, warm_up=0, rate=1e-2, answer=0.0, cache=1.0, prdb=False)
+    how = TrainingConfig(
+        steps=2, warmup_steps=0, learning_rate=1e-2, answer_weight=0.0, cache_weight=1.0, prdb=False
+    )
 
     for _ in range(2):
         torch.testing.assert_close(

@@ -37,17 +37,17 @@ calibrate = 8
 out = "made"
 """
 REST = """
-[shape]
+[compressor]
 document_prompts = 4
 query_prompts = 4
 prompting = "reading"
-[course]
+[training]
 steps = 4
 checkpoint_every = 2
-warm_up = 2
-rate = 1e-3
-cache = 1.0
-flat = 0.5
+warmup_steps = 2
+learning_rate = 1e-3
+cache_weight = 1.0
+hide_scores = 0.5
 """
 
 
@@ -112,8 +112,8 @@ def test_resumed_training_has_the_losses_of_an_uninterrupted_run(
     run: Run, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     done = run("compress", "train", write_config(out="uninterrupted"))
-    assert (done.code, "parameters, 4 steps of 2 lessons" in done.out) == (0, True)
-    assert "8 of the first 8 lessons have a relevant passage" in done.err
+    assert (done.code, "parameters, 4 steps of 2 examples" in done.out) == (0, True)
+    assert "8 of the first 8 examples have a relevant passage" in done.err
     assert "step 4: loss" in done.err
 
     expected, before = losses(tmp_path / "uninterrupted"), signal.getsignal(signal.SIGINT)
@@ -170,13 +170,14 @@ def test_training_reads_retrieved_passages(
     config = tmp_path / "own.toml"
     config.write_text(
         f'benchmark = "jsonl:{tmp_path}"\npassages = "corpus.csv"\nretrieve = "bm25"\nout = "own"\n'
-        "shots = 2\ncalibrate = 8\nvalidate = 2\n[shape]\ndocument_prompts = 3\nquery_prompts = 3\n"
-        "[course]\nsteps = 2\nvalidate_every = 1\nwarm_up = 1\n"
+        "shots = 2\ncalibrate = 8\nvalidate = 2\n"
+        "[compressor]\ndocument_prompts = 3\nquery_prompts = 3\n"
+        "[training]\nsteps = 2\nvalidate_every = 1\nwarmup_steps = 1\n"
     )
     done = run("compress", "train", config)
     assert done.code == 0, done.err
     assert "3 training questions, 2 validation questions, 6 passages" in done.out
-    assert "8 of the first 8 lessons have a relevant passage" in done.err
+    assert "8 of the first 8 examples have a relevant passage" in done.err
     assert "validation" in done.err
     assert load(tmp_path / "own").racc.config.prompting == "appended"
 
@@ -185,8 +186,18 @@ def test_training_reads_retrieved_passages(
     ("top", "rest", "expected", "hint"),
     [
         ("sede = 1", "", "c.toml: sede is not a setting", "did you mean seed?"),
-        ("", "stepz = 3", "course.stepz is not a setting", "did you mean steps?"),
-        ("", "[shap]", "shap is not a setting", "did you mean shape?"),
+        ("", "stepz = 3", "training.stepz is not a setting", "did you mean steps?"),
+        ("", "[compresser]", "compresser is not a setting", "did you mean compressor?"),
+        ("hard = 0.5", "", "hard is not a setting", "use hard_negatives"),
+        ("", "[course]", "course is not a setting", "use training"),
+        ("", "[shape]", "shape is not a setting", "use compressor"),
+        ("", "taught = true", "training.taught is not a setting", "use distill"),
+        ("", "flat = 0.5", "training.flat is not a setting", "use hide_scores"),
+        ("", "first_rate = 1e-5", "training.first_rate is not", "use initial_rate"),
+        ("", "rate = 1e-3", "training.rate is not a setting", "use learning_rate"),
+        ("", "warm_up = 2", "training.warm_up is not a setting", "use warmup_steps"),
+        ("", "answer = 1.0", "training.answer is not a setting", "use answer_weight"),
+        ("", "cache = 1.0", "training.cache is not a setting", "use cache_weight"),
         ("validate = 2", "", "validate holds out questions", "validate_every = 100"),
         ("", "validate_every = 2", "needs validation questions", "validate = 50"),
         ('retrieve = "bm52"', "", "retrieve must be one of", "did you mean bm25?"),
@@ -219,17 +230,23 @@ def test_documented_files_are_valid(tmp_path: Path) -> None:
         (tmp_path / f"{number}.toml").write_text(example)
     facts, okvqa = (load_plan(tmp_path / f"{number}.toml") for number in range(2))
     assert facts.settings.benchmark.startswith("facts")
-    assert (okvqa.shape.document_prompts, okvqa.shape.query_prompts) == (16, 12)
-    assert (okvqa.settings.shots, okvqa.course.warm_up, okvqa.course.prdb) == (5, 1000, True)
+    assert (okvqa.compressor.document_prompts, okvqa.compressor.query_prompts) == (16, 12)
+    assert (okvqa.settings.shots, okvqa.training.warmup_steps, okvqa.training.prdb) == (
+        5,
+        1000,
+        True,
+    )
 
 
 def test_missing_settings_are_reported(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text('out = "x"\n[course]\nsteps = 1\n')
+    (tmp_path / "c.toml").write_text('out = "x"\n[training]\nsteps = 1\n')
     assert "benchmark is missing" in run("compress", "train", "c.toml").err
-    (tmp_path / "c.toml").write_text('benchmark = "facts"\nout = "x"\n[shape]\nstart = "cold"')
-    assert "course.steps is missing" in run("compress", "train", "c.toml").err
-    (tmp_path / "c.toml").write_text((tmp_path / "c.toml").read_text() + "\n[course]\nsteps = 1")
-    assert "shape.start must be one of similar, random" in run("compress", "train", "c.toml").err
+    (tmp_path / "c.toml").write_text('benchmark = "facts"\nout = "x"\n[compressor]\nstart = "cold"')
+    assert "training.steps is missing" in run("compress", "train", "c.toml").err
+    (tmp_path / "c.toml").write_text((tmp_path / "c.toml").read_text() + "\n[training]\nsteps = 1")
+    assert (
+        "compressor.start must be one of similar, random" in run("compress", "train", "c.toml").err
+    )
     assert "no.toml cannot be read" in run("compress", "train", "no.toml").err
 
 

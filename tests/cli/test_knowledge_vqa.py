@@ -24,16 +24,16 @@ shots = 2
 batch = 2
 calibrate = 4
 out = "compressor"
-[shape]
+[compressor]
 document_prompts = 4
 query_prompts = 4
 prompting = "reading"
-[course]
+[training]
 steps = 2
-warm_up = 1
+warmup_steps = 1
 prdb = true
-answer = 1.0
-cache = 1.0
+answer_weight = 1.0
+cache_weight = 1.0
 """
 TEXTS = ("Surfers swim in the sea.", "Boards are made of foam.", "A train needs tracks.")
 
@@ -77,7 +77,7 @@ def test_okvqa_trains_and_evaluates_with_a_search_corpus(run: Run, tmp_path: Pat
 
     output = train(run, "okvqa:vqa", "okvqa_full_corpus.csv")
     assert "4 training questions, 0 validation questions, 3 passages" in output
-    assert "4 of the first 4 lessons have a relevant passage" in output
+    assert "4 of the first 4 examples have a relevant passage" in output
     document = evaluate(run, "okvqa:vqa", "okvqa_full_corpus.csv")
     # Training questions are excluded.
     assert (document["knowledge_base"], document["items"]) == (3, 2)
@@ -110,7 +110,7 @@ def test_aokvqa_trains_and_evaluates_with_image_passages(run: Run, tmp_path: Pat
     model = str(fast_vlm(tmp_path / "model"))  # bundled models do not read passage images
     output = train(run, "aokvqa:vqa", "wit.jsonl", model)
     assert "3 training questions, 0 validation questions, 3 passages" in output
-    assert "4 of the first 4 lessons have a relevant passage" in output
+    assert "4 of the first 4 examples have a relevant passage" in output
     document = evaluate(run, "aokvqa:vqa", "wit.jsonl", "--model", model)
     assert [row["method"] for row in document["results"]] == list(METHODS)
     assert {(row["metric"], row["n"]) for row in document["results"]} == {

@@ -72,7 +72,7 @@ def training_examples(step: int = 0, *, shown: bool = True) -> Sequence[Training
 
 
 def config_of(**changes: Any) -> TrainingConfig:
-    return TrainingConfig(**{"steps": 2, "warm_up": 0, "rate": 1e-2, **changes})
+    return TrainingConfig(**{"steps": 2, "warmup_steps": 0, "learning_rate": 1e-2, **changes})
 
 
 SCORES = torch.tensor([[1.0, 0.3], [1.0, 0.3]])
@@ -126,7 +126,7 @@ def test_distillation_works_for_every_base_model(name: str) -> None:
     objective = make_objective("llava", name)
     made = racc(objective)
     found = [
-        objective.loss(made, training_examples(shown=False), config_of(taught=own), SCORES)
+        objective.loss(made, training_examples(shown=False), config_of(distill=own), SCORES)
         for own in (True, False)
     ]
     assert torch.isfinite(torch.stack(found)).all()
@@ -137,8 +137,8 @@ def test_distillation_works_for_every_base_model(name: str) -> None:
 def test_cache_loss_needs_rotary_positions(name: str) -> None:
     objective = make_objective("llava", name)
     with pytest.raises(SettingError, match="needs rotary positions, got") as caught:
-        objective.loss(racc(objective), training_examples(), config_of(cache=1.0), SCORES)
-    assert "cache to 0" in caught.value.hint
+        objective.loss(racc(objective), training_examples(), config_of(cache_weight=1.0), SCORES)
+    assert "cache_weight to 0" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "instructblip_llama", "smolvlm"])

@@ -42,7 +42,13 @@ PLACES = [
 DeviceKind = tuple[str, torch.dtype]
 HERE: DeviceKind = ("cpu", FULL)
 CONFIG = TrainingConfig(
-    steps=2, warm_up=1, rate=1e-3, answer=1.0, cache=1.0, prdb=True, checkpoint_every=1
+    steps=2,
+    warmup_steps=1,
+    learning_rate=1e-3,
+    answer_weight=1.0,
+    cache_weight=1.0,
+    prdb=True,
+    checkpoint_every=1,
 )
 
 

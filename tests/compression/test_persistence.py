@@ -81,7 +81,7 @@ def test_unreadable_compressor_is_an_error(tmp_path: Path, damage: str) -> None:
         (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:-9])
     else:
         text = (tmp_path / SETTINGS).read_text()
-        (tmp_path / SETTINGS).write_text(text.replace('"version": 2', '"version": 1'))
+        (tmp_path / SETTINGS).write_text(text.replace('"version": 3', '"version": 1'))
 
     with pytest.raises(LoadError, match=str(tmp_path)):
         load(tmp_path)
@@ -94,9 +94,9 @@ def test_unreadable_compressor_is_an_error(tmp_path: Path, damage: str) -> None:
         {"layer": None},
         {"layer": "x"},
         {"base": "a b"},
-        {"shape": {"heads": 5}},
-        {"shape": {"rgca": 1}},
-        {"shape": {"width": 10**9}},
+        {"compressor": {"heads": 5}},
+        {"compressor": {"rgca": 1}},
+        {"compressor": {"width": 10**9}},
     ],
 )
 def test_settings_that_were_changed_are_refused(tmp_path: Path, change: dict[str, object]) -> None:

@@ -45,7 +45,13 @@ def _lesson(rng: random.Random) -> TrainingExample:
 
 
 def config_of(**changes: object) -> TrainingConfig:
-    usual = {"steps": 6, "warm_up": 2, "rate": 1e-2, "checkpoint_every": 2, "cache": 1.0}
+    usual = {
+        "steps": 6,
+        "warmup_steps": 2,
+        "learning_rate": 1e-2,
+        "checkpoint_every": 2,
+        "cache_weight": 1.0,
+    }
     return TrainingConfig(**{**usual, **changes})  # type: ignore[arg-type]
 
 
@@ -68,7 +74,7 @@ class KilledError(Exception):
 
 
 def test_resumed_training_has_the_losses_of_a_run_that_was_never_stopped(tmp_path: Path) -> None:
-    how = config_of(flat=0.5, accumulate=2)
+    how = config_of(hide_scores=0.5, accumulate=2)
     whole = losses(ready(), how)
 
     def killed(progress: TrainingProgress) -> None:
@@ -97,7 +103,7 @@ def test_checkpoint_with_other_settings_is_an_error(tmp_path: Path) -> None:
     losses(ready(), config_of(), tmp_path)
 
     with pytest.raises(LoadError, match="other settings"):
-        losses(ready(), config_of(rate=1e-3), tmp_path)
+        losses(ready(), config_of(learning_rate=1e-3), tmp_path)
     with pytest.raises(LoadError, match="other settings"):
         losses(ready(dcvq=False), config_of(), tmp_path)
 
@@ -109,9 +115,9 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         losses(ready(), config_of(), tmp_path)
 
 
-@pytest.mark.parametrize("what", [{"answer": 1.0, "cache": 0.0}, {"answer": 0.0, "cache": 1.0}])
-def test_the_loss_falls(what: dict[str, float]) -> None:
-    found = losses(ready(), config_of(steps=30, **what))
+@pytest.mark.parametrize(("answer", "cache"), [(1.0, 0.0), (0.0, 1.0)])
+def test_the_loss_falls(answer: float, cache: float) -> None:
+    found = losses(ready(), config_of(steps=30, answer_weight=answer, cache_weight=cache))
 
     assert sum(found[-5:]) < 0.9 * sum(found[:5])
 
@@ -158,14 +164,16 @@ def test_real_prefixes_are_what_the_base_model_makes_of_the_end_of_a_passage() -
 
     # The first layer knows only tokens and places.
     torch.testing.assert_close(keys, cache.layers[0].keys, atol=1e-5, rtol=1e-5)
-    with pytest.raises(SettingError, match="shorter"):
+    with pytest.raises(SettingError, match="at least 4 tokens, the length of the prefix, got"):
         make_objective().base_prefix(racc, [short])
 
 
 def test_the_best_weights_of_a_validated_run_remain(tmp_path: Path) -> None:
     racc = ready()
     seen: list[TrainingProgress] = []
-    how = config_of(steps=40, rate=0.3, validate_every=1, patience=3)  # far too fast: it gets worse
+    how = config_of(
+        steps=40, learning_rate=0.3, validate_every=1, patience=3
+    )  # far too fast: it gets worse
     held_out = training_examples(77, 8)
     train(racc, make_objective(), training_examples, how, held_out=held_out, report=seen.append)
 
@@ -178,12 +186,12 @@ def test_the_best_weights_of_a_validated_run_remain(tmp_path: Path) -> None:
 
 
 def test_distillation_uses_replies_after_all_passages() -> None:
-    racc, how = ready(), config_of(answer=1.0, cache=0.0)
+    racc, how = ready(), config_of(answer_weight=1.0, cache_weight=0.0)
     batch = training_examples(1)
     scores = torch.tensor([one.scores for one in batch])
 
     annotated = make_objective().loss(racc, batch, how, scores)
-    objective = make_objective().loss(racc, batch, replace(how, taught=True), scores)
+    objective = make_objective().loss(racc, batch, replace(how, distill=True), scores)
 
     assert annotated.item() != pytest.approx(objective.item())
 
@@ -196,9 +204,9 @@ def test_half_precision_trains_too() -> None:
 
 def test_zero_loss_weights_are_an_error() -> None:
     with pytest.raises(SettingError, match="must not both be 0"):
-        config_of(answer=0.0, cache=0.0)
-    with pytest.raises(SettingError, match="flat"):
-        config_of(flat=1.5)
+        config_of(answer_weight=0.0, cache_weight=0.0)
+    with pytest.raises(SettingError, match="hide_scores"):
+        config_of(hide_scores=1.5)
     with pytest.raises(SettingError, match="steps"):
         config_of(steps=0)
 
@@ -207,13 +215,13 @@ def test_zero_loss_weights_are_an_error() -> None:
     ("name", "value"),
     [
         ("patience", 0),
-        ("answer", float("nan")),
-        ("cache", float("inf")),
+        ("answer_weight", float("nan")),
+        ("cache_weight", float("inf")),
         ("clip", 0.0),
         ("clip", -1.0),
-        ("warm_up", -1),
-        ("rate", float("nan")),
-        ("rate", 0.0),
+        ("warmup_steps", -1),
+        ("learning_rate", float("nan")),
+        ("learning_rate", 0.0),
         ("weight_decay", -1.0),
         ("seed", 2**63),
     ],
@@ -281,7 +289,7 @@ def test_calibration_needs_a_relevant_passage() -> None:
 def test_batch_without_targets_keeps_weights() -> None:
     racc = ready()
     nothing = [replace(one, relevant=(False,) * 3) for one in training_examples(0, 2)]
-    loss = make_objective().loss(racc, nothing, config_of(answer=0.0), torch.zeros(2, 3))
+    loss = make_objective().loss(racc, nothing, config_of(answer_weight=0.0), torch.zeros(2, 3))
     torch.autograd.backward(loss)
     assert loss.item() == 0
     assert all(one.grad is None or not one.grad.any() for one in racc.parameters())
@@ -295,7 +303,7 @@ def test_passages_that_are_shorter_than_the_prefix_are_left_out_of_start_and_dis
         return replace(lesson, passages=tuple(passages))
 
     some = list(training_examples(0, 4))
-    racc, how, scores = ready(query_prompts=4), config_of(answer=0.0), torch.zeros(4, 3)
+    racc, how, scores = ready(query_prompts=4), config_of(answer_weight=0.0), torch.zeros(4, 3)
     alone = make_objective().loss(racc, some[:2], how, scores[:2])
     mixed = make_objective().loss(racc, [*some[:2], *map(short, some[2:])], how, scores)
     torch.testing.assert_close(mixed, alone, atol=1e-4, rtol=1e-3)
@@ -320,7 +328,7 @@ def test_training_batch_mixes_passages_with_and_without_images(own: bool) -> Non
     labelled_passage = passages[device].query
     passages[device] = Example(replace(labelled_passage, images=(solid_image(9),)), "")
     seen = replace(other, passages=tuple(passages))
-    racc, how = ready(), config_of(answer=1.0, taught=own)
+    racc, how = ready(), config_of(answer_weight=1.0, distill=own)
 
     def cost(*labelled_passage: TrainingExample) -> float:
         return (

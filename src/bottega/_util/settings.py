@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -114,14 +115,20 @@ def parse_toml(text: str, file: str, *, hint: str) -> dict[str, Any]:
 
 
 def read_settings(
-    kind: type[SettingsT], table: object, path: SettingPath, *, missing: str = "", **fixed: object
+    kind: type[SettingsT],
+    table: object,
+    path: SettingPath,
+    *,
+    missing: str = "",
+    renamed: Mapping[str, str] = MappingProxyType({}),
+    **fixed: object,
 ) -> SettingsT:
     """Return the dataclass `kind` from a table. Fields without a value keep their defaults. The
     table cannot contain the `fixed` fields. `missing` is the hint for a field that has neither a
-    value nor a default. Raises `SettingError`."""
+    value nor a default; for `renamed` see `check_names`. Raises `SettingError`."""
     given = as_table(table, path)
     names = [one.name for one in dataclasses.fields(kind) if one.name not in fixed]
-    check_names(given, names, path)
+    check_names(given, names, path, renamed)
     for one in dataclasses.fields(kind):
         required = one.default is one.default_factory is dataclasses.MISSING
         if required and one.name not in {**given, **fixed}:
@@ -147,12 +154,20 @@ def as_table(value: object, path: SettingPath) -> Table:
     return value
 
 
-def check_names(given: Iterable[str], allowed: Iterable[str], path: SettingPath) -> None:
-    """Raise `SettingError` for a name that is not allowed, with the nearest allowed one."""
+def check_names(
+    given: Iterable[str],
+    allowed: Iterable[str],
+    path: SettingPath,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raise `SettingError` for a name that is not allowed, with its new name from `renamed` or the
+    nearest allowed one."""
     names = list(allowed)
     for name in given:
         if name not in names:
-            raise (path / name).error("is not a setting", hint=_nearest(name, names))
+            new = renamed.get(name)
+            hint = f"use {new}" if new in names else _nearest(name, names)
+            raise (path / name).error("is not a setting", hint=hint)
 
 
 @cache

@@ -12,7 +12,6 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from bottega._util.settings import (
     FilePath,
     SettingPath,
-    as_table,
     check_names,
     one_of,
     read_settings,
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
     from bottega.compression.objective import TrainingConfig
 
 
-EXAMPLE = "docs/compression.md shows a whole file"
+HELP = "see docs/compression.md for a complete file"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Top-level settings of a training file. `hyper` compresses for `model`; without it, `model`
-    compresses itself. `layer` of `hyper` provides the hidden states. `calibrate` is the number of
-    lessons measured before the first step, or 0."""
+    """Settings of a training. `hyper` is the model that compresses, `model` by default; `layer` is
+    the layer of `hyper` whose states are read. `calibrate` training examples set the scales before
+    the first step; 0 disables it."""
 
     benchmark: str
     out: FilePath
@@ -51,7 +50,7 @@ class Settings:
     retrieve: Annotated[str, one_of(*RETRIEVE)] = "hybrid"
     embed: str = BUNDLED
     shots: PositiveInt = 5
-    hard: Annotated[float, Field(ge=0, le=1)] = 0.5
+    hard_negatives: Annotated[float, Field(ge=0, le=1)] = 0.5
     batch: PositiveInt = 2
     calibrate: NonNegativeInt = 256
     validate: NonNegativeInt = 0
@@ -59,11 +58,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of a training. Width and geometry of the shape are filled in from the models."""
+    """Settings, architecture and optimizer of a training. The models set the architecture's width
+    and geometry later."""
 
     settings: Settings
-    shape: CompressorConfig
-    course: TrainingConfig
+    compressor: CompressorConfig
+    training: TrainingConfig
 
 
 def load_plan(file: Path) -> Plan:
@@ -71,49 +71,44 @@ def load_plan(file: Path) -> Plan:
     check_torch()
     from bottega.compression import CompressorConfig
     from bottega.compression.objective import TrainingConfig
+    from bottega.compression.persistence import RENAMED
     from bottega.kv_prefix import Geometry
 
-    document, path = read_toml(file, hint=EXAMPLE), SettingPath(str(file))
+    document, path = read_toml(file, hint=HELP), SettingPath(str(file))
     names = [one.name for one in fields(Settings)]
-    check_names(document, [*names, "shape", "course"], path)
+    check_names(document, [*names, "compressor", "training"], path, RENAMED)
     top = {name: value for name, value in document.items() if name in names}
-    course = as_table(document.get("course", {}), path / "course")
-    settings = read_settings(Settings, top, path, missing=EXAMPLE)
-    training = read_settings(TrainingConfig, course, path / "course", missing=EXAMPLE)
     plan = Plan(
-        settings,
-        read_settings(
+        read_settings(Settings, top, path, missing=HELP),
+        training=read_settings(
+            TrainingConfig,
+            document.get("training", {}),
+            path / "training",
+            missing=HELP,
+            renamed=RENAMED,
+        ),
+        compressor=read_settings(
             CompressorConfig,
-            document.get("shape", {}),
-            path / "shape",
+            document.get("compressor", {}),
+            path / "compressor",
             width=0,
             geometry=Geometry(0, 0, 0),
         ),
-        training,
     )
-    _check_out(plan.settings.out, str(top["out"]), path / "out")
-    _check_pairs(plan, path)
-    return plan
-
-
-def _check_out(out: Path, written: str, path: SettingPath) -> None:
-    if not written.strip():
-        raise path.error("is empty", hint='name a folder: out = "compressor"')
-    if out.exists() and not out.is_dir():
-        raise path.error("is a file", hint='name a folder: out = "compressor"')
-
-
-def _check_pairs(plan: Plan, path: SettingPath) -> None:
-    """Check settings that require each other."""
-    if plan.settings.validate and not plan.course.validate_every:
+    out, validate_every = plan.settings.out, plan.training.validate_every
+    if not str(top["out"]).strip() or (out.exists() and not out.is_dir()):
+        problem = "must be a folder, got a file" if out.is_file() else "is empty"
+        raise (path / "out").error(problem, hint='name a folder: out = "compressor"')
+    if plan.settings.validate and not validate_every:
         raise (path / "validate").error(
             "holds out questions, but validate_every is not set",
-            hint="[course] validate_every = 100",
+            hint="[training] validate_every = 100",
         )
-    if plan.course.validate_every and not plan.settings.validate:
-        raise (path / "course" / "validate_every").error(
+    if validate_every and not plan.settings.validate:
+        raise (path / "training" / "validate_every").error(
             "needs validation questions", hint="validate = 50"
         )
+    return plan
 
 
 compress = typer.Typer(
@@ -133,18 +128,18 @@ def train(
 ) -> None:
     """Train a compressor for a frozen model. After Ctrl-C, the same command resumes."""
     plan = load_plan(config)
-    from bottega.cli.compressor_training import train_as_planned
+    from bottega.cli.compressor_training import train_compressor
 
-    if not train_as_planned(plan):
+    if not train_compressor(plan):
         note("stopped; repeat the command to resume")
         raise typer.Exit(130)
     settings = plan.settings
     say(f"compressor: {settings.out}")
     hyper = f" --hyper {settings.hyper}" if settings.hyper else ""
     note(
-        "bottega eval ... --methods concat,racc,racc-oracle,racc-flat,racc-swapped --shots"
-        f" {settings.shots} --model {settings.model} --compressor {settings.out}{hyper}"
-        " measures its accuracy"
+        "to test whether it reads the passages: bottega eval ... --methods"
+        f" concat,racc,racc-oracle,racc-flat,racc-swapped --shots {settings.shots}"
+        f" --model {settings.model} --compressor {settings.out}{hyper}"
     )
 
 
@@ -175,37 +170,33 @@ def build(
     the rest.
     """
     check_torch()
-    from bottega.cli.compressor_training import StoreBuilder, loaded
+    from bottega.cli.compressor_training import StoreBuilder, load_model
 
     generator = local_model(model)
     folder = compressor or bundled_compressor_for(generator)
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
-        builder = StoreBuilder.open(folder, loaded(generator), store, int8=int8)
-        with builder.lock(), progress("compressing", len(knowledge)) as step:
+        builder = StoreBuilder(folder, load_model(generator), store, int8=int8)
+        with builder.store.building(), progress("compressing", len(knowledge)) as step:
             for example in knowledge:
                 if all_examples or is_passage(example):
                     builder.add(str(example.id), example)
                 step(1)
-            builder.finish()
-    if not builder.seen:
+            builder.flush()
+    summary = builder.summary()
+    if not summary["passages"]:
         note("all examples have an answer; compress them as demonstrations with --all")
     if json:
-        print_json(builder.summary)
-    else:
-        _print_summary(builder.summary, store)
-
-
-def _print_summary(summary: dict[str, float | None], store: Path) -> None:
+        print_json(summary)
+        return
     say(
         f"{summary['passages']} passages, {summary['compressed']} compressed now,"
         f" {summary['kept']} in {store}"
     )
     if summary["text_bytes"] is not None:
         say(
-            f"a passage: {summary['text_bytes']:.0f} bytes of text,"
-            f" {summary['fp16_bytes']} as fp16, {summary['int8_bytes']} as int8"
+            f"a passage: {summary['text_bytes']:.0f} bytes of text, {summary['fp16_bytes']} as"
+            f" fp16, {summary['int8_bytes']} as int8"
         )
     if summary["int8_error"] is not None:
-        error = summary["int8_error"]
-        say(f"int8 differs from fp16 by {error:.2%} on average, over passages compressed now")
+        say(f"mean error of int8 relative to fp16: {summary['int8_error']:.2%} (compressed now)")

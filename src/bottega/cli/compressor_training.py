@@ -1,4 +1,4 @@
-"""Training of passage compressors, and compression with them."""
+"""Training of compressors and compression of passages with a model in this process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from bottega.cli.compress import Plan, Settings
 from bottega.cli.evaluation_run import check_images, filled_knowledge
 from bottega.cli.output import note, progress, say, waiting, warn
 from bottega.compression import (
-    CompressorConfig,
     InputBuilder,
     Manifest,
     PassageCompressor,
@@ -29,8 +28,8 @@ from bottega.compression import (
     load,
     save,
 )
-from bottega.compression.objective import TrainingConfig, TrainingExample, TrainingObjective
-from bottega.compression.persistence import SETTINGS, fingerprint, same_model
+from bottega.compression.objective import TrainingExample, TrainingObjective
+from bottega.compression.persistence import SETTINGS, fingerprint, same_model, with_current_names
 from bottega.compression.training import CHECKPOINT, TrainingProgress, train
 from bottega.errors import LoadError, SettingError
 from bottega.evaluation import benchmark
@@ -54,140 +53,130 @@ from bottega.kv_prefix import Geometry
 from bottega.recipes.racc_training import teaching, untrained
 from bottega.types import Example
 
-if TYPE_CHECKING:
-    from bottega.generation.loaded import LoadedModel
+BATCH = 64
+BEGUN, LOSSES = "training.json", "losses.jsonl"
+PROGRESS_LINES = 20
 
 
-def loaded(generator: TransformersGenerator) -> LoadedModel:
+def load_model(generator: TransformersGenerator) -> LoadedModel:
+    async def load() -> LoadedModel:
+        try:
+            await generator.load()
+            return generator.loaded
+        finally:
+            await generator.aclose()  # ends its thread; the model stays usable
+
     with waiting(f"loading {generator.name}"):
-        return asyncio.run(_loaded(generator))
+        return asyncio.run(load())
 
 
-async def _loaded(generator: TransformersGenerator) -> LoadedModel:
-    try:
-        await generator.load()
-        return generator.loaded
-    finally:
-        await generator.aclose()  # ends its thread; the caller keeps the model
+class StoreSummary(TypedDict):
+    """Counts and sizes in bytes per passage. `int8_error` is the mean of |int8 - fp16| / |fp16|
+    over the passages compressed now."""
 
-
-STORE_BATCH = 64
+    passages: int
+    compressed: int
+    kept: int
+    text_bytes: float | None
+    fp16_bytes: int
+    int8_bytes: int
+    int8_error: float | None
 
 
 class StoreBuilder:
-    """Writer that compresses passages into a store: `add` them, then `finish`."""
+    """Builder of a store of compressed passages: `add` them, then `flush`.
 
-    def __init__(
-        self, condenser: PassageCompressor, store: PassageStore, shape: CompressorConfig, int8: bool
-    ) -> None:
-        self._condenser, self._store, self._shape, self._int8 = condenser, store, shape, int8
-        self._pending: list[tuple[str, Example]] = []
+    Raises `LoadError` for another model and `StoreError` for a store of another compressor.
+    """
+
+    def __init__(self, compressor: Path, model: LoadedModel, folder: Path, *, int8: bool) -> None:
+        saved = load(compressor)
+        self._config, self._int8 = saved.racc.config, int8
+        self._compressor = PassageCompressor(
+            saved.racc, saved.open_hyper(model.model), InputBuilder(model.encode, model.ends)
+        )
+        prompts, width = self._config.document_prompts, self._config.width
+        manifest = Manifest(saved.digest, prompts, width, "int8" if int8 else "fp16")
+        self.store = PassageStore(folder, manifest)
+        self._batch: list[tuple[str, Example]] = []
         self._ids: set[str] = set()
         self._compressed, self._text_bytes = 0, 0
         self._errors: list[float] = []
 
-    @classmethod
-    def open(cls, compressor: Path, model: LoadedModel, folder: Path, *, int8: bool) -> Self:
-        """Open or create a store. Raises `LoadError` for another model, and `StoreError` for a
-        store of another compressor."""
-        saved = load(compressor)
-        shape = saved.racc.config
-        condenser = PassageCompressor(
-            saved.racc, saved.open_hyper(model.model), InputBuilder(model.encode, model.ends)
-        )
-        precision = Manifest(
-            saved.digest, shape.document_prompts, shape.width, "int8" if int8 else "fp16"
-        )
-        return cls(condenser, PassageStore(folder, precision), shape, int8)
-
-    @property
-    def seen(self) -> int:
-        return len(self._ids)
-
-    def lock(self) -> AbstractContextManager[None]:
-        """Lock the store. Raises `StoreError` while another command builds it."""
-        return self._store.building()
-
     def add(self, id: str, passage: Example) -> None:
         self._ids.add(id)
         self._text_bytes += len(f"{passage.query.text}{passage.reply}".encode())
-        self._pending.append((id, passage))
-        if len(self._pending) == STORE_BATCH:
-            self.finish()
+        self._batch.append((id, passage))
+        if len(self._batch) == BATCH:
+            self.flush()
 
-    def finish(self) -> None:
-        passages, self._pending = self._pending, []
-        made: list[tuple[Sequence[Example], Tensor]] = []
+    def flush(self) -> None:
+        batch, self._batch = self._batch, []
+        compressed: list[tuple[Sequence[Example], Tensor]] = []
 
-        def compress(batch: Sequence[Example]) -> Tensor:
-            rows = self._condenser.compress(batch).cpu()
-            made.append((batch, rows))
+        def compress(passages: Sequence[Example]) -> Tensor:
+            rows = self._compressor.compress(passages).cpu()
+            compressed.append((passages, rows))
             return rows
 
-        self._compressed += self._store.add(passages, compress)
+        self._compressed += self.store.add(batch, compress)
         if self._int8:
-            for batch, rows in made:
-                self._measure(passages, batch, rows)
-
-    @property
-    def summary(self) -> dict[str, float | None]:
-        """Counts and sizes. `int8_error` is the mean of |int8 - fp16| / |fp16| over the passages
-        compressed by this command."""
-        numbers = self._shape.document_prompts * self._shape.width
-        errors = self._errors
-        return {
-            "passages": self.seen,
-            "compressed": self._compressed,
-            "kept": len(self._store),
-            "text_bytes": self._text_bytes / self.seen if self.seen else None,
-            "fp16_bytes": 2 * numbers,
-            "int8_bytes": numbers + 4 * self._shape.document_prompts,
-            "int8_error": sum(errors) / len(errors) if errors else None,
-        }
+            for passages, rows in compressed:
+                self._measure(batch, passages, rows)
 
     def _measure(
-        self, passages: Sequence[tuple[str, Example]], batch: Sequence[Example], rows: Tensor
+        self, batch: Sequence[tuple[str, Example]], passages: Sequence[Example], rows: Tensor
     ) -> None:
-        chosen = {id(one) for one in batch}
-        stored = self._store.get([one for one in passages if id(one[1]) in chosen])
+        identities = {id(one) for one in passages}
+        stored = self.store.get([pair for pair in batch if id(pair[1]) in identities])
         half = rows.half().float().flatten(1)
-        self._errors += (
-            torch.linalg.vector_norm(stored.flatten(1) - half, dim=1)
-            / torch.linalg.vector_norm(half, dim=1)
-        ).tolist()
+        norm = torch.linalg.vector_norm
+        self._errors += (norm(stored.flatten(1) - half, dim=1) / norm(half, dim=1)).tolist()
+
+    def summary(self) -> StoreSummary:
+        numbers, count = self._config.document_prompts * self._config.width, len(self._ids)
+        return {
+            "passages": count,
+            "compressed": self._compressed,
+            "kept": len(self.store),
+            "text_bytes": self._text_bytes / count if count else None,
+            "fp16_bytes": 2 * numbers,
+            "int8_bytes": numbers + 4 * self._config.document_prompts,
+            "int8_error": sum(self._errors) / len(self._errors) if self._errors else None,
+        }
 
 
-TRAINING_FILE, LOSSES = "training.json", "losses.jsonl"
-LOGGED_STEPS = 20  # lines of progress
-
-TrainingSets = tuple[LessonSampler, list[TrainingExample]]
-
-
-def train_as_planned(plan: Plan) -> bool:
-    """Train, and save the compressor. Return False if training was stopped."""
-    settings, course = plan.settings, plan.course
+def train_compressor(plan: Plan) -> bool:
+    """Train as planned and return whether the training finished."""
+    settings = plan.settings
     check_retrieve(settings.retrieve, settings.embed)
     base = local_model(settings.model)
     hyper = local_model(settings.hyper) if settings.hyper else None
-    data = _read(settings)
-    model = loaded(base)
-    objective = teaching(model, loaded(hyper) if hyper else None, layer=settings.layer)
-    shape = replace(plan.shape, width=objective.hyper.width, geometry=Geometry.of(objective.base))
-    with _lessons(settings, data) as (lessons, held_out):
-        _check_or_write_settings(replace(plan, shape=shape), objective, data)
-        racc = untrained(shape, objective, seed=course.seed)
-        _print_plan(settings, course, racc, data, len(held_out))
+    data = _read_benchmark(settings)
+    model = load_model(base)
+    objective = teaching(model, load_model(hyper) if hyper else None, layer=settings.layer)
+    config = replace(
+        plan.compressor, width=objective.hyper.width, geometry=Geometry.of(objective.base)
+    )
+    with _training_examples(settings, data) as (sampler, held_out):
+        _check_folder(replace(plan, compressor=config), objective, data)
+        racc = untrained(config, objective, seed=plan.training.seed)
+        _print_plan(plan, racc, data, len(held_out))
         if (settings.out / CHECKPOINT).exists():
             note(f"resuming from the checkpoint in {settings.out}")
         elif settings.calibrate:
-            _calibrate(objective, racc, lessons.sample(settings.calibrate, -1))
-        done = _train(racc, objective, lessons, held_out, settings.out, course)
-    if done:
+            examples = sampler.sample(settings.calibrate, -1)
+            relevant = sum(any(one.relevant) for one in examples)
+            note(f"{relevant} of the first {len(examples)} examples have a relevant passage")
+            with waiting("calibrating"):
+                objective.calibrate(racc, examples)
+        finished = _train(racc, objective, sampler, held_out, plan)
+    if finished:
         save(racc, settings.out, hyper=objective.hyper, base=objective.base)
-    return done
+    return finished
 
 
-def _read(settings: Settings) -> Benchmark:
+def _read_benchmark(settings: Settings) -> Benchmark:
     data = load_benchmark(settings.benchmark, seed=settings.seed, on_error=warn)
     if settings.seed == 0 and all(map(is_passage, data.knowledge)):
         raise SettingError(
@@ -201,45 +190,48 @@ def _read(settings: Settings) -> Benchmark:
 
 
 @contextmanager
-def _lessons(settings: Settings, data: Benchmark) -> Iterator[TrainingSets]:
+def _training_examples(
+    settings: Settings, data: Benchmark
+) -> Iterator[tuple[LessonSampler, list[TrainingExample]]]:
+    """Yield the sampler of training examples and the validation examples."""
     passages, everything = passages_of(data), training_items(data)
-    items, held_out_items = split_validation(everything, settings.validate, settings.seed)
+    items, held_out = split_validation(everything, settings.validate, settings.seed)
     seed, shots, batch = settings.seed, settings.shots, settings.batch
     if names_gold_passages(everything, passages):
+        hard = settings.hard_negatives
         with waiting("reading questions and passages"):
-            lessons_of = [
-                GoldPassageLessons(
-                    part, passages, seed=seed, shots=shots, hard=settings.hard, batch=batch
-                )
-                for part in (items, held_out_items)
+            samplers = [
+                GoldPassageLessons(part, passages, seed=seed, shots=shots, hard=hard, batch=batch)
+                for part in (items, held_out)
                 if part
             ]
-        yield lessons_of[0], lessons_of[-1].of(held_out_items)
+        yield samplers[0], samplers[-1].of(held_out)
         return
-    corpus = replace(data, knowledge=passages, items=everything)
-    check_images(corpus, settings.retrieve)
+    searched = replace(data, knowledge=passages, items=everything)
+    check_images(searched, settings.retrieve)
     embedder = CachingEmbedder(open_retrieval(settings.retrieve, settings.embed))
-    with filled_knowledge(corpus, embedder, settings.retrieve) as knowledge:
+    with filled_knowledge(searched, embedder, settings.retrieve) as knowledge:
         with waiting("indexing passages"):
             tokens = open_tokens(settings.embed)
             search = retriever_factory(settings.retrieve, embedder, tokens=tokens, seed=seed)
-            retrieve = search(corpus, knowledge)
-        lessons = RetrievedLessons(data, items, retrieve, seed=seed, shots=shots, batch=batch)
-        yield lessons, lessons.of(held_out_items)
+            retrieve = search(searched, knowledge)
+        sampler = RetrievedLessons(data, items, retrieve, seed=seed, shots=shots, batch=batch)
+        yield sampler, sampler.of(held_out)
 
 
-def _check_or_write_settings(plan: Plan, objective: TrainingObjective, data: Benchmark) -> None:
-    """Write the training settings, or raise `LoadError` if the folder has other settings."""
+def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> None:
+    """Record the training in its folder, or check that the folder belongs to it. Raises
+    `LoadError`."""
     out = plan.settings.out
-    current = {
+    settings = {
         **{name: value for name, value in asdict(plan.settings).items() if name != "out"},
-        "shape": asdict(plan.shape),
-        "course": asdict(plan.course),
+        "compressor": asdict(plan.compressor),
+        "training": asdict(plan.training),
         "data": benchmark.fingerprint(data),
         "hyper": fingerprint(objective.hyper.model),
         "base": fingerprint(objective.base),
     }
-    file = out / TRAINING_FILE
+    file = out / BEGUN
     if not file.exists():
         if (out / SETTINGS).exists() or (out / CHECKPOINT).exists():
             raise LoadError(
@@ -247,100 +239,80 @@ def _check_or_write_settings(plan: Plan, objective: TrainingObjective, data: Ben
                 hint="name another folder as out",
             )
         out.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(current, indent=2) + "\n")
+        file.write_text(json.dumps(settings, indent=2) + "\n")
         return
     try:
-        before = json.loads(file.read_text())
-    except ValueError as error:
-        raise LoadError(f"{file} is damaged", hint=f"delete {out} and train again") from error
-    changed = [
-        name for name, value in current.items() if not _same_setting(name, before.get(name), value)
-    ]
-    if changed:
+        stored = with_current_names(json.loads(file.read_text()))
+    except (ValueError, AttributeError) as error:
+        raise LoadError(
+            f"{file} is damaged", hint=f"delete {out} and run the command again"
+        ) from error
+    if changed := [n for n, value in settings.items() if not _equal(n, stored.get(n), value)]:
         raise LoadError(
             f"{out} holds a training with another {' and another '.join(changed)}",
             hint="name another folder as out, or use the settings in its training.json",
         )
 
 
-def _same_setting(name: str, before: object, now: object) -> bool:
+def _equal(name: str, stored: object, value: object) -> bool:
     if name not in ("hyper", "base"):
-        return before == now
-    try:  # fingerprints of one model differ in rounding between machines
-        return same_model(str(before), str(now))
+        return stored == value
+    try:  # fingerprints are rounded differently on another machine
+        return same_model(str(stored), str(value))
     except ValueError:
         return False
 
 
-def _print_plan(
-    settings: Settings, course: TrainingConfig, racc: RaccModel, data: Benchmark, held_out: int
-) -> None:
-    shape, compressing_model = racc.config, settings.hyper or settings.model
-    parameters = sum(one.numel() for one in racc.parameters())
-    passages = passages_of(data)
+def _print_plan(plan: Plan, racc: RaccModel, data: Benchmark, held_out: int) -> None:
+    settings, config, passages = plan.settings, racc.config, passages_of(data)
     text = sum(len(one.query.text.encode()) for one in passages) / len(passages)
     say(
-        f"{compressing_model} compresses a passage into {shape.document_prompts} prompts"
-        f" ({text:.0f} bytes of text into {_bytes(shape)} as fp16), and {settings.shots} passages"
-        f" with a question into {shape.query_prompts} prompts for {settings.model}"
+        f"{settings.hyper or settings.model} compresses a passage into {config.document_prompts}"
+        f" prompts ({text:.0f} bytes of text into {2 * config.document_prompts * config.width} as"
+        f" fp16), and {settings.shots} passages and a question into {config.query_prompts}"
+        f" positions before {settings.model}"
     )
     say(
-        f"{data.name}: {len(training_items(data)) - held_out} training questions,"
-        f" {held_out} validation questions, {len(passages)} passages"
+        f"{data.name}: {len(training_items(data)) - held_out} training questions, {held_out}"
+        f" validation questions, {len(passages)} passages"
     )
     say(
-        f"{parameters} parameters, {course.steps} steps of {settings.batch * course.accumulate}"
-        f" lessons, into {settings.out}"
+        f"{sum(one.numel() for one in racc.parameters())} parameters, {plan.training.steps} steps"
+        f" of {settings.batch * plan.training.accumulate} examples; output folder {settings.out}"
     )
-
-
-def _bytes(shape: CompressorConfig) -> int:
-    return 2 * shape.document_prompts * shape.width
-
-
-def _calibrate(
-    objective: TrainingObjective, racc: RaccModel, lessons: list[TrainingExample]
-) -> None:
-    relevant = sum(any(one.relevant) for one in lessons)
-    note(f"{relevant} of the first {len(lessons)} lessons have a relevant passage")
-    with waiting("calibrating"):
-        objective.calibrate(racc, lessons)
 
 
 def _train(
     racc: RaccModel,
     objective: TrainingObjective,
-    lessons: LessonSampler,
+    sampler: LessonSampler,
     held_out: list[TrainingExample],
-    out: Path,
-    course: TrainingConfig,
+    plan: Plan,
 ) -> bool:
+    out, steps = plan.settings.out, plan.training.steps
     with (
-        progress("training", course.steps) as step,
+        progress("training", steps) as advance,
         (out / LOSSES).open("a") as losses,
-        _stopping() as stopped,
+        _interruption() as stopped,
     ):
         reached = 0
 
         def report(now: TrainingProgress) -> None:
             nonlocal reached
-            step(now.step + 1 - reached)
+            advance(now.step + 1 - reached)  # a resumed training starts above 0
             reached = now.step + 1
             losses.write(json.dumps(asdict(now)) + "\n")
             losses.flush()
-            last = reached == course.steps
-            if (
-                now.validation is not None
-                or last
-                or reached % max(1, course.steps // LOGGED_STEPS) == 0
-            ):
-                note(_line(now))
+            shown = reached == steps or reached % max(1, steps // PROGRESS_LINES) == 0
+            if shown or now.validation is not None:
+                validated = "" if now.validation is None else f", validation {now.validation:.4f}"
+                note(f"step {reached}: loss {now.loss:.4f}, rate {now.rate:.1e}{validated}")
 
         return train(
             racc,
             objective,
-            lessons,
-            course,
+            sampler,
+            plan.training,
             folder=out,
             held_out=held_out,
             report=report,
@@ -348,24 +320,19 @@ def _train(
         )
 
 
-def _line(now: TrainingProgress) -> str:
-    validated = "" if now.validation is None else f", validation {now.validation:.4f}"
-    return f"step {now.step + 1}: loss {now.loss:.4f}, rate {now.rate:.1e}{validated}"
-
-
 @contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells if Ctrl-C was pressed, to stop after the step. The second Ctrl-C
-    stops at once."""
-    pressed = False
+def _interruption() -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether Ctrl-C was pressed, so the current step can finish. The
+    second Ctrl-C ends the process at once."""
+    interrupted = False
 
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.signal(signal.SIGINT, before)
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, previous)
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    previous = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield lambda: pressed
+        yield lambda: interrupted
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)

@@ -37,10 +37,10 @@ class AttentionPooling(nn.Module):
         self.query = nn.Parameter(torch.zeros(len(starts), width))
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
-        place = torch.zeros(len(starts), reach)
+        bias = torch.zeros(len(starts), reach)
         for row, start in enumerate(starts):
-            place[row, start : start + stride] = POSITION_BIAS
-        self.place = nn.Parameter(place)
+            bias[row, start : start + stride] = POSITION_BIAS
+        self.position_bias = nn.Parameter(bias)
         nn.init.eye_(self.key.weight)
         nn.init.eye_(self.value.weight)
 
@@ -51,8 +51,9 @@ class AttentionPooling(nn.Module):
         """
         length, width = states.shape[1:]
         from_end = torch.arange(length - 1, -1, -1, device=states.device)
-        positions = self.place[:, from_end.clamp(max=self.place.shape[1] - 1)]
-        scores = self.query @ self.key(states).transpose(1, 2) / width**0.5 + positions
+        bias = self.position_bias[:, from_end.clamp(max=self.position_bias.shape[1] - 1)]
+        scores = self.query @ self.key(states).transpose(1, 2) / width**0.5 + bias
+        # No row is all padding: softmax of nothing but -inf would be nan.
         weights = scores.masked_fill(mask[:, None] == 0, -torch.inf).softmax(-1)
         read: Tensor = self.slot + self.value(weights @ states)
         return read

@@ -38,32 +38,32 @@ from bottega.types import Example, Query
 class TrainingConfig:
     """Optimizer settings and loss weights. The defaults are the paper's.
 
-    AdamW's learning rate rises from `first_rate` to `rate` within `warm_up` steps and falls to 0 as
-    a cosine.
+    AdamW's learning rate rises from `initial_rate` to `learning_rate` within `warmup_steps` and
+    falls to 0 as a cosine.
 
-    `answer` weighs the loss of eq. 5, the cross-entropy of the annotated answers. `cache`, which is
-    ours, weighs the distance from the base model's own prefix of the relevant passage
-    (`Modulation.distance`). `taught`, also ours, replaces the annotated answers with the base
-    model's replies after all passages (sequence distillation, as in PISCO). `prdb` stops gradients
-    at irrelevant passages. `flat`, also ours, is the share of examples whose retrieval scores are
-    hidden: if the scores always identify the relevant passage, the model learns nothing else.
-    `validate_every` 0 disables validation; training stops early after `patience` validations
-    without a better loss.
+    `answer_weight` weighs the loss of eq. 5, the cross-entropy of the annotated answers.
+    `cache_weight`, which is ours, weighs the distance from the base model's own prefix of the
+    relevant passage (`Modulation.distance`). `distill`, also ours, replaces the annotated answers
+    with the base model's replies after all passages (sequence distillation, as in PISCO). `prdb`
+    stops gradients at irrelevant passages. `hide_scores`, also ours, is the fraction of examples
+    whose retrieval scores are hidden: if the scores always identify the relevant passage, the model
+    learns nothing else. `validate_every` 0 disables validation; training stops early after
+    `patience` validations without a better loss.
     """
 
     steps: PositiveInt
-    rate: PositiveFloat = 1e-4
-    first_rate: NonNegativeFloat = 1e-5
-    warm_up: NonNegativeInt = 1000
+    learning_rate: PositiveFloat = 1e-4
+    initial_rate: NonNegativeFloat = 1e-5
+    warmup_steps: NonNegativeInt = 1000
     weight_decay: NonNegativeFloat = 0.01
     clip: PositiveFloat = 1.0
     accumulate: PositiveInt = 1
     half_precision: bool = False
-    answer: NonNegativeFloat = 1.0
-    cache: NonNegativeFloat = 0.0
-    taught: bool = False
+    answer_weight: NonNegativeFloat = 1.0
+    cache_weight: NonNegativeFloat = 0.0
+    distill: bool = False
     prdb: bool = True
-    flat: Annotated[float, Field(ge=0, le=1)] = 0.0
+    hide_scores: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     checkpoint_every: PositiveInt = 500
     validate_every: NonNegativeInt = 0
@@ -71,17 +71,18 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if not (self.answer or self.cache):
+        if not (self.answer_weight or self.cache_weight):
             raise SettingError(
-                "answer and cache must not both be 0", hint="set answer or cache above 0"
+                "answer_weight and cache_weight must not both be 0", hint="set one of them above 0"
             )
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step, from 0 to `steps` - 1."""
-        if step < self.warm_up:
-            return self.first_rate + (self.rate - self.first_rate) * step / self.warm_up
-        share = (step - self.warm_up) / max(1, self.steps - self.warm_up)
-        return self.rate * (1 + math.cos(math.pi * share)) / 2
+        if step < self.warmup_steps:
+            rise = self.learning_rate - self.initial_rate
+            return self.initial_rate + rise * step / self.warmup_steps
+        share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * (1 + math.cos(math.pi * share)) / 2
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,9 @@ class TrainingObjective:
         racc.aggregator.calibrate(retrieval_scores(examples))
         if not self._rotates:
             return
-        long = [
-            one for one, ok in zip(passages, self._long_enough(racc, passages), strict=True) if ok
-        ]
+        long_enough = self._long_enough(racc, passages)
+        long = [one for one, ok in zip(passages, long_enough, strict=True) if ok]
+        # Without one long passage, `base_prefix` raises an error that names the remedy.
         racc.modulation.calibrate(self.base_prefix(racc, long or passages))
         usable = [examples[index] for index in self._with_target(racc, examples)]
         if not usable:
@@ -190,14 +191,14 @@ class TrainingObjective:
     def base_prefix(self, racc: RaccModel, passages: Sequence[Example]) -> KeyValues:
         """Return the base model's keys and values of the end of each passage, at prefix positions.
 
-        Earlier tokens have negative positions, which rotary embeddings allow. Raises `SettingError`
+        Raises `SettingError`
         for a base model without rotary embeddings (an encoder-decoder, OPT), and for a passage
         shorter than the prefix.
         """
         if not self._rotates:
             raise SettingError(
                 f"the cache loss needs rotary positions, got {type(self.base).__name__}",
-                hint="set the course's cache to 0; the answer loss works for every model",
+                hint="set cache_weight to 0; the answer loss works for every model",
             )
         length = racc.modulation.length
         rows = map_by_images(passages, lambda part: self._last_states(part, length))
@@ -206,14 +207,17 @@ class TrainingObjective:
     def _last_states(self, passages: Sequence[Example], length: int) -> Tensor:
         """Return keys and values (passages, layers, 2, heads, length, head_dim)."""
         inputs = self.base_inputs.passages(passages)
-        if int(inputs["attention_mask"].sum(-1).min()) < length:
+        if (shortest := int(inputs["attention_mask"].sum(-1).min())) < length:
             raise SettingError(
-                f"a passage is shorter than the {length} positions of the prefix",
-                hint="use fewer query prompts, or set the course's cache to 0",
+                f"a passage must have at least {length} tokens, the length of the prefix,"
+                f" got {shortest}",
+                hint="set query_prompts lower, or cache_weight to 0",
             )
         batch = Batch(self.base, inputs)
         arguments = batch.inputs_after(0)
         positions = arguments["position_ids"]
+        # Left padding aligns the ends: the last token of each row gets position length - 1. RoPE
+        # attends by differences of positions, so earlier tokens may have negative ones.
         arguments["position_ids"] = positions - positions[..., -1:] + length - 1
         with torch.no_grad():
             out = batch.output(**arguments, use_cache=True, logits_to_keep=KEEP_NO_LOGITS)
@@ -238,13 +242,14 @@ class TrainingObjective:
         """Return the weighted loss of a batch; 0 if no example has a target."""
         prompts = self.prompts(racc, examples, scores, prdb=config.prdb)
         losses = []
-        if config.answer > 0:
+        if config.answer_weight > 0:
             prefix = racc.modulation(prompts)
-            answer_loss = self.answer_loss(prefix, examples, taught=config.taught)
-            losses.append(config.answer * answer_loss.to(prompts.device))
-        if config.cache > 0 and (indices := self._with_target(racc, examples)):
+            answer_loss = self.answer_loss(prefix, examples, distill=config.distill)
+            losses.append(config.answer_weight * answer_loss.to(prompts.device))
+        if config.cache_weight > 0 and (indices := self._with_target(racc, examples)):
             real = self.base_prefix(racc, [_relevant(examples[index]) for index in indices])
-            losses.append(config.cache * racc.modulation.distance(prompts[indices], real))
+            losses.append(config.cache_weight * racc.modulation.distance(prompts[indices], real))
+        # A zero with gradients: `backward` fails on a constant.
         return torch.stack(losses or [prompts.sum() * 0]).sum()
 
     def _with_target(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> list[int]:
@@ -263,11 +268,11 @@ class TrainingObjective:
         return [count >= racc.modulation.length for count in tokens.tolist()]
 
     def answer_loss(
-        self, prefix: KeyValues, examples: Sequence[TrainingExample], *, taught: bool = False
+        self, prefix: KeyValues, examples: Sequence[TrainingExample], *, distill: bool = False
     ) -> Tensor:
         """Return the cross-entropy of the answers after prefix and question (eq. 5)."""
         queries = [example.query for example in examples]
-        answers = self._teacher_replies(examples) if taught else self._annotated(examples)
+        answers = self._teacher_replies(examples) if distill else self._annotated(examples)
         questions = self.base_inputs.questions(queries)
         inputs, labels = self._with_answers(questions, answers)
         loss = forward(self.base, prefix, inputs, labels).loss
@@ -285,7 +290,7 @@ class TrainingObjective:
         joined = [[*ids, *answer] for ids, answer in zip(rows(questions), answers, strict=True)]
         inputs = with_tokens(questions, joined)
         labels = torch.full_like(inputs["input_ids"], IGNORED)
-        for row, answer in zip(labels, answers, strict=True):
+        for row, answer in zip(labels, answers, strict=True):  # padded on the left
             row[-len(answer) :] = torch.tensor(answer)
         return inputs, labels
 
@@ -314,36 +319,29 @@ class TrainingObjective:
         return [[*answer, self.end] for answer in begun]
 
     def _teacher_replies(self, examples: Sequence[TrainingExample]) -> list[list[int]]:
-        """Return the base model's replies after reading all passages (concatenation teacher)."""
-        return [_until_end(row, self.end) for row in self._replies(examples)]
+        """Return the base model's replies after reading all passages, up to the end token."""
+        rows = self._replies(examples)
+        return [row[: row.index(self.end) + 1] if self.end in row else row for row in rows]
 
     def _replies(
         self, examples: Sequence[TrainingExample], first: Sequence[list[int]] = ()
     ) -> list[list[int]]:
         """Return greedy replies after all passages. With `first`, return only the likeliest token
-        among each lesson's choices."""
-        read = [(*(seen.query for seen in one.passages), one.query) for one in examples]
+        among the choices of each example."""
+        turns = [(*(passage.query for passage in one.passages), one.query) for one in examples]
         replies: dict[int, list[int]] = {}
-        for group in image_groups([any(turn.images for turn in turns) for turns in read]):
-            rows = self._reply(
-                [examples[index] for index in group],
-                [first[index] for index in group] if first else (),
+        for group in image_groups([any(turn.images for turn in one) for one in turns]):
+            inputs = self.base_inputs.with_passages(
+                [examples[index].query for index in group],
+                [examples[index].passages for index in group],
             )
-            replies.update(zip(group, rows, strict=True))
+            settings: dict[str, Any] = {"max_new_tokens": self.most_answer_tokens}
+            if first:
+                settings = _one_token_of([first[index] for index in group])
+            no_prefix = KeyValues.none(Geometry.of(self.base), len(group))
+            tokens = generate(self.base, no_prefix, inputs, do_sample=False, **settings)
+            replies.update(zip(group, tokens.tolist(), strict=True))
         return [replies[index] for index in range(len(examples))]
-
-    def _reply(
-        self, examples: Sequence[TrainingExample], first: Sequence[list[int]]
-    ) -> list[list[int]]:
-        """Return `_replies` for examples that either all have images or all have none."""
-        read = self.base_inputs.with_passages(
-            [example.query for example in examples], [example.passages for example in examples]
-        )
-        nothing = KeyValues.none(Geometry.of(self.base), len(examples))
-        most = self.most_answer_tokens
-        settings = _one_token_of(first) if first else {"max_new_tokens": most}
-        tokens = generate(self.base, nothing, read, do_sample=False, **settings)
-        return [list(row) for row in tokens.tolist()]
 
 
 def _relevant(example: TrainingExample) -> Example:
@@ -357,8 +355,3 @@ def _one_token_of(choices: Sequence[list[int]]) -> dict[str, Any]:
         return choices[row]
 
     return {"max_new_tokens": 1, "prefix_allowed_tokens_fn": allowed}
-
-
-def _until_end(tokens: list[int], end: int) -> list[int]:
-    """Return the tokens up to and including the first `end`."""
-    return tokens[: tokens.index(end) + 1] if end in tokens else tokens

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,28 +69,58 @@ def _parsed(fingerprint: str) -> tuple[str, list[float]]:
 
 
 def _statistics(weight: Tensor) -> tuple[float, float]:
-    """Return the RMS of a weight and a fixed projection of it, in the same scale."""
-    sample = _sampled(weight)
-    if not len(sample):
-        return 0.0, 0.0
-    rms = sample.square().mean().sqrt()
-    factors = torch.arange(len(sample), dtype=torch.float64).square().cos()
-    projection = (sample * factors).sum() / math.sqrt(len(sample) / 2)
-    return rms.item(), projection.item()
-
-
-def _sampled(weight: Tensor) -> Tensor:
-    """Return a sample of the weights, clamped to the range of half precision (masks exceed it)."""
+    """Return the RMS of a weight's sample and a fixed projection of it, in the same scale."""
     flat, count = weight.detach().flatten(), weight.numel()
+    if not count:
+        return 0.0, 0.0
     if count > SAMPLES:
         indices = torch.arange(SAMPLES) * STRIDE % count
         flat = flat[indices.to(flat.device)]
-    sample = flat.float().cpu().double()
-    return sample.nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
+    # Masks hold numbers beyond half precision: clamp, or a model loaded in fp16 would differ. Sums
+    # in double precision do not depend on the order in which a CPU adds.
+    sample = flat.float().cpu().double().nan_to_num(0.0, LARGEST, -LARGEST)
+    sample = sample.clamp(-LARGEST, LARGEST)
+    factors = torch.arange(len(sample), dtype=torch.float64).square().cos()
+    projection = (sample * factors).sum() / math.sqrt(len(sample) / 2)
+    return sample.square().mean().sqrt().item(), projection.item()
 
 
 WEIGHTS, SETTINGS = "compressor.safetensors", "compressor.json"
-VERSION = 2  # version 1 fingerprinted models by the signs of a few weights
+VERSION = 3
+# Names of settings and weights in configuration files, checkpoints and format 2.
+RENAMED = {
+    "shape": "compressor",
+    "course": "training",
+    "hard": "hard_negatives",
+    "first_rate": "initial_rate",
+    "rate": "learning_rate",
+    "warm_up": "warmup_steps",
+    "answer": "answer_weight",
+    "cache": "cache_weight",
+    "taught": "distill",
+    "flat": "hide_scores",
+    "place": "position_bias",
+}
+ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    SettingError,
+    SafetensorError,
+)
+
+
+def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings or weights with the current names, also in tables within them."""
+    renamed = {}
+    for name, value in values.items():
+        module, dot, last = name.rpartition(".")
+        new = f"{module}{dot}{RENAMED.get(last, last)}"
+        renamed[new] = with_current_names(value) if isinstance(value, dict) else value
+    return renamed
 
 
 @dataclass(frozen=True)
@@ -142,14 +172,16 @@ def save(racc: RaccModel, folder: Path, *, hyper: HyperModel, base: Any, half: b
     Raises `SettingError` for weights that are not finite.
     """
     buffers = dict(racc.named_buffers())
-    weights = {
-        name: _stored(one.detach(), half=half and name not in buffers).contiguous()
-        for name, one in racc.state_dict().items()
-    }
+    weights = {}
+    for name, weight in racc.state_dict().items():
+        shorter = weight.detach().to(torch.float16)
+        # Scales (buffers) lose too much in half precision, and large weights become infinite.
+        fits = half and name not in buffers and bool(shorter.isfinite().all())
+        weights[name] = (shorter if fits else weight.detach()).contiguous()
     if wrong := _unusable(weights):
         raise SettingError(
             f"{wrong} of this compressor has values that are not finite, or no spread",
-            hint="train again with a lower rate or smaller loss weights",
+            hint="train again with a lower learning rate or smaller loss weights",
         )
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / WEIGHTS)
@@ -160,7 +192,7 @@ def save_settings(config: CompressorConfig, folder: Path, *, hyper: HyperModel, 
     """Write the architecture and the fingerprints of the two models, without the weights."""
     settings = {
         "version": VERSION,
-        "shape": asdict(config),
+        "compressor": asdict(config),
         "layer": hyper.layer,
         "hyper": fingerprint(hyper.model),
         "base": fingerprint(base),
@@ -168,35 +200,23 @@ def save_settings(config: CompressorConfig, folder: Path, *, hyper: HyperModel, 
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
-def _stored(weight: Tensor, *, half: bool) -> Tensor:
-    """Return the weight in half precision if `half` and if it fits."""
-    shorter = weight.to(torch.float16)
-    return shorter if half and bool(shorter.isfinite().all()) else weight
-
-
 def load(folder: str | Path) -> SavedCompressor:
     """Load a compressor that `save` wrote. Raises `LoadError` if that is not possible."""
     path = Path(folder).expanduser()
     try:
         settings = json.loads((path / SETTINGS).read_text())
-        if settings["version"] != VERSION:
+        # Version 1 fingerprinted models by the signs of a few weights.
+        if settings["version"] not in (2, VERSION):
             raise LoadError(
                 f"{path} must have format version {VERSION}, got {settings['version']}",
                 hint="train the compressor again",
             )
+        settings = with_current_names(settings)
         layer = _whole(settings["layer"], "layer")
         hyper, base = (check_fingerprint(settings[name]) for name in ("hyper", "base"))
-        racc = _built(_config(settings["shape"]), load_file(path / WEIGHTS))
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        SettingError,
-        SafetensorError,
-    ) as error:
+        weights = with_current_names(load_file(path / WEIGHTS))
+        racc = _built(_config(settings["compressor"]), weights)
+    except ERRORS as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise LoadError(
             f"{path} holds no readable compressor: {reason}",
@@ -232,13 +252,7 @@ def _config(values: Mapping[str, Any]) -> CompressorConfig:
     geometry = Geometry(
         **{name: _whole(value, name) for name, value in dict(values["geometry"]).items()}
     )
-    default = CompressorConfig(1, geometry)
-    config = CompressorConfig(**{**values, "geometry": geometry})
-    for one in fields(CompressorConfig):
-        value, kind = getattr(config, one.name), type(getattr(default, one.name))
-        if type(value) is not kind:
-            raise ValueError(f"{one.name} must be of type {kind.__name__}, got {value!r}")
-    return config
+    return CompressorConfig(**{**values, "geometry": geometry})
 
 
 def _whole(value: object, name: str) -> int:
@@ -249,9 +263,10 @@ def _whole(value: object, name: str) -> int:
 
 def digest(racc: RaccModel, layer: int) -> str:
     """Return a digest of the weights and of their use (config and layer)."""
+    # Names are those of format 2: stores of compressed passages hold digests made with them.
     used = json.dumps({"shape": asdict(racc.config), "layer": layer}, sort_keys=True)
     sha256 = hashlib.sha256(used.encode())
     for name, weight in sorted(racc.state_dict().items()):
-        sha256.update(name.encode())
+        sha256.update(name.replace(".position_bias", ".place").encode())
         sha256.update(weight.contiguous().numpy().tobytes())
     return sha256.hexdigest()[:16]

@@ -7,12 +7,11 @@ import math
 import os
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bottega.compression.model import RaccModel
 from bottega.compression.objective import (
@@ -22,6 +21,7 @@ from bottega.compression.objective import (
     TrainingObjective,
     retrieval_scores,
 )
+from bottega.compression.persistence import with_current_names
 from bottega.errors import LoadError, SettingError
 
 CHECKPOINT = "checkpoint.pt"
@@ -35,75 +35,6 @@ class TrainingState:
     step: int = 0
     best: float = math.inf
     worse: int = 0
-
-    def next(self) -> TrainingState:
-        return replace(self, step=self.step + 1)
-
-
-class CheckpointFile:
-    """Checkpoint in one file, replaced atomically. Without a folder it keeps only the best
-    weights."""
-
-    def __init__(
-        self,
-        folder: Path | None,
-        config: TrainingConfig,
-        racc: RaccModel,
-        optimizer: torch.optim.Optimizer,
-    ) -> None:
-        self._path = folder / CHECKPOINT if folder else None
-        self._racc, self._optimizer = racc, optimizer
-        self._best: dict[str, torch.Tensor] | None = None
-        self._of = json.dumps({"course": asdict(config), "shape": asdict(racc.config)})
-
-    def restore(self) -> TrainingState:
-        if self._path is None or not self._path.exists():
-            return TrainingState()
-        try:
-            saved = torch.load(self._path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises many types for a damaged file
-            raise LoadError(
-                f"{self._path} cannot be read: {error}", hint="delete it to train from the start"
-            ) from error
-        if saved["of"] != self._of:
-            raise LoadError(
-                f"{self._path} was written with other settings",
-                hint="use another folder, or the settings of that run",
-            )
-        self._racc.load_state_dict(saved["weights"])
-        self._optimizer.load_state_dict(saved["optimizer"])
-        self._best = saved["best_weights"]
-        return TrainingState(**saved["state"])
-
-    def validated(self, state: TrainingState, loss: float) -> TrainingState:
-        if loss < state.best:
-            self._best = {name: one.clone() for name, one in self._racc.state_dict().items()}
-            return replace(state, best=loss, worse=0)
-        return replace(state, worse=state.worse + 1)
-
-    def save(self, state: TrainingState) -> None:
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path.with_suffix(".part")
-        with unfinished.open("wb") as file:
-            torch.save(
-                {
-                    "of": self._of,
-                    "state": asdict(state),
-                    "weights": self._racc.state_dict(),
-                    "optimizer": self._optimizer.state_dict(),
-                    "best_weights": self._best,
-                },
-                file,
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self._path)
-
-    def restore_best(self) -> None:
-        if self._best is not None:
-            self._racc.load_state_dict(self._best)
 
 
 @dataclass(frozen=True)
@@ -137,90 +68,143 @@ def train(
     Raises `LoadError` for a checkpoint with other settings, and `SettingError` if a loss or
     gradient is not finite; the weights are then those of the step before.
     """
-    racc.to(objective.hyper.device)
-    optimizer = torch.optim.AdamW(
-        racc.parameters(), lr=config.rate, weight_decay=config.weight_decay
-    )
-    checkpoints = CheckpointFile(folder, config, racc, optimizer)
-    state = checkpoints.restore()
-    while state.step < config.steps and state.worse < config.patience:
-        rate = config.rate_at(state.step)
-        loss = _step(racc, objective, batches, config, optimizer, state.step, rate)
-        validation = None
-        if held_out and config.validate_every and (state.step + 1) % config.validate_every == 0:
-            validation = _validate(racc, objective, held_out, config)
-            _finite(validation, "validation loss", state.step)
-            state = checkpoints.validated(state, validation)
-        report(TrainingProgress(state.step, loss, rate, validation))
-        state = state.next()
-        stopping = stopped() and state.step < config.steps
-        if state.step % config.checkpoint_every == 0 or state.step == config.steps or stopping:
-            checkpoints.save(state)
-        if stopping:
-            return False
-    checkpoints.restore_best()
-    return True
+    return _Training(racc, objective, config, folder).run(batches, held_out, report, stopped)
 
 
-def _step(
-    racc: RaccModel,
-    objective: TrainingObjective,
-    batches: TrainingBatches,
-    config: TrainingConfig,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    rate: float,
-) -> float:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.zero_grad()
-    total = 0.0
-    for part in range(config.accumulate):
-        number = step * config.accumulate + part
-        batch = batches(number)
-        with _precision(config, objective):
-            loss = objective.loss(racc, batch, config, _visible_scores(batch, config, number))
-        torch.autograd.backward(loss / config.accumulate)
-        total += _finite(loss.item(), "loss", step) / config.accumulate
-    length = nn.utils.clip_grad_norm_(racc.parameters(), config.clip)
-    _finite(length.item(), "gradient", step)
-    optimizer.step()
-    return total
+class _Training:
+    """Training of one compressor, with a checkpoint file that is replaced atomically. Without a
+    folder only the best weights are kept, in memory."""
+
+    def __init__(
+        self,
+        racc: RaccModel,
+        objective: TrainingObjective,
+        config: TrainingConfig,
+        folder: Path | None,
+    ) -> None:
+        self._racc, self._objective, self._config = racc, objective, config
+        racc.to(objective.hyper.device)
+        self._optimizer = torch.optim.AdamW(
+            racc.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+        self._path = folder / CHECKPOINT if folder else None
+        self._best_weights: dict[str, torch.Tensor] | None = None
+        self._settings = {"training": asdict(config), "compressor": asdict(racc.config)}
+
+    def run(
+        self,
+        batches: TrainingBatches,
+        held_out: Sequence[TrainingExample],
+        report: Callable[[TrainingProgress], None],
+        stopped: Callable[[], bool],
+    ) -> bool:
+        config, state = self._config, self._restored()
+        while state.step < config.steps and state.worse < config.patience:
+            rate = config.rate_at(state.step)
+            loss = self._step(batches, state.step, rate)
+            validation = None
+            if held_out and config.validate_every and (state.step + 1) % config.validate_every == 0:
+                validation = self._validate(held_out, state.step)
+                state = self._keep_best(state, validation)
+            report(TrainingProgress(state.step, loss, rate, validation))
+            state = replace(state, step=state.step + 1)
+            stopping = stopped() and state.step < config.steps
+            if state.step % config.checkpoint_every == 0 or state.step == config.steps or stopping:
+                self._save(state)
+            if stopping:
+                return False
+        if self._best_weights is not None:
+            self._racc.load_state_dict(self._best_weights)
+        return True
+
+    def _step(self, batches: TrainingBatches, step: int, rate: float) -> float:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad()
+        total, count = 0.0, self._config.accumulate
+        for number in range(step * count, (step + 1) * count):
+            batch = batches(number)
+            # Seeded by the batch's number, so a resumed run hides the same scores.
+            rng = random.Random(f"{self._config.seed}:{number}")
+            visible = [[float(rng.random() >= self._config.hide_scores)] for _ in batch]
+            with self._autocast():
+                scores = retrieval_scores(batch) * torch.tensor(visible)
+                loss = self._objective.loss(self._racc, batch, self._config, scores)
+            torch.autograd.backward(loss / count)
+            total += _finite(loss.item(), "loss", step) / count
+        norm = nn.utils.clip_grad_norm_(self._racc.parameters(), self._config.clip)
+        # Checked before the update: the weights of the step before stay usable.
+        _finite(norm.item(), "gradient", step)
+        self._optimizer.step()
+        return total
+
+    def _validate(self, held_out: Sequence[TrainingExample], step: int) -> float:
+        scores = retrieval_scores(held_out)
+        with torch.no_grad(), self._autocast():
+            loss = self._objective.loss(self._racc, held_out, self._config, scores)
+        return _finite(loss.item(), "validation loss", step)
+
+    def _autocast(self) -> torch.autocast:
+        """Return bfloat16 autocast, which has the range of fp32 and needs no loss scaling."""
+        kind = self._objective.hyper.device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=self._config.half_precision)
+
+    def _keep_best(self, state: TrainingState, loss: float) -> TrainingState:
+        if loss >= state.best:
+            return replace(state, worse=state.worse + 1)
+        # Clones: the optimizer changes the tensors of `state_dict` in place.
+        weights = self._racc.state_dict()
+        self._best_weights = {name: one.clone() for name, one in weights.items()}
+        return replace(state, best=loss, worse=0)
+
+    def _restored(self) -> TrainingState:
+        if self._path is None or not self._path.exists():
+            return TrainingState()
+        try:
+            saved = torch.load(self._path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many types for a damaged file
+            raise LoadError(
+                f"{self._path} cannot be read: {error}", hint="delete it to train from the start"
+            ) from error
+        if with_current_names(json.loads(saved["of"])) != self._settings:
+            raise LoadError(
+                f"{self._path} was written with other settings",
+                hint="use another folder, or the settings of that run",
+            )
+        self._racc.load_state_dict(with_current_names(saved["weights"]))
+        # Keyed by position in `parameters()`, not by name.
+        self._optimizer.load_state_dict(saved["optimizer"])
+        if saved["best_weights"] is not None:
+            self._best_weights = with_current_names(saved["best_weights"])
+        return TrainingState(**saved["state"])
+
+    def _save(self, state: TrainingState) -> None:
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path.with_suffix(".part")
+        with unfinished.open("wb") as file:
+            torch.save(
+                {
+                    "of": json.dumps(self._settings),
+                    "state": asdict(state),
+                    "weights": self._racc.state_dict(),
+                    "optimizer": self._optimizer.state_dict(),
+                    "best_weights": self._best_weights,
+                },
+                file,
+            )
+            # On disk before the rename: a power cut must not leave an empty checkpoint.
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self._path)
 
 
-def _finite(number: float, what: str, step: int) -> float:
+def _finite(number: float, name: str, step: int) -> float:
     if not math.isfinite(number):
         raise SettingError(
-            f"the {what} of step {step + 1} must be finite, got {number}",
-            hint="start in another folder with a lower rate or smaller answer and cache weights",
+            f"the {name} of step {step + 1} must be finite, got {number}",
+            hint="train in another folder with a lower learning_rate or smaller answer_weight and"
+            " cache_weight",
         )
     return number
-
-
-def _visible_scores(
-    batch: Sequence[TrainingExample], config: TrainingConfig, number: int
-) -> Tensor:
-    """Return the scores, with those of a random share of the examples set to 0."""
-    rng = random.Random(f"{config.seed}:{number}")
-    visible = torch.tensor([[float(rng.random() >= config.flat)] for _ in batch])
-    return retrieval_scores(batch) * visible
-
-
-def _validate(
-    racc: RaccModel,
-    objective: TrainingObjective,
-    held_out: Sequence[TrainingExample],
-    config: TrainingConfig,
-) -> float:
-    with torch.no_grad(), _precision(config, objective):
-        return objective.loss(racc, held_out, config, retrieval_scores(held_out)).item()
-
-
-def _precision(
-    config: TrainingConfig, objective: TrainingObjective
-) -> AbstractContextManager[None]:
-    if not config.half_precision:
-        return nullcontext()
-    kind = objective.hyper.device.type
-    autocast: AbstractContextManager[None] = torch.autocast(kind, torch.bfloat16)
-    return autocast

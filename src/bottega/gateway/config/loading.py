@@ -112,10 +112,8 @@ def _build(document: dict[str, object], file: str) -> Config:
 
 def _read(kind: type[SettingsT], table: object, path: SettingPath, **fixed: str) -> SettingsT:
     section = path.key.partition(".")[0]
-    for name in as_table(table, path):
-        if (section, name) in RENAMED:
-            raise (path / name).error("is not a setting", hint=f"use {RENAMED[section, name]}")
-    return read_settings(kind, table, path, **fixed)
+    renamed = {old: new for (table_name, old), new in RENAMED.items() if table_name == section}
+    return read_settings(kind, table, path, renamed=renamed, **fixed)
 
 
 def _default_route(config: Config) -> RouteSettings:
