@@ -116,7 +116,7 @@ def test_spending_that_is_being_written_counts(
         written(batch)
         during.append(ledger.spent_this_month("a"))
 
-    monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)  # only this test writes
+    monkeypatch.setattr(ledger._writer, "seconds", 60.0)  # only this test writes
     monkeypatch.setattr(ledger._file, "write", write)
     for cost in (0.5, 0.25):
         ledger.note(entry(cost=cost))
@@ -137,7 +137,7 @@ def test_spending_during_a_failed_write_is_kept(
             raise failures.pop()
         written(batch)
 
-    monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)  # only this test writes
+    monkeypatch.setattr(ledger._writer, "seconds", 60.0)  # only this test writes
     monkeypatch.setattr(ledger._file, "write", write)
     ledger.note(entry(cost=0.5))
     ledger._set_note("gate", "closed")
@@ -200,9 +200,9 @@ def test_locked_file_is_logged_and_fails_no_request(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("bottega.gateway.accounting.database.BUSY_SECONDS", 0.05)
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(module, "MAX_WAITING", 10)
     ledger = Ledger.open(file)
+    monkeypatch.setattr(ledger._writer, "retry_seconds", 0.05)
     blocker = sqlite3.connect(file, isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
     with caplog.at_level(logging.WARNING):

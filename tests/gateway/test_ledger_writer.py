@@ -38,7 +38,7 @@ def attempts_of(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_an_idle_ledger_does_not_poll(
     ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.001)
+    monkeypatch.setattr(ledger._writer, "seconds", 0.001)
     attempts = attempts_of(ledger, monkeypatch)
     ledger.note(entry())
     assert until(2.0, file, 1)
@@ -49,7 +49,7 @@ def test_an_idle_ledger_does_not_poll(
 def test_a_failing_ledger_waits_before_it_tries_again(
     ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.001)
+    monkeypatch.setattr(ledger._writer, "seconds", 0.001)
     ledger._file._connection.execute("PRAGMA max_page_count = 1")
     attempts = attempts_of(ledger, monkeypatch)
     for number in range(2000):
@@ -146,7 +146,7 @@ def test_overflow_drops_the_oldest_rows_of_each_kind(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 3)
-    monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)
+    monkeypatch.setattr(ledger._writer, "seconds", 60.0)
     with monkeypatch.context() as patch:
 
         def fail(self: EntryFile, batch: Batch) -> None:

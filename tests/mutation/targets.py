@@ -33,7 +33,7 @@ TARGETS = (
         " gateway/test_stored_repeats gateway/test_shadow",
     ),
     Target(
-        "evaluation/committing evaluation/run_store evaluation/outcomes evaluation/runner",
+        "evaluation/run_store evaluation/outcomes evaluation/runner",
         "evaluation/test_committing evaluation/test_run_store evaluation/test_budget"
         " evaluation/test_runner evaluation/test_demonstration_recorder evaluation/test_lessons",
     ),
@@ -43,6 +43,11 @@ TARGETS = (
         "_util/test_single_flight _util/test_gather _util/test_lru gateway/test_repeats"
         " retrieval/test_shared generation/test_replay reranking/test_search_budget"
         " knowledge/test_filters",
+    ),
+    Target(
+        "_util/batch_writer",
+        "_util/test_batch_writer evaluation/test_committing recording/test_remember"
+        " gateway/test_ledger_writer gateway/test_logs",
     ),
     Target("_util/sqlite", "gateway/test_ledger gateway/test_accounts knowledge/test_rows"),
     # Statistics.

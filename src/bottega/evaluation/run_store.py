@@ -4,24 +4,57 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
 
+from bottega._util.batch_writer import BatchWriter
 from bottega._util.durable_files import lock_file
 from bottega._util.identity import image_hashes
 from bottega._util.sqlite import FileKind
 from bottega.errors import BottegaError, SettingError, StoreError
-from bottega.evaluation.committing import Committer, Write
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.image import path_text
 from bottega.recording import json_text, stored_trace, to_json
 from bottega.types import Answer, Candidate, Example, Trace
+
+Write = Callable[[sqlite3.Connection], None]
+
+
+class Committer:
+    """Writer with its own connection, which commits concurrent writes in one transaction. An error
+    of one of them is raised by all."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._connection: sqlite3.Connection | None = None
+        self._writer = BatchWriter(self._commit, name="bottega-run")
+        self.write = self._writer.write
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _commit(self, writes: list[Write]) -> list[None]:
+        if self._connection is None:
+            self._connection = self._connect()
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            for write in writes:
+                write(self._connection)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # SQLite has rolled back already
+                self._connection.execute("ROLLBACK")
+            raise
+        return [None] * len(writes)
 
 
 class AnswerStore:

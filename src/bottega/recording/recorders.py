@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from threading import Lock
+from functools import partial
 from typing import Protocol
 
+from bottega._util.batch_writer import BatchWriter
 from bottega.errors import BottegaError
 from bottega.protocols import Recorder
 from bottega.types import Answer, Example, Query, Trace, Usage
@@ -146,7 +146,6 @@ class UseCountRecorder:
 log = logging.getLogger(__name__)
 
 AT_ONCE = 64
-Waiting = list[tuple[Example, Future[str | None]]]
 
 
 class ExampleStore(Protocol):
@@ -169,12 +168,13 @@ class CacheRecorder:
     def __init__(
         self, knowledge: ExampleStore, *, teachers: Collection[str], longest: int = 32_000
     ) -> None:
-        self._knowledge = knowledge
         self._teachers = frozenset(teachers)
         self._longest = longest
-        self._waiting: Waiting = []
-        self._lock = Lock()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="remember")
+        self._writer = BatchWriter[Example, str | None](
+            partial(knowledge.replace, on_error=self._warn_error),
+            name="remember",
+            max_batch=AT_ONCE,
+        )
         self._warned: set[str] = set()
 
     async def __call__(self, trace: Trace, /) -> None:
@@ -194,11 +194,7 @@ class CacheRecorder:
         if _length(example) > self._longest:
             self._warn("too long", f"it has more than {self._longest} characters")
             return None
-        done: Future[str | None] = Future()
-        with self._lock:
-            self._waiting.append((example, done))
-        self._writer.submit(self._write)
-        return await asyncio.wrap_future(done)
+        return await self._writer.write(example)
 
     async def _keep_valid(self, query: Query, answer: Answer, source: str) -> None:
         if not answer.valid:
@@ -214,26 +210,6 @@ class CacheRecorder:
                 source=source,
             )
         )
-
-    def _write(self) -> None:
-        """Write a group of waiting examples. Runs once per example; the first run of a group writes
-        all of it."""
-        with self._lock:
-            group, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
-        if not group:
-            return
-        examples = [example for example, _ in group]
-        not_cancelled = [done.set_running_or_notify_cancel() for _, done in group]
-        try:
-            ids = self._knowledge.replace(examples, on_error=self._warn_error)
-        except BaseException as error:
-            for (_, done), waits in zip(group, not_cancelled, strict=True):
-                if waits:
-                    done.set_exception(error)
-            return
-        for (_, done), id, waits in zip(group, ids, not_cancelled, strict=True):
-            if waits:
-                done.set_result(id)
 
     def _warn_error(self, error: BottegaError) -> None:
         self._warn(type(error).__name__, type(error).__name__)

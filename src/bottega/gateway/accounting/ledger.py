@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bottega._util.batch_writer import WriterThread
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.entries import (
     AccountMonth,
@@ -28,7 +29,6 @@ __all__ = ["Entry", "Ledger", "Shadow", "State"]
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.3
-RETRY_SECONDS = 1.0
 MAX_WAITING = 100_000
 PRUNE_SECONDS = 3600.0
 DAY = 86_400.0
@@ -74,8 +74,13 @@ class Ledger:
         self._stored: AccountSpending = {}
         self._failing = False
         self._pruned_at = float("-inf")
-        self._wake_event, self._stop = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._writer = WriterThread(
+            lambda: self._succeeds(self.flush) and self._succeeds(self._prune_hourly),
+            name="bottega-ledger",
+            seconds=FLUSH_SECONDS,
+            daemon=True,
+        )
 
     @classmethod
     def open(
@@ -109,7 +114,7 @@ class Ledger:
             if cost:
                 key = (self._month_at(entry.time), entry.account)
                 self._waiting[key] = self._waiting.get(key, 0.0) + cost
-        self._wake()
+        self._writer.wake()
 
     def record_shadow(
         self,
@@ -123,7 +128,7 @@ class Ledger:
         shadow = Shadow(time, request_id, namespace, similarity, with_score, without_score)
         with self._lock:
             self._shadows.append(shadow)
-        self._wake()
+        self._writer.wake()
 
     def set_gate(self, namespace: str, state: str) -> None:
         """Store a gate's state, a JSON text. Does not block."""
@@ -196,7 +201,7 @@ class Ledger:
     def prune(self, keep_days: float) -> int:
         """Delete entries and shadows older than `keep_days`. Return their number."""
         before, gone = self._clock() - keep_days * DAY, 0
-        while not self._stop.is_set():
+        while not self._closed.is_set():
             with self._file_lock:
                 some = self._file.prune(before)
             if not some:
@@ -206,10 +211,8 @@ class Ledger:
 
     def close(self) -> None:
         """Write the waiting rows and stop. Rows that cannot be written are lost and logged."""
-        self._stop.set()
-        self._wake_event.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._closed.set()
+        self._writer.close()
         if not self._succeeds(self.flush):
             with self._lock:
                 self.lost += len(self._entries) + len(self._shadows)
@@ -229,7 +232,7 @@ class Ledger:
     def _set_note(self, name: str, value: str) -> None:
         with self._lock:
             self._notes[name] = value
-        self._wake()
+        self._writer.wake()
 
     def _note(self, name: str) -> str | None:
         with self._file_lock:  # else a batch being written would be in neither place
@@ -238,29 +241,6 @@ class Ledger:
                     return self._notes[name]
             rows = self._file.read("SELECT value FROM notes WHERE name = ?", name)
             return str(rows[0][0]) if rows else None
-
-    def _wake(self) -> None:
-        if not self._wake_event.is_set():
-            self._wake_event.set()
-        if self._thread is None:
-            self._start()
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(
-                    target=self._write_loop, name="bottega-ledger", daemon=True
-                )
-                self._thread.start()
-
-    def _write_loop(self) -> None:
-        while not self._stop.is_set():
-            self._wake_event.wait()
-            self._stop.wait(FLUSH_SECONDS)  # collect a batch
-            self._wake_event.clear()
-            if not (self._succeeds(self.flush) and self._succeeds(self._prune_hourly)):
-                self._stop.wait(RETRY_SECONDS)
-                self._wake_event.set()
 
     def _succeeds(self, work: Callable[[], None]) -> bool:
         """Do the work; return whether it succeeded. Repeated failures are logged once."""

@@ -14,8 +14,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -23,6 +22,7 @@ from typing import Literal, NamedTuple, TextIO
 
 import orjson
 
+from bottega._util.batch_writer import BatchWriter
 from bottega.errors import (
     BottegaError,
     EndpointError,
@@ -214,60 +214,47 @@ def _log_thread_error(hook: threading.ExceptHookArgs) -> None:
 
 
 class Writer(logging.Handler):
-    """Log handler whose thread writes queued lines several times a second. Logging neither waits
-    for the stream nor wakes a thread each time. Lines that do not fit into the queue count as
-    `lost`."""
+    """Log handler that writes queued lines several times a second. Logging does not wait for the
+    stream; lines that do not fit into the queue are lost."""
 
     def __init__(self, stream: TextIO, style: Style, scrub: Scrub) -> None:
         super().__init__()
-        self.lost = 0
         self._stream = stream
         self._line = _json_line if style == "json" else _text_line
         self._scrub = scrub
-        self._waiting: deque[logging.LogRecord | _RequestLine] = deque()
-        self._wake_event, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._write_loop, name="bottega-logs", daemon=True)
-        self._thread.start()
+        self._reported_lost = 0
+        self._writer = BatchWriter[logging.LogRecord | _RequestLine, None](
+            self._write,
+            name="bottega-logs",
+            max_batch=WRITE_BATCH,
+            max_waiting=MAX_WAITING,
+            seconds=FLUSH_SECONDS,
+            daemon=True,
+        )
+        self.put = self._writer.put
+
+    @property
+    def lost(self) -> int:
+        return self._writer.lost
 
     def emit(self, record: logging.LogRecord) -> None:
         self.put(record)
 
-    def put(self, record: logging.LogRecord | _RequestLine) -> None:
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting.append(record)
-        else:
-            self.lost += 1
-        if not self._wake_event.is_set():
-            self._wake_event.set()
-
     def close(self) -> None:
-        self._stop.set()
-        self._wake_event.set()
-        self._thread.join(timeout=1.0)
+        self._writer.close(timeout=1.0)
         super().close()
 
-    def _write_loop(self) -> None:
-        reported_lost = 0
-        while not self._stop.is_set() or self._waiting:
-            self._wake_event.wait()
-            self._stop.wait(FLUSH_SECONDS)
-            self._wake_event.clear()
-            while self._waiting or self.lost > reported_lost:
-                reported_lost = self._write(reported_lost)
-
-    def _write(self, reported_lost: int) -> int:
-        """Write up to `WRITE_BATCH` lines. Return the number of lost lines reported so far."""
-        some = [self._waiting.popleft() for _ in range(min(WRITE_BATCH, len(self._waiting)))]
-        lines, lost = [self._text(one) for one in some], self.lost
-        if lost > reported_lost:
+    def _write(self, records: Sequence[logging.LogRecord | _RequestLine]) -> list[None]:
+        lines, lost = [self._text(one) for one in records], self.lost
+        if lost > self._reported_lost:
             lines.append(self._line(_fields("warning", "lines lost", count=lost)))
+        self._reported_lost = lost
         try:
             self._stream.write("".join(f"{line}\n" for line in lines))
             self._stream.flush()
         except (OSError, ValueError):  # the reader has closed the stream
-            self.lost += len(some)
-            return self.lost
-        return lost
+            self._writer.lost += len(records)
+        return [None] * len(records)
 
     def _text(self, record: logging.LogRecord | _RequestLine) -> str:
         try:

@@ -1,0 +1,155 @@
+"""Background writing: a thread that exists while there is work, and batches of records."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from bottega.errors import StoreError
+
+RecordT = TypeVar("RecordT")
+ResultT = TypeVar("ResultT")
+log = logging.getLogger(__name__)
+
+
+class WriterThread:
+    """Thread that calls `write` within `seconds` after `wake`, and ends when nothing is left.
+
+    A `write` that returns False is repeated after `retry_seconds`. The interpreter waits at exit
+    for a thread that is not a `daemon`.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[], bool],
+        *,
+        name: str,
+        seconds: float = 0.0,
+        retry_seconds: float = 1.0,
+        daemon: bool = False,
+    ) -> None:
+        self.seconds, self.retry_seconds = seconds, retry_seconds
+        self._write, self._name, self._daemon = write, name, daemon
+        self._lock = threading.Lock()
+        self._woken = False
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def wake(self) -> bool:
+        """Request a write of everything added so far; return False after `close`. Takes
+        microseconds; callable from any thread."""
+        # No lock: the flag is cleared before a write takes its records.
+        if self._woken:
+            return True
+        with self._lock:
+            if self._thread is None:
+                if self._closed.is_set():
+                    return False
+                self._thread = threading.Thread(
+                    target=self._run, name=self._name, daemon=self._daemon
+                )
+                self._thread.start()
+            self._woken = True
+        return True
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop after the writes requested so far, without further retries."""
+        self._closed.set()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:  # in one step: a wake must see the thread end or keep it running
+                if not self._woken:
+                    self._thread = None
+                    return
+            if self.seconds:
+                self._closed.wait(self.seconds)  # collect a batch
+            self._woken = False
+            try:
+                done = self._write()
+            except BaseException:
+                with self._lock:  # the next wake starts another thread
+                    self._thread = None
+                raise
+            if not done and not self._closed.wait(self.retry_seconds):
+                self._woken = True
+
+
+class BatchWriter(Generic[RecordT, ResultT]):
+    """Writer that passes waiting records to `write_batch`, up to `max_batch` at once, one call at a
+    time. `write_batch` returns a result for each record.
+
+    `write` is acknowledged: it returns when the record is written, or raises the error of its
+    batch. `put` is not: it returns at once, and records above `max_waiting` or of a failed batch
+    count as `lost`.
+    """
+
+    def __init__(
+        self,
+        write_batch: Callable[[list[RecordT]], Sequence[ResultT]],
+        *,
+        name: str,
+        max_batch: int = 256,
+        max_waiting: int = 10_000,
+        seconds: float = 0.0,
+        daemon: bool = False,
+    ) -> None:
+        self.lost = 0
+        self._write_batch = write_batch
+        self._max_batch, self._max_waiting = max_batch, max_waiting
+        self._waiting: deque[tuple[RecordT, Future[ResultT] | None]] = deque()
+        self._thread = WriterThread(self._write_all, name=name, seconds=seconds, daemon=daemon)
+
+    async def write(self, record: RecordT) -> ResultT:
+        """Write a record. Cancelling the caller does not cancel the write. Raises `StoreError`
+        after `close`."""
+        done: Future[ResultT] = Future()
+        self._waiting.append((record, done))
+        if not self._thread.wake():
+            raise StoreError("the writer is closed", hint="open the store again")
+        return await asyncio.wrap_future(done)
+
+    def put(self, record: RecordT) -> None:
+        """Add a record to be written soon. Takes microseconds; callable from any thread."""
+        if len(self._waiting) < self._max_waiting:
+            self._waiting.append((record, None))
+            self._thread.wake()
+        else:
+            self.lost += 1
+
+    def close(self, timeout: float | None = None) -> None:
+        """Write the waiting records, for at most `timeout` seconds, and stop."""
+        self._thread.close(timeout)
+
+    def _write_all(self) -> bool:
+        while self._waiting:
+            count = min(self._max_batch, len(self._waiting))
+            batch = [self._waiting.popleft() for _ in range(count)]
+            # A running future cannot be cancelled: setting its result cannot fail.
+            waiters = [
+                done if done is not None and done.set_running_or_notify_cancel() else None
+                for _, done in batch
+            ]
+            try:
+                results = self._write_batch([record for record, _ in batch])
+            except BaseException as error:
+                for waiter in waiters:
+                    if waiter is not None:
+                        waiter.set_exception(error)
+                if lost := sum(done is None for _, done in batch):
+                    self.lost += lost
+                    log.error("%d records were lost", lost, exc_info=error)
+                continue
+            for waiter, result in zip(waiters, results, strict=True):
+                if waiter is not None:
+                    waiter.set_result(result)
+        return True
