@@ -15,7 +15,7 @@ from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Generator, Tier
 from bottega.recording.traces import stored_tree
 from bottega.reranking import JointChoiceSearch
-from bottega.reranking.joint import log_softmax
+from bottega.reranking.flat_search import log_softmax
 from bottega.routing import FixedRouter
 from bottega.types import (
     Candidate,

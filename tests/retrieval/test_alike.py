@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bottega.retrieval.wrappers import SameContextFilter
+from bottega.retrieval.retrievers import SameContextFilter
 from bottega.types import Candidate, Query
 from tests.builders import candidates
 

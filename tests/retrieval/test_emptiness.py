@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bottega.errors import EmptyKnowledgeBaseError, StoreError
-from bottega.retrieval.wrappers import EmptyTolerantRetriever
+from bottega.retrieval.retrievers import EmptyTolerantRetriever
 from bottega.types import Candidate, Query
 from tests.builders import candidates
 

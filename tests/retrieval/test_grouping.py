@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bottega.retrieval.clustering import means, spread
+from bottega.retrieval.hashtag_tree import means, spread
 
 
 def test_the_spread_is_the_distance_to_the_others_of_a_group() -> None:

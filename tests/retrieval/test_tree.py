@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from bottega.errors import SettingError
 from bottega.protocols import Vectors
 from bottega.retrieval import HashtagTree
-from bottega.retrieval.clustering import kmeans, means
-from bottega.retrieval.hashtag_tree import MOST_GROUPS
+from bottega.retrieval.hashtag_tree import MOST_GROUPS, kmeans, means
 
 D = 5
 # What happens to a tree: an id comes (again), goes, or the tree is divided anew.

@@ -7,7 +7,7 @@ import pytest
 
 from bottega.errors import ServerFailedError, SettingError
 from bottega.routing import BenefitGate, ShadowSampler
-from bottega.routing.shadow import AnswerCall
+from bottega.routing.benefit_gate import AnswerCall
 from bottega.types import Query
 from tests.routing.builders import QUERY, near
 

@@ -1,7 +1,6 @@
 """Re-rankers and searches: the choice and order of demonstrations."""
 
-from bottega.reranking.flat_search import FlatSearch
-from bottega.reranking.joint import JointChoiceSearch
+from bottega.reranking.flat_search import FlatSearch, JointChoiceSearch
 from bottega.reranking.rewards import (
     AgreementFunction,
     EnsembleReward,

@@ -5,9 +5,7 @@ or a feed of changes. Every retriever excludes the query's own id and images.
 """
 
 from bottega.retrieval.bm25 import BM25Retriever, StaticExamples
-from bottega.retrieval.clustering import LeaveOneOutGroupCount
-from bottega.retrieval.dense import CrossModalRetriever, DenseRetriever, RankFusionRetriever
-from bottega.retrieval.hashtag_tree import HashtagTree
+from bottega.retrieval.hashtag_tree import HashtagTree, LeaveOneOutGroupCount
 from bottega.retrieval.hashtags import HashtagRetriever
 from bottega.retrieval.keywords import (
     GeneratedKeywordExtractor,
@@ -20,8 +18,16 @@ from bottega.retrieval.keywords import (
     tag_keywords,
 )
 from bottega.retrieval.ports import LabelledPool
-from bottega.retrieval.sampling import BalancedSampler, UniformSampler
-from bottega.retrieval.wrappers import EmptyTolerantRetriever, SameContextFilter, SharedRetriever
+from bottega.retrieval.retrievers import (
+    BalancedSampler,
+    CrossModalRetriever,
+    DenseRetriever,
+    EmptyTolerantRetriever,
+    RankFusionRetriever,
+    SameContextFilter,
+    SharedRetriever,
+    UniformSampler,
+)
 
 __all__ = [
     "BM25Retriever",

@@ -4,11 +4,21 @@ Routers choose between the first tier (the apprentice) and the last tier (the ma
 `ConfidenceEscalation` also uses the tiers in between, one after the other.
 """
 
-from bottega.routing.benefit_gate import BenefitGate, SimilarityBand
-from bottega.routing.budget import BudgetRouter
-from bottega.routing.coverage import ConfidenceEscalation, CoverageRouter
-from bottega.routing.fixed import ColdStartRouter, FixedRouter, RandomRouter
-from bottega.routing.shadow import AgreementPair, ShadowQuality, ShadowSampler
+from bottega.routing.benefit_gate import (
+    AgreementPair,
+    BenefitGate,
+    ShadowQuality,
+    ShadowSampler,
+    SimilarityBand,
+)
+from bottega.routing.routers import (
+    BudgetRouter,
+    ColdStartRouter,
+    ConfidenceEscalation,
+    CoverageRouter,
+    FixedRouter,
+    RandomRouter,
+)
 
 __all__ = [
     "AgreementPair",

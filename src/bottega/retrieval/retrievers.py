@@ -1,0 +1,320 @@
+"""Dense search, rank fusion, random samples, and wrappers of a retriever."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from bottega._util.caching import SharedTask
+from bottega._util.event_loops import gather_or_cancel
+from bottega._util.identity import is_excluded, query_key
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
+from bottega.protocols import Embedder, Retriever
+from bottega.retrieval.ports import LabelledPool, NearestSearch, SearchFunction
+from bottega.types import Candidate, Example, Query, Trace
+
+
+class DenseRetriever:
+    """Retriever of the k nearest examples by `search(query, k)`, which blocks and runs in a thread.
+
+    Visual RAG, eq. 1: exact L2 distance (or cosine, the same order for unit vectors). The search
+    decides whether it compares images, texts or both: by the knowledge base's embedder, or by a
+    view, as in `functools.partial(knowledge.search, by="text")`. Both means the average of the unit
+    vectors of image and text. `SentenceEmbedder(model, mode="average", average="raw",
+    normalize=False)` averages as the code of Cache-of-Thought does.
+    """
+
+    def __init__(self, search: SearchFunction) -> None:
+        self._search = search
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        return await asyncio.to_thread(self._search, query, k)
+
+
+class CrossModalRetriever:
+    """Retriever that compares queries of one embedder with a view of another embedder.
+
+    Both must share a space, as CLIP's images and texts do. Cache-of-Thought's best dense search
+    (Table 1) compares the mean of a query's image and keywords with the cached images alone.
+    """
+
+    def __init__(self, embed: Embedder, nearest: NearestSearch) -> None:
+        self._embed = embed
+        self._nearest = nearest
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        return await asyncio.to_thread(self._find, query, k)
+
+    def _find(self, query: Query, k: int) -> list[Candidate]:
+        return self._nearest(self._embed.embed([query]), k, excluded_for=[query])[0]
+
+
+class RankFusionRetriever:
+    """Retriever that orders the results of several retrievers by the sum of weight / (constant +
+    rank).
+
+    Ranks start at 1, and score scales do not matter (Cormack, Clarke and Buettcher 2009, with
+    constant 60). The retrievers run concurrently, each for `depth` examples, or k if that is more;
+    deeper ranks count as 0. Candidates of one list with equal scores share their best rank. An
+    all-tied list is ignored.
+    """
+
+    def __init__(
+        self,
+        retrievers: Iterable[Retriever],
+        *,
+        constant: float = 60.0,
+        depth: int = 50,
+        weights: Iterable[float] | None = None,
+    ) -> None:
+        retrievers = tuple(retrievers)
+        weights = None if weights is None else tuple(weights)
+        if not retrievers:
+            raise SettingError(
+                "retrievers must have at least 1 entry, got 0", hint="pass one retriever or more"
+            )
+        if not 0 < constant < math.inf:
+            raise SettingError(f"constant must be above 0, got {constant}", hint="set constant=60")
+        if weights is not None and (
+            len(weights) != len(retrievers) or not all(0 <= weight < math.inf for weight in weights)
+        ):
+            raise SettingError(
+                f"weights must have {len(retrievers)} entries of 0 or more, got {list(weights)}",
+                hint="pass one weight for each retriever",
+            )
+        self._retrievers = retrievers
+        self._weights = weights or (1.0,) * len(retrievers)
+        self._constant = constant
+        self._depth = depth
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        if k < 0:
+            raise SettingError(f"k must be 0 or more, got {k}", hint="set k=0 or more")
+        depth = max(k, self._depth)
+        rankings = await gather_or_cancel(retrieve(query, depth) for retrieve in self._retrievers)
+        return self._fused(rankings)[:k]
+
+    def _fused(self, rankings: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+        scores: dict[Hashable, float] = {}
+        found: dict[Hashable, Candidate] = {}
+        for weight, ranking in zip(self._weights, rankings, strict=True):
+            informative = len(ranking) == 1 or len({candidate.score for candidate in ranking}) > 1
+            for rank, candidate in zip(_ranks(ranking), ranking, strict=True):
+                id = _identity(candidate.example)
+                share = weight / (self._constant + rank) if informative else 0.0
+                scores[id] = scores.get(id, 0.0) + share
+                found.setdefault(id, candidate)
+        best = sorted(scores, key=lambda id: -scores[id])
+        return [Candidate(found[id].example, scores[id]) for id in best]
+
+
+def _ranks(ranking: Sequence[Candidate]) -> list[int]:
+    ranks: dict[float, int] = {}
+    for rank, candidate in enumerate(ranking, start=1):
+        ranks.setdefault(candidate.score, rank)
+    return [ranks[candidate.score] for candidate in ranking]
+
+
+def _identity(example: Example) -> Hashable:
+    """Return the id of the example, or its content if it has none."""
+    if example.id is not None:
+        return example.id
+    return example.query, example.answer, example.labels, example.rationale, example.source
+
+
+CONTEXT_TAG = "context"
+WIDER = 4
+
+
+class SameContextFilter:
+    """Retriever wrapper that removes examples from another context than the query's.
+
+    The context of an example is `tags["context"]`; an example without this tag, such as an imported
+    one, matches every context. If too few remain, the search is repeated with `k` times `WIDER`, up
+    to `furthest` examples.
+    """
+
+    def __init__(self, retrieve: Retriever, *, furthest: int = 256) -> None:
+        self._retrieve = retrieve
+        self._furthest = furthest
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        depth = k
+        while True:
+            found = await self._retrieve(query, depth)
+            matching = [one for one in found if _has_same_context(one.example, query)]
+            if len(matching) >= k or len(found) < depth or depth >= self._furthest:
+                return matching[:k]
+            depth = min(max(self._furthest, k), depth * WIDER)
+
+
+def _has_same_context(example: Example, query: Query) -> bool:
+    return example.tags.get(CONTEXT_TAG, query.context) == query.context
+
+
+class EmptyTolerantRetriever:
+    """Retriever wrapper that returns no candidates while the knowledge base is empty."""
+
+    def __init__(self, retrieve: Retriever) -> None:
+        self._retrieve = retrieve
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        try:
+            return await self._retrieve(query, k)
+        except EmptyKnowledgeBaseError:
+            return []
+
+
+@dataclass
+class SharedSearch:
+    """Search of one query object."""
+
+    k: int
+    shared: SharedTask[list[Candidate]]
+    query: weakref.ref[Query]  # its callback removes the search
+
+
+class SharedRetriever:
+    """Retriever wrapper that searches once for all calls with the same `Query` object.
+
+    A router and the demonstrations share one search this way, while it runs and afterwards. The
+    first call searches for at least `min_k` candidates, which saves a second search if a router
+    needs only one. An equal query in another object is another request, because the cache may have
+    grown. The result is dropped with the query object, or when `observe` receives the trace of the
+    query. A failed search is repeated at the next call. A search without waiting calls is
+    cancelled.
+    """
+
+    def __init__(self, retrieve: Retriever, *, min_k: int = 1) -> None:
+        if min_k < 1:
+            raise SettingError(f"min_k must be at least 1, got {min_k}", hint="set min_k=1 or more")
+        self._retrieve = retrieve
+        self._min_k = min_k
+        self._searches: dict[int, SharedSearch] = {}
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        search = self._searches.get(id(query))
+        if search is None or search.k < k or search.shared.has_failed:
+            search = self._begin(query, max(k, self._min_k))
+        return (await search.shared.wait())[:k]
+
+    def best(self, query: Query) -> float | None:
+        """Return the highest score found for this object, None without a result."""
+        search = self._searches.get(id(query))
+        if search is None or not search.shared.task.done() or search.shared.has_failed:
+            return None
+        return max((one.score for one in search.shared.task.result()), default=None)
+
+    async def observe(self, trace: Trace, /) -> None:
+        """Drop the result for the query of this trace."""
+        self._searches.pop(id(trace.query), None)
+
+    def _begin(self, query: Query, k: int) -> SharedSearch:
+        key, searches = id(query), self._searches
+
+        def forget() -> None:
+            if searches.get(key) is search:
+                del searches[key]
+
+        def end(task: asyncio.Task[list[Candidate]]) -> None:
+            # An error refers to its traceback and so to the query: neither would ever be freed.
+            if search.shared.has_failed:
+                forget()
+
+        freed = weakref.ref(query, lambda _: searches.pop(key, None))
+        search = SharedSearch(k, SharedTask(self._retrieve(query, k), forget), freed)
+        search.shared.task.add_done_callback(end)
+        searches[key] = search
+        return search
+
+
+class UniformSampler:
+    """Retriever that samples k examples uniformly without replacement (many-shot ICL). The score of
+    each is 0.
+
+    The sample depends only on `seed` and the query, not on concurrency or query order. The ids are
+    read once, at construction; examples deleted later are left out.
+    """
+
+    def __init__(self, pool: LabelledPool, *, seed: int) -> None:
+        self._pool = pool
+        self._ids = _not_empty(pool.ids())
+        self._seed = seed
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        rng = _query_rng(query, self._seed)
+        order = rng.sample(self._ids, len(self._ids))
+        return await asyncio.to_thread(_take, self._pool, order, query, k)
+
+
+class BalancedSampler:
+    """Retriever that samples k examples with equal label counts (up to one), in random order.
+
+    If k is less than the number of labels, k different labels are sampled. Seeded like
+    `UniformSampler`.
+    """
+
+    def __init__(self, pool: LabelledPool, *, seed: int) -> None:
+        self._pool = pool
+        self._by_label = {label: list(ids) for label, ids in pool.ids_by_label().items()}
+        _not_empty(list(self._by_label))
+        self._seed = seed
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        rng = _query_rng(query, self._seed)
+        found = await asyncio.to_thread(_take, self._pool, self._rounds(rng), query, k)
+        rng.shuffle(found)
+        return found
+
+    def _rounds(self, rng: random.Random) -> list[str]:
+        """Return one id of every label, then a second of every label, and so on; each id once."""
+        labels = rng.sample(list(self._by_label), len(self._by_label))
+        columns = [
+            rng.sample(self._by_label[label], len(self._by_label[label])) for label in labels
+        ]
+        depth = max(map(len, columns))
+        rounds = ([column[i] for column in columns if i < len(column)] for i in range(depth))
+        return list(dict.fromkeys(chain.from_iterable(rounds)))
+
+
+def _query_rng(query: Query, seed: int) -> random.Random:
+    # Published samples for queries without images depend on this text, which has no last colon
+    # there; that of `_util.identity` has one.
+    return random.Random(":".join((str(seed), *query_key(query))))
+
+
+def _take(pool: LabelledPool, order: Sequence[str], query: Query, k: int) -> list[Candidate]:
+    """Return the first k of `order` without the query itself and deleted ids, k at a time."""
+    if k <= 0:
+        return []
+    taken: list[Candidate] = []
+    for start in range(0, len(order), k):
+        for example in _present(pool, order[start : start + k]):
+            if not is_excluded(query, example):
+                taken.append(Candidate(example, 0.0))
+        if len(taken) >= k:
+            break
+    return taken[:k]
+
+
+def _present(pool: LabelledPool, ids: Sequence[str]) -> list[Example]:
+    try:
+        return pool.get_many(ids)
+    except NotFoundError:
+        if len(ids) <= 1:
+            return []
+    half = len(ids) // 2
+    return [*_present(pool, ids[:half]), *_present(pool, ids[half:])]
+
+
+def _not_empty(ids: Sequence[str]) -> list[str]:
+    if not ids:
+        raise EmptyKnowledgeBaseError(
+            "the knowledge base is empty", hint="bottega add K.db FOLDER fills it"
+        )
+    return list(ids)
