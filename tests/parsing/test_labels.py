@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.parsing import LabelParser, plain_text
-from bottega.parsing.replies import normalize
+from bottega.parsing.answers import normalize
 from bottega.types import Completion, Query
 
 CHOICES = ("cat", "Dog", "salt and pepper", "a, b", "Straße", "no_parking")
@@ -252,8 +252,8 @@ def test_a_long_reply_is_normalized_a_fixed_number_of_times(
         seen += len(text)
         return normalize(text)
 
-    monkeypatch.setattr("bottega.parsing.labels.normalize", counted)
-    monkeypatch.setattr("bottega.parsing.replies.normalize", counted)
+    monkeypatch.setattr("bottega.parsing.answers.normalize", counted)
+    monkeypatch.setattr("bottega.parsing.answers.normalize", counted)
     ONE(QUERY, Completion(reply))
     assert len(reply) <= seen <= 5 * len(reply)
 
@@ -268,8 +268,8 @@ def test_each_choice_is_normalized_a_fixed_number_of_times(
         seen += 1
         return normalize(text)
 
-    monkeypatch.setattr("bottega.parsing.labels.normalize", counted)
-    monkeypatch.setattr("bottega.parsing.replies.normalize", counted)
+    monkeypatch.setattr("bottega.parsing.answers.normalize", counted)
+    monkeypatch.setattr("bottega.parsing.answers.normalize", counted)
     query = Query("?", choices=tuple(f"kind {number}" for number in range(200)))
     assert len(MANY(query, Completion("- kind 7, kind 8, " * 50 + "kind 9")).labels) == 3
     assert seen < 2000

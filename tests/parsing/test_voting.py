@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.parsing.replies import most_confident, most_frequent
+from bottega.parsing.choices import most_confident, most_frequent
 from bottega.types import Answer
 
 ANSWERS = st.lists(

@@ -21,7 +21,7 @@ from bottega.evaluation.searchers import (
     tree_search,
 )
 from bottega.evaluation.votes import Vote, knn, nearest_label, strict_vote, vote
-from bottega.parsing.replies import most_confident, most_frequent
+from bottega.parsing import most_confident, most_frequent
 
 # How demonstrations are found. "passages": with the gold passage where items name theirs and with
 # late-interaction scores, else by a search.

@@ -1,9 +1,14 @@
 """Parsers that turn a reply into an `Answer` with a confidence, and comparison of answers."""
 
-from bottega.parsing.choices import ChoiceParser, FinalAnswerParser, open_candidates
+from bottega.parsing.answers import FinalAnswerParser, LabelParser, plain_text, strip_thinking
+from bottega.parsing.choices import (
+    ChoiceParser,
+    RationaleParser,
+    most_confident,
+    most_frequent,
+    open_candidates,
+)
 from bottega.parsing.comparison import agreement, same_answer, same_choice, same_number, same_words
-from bottega.parsing.labels import LabelParser, plain_text
-from bottega.parsing.replies import RationaleParser, most_confident, most_frequent, strip_thinking
 
 __all__ = [
     "ChoiceParser",

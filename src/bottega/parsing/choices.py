@@ -1,4 +1,4 @@
-"""Parsers of choices and final answers: the official rules of MMMU, and worked solutions.
+"""Parsers of multiple choice by MMMU's official rules and of RCTS's rationales; votes over samples.
 
 MMMU's rules are those of `eval/eval_utils.py` in MMMU-Benchmark/MMMU.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from string import ascii_uppercase
 from typing import Literal
 
-from bottega.parsing.replies import (
+from bottega.parsing.answers import (
+    ANSWER_PHRASE,
+    WORDS,
     drop_confidence,
     find_choice,
     find_stated_answers,
@@ -20,6 +24,7 @@ from bottega.parsing.replies import (
     read_confidence,
     strip_thinking,
 )
+from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
 
 ENDS = ",.!?;:'"
@@ -183,78 +188,77 @@ def _shortest(tails: Sequence[str]) -> str:
     return shortest
 
 
-BOXED = re.compile(r"\\?boxed\s*\{")
-PHRASE = re.compile(r"\banswer(?:\W{0,3}:| (?:is|should be)\b:?)", re.IGNORECASE)
-SENTENCE_ENDS = re.compile(r"\.\s|\n|\Z")
-ONLY_A_LETTER = re.compile(r"\W*(?:\\text(?:bf)?\{\W*)?([A-Za-z])\W*")
-LETTER_FIRST = re.compile(r"\(([A-Z])\)|([A-Z])[.):]\s|([A-Z])\n")
-LETTER_LAST = re.compile(r"\s\(?([A-Z])\)?\.?\Z")
-AROUND = " \t\n*:$"
+# The number of asterisks is bounded: otherwise a reply of asterisks alone takes quadratic time.
+THOUGHT = re.compile(r"\*{0,2}THOUGHT PROCESS\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
+FINAL = re.compile(r"\*{0,2}FINAL ANSWER\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
+BECAUSE = re.compile(r"\*{0,2}BECAUSE\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
+SENTENCE_END = re.compile(r"\.\s|\n")
+FENCE = re.compile(r"^[ \t]*```\w*[ \t]*$", re.MULTILINE)
 
 
-class FinalAnswerParser:
-    r"""Parser of the final answer of a worked solution; options may be formulas.
+class RationaleParser:
+    """Parser of the reply formats of RCTS: `The answer is X. BECAUSE: ...`.
 
-    The answer is the last `\boxed{...}` of the reply, else the line `Answer: ...`, else the text
-    after "the answer is" up to the end of the sentence, else the whole reply. For a query with
-    choices a letter means its option; so does the first or last letter of a reply without a stated
-    answer. Other answers stay unchanged: 0.5 may equal the option \frac{1}{2}, which a metric
-    checks.
+    `THOUGHT PROCESS: ...` and `FINAL ANSWER:` may precede the answer. `parse` reads the answer; the
+    text before and after it is the rationale. The last of several final answers counts. A reply
+    without these marks goes to `parse` unchanged.
     """
 
+    def __init__(self, parse: Parser) -> None:
+        self._parse = parse
+
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
-        reply = strip_thinking(completion.text)
-        stated = find_stated_answers(reply)
-        rationale, sure = rationale_before(reply, stated), read_confidence(reply, completion)
-        reply = drop_confidence(reply)
-        line = stated[-1][1] if stated else None
-        candidates = (_boxed(reply), line, _after_phrase(reply))
-        found = next((one for one in candidates if one is not None), None)
-        said = (reply if found is None else found).strip(AROUND).removesuffix(".").strip(AROUND)
-        if not said:
-            return Answer("", valid=False, rationale=rationale)
-        letter = _letter(said) or (_letter_last(reply) if found is None else None)
-        said = _option(letter, said, query.choices)
-        return Answer(said, labels=(said,), confidence=sure, rationale=rationale)
+        reply = FENCE.sub("", strip_thinking(completion.text)).strip()
+        thought, said, reason = _parts(reply)
+        if said == reply:
+            return self._parse(query, replace(completion, text=reply))
+        answer = self._parse(query, replace(completion, text=said))
+        first = SENTENCE_END.split(said, maxsplit=1)[0]
+        if not answer.valid and first != said:
+            answer = self._parse(query, replace(completion, text=first))
+        why = "\n".join(part for part in (thought, reason) if WORDS.search(part))
+        return replace(answer, rationale=why or answer.rationale)
 
 
-def _boxed(reply: str) -> str | None:
-    """Return the content of the last box, up to its closing brace."""
-    opened = list(BOXED.finditer(reply))
-    if not opened:
-        return None
-    start, depth = opened[-1].end(), 1
-    for at in range(start, len(reply)):
-        depth += {"{": 1, "}": -1}.get(reply[at], 0)
-        if depth == 0:
-            return reply[start:at]
-    return reply[start:]
+def _parts(reply: str) -> tuple[str, str, str]:
+    """Split a reply into thoughts, answer and reasons."""
+    final = next(reversed(list(FINAL.finditer(reply))), None)
+    thought, said = (reply[: final.start()], reply[final.end() :]) if final else ("", reply)
+    said, reason = _cut(said)
+    phrases = list(ANSWER_PHRASE.finditer(said))
+    if phrases and (final or reason or THOUGHT.search(said)):
+        thought += said[: phrases[-1].start()]
+        said = said[phrases[-1].end() :]
+    return THOUGHT.sub("", thought).strip(), said.strip(), reason.strip()
 
 
-def _after_phrase(reply: str) -> str | None:
-    phrases = list(PHRASE.finditer(reply))
-    if not phrases:
-        return None
-    rest = reply[phrases[-1].end() :].strip(AROUND)
-    end = SENTENCE_ENDS.search(rest)
-    return rest[: end.start()] if end else rest
+def _cut(said: str) -> tuple[str, str]:
+    """Split at the first reason that has text before it."""
+    for mark in BECAUSE.finditer(said):
+        if WORDS.search(said[: mark.start()]):
+            return said[: mark.start()], said[mark.end() :]
+    return said, ""
 
 
-def _letter(said: str) -> str | None:
-    alone = ONLY_A_LETTER.fullmatch(said) or LETTER_FIRST.match(said)
-    return next(filter(None, alone.groups()), "").upper() if alone else None
+def most_frequent(answers: Sequence[Answer]) -> Answer:
+    """Return the most frequent answer (self-consistency); its confidence is its share of samples.
+
+    The first answer wins a tie. Invalid samples count only if there are no valid ones.
+    """
+    valid = [answer for answer in answers if answer.valid]
+    if not valid:
+        return answers[0]
+    votes = Counter(_vote(answer) for answer in valid)
+    vote, count = votes.most_common(1)[0]
+    chosen = next(answer for answer in valid if _vote(answer) == vote)
+    return replace(chosen, confidence=count / len(answers))
 
 
-def _letter_last(reply: str) -> str | None:
-    last = LETTER_LAST.search(reply)
-    return last[1] if last else None
+def most_confident(answers: Sequence[Answer]) -> Answer:
+    """Return the answer with the highest confidence (best of n); the first one without any."""
+    return max(answers, key=lambda answer: (answer.valid, answer.confidence or 0.0))
 
 
-def _option(letter: str | None, said: str, choices: Sequence[str]) -> str:
-    """Return the option with this letter or text, or else the text unchanged."""
-    options = dict(zip(ascii_uppercase, choices, strict=False))
-    if letter in options:
-        return options[letter]
-    bare = [choice.strip(AROUND) for choice in choices]
-    named = find_choice(said, bare)
-    return said if named is None else choices[bare.index(named)]
+def _vote(answer: Answer) -> tuple[str, ...]:
+    """Return the labels, or the text without case and repeated spaces."""
+    return answer.labels or (" ".join(answer.text.casefold().split()),)

@@ -8,10 +8,9 @@ from collections import Counter
 from fractions import Fraction
 from string import ascii_uppercase
 
-from bottega.parsing.choices import ChoiceParser, FinalAnswerParser
+from bottega.parsing.answers import FinalAnswerParser, LabelParser, find_choice, normalize
+from bottega.parsing.choices import ChoiceParser
 from bottega.parsing.formulas import DIGITS, SIGNS, formula_tokens, formula_value, is_formula
-from bottega.parsing.labels import LabelParser
-from bottega.parsing.replies import find_choice, normalize
 from bottega.types import Answer, Completion, Query
 
 ARTICLES = frozenset({"a", "an", "the"})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.metric import Judgement
-from bottega.parsing.replies import normalize
+from bottega.parsing.answers import normalize
 from bottega.types import Answer, Example
 
 SENTENCE_END = re.compile(r"\.\s")

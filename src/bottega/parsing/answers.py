@@ -1,24 +1,115 @@
-"""Parser of labels. It matches whole labels, never substrings ("cat" is not in "caterpillar")."""
+"""Parts of a reply, and the parsers of labels and final answers."""
 
 from __future__ import annotations
 
+import math
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
-from string import ascii_lowercase
+from string import ascii_lowercase, ascii_uppercase
 
-from bottega.parsing.replies import (
-    ANSWER_PHRASE,
-    QUOTES,
-    WORDS,
-    ChoiceIndex,
-    drop_confidence,
-    find_stated_answers,
-    normalize,
-    rationale_before,
-    read_confidence,
-    strip_thinking,
-)
 from bottega.types import Answer, Completion, Query
+
+# Some chat templates write the opening tag, and the reply contains only the closing one.
+THINKING = re.compile(r"\A.*</think>", re.DOTALL)
+UNFINISHED = "<think>"
+# Only punctuation of the same line may precede these words: otherwise a reply of punctuation alone
+# takes quadratic time.
+STATED_ANSWER = re.compile(r"^[^\w\n]*answer(?: choice)?\W*:\s*(.*)$", re.IGNORECASE | re.MULTILINE)
+STATED_CONFIDENCE = re.compile(
+    r"^[^\w\n]*confidence(?: score)?[^\w:]*:[^\d\n-]*?(\d*\.?\d+)\s*(%?)",
+    re.IGNORECASE | re.MULTILINE,
+)
+TEMPLATE_OPENS = re.compile(r"^[^\w\n]*BEGIN FORMAT TEMPLATE[^\w\n]*$", re.MULTILINE)
+CONFIDENCE_LINE = re.compile(
+    r"^[^\w\n]*confidence(?: score)?[^\w\n]*:.*$", re.IGNORECASE | re.MULTILINE
+)
+ANSWER_PHRASE = re.compile(r"\bthe (?:final |correct )?answer is\b:?\s*", re.IGNORECASE)
+WORDS = re.compile(r"\w")
+DASHES = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-"))
+POINT = re.compile(r"(?<![\w.])\.(?=\d)")  # the decimal point of ".5"
+QUOTES = "\"'`*_[]().,;:!?“”‘’«» \t\n"
+
+
+def strip_thinking(reply: str) -> str:
+    """Return the reply without its thinking, or an empty text if the thinking was cut off."""
+    text = THINKING.sub("", reply)
+    return "" if UNFINISHED in text else text.strip()
+
+
+def find_stated_answers(reply: str) -> list[re.Match[str]]:
+    """Return the lines `Answer: ...`. The last one counts: a model may repeat the template
+    first."""
+    return list(STATED_ANSWER.finditer(reply))
+
+
+def rationale_before(reply: str, stated: Sequence[re.Match[str]]) -> str | None:
+    """Return the text before the first stated answer, which is the rationale."""
+    if not stated:
+        return None
+    lines = TEMPLATE_OPENS.sub("", reply[: stated[0].start()]).split("\n")
+    while lines and not WORDS.search(lines[-1]):  # a horizontal rule above the answer
+        lines.pop()
+    return "\n".join(lines).strip() or None
+
+
+def drop_confidence(reply: str) -> str:
+    """Return the reply without its confidence line."""
+    return CONFIDENCE_LINE.sub("", reply).strip()
+
+
+def read_confidence(reply: str, completion: Completion) -> float | None:
+    """Return the confidence stated in the reply, or else the probability of its tokens."""
+    stated = STATED_CONFIDENCE.findall(reply)
+    if stated:
+        number, percent = stated[-1]
+        value = float(number) / (100 if percent else 1)
+        if 0 <= value <= 1:
+            return value
+    if completion.logprob is None or math.isnan(completion.logprob):
+        return None
+    return math.exp(min(0.0, completion.logprob))
+
+
+class ChoiceIndex:
+    """Index of choices by their normalized text, for repeated look-ups."""
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        self.choices = choices
+        self.texts = [normalize(choice) for choice in choices]
+        counts = Counter(self.texts)
+        pairs = zip(self.texts, choices, strict=True)
+        self._by_text = {text: choice for text, choice in pairs if text and counts[text] == 1}
+        self._exact = frozenset(choices)
+        self._signed = frozenset(map(_signed, self.texts))
+
+    def find(self, text: str) -> str | None:
+        """Return the choice that equals the text up to case, outer punctuation and spacing. Return
+        None if there is no such choice, or more than one."""
+        return text if text in self._exact else self._by_text.get(normalize(text))
+
+    def has_signed(self, text: str) -> bool:
+        """Return whether a choice equals the text if all dashes are equal and spaces ignored."""
+        return _signed(normalize(text)) in self._signed
+
+
+def _signed(text: str) -> str:
+    return "".join(text.translate(DASHES).split())
+
+
+def find_choice(text: str, choices: Sequence[str]) -> str | None:
+    """Return the choice that equals the text, as `ChoiceIndex.find` does."""
+    return text if text in choices else ChoiceIndex(choices).find(text)
+
+
+def normalize(text: str) -> str:
+    """Return the text without case, outer punctuation and repeated spaces, in NFKC form."""
+    folded = unicodedata.normalize("NFKC", text).casefold().replace("_", " ")
+    if "." in folded:
+        folded = POINT.sub("0.", folded)
+    return " ".join(folded.strip(QUOTES).split())
+
 
 # A character outside ASCII is a token of its own: Chinese, Japanese and Thai have no spaces.
 WORD = re.compile(r"[a-z]+|[0-9]+|[^\W_]")
@@ -226,3 +317,80 @@ def _split(text: str, index: ChoiceIndex) -> tuple[str, ...] | None:
         else:
             return None
     return tuple(dict.fromkeys(found))
+
+
+BOXED = re.compile(r"\\?boxed\s*\{")
+PHRASE = re.compile(r"\banswer(?:\W{0,3}:| (?:is|should be)\b:?)", re.IGNORECASE)
+SENTENCE_ENDS = re.compile(r"\.\s|\n|\Z")
+ONLY_A_LETTER = re.compile(r"\W*(?:\\text(?:bf)?\{\W*)?([A-Za-z])\W*")
+LETTER_FIRST = re.compile(r"\(([A-Z])\)|([A-Z])[.):]\s|([A-Z])\n")
+LETTER_LAST = re.compile(r"\s\(?([A-Z])\)?\.?\Z")
+AROUND = " \t\n*:$"
+
+
+class FinalAnswerParser:
+    r"""Parser of the final answer of a worked solution; options may be formulas.
+
+    The answer is the last `\boxed{...}` of the reply, else the line `Answer: ...`, else the text
+    after "the answer is" up to the end of the sentence, else the whole reply. For a query with
+    choices a letter means its option; so does the first or last letter of a reply without a stated
+    answer. Other answers stay unchanged: 0.5 may equal the option \frac{1}{2}, which a metric
+    checks.
+    """
+
+    def __call__(self, query: Query, completion: Completion, /) -> Answer:
+        reply = strip_thinking(completion.text)
+        stated = find_stated_answers(reply)
+        rationale, sure = rationale_before(reply, stated), read_confidence(reply, completion)
+        reply = drop_confidence(reply)
+        line = stated[-1][1] if stated else None
+        candidates = (_boxed(reply), line, _after_phrase(reply))
+        found = next((one for one in candidates if one is not None), None)
+        said = (reply if found is None else found).strip(AROUND).removesuffix(".").strip(AROUND)
+        if not said:
+            return Answer("", valid=False, rationale=rationale)
+        letter = _letter(said) or (_letter_last(reply) if found is None else None)
+        said = _option(letter, said, query.choices)
+        return Answer(said, labels=(said,), confidence=sure, rationale=rationale)
+
+
+def _boxed(reply: str) -> str | None:
+    """Return the content of the last box, up to its closing brace."""
+    opened = list(BOXED.finditer(reply))
+    if not opened:
+        return None
+    start, depth = opened[-1].end(), 1
+    for at in range(start, len(reply)):
+        depth += {"{": 1, "}": -1}.get(reply[at], 0)
+        if depth == 0:
+            return reply[start:at]
+    return reply[start:]
+
+
+def _after_phrase(reply: str) -> str | None:
+    phrases = list(PHRASE.finditer(reply))
+    if not phrases:
+        return None
+    rest = reply[phrases[-1].end() :].strip(AROUND)
+    end = SENTENCE_ENDS.search(rest)
+    return rest[: end.start()] if end else rest
+
+
+def _letter(said: str) -> str | None:
+    alone = ONLY_A_LETTER.fullmatch(said) or LETTER_FIRST.match(said)
+    return next(filter(None, alone.groups()), "").upper() if alone else None
+
+
+def _letter_last(reply: str) -> str | None:
+    last = LETTER_LAST.search(reply)
+    return last[1] if last else None
+
+
+def _option(letter: str | None, said: str, choices: Sequence[str]) -> str:
+    """Return the option with this letter or text, or else the text unchanged."""
+    options = dict(zip(ascii_uppercase, choices, strict=False))
+    if letter in options:
+        return options[letter]
+    bare = [choice.strip(AROUND) for choice in choices]
+    named = find_choice(said, bare)
+    return said if named is None else choices[bare.index(named)]
