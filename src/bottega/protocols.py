@@ -24,6 +24,7 @@ from bottega.types import (
 )
 
 Vectors = NDArray[np.float32]
+Candidates = Sequence[Candidate]
 
 
 class Generator(Protocol):
@@ -96,7 +97,7 @@ class Reranker(Protocol):
     """Choice of at most `k` candidates, in the order in which they are shown."""
 
     async def __call__(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
+        self, query: Query, candidates: Candidates, k: int, /
     ) -> list[Candidate]: ...
 
 
@@ -104,9 +105,7 @@ class Searcher(Protocol):
     """Choice of demonstrations by querying the model with several sets of them. The answer with the
     chosen set is the pipeline's answer."""
 
-    async def search(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> SearchResult: ...
+    async def search(self, query: Query, candidates: Candidates, k: int, /) -> SearchResult: ...
 
 
 class Prompter(Protocol):

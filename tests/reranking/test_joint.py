@@ -251,7 +251,7 @@ async def test_scores_that_overflow_are_refused(least: float, temperature: float
 
 @pytest.mark.parametrize("temperature", ["x", None, True])
 def test_non_numeric_temperature_is_an_error(temperature: Any) -> None:
-    with pytest.raises(SettingError, match="temperature must be a number, got"):
+    with pytest.raises(SettingError, match="temperature must be a finite number above 0, got"):
         choosing(ScriptedGenerator([]), temperature)
 
 

@@ -232,20 +232,13 @@ class LabelParser:
             bare = text.strip(QUOTES)
             return (bare,) if bare else None
         index = ChoiceIndex(choices)
-        labels = self._read(text, index)
-        return None if labels is None or contradicts(later, labels, index) else labels
-
-    def _read(self, text: str, index: ChoiceIndex) -> tuple[str, ...] | None:
         one = _listed(text, index)
         if one is None and not self.multi_label:
             one = _first_line(text, index)
-        if one is not None:
-            return (one,)
-        if not self.multi_label:
-            return None
-        if normalize(text) == NO_LABEL:
-            return ()
-        return _split(text, index)
+        labels: tuple[str, ...] | None = None if one is None else (one,)
+        if labels is None and self.multi_label:
+            labels = () if normalize(text) == NO_LABEL else _split(text, index)
+        return None if labels is None or contradicts(later, labels, index) else labels
 
 
 def _without_end_markers(reply: str) -> str:
@@ -349,7 +342,9 @@ class FinalAnswerParser:
         said = (reply if found is None else found).strip(AROUND).removesuffix(".").strip(AROUND)
         if not said:
             return Answer("", valid=False, rationale=rationale)
-        letter = _letter(said) or (_letter_last(reply) if found is None else None)
+        letter = _letter(said)
+        if letter is None and found is None and (last := LETTER_LAST.search(reply)):
+            letter = last[1]
         said = _option(letter, said, query.choices)
         return Answer(said, labels=(said,), confidence=sure, rationale=rationale)
 
@@ -379,11 +374,6 @@ def _after_phrase(reply: str) -> str | None:
 def _letter(said: str) -> str | None:
     alone = ONLY_A_LETTER.fullmatch(said) or LETTER_FIRST.match(said)
     return next(filter(None, alone.groups()), "").upper() if alone else None
-
-
-def _letter_last(reply: str) -> str | None:
-    last = LETTER_LAST.search(reply)
-    return last[1] if last else None
 
 
 def _option(letter: str | None, said: str, choices: Sequence[str]) -> str:

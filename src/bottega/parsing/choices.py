@@ -172,20 +172,14 @@ def _tails(reply: str) -> list[str]:
     tails: list[str] = []
     for number, line in enumerate(lines, 1):
         leads = (*LEADS, "=") if number == len(lines) else LEADS
-        tails_of_line = [line.rpartition(lead)[2].strip() for lead in leads if lead in line]
-        shortest = _shortest(tails_of_line)
+        shortest = ""
+        for tail in (line.rpartition(lead)[2].strip() for lead in leads if lead in line):
+            # As in the official code, any later tail replaces an empty one.
+            if not shortest or len(tail) < len(shortest):
+                shortest = tail
         if shortest and shortest not in tuple(ENDS):
             tails.append(shortest)
     return tails or [reply]
-
-
-def _shortest(tails: Sequence[str]) -> str:
-    """Return the shortest tail; as in the official code, any later tail replaces an empty one."""
-    shortest = ""
-    for tail in tails:
-        if not shortest or len(tail) < len(shortest):
-            shortest = tail
-    return shortest
 
 
 # The number of asterisks is bounded: otherwise a reply of asterisks alone takes quadratic time.
@@ -224,20 +218,16 @@ def _parts(reply: str) -> tuple[str, str, str]:
     """Split a reply into thoughts, answer and reasons."""
     final = next(reversed(list(FINAL.finditer(reply))), None)
     thought, said = (reply[: final.start()], reply[final.end() :]) if final else ("", reply)
-    said, reason = _cut(said)
+    reason = ""
+    for mark in BECAUSE.finditer(said):
+        if WORDS.search(said[: mark.start()]):  # a reason before the answer is no reason for it
+            said, reason = said[: mark.start()], said[mark.end() :]
+            break
     phrases = list(ANSWER_PHRASE.finditer(said))
     if phrases and (final or reason or THOUGHT.search(said)):
         thought += said[: phrases[-1].start()]
         said = said[phrases[-1].end() :]
     return THOUGHT.sub("", thought).strip(), said.strip(), reason.strip()
-
-
-def _cut(said: str) -> tuple[str, str]:
-    """Split at the first reason that has text before it."""
-    for mark in BECAUSE.finditer(said):
-        if WORDS.search(said[: mark.start()]):
-            return said[: mark.start()], said[mark.end() :]
-    return said, ""
 
 
 def most_frequent(answers: Sequence[Answer]) -> Answer:

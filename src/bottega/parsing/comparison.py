@@ -161,10 +161,7 @@ class _FormulaParser:
 
     def power(self) -> float:
         base = self.atom()
-        if not self.accept("^"):
-            return base
-        exponent = self.signed()
-        return math.pow(base, exponent)
+        return math.pow(base, self.signed()) if self.accept("^") else base
 
     def atom(self) -> float:
         if bracket := self.accept("(", "[", "{"):
@@ -173,19 +170,16 @@ class _FormulaParser:
             return self.argument() / self.argument()
         if self.accept(r"\sqrt"):
             degree = self.closed_by("]") if self.accept("[") else 2.0
-            return self.root(self.argument(), degree)
+            radicand = self.argument()
+            if degree < 1:
+                raise _NotAFormula
+            return math.pow(radicand, 1 / degree)
         if self.accept(r"\pi"):
             return math.pi
-        return self.mixed(self.number())
-
-    def mixed(self, whole: float) -> float:
+        whole = self.number()
+        # A mixed number, such as 1\frac{1}{2}, is a sum.
         fraction = WHOLE_FRACTION.match(self.text, self.at) if self.peek() == "\\" else None
         return whole + self.atom() if fraction and whole.is_integer() else whole
-
-    def root(self, radicand: float, degree: float) -> float:
-        if degree < 1:
-            raise _NotAFormula
-        return math.pow(radicand, 1 / degree)
 
     def argument(self) -> float:
         r"""Read one TeX argument: a group, a command or a single digit, as in \frac12."""
@@ -252,7 +246,7 @@ def agreement(one: str, other: str, query: Query) -> float:
         return float(bool(ours) and ours == theirs)
     if normalize(ours) == normalize(theirs):
         return 1.0
-    if any(_is_option(said, query) for said in (ours, theirs)):
+    if any(find_choice(said, query.choices) is not None for said in (ours, theirs)):
         return 0.0
     numbers = parse_number(ours), parse_number(theirs)
     if numbers[0] is not None and numbers[1] is not None:
@@ -277,10 +271,6 @@ def final_answer(reply: str, query: Query) -> str:
     return said
 
 
-def _is_option(said: str, query: Query) -> bool:
-    return find_choice(said, query.choices) is not None
-
-
 def _options(text: str) -> tuple[str, ...]:
     """Return the options that a question lists by letter, from A on; the last of several lists."""
     options: list[str] = []
@@ -295,7 +285,11 @@ def _options(text: str) -> tuple[str, ...]:
 def word_overlap(ours: str, theirs: str) -> float:
     """Return 0 or 1 for letters, yes and no, and else the F1 over words."""
     same = compare_decisive(ours, theirs)
-    return _f1(_words(ours), _words(theirs)) if same is None else float(same)
+    if same is not None:
+        return float(same)
+    mine, other = _words(ours), _words(theirs)
+    common = (mine & other).total()
+    return 2 * common / (mine.total() + other.total()) if common else 0.0
 
 
 def compare_decisive(ours: str, theirs: str) -> bool | None:
@@ -334,11 +328,6 @@ def numbers_close(one: Fraction, other: Fraction) -> bool:
 def _words(text: str) -> Counter[str]:
     found = WORD_TOKENS.findall(unicodedata.normalize("NFKC", text).casefold())
     return Counter(DIGITS.get(word, word) for word in found if word not in ARTICLES)
-
-
-def _f1(ours: Counter[str], theirs: Counter[str]) -> float:
-    common = (ours & theirs).total()
-    return 2 * common / (ours.total() + theirs.total()) if common else 0.0
 
 
 LISTED = re.compile(r"[,;|\n]+(?: ?and )?| and ")
@@ -420,8 +409,7 @@ def _options_in(answer: Answer, query: Query) -> frozenset[str]:
     labels = _labels(answer, query)
     if labels:
         return labels
-    said = Completion(answer.text)
-    listed = LabelParser(multi_label=True)(query, said)
+    listed = LabelParser(multi_label=True)(query, Completion(answer.text))
     if listed.valid:
         return frozenset(listed.labels)
     parts = LISTED.split(answer.text)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from math import ceil, inf
 from typing import Literal, get_args
 
 from bottega._util.identity import query_rng
 from bottega.errors import SettingError
-from bottega.protocols import Generator, Parser, Prompter
+from bottega.protocols import Candidates, Generator, Parser, Prompter
 from bottega.reranking.rewards import (
     RewardFunction,
     RewardValue,
@@ -54,6 +54,7 @@ class BranchAnswer:
 ScoredAnswer = tuple[BranchAnswer, RewardValue | None]
 
 
+@dataclass(frozen=True)
 class FlatSearch:
     """Searcher that takes the best of `branches` concurrent answers by `reward`; the first of
     equals.
@@ -64,51 +65,37 @@ class FlatSearch:
     before others are requested, to learn how many fit.
     """
 
-    def __init__(
-        self,
-        generator: Generator,
-        *,
-        prompt: Prompter,
-        parse: Parser,
-        reward: RewardFunction,
-        sequences: Sequences,
-        branches: int = 10,
-        sampling: Sampling | None = None,
-        seed: int = 0,
-        most_calls: int | None = None,
-        most_tokens: int | None = None,
-    ) -> None:
-        check_at_least_one("branches", branches)
-        check_budget(most_calls, most_tokens)
-        if sequences not in get_args(Sequences):
-            raise SettingError(
-                f"unknown sequences, got {sequences!r}", hint='use "random" or "nearest"'
-            )
-        self._generator = generator
-        self._prompt = prompt
-        self._parse = parse
-        self._reward = reward
-        self._random = sequences == "random"
-        self._branches = branches
-        self._sampling = sampling or Sampling()
-        self._seed = seed
-        self._most_calls, self._most_tokens = most_calls, most_tokens
+    generator: Generator
+    _: KW_ONLY
+    prompt: Prompter
+    parse: Parser
+    reward: RewardFunction
+    sequences: Sequences
+    branches: int = 10
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    most_calls: int | None = None
+    most_tokens: int | None = None
 
-    async def __call__(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> list[Candidate]:
+    def __post_init__(self) -> None:
+        check_at_least_one("branches", self.branches)
+        check_budget(self.most_calls, self.most_tokens)
+        if self.sequences not in get_args(Sequences):
+            raise SettingError(
+                f"unknown sequences, got {self.sequences!r}", hint='use "random" or "nearest"'
+            )
+
+    async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
         return list((await self.search(query, candidates, k)).shown)
 
-    async def search(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> SearchResult:
+    async def search(self, query: Query, candidates: Candidates, k: int, /) -> SearchResult:
         """Return the best answer. Raises `SettingError` if the budget does not allow one."""
         check_depth(k)
         budgeted = BudgetedGenerator(
-            self._generator,
-            seed=self._seed,
-            most_calls=self._most_calls,
-            most_tokens=self._most_tokens,
+            self.generator,
+            seed=self.seed,
+            most_calls=self.most_calls,
+            most_tokens=self.most_tokens,
         )
         scored = await self._scored_answers(query, candidates, k, budgeted)
         if not scored:
@@ -116,10 +103,12 @@ class FlatSearch:
                 "the budget of the search does not allow a single answer",
                 hint="raise most_calls or most_tokens, or lower sampling.max_tokens",
             )
-        best = max(range(len(scored)), key=lambda i: _value(scored[i][1]))
+        # An answer without a reward ranks last.
+        values = [-inf if reward is None else reward.value for _, reward in scored]
+        best = values.index(max(values))
         chains = tuple(_chain(branch, reward or RewardValue()) for branch, reward in scored)
         chosen = scored[best][0]
-        whole = len(scored) == self._branches and all(reward for _, reward in scored)
+        whole = len(scored) == self.branches and all(reward for _, reward in scored)
         tree = SearchTree(
             SearchNode(children=chains, visits=len(chains)),
             (best, *(0 for _ in chosen.shown[1:])),
@@ -132,7 +121,7 @@ class FlatSearch:
         return SearchResult(chosen.shown, chosen.prompt, reply, chosen.answer, tree)
 
     async def _scored_answers(
-        self, query: Query, candidates: Sequence[Candidate], k: int, budgeted: BudgetedGenerator
+        self, query: Query, candidates: Candidates, k: int, budgeted: BudgetedGenerator
     ) -> list[ScoredAnswer]:
         """Return as many scored answers as the budget allows.
 
@@ -140,7 +129,7 @@ class FlatSearch:
         """
         sequences = self._sequences(query, candidates, k)
         found: list[ScoredAnswer] = []
-        size = 1 if budgeted.is_limited else self._branches
+        size = 1 if budgeted.is_limited else self.branches
         while size:
             before, start = budgeted.reserved, len(found)
             found += await self._wave(query, candidates, sequences[start : start + size], budgeted)
@@ -151,54 +140,47 @@ class FlatSearch:
                 ceil((budgeted.reserved.calls - before.calls) / size),
                 ceil((budgeted.reserved.tokens - before.tokens) / size),
             )
-            size = int(min(max(1, budgeted.room(price)), self._branches - len(found)))
+            size = int(min(max(1, budgeted.room(price)), self.branches - len(found)))
         return found
 
-    def _sequences(
-        self, query: Query, candidates: Sequence[Candidate], k: int
-    ) -> list[tuple[int, Shown]]:
+    def _sequences(self, query: Query, candidates: Candidates, k: int) -> list[tuple[int, Shown]]:
         """Return each branch's index and demonstrations."""
-        if not self._random:
-            return list(enumerate([tuple(reversed(candidates[:k]))] * self._branches))
-        rng, count = query_rng(query, self._seed), min(k, len(candidates))
-        return [(i, tuple(rng.sample(candidates, count))) for i in range(self._branches)]
+        if self.sequences == "nearest":
+            return list(enumerate([tuple(reversed(candidates[:k]))] * self.branches))
+        rng, count = query_rng(query, self.seed), min(k, len(candidates))
+        return [(i, tuple(rng.sample(candidates, count))) for i in range(self.branches)]
 
     async def _wave(
         self,
         query: Query,
-        candidates: Sequence[Candidate],
+        candidates: Candidates,
         wave: Sequence[tuple[int, Shown]],
         budgeted: BudgetedGenerator,
     ) -> list[ScoredAnswer]:
-        requests = [(shown, self._sampling) for _, shown in wave]
-        if not self._random:
+        requests = [(shown, self.sampling) for _, shown in wave]
+        if self.sequences == "nearest":
             first, shown = wave[0]
             requests = [(shown, self._wave_sampling(first, len(wave)))]
         answered = await gather_affordable(self._ask(query, *one, budgeted) for one in requests)
         branches = [branch for some in answered if some is not None for branch in some]
         rewards = await gather_affordable(
-            checked_reward(self._reward, query, branch.answer, candidates, budgeted)
+            checked_reward(self.reward, query, branch.answer, candidates, budgeted)
             for branch in branches
         )
         return list(zip(branches, rewards, strict=True))
 
     def _wave_sampling(self, first: int, count: int) -> Sampling:
         """Shift the seed per wave: an equal seed would repeat the answers of the previous wave."""
-        seed = self._sampling.seed
-        return replace(self._sampling, n=count, seed=None if seed is None else seed + first)
+        seed = self.sampling.seed
+        return replace(self.sampling, n=count, seed=None if seed is None else seed + first)
 
     async def _ask(
         self, query: Query, shown: Shown, sampling: Sampling, budgeted: BudgetedGenerator
     ) -> list[BranchAnswer]:
-        prompt = self._prompt(query, shown)
+        prompt = self.prompt(query, shown)
         reply = await budgeted.generate(prompt, sampling)
-        parsed = [(one, self._parse(query, one)) for one in reply.completions]
+        parsed = [(one, self.parse(query, one)) for one in reply.completions]
         return [BranchAnswer(shown, prompt, reply, one, answer) for one, answer in parsed]
-
-
-def _value(reward: RewardValue | None) -> float:
-    """Return the reward; an answer without one ranks last."""
-    return -inf if reward is None else reward.value
 
 
 def _chain(branch: BranchAnswer, reward: RewardValue) -> SearchNode:
@@ -240,6 +222,7 @@ class CandidateAnswer:
         return self.retrieved + self.answered
 
 
+@dataclass(frozen=True)
 class JointChoiceSearch:
     """Searcher that answers with each of K candidates separately (RAVQA-v2, Lin et al. 2023, after
     RAG).
@@ -259,39 +242,29 @@ class JointChoiceSearch:
     probabilities. Answers without one, such as refusals, and answers with one above 0 are ignored.
     """
 
-    def __init__(
-        self,
-        generator: Generator,
-        *,
-        prompt: Prompter,
-        parse: Parser,
-        sampling: Sampling | None = None,
-        temperature: float = 1.0,
-    ) -> None:
-        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
-            raise SettingError(
-                f"temperature must be a number, got {temperature!r}",
-                hint="set temperature to 1 for unscaled scores",
-            )
-        if not (math.isfinite(temperature) and temperature > 0):
-            raise SettingError(
-                f"temperature must be finite and above 0, got {temperature}",
-                hint="set temperature to 1 for unscaled scores",
-            )
-        self._generator = generator
-        self._prompt, self._parse = prompt, parse
-        self._sampling = replace(sampling or Sampling(), n=1)
-        self._temperature = temperature
+    generator: Generator
+    _: KW_ONLY
+    prompt: Prompter
+    parse: Parser
+    sampling: Sampling = field(default_factory=Sampling)
+    temperature: float = 1.0
 
-    async def search(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> SearchResult:
+    def __post_init__(self) -> None:
+        temperature: object = self.temperature
+        number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+        if not (number and math.isfinite(self.temperature) and self.temperature > 0):
+            raise SettingError(
+                f"temperature must be a finite number above 0, got {temperature!r}",
+                hint="set temperature to 1 for unscaled scores",
+            )
+
+    async def search(self, query: Query, candidates: Candidates, k: int, /) -> SearchResult:
         check_depth(k)
         shown = tuple(candidates[:k])
         if not shown:
             return await self._answer_without(query)
         weights = self._weights([one.score for one in shown])
-        budgeted = BudgetedGenerator(self._generator)
+        budgeted = BudgetedGenerator(self.generator)
         pairs = zip(shown, weights, strict=True)
         reads = await gather_all(self._read(query, *pair, budgeted) for pair in pairs)
         best = self._best(reads)
@@ -308,36 +281,34 @@ class JointChoiceSearch:
 
     def _weights(self, scores: Sequence[float]) -> list[float]:
         check_scores(scores)
-        weights = log_softmax([score / self._temperature for score in scores])
+        weights = log_softmax([score / self.temperature for score in scores])
         if not all(map(math.isfinite, weights)):
             raise SettingError(
                 f"scores from {min(scores)} to {max(scores)} are too large for a temperature of"
-                f" {self._temperature}",
+                f" {self.temperature}",
                 hint="set temperature to about the typical difference of the scores",
             )
         return weights
 
     async def _answer_without(self, query: Query) -> SearchResult:
-        prompt = self._prompt(query, ())
-        reply = await self._generator.generate(prompt, self._sampling)
-        return SearchResult((), prompt, reply, self._parse(query, reply.completions[0]))
+        prompt = self.prompt(query, ())
+        reply = await self.generator.generate(prompt, replace(self.sampling, n=1))
+        return SearchResult((), prompt, reply, self.parse(query, reply.completions[0]))
 
     async def _read(
         self, query: Query, candidate: Candidate, retrieved: float, budgeted: BudgetedGenerator
     ) -> CandidateAnswer:
-        prompt = self._prompt(query, (candidate,))
-        reply = await budgeted.generate(prompt, self._sampling)
+        prompt = self.prompt(query, (candidate,))
+        reply = await budgeted.generate(prompt, replace(self.sampling, n=1))
         first = reply.completions[0]
-        return CandidateAnswer(
-            candidate, retrieved, prompt, reply, first, self._parse(query, first)
-        )
+        return CandidateAnswer(candidate, retrieved, prompt, reply, first, self.parse(query, first))
 
     def _best(self, reads: Sequence[CandidateAnswer]) -> int:
         usable = [i for i, one in enumerate(reads) if -math.inf < one.answered <= ROUNDING]
         if not usable:
             given = [one.answered for one in reads if not math.isnan(one.answered)]
             raise SettingError(
-                f"{self._generator.name} must return log probabilities, got"
+                f"{self.generator.name} must return log probabilities, got"
                 f" {given[0] if given else 'none'}",
                 hint="request them with OpenAIGenerator(..., extra_body={'logprobs': True}), or"
                 " use a model that returns them",

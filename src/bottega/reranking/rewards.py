@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from random import Random
 from typing import Literal, Protocol, get_args
 
 from bottega._util.identity import query_rng
 from bottega.errors import SettingError
-from bottega.protocols import Parser, Prompter
+from bottega.protocols import Candidates, Parser, Prompter
 from bottega.reranking.search_budget import BudgetedGenerator, gather_all
 from bottega.reranking.selection import scaled
 from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
@@ -24,11 +24,8 @@ def exact_agreement(one: Answer, other: Answer, query: Query, /) -> float:
     """Return 1 for equal labels, or texts equal up to case and spacing; else 0."""
     if one.labels and other.labels:
         return float(set(one.labels) == set(other.labels))
-    return float(_plain(one.text) == _plain(other.text))
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
+    ours, theirs = (answer.text.casefold().split() for answer in (one, other))
+    return float(ours == theirs)
 
 
 @dataclass(frozen=True)
@@ -54,15 +51,11 @@ class RewardFunction(Protocol):
     """
 
     async def __call__(
-        self,
-        query: Query,
-        answer: Answer,
-        candidates: Sequence[Candidate],
-        generator: BudgetedGenerator,
-        /,
+        self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /
     ) -> RewardValue: ...
 
 
+@dataclass(frozen=True)
 class SelfConsistencyReward:
     """Self-consistency reward (eq. 7).
 
@@ -72,42 +65,33 @@ class SelfConsistencyReward:
     unavailable; `variant="released"` makes it 0.
     """
 
-    def __init__(
-        self,
-        prompt: Callable[[Query, str], Prompt],
-        parse: Parser,
-        *,
-        n: int = 5,
-        sampling: Sampling = SAMPLED,
-        agree: AgreementFunction = exact_agreement,
-        variant: Variant = "paper",
-    ) -> None:
-        check_at_least_one("n", n)
-        check_variant(variant)
-        self._prompt = prompt
-        self._parse = parse
-        self._sampling = replace(sampling, n=n)
-        self._agree = agree
-        self._variant = variant
+    prompt: Callable[[Query, str], Prompt]
+    parse: Parser
+    _: KW_ONLY
+    n: int = 5
+    sampling: Sampling = SAMPLED
+    agree: AgreementFunction = exact_agreement
+    variant: Variant = "paper"
+
+    def __post_init__(self) -> None:
+        check_at_least_one("n", self.n)
+        check_variant(self.variant)
 
     async def __call__(
-        self,
-        query: Query,
-        answer: Answer,
-        candidates: Sequence[Candidate],
-        generator: BudgetedGenerator,
-        /,
+        self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /
     ) -> RewardValue:
         if not answer.valid:
             return RewardValue(0.0, {"self": 0.0})
         if not answer.rationale:
-            return RewardValue(0.0, {"self": 0.0}) if self._variant == "released" else UNAVAILABLE
-        reply = await generator.generate(self._prompt(query, answer.rationale), self._sampling)
-        answers = [self._parse(query, one) for one in reply.completions]
-        agreeing = share(answers, answer, query, self._agree)
+            return RewardValue(0.0, {"self": 0.0}) if self.variant == "released" else UNAVAILABLE
+        prompt = self.prompt(query, answer.rationale)
+        reply = await generator.generate(prompt, replace(self.sampling, n=self.n))
+        answers = [self.parse(query, one) for one in reply.completions]
+        agreeing = share(answers, answer, query, self.agree)
         return RewardValue(agreeing, {"self": agreeing})
 
 
+@dataclass(frozen=True)
 class MutualReward:
     """Mutual reward (eq. 8).
 
@@ -117,39 +101,26 @@ class MutualReward:
     reward is unavailable.
     """
 
-    def __init__(
-        self,
-        prompt: Prompter,
-        parse: Parser,
-        *,
-        n: int = 5,
-        samples: int | None = None,
-        sampling: Sampling = SAMPLED,
-        agree: AgreementFunction = exact_agreement,
-        variant: Variant = "paper",
-    ) -> None:
-        if samples is None:
-            samples = 5 if variant == "released" else 1
-        check_at_least_one("n", n)
-        check_at_least_one("samples", samples)
-        check_variant(variant)
-        self._prompt = prompt
-        self._parse = parse
-        self._n = n
-        self._sampling = replace(sampling, n=samples)
-        self._agree = agree
+    prompt: Prompter
+    parse: Parser
+    _: KW_ONLY
+    n: int = 5
+    samples: int | None = None
+    sampling: Sampling = SAMPLED
+    agree: AgreementFunction = exact_agreement
+    variant: Variant = "paper"
+
+    def __post_init__(self) -> None:
+        check_at_least_one("n", self.n)
+        check_at_least_one("samples", 1 if self.samples is None else self.samples)
+        check_variant(self.variant)
 
     async def __call__(
-        self,
-        query: Query,
-        answer: Answer,
-        candidates: Sequence[Candidate],
-        generator: BudgetedGenerator,
-        /,
+        self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /
     ) -> RewardValue:
         if not answer.valid:
             return RewardValue(0.0, {"mutual": 0.0})
-        labelled = [one.example for one in candidates if one.example.answer][: self._n]
+        labelled = [one.example for one in candidates if one.example.answer][: self.n]
         if not labelled:
             return UNAVAILABLE
         shown = Example(query, answer.text, rationale=answer.rationale)
@@ -159,14 +130,16 @@ class MutualReward:
 
     async def _right(self, shown: Example, example: Example, generator: BudgetedGenerator) -> float:
         query = _with_choices(example, shown.query)
-        prompt = self._prompt(query, [Candidate(shown, 1.0)])
-        reply = await generator.generate(prompt, self._sampling)
+        prompt = self.prompt(query, [Candidate(shown, 1.0)])
+        samples = self.samples or (5 if self.variant == "released" else 1)
+        reply = await generator.generate(prompt, replace(self.sampling, n=samples))
         option = (example.answer,) if example.answer in query.choices else ()
         gold = Answer(example.answer, labels=example.labels or option)
-        answers = [self._parse(query, one) for one in reply.completions]
-        return share(answers, gold, query, self._agree)
+        answers = [self.parse(query, one) for one in reply.completions]
+        return share(answers, gold, query, self.agree)
 
 
+@dataclass(frozen=True)
 class WeightedReward:
     """Weighted reward (eq. 9): alpha * self + (1 - alpha) * mutual, computed concurrently.
 
@@ -174,36 +147,34 @@ class WeightedReward:
     reward, as the paper does for VizWiz and VSR.
     """
 
-    def __init__(self, own: RewardFunction, mutual: RewardFunction, alpha: float = 0.2) -> None:
-        if not 0 <= alpha <= 1:
-            raise SettingError(f"alpha must be from 0 to 1, got {alpha}", hint="set alpha to 0.2")
-        self._own = own
-        self._mutual = mutual
-        self._alpha = alpha
+    own: RewardFunction
+    mutual: RewardFunction
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise SettingError(
+                f"alpha must be from 0 to 1, got {self.alpha}", hint="set alpha to 0.2"
+            )
 
     async def __call__(
-        self,
-        query: Query,
-        answer: Answer,
-        candidates: Sequence[Candidate],
-        generator: BudgetedGenerator,
-        /,
+        self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /
     ) -> RewardValue:
-        rewards = (self._own, self._mutual)
         own, mutual = await gather_all(
-            checked_reward(reward, query, answer, candidates, generator) for reward in rewards
+            checked_reward(reward, query, answer, candidates, generator)
+            for reward in (self.own, self.mutual)
         )
         parts = {**own.parts, **mutual.parts}
         if not own.available or not mutual.available:
             return replace(own if own.available else mutual, parts=parts)
-        return RewardValue(self._alpha * own.value + (1 - self._alpha) * mutual.value, parts)
+        return RewardValue(self.alpha * own.value + (1 - self.alpha) * mutual.value, parts)
 
 
 async def checked_reward(
     reward: RewardFunction,
     query: Query,
     answer: Answer,
-    candidates: Sequence[Candidate],
+    candidates: Candidates,
     generator: BudgetedGenerator,
 ) -> RewardValue:
     """Return the reward of an answer. Raises `SettingError` for a value outside 0..1."""
@@ -250,6 +221,7 @@ def _with_choices(example: Example, query: Query) -> Query:
     return replace(own, choices=query.choices)
 
 
+@dataclass(frozen=True)
 class EnsembleReward:
     """Ensemble reward: the share of `n` other samples of `shots` demonstrations with the same
     answer.
@@ -259,53 +231,38 @@ class EnsembleReward:
     (eq. 6). All answers to a query are compared with the same samples, which are requested once.
     """
 
-    def __init__(
-        self,
-        prompt: Prompter,
-        parse: Parser,
-        *,
-        shots: int,
-        n: int = 15,
-        sampling: Sampling | None = None,
-        agree: AgreementFunction = exact_agreement,
-        seed: int = 0,
-    ) -> None:
-        check_at_least_one("shots", shots)
-        check_at_least_one("n", n)
-        self._prompt = prompt
-        self._parse = parse
-        self._shots = shots
-        self._n = n
-        self._sampling = sampling or Sampling()
-        self._agree = agree
-        self._seed = seed
+    prompt: Prompter
+    parse: Parser
+    _: KW_ONLY
+    shots: int
+    n: int = 15
+    sampling: Sampling = field(default_factory=Sampling)
+    agree: AgreementFunction = exact_agreement
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least_one("shots", self.shots)
+        check_at_least_one("n", self.n)
 
     async def __call__(
-        self,
-        query: Query,
-        answer: Answer,
-        candidates: Sequence[Candidate],
-        generator: BudgetedGenerator,
-        /,
+        self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /
     ) -> RewardValue:
         if not answer.valid:
             return RewardValue(0.0, {"ensemble": 0.0})
         if not candidates:
             return UNAVAILABLE
-        prompts = [self._prompt(query, shown) for shown in self._samples(query, candidates)]
-        replies = await gather_all(generator.generate(prompt, self._sampling) for prompt in prompts)
-        answers = [self._parse(query, reply.completions[0]) for reply in replies]
-        agreeing = share(answers, answer, query, self._agree)
+        rng = query_rng(query, f"ensemble:{self.seed}")  # independent of the branches
+        shown = [self._sample(candidates, rng) for _ in range(self.n)]
+        prompts = [self.prompt(query, sample) for sample in shown]
+        replies = await gather_all(generator.generate(prompt, self.sampling) for prompt in prompts)
+        answers = [self.parse(query, reply.completions[0]) for reply in replies]
+        agreeing = share(answers, answer, query, self.agree)
         return RewardValue(agreeing, {"ensemble": agreeing})
 
-    def _samples(self, query: Query, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        rng = query_rng(query, f"ensemble:{self._seed}")  # independent of the branches
-        return [self._sample(candidates, rng) for _ in range(self._n)]
-
-    def _sample(self, candidates: Sequence[Candidate], rng: Random) -> list[Candidate]:
+    def _sample(self, candidates: Candidates, rng: Random) -> list[Candidate]:
         left, weights = list(candidates), scaled([one.score for one in candidates])
         sample: list[Candidate] = []
-        while left and len(sample) < self._shots:
+        while left and len(sample) < self.shots:
             index = rng.choices(range(len(left)), weights)[0]
             sample.append(left.pop(index))
             weights.pop(index)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import numpy as np
 
 from bottega._util.identity import query_rng
 from bottega.errors import NotFoundError, SettingError
-from bottega.protocols import Reranker, Vectors
+from bottega.protocols import Candidates, Reranker, Vectors
 from bottega.types import Candidate, Query
 
 MOST_SHOWN = 100
 DemonstrationOrder = Literal["nearest-last", "nearest-first", "shuffled"]
 
 
+@dataclass(frozen=True)
 class TopKReranker:
     """Re-ranker that selects the first k candidates. The paper leaves their order open.
 
@@ -25,13 +27,11 @@ class TopKReranker:
     attend most; `shuffled` is seeded per query.
     """
 
-    def __init__(self, order: DemonstrationOrder = "nearest-last", *, seed: int = 0) -> None:
-        self.order: DemonstrationOrder = order
-        self.seed = seed
+    order: DemonstrationOrder = "nearest-last"
+    _: KW_ONLY
+    seed: int = 0
 
-    async def __call__(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> list[Candidate]:
+    async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
         check_count(k)
         return order_demonstrations(candidates[:k], self.order, query, self.seed)
 
@@ -63,6 +63,7 @@ def order_demonstrations(
     return shown
 
 
+@dataclass(frozen=True)
 class LabelCoverageReranker:
     """Re-ranker that covers as many labels as possible.
 
@@ -73,30 +74,24 @@ class LabelCoverageReranker:
     the classes") counts as a label. Set the pipeline's `fetch` above the number of shots.
     """
 
-    def __init__(self, order: DemonstrationOrder = "nearest-last", *, seed: int = 0) -> None:
-        self._order: DemonstrationOrder = order
-        self._seed = seed
+    order: DemonstrationOrder = "nearest-last"
+    _: KW_ONLY
+    seed: int = 0
 
-    async def __call__(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> list[Candidate]:
+    async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
         check_count(k)
-        return order_demonstrations(_cover(candidates, k), self._order, query, self._seed)
-
-
-def _cover(candidates: Sequence[Candidate], k: int) -> list[Candidate]:
-    rest = [(candidate, _labels(candidate)) for candidate in candidates]
-    chosen: list[Candidate] = []
-    shown: set[str | None] = set()
-    while rest and len(chosen) < k:
-        best = max(range(len(rest)), key=lambda index: len(rest[index][1] - shown))
-        if not rest[best][1] - shown:
-            shown.clear()
-            continue
-        candidate, labels = rest.pop(best)
-        chosen.append(candidate)
-        shown |= labels
-    return chosen
+        rest = [(candidate, _labels(candidate)) for candidate in candidates]
+        chosen: list[Candidate] = []
+        shown: set[str | None] = set()
+        while rest and len(chosen) < k:
+            best = max(range(len(rest)), key=lambda index: len(rest[index][1] - shown))
+            if not rest[best][1] - shown:
+                shown.clear()
+                continue
+            candidate, labels = rest.pop(best)
+            chosen.append(candidate)
+            shown |= labels
+        return order_demonstrations(chosen, self.order, query, self.seed)
 
 
 def _labels(candidate: Candidate) -> set[str | None]:
@@ -105,6 +100,7 @@ def _labels(candidate: Candidate) -> set[str | None]:
     return set(labels) or {None}
 
 
+@dataclass(frozen=True)
 class MMRReranker:
     """Re-ranker by maximal marginal relevance (Carbonell and Goldstein 1998).
 
@@ -116,26 +112,19 @@ class MMRReranker:
     Set the pipeline's `fetch` above the number of shots.
     """
 
-    def __init__(
-        self,
-        vectors: Callable[[Sequence[str]], Vectors],
-        *,
-        trade_off: float = 0.7,
-        order: DemonstrationOrder = "nearest-last",
-        seed: int = 0,
-    ) -> None:
-        if not 0 <= trade_off <= 1:
-            raise SettingError(
-                f"trade_off must be from 0 to 1, got {trade_off}", hint="set trade_off to 0.7"
-            )
-        self._vectors = vectors
-        self._trade_off = trade_off
-        self._order: DemonstrationOrder = order
-        self._seed = seed
+    vectors: Callable[[Sequence[str]], Vectors]
+    _: KW_ONLY
+    trade_off: float = 0.7
+    order: DemonstrationOrder = "nearest-last"
+    seed: int = 0
 
-    async def __call__(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> list[Candidate]:
+    def __post_init__(self) -> None:
+        if not 0 <= self.trade_off <= 1:
+            raise SettingError(
+                f"trade_off must be from 0 to 1, got {self.trade_off}", hint="set trade_off to 0.7"
+            )
+
+    async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
         check_count(k)
         if any(candidate.example.id is None for candidate in candidates):
             raise SettingError(
@@ -146,18 +135,22 @@ class MMRReranker:
         if not found:
             return []
         candidates, vectors = [one for one, _ in found], np.stack([row for _, row in found])
-        relevance = _scaled(np.array([candidate.score for candidate in candidates]))
-        chosen = self._chosen(relevance, _likeness(vectors), k)
+        scores = np.array([candidate.score for candidate in candidates])
+        span = scores.max() - scores.min()
+        relevance = (scores - scores.min()) / span if span > 0 else np.zeros_like(scores)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        rows = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+        chosen = self._chosen(relevance, rows @ rows.T, k)
         return order_demonstrations(
-            [candidates[index] for index in chosen], self._order, query, self._seed
+            [candidates[index] for index in chosen], self.order, query, self.seed
         )
 
-    def _present(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Vectors]]:
+    def _present(self, candidates: Candidates) -> list[tuple[Candidate, Vectors]]:
         """Return the candidates that still exist, with their vectors (by bisection)."""
         if not candidates:
             return []
         try:
-            vectors = self._vectors([str(one.example.id) for one in candidates])
+            vectors = self.vectors([str(one.example.id) for one in candidates])
             return list(zip(candidates, vectors, strict=True))
         except NotFoundError:
             if len(candidates) == 1:
@@ -165,31 +158,19 @@ class MMRReranker:
         half = len(candidates) // 2
         return [*self._present(candidates[:half]), *self._present(candidates[half:])]
 
-    def _chosen(self, relevance: Vectors, likeness: Vectors, k: int) -> list[int]:
+    def _chosen(self, relevance: Vectors, similarity: Vectors, k: int) -> list[int]:
         closest = np.full(len(relevance), -1.0)
         chosen: list[int] = []
         for _ in range(min(k, len(relevance))):
             if chosen:
-                closest = np.maximum(closest, likeness[chosen[-1]])
-            gain = self._trade_off * relevance - (1 - self._trade_off) * closest
+                closest = np.maximum(closest, similarity[chosen[-1]])
+            gain = self.trade_off * relevance - (1 - self.trade_off) * closest
             gain[chosen] = -np.inf
             chosen.append(int(gain.argmax()))  # of equals the nearer one
         return chosen
 
 
-def _scaled(scores: Vectors) -> Vectors:
-    span = scores.max() - scores.min()
-    scaled: Vectors = (scores - scores.min()) / span if span > 0 else np.zeros_like(scores)
-    return scaled
-
-
-def _likeness(vectors: Vectors) -> Vectors:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    rows = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
-    cosines: Vectors = rows @ rows.T
-    return cosines
-
-
+@dataclass(frozen=True)
 class GatedReranker:
     """Re-ranker that returns no demonstrations if `shows`, such as `BenefitGate.shows`, forbids
     them.
@@ -198,14 +179,11 @@ class GatedReranker:
     `rerank` directly.
     """
 
-    def __init__(self, rerank: Reranker, shows: Callable[[Sequence[Candidate]], bool]) -> None:
-        self.rerank = rerank
-        self._shows = shows
+    rerank: Reranker
+    shows: Callable[[Candidates], bool]
 
-    async def __call__(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> list[Candidate]:
-        return await self.rerank(query, candidates, k) if self._shows(candidates) else []
+    async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
+        return await self.rerank(query, candidates, k) if self.shows(candidates) else []
 
 
 LEAST_WEIGHT = 1e-3  # keeps the lowest-scored candidate selectable
@@ -221,8 +199,8 @@ def check_scores(scores: Sequence[float]) -> None:
 
 
 def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
-    check_scores(scores)
     """Return scores scaled to 0..1 plus `LEAST_WEIGHT`, as sampling weights."""
+    check_scores(scores)
     # Halves: the difference of two large numbers may overflow.
     least = min(scores, default=0.0) / 2
     span = max(scores, default=0.0) / 2 - least + more_span / 2

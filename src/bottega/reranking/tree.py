@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bottega.errors import SettingError
+from bottega.protocols import Candidates
 from bottega.reranking.rewards import RewardValue, Variant, check_at_least_one
 from bottega.reranking.selection import LEAST_WEIGHT, scaled
 from bottega.types import Answer, Candidate, SearchNode
@@ -80,7 +81,7 @@ class MonteCarloTree:
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Candidates,
         depth: int,
         *,
         width: int = 3,

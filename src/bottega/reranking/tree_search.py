@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 from bottega._util.identity import query_rng
 from bottega.errors import SettingError
-from bottega.protocols import Generator, Parser, Prompter
+from bottega.protocols import Candidates, Generator, Parser, Prompter
 from bottega.reranking.rewards import (
     AgreementFunction,
     RewardFunction,
@@ -98,19 +98,15 @@ class TreeSearch:
         self._tree(Query(""), (), 0)
         self._budgeted()
 
-    async def search(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> SearchResult:
+    async def search(self, query: Query, candidates: Candidates, k: int, /) -> SearchResult:
         check_depth(k)
         tree = self._tree(query, candidates, k)
         return await TreeSearchRun(self, tree, self._budgeted(), query, candidates).run()
 
-    async def __call__(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> list[Candidate]:
+    async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
         return list((await self.search(query, candidates, k)).shown)
 
-    def _tree(self, query: Query, candidates: Sequence[Candidate], k: int) -> MonteCarloTree:
+    def _tree(self, query: Query, candidates: Candidates, k: int) -> MonteCarloTree:
         return MonteCarloTree(
             candidates,
             k,
@@ -139,7 +135,7 @@ class TreeSearchRun:
         tree: MonteCarloTree,
         budgeted: BudgetedGenerator,
         query: Query,
-        candidates: Sequence[Candidate],
+        candidates: Candidates,
     ) -> None:
         self._how = how
         self._tree = tree
