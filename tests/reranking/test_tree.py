@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.reranking.rewards import RewardValue, Variant
-from bottega.reranking.tree import MonteCarloTree, TreeNode
+from bottega.reranking.tree_search import MonteCarloTree, TreeNode
 from bottega.types import Answer, Candidate
 from tests.builders import example
 
