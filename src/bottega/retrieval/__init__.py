@@ -4,7 +4,7 @@ A retriever receives its data source as an argument: a blocking search function,
 or a feed of changes. Every retriever excludes the query's own id and images.
 """
 
-from bottega.retrieval.bm25 import BM25Retriever, StaticExamples
+from bottega.retrieval.bm25 import BM25Retriever
 from bottega.retrieval.hashtag_tree import HashtagTree, LeaveOneOutGroupCount
 from bottega.retrieval.hashtags import HashtagRetriever
 from bottega.retrieval.keywords import (
@@ -17,7 +17,7 @@ from bottega.retrieval.keywords import (
     stored_keywords,
     tag_keywords,
 )
-from bottega.retrieval.ports import LabelledPool
+from bottega.retrieval.ports import LabelledPool, StaticExamples
 from bottega.retrieval.retrievers import (
     BalancedSampler,
     CrossModalRetriever,

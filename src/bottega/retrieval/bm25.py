@@ -1,4 +1,4 @@
-"""Lexical search by BM25, and the change-log follower that keeps an index up to date."""
+"""Lexical search by BM25."""
 
 from __future__ import annotations
 
@@ -12,78 +12,10 @@ from typing import Any
 import numpy as np
 
 from bottega._util.identity import Exclude, is_excluded
-from bottega.errors import EmptyKnowledgeBaseError, LogPrunedError, NotFoundError, SettingError
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
 from bottega.protocols import Vectors
-from bottega.retrieval.ports import ChangeFeed, ChangeReader, ExampleCollection
-from bottega.types import Candidate, Example, ExampleChange, Query
-
-ChangeHandler = Callable[[Sequence[str], Sequence[str]], None]
-
-
-class StaticExamples:
-    """Change feed of a fixed collection of examples."""
-
-    def __init__(self, pool: ExampleCollection) -> None:
-        self._pool = pool
-
-    def changes(self, since: int, /) -> list[ExampleChange]:
-        ids = list(self._pool.ids())[since:]
-        return [ExampleChange(since + position, id) for position, id in enumerate(ids, start=1)]
-
-    def get_many(self, ids: Sequence[str], /) -> list[Example]:
-        return self._pool.get_many(ids)
-
-
-class ChangeFollower:
-    """Reader of a change log from its last position. Not safe for concurrent threads.
-
-    `take(gone, new)` receives the changed ids and updates an index. It must remove `gone` before it
-    adds `new`, because an id that was deleted and added again is in both. After a failure the same
-    changes are passed again, so `take` must read before it changes anything.
-    """
-
-    def __init__(self, changes: ChangeReader, take: ChangeHandler) -> None:
-        self._changes = changes
-        self._take = take
-        self._seq = 0
-        self._indexed: set[str] = set()
-
-    def follow(self) -> int:
-        """Process the new changes and return the number of changed ids.
-
-        If an example is deleted while it is read, the changes are read again: they must be a
-        consistent snapshot.
-        """
-        while True:
-            changes, pruned = self._read_changes()
-            if not changes and not pruned:
-                return 0
-            last: dict[str, ExampleChange] = {}
-            for change in changes:
-                last.pop(change.id, None)  # an id added again is the newest
-                last[change.id] = change
-            new = [id for id, change in last.items() if not change.deleted]
-            gone = [*pruned, *last]
-            upto = changes[-1].seq if changes else 0
-            try:
-                self._take(gone, new)
-            except NotFoundError:
-                if not any(True for _ in self._changes(upto)):
-                    raise
-                continue
-            # Only after success: failed changes must be passed again.
-            self._seq = upto
-            self._indexed = self._indexed.difference(gone).union(new)
-            return len(gone)
-
-    def _read_changes(self) -> tuple[list[ExampleChange], list[str]]:
-        """Return the new changes, and the indexed ids that a pruned log no longer mentions."""
-        try:
-            return list(self._changes(self._seq)), []
-        except LogPrunedError:
-            changes = list(self._changes(0))
-            return changes, sorted(self._indexed.difference(change.id for change in changes))
-
+from bottega.retrieval.ports import ChangeFeed, ChangeFollower
+from bottega.types import Candidate, Example, Query
 
 Tokenizer = Callable[[str], list[str]]
 WORD = re.compile(r"\w+")

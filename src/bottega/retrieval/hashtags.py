@@ -12,9 +12,8 @@ import numpy as np
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
 from bottega.protocols import Embedder, Vectors
-from bottega.retrieval.bm25 import ChangeFollower
 from bottega.retrieval.hashtag_tree import HashtagTree
-from bottega.retrieval.ports import ChangeReader, FilteredSearch, VectorLookup
+from bottega.retrieval.ports import ChangeFollower, ChangeReader, FilteredSearch, VectorLookup
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)

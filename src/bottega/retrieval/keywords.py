@@ -6,8 +6,8 @@ import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
 from bottega._util.event_loops import gather_or_cancel
@@ -43,6 +43,7 @@ class KeywordExtractor(Protocol):
     async def __call__(self, text: str, /) -> tuple[str, ...]: ...
 
 
+@dataclass(frozen=True)
 class GeneratedKeywordExtractor:
     """Keyword extractor that uses a small language model.
 
@@ -51,29 +52,29 @@ class GeneratedKeywordExtractor:
     with the fields {count} and {text}. Raises the generator's `GenerationError`.
     """
 
-    def __init__(
-        self,
-        generator: Generator,
-        *,
-        count: int = 10,
-        request: str = REQUEST,
-        sampling: Sampling | None = None,
-    ) -> None:
-        _check(count)
-        self._generator = generator
-        self._count = count
-        self._request = request
-        self._sampling = sampling or Sampling(max_tokens=16 * count)
+    generator: Generator
+    _: KW_ONLY
+    count: int = 10
+    request: str = REQUEST
+    sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise SettingError(
+                f"count must be at least 1, got {self.count}", hint="set count to 1 or more"
+            )
 
     async def __call__(self, text: str, /) -> tuple[str, ...]:
         if not text.strip():
             return ()
-        request = self._request.replace("{count}", str(self._count)).replace("{text}", text)
+        request = self.request.replace("{count}", str(self.count)).replace("{text}", text)
         prompt = Prompt((Message("user", (request,)),))
-        reply = await self._generator.generate(prompt, self._sampling)
-        return read_keywords(reply.completions[0].text, self._count)
+        sampling = self.sampling or Sampling(max_tokens=16 * self.count)
+        reply = await self.generator.generate(prompt, sampling)
+        return read_keywords(reply.completions[0].text, self.count)
 
 
+@dataclass(frozen=True)
 class KeywordRetriever:
     """Retriever wrapper that replaces the question by its keywords.
 
@@ -81,14 +82,16 @@ class KeywordRetriever:
     keywords is not changed.
     """
 
-    def __init__(self, retrieve: Retriever, extractor: KeywordExtractor) -> None:
-        self._retrieve = retrieve
-        self._extractor = extractor
+    retrieve: Retriever
+    extractor: KeywordExtractor
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        keywords = await self._extractor(query.text)
-        text = ", ".join(_in_order(keywords, query.text)) or query.text
-        return await self._retrieve(replace(query, text=text), k)
+        keywords, lower = await self.extractor(query.text), query.text.casefold()
+        positions = {one: lower.find(one.casefold()) for one in keywords}
+        # In the order of the text; a keyword that is not in it comes last.
+        ordered = sorted(keywords, key=lambda one: (positions[one] < 0, positions[one]))
+        text = ", ".join(ordered) or query.text
+        return await self.retrieve(replace(query, text=text), k)
 
 
 async def tag_keywords(examples: Iterable[Example], extractor: KeywordExtractor) -> list[Example]:
@@ -144,18 +147,6 @@ def distinct(keywords: Iterable[str], count: int) -> tuple[str, ...]:
     return tuple(kept.values())[:count]
 
 
-def _in_order(keywords: Sequence[str], text: str) -> list[str]:
-    """Return the keywords in the order of the text; those not in the text come last."""
-    lower = text.casefold()
-    positions = {keyword: lower.find(keyword.casefold()) for keyword in keywords}
-    return sorted(keywords, key=lambda keyword: (positions[keyword] < 0, positions[keyword]))
-
-
-def _check(count: int) -> None:
-    if count < 1:
-        raise SettingError(f"cannot extract {count} keywords", hint="set count to 1 or more")
-
-
 class TfidfKeywordExtractor:
     """Keyword extractor by TF-IDF, for terms of up to `longest` words.
 
@@ -168,7 +159,8 @@ class TfidfKeywordExtractor:
     def __init__(self, corpus: Iterable[str] = (), *, count: int = 10, longest: int = 2) -> None:
         if count < 1 or longest < 1:
             raise SettingError(
-                f"{count} terms of up to {longest} words", hint="both must be 1 or more"
+                f"count and longest must be at least 1, got {count} and {longest}",
+                hint="set count=10 and longest=2",
             )
         self._count = count
         self._longest = longest
@@ -184,12 +176,14 @@ class TfidfKeywordExtractor:
     def of(self, text: str) -> tuple[str, ...]:
         """Return the keywords of a text: the synchronous form."""
         frequency = Counter(_terms(text, self._longest))
-        ranked = sorted(frequency, key=lambda term: -frequency[term] * self._rarity(term))
-        return tuple(ranked[: self._count])
 
-    def _rarity(self, term: str) -> float:
-        """Return the smooth inverse document frequency, as in scikit-learn."""
-        return math.log((1 + self._texts) / (1 + self._containing[term])) + 1
+        def weight(term: str) -> float:
+            # Smooth inverse document frequency, as in scikit-learn.
+            rarity = math.log((1 + self._texts) / (1 + self._containing[term])) + 1
+            return frequency[term] * rarity
+
+        ranked = sorted(frequency, key=weight, reverse=True)  # stable: earlier terms first
+        return tuple(ranked[: self._count])
 
 
 def _terms(text: str, longest: int) -> list[str]:
@@ -205,6 +199,7 @@ def _terms(text: str, longest: int) -> list[str]:
     return [" ".join(run) for run in runs if not set(run) & set(STOPWORDS_EN)]
 
 
+@dataclass(frozen=True)
 class ResponseProbeRetriever:
     """Retriever wrapper that adds the keywords of an answer without demonstrations to the query.
 
@@ -214,31 +209,18 @@ class ResponseProbeRetriever:
     query as it is. Raises the generator's `GenerationError`.
     """
 
-    def __init__(
-        self,
-        retrieve: Retriever,
-        generator: Generator,
-        prompt: Prompter,
-        extractor: KeywordExtractor,
-        *,
-        keep_question: bool = True,
-        sampling: Sampling | None = None,
-    ) -> None:
-        self._retrieve = retrieve
-        self._generator = generator
-        self._prompt = prompt
-        self._extractor = extractor
-        self._keep_question = keep_question
-        self._sampling = sampling or Sampling(max_tokens=128)
+    retrieve: Retriever
+    generator: Generator
+    prompt: Prompter
+    extractor: KeywordExtractor
+    _: KW_ONLY
+    keep_question: bool = True
+    sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=128))
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        reply = await self._generator.generate(self._prompt(query, ()), self._sampling)
-        keywords = await self._extractor(reply.completions[0].text)
-        return await self._retrieve(self._probed(query, keywords), k)
-
-    def _probed(self, query: Query, keywords: tuple[str, ...]) -> Query:
-        if not keywords:
-            return query
-        said = ", ".join(keywords)
-        kept = query.text if self._keep_question else ""
-        return replace(query, text=f"{kept} {said}".strip())
+        reply = await self.generator.generate(self.prompt(query, ()), self.sampling)
+        keywords = await self.extractor(reply.completions[0].text)
+        if keywords:
+            kept = query.text if self.keep_question else ""
+            query = replace(query, text=f"{kept} {', '.join(keywords)}".strip())
+        return await self.retrieve(query, k)

@@ -1,10 +1,12 @@
-"""Protocols of the data sources of retrievers, implemented by a knowledge base."""
+"""Data sources of retrievers: protocols that a knowledge base implements; change-log follower."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from bottega.errors import LogPrunedError, NotFoundError
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Example, ExampleChange, Query
 
@@ -56,3 +58,70 @@ class NearestSearch(Protocol):
     def __call__(
         self, vectors: Vectors, k: int, *, excluded_for: Sequence[Query]
     ) -> list[list[Candidate]]: ...
+
+
+@dataclass(frozen=True)
+class StaticExamples:
+    """Change feed of a fixed collection of examples."""
+
+    pool: ExampleCollection
+
+    def changes(self, since: int, /) -> list[ExampleChange]:
+        ids = list(self.pool.ids())[since:]
+        return [ExampleChange(since + position, id) for position, id in enumerate(ids, start=1)]
+
+    def get_many(self, ids: Sequence[str], /) -> list[Example]:
+        return self.pool.get_many(ids)
+
+
+class ChangeFollower:
+    """Reader of a change log from its last position. Not safe for concurrent threads.
+
+    `take(gone, new)` receives the changed ids and updates an index. It must remove `gone` before it
+    adds `new`, because an id that was deleted and added again is in both. After a failure the same
+    changes are passed again, so `take` must read before it changes anything.
+    """
+
+    def __init__(
+        self, changes: ChangeReader, take: Callable[[Sequence[str], Sequence[str]], None]
+    ) -> None:
+        self._changes = changes
+        self._take = take
+        self._seq = 0
+        self._indexed: set[str] = set()
+
+    def follow(self) -> int:
+        """Process the new changes and return the number of changed ids.
+
+        If an example is deleted while it is read, the changes are read again: they must be a
+        consistent snapshot.
+        """
+        while True:
+            changes, pruned = self._read_changes()
+            if not changes and not pruned:
+                return 0
+            last: dict[str, ExampleChange] = {}
+            for change in changes:
+                last.pop(change.id, None)  # an id added again is the newest
+                last[change.id] = change
+            new = [id for id, change in last.items() if not change.deleted]
+            gone = [*pruned, *last]
+            upto = changes[-1].seq if changes else 0
+            try:
+                self._take(gone, new)
+            except NotFoundError:
+                if not any(True for _ in self._changes(upto)):
+                    raise
+                continue
+            # Only after success: failed changes must be passed again.
+            self._seq = upto
+            self._indexed = self._indexed.difference(gone).union(new)
+            return len(gone)
+
+    def _read_changes(self) -> tuple[list[ExampleChange], list[str]]:
+        """Return the new changes, and the indexed ids that a pruned log no longer mentions."""
+        try:
+            return list(self._changes(self._seq)), []
+        except LogPrunedError:
+            changes = list(self._changes(0))
+            return changes, sorted(self._indexed.difference(change.id for change in changes))

@@ -7,7 +7,7 @@ import math
 import random
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 
 from bottega._util.caching import SharedTask
@@ -19,6 +19,7 @@ from bottega.retrieval.ports import LabelledPool, NearestSearch, SearchFunction
 from bottega.types import Candidate, Example, Query, Trace
 
 
+@dataclass(frozen=True)
 class DenseRetriever:
     """Retriever of the k nearest examples by `search(query, k)`, which blocks and runs in a thread.
 
@@ -29,13 +30,13 @@ class DenseRetriever:
     normalize=False)` averages as the code of Cache-of-Thought does.
     """
 
-    def __init__(self, search: SearchFunction) -> None:
-        self._search = search
+    search: SearchFunction
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        return await asyncio.to_thread(self._search, query, k)
+        return await asyncio.to_thread(self.search, query, k)
 
 
+@dataclass(frozen=True)
 class CrossModalRetriever:
     """Retriever that compares queries of one embedder with a view of another embedder.
 
@@ -43,15 +44,14 @@ class CrossModalRetriever:
     (Table 1) compares the mean of a query's image and keywords with the cached images alone.
     """
 
-    def __init__(self, embed: Embedder, nearest: NearestSearch) -> None:
-        self._embed = embed
-        self._nearest = nearest
+    embed: Embedder
+    nearest: NearestSearch
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        return await asyncio.to_thread(self._find, query, k)
+        def find() -> list[Candidate]:
+            return self.nearest(self.embed.embed([query]), k, excluded_for=[query])[0]
 
-    def _find(self, query: Query, k: int) -> list[Candidate]:
-        return self._nearest(self._embed.embed([query]), k, excluded_for=[query])[0]
+        return await asyncio.to_thread(find)
 
 
 class RankFusionRetriever:
@@ -131,6 +131,7 @@ CONTEXT_TAG = "context"
 WIDER = 4
 
 
+@dataclass(frozen=True)
 class SameContextFilter:
     """Retriever wrapper that removes examples from another context than the query's.
 
@@ -139,33 +140,31 @@ class SameContextFilter:
     to `furthest` examples.
     """
 
-    def __init__(self, retrieve: Retriever, *, furthest: int = 256) -> None:
-        self._retrieve = retrieve
-        self._furthest = furthest
+    retrieve: Retriever
+    _: KW_ONLY
+    furthest: int = 256
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         depth = k
         while True:
-            found = await self._retrieve(query, depth)
-            matching = [one for one in found if _has_same_context(one.example, query)]
-            if len(matching) >= k or len(found) < depth or depth >= self._furthest:
+            found = await self.retrieve(query, depth)
+            contexts = [one.example.tags.get(CONTEXT_TAG, query.context) for one in found]
+            pairs = zip(found, contexts, strict=True)
+            matching = [one for one, context in pairs if context == query.context]
+            if len(matching) >= k or len(found) < depth or depth >= self.furthest:
                 return matching[:k]
-            depth = min(max(self._furthest, k), depth * WIDER)
+            depth = min(max(self.furthest, k), depth * WIDER)
 
 
-def _has_same_context(example: Example, query: Query) -> bool:
-    return example.tags.get(CONTEXT_TAG, query.context) == query.context
-
-
+@dataclass(frozen=True)
 class EmptyTolerantRetriever:
     """Retriever wrapper that returns no candidates while the knowledge base is empty."""
 
-    def __init__(self, retrieve: Retriever) -> None:
-        self._retrieve = retrieve
+    retrieve: Retriever
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         try:
-            return await self._retrieve(query, k)
+            return await self.retrieve(query, k)
         except EmptyKnowledgeBaseError:
             return []
 
