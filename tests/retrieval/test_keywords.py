@@ -85,7 +85,7 @@ async def test_a_model_generates_at_least_one_keyword() -> None:
     assert await GeneratedKeywordExtractor(ScriptedGenerator(["red, disc"]), count=1)(
         "a red disc"
     ) == ("red",)
-    with pytest.raises(SettingError, match="0 keywords"):
+    with pytest.raises(SettingError, match="count must be at least 1, got 0"):
         GeneratedKeywordExtractor(ScriptedGenerator([]), count=0)
 
 
