@@ -1,9 +1,9 @@
 """Latency of the bundled model: python benchmarks/bundled.py [--repeats 5]
 
 Visual RAG on digits with ten demonstrations, on one thread: one question at a time, and sixteen at
-once; then the embedding of all 1,797 digits. Medians over the repeats. The limits are those of a
-quiet machine; beside them stands how many matrix products of a fixed size would have taken as long,
-which says the same on a machine that is not quiet.
+once; then the embedding of all 1,797 digits. Medians over the repeats. The limits hold on a
+quiet machine. The output also gives each time as a number of matrix products of a fixed size, which
+depends less on other load.
 """
 
 from __future__ import annotations

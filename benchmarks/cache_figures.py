@@ -43,7 +43,7 @@ def tables(measured: SettingResults) -> str:
 
 
 def _fixed(measured: SettingResults) -> str:
-    rows = [(name, _told(mean_over(found))) for name, found in measured.fixed.items()]
+    rows = [(name, _format(mean_over(found))) for name, found in measured.fixed.items()]
     return "Fixed caches, the apprentice's accuracy:\n\n" + _table(("row", "accuracy"), rows)
 
 
@@ -59,7 +59,7 @@ def _overall(measured: SettingResults) -> str:
 def _gains(measured: SettingResults) -> str:
     """Return gains over the zero-shot apprentice on the items that it answered."""
     rates = measured.setting.rates
-    rows = [(name, *(_told(_gain(measured, name, rate)) for rate in rates)) for name in STARTS]
+    rows = [(name, *(_format(_gain(measured, name, rate)) for rate in rates)) for name in STARTS]
     head = ("start", *(f"{rate} %" for rate in rates))
     return "The apprentice's gain over itself without examples (figure 6):\n\n" + _table(head, rows)
 
@@ -71,7 +71,7 @@ def _thirds(measured: SettingResults) -> str:
         for rate in rates:
             own = [_gain(measured, start, rate, part) for part in range(3)]
             grown = growth(measured.streams[start, rate], APPRENTICE)
-            rows.append((start, f"{rate} %", *map(_told, own), _told(grown, True)))
+            rows.append((start, f"{rate} %", *map(_format, own), _format(grown, True)))
     head = ("start", "share", *(f"{name} third" for name in THIRDS), "third less first")
     return "The same by third of the stream (figure 7):\n\n" + _table(head, rows)
 
@@ -93,7 +93,7 @@ def _paired(measured: SettingResults) -> str:
     for ours, theirs, tier in pairs:
         for rate in _shares(measured, theirs):
             found = gain(measured.streams[ours, rate], measured.streams[theirs, rate], tier=tier)
-            rows.append((f"{ours} less {theirs}", f"{rate} %", tier or "all", _told(found, True)))
+            rows.append((f"{ours} less {theirs}", f"{rate} %", tier or "all", _format(found, True)))
     head = ("difference", "apprentice's share", "answers", "on the same items")
     return "Paired differences:\n\n" + _table(head, rows)
 
@@ -112,14 +112,14 @@ def _bars(measured: SettingResults) -> str:
             ratios = Estimate(
                 *(each / alone for each in (overall.value, overall.low, overall.high))
             )
-            rows.append((name, f"{rate} %", f"{share:.3f}", _told(ratios)))
+            rows.append((name, f"{rate} %", f"{share:.3f}", _format(ratios)))
     return "Share of the master's accuracy that is reached:\n\n" + _table(
         ("start", "apprentice", "master's share of queries", "of its accuracy"), rows
     )
 
 
 def _apgr(measured: SettingResults) -> str:
-    rows = [(name, _told(apgr(measured, name))) for name in (*STARTS, *BASELINES)]
+    rows = [(name, _format(apgr(measured, name))) for name in (*STARTS, *BASELINES)]
     return "APGR, cost being calls of the master:\n\n" + _table(("start", "APGR"), rows)
 
 
@@ -155,10 +155,10 @@ def _shares(measured: SettingResults, name: str) -> list[int]:
 
 def _cell(measured: SettingResults, name: str, rate: int) -> str:
     streams = measured.streams.get((name, rate))
-    return "" if streams is None else _told(mean_over(streams))
+    return "" if streams is None else _format(mean_over(streams))
 
 
-def _told(estimate: Estimate, signed: bool = False) -> str:
+def _format(estimate: Estimate, signed: bool = False) -> str:
     if math.isnan(estimate.value):
         return "no answers"
     sign = "+" if signed else ""

@@ -50,9 +50,9 @@ SCENES = Setting(
     "attributes:words=plain", 4, "dual", (10, 30, 50, 70, 90), seeds=(0, 1, 2), items=200
 )
 STREAMS_AT_ONCE, AT_ONCE = 64, 64
-# Baselines are measured at these of the apprentice's shares.
+# Baselines run only at these shares of the apprentice.
 FEW = (10, 50, 80, 90)
-# The share of MMMU's validation set that its development set, the paper's cold start, has.
+# Size of MMMU's development set (the paper's cold start) relative to its validation set.
 COLD = 0.17
 SHOTS = (1, 2, 4, 8)
 Key = tuple[str, int]  # a start or a baseline, and the apprentice's share in per cent
@@ -72,7 +72,7 @@ class SettingResults:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two seeds, three shares, 150 items")
-    parser.add_argument("--seeds", help="others than those reported, such as 100,101")
+    parser.add_argument("--seeds", help="other seeds than the reported ones, e.g. 100,101")
     parser.add_argument("--only", choices=("digits", "attributes"))
     parser.add_argument("--replies", type=Path, default=Path("build/cache-of-thought"))
     parser.add_argument("--out", type=Path, default=Path("build/cache-of-thought"))
@@ -103,10 +103,10 @@ async def measure(setting: Setting, replies: Path) -> SettingResults:
     async def one(seed: int) -> SettingResults:
         data = setting.load(seed)
         corpus = await with_master_answers(models, data.knowledge, data.labels)
-        alone = await fixed(models, setting, data, corpus, seed)
-        found = await dynamic(models, setting, data, corpus, seed, free)
+        fixed_results = await fixed(models, setting, data, corpus, seed)
+        streams = await dynamic(models, setting, data, corpus, seed, free)
         print(f"{setting.spec}, seed {seed}: done", flush=True)
-        return SettingResults(setting, found, alone)
+        return SettingResults(setting, streams, fixed_results)
 
     try:
         return joined(await asyncio.gather(*map(one, setting.seeds)))
@@ -134,7 +134,7 @@ async def dynamic(
     cold = corpus[: round(COLD * len(data.items))]
     run = partial(run_stream, models, setting, data)
     vote = partial(run_votes, models, setting, data)
-    drawn: Retrieving = lambda cache: RandomRetriever(cache, seed)  # noqa: E731
+    random: Retrieving = lambda cache: RandomRetriever(cache, seed)  # noqa: E731
     jobs: dict[Key, Callable[[], Awaitable[StreamResult]]] = {}
     for rate in setting.rates:
         coin = coin_router(rate, seed)
@@ -150,9 +150,9 @@ async def dynamic(
             continue
         jobs |= {
             ("no cache", rate): partial(run, coin, (), lambda cache: EmptyRetriever()),
-            ("random, NoStart", rate): partial(run, coin, (), drawn),
+            ("random, NoStart", rate): partial(run, coin, (), random),
             ("vote, NoStart", rate): partial(vote, coin),
-            ("random, WarmStart", rate): partial(run, coin, corpus, drawn),
+            ("random, WarmStart", rate): partial(run, coin, corpus, random),
             ("vote, WarmStart", rate): partial(vote, coin, corpus),
         }
 
@@ -175,19 +175,19 @@ async def fixed(
     found: dict[str, list[StreamResult]] = {}
     half = corpus[: len(corpus) // 2]
     rows = table_one(models, corpus)
-    drawn: Retrieving = lambda cache: RandomRetriever(cache, seed)  # noqa: E731
+    random: Retrieving = lambda cache: RandomRetriever(cache, seed)  # noqa: E731
     found["master"] = [await _alone(models, data, 1)]
     found["zero-shot"] = [await _alone(models, data, 0)]
-    for size, known in (("full", corpus), ("half", half)):
-        with models.open(known, tuple(models.views())) as cache:
-            for name, retrieving in (*rows.items(), ("random", drawn)):
+    for size, examples in (("full", corpus), ("half", half)):
+        with models.open(examples, tuple(models.views())) as cache:
+            for name, retrieving in (*rows.items(), ("random", random)):
                 method = _shown(models, data, cache, retrieving, setting.shots)
-                found[f"{name}, {size}"] = [await _asked(data, method)]
+                found[f"{name}, {size}"] = [await _evaluated(data, method)]
             for shots in SHOTS:
                 method = _shown(models, data, cache, setting.dense, shots)
-                found[f"{shots} shots, {size}"] = [await _asked(data, method)]
+                found[f"{shots} shots, {size}"] = [await _evaluated(data, method)]
                 vote = _voting(setting.dense(cache), shots)
-                found[f"vote of {shots}, {size}"] = [await _asked(data, vote)]
+                found[f"vote of {shots}, {size}"] = [await _evaluated(data, vote)]
     return found
 
 
@@ -203,7 +203,7 @@ async def _alone(models: ModelPool, data: Benchmark, position: int) -> StreamRes
         by_name = pipeline(
             models, cache, lambda tiers: FixedRouter(tiers[position]), labels=data.labels
         )
-        return await _asked(data, pipeline_method("alone", replace(by_name, record=None)))
+        return await _evaluated(data, pipeline_method("alone", replace(by_name, record=None)))
 
 
 def _shown(
@@ -221,7 +221,7 @@ def _shown(
     return pipeline_method("fixed", replace(answers, record=None), shots)
 
 
-async def _asked(data: Benchmark, method: Method) -> StreamResult:
+async def _evaluated(data: Benchmark, method: Method) -> StreamResult:
     _, scored = await evaluate(data, method, RunConfig(concurrency=AT_ONCE))
     return StreamResult(tuple(scored), len(data.items))
 

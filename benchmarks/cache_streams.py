@@ -173,10 +173,10 @@ async def with_master_answers(
     """Return the questions with the master's answers instead of the gold ones, as a prefilled cache
     holds them. Questions without a master's answer are left out.
     """
-    asked = [example.query for example in examples]
+    queries = [example.query for example in examples]
     with closing(models.open()) as cache:
         ask = pipeline(models, cache, lambda tiers: FixedRouter(tiers[-1]), labels=labels)
-        await asyncio.gather(*map(ask.answer, asked))
+        await asyncio.gather(*map(ask.answer, queries))
         return list(cache)
 
 
@@ -238,8 +238,8 @@ async def run_votes(
         async def answer(query: Query) -> Outcome:
             tier = await answers.route(query)
             if tier.name == MASTER:
-                asked = replace(answers, route=FixedRouter(tier))
-                trace = await asked.trace(query)
+                by_master = replace(answers, route=FixedRouter(tier))
+                trace = await by_master.trace(query)
                 return Outcome(trace.answer, trace)
             found = await retrieve(query, setting.shots) if len(cache) else []
             return Outcome(votes.vote(found))

@@ -39,7 +39,7 @@ from benchmarks.gateway_cases import (
 )
 from benchmarks.gateway_figures import Bar, Figures, Run
 from benchmarks.gateway_load import LoadResult, Work
-from benchmarks.peers.mock_upstream import SAID
+from benchmarks.peers.mock_upstream import TEXT
 from benchmarks.processes import ROOT
 
 WARM, IDLE = 30, 2.0
@@ -63,12 +63,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--litellm-python", type=Path)
     parser.add_argument("--rounds", type=int)
-    asked = parser.parse_args()
-    size = QUICK if asked.quick else FULL
-    rounds = asked.rounds or size.rounds
+    arguments = parser.parse_args()
+    size = QUICK if arguments.quick else FULL
+    rounds = arguments.rounds or size.rounds
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        mock, cases, skipped = stack.enter_context(peers(folder, asked.litellm_python))
+        mock, cases, skipped = stack.enter_context(peers(folder, arguments.litellm_python))
         cases += stack.enter_context(ours(folder, mock))
         for one in skipped:
             print(f"{one.name} is left out: {one.reason}")
@@ -78,7 +78,7 @@ def main() -> None:
     print(*figures.rows(), sep="\n")
     bars = list(judged(figures))
     print(*bars, sep="\n")
-    if asked.json:
+    if arguments.json:
         document = {
             "size": asdict(size) | {"rounds": rounds},
             "cores": os.cpu_count(),
@@ -86,7 +86,7 @@ def main() -> None:
             "runs": [asdict(run) for run in runs],
             "bars": [bar.document() for bar in bars],
         }
-        asked.json.write_text(json.dumps(document, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def judged(figures: Figures) -> Iterator[Bar]:
@@ -181,7 +181,7 @@ class Bench:
             concurrency=concurrency,
             seconds=seconds,
             most=most,
-            expected=SAID.strip(),
+            expected=TEXT.strip(),
         )
         assert self._load.stdin is not None and self._load.stdout is not None
         self._load.stdin.write(json.dumps(asdict(work)) + "\n")

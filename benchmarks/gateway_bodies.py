@@ -18,7 +18,7 @@ from benchmarks.gateway_load import DIGITS
 
 SLOT = "~" * DIGITS
 NOTE = 48
-"""Bytes in the image's comment, where a slot changes its bytes and not its picture."""
+"""Bytes in the image's comment, where a slot changes the bytes but not the pixels."""
 LENGTH = 500_000
 SYSTEM = {
     "role": "system",

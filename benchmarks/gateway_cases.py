@@ -39,7 +39,7 @@ class Case:
     model: str = "mock"
     headers: Mapping[str, str] = field(default_factory=dict)
     variants: int | None = None
-    """How many different requests there are; None: no two are alike."""
+    """Number of different requests; None if all differ."""
     settles: float = 0.0
     """Seconds for what it does after its replies, which count as well."""
     key: str = KEY
@@ -113,10 +113,10 @@ def litellm(python: Path, folder: Path, mock: Server) -> Iterator[Server]:
 
 
 PASSED, REPEATED, AUGMENTED = "pass-through", "exact repeat", "with 2 examples"
-KNOWN, SIDE, TEAM = 1000, 64, "team"
+EXAMPLES, SIDE, TEAM = 1000, 64, "team"
 VARIANTS = 16
 SETTLES = 0.6
-"""Seconds: the ledger is written behind the replies."""
+"""Seconds until the ledger is written, which happens after the replies."""
 CONFIG = """
 [gateway]
 port = {port}
@@ -159,7 +159,7 @@ def ours(folder: Path, mock: Server) -> Iterator[list[Case]]:
 
 def cases(server: Server, key: str) -> list[Case]:
     nothing = {"x-bottega-cache": "no-store,no-retrieve,no-replay"}
-    anew = {"x-bottega-cache": "no-store,no-replay"}
+    not_replayed = {"x-bottega-cache": "no-store,no-replay"}
     return [
         Case(PASSED, server, "bottega/master", nothing, key=key, settles=SETTLES),
         Case(REPEATED, server, "bottega", key=key, variants=VARIANTS, settles=SETTLES),
@@ -167,7 +167,7 @@ def cases(server: Server, key: str) -> list[Case]:
             AUGMENTED,
             server,
             "bottega/apprentice",
-            anew,
+            not_replayed,
             key=key,
             settles=SETTLES,
             bodies=("image",),  # its embedder sees pixels
@@ -178,7 +178,7 @@ def cases(server: Server, key: str) -> list[Case]:
 def fill(file: Path) -> None:
     rng = np.random.default_rng(0)
     with KnowledgeBase.open(file, PixelEmbedder(), namespace=TEAM) as cache:
-        cache.add(Example(question(i, rng), "A horse, and it is brown.") for i in range(KNOWN))
+        cache.add(Example(question(i, rng), "A horse, and it is brown.") for i in range(EXAMPLES))
 
 
 def question(number: int, rng: np.random.Generator) -> Query:

@@ -11,7 +11,7 @@ COLUMNS = (
     *("p50 ms", "p99 ms", "longest ms", "requests", "errors"),
 )
 OUTLIERS = 10.0
-"""The 99th percentile may be so many medians."""
+"""Limit of the 99th percentile, in medians."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Bar:
 
     def __str__(self) -> str:
         sign, verdict = ">=" if self.at_least else "<=", "held" if self.held else "MISSED"
-        asked = "" if self.bar is None else f"{sign} {self.bar:<4g} {verdict}"
+        limit = "" if self.bar is None else f"{sign} {self.bar:<4g} {verdict}"
         where = f"{self.body}, {self.concurrency} at once"
-        return f"{self.name:42} {where:18} {self.value!s:28} {asked}".rstrip()
+        return f"{self.name:42} {where:18} {self.value!s:28} {limit}".rstrip()
 
     def document(self) -> dict[str, object]:
         return asdict(self) | {"held": self.held}

@@ -1,8 +1,8 @@
-"""The load of benchmarks/gateway.py, in a process of its own so that its work is not measured:
-reads a `Work` as a line of JSON, answers with a `LoadResult`.
+"""Load of benchmarks/gateway.py, in a separate process because its work is not measured. It reads a
+`Work` as a line of JSON and writes a `LoadResult`.
 
-Raw sockets that stay open. Each request writes its number into the slots of its body, so that no
-two are alike, or only so many as `variants` says.
+Sockets stay open. Each request writes its number into the slots of its body: all requests differ,
+or `variants` of them.
 """
 
 from __future__ import annotations

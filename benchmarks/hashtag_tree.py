@@ -1,12 +1,12 @@
 """The hashtag tree on a stream whose topics drift: python benchmarks/hashtag_tree.py [--seeds 6]
 
-Scenes of the drawn task `attributes` come one by one, each with a question for one of five
-attributes; which ones are asked for drifts from the first to the last, slowly or at once. Every
-scene is first a query, for which 8 examples are retrieved from the cache, and then joins the cache
-with its answer. Groups are made of the questions' vectors; inside a group the order is that of the
-dense search beside it (dual), or of the images alone. Nothing but the cache decides the number of
-groups. Figures are means over the queries after the first 300, averaged over the seeds; intervals
-are 95 % t-intervals of the difference to dense dual retrieval on the same stream, seed by seed.
+Scenes of the synthetic task `attributes` form a stream. Each has a question about one of five
+attributes; the requested attributes drift over the stream, slowly or at once. A scene is first a
+query with 8 retrieved examples, and then joins the cache with its answer. Groups are made from the
+question vectors; within a group, examples are ordered as in the dense search (dual), or by image.
+The cache alone determines the number of groups. Figures are means over the queries after the first
+300, averaged over the seeds; intervals are 95 % t-intervals of the difference to dense dual
+retrieval on the same stream, seed by seed.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class Cache:
     def __init__(self, stream: Sequence[Example], order: Vectors) -> None:
         self._stream = stream
         self._order = order
-        self._place = {str(example.id): position for position, example in enumerate(stream)}
+        self._row = {str(example.id): position for position, example in enumerate(stream)}
         self.size = 0
 
     def changes(self, since: int) -> list[ExampleChange]:
         return [ExampleChange(i + 1, str(self._stream[i].id)) for i in range(since, self.size)]
 
     def rows(self, ids: Sequence[str], vectors: Vectors) -> Vectors:
-        return vectors[[self._place[id] for id in ids]]
+        return vectors[[self._row[id] for id in ids]]
 
     def search(self, query: Query, k: int, *, within: Collection[str]) -> list[Candidate]:
-        positions = np.array([self._place[id] for id in within])
-        scores = self._order[positions] @ self._order[self._place[str(query.id)]]
+        positions = np.array([self._row[id] for id in within])
+        scores = self._order[positions] @ self._order[self._row[str(query.id)]]
         best = np.argsort(-scores, kind="stable")[:k]
         return [Candidate(self._stream[positions[i]], float(scores[i])) for i in best]
 
@@ -70,7 +70,7 @@ class Cache:
 class PrecomputedEmbedder:
     """Embedder that returns precomputed rows."""
 
-    fingerprint = "known"
+    fingerprint = "precomputed"
 
     def __init__(self, stream: Sequence[Example], rows: Vectors) -> None:
         self._rows = {str(e.id): row for e, row in zip(stream, rows, strict=True)}

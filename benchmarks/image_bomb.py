@@ -68,16 +68,16 @@ PEAK_MB, AFTER_MB, TIMES = 1000, 300, 3.0
 
 
 def body(kind: str, number: int) -> dict[str, object]:
-    """Return a body with images of its own, so that no request is a repeat."""
+    """Return a body with new images, because repeated requests are replayed."""
     count, side, mode, format = BOMBS[kind]
     return question(image(side, mode, format, 100 * number + i) for i in range(count))
 
 
 def image(side: int, mode: str, format: str, number: int) -> str:
-    picture = Pillow.new(mode, (side, side))
-    picture.putpixel((number % side, number // side), 1 if mode in "1P" else (1, 2, 3))
+    pixels = Pillow.new(mode, (side, side))
+    pixels.putpixel((number % side, number // side), 1 if mode in "1P" else (1, 2, 3))
     buffer = io.BytesIO()
-    picture.save(buffer, format, **OPTIONS.get(format, {}))
+    pixels.save(buffer, format, **OPTIONS.get(format, {}))
     data = base64.b64encode(buffer.getvalue()).decode()
     return f"data:image/{format.lower()};base64,{data}"
 
@@ -181,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--bombs", type=int, default=32)
     parser.add_argument("--bomb", choices=sorted(BOMBS), default="one")
-    parser.add_argument("--demo", action="store_true", help="bundled models, embedder included")
+    parser.add_argument("--demo", action="store_true", help="serve the bundled models and embedder")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, port = Path(name), free_port()

@@ -1,9 +1,9 @@
 """MaxSim against torch's einsum and fast-plaid: python benchmarks/late_interaction.py [--quick]
 
-One thread, CPU seconds, the best of several rounds in which all methods take turns. Documents have
-150 tokens of 128 dimensions, drawn around shared words with noise of 0.5 or 1.0 of a word's length;
-questions are 40 or 300 tokens of one document, with noise. fast-plaid needs an environment of its
-own (`pip install fast-plaid` pins another torch): name its Python with --plaid-python.
+Figures are CPU seconds on one thread: the best of several rounds, with methods in turn. Documents
+have 150 tokens of 128 dimensions, sampled around shared words with noise of 0.5 or 1.0 of a word's
+length; questions are 40 or 300 tokens of one document, with noise. fast-plaid needs its own
+environment (`pip install fast-plaid` pins another torch): name its Python with --plaid-python.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ BARS = {"einsum": 3.3, "recall": 0.99, "fast-plaid": 4.0, "overhead": 1.10}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="2,000 documents, not 17,000")
+    parser.add_argument("--quick", action="store_true", help="2,000 documents instead of 17,000")
     parser.add_argument("--documents", type=int)
     parser.add_argument("--questions", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--plaid-python", help="the Python of an environment with fast-plaid")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--plaid-python", help="Python of an environment with fast-plaid")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
@@ -82,11 +82,11 @@ def draw(count: int, questions: int, noise: float, seed: int) -> dict[str, NDArr
         chosen = np.where(rng.random(TOKENS) < 0.5, rng.choice(of_topic[topic], TOKENS), common)
         context = 0.4 * topics[topic] + 0.3 * rows(rng, 1)
         document[:] = scaled(words[chosen] + context + noise * rows(rng, TOKENS))
-    asked = {
+    by_length = {
         name: np.stack([question(rng, documents, length) for _ in range(questions)])
         for name, length in LENGTHS.items()
     }
-    return {"documents": documents, **asked}
+    return {"documents": documents, **by_length}
 
 
 def question(rng: np.random.Generator, documents: Vectors, length: int) -> Vectors:
@@ -105,9 +105,9 @@ def scaled(array: Any) -> Vectors:
 
 
 def einsum_scores(documents: torch.Tensor, block: int, query: Vectors) -> Vectors:
-    asked = torch.from_numpy(query)
+    tokens = torch.from_numpy(query)
     found = [
-        torch.einsum("qd,btd->bqt", asked, documents[start : start + block]).amax(-1).sum(-1)
+        torch.einsum("qd,btd->bqt", tokens, documents[start : start + block]).amax(-1).sum(-1)
         for start in range(0, len(documents), block)
     ]
     scores: Vectors = torch.cat(found).numpy()

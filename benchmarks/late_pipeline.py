@@ -24,8 +24,8 @@ from bottega.retrieval import DenseRetriever
 from bottega.types import Example, Query
 
 EXAMPLES, TOKENS, REPEATS = 1_000, 40, 5
-# PreFLMR ViT-L in its true widths, with 6 of 24 and 3 of 12 layers: a shorter forward pass, so that
-# the overhead shows more than it would.
+# PreFLMR ViT-L with its published widths and 6 of 24 and 3 of 12 layers. The forward pass is
+# shorter, which increases the relative overhead.
 TEXT = {"vocab_size": 64, "num_hidden_layers": 3}
 VISION = {
     "hidden_size": 1024,
@@ -51,10 +51,10 @@ class PrecomputedDocuments:
         self.embed_queries = questions.embed_queries
 
     def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
-        return [drawn(int(query.text.split()[-1])) for query in queries]
+        return [random_tokens(int(query.text.split()[-1])) for query in queries]
 
 
-def drawn(seed: int) -> Vectors:
+def random_tokens(seed: int) -> Vectors:
     rows = np.random.default_rng(seed).normal(size=(TOKENS, 128))
     return unit(rows.astype(np.float32))
 
@@ -72,7 +72,7 @@ def pipeline_overhead() -> float:
 
 def raw_index(knowledge: KnowledgeBase) -> TokenIndex:
     index = TokenIndex(TokenArray(None, "raw", 128))
-    index.append(knowledge.ids(), [drawn(n) for n in range(EXAMPLES)])
+    index.append(knowledge.ids(), [random_tokens(n) for n in range(EXAMPLES)])
     return index
 
 
@@ -85,7 +85,7 @@ def against_raw(embed: FlmrEmbedder, index: LateInteractionIndex, raw: TokenInde
     values = torch.zeros(1, 3, 224, 224)
 
     def whole() -> None:
-        # A new image each time: a decoded one would be remembered.
+        # A new image each time, because decoded pixels are cached.
         query = Query("what is this", (Image.from_bytes(encoded),))
         asyncio.run(retrieve(query, 20))
 

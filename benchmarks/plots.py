@@ -18,9 +18,9 @@ def side_by_side(path: Path, title: str, count: int, width: float) -> Iterator[A
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, drawn = pyplot.subplots(1, count, figsize=(width, 4.6))
-    yield drawn
-    for axes in drawn:
+    figure, all_axes = pyplot.subplots(1, count, figsize=(width, 4.6))
+    yield all_axes
+    for axes in all_axes:
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     figure.suptitle(title)

@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--queries", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--parallel", type=int, default=1, help="branches tried at once")
+    parser.add_argument("--parallel", type=int, default=1, help="concurrent branches")
     parser.add_argument("--cache-mb", type=int, default=256)
     chosen = parser.parse_args()
     torch.set_num_threads(1)

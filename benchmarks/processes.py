@@ -138,8 +138,8 @@ def tree(pid: int) -> list[int]:
 
 
 def _cpu(pid: int) -> float:
-    behind_the_name = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    return sum(int(ticks) for ticks in behind_the_name[11:15]) / TICK
+    after_name = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return sum(int(ticks) for ticks in after_name[11:15]) / TICK
 
 
 def _resident(pid: int) -> int:

@@ -65,8 +65,8 @@ WORDS = ("the", "home", "of", "a", "red", "tower", "is", "place", "river", "flow
 QUESTION = "What colour is the bird that builds the house in the picture?"
 HARD = "Summarize the key information of the given passage in a concise manner."  # the paper's
 CONCAT, CANDIDATES = "concatenation", "five candidates"
-ONLINE, STORED, KNOWN = "RACC online", "RACC pre-saved", "RACC pre-saved, known picture"
-BARS = {CONCAT: 4.0, CANDIDATES: 4.0}  # how many times faster pre-saved is, the picture known
+ONLINE, STORED, CACHED = "RACC online", "RACC pre-saved", "RACC pre-saved, cached image"
+BARS = {CONCAT: 4.0, CANDIDATES: 4.0}  # minimum speed-up of pre-saved prompts with a cached image
 
 hf: Any = transformers
 Method = Callable[[], Tensor]
@@ -75,21 +75,21 @@ Seconds = Mapping[str, Sequence[float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="3 rounds, not 11")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--quick", action="store_true", help="run 3 rounds instead of 11")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     hf.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
-        bench = built(Path(name))
-        measured = take_turns(bench.methods, 3 if options.quick else 11)
+        bench = build_bench(Path(name))
+        measured = time_methods(bench.methods, 3 if options.quick else 11)
         counted = {name: operations(method) for name, method in bench.methods.items()}
     lines = [line(name, measured, counted) for name in bench.methods]
     bars = verdicts(measured.wall)
     show(bench, lines, bars)
     if options.json:
-        told = {"decoder": bench.weights, "lines": lines, "bytes": bench.sizes, "bars": bars}
-        options.json.write_text(json.dumps(told, indent=1))
+        document = {"decoder": bench.weights, "lines": lines, "bytes": bench.sizes, "bars": bars}
+        options.json.write_text(json.dumps(document, indent=1))
     sys.exit(0 if all(bar["held"] for bar in bars) else 1)
 
 
@@ -104,10 +104,10 @@ class Bench:
     sizes: dict[str, float] = field(default_factory=dict)
 
 
-def built(folder: Path) -> Bench:
+def build_bench(folder: Path) -> Bench:
     loaded = random_model(folder / "model")
     texts = InputBuilder(loaded.encode, loaded.ends)
-    case = drawn(loaded.model, texts)
+    case = random_case(loaded.model, texts)
     hyper = HyperModel(loaded.model)
     racc = compressor(hyper, loaded)
     once = PassageCompressor(racc, hyper, texts)
@@ -127,9 +127,9 @@ def built(folder: Path) -> Bench:
         case.named, lambda queries: one_token.passage_vectors(hyper, texts.passages(queries))
     )
     reuse = KVReuse(loaded.model, loaded.encode, loaded.ends, InterleavedPrompter())
-    known = PassageCompressor(racc, hyper, texts, store)
+    cached = PassageCompressor(racc, hyper, texts, store)
 
-    def anew(kept: PassageStore | None) -> Method:
+    def uncached(kept: PassageStore | None) -> Method:
         return lambda: case.condensed(PassageCompressor(racc, hyper, texts, kept))
 
     methods: dict[str, Method] = {
@@ -137,9 +137,9 @@ def built(folder: Path) -> Bench:
         CANDIDATES: lambda: candidates(case).tokens,
         "full reuse of keys and values": lambda: case.reused(reuse),
         "one token a passage": lambda: case.one_token(one_token, vectors),
-        ONLINE: anew(None),
-        STORED: anew(store),
-        KNOWN: lambda: case.condensed(known),
+        ONLINE: uncached(None),
+        STORED: uncached(store),
+        CACHED: lambda: case.condensed(cached),
         "no passages": case.alone,
     }
     texts_of = [one.query.text.encode() for one in case.passages]
@@ -163,7 +163,7 @@ def random_model(folder: Path) -> LoadedModel:
     return LoadedModel.load(str(folder), "cpu", "float32")
 
 
-def drawn(model: Any, texts: InputBuilder) -> Case:
+def random_case(model: Any, texts: InputBuilder) -> Case:
     draw = random.Random(SEED)
     passages = [passage(texts, draw) for _ in range(PASSAGES)]
     shown = [
@@ -176,11 +176,11 @@ def drawn(model: Any, texts: InputBuilder) -> Case:
 
 def passage(texts: InputBuilder, draw: random.Random) -> Query:
     """Return a passage of exactly LENGTH tokens, including the markers of its turn."""
-    said = Query("the")
-    while (length := tokens_of(texts, said)) < LENGTH:
-        longer = (Query(f"{said.text} {word}") for word in draw.sample(WORDS, len(WORDS)))
-        said = next(one for one in longer if length < tokens_of(texts, one) <= LENGTH)
-    return said
+    query = Query("the")
+    while (length := tokens_of(texts, query)) < LENGTH:
+        longer = (Query(f"{query.text} {word}") for word in draw.sample(WORDS, len(WORDS)))
+        query = next(one for one in longer if length < tokens_of(texts, one) <= LENGTH)
+    return query
 
 
 def tokens_of(texts: InputBuilder, query: Query) -> int:
@@ -209,7 +209,7 @@ class Timings:
     cpu: dict[str, list[float]]
 
 
-def take_turns(methods: Mapping[str, Method], rounds: int) -> Timings:
+def time_methods(methods: Mapping[str, Method], rounds: int) -> Timings:
     """Time the methods in rounds; each round starts with another method."""
     for name, method in methods.items():  # also warms up
         if method().shape != (1, TOKENS):
@@ -258,7 +258,7 @@ def verdicts(measured: Seconds) -> list[dict[str, Any]]:
     """Return the limits for an image with earlier questions; the table also shows a new image."""
     found = []
     for of, bar in BARS.items():
-        value = statistics.median(ratios(measured, of, KNOWN))
+        value = statistics.median(ratios(measured, of, CACHED))
         found.append({"of": of, "value": value, "bar": bar, "held": value >= bar})
     return found
 
@@ -276,7 +276,7 @@ def show(bench: Bench, lines: list[dict[str, Any]], bars: list[dict[str, Any]]) 
         print(f"a passage as {name}: {size:,.0f} bytes")
     for bar in bars:
         verdict = "held" if bar["held"] else "MISSED"
-        print(f"{bar['of']} / {KNOWN}: {bar['value']:.2f}, bar >= {bar['bar']:g}: {verdict}")
+        print(f"{bar['of']} / {CACHED}: {bar['value']:.2f}, bar >= {bar['bar']:g}: {verdict}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.racc_start import MemoizedObjective, begin
+from benchmarks.racc_start import MemoizedObjective, initialize
 from bottega.bundled import bundled_folder
 from bottega.cli.compressor_training import StoreBuilder
 from bottega.compression import CompressorConfig, save
@@ -47,25 +47,25 @@ from training.compressor import COURSE as OF_PASSAGES
 
 TASK = "attributes:examples=500,queries=300"
 SHOTS, BATCH = 8, 16
-SEED, TAUGHT = 20_000, 6  # bases to learn from, each with words of its own; evaluation asks seed 0
+SEED, BASES = 20_000, 6  # bases for training, each with its own words; evaluation uses seed 0
 LAYER, PROMPTS = 1, 10
-CALIBRATED, BEGUN = 48, 900  # lessons for scales, and for where training starts
+CALIBRATION, INITIALIZATION = 48, 900  # lessons for the scales, and for the initialization
 SHOWN = ("zero-shot", "random", "visual-rag", "vote")
 COURSE = replace(OF_PASSAGES, steps=120, learning_rate=3e-4, warmup_steps=20)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Variant of training. `pointed` starts as in `racc_start`, otherwise like the bundled
-    compressor. Without a config there is no training.
+    """Variant of training. `closed_form` initializes as in `racc_start`, otherwise like the
+    bundled compressor. Without a config there is no training.
     """
 
-    pointed: bool = True
+    closed_form: bool = True
     course: TrainingConfig | None = None
 
 
 VARIANTS = {
-    "likeness": Variant(pointed=False),
+    "likeness": Variant(closed_form=False),
     "discriminant": Variant(),
     "by distance": Variant(course=COURSE),
     "by answers": Variant(course=replace(COURSE, answer_weight=1.0, cache_weight=0.0)),
@@ -93,7 +93,7 @@ def base_of(data: Benchmark) -> KnowledgeBase:
     return knowledge
 
 
-def training_data(task: str = TASK, bases: int = TAUGHT, shots: int = SHOTS) -> AlternatingBatches:
+def training_data(task: str = TASK, bases: int = BASES, shots: int = SHOTS) -> AlternatingBatches:
     parts = []
     for seed in range(SEED, SEED + bases):
         data = load_benchmark(task, seed=seed)
@@ -104,25 +104,25 @@ def training_data(task: str = TASK, bases: int = TAUGHT, shots: int = SHOTS) -> 
     return AlternatingBatches(parts)
 
 
-def made(variant: Variant, examples: AlternatingBatches, out: Path) -> dict[str, object]:
+def train_variant(variant: Variant, examples: AlternatingBatches, out: Path) -> dict[str, object]:
     model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    between = MemoizedObjective(**vars(teaching(model, layer=LAYER)))
+    objective = MemoizedObjective(**vars(teaching(model, layer=LAYER)))
     shape = CompressorConfig(
-        between.hyper.width, Geometry.of(model.model), PROMPTS, PROMPTS, prompting="reading"
+        objective.hyper.width, Geometry.of(model.model), PROMPTS, PROMPTS, prompting="reading"
     )
-    racc, started = untrained(shape, between), time.process_time()
-    if variant.pointed:
-        between.calibrate(racc, examples.sample(CALIBRATED))
-        begin(racc, between, examples.sample(BEGUN))
+    racc, started = untrained(shape, objective), time.process_time()
+    if variant.closed_form:
+        objective.calibrate(racc, examples.sample(CALIBRATION))
+        initialize(racc, objective, examples.sample(INITIALIZATION))
     else:
-        between.calibrate(racc, examples.sample(BEGUN // 3))
-    begun, losses = time.process_time(), list[float]()
+        objective.calibrate(racc, examples.sample(INITIALIZATION // 3))
+    initialized, losses = time.process_time(), list[float]()
     if variant.course is not None:
-        train(racc, between, examples, variant.course, report=lambda one: losses.append(one.loss))
-    save(racc, out, hyper=between.hyper, base=model.model)
+        train(racc, objective, examples, variant.course, report=lambda one: losses.append(one.loss))
+    save(racc, out, hyper=objective.hyper, base=model.model)
     return {
-        "seconds_to_start": begun - started,
-        "seconds": time.process_time() - begun,
+        "seconds_to_start": initialized - started,
+        "seconds": time.process_time() - initialized,
         "losses": losses,
     }
 
@@ -151,15 +151,15 @@ def compressing_methods(
     def oracle_score(query: Query, one: Candidate) -> float:
         return GOLD_SCORE * (one.example.answer == right[query.id])
 
-    ways: dict[str, Retriever] = {
+    retrievers: dict[str, Retriever] = {
         "racc": retrieve,
-        "racc-told": RescoredRetriever(retrieve, oracle_score),
+        "racc-oracle": RescoredRetriever(retrieve, oracle_score),
         "racc-flat": RescoredRetriever(retrieve, lambda query, one: 0.0),
         "racc-swapped": SwappedRetriever(retrieve, data),
     }
     methods = []
-    for name, found in ways.items():
-        pipeline = replace(settings.pipeline(found, shots), parse=data.parse)
+    for name, retriever in retrievers.items():
+        pipeline = replace(settings.pipeline(retriever, shots), parse=data.parse)
         search = compression_searcher(
             folder,
             generator,
@@ -180,7 +180,7 @@ def _answering(pipeline: Pipeline) -> Callable[[Query], Awaitable[Outcome]]:
     return answer
 
 
-def asked(data: Benchmark, methods: Sequence[Method]) -> list[dict[str, object]]:
+def evaluate_methods(data: Benchmark, methods: Sequence[Method]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for method in methods:
         result, scored = asyncio.run(evaluate(data, method, RunConfig()))
@@ -206,7 +206,7 @@ def main() -> None:
     if not baselines.exists():
         settings = Classifier(bundled(), data.labels)
         methods = plan(RunConfig(methods=SHOWN, shots=(1, args.shots)), data, knowledge, settings)
-        _say(baselines, {"rows": asked(data, methods)})
+        _write(baselines, {"rows": evaluate_methods(data, methods)})
     examples: AlternatingBatches | None = None
     for name in args.only.split(","):
         file = args.work / f"{name.replace(' ', '-')}.json"
@@ -216,13 +216,13 @@ def main() -> None:
         log = folder / "training.json"
         if not log.exists():
             examples = examples or training_data(args.task, shots=args.shots)
-            log.write_text(json.dumps(made(VARIANTS[name], examples, folder)))
+            log.write_text(json.dumps(train_variant(VARIANTS[name], examples, folder)))
         methods = compressing_methods(data, knowledge, folder, args.shots)
         record = json.loads(log.read_text())
-        _say(file, {"variant": name, **record, "rows": asked(data, methods)})
+        _write(file, {"variant": name, **record, "rows": evaluate_methods(data, methods)})
 
 
-def _say(file: Path, record: dict[str, Any]) -> None:
+def _write(file: Path, record: dict[str, Any]) -> None:
     file.write_text(json.dumps(record, indent=1))
     shown = ", ".join(
         f"{row['method']} {row['shots']}: {row['value']:.3f}" for row in record["rows"]

@@ -42,7 +42,7 @@ class Case:
     def named(self) -> list[tuple[str, Example]]:
         return [(str(one.example.id), one.example) for one in self.shown]
 
-    def said(self, inputs: Any, **more: bool) -> Any:
+    def generate_ids(self, inputs: Any, **more: bool) -> Any:
         """Return `generate` settings that do not end an answer early."""
         settings = hf.GenerationConfig(
             max_new_tokens=self.tokens, do_sample=False, pad_token_id=0, **more
@@ -55,7 +55,7 @@ class Case:
     def concatenated(self) -> Tensor:
         return self._new(self.texts.with_passages([self.query], [self.passages]))
 
-    def behind(self, prefix: Prefix) -> Tensor:
+    def with_prefix(self, prefix: Prefix) -> Tensor:
         """Move the prefix to the model as `TransformersGenerator` does."""
         layers = ((torch.from_numpy(k)[None], torch.from_numpy(v)[None]) for k, v in prefix.layers)
         return self.generated(KeyValues(tuple(layers)), prefix.opening)
@@ -67,17 +67,17 @@ class Case:
         return generate(self.model, prefix, inputs, max_new_tokens=self.tokens, do_sample=False)
 
     def condensed(self, condenser: PassageCompressor) -> Tensor:
-        return self.behind(condenser.prefix(self.query, self.shown))
+        return self.with_prefix(condenser.prefix(self.query, self.shown))
 
     def reused(self, reuse: KVReuse) -> Tensor:
-        return self.behind(reuse.prefix(self.query, self.shown))
+        return self.with_prefix(reuse.prefix(self.query, self.shown))
 
     def one_token(self, method: OneTokenCompressor, store: PassageStore) -> Tensor:
         with torch.inference_mode():
             return self.generated(method(self.model, store.get(self.named).transpose(0, 1)))
 
     def _new(self, inputs: Any) -> Tensor:
-        tokens: Tensor = self.said(inputs)[:, inputs["input_ids"].shape[1] :]
+        tokens: Tensor = self.generate_ids(inputs)[:, inputs["input_ids"].shape[1] :]
         return tokens
 
 
@@ -96,9 +96,9 @@ def candidates(case: Case) -> Picked:
     """
     passages = case.passages
     inputs = case.texts.with_passages([case.query] * len(passages), [[one] for one in passages])
-    out = case.said(inputs, return_dict_in_generate=True, output_scores=True)
+    out = case.generate_ids(inputs, return_dict_in_generate=True, output_scores=True)
     tokens = out.sequences[:, inputs["input_ids"].shape[1] :]
-    said = torch.stack(out.scores, dim=1).log_softmax(-1).gather(-1, tokens[..., None])
+    log_probabilities = torch.stack(out.scores, dim=1).log_softmax(-1).gather(-1, tokens[..., None])
     retrieved = torch.tensor([one.score for one in case.shown]).log_softmax(0)
-    joint = retrieved + said.sum((1, 2))
+    joint = retrieved + log_probabilities.sum((1, 2))
     return Picked(tokens[joint.argmax()][None], joint)

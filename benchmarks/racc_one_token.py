@@ -96,7 +96,7 @@ def stacked(vectors: Vectors, examples: Sequence[TrainingExample]) -> Tensor:
     return torch.stack([torch.cat(some) for some in rows])
 
 
-def asked(
+def evaluated_methods(
     data: Benchmark, method: OneTokenCompressor, model: TransformersGenerator
 ) -> list[Method]:
     """Return the methods: passages retrieved as in `concat`, and as in `racc-swapped`."""
@@ -145,7 +145,7 @@ class BridgePrefixer:
 
 
 async def measured(data: Benchmark, method: OneTokenCompressor) -> list[Result]:
-    return [(await evaluate(data, one))[0] for one in asked(data, method, bundled())]
+    return [(await evaluate(data, one))[0] for one in evaluated_methods(data, method, bundled())]
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ VARIANTS: dict[str, Variant] = {
         calibrated=False,
     ),
     "no hard lessons": Variant(hard=0.0),
-    # Trials of 40 steps, all scores alike, n = 60: 0.77 by layer 1, 0.13 by layer 2, the last.
+    # Trials of 40 steps, all scores equal, n = 60: 0.77 by layer 1, 0.13 by layer 2, the last.
     "master compresses": Variant(hyper="master", layer=1),
 } | {
     f"{count} prompts": Variant({"document_prompts": count, "query_prompts": count})
@@ -83,19 +83,21 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-def made(variant: Variant, examples: FactLessons, out: Path, steps: int) -> dict[str, object]:
+def train_variant(
+    variant: Variant, examples: FactLessons, out: Path, steps: int
+) -> dict[str, object]:
     model, hyper = _loaded("apprentice"), _loaded(variant.hyper) if variant.hyper else None
-    between = teaching(model, hyper, layer=variant.layer)
+    objective = teaching(model, hyper, layer=variant.layer)
     torch.manual_seed(0)
-    how = replace(shape(model), width=between.hyper.width, **variant.shape)
-    racc = RaccModel(how, _hard(hyper or model, between, how))
+    how = replace(shape(model), width=objective.hyper.width, **variant.shape)
+    racc = RaccModel(how, _hard(hyper or model, objective, how))
     if variant.calibrated:
-        between.calibrate(racc, examples.sample(512, -1))
+        objective.calibrate(racc, examples.sample(512, -1))
     course = replace(COURSE, steps=steps, **variant.course)
     losses: list[float] = []
     started = time.perf_counter()
-    train(racc, between, examples, course, report=lambda one: losses.append(one.loss))
-    save(racc, out, hyper=between.hyper, base=model.model)
+    train(racc, objective, examples, course, report=lambda one: losses.append(one.loss))
+    save(racc, out, hyper=objective.hyper, base=model.model)
     return {
         "steps": steps,
         "seconds": time.perf_counter() - started,
@@ -109,18 +111,18 @@ def _loaded(name: str) -> LoadedModel:
 
 
 def _hard(
-    hyper: LoadedModel, between: TrainingObjective, how: CompressorConfig
+    hyper: LoadedModel, objective: TrainingObjective, how: CompressorConfig
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return initial prompts (PIPE) where prompts are appended."""
     if how.prompting == "reading" or how.start == "random":
         return None
     ids = torch.tensor(hyper.processor.tokenizer(HARD_PROMPT)["input_ids"])
     counts = how.document_prompts, how.query_prompts
-    documents, queries = (sentence_prompts(between.hyper, ids, count) for count in counts)
+    documents, queries = (sentence_prompts(objective.hyper, ids, count) for count in counts)
     return documents, queries
 
 
-async def asked(
+async def evaluate_folder(
     folder: Path, methods: Sequence[str], limit: int, hyper: str | None
 ) -> list[dict[str, object]]:
     data = load_benchmark("facts", seed=0, limit=limit)
@@ -166,9 +168,9 @@ def main() -> None:
             continue
         examples.hard = variant.hard
         folder = args.work / file.stem
-        record = made(variant, examples, folder, args.steps)
-        rows = asyncio.run(asked(folder, METHODS, args.limit, variant.hyper))
-        rows += asyncio.run(asked(folder, ("racc-swapped",), CONTROLLED, variant.hyper))
+        record = train_variant(variant, examples, folder, args.steps)
+        rows = asyncio.run(evaluate_folder(folder, METHODS, args.limit, variant.hyper))
+        rows += asyncio.run(evaluate_folder(folder, ("racc-swapped",), CONTROLLED, variant.hyper))
         file.write_text(json.dumps({"variant": name, **record, "rows": rows}, indent=1))
         shown = ", ".join(f"{row['method']} {row['value']:.3f}" for row in rows)
         print(f"{name}: {shown} ({record['seconds']:.0f} s)", flush=True)

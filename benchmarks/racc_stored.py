@@ -41,7 +41,7 @@ CONCAT, ONLINE = "concat", "racc, compressed in the request"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit", type=int, default=500)
-    parser.add_argument("--timed", type=int, default=60, help="questions whose seconds are taken")
+    parser.add_argument("--timed", type=int, default=60, help="number of timed questions")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -30,12 +30,12 @@ TIMED = 16
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help=f"some of {', '.join(SETTINGS)}")
-    parser.add_argument("--limit", type=int, help="items a seed, instead of 100")
-    parser.add_argument("--seeds", help="others than those reported, such as 100,101")
+    parser.add_argument("--limit", type=int, help="items per seed (default: 100)")
+    parser.add_argument("--seeds", help="other seeds than the reported ones, e.g. 100,101")
     parser.add_argument("--replies", type=Path, default=Path("build/rcts"))
     parser.add_argument("--out", type=Path, default=Path("build/rcts"))
-    parser.add_argument("--json", type=Path, help="every figure, with each item's score")
-    parser.add_argument("--csv", type=Path, help="every figure")
+    parser.add_argument("--json", type=Path, help="write all figures and item scores to this file")
+    parser.add_argument("--csv", type=Path, help="write all figures to this file")
     chosen = parser.parse_args()
     for folder in (chosen.replies, chosen.out):
         folder.mkdir(parents=True, exist_ok=True)

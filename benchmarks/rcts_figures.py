@@ -14,8 +14,8 @@ from benchmarks.rcts_plan import (
     Setting,
     alphas,
     components,
-    drawn,
     headline,
+    main_rewards,
     rewards,
     rollouts,
     shapes,
@@ -83,7 +83,7 @@ def tables(measured: SettingResults) -> str:
     answers = rewards(setting)
     parts.append(_table(measured, "Rewards (figure 5 a); the oracle knows the answer", answers))
     if setting.deep:
-        more = [config for reward in drawn(setting) for config in rollouts(reward)]
+        more = [config for reward in main_rewards(setting) for config in rollouts(reward)]
         parts += [
             _table(measured, "Search and rationales (table 4)", components(setting)),
             _table(measured, "Alpha (table 5)", alphas(setting)),
@@ -96,14 +96,16 @@ def tables(measured: SettingResults) -> str:
 
 
 def _title(setting: Setting) -> str:
-    noise = f", {setting.noise:.0%} of the known answers wrong" if setting.noise else ""
+    noise = (
+        f", {setting.noise:.0%} of the knowledge-base answers corrupted" if setting.noise else ""
+    )
     few = f", {setting.per_class} examples a label" if setting.per_class else ""
     return (
         f"# RCTS: `{setting.spec}`{noise}{few}\n\n"
         f"Seeds {', '.join(map(str, setting.seeds))}, {setting.items} items each, examples by"
         f" {setting.retrieve}. Accuracy over all seeds with Wilson's 95 % interval, differences on"
-        " the same items with Newcombe's; calls (completions) and tokens are a query's. What was"
-        " asked twice is counted once. Made by `benchmarks/rcts.py`, explained in"
+        " the same items with Newcombe's; calls (completions) and tokens are a query's. Equal"
+        " requests are counted once. Made by `benchmarks/rcts.py`, explained in"
         " [rcts.md](rcts.md)."
     )
 
@@ -122,12 +124,12 @@ def _row(measured: SettingResults, config: MethodConfig) -> Iterator[str]:
     whole = [one for scored in runs.values() for one in scored]
     yield overrides(config)
     yield str(len(whole))
-    yield _told(measured.estimate(config))
+    yield _format(measured.estimate(config))
     yield " ".join(f"{accuracy(measured.right(config, [seed])).value:.3f}" for seed in runs)
     plain = MethodConfig("top-k", shots=config.shots, rationales=config.rationales)
     flat = replace(config, kind="rcts-random", **OF_TREES)
-    yield _told(measured.less(config, plain), signed=True)
-    yield _told(measured.less(config, flat), signed=True) if config.kind == "rcts" else ""
+    yield _format(measured.less(config, plain), signed=True)
+    yield _format(measured.less(config, flat), signed=True) if config.kind == "rcts" else ""
     yield str(sum(not one.answer.valid for one in whole))
     for name in ("calls", "prompt_tokens", "completion_tokens"):
         yield f"{sum(getattr(one, name) for one in whole) / len(whole):.1f}"
@@ -146,7 +148,7 @@ def overrides(config: MethodConfig) -> str:
     return ", ".join([config.kind, *reward, *words])
 
 
-def _told(estimate: Estimate | None, signed: bool = False) -> str:
+def _format(estimate: Estimate | None, signed: bool = False) -> str:
     if estimate is None:
         return ""
     sign = "+" if signed else ""
@@ -159,7 +161,7 @@ def _told(estimate: Estimate | None, signed: bool = False) -> str:
 def _times(measured: SettingResults) -> str:
     if not measured.seconds:
         return ""
-    head = ("method", "asked at once", "seconds a query", "of top-k's")
+    head = ("method", "concurrency", "seconds a query", "of top-k's")
     lines = [f"Time, on new questions:\n\n| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for (name, at_once), seconds in measured.seconds.items():
         ratio = seconds / measured.seconds["top-k", at_once]
@@ -213,7 +215,7 @@ def _draw_rewards(measured: SettingResults, axes: Any) -> None:
 
 def _draw_rollouts(measured: SettingResults, axes: Any) -> None:
     marks = iter("osD^v*")
-    for reward in drawn(measured.setting):
+    for reward in main_rewards(measured.setting):
         mark, colour = next(marks), None
         for kind, style in (("rcts", "-"), ("rcts-random", ":")):
             queried = [

@@ -8,7 +8,7 @@ from typing import Literal
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 
-# More than `rcts` asks for on average: a branch may need eleven, but the same is asked only once.
+# More calls than `rcts` needs on average: a branch needs up to eleven, equal requests are shared.
 SAMPLES = 36
 
 Kind = Literal[
@@ -71,7 +71,7 @@ SETTINGS = {
         Setting("rules", "rules", noise=0.2, reasons=True, deep=True, reward="weighted"),
         Setting("attributes", "attributes", "dual", noise=0.2, deep=True),
         Setting("digits", "digits", per_class=5),
-        Setting("pictures", "attributes", noise=0.2, seeds=(0,)),
+        Setting("image-only", "attributes", noise=0.2, seeds=(0,)),
         Setting(
             "noisier",
             "rules",
@@ -96,7 +96,7 @@ def methods(setting: Setting, *, first: bool) -> list[MethodConfig]:
     answers = headline(setting) + rewards(setting)
     if setting.deep:
         answers += alphas(setting)
-        answers += [config for reward in drawn(setting) for config in rollouts(reward)]
+        answers += [config for reward in main_rewards(setting) for config in rollouts(reward)]
     if setting.deep and first:
         answers += components(setting) + shapes(setting) + shots(setting)
     return list(dict.fromkeys(answers))
@@ -143,7 +143,7 @@ def alphas(setting: Setting) -> list[MethodConfig]:
     return [MethodConfig(kind, "weighted", alpha) for alpha in ALPHAS for kind in SEARCHES[:2]]
 
 
-def drawn(setting: Setting) -> tuple[Rewarding, ...]:
+def main_rewards(setting: Setting) -> tuple[Rewarding, ...]:
     return ("weighted", "ensemble", "oracle") if setting.reasons else ("ensemble", "oracle")
 
 

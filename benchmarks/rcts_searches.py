@@ -70,16 +70,16 @@ class TaskSetup:
         self.data = setting.load(seed)
         self._model = model
         self._embed = CachingEmbedder(open_retrieval(setting.retrieve, "bundled"))
-        self._known = self._opened(lambda one: one)
+        self._knowledge = self._opened(lambda one: one)
         self._bare = self._opened(lambda one: replace(one, rationale=None))
-        self._right = {_asked(item.query): item.answer for item in self.data.items}
+        self._right = {_query_key(item.query): item.answer for item in self.data.items}
 
     def close(self) -> None:
-        self._known.close()
+        self._knowledge.close()
         self._bare.close()
 
     def method(self, config: MethodConfig) -> Method:
-        candidates = self._known if config.rationales else self._bare
+        candidates = self._knowledge if config.rationales else self._bare
         settings = Classifier(self._model, self.data.labels, sampling=ANSWERS, seed=self.seed)
         if config.kind not in SEARCHES:
             [method] = plan(
@@ -141,11 +141,11 @@ class TaskSetup:
         if config.reward == "oracle":
             return OracleReward(self._right)
         variant: Variant = "released" if config.released else "paper"
-        drawn = replace(ANSWERS, temperature=0.8)
+        sampling = replace(ANSWERS, temperature=0.8)
         own = SelfConsistencyReward(
-            ContinuationPrompter(prompt), parse, sampling=drawn, variant=variant
+            ContinuationPrompter(prompt), parse, sampling=sampling, variant=variant
         )
-        mutual = MutualReward(prompt, parse, sampling=drawn, variant=variant)
+        mutual = MutualReward(prompt, parse, sampling=sampling, variant=variant)
         parts: dict[str, RewardFunction] = {"self": own, "mutual": mutual}
         return parts.get(config.reward) or WeightedReward(own, mutual, config.alpha)
 
@@ -170,10 +170,10 @@ class OracleReward:
         ask: BudgetedGenerator,
         /,
     ) -> RewardValue:
-        hit = float(answer.valid and answer.text == self._right[_asked(query)])
+        hit = float(answer.valid and answer.text == self._right[_query_key(query)])
         return RewardValue(hit, {"oracle": hit})
 
 
-def _asked(query: Query) -> tuple[str, ...]:
+def _query_key(query: Query) -> tuple[str, ...]:
     """Return the key of a query; digits have no ids."""
     return (query.text, *(image.sha256 for image in query.images))

@@ -29,12 +29,12 @@ SEARCH = """(() => {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=int, default=10_000)
-    parser.add_argument("--known", type=int, default=2_000)
+    parser.add_argument("--examples", type=int, default=2_000)
     parser.add_argument("--keep", type=Path, help="write the run and its report to this folder")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder = arguments.keep or Path(temporary) / "run"
-        data = benchmark(arguments.items, arguments.known)
+        data = benchmark(arguments.items, arguments.examples)
         start = time.perf_counter()
         asyncio.run(store_run(folder, data, three_methods(data)))
         print(f"the run, with its thumbnails: {time.perf_counter() - start:.1f} s")

@@ -135,12 +135,12 @@ def plan_zero_shot(data: Benchmark, generator: Generator) -> list[Method]:
 
 def digits(count: int) -> Benchmark:
     """Return digits with a different question each, so no reply is cached."""
-    known = list(load_digits())
-    asked = [
+    examples = list(load_digits())
+    queries = [
         replace(one, query=replace(one.query, text=f"{one.query.text} ({number})"))
-        for number, one in zip(range(count), cycle(known))
+        for number, one in zip(range(count), cycle(examples))
     ]
-    return labelled_benchmark("digits", known[:10], asked)
+    return labelled_benchmark("digits", examples[:10], queries)
 
 
 class ConstantGenerator:

@@ -46,13 +46,13 @@ from tests.gateway.marked_replies import digest, parse_whole
 
 NAMESPACES = ("red", "blue")
 STEADY = 0.75
-"""Of the time, in one life of the process."""
+"""Fraction of the time without restarts."""
 LEAK = 0.10
 DRAINS = 40.0
 QUESTIONS = 500
-"""A namespace. So few that the cache holds nearly all of them within two minutes, and replays come
-and go within their 20 s: before the second fifth of half an hour, the one that the last is compared
-with."""
+"""Per namespace: few enough that the cache holds nearly all of them within two minutes, and replays
+expire within their 20 s. Both happen before the second fifth of half an hour, the baseline of the
+last fifth."""
 CONFIG = """
 [gateway]
 port = {port}
@@ -270,7 +270,7 @@ class Soak:
             await asyncio.sleep(seconds / kills * self._rng.uniform(0.3, 1.0))
             self._down.set()
             gateway.kill()
-            await asyncio.sleep(0.2)  # what was still on its way to a client arrives
+            await asyncio.sleep(0.2)  # replies in flight arrive
             await asyncio.to_thread(self._check_kept)
             gateway = await self._started()
             self._down.clear()
@@ -297,11 +297,13 @@ class Soak:
                     self._report.entries += 1
                     spoken = parse_whole(example.answer)
                     if spoken is None or spoken.model != "large":
-                        self._report.log.is_wrong("kept, not the master's", example)
+                        self._report.log.is_wrong("stored, but not the master's", example)
                     elif spoken.question != question(example):
-                        self._report.log.is_wrong("kept for another question", example)
-                    elif self._report.log.heard_by.get(spoken.number, namespace) != namespace:
-                        self._report.log.is_wrong("kept for another namespace", example)
+                        self._report.log.is_wrong("stored for another question", example)
+                    elif (
+                        self._report.log.first_namespace.get(spoken.number, namespace) != namespace
+                    ):
+                        self._report.log.is_wrong("stored for another namespace", example)
 
     def _cache(self, namespace: str) -> KnowledgeBase:
         return KnowledgeBase.open(

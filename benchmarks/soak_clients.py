@@ -1,5 +1,5 @@
-"""Clients of benchmarks/soak.py: they send all kinds of requests and check each word of the
-replies.
+"""Clients of benchmarks/soak.py: they send all kinds of requests and check the full text of
+the replies.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from bottega.image import Image
 from tests.gateway.marked_replies import digest, is_start, parse_start, parse_whole
 
 MODELS = {"bottega/master": "large", "bottega/apprentice": "small"}
-"""What the tiers' endpoint calls them."""
+"""Model names at the endpoint of the tiers."""
 EXPECTED = {429, 502, 503, 504}
-"""Of a gateway whose upstream misbehaves."""
-PICTURES, SIDE = 400, 24
+"""Statuses of a gateway with a failing upstream."""
+IMAGES, SIDE = 400, 24
 STUCK = 90.0
 
 
@@ -72,8 +72,8 @@ class TenantKey:
 class StoredAnswer:
     """Times of a request and of its acknowledged storing."""
 
-    asked: float
-    known: float
+    requested: float
+    acknowledged: float
 
 
 @dataclass
@@ -84,14 +84,14 @@ class ReplyLog:
     refused: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     kept: dict[tuple[str, str], dict[str, StoredAnswer]] = field(default_factory=dict)
-    """What was acknowledged, by namespace and question, then by id."""
-    heard_by: dict[int, str] = field(default_factory=dict)
-    """The namespace in which each reply was parse_whole."""
+    """Acknowledged answers by namespace and question, then by id."""
+    first_namespace: dict[int, str] = field(default_factory=dict)
+    """Namespace that received each reply first."""
 
-    def keep(self, tenant: TenantKey, question: Question, id: str, asked: float) -> None:
+    def keep(self, tenant: TenantKey, question: Question, id: str, requested: float) -> None:
         self.counts["stored"] += 1
         kept = self.kept.setdefault((tenant.namespace, question.digest), {})
-        kept[id] = StoredAnswer(asked, time.monotonic())
+        kept[id] = StoredAnswer(requested, time.monotonic())
 
     def lost(self, namespace: str, there: Mapping[str, Sequence[str]]) -> list[str]:
         """Return questions whose acknowledged answer is not in the file. `there` maps questions to
@@ -112,8 +112,8 @@ class ReplyLog:
 def _holds(kept: Mapping[str, StoredAnswer], there: Sequence[str]) -> bool:
     """Whether a stored id was never acknowledged, or no newer request followed its
     acknowledgement."""
-    newest = max(one.asked for one in kept.values())
-    return any(id not in kept or newest <= kept[id].known for id in there)
+    newest = max(one.requested for one in kept.values())
+    return any(id not in kept or newest <= kept[id].acknowledged for id in there)
 
 
 @dataclass
@@ -147,25 +147,25 @@ class Client:
     """Set while the gateway may be dead."""
 
     async def run(self, session: aiohttp.ClientSession, until: asyncio.Event) -> None:
-        manners = [self.asks, self.disconnect, self.send_invalid]
+        actions = [self.request, self.disconnect, self.send_invalid]
         while not until.is_set():
-            [manner] = self.rng.choices(manners, [90, 6, 4])
+            [action] = self.rng.choices(actions, [90, 6, 4])
             self.log.counts["requests"] += 1
             try:
                 async with asyncio.timeout(STUCK):
-                    await manner(session)
+                    await action(session)
             except TimeoutError:
                 self.log.is_wrong("no reply in time", STUCK)
             except (aiohttp.ClientError, ConnectionError) as problem:
                 if self.down.is_set():
-                    self.log.counts["while it was down"] += 1
+                    self.log.counts["during downtime"] += 1
                     await asyncio.sleep(0.3)
                 else:
                     self.log.is_wrong("the connection was lost", repr(problem))
 
-    async def asks(self, session: aiohttp.ClientSession) -> None:
+    async def request(self, session: aiohttp.ClientSession) -> None:
         question, body, headers = self.draw()
-        asked = time.monotonic()
+        requested = time.monotonic()
         async with self.post(session, body, headers) as response:
             if response.status != 200:
                 self.refused(response.status, await response.text())
@@ -173,9 +173,9 @@ class Client:
             streamed = body.get("stream")
             reply = await (streamed_reply if streamed else plain_reply)(response)
         if streamed and not reply.whole and self.down.is_set():
-            self.log.counts["while it was down"] += 1
+            self.log.counts["during downtime"] += 1
         else:
-            self.judge(question, body, reply, asked)
+            self.judge(question, body, reply, requested)
 
     async def disconnect(self, session: aiohttp.ClientSession) -> None:
         """Disconnect before or during the reply."""
@@ -194,31 +194,31 @@ class Client:
     async def send_invalid(self, session: aiohttp.ClientSession) -> None:
         """Send an invalid request; the right answer is an error that explains the problem."""
         _, body, _ = self.draw()
-        body.pop("tools", None)  # what passes straight through is the upstream's to judge
+        body.pop("tools", None)  # the upstream checks requests with tools
         status, sent, key = self.rng.choice(
             [
                 (400, b"{", self.tenant.key),
                 (400, json.dumps(body | {"messages": "hello"}).encode(), self.tenant.key),
                 (400, json.dumps(body | {"messages": [BROKEN_IMAGE]}).encode(), self.tenant.key),
-                (401, json.dumps(body).encode(), "sk-nobody"),
-                (404, json.dumps(body | {"model": "nobody"}).encode(), self.tenant.key),
+                (401, json.dumps(body).encode(), "sk-unknown"),
+                (404, json.dumps(body | {"model": "unknown"}).encode(), self.tenant.key),
             ]
         )
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         url = f"{self.url}/v1/chat/completions"
         async with session.post(url, data=sent, headers=headers) as response:
-            said = await response.text()
-            full = response.status in EXPECTED and '"overloaded"' in said  # seen before all else
-            if full or (response.status == status and '"error"' in said):
-                self.log.counts["rightly refused"] += 1
+            text = await response.text()
+            full = response.status in EXPECTED and '"overloaded"' in text  # checked before the body
+            if full or (response.status == status and '"error"' in text):
+                self.log.counts["correctly rejected"] += 1
             else:
-                self.log.is_wrong(f"{status} was due", response.status, said)
+                self.log.is_wrong(f"expected status {status}", response.status, text)
 
     def draw(self) -> tuple[Question, dict[str, Any], dict[str, str]]:
         """Choose a question, often a repeated one, and a kind of request."""
         rng = self.rng
         number = rng.randrange(40 if rng.random() < 0.3 else self.questions)
-        question = Question(number, None if number % 10 == 9 else number * 7 % PICTURES)
+        question = Question(number, None if number % 10 == 9 else number * 7 % IMAGES)
         body: dict[str, Any] = {"model": "bottega", "temperature": 0, "max_tokens": 100}
         body["messages"] = [{"role": "system", "content": "Be brief."}, question.turn]
         if rng.random() < 0.4:
@@ -239,23 +239,23 @@ class Client:
     ) -> Any:
         return session.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
 
-    def refused(self, status: int, said: str) -> None:
-        if status in EXPECTED and '"error"' in said:
+    def refused(self, status: int, text: str) -> None:
+        if status in EXPECTED and '"error"' in text:
             self.log.refused[status] += 1
         else:
-            self.log.is_wrong("an unexpected refusal", status, said)
+            self.log.is_wrong("an unexpected error", status, text)
 
     def judge(
-        self, question: Question, body: Mapping[str, Any], reply: Reply, asked: float
+        self, question: Question, body: Mapping[str, Any], reply: Reply, requested: float
     ) -> None:
         why = self.reply_problem(question, body, reply)
         if why is not None:
             self.log.is_wrong(why, question, body["model"], reply)
             return
         if reply.stored is not None and not reply.replayed:
-            self.log.keep(self.tenant, question, reply.stored, asked)
-        kind = "broke off" if reply.failed else reply.finish if reply.text else "empty"
-        self.log.counts["right" if kind == "stop" else f"{kind}, as it said"] += 1
+            self.log.keep(self.tenant, question, reply.stored, requested)
+        kind = "interrupted" if reply.failed else reply.finish if reply.text else "empty"
+        self.log.counts["right" if kind == "stop" else f"{kind}, as reported"] += 1
         self.log.counts["streamed"] += bool(body.get("stream"))
         self.log.counts["replayed"] += reply.replayed
         self.log.counts["shown examples"] += (
@@ -270,23 +270,23 @@ class Client:
             return "not an answer to this question"
         spoken = parse_start(reply.text)
         if spoken is not None:
-            whose = self.log.heard_by.setdefault(spoken.number, self.tenant.namespace)
+            whose = self.log.first_namespace.setdefault(spoken.number, self.tenant.namespace)
             if whose != self.tenant.namespace:
-                return f"a reply that {whose} was given"
+                return f"a reply of namespace {whose}"
             if MODELS.get(body["model"], spoken.model) != spoken.model:
-                return "not the tier that was asked for"
+                return "another tier than the requested one"
         if reply.failed:
-            return "stored though it failed" if reply.stored else None
+            return "stored despite a failure" if reply.stored else None
         if not reply.whole:
-            return "a stream that ended without saying so"
+            return "a stream without an end marker"
         if reply.finish == "stop" and reply.text and parse_whole(reply.text) is None:
-            return "a part, given as the whole"
+            return "a part, returned as complete"
         if reply.finish not in ("stop", "length", "content_filter"):
             return "no finish_reason"
         if reply.finish != "stop" or not reply.text:
-            return "kept though it is not whole" if reply.stored or reply.replayed else None
+            return "stored although incomplete" if reply.stored or reply.replayed else None
         if reply.stored and (spoken is None or spoken.model != "large"):
-            return "not the master's, and kept"
+            return "stored, but not the master's"
         return None
 
 

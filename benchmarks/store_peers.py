@@ -170,9 +170,9 @@ def lancedb_store(folder: Path, vectors: Vectors) -> Store:
     number = itertools.count(len(vectors))
 
     def search(vector: Vectors, k: int, one_in: int | None) -> list[int]:
-        asked = table.search(vector).metric("cosine").ef(128).refine_factor(2).limit(k)
+        request = table.search(vector).metric("cosine").ef(128).refine_factor(2).limit(k)
         if one_in is not None:
-            asked = asked.where(f"in{one_in} = {WANTED}", prefilter=True)
-        return [int(row["id"]) for row in asked.select(["id", "_distance"]).to_list()]
+            request = request.where(f"in{one_in} = {WANTED}", prefilter=True)
+        return [int(row["id"]) for row in request.select(["id", "_distance"]).to_list()]
 
     return Store(search, lambda: None, lambda v: table.add(table_of(v[None], next(number))))

@@ -1,9 +1,9 @@
 """The store against its ratios: python benchmarks/stores.py [--quick] [--json FILE]
 
 Times are medians of calls that alternate between the store and what it is compared with, in one
-run on one machine, so that the ratios say the same on a machine that is not quiet. --quick takes
+run on one machine, because ratios depend less on other load. --quick takes
 fewer rows for the graph and fewer rounds, and ends within five minutes. Beside the ratios stand
-other stores with the same rows and questions; what is not installed is left out.
+other stores with the same rows and questions; stores that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    size = QUICK if asked.quick else FULL
+    arguments = parser.parse_args()
+    size = QUICK if arguments.quick else FULL
     faiss.omp_set_num_threads(1)
     ratios: list[Ratio] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -88,14 +88,14 @@ def main() -> None:
                 print(ratio, flush=True)
                 ratios.append(ratio)
         compared = list(side_by_side(Path(folder), size))
-    if asked.json:
+    if arguments.json:
         document = {
             "size": asdict(size),
             "cores": os.cpu_count(),
             "ratios": [asdict(ratio) | {"held": ratio.held} for ratio in ratios],
             "peers": compared,
         }
-        asked.json.write_text(json.dumps(document, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
 class PrecomputedEmbedder:

@@ -1,5 +1,5 @@
-"""The least that a gateway in Starlette and aiohttp does: the body is read once, its model is
-replaced, the reply is read. The upstream's URL stands in UPSTREAM."""
+"""Minimal gateway in Starlette and aiohttp: it parses the body, replaces the model and parses the
+reply. The environment variable UPSTREAM holds the upstream's URL."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ async def chat(request: Request) -> Response:
     body["model"] = "mock"
     state = request.app.state
     async with state.session.post(state.url, data=orjson.dumps(body), headers=HEADERS) as reply:
-        said, status = orjson.loads(await reply.read()), reply.status
-    headers = {"x-cache": "miss", "x-model": said["model"]}
+        document, status = orjson.loads(await reply.read()), reply.status
+    headers = {"x-cache": "miss", "x-model": document["model"]}
     return Response(
-        orjson.dumps(said), status_code=status, media_type="application/json", headers=headers
+        orjson.dumps(document), status_code=status, media_type="application/json", headers=headers
     )
 
 

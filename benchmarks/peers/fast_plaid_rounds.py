@@ -1,7 +1,7 @@
 """fast-plaid in an environment of its own: fast_plaid_rounds.py TOKENS.npz
 
-Prints a line of JSON once the index is built, and one for each group of questions that it is asked
-for: the CPU seconds and the ids found, for every setting.
+Prints a line of JSON after the index is built, and one for each requested group of questions: CPU
+seconds and retrieved ids, for every setting.
 """
 
 from __future__ import annotations

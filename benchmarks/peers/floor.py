@@ -1,4 +1,4 @@
-"""The least that a Starlette server does with a body that it reads: no upstream, a fixed reply."""
+"""Minimal Starlette server: it parses the body and returns a fixed reply, without an upstream."""
 
 from __future__ import annotations
 

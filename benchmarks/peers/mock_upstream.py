@@ -1,4 +1,4 @@
-"""A model that says the same at once, for who measures what stands before it.
+"""Model endpoint that returns one fixed reply at once, to measure gateways.
 
 Bare ASGI: python -m uvicorn benchmarks.peers.mock_upstream:app
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 Message = MutableMapping[str, Any]
 
-SAID = "The answer is 42. " * 10  # about 50 tokens
+TEXT = "The answer is 42. " * 10  # about 50 tokens
 REPLY = json.dumps(
     {
         "id": "chatcmpl-1",
@@ -21,7 +21,7 @@ REPLY = json.dumps(
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": SAID},
+                "message": {"role": "assistant", "content": TEXT},
                 "logprobs": None,
                 "finish_reason": "stop",
             }

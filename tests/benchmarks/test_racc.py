@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks import racc
-from benchmarks.racc import CANDIDATES, CONCAT, KNOWN, ONLINE, STORED
+from benchmarks.racc import CACHED, CANDIDATES, CONCAT, ONLINE, STORED
 
 
 @pytest.fixture
@@ -24,12 +24,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_racc_variants_agree(tmp_path: Path) -> None:
-    bench = racc.built(tmp_path)
+    bench = racc.build_bench(tmp_path)
 
-    said = {name: config().tolist() for name, config in bench.methods.items()}
+    answers = {name: config().tolist() for name, config in bench.methods.items()}
 
-    assert all(len(one[0]) == 3 for one in said.values())
-    assert said[ONLINE] == said[STORED] == said[KNOWN]
+    assert all(len(one[0]) == 3 for one in answers.values())
+    assert answers[ONLINE] == answers[STORED] == answers[CACHED]
     assert bench.sizes["prompts, fp16"] == 16 * 32 * 2
     assert bench.sizes["prompts, int8"] == 16 * 32 + 16 * 4
 
@@ -38,8 +38,8 @@ def test_racc_variants_agree(tmp_path: Path) -> None:
 def test_missed_threshold_is_reported_and_sets_exit_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    labelled_passage = tmp_path / "told.json"
-    monkeypatch.setattr(sys, "argv", ["racc.py", "--quick", "--json", str(labelled_passage)])
+    file = tmp_path / "results.json"
+    monkeypatch.setattr(sys, "argv", ["racc.py", "--quick", "--json", str(file)])
     monkeypatch.setattr(racc, "BARS", {CONCAT: 0.0, CANDIDATES: 1e6})
 
     with pytest.raises(SystemExit) as left:
@@ -48,14 +48,14 @@ def test_missed_threshold_is_reported_and_sets_exit_status(
     assert left.value.code == 1
     shown = capsys.readouterr().out
     assert shown.count("held") == shown.count("MISSED") == 1
-    assert [bar["held"] for bar in json.loads(labelled_passage.read_text())["bars"]] == [
+    assert [bar["held"] for bar in json.loads(file.read_text())["bars"]] == [
         True,
         False,
     ]
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    measured = {CONCAT: [4.0, 40.0, 4.0], CANDIDATES: [3.0, 3.0, 3.0], KNOWN: [1.0, 10.0, 1.0]}
+    measured = {CONCAT: [4.0, 40.0, 4.0], CANDIDATES: [3.0, 3.0, 3.0], CACHED: [1.0, 10.0, 1.0]}
 
     values = {bar["of"]: (bar["value"], bar["held"]) for bar in racc.verdicts(measured)}
 

@@ -12,10 +12,10 @@ from benchmarks import racc_demonstrations
 from benchmarks.racc_demonstrations import (
     PROMPTS,
     Variant,
-    asked,
     base_of,
     compressing_methods,
-    made,
+    evaluate_methods,
+    train_variant,
     training_data,
 )
 from bottega.compression import PassageStore
@@ -51,14 +51,16 @@ def test_bases_have_own_words_and_relevance_follows_the_answer() -> None:
 def test_controls_share_compressed_demonstrations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(racc_demonstrations, "BEGUN", 60)
+    monkeypatch.setattr(racc_demonstrations, "INITIALIZATION", 60)
     data = load_benchmark(TASK, seed=0)
-    made(Variant(pointed=False), training_data(TASK, bases=1, shots=3), tmp_path / "small")
+    train_variant(
+        Variant(closed_form=False), training_data(TASK, bases=1, shots=3), tmp_path / "small"
+    )
 
     methods = compressing_methods(data, racc_demonstrations.base_of(data), tmp_path / "small", 3)
-    rows = asked(data, methods)
+    rows = evaluate_methods(data, methods)
 
-    names = ["racc", "racc-told", "racc-flat", "racc-swapped"]
+    names = ["racc", "racc-oracle", "racc-flat", "racc-swapped"]
     assert [row["method"] for row in rows] == names
     # No demonstration is in the prompt.
     assert all(row["n"] == 6 and row["prompt_tokens"] < 30 for row in rows)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""What is timed computes what it is said to compute."""
+"""Timed methods compute the documented results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_reused_passage_gives_the_concatenation_answer() -> None:
     assert query.reused(reuse).tolist() != query.alone().tolist()
 
 
-def test_one_token_a_passage_stands_before_the_question(tmp_path: Path) -> None:
+def test_one_token_a_passage_precedes_the_question(tmp_path: Path) -> None:
     query, store = case(3), PassageStore(tmp_path, Manifest("a", 1, 32))
     torch.manual_seed(0)
     method = OneTokenCompressor(32)

@@ -52,11 +52,11 @@ def test_valid_replies_have_no_problem(reply: Reply) -> None:
         ),
         (Reply({}, LARGE + LARGE, "stop", whole=True), "this question"),
         (Reply({}, LARGE[:-1], "stop", whole=True), "a part"),
-        (Reply({}, LARGE[:40]), "without saying so"),
+        (Reply({}, LARGE[:40]), "without an end marker"),
         (Reply({}, LARGE, whole=True), "no finish_reason"),
-        (Reply({}, LARGE[:40], failed=True, stored="a"), "though it failed"),
-        (Reply(HIT, LARGE[:40], "length", whole=True), "not whole"),
-        (Reply({}, LARGE[:40], "length", whole=True, stored="a"), "not whole"),
+        (Reply({}, LARGE[:40], failed=True, stored="a"), "despite a failure"),
+        (Reply(HIT, LARGE[:40], "length", whole=True), "although incomplete"),
+        (Reply({}, LARGE[:40], "length", whole=True, stored="a"), "although incomplete"),
         (Reply({}, SMALL, "stop", whole=True, stored="a"), "not the master's"),
     ],
 )
@@ -67,7 +67,7 @@ def test_invalid_replies_are_reported(reply: Reply, why: str) -> None:
 def test_reply_from_another_tier_is_reported() -> None:
     reply = Reply({}, SMALL, "stop", whole=True)
     assert reply_problem(reply, "bottega/apprentice") is None
-    assert reply_problem(reply, "bottega/master") == "not the tier that was asked for"
+    assert reply_problem(reply, "bottega/master") == "another tier than the requested one"
 
 
 def test_reply_of_another_namespace_is_reported() -> None:
@@ -75,7 +75,7 @@ def test_reply_of_another_namespace_is_reported() -> None:
     assert client("red", log).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
     assert client("red", log).reply_problem(QUESTION, {"model": "bottega"}, reply) is None
     why = client("blue", log).reply_problem(QUESTION, {"model": "bottega"}, reply)
-    assert why == "a reply that red was given"
+    assert why == "a reply of namespace red"
 
 
 @pytest.mark.parametrize(
