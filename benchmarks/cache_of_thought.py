@@ -41,8 +41,8 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome, pipeline_method
 from bottega.evaluation.runner import evaluate
 from bottega.evaluation.streams import StreamResult
+from bottega.pipeline import FixedRouter
 from bottega.protocols import Retriever
-from bottega.routing import FixedRouter
 from bottega.types import Query
 
 DIGITS = Setting("digits:half=second", 1, "image", tuple(range(10, 100, 10)), seeds=(0, 1, 2, 3, 4))

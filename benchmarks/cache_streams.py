@@ -37,6 +37,7 @@ from bottega.evaluation.outcomes import Method, Outcome, pipeline_method
 from bottega.evaluation.retriever_factory import CachingEmbedder
 from bottega.evaluation.streams import StreamResult, stream
 from bottega.knowledge import View
+from bottega.pipeline import FixedRouter
 from bottega.protocols import Generator, Retriever, Router, Vectors
 from bottega.retrieval import (
     CrossModalRetriever,
@@ -48,7 +49,7 @@ from bottega.retrieval import (
     TfidfKeywordExtractor,
 )
 from bottega.retrieval.keywords import response_text
-from bottega.routing import ColdStartRouter, CoverageRouter, FixedRouter, RandomRouter
+from bottega.routing import ColdStartRouter, CoverageRouter, RandomRouter
 
 APPRENTICE, MASTER = "apprentice", "master"
 BRIEF = InterleavedPrompter(show_choices=False, repeat_question=False)

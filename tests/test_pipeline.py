@@ -12,11 +12,10 @@ import pytest
 from bottega.errors import BatchError, ImageError, SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser
-from bottega.pipeline import Pipeline, QueryInput
+from bottega.pipeline import FixedRouter, Pipeline, QueryInput
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.reranking import TopKReranker
-from bottega.routing import FixedRouter
 from bottega.types import (
     IMAGE_QUESTION,
     Answer,

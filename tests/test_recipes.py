@@ -10,10 +10,11 @@ import pytest
 from bottega.errors import EmptyKnowledgeBaseError, SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
+from bottega.pipeline import FixedRouter
 from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought, visual_rag
 from bottega.recording import PriceTable, TokenPrice
-from bottega.routing import ColdStartRouter, FixedRouter, RandomRouter
+from bottega.routing import ColdStartRouter, RandomRouter
 from bottega.types import Answer, Prompt, Query, Trace
 from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
 

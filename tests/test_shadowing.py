@@ -8,11 +8,11 @@ import pytest
 from bottega.errors import SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser, agreement
-from bottega.pipeline import Pipeline
+from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.reranking import GatedReranker, TopKReranker
-from bottega.routing import BenefitGate, FixedRouter, ShadowSampler
+from bottega.routing import BenefitGate, ShadowSampler
 from bottega.shadowing import ShadowRecorder
 from bottega.types import Candidate, Prompt, Query, Usage
 from tests.builders import candidates

@@ -104,6 +104,16 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
 
 
 @dataclass(frozen=True)
+class FixedRouter:
+    """Router of a pipeline with one tier."""
+
+    tier: Tier
+
+    async def __call__(self, query: Query, /) -> Tier:
+        return self.tier
+
+
+@dataclass(frozen=True)
 class Pipeline:
     """Steps that turn a query into an answer, and the order of these steps.
 

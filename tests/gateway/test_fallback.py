@@ -13,8 +13,8 @@ from bottega.errors import RejectedError, ServerFailedError
 from bottega.gateway.completion import Fallback
 from bottega.gateway.ports import TierCapabilities
 from bottega.generation import ScriptedGenerator
+from bottega.pipeline import FixedRouter
 from bottega.protocols import Router, Tier
-from bottega.routing import FixedRouter
 from bottega.types import Answer, Query
 from tests.gateway.harness import client, harness, raw, user_messages
 

@@ -11,9 +11,9 @@ from bottega.gateway.ports import Tenant
 from bottega.gateway.running.caches import NamespacePool
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.pipeline import FixedRouter
 from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought
-from bottega.routing import FixedRouter
 
 
 async def test_namespaces_are_opened_once_and_the_oldest_is_closed(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         from bottega.generation import ScriptedGenerator
         from bottega.parsing import plain_text
         from bottega.prompting import InterleavedPrompter
-        from bottega.routing import BudgetRouter, CoverageRouter, FixedRouter
+        from bottega.pipeline import FixedRouter
+from bottega.routing import BudgetRouter, CoverageRouter
 
         tier = Tier("only", ScriptedGenerator(lambda prompt: "of the shop"))
         pipeline = Pipeline(FixedRouter(tier), InterleavedPrompter(), plain_text, tiers=(tier,))
@@ -100,7 +101,7 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
         from bottega.generation import ScriptedGenerator
         from bottega.parsing import plain_text
         from bottega.prompting import InterleavedPrompter, ReasoningPrompter, PromptTemplate
-        from bottega.routing import FixedRouter
+        from bottega.pipeline import FixedRouter
         from bottega.types import Candidate, Example, Query
 
         brief = ScriptedGenerator(lambda prompt: "cat", name="brief")

@@ -10,13 +10,12 @@ import pytest
 from bottega.errors import SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser
-from bottega.pipeline import Pipeline
+from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Generator, Tier
 from bottega.recording.traces import stored_tree
 from bottega.reranking import JointChoiceSearch
 from bottega.reranking.flat_search import log_softmax
-from bottega.routing import FixedRouter
 from bottega.types import (
     Candidate,
     Completion,

@@ -9,11 +9,10 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.generation import ScriptedGenerator
-from bottega.pipeline import Pipeline
+from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Tier
 from bottega.recording.traces import read_tree, stored_tree
 from bottega.reranking import Variant
-from bottega.routing import FixedRouter
 from bottega.types import Candidate, Example, Query, Sampling, SearchResult
 from tests.builders import solid_image
 from tests.reranking.tiny_search import (

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from bottega.errors import SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser, most_frequent
-from bottega.pipeline import Pipeline
+from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
-from bottega.routing import ConfidenceEscalation, FixedRouter
+from bottega.routing import ConfidenceEscalation
 from bottega.types import Answer, Query, Sampling
 from tests.routing.builders import QUERY, TIERS
 

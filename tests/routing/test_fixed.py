@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from bottega.generation import ScriptedGenerator
+from bottega.pipeline import FixedRouter
 from bottega.protocols import Router, Tier
-from bottega.routing import ColdStartRouter, FixedRouter
+from bottega.routing import ColdStartRouter
 from bottega.types import Answer as Said
 from bottega.types import Completion, Prompt, Query, Reply, Trace
 

@@ -33,13 +33,12 @@ from bottega.image import Image
 from bottega.knowledge.loaders.folders import SUFFIXES
 from bottega.naming import BUNDLED, open_model
 from bottega.parsing import plain_text
-from bottega.pipeline import Pipeline
+from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.recipes import visual_rag
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
-from bottega.routing import FixedRouter
 from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
 
 CONCURRENCY = 16

@@ -36,11 +36,11 @@ from bottega.evaluation.searchers import SAMPLES, MethodContext, max_search_call
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import suggestion
+from bottega.pipeline import FixedRouter
 from bottega.protocols import Retriever, Tier
 from bottega.recipes import Classifier, default_prompter
 from bottega.recipes.racc import check_compressor_files
 from bottega.retrieval import BalancedSampler, UniformSampler
-from bottega.routing import FixedRouter
 from bottega.types import Query
 
 MAX_IN_CONTEXT = 200

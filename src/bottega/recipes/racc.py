@@ -11,7 +11,7 @@ from bottega.errors import LoadError, SettingError, StoreError
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser
-from bottega.pipeline import Pipeline
+from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import (
     Generator,
@@ -24,7 +24,6 @@ from bottega.protocols import (
     Tier,
 )
 from bottega.retrieval import DenseRetriever
-from bottega.routing import FixedRouter
 from bottega.types import Candidate, Prefix, Query, Sampling
 
 if TYPE_CHECKING:

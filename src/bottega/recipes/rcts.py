@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser, same_answer
-from bottega.pipeline import Pipeline
+from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import ConclusionPrompter, ContinuationPrompter, InterleavedPrompter
 from bottega.protocols import (
     Generator,
@@ -32,7 +32,6 @@ from bottega.reranking import (
     check_depth,
 )
 from bottega.retrieval import DenseRetriever
-from bottega.routing import FixedRouter
 from bottega.types import Prompt, Query, Sampling
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bottega.errors import EmptyKnowledgeBaseError
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser
-from bottega.pipeline import Pipeline
+from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import (
     Generator,
@@ -21,7 +21,6 @@ from bottega.protocols import (
 )
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
-from bottega.routing import FixedRouter
 from bottega.types import Sampling
 
 

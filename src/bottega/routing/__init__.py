@@ -16,7 +16,6 @@ from bottega.routing.routers import (
     ColdStartRouter,
     ConfidenceEscalation,
     CoverageRouter,
-    FixedRouter,
     RandomRouter,
 )
 
@@ -27,7 +26,6 @@ __all__ = [
     "ColdStartRouter",
     "ConfidenceEscalation",
     "CoverageRouter",
-    "FixedRouter",
     "RandomRouter",
     "ShadowQuality",
     "ShadowSampler",

@@ -143,7 +143,7 @@ class BenefitGate:
 
     def shows(self, candidates: Sequence[Candidate], /) -> bool:
         """Whether to show these demonstrations."""
-        return bool(candidates) and self._open[self._band(nearest(candidates))]
+        return bool(candidates) and self._open[bisect_right(self._edges, nearest(candidates))]
 
     def learn(
         self, candidates: Sequence[Candidate], with_score: float, without_score: float
@@ -183,10 +183,9 @@ class BenefitGate:
 
     def state(self) -> dict[str, object]:
         """Return the state for `restore`, as JSON values."""
-        samples = [list(sample) for sample in self._samples]
         return {
             "format": FORMAT,
-            "samples": samples,
+            "samples": [list(sample) for sample in self._samples],
             "edges": list(self._edges),
             "open": list(self._open),
         }
@@ -202,9 +201,6 @@ class BenefitGate:
         self._samples.clear()
         self._samples.extend(samples)
         self._edges, self._open = edges, shown
-
-    def _band(self, similarity: float) -> int:
-        return bisect_right(self._edges, similarity)
 
     def _by_band(self) -> list[list[PairedSample]]:
         found: list[list[PairedSample]] = [[] for _ in self._open]

@@ -39,16 +39,6 @@ def check_fraction(name: str, value: float) -> float:
     return value
 
 
-class FixedRouter:
-    """Router that sends every query to one tier."""
-
-    def __init__(self, tier: Tier) -> None:
-        self._tier = tier
-
-    async def __call__(self, query: Query, /) -> Tier:
-        return self._tier
-
-
 class ColdStartRouter:
     """Router that sends the first `n` queries to the master and all others through `then`.
 
@@ -91,27 +81,23 @@ class RandomRouter:
         self, tiers: Sequence[Tier], master_rate: float | Sequence[float], seed: int = 0
     ) -> None:
         self._tiers = tiers
-        self._shares = _shares(len(tiers), master_rate)
+        if isinstance(master_rate, int | float):
+            others = (1 - master_rate) / max(1, len(tiers) - 1)
+            shares = [others] * (len(tiers) - 1) + [float(master_rate)]
+        else:
+            shares = list(master_rate)
+        valid = len(shares) == len(tiers) and all(0 <= share <= 1 for share in shares)
+        if not valid or not math.isclose(sum(shares), 1):
+            raise SettingError(
+                f"master_rate must be a probability, or one for each of {len(tiers)} tiers, got"
+                f" {master_rate}",
+                hint="set it between 0 and 1, or pass one probability for each tier with the sum 1",
+            )
+        self._shares = shares
         self._rng = random.Random(seed)
 
     async def __call__(self, query: Query, /) -> Tier:
         return self._rng.choices(self._tiers, self._shares)[0]
-
-
-def _shares(tiers: int, master_rate: float | Sequence[float]) -> list[float]:
-    if isinstance(master_rate, int | float):
-        others = max(1, tiers - 1)
-        shares = [(1 - master_rate) / others] * (tiers - 1) + [float(master_rate)]
-    else:
-        shares = list(master_rate)
-    valid = len(shares) == tiers and all(0 <= share <= 1 for share in shares)
-    if not valid or not math.isclose(sum(shares), 1):
-        raise SettingError(
-            f"master_rate must be a probability, or one for each of {tiers} tiers, got"
-            f" {master_rate}",
-            hint="set it between 0 and 1, or pass one probability for each tier with the sum 1",
-        )
-    return shares
 
 
 STEP = 0.02
@@ -206,19 +192,16 @@ class ConfidenceEscalation:
         if better is None:
             return None
         if answer.valid and answer.confidence is None:
-            self._warn(tier.name)
+            if tier.name not in self._warned:
+                self._warned.add(tier.name)
+                log.warning(
+                    "answers of %r have no confidence: valid ones are kept; request"
+                    " log-probabilities, or sample several and choose by most_frequent",
+                    tier.name,
+                )
             return None
         confidence = answer.confidence if answer.valid and answer.confidence is not None else -1.0
         return None if confidence >= self._below else better
-
-    def _warn(self, name: str) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
-            log.warning(
-                "answers of %r have no confidence: valid ones are kept; request"
-                " log-probabilities, or sample several and choose by most_frequent",
-                name,
-            )
 
 
 PATIENCE = 50  # queries until the first call to the master counts as failed
@@ -287,7 +270,12 @@ class BudgetRouter:
 
     async def __call__(self, query: Query, /) -> Tier:
         if self._costs[True].value is None:
-            return self._first()
+            # Ask the master once, to learn its price; again only after that call must have failed.
+            self._since_master += 1
+            if self._since_master <= PATIENCE:
+                return self._apprentice
+            self._since_master = 0
+            return self._master
         return self._master if self._is_masters_turn() else self._apprentice
 
     def _is_masters_turn(self) -> bool:
@@ -302,15 +290,6 @@ class BudgetRouter:
             chosen = chosen or self._position <= self._rate_sum
         return chosen
 
-    def _first(self) -> Tier:
-        """Return the master once, to learn its price, and again only after that call must have
-        failed."""
-        self._since_master += 1
-        if self._since_master <= PATIENCE:
-            return self._apprentice
-        self._since_master = 0
-        return self._master
-
     async def observe(self, trace: Trace, /) -> None:
         """Count the cost of an answered query. Raises `SettingError` if its price is unknown."""
         cost = trace.cost_usd
@@ -324,7 +303,14 @@ class BudgetRouter:
         if to_master or trace.dismissed or trace.tier == self._apprentice.name:
             self._costs[to_master].add(cost)
         self._account(self._target - cost, forgiven=not to_master)
-        self._warn()
+        if self.too_small and not self._warned:
+            self._warned = True
+            log.warning(
+                "the apprentice alone costs %.6f USD per query and the budget is %.6f: "
+                "no query goes to the master, and spending exceeds the budget",
+                self._costs[False].value,
+                self._target,
+            )
 
     def charge(self, usd: float) -> None:
         """Count other spending."""
@@ -336,16 +322,6 @@ class BudgetRouter:
         self._saved = min(self._saved + change, self._max_saved * self._target)
         if forgiven:
             self._saved = max(self._saved, floor)
-
-    def _warn(self) -> None:
-        if self.too_small and not self._warned:
-            self._warned = True
-            log.warning(
-                "the apprentice alone costs %.6f USD per query and the budget is %.6f: "
-                "no query goes to the master, and spending exceeds the budget",
-                self._costs[False].value,
-                self._target,
-            )
 
 
 class RecentMean:

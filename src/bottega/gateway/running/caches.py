@@ -45,7 +45,7 @@ from bottega.knowledge import (
 )
 from bottega.naming import NOTE, open_embedder
 from bottega.parsing import FinalAnswerParser, agreement, most_frequent
-from bottega.pipeline import Pipeline
+from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Embedder, Escalation, Retriever, Router, Tier
 from bottega.recipes import cache_of_thought
 from bottega.recording import CacheRecorder
@@ -64,7 +64,6 @@ from bottega.routing import (
     ColdStartRouter,
     ConfidenceEscalation,
     CoverageRouter,
-    FixedRouter,
     RandomRouter,
     ShadowSampler,
 )
