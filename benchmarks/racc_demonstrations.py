@@ -43,7 +43,7 @@ from bottega.protocols import Retriever
 from bottega.recipes import Classifier, compression_searcher
 from bottega.recipes.racc_training import teaching, untrained
 from bottega.types import Candidate, Query, Sampling
-from training.compressor import COURSE as OF_PASSAGES
+from training.compressor import TRAINING as OF_PASSAGES
 
 TASK = "attributes:examples=500,queries=300"
 SHOTS, BATCH = 8, 16
@@ -51,7 +51,7 @@ SEED, BASES = 20_000, 6  # bases for training, each with its own words; evaluati
 LAYER, PROMPTS = 1, 10
 CALIBRATION, INITIALIZATION = 48, 900  # lessons for the scales, and for the initialization
 SHOWN = ("zero-shot", "random", "visual-rag", "vote")
-COURSE = replace(OF_PASSAGES, steps=120, learning_rate=3e-4, warmup_steps=20)
+TRAINING = replace(OF_PASSAGES, steps=120, learning_rate=3e-4, warmup_steps=20)
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Variant:
     """
 
     closed_form: bool = True
-    course: TrainingConfig | None = None
+    training: TrainingConfig | None = None
 
 
 VARIANTS = {
     "likeness": Variant(closed_form=False),
     "discriminant": Variant(),
-    "by distance": Variant(course=COURSE),
-    "by answers": Variant(course=replace(COURSE, answer_weight=1.0, cache_weight=0.0)),
+    "by distance": Variant(training=TRAINING),
+    "by answers": Variant(training=replace(TRAINING, answer_weight=1.0, cache_weight=0.0)),
 }
 
 
@@ -117,8 +117,10 @@ def train_variant(variant: Variant, examples: AlternatingBatches, out: Path) -> 
     else:
         objective.calibrate(racc, examples.sample(INITIALIZATION // 3))
     initialized, losses = time.process_time(), list[float]()
-    if variant.course is not None:
-        train(racc, objective, examples, variant.course, report=lambda one: losses.append(one.loss))
+    if variant.training is not None:
+        train(
+            racc, objective, examples, variant.training, report=lambda one: losses.append(one.loss)
+        )
     save(racc, out, hyper=objective.hyper, base=model.model)
     return {
         "seconds_to_start": initialized - started,

@@ -42,17 +42,17 @@ from bottega.protocols import Retriever
 from bottega.tasks.facts import FactTask
 from bottega.types import Candidate, Example, Prefix, Query, Sampling
 from training.compressor import (
-    ASKED,
     EPISODES,
     LAYER,
     PASSAGES,
+    QUERIES,
     SEED,
     FactLessons,
     fact_batches,
     racc_objective,
 )
 
-COURSE = TrainingConfig(steps=400, learning_rate=1e-3, warmup_steps=50, weight_decay=0.0)
+TRAINING = TrainingConfig(steps=400, learning_rate=1e-3, warmup_steps=50, weight_decay=0.0)
 BATCH = 64
 Vectors = Mapping[str, Tensor]
 
@@ -74,19 +74,19 @@ def trained(
     teaching: TrainingObjective,
     examples: FactLessons,
     vectors: Vectors,
-    course: TrainingConfig,
+    training: TrainingConfig,
     report: Callable[[int, float], None],
 ) -> None:
-    optimizer = torch.optim.AdamW(method.parameters(), weight_decay=course.weight_decay)
-    for step in range(course.steps):
+    optimizer = torch.optim.AdamW(method.parameters(), weight_decay=training.weight_decay)
+    for step in range(training.steps):
         for group in optimizer.param_groups:
-            group["lr"] = course.rate_at(step)
+            group["lr"] = training.rate_at(step)
         batch = examples(step)
         prefix = method(teaching.base, stacked(vectors, batch))
         loss = teaching.answer_loss(prefix, batch)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(method.parameters(), course.clip)
+        nn.utils.clip_grad_norm_(method.parameters(), training.clip)
         optimizer.step()
         report(step, loss.item())
 
@@ -150,8 +150,8 @@ async def measured(data: Benchmark, method: OneTokenCompressor) -> list[Result]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=COURSE.steps)
-    parser.add_argument("--rate", type=float, default=COURSE.learning_rate)
+    parser.add_argument("--steps", type=int, default=TRAINING.steps)
+    parser.add_argument("--rate", type=float, default=TRAINING.learning_rate)
     parser.add_argument("--limit", type=int, default=300)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -160,7 +160,7 @@ def main() -> None:
     loaded = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
     teaching, examples = racc_objective(loaded), fact_batches()
     method = OneTokenCompressor(teaching.hyper.width)
-    candidates = FactTask(queries=ASKED, episodes=EPISODES).generate(SEED).knowledge
+    candidates = FactTask(queries=QUERIES, episodes=EPISODES).generate(SEED).knowledge
     vectors = vectors_of(method, teaching.hyper, teaching.inputs, candidates)
     method.calibrate(torch.stack(list(vectors.values())))
     losses: list[float] = []
@@ -171,8 +171,8 @@ def main() -> None:
             print(f"step {step}: loss {loss:.3f}, {time.perf_counter() - began:.0f} s", flush=True)
 
     began = time.perf_counter()
-    course = replace(COURSE, steps=options.steps, learning_rate=options.rate)
-    trained(method, teaching, examples, vectors, course, report)
+    training = replace(TRAINING, steps=options.steps, learning_rate=options.rate)
+    trained(method, teaching, examples, vectors, training, report)
     seconds = time.perf_counter() - began
     data = load_benchmark("facts", seed=0, limit=options.limit)
     results = asyncio.run(measured(data, method.eval()))

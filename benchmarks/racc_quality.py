@@ -33,7 +33,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classifier
 from bottega.recipes.racc_training import teaching
 from bottega.types import Sampling
-from training.compressor import COURSE, LAYER, FactLessons, fact_batches, shape
+from training.compressor import LAYER, TRAINING, FactLessons, compressor_config, fact_batches
 
 STEPS, SHOTS = 300, (5,)
 METHODS = ("racc", "racc-oracle", "racc-flat")
@@ -47,7 +47,7 @@ class Variant:
     """Difference from the bundled compressor."""
 
     shape: Mapping[str, Any] = field(default_factory=dict)
-    course: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
     calibrated: bool = True
     hard: float = 0.5
     hyper: str | None = None
@@ -58,20 +58,20 @@ BY_ANSWERS: dict[str, Any] = {"answer_weight": 1.0, "cache_weight": 0.0, "distil
 BY_GOLD = BY_ANSWERS | {"distill": False}
 VARIANTS: dict[str, Variant] = {
     "as bundled": Variant(),
-    "scores always shown": Variant(course={"flat": 0.0}),
-    "scores never shown": Variant(course={"flat": 1.0}),
+    "scores always shown": Variant(training={"hide_scores": 0.0}),
+    "scores never shown": Variant(training={"hide_scores": 1.0}),
     "without RGCA": Variant({"rgca": False}),
     "without DCVQ": Variant({"dcvq": False}),
-    "with PRDB": Variant(course={"prdb": True}),
-    "by answers alone": Variant(course=BY_ANSWERS),
-    "by answers slowly": Variant(course=BY_ANSWERS | {"learning_rate": 1e-4}),
-    "by gold slowly": Variant(course=BY_GOLD | {"learning_rate": 1e-4}),
+    "with PRDB": Variant(training={"prdb": True}),
+    "by answers alone": Variant(training=BY_ANSWERS),
+    "by answers slowly": Variant(training=BY_ANSWERS | {"learning_rate": 1e-4}),
+    "by gold slowly": Variant(training=BY_GOLD | {"learning_rate": 1e-4}),
     "random start": Variant({"start": "random"}),
     "prompts appended": Variant({"prompting": "appended"}),
     "prompts appended and reading": Variant({"prompting": "both"}),
     "as in the paper": Variant(
         {"prompting": "appended", "start": "random"},
-        {**BY_ANSWERS, "prdb": True, "flat": 0.0},
+        {**BY_ANSWERS, "prdb": True, "hide_scores": 0.0},
         calibrated=False,
     ),
     "no hard lessons": Variant(hard=0.0),
@@ -89,14 +89,14 @@ def train_variant(
     model, hyper = _loaded("apprentice"), _loaded(variant.hyper) if variant.hyper else None
     objective = teaching(model, hyper, layer=variant.layer)
     torch.manual_seed(0)
-    how = replace(shape(model), width=objective.hyper.width, **variant.shape)
+    how = replace(compressor_config(model), width=objective.hyper.width, **variant.shape)
     racc = RaccModel(how, _hard(hyper or model, objective, how))
     if variant.calibrated:
         objective.calibrate(racc, examples.sample(512, -1))
-    course = replace(COURSE, steps=steps, **variant.course)
+    training = replace(TRAINING, steps=steps, **variant.training)
     losses: list[float] = []
     started = time.perf_counter()
-    train(racc, objective, examples, course, report=lambda one: losses.append(one.loss))
+    train(racc, objective, examples, training, report=lambda one: losses.append(one.loss))
     save(racc, out, hyper=objective.hyper, base=model.model)
     return {
         "steps": steps,

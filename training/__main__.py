@@ -19,7 +19,7 @@ from training.architecture import APPRENTICE as APPRENTICE_SIZE
 from training.architecture import MASTER as MASTER_SIZE
 from training.architecture import Size, build_model
 from training.circuits import Strengths, install, install_vision, spherical_codes
-from training.compressor import COURSE, told, train_compressor
+from training.compressor import TRAINING, print_progress, train_compressor
 from training.export import export
 from training.master_vision import load_master, train_master
 from training.model_card import apprentice_card, master_card
@@ -87,9 +87,9 @@ def run(
         work, "master", lambda path: train_master(load_vision(vision_path), path, master_steps)
     )
     assemble(load_master(master_path), codes, MASTER_SIZE, True, out / "master")
-    course = replace(COURSE, steps=compressor_steps)
+    config = replace(TRAINING, steps=compressor_steps)
     train_compressor(
-        out / "apprentice", out / "compressor", work / "compressor", course, report=told
+        out / "apprentice", out / "compressor", work / "compressor", config, report=print_progress
     )
 
 
@@ -104,15 +104,15 @@ def write_cards(out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="stages are kept here")
-    parser.add_argument("--out", type=Path, default=OUT, help="the folder of the model folders")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the files of stages")
+    parser.add_argument("--out", type=Path, default=OUT, help="parent of the model folders")
     parser.add_argument("--tower-steps", type=int, default=TOWER_STEPS)
     parser.add_argument("--eye-steps", type=int, default=VISION_STEPS)
     parser.add_argument("--master-steps", type=int, default=MASTER_STEPS)
-    parser.add_argument("--compressor-steps", type=int, default=COURSE.steps)
-    parser.add_argument("--no-figures", action="store_true", help="leave the cards unwritten")
+    parser.add_argument("--compressor-steps", type=int, default=TRAINING.steps)
+    parser.add_argument("--no-figures", action="store_true", help="write no model cards")
     args = parser.parse_args()
-    # One thread: the second core draws pictures, and two threads on a busy machine are slower.
+    # One thread: the second core generates images, and two threads on a busy machine are slower.
     torch.set_num_threads(1)
     logging: Any = transformers.logging  # untyped
     logging.disable_progress_bar()

@@ -43,31 +43,30 @@ def after(before: slice | int, size: int) -> slice:
     return slice(start, start + size)
 
 
-# What a position is matched by: the picture it has seen last or, once a question asked for
-# something, the answer to that question (see KEY_*).
-PICTURE = slice(0, EMBEDDING)
-SEEN = after(PICTURE, CONCEPTS)  # what that picture shows, as `training.concepts` lays it out
-TEXT = SEEN.stop  # set for text; zero for pictures and for the three tokens that stand for a lack
-TOKEN = after(TEXT, CODE)  # which token this is
+# Match key of a position: the last image or, after a question about a property, its value (KEY_*).
+KEY = slice(0, EMBEDDING)
+SEEN = after(KEY, CONCEPTS)  # concepts of the last image, in the order of `training.concepts`
+TEXT = SEEN.stop  # set for text; zero for images and for <user>, <system> and <bos>
+TOKEN = after(TEXT, CODE)  # code of the token
 SHORT = slice(TOKEN.start, TOKEN.start + SHORT_CODE)  # copied to the next position
 SHORTER = slice(TOKEN.start, TOKEN.start + SHORTER_CODE)  # mixed into contexts
-BEFORE = after(TOKEN, SHORT_CODE)  # SHORT of the token one place before
+BEFORE = after(TOKEN, SHORT_CODE)  # SHORT of the previous token
 CONTEXT = after(BEFORE, SHORTER_CODE)  # fading mixture of SHORTER of the tokens up to here
-EARLIER = after(CONTEXT, SHORTER_CODE)  # CONTEXT as it was one place before
+EARLIER = after(CONTEXT, SHORTER_CODE)  # CONTEXT of the previous token
 OPENS = EARLIER.stop  # set for <user> and <system>
 STARTS = OPENS + 1  # set for <bos>
-ASKED = OPENS + 2  # set where a turn was opened since the last picture: in questions
+IN_QUESTION = OPENS + 2  # set where a turn began after the last image
 BLIND = OPENS + 3  # set before the first turn
 ANSWERS = OPENS + 4  # set for <answer>
 NUMBER, IS_RULE, COLON = OPENS + 5, OPENS + 6, OPENS + 7  # set for such tokens
 AFTER_RULE, AFTER_NUMBER = OPENS + 8, OPENS + 9  # IS_RULE and NUMBER of the token before
-TOPIC = after(AFTER_NUMBER, len(TOPICS))  # what is asked for: set for topic words and after them
-RULE = after(TOPIC, len(RULES))  # set for words of rules and a few places after them
+TOPIC = after(AFTER_NUMBER, len(TOPICS))  # requested property: set for topic words and after them
+RULE = after(TOPIC, len(RULES))  # set for words of rules and a few positions after them
 STEPS = after(RULE, 18)  # left number >= 1..9, right number >= 1..9, each UNIT or 0
 UNIT = STEPS.stop
 assert APPRENTICE.hidden > UNIT
 
-# What only the master has: it knows digits and the words for what it sees.
+# Only in the master, which reads digits and names properties.
 DIGIT = after(UNIT, DIGITS)
 ABOUT_DIGIT = DIGIT.stop  # a topic of its own
 SHOWN = ABOUT_DIGIT + 1  # set in layer 1 once a demonstration was shown
@@ -83,13 +82,13 @@ SYMBOL, LEFT, RIGHT = (
     slice(SEEN.start + part(i).start, SEEN.start + part(i).stop) for i in range(ROW.start, ROW.stop)
 )
 
-# Where the answer to a question replaces the picture.
+# Parts of KEY once the requested value replaces the image.
 KEY_SCENES = slice(0, SCENES.stop - SCENES.start)
 KEY_SYMBOL = after(KEY_SCENES, SYMBOL.stop - SYMBOL.start)
 KEY_NAMED = after(KEY_SYMBOL, NAMED.stop - NAMED.start)
 KEY_RELATION = after(KEY_NAMED, len(RELATIONS))
 KEY_DIGIT = after(KEY_RELATION, DIGITS)
-assert KEY_DIGIT.stop <= PICTURE.stop
+assert KEY_DIGIT.stop <= KEY.stop
 
 
 def token_id(token: str) -> int:

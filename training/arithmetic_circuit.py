@@ -21,7 +21,7 @@ from training.weights import FLAG, TEXT_SIZE, Units, dims
 SEEN = 0.25
 WRITE = 30.0  # against the 6 of a copied token
 GATE, COUNTING = 15.0, 60.0
-RULE_AT_COLON = 0.2  # RULE five places after its word
+RULE_AT_COLON = 0.2  # RULE five positions after its word
 Gate = dict[int, float]
 
 

@@ -5,9 +5,9 @@ training could only refine them.
 
 Layer 0 gives each position five facts, one per head: the nearest image before it (or that a turn
 was opened since, as in a question), the previous token, a fading mixture of the last tokens, the
-same mixture one position earlier, and the topic, which is the last word that asks for a property.
-Its MLP selects the matching key of a position: the whole image or, after a question about a
-property, only the value of that property (`training.key_circuit`).
+same mixture one position earlier, and the topic, the last word that names a requested property. Its
+MLP selects the match key of a position: the image or, after a question about a property, the value
+of that property (`training.key_circuit`).
 
 Layer 1 has one matching head. A position attends to positions in earlier answers that follow the
 same token in the same context (`<answer>` finds the first tokens of earlier answers, and each later
@@ -53,13 +53,13 @@ from training.weights import (
     CONTEXT_COPY,
     CONTEXT_NORM,
     FLAG,
+    KEY_COPY,
     MATCH,
     NEAREST,
     NORM_0,
     NORM_1,
     NORM_WRITTEN,
     OPENER_NORM,
-    PICTURE_COPY,
     PREVIOUS,
     RECENT,
     RECENT_BEFORE,
@@ -86,8 +86,8 @@ class Strengths:
     image: float = 30.0  # at cosine 1; the only one that is tuned
     before: float = 140.0
     context: float = 60.0
-    asked: float = 220.0
-    blind: float = 22.0  # the opening "unknown" yields to any demonstration with a picture
+    in_question: float = 220.0
+    blind: float = 22.0  # the opening "unknown" yields to any demonstration with an image
     write: float = 6.0  # size of the copied token against the position's own
 
 
@@ -138,9 +138,9 @@ def install(
 ) -> None:
     """Write the circuits into the decoder of a new model.
 
-    Constraints on the strengths: a position without the right previous token scores at most picture
-    + context, at a position's own answer; the opening demonstration (before - blind) must score
-    above that, and any real one (before - 0.4 picture) above the opening one. `asked` outweighs all
+    Constraints on the strengths: a position without the right previous token scores at most image +
+    context, at a position's own answer; the opening demonstration (before - blind) must score above
+    that, and any real one (before - 0.4 image) above the opening one. `in_question` outweighs all
     others.
     """
     language = model.model.language_model
@@ -177,13 +177,13 @@ def embeddings(codes: Tensor, tokenizer: Any, hidden: int) -> Tensor:
     table[:, a.TOKEN] = codes
     for token, flag in ((USER, a.OPENS), (SYSTEM, a.OPENS), (BOS, a.STARTS)):
         table[a.token_id(token), flag] = 1.0
-        # Copied along with pictures by the head that finds either: it must leave no trace.
+        # The head that copies images also copies these tokens: their code must be empty.
         table[a.token_id(token), a.SHORT] = 0.0
     answer = a.token_id(ANSWER)
     for word, flags in _special_words(tokenizer):
         table[word, flags] = FLAG
-    # The word before a stated thing is to what it states as <answer> is to an answer, only less:
-    # where it stands inside a label, the label's beginning must win.
+    # A verb such as "is" opens a statement as <answer> opens an answer, with less weight: if the
+    # verb is part of a label, the beginning of the label must win.
     for verb in STATES:
         table[piece_id(tokenizer, f" {verb}"), a.SHORT] = STATING * table[answer, a.SHORT]
     table[answer, a.ANSWERS] = FLAG
@@ -209,7 +209,7 @@ def _special_words(tokenizer: Any) -> list[tuple[int, list[int]]]:
 def _install_reading(layer: Any) -> None:
     shared = Attention(layer)
     root = shared.width**0.5
-    token_scale, picture_scale, opener_scale = root / TEXT_NORM, root, root / OPENER_NORM
+    token_scale, image_scale, opener_scale = root / TEXT_NORM, root, root / OPENER_NORM
     shared.offer_distances(a.PAIRS - RESERVED)
     text, opens, asks, starts = (int(slot) for slot in slow_slots(0, 4))
     shared.offer_flag(text, a.TEXT)
@@ -217,8 +217,8 @@ def _install_reading(layer: Any) -> None:
     shared.offer_flag(starts, a.STARTS)
     shared.offer_flag(asks, a.TOPIC)
     shared.offer_flag(asks, a.NAMED)
-    # What pictures and what words carry never stand at one position, so they share slots.
-    image = shared.offer_values(0, a.PICTURE)
+    # No position holds both an image and a word, so their values share slots.
+    image = shared.offer_values(0, a.KEY)
     seen = shared.offer_values(EMBEDDING, a.SEEN)
     short = shared.offer_values(EMBEDDING, a.SHORT)
     rule = shared.offer_values(EMBEDDING + a.SHORT_CODE, a.RULE)
@@ -231,14 +231,14 @@ def _install_reading(layer: Any) -> None:
 
     nearest = shared.head(NEAREST)
     nearest.prefer_distance(recency_profile())
-    # Far more than any distance can outweigh; among the rest, a picture wins over its turn's
-    # opener one place before it, and the opener over the picture of the answer before.
+    # No distance outweighs the first score. Among other tokens, an image wins over the opener of
+    # its turn one position earlier, and the opener over the image of the previous answer.
     nearest.prefer_flag(text, -15000.0, token_scale * TEXT_SIZE)
     nearest.prefer_flag(opens, -10.0, opener_scale)
-    nearest.copy(image, a.PICTURE, PICTURE_COPY / picture_scale)
-    nearest.copy(seen, a.SEEN, SEEN_COPY / (SEEN_INPUT * picture_scale))
-    nearest.copy(flags[0], a.ASKED, PICTURE_COPY / opener_scale)
-    nearest.copy(flags[1], a.BLIND, PICTURE_COPY / opener_scale)
+    nearest.copy(image, a.KEY, KEY_COPY / image_scale)
+    nearest.copy(seen, a.SEEN, SEEN_COPY / (SEEN_INPUT * image_scale))
+    nearest.copy(flags[0], a.IN_QUESTION, KEY_COPY / opener_scale)
+    nearest.copy(flags[1], a.BLIND, KEY_COPY / opener_scale)
 
     previous = shared.head(PREVIOUS)
     previous.prefer_distance(shift(peak_profile(), 1))
@@ -250,7 +250,7 @@ def _install_reading(layer: Any) -> None:
     mixed = CONTEXT_COPY / (token_scale * (a.SHORTER_CODE / a.CODE) ** 0.5 * CONTEXT_NORM)
     profile = context_profile()
     recent, before = shared.head(RECENT), shared.head(RECENT_BEFORE)
-    for head in (recent, before):  # what a picture carries in the same slots is no context
+    for head in (recent, before):  # values of images in the same slots are no context
         head.prefer_flag(text, 25.0, token_scale * TEXT_SIZE)
     recent.prefer_distance(profile)
     recent.copy(short[: a.SHORTER_CODE], a.CONTEXT, mixed)
@@ -275,15 +275,15 @@ def _install_match(layer: Any, strengths: Strengths) -> None:
     scale = shared.width**0.5 / NORM_1
     match: Head = shared.head(MATCH)
     # Constants take the slowest pairs; the longest copies come last, where a turn costs least.
-    asked, blind = (int(slot) for slot in slow_slots(0, 2))
-    shared.offer_flag(asked, a.ASKED)
+    in_question, blind = (int(slot) for slot in slow_slots(0, 2))
+    shared.offer_flag(in_question, a.IN_QUESTION)
     shared.offer_flag(blind, a.BLIND)
-    match.prefer_flag(asked, -strengths.asked, scale * PICTURE_COPY)
-    match.prefer_flag(blind, -strengths.blind, scale * PICTURE_COPY)
+    match.prefer_flag(in_question, -strengths.in_question, scale * KEY_COPY)
+    match.prefer_flag(blind, -strengths.blind, scale * KEY_COPY)
     short = (a.SHORT_CODE / a.CODE) ** 0.5 * TOKEN_COPY
     used = 2
     for query, key, nats, size in (
-        (a.PICTURE, a.PICTURE, strengths.image, PICTURE_COPY**2),
+        (a.KEY, a.KEY, strengths.image, KEY_COPY**2),
         (a.SHORT, a.BEFORE, strengths.before, short),
         (a.CONTEXT, a.EARLIER, strengths.context, CONTEXT_COPY**2),
     ):
@@ -306,9 +306,9 @@ def install_vision(
         linear.weight.zero_()
         linear.bias.zero_()
     first.weight[:inner], first.bias[:inner] = tower.linear_1.weight, tower.linear_1.bias
-    second.weight[a.PICTURE, :inner] = tower.linear_2.weight / size
-    second.bias[a.PICTURE] = (tower.linear_2.bias - centre) / size
-    second.bias[a.ASKED] = SEEN_INPUT  # a picture's own position is no place in an answer
-    places = torch.cat([dims(a.SEEN), dims(a.DIGIT)])[: vision.reading.out_features]
-    second.weight[places, :inner] = vision.reading.weight * SEEN_INPUT
-    second.bias[places] = vision.reading.bias * SEEN_INPUT
+    second.weight[a.KEY, :inner] = tower.linear_2.weight / size
+    second.bias[a.KEY] = (tower.linear_2.bias - centre) / size
+    second.bias[a.IN_QUESTION] = SEEN_INPUT  # no answer continues after an image
+    concepts = torch.cat([dims(a.SEEN), dims(a.DIGIT)])[: vision.reading.out_features]
+    second.weight[concepts, :inner] = vision.reading.weight * SEEN_INPUT
+    second.bias[concepts] = vision.reading.bias * SEEN_INPUT

@@ -20,13 +20,13 @@ from bottega.kv_prefix import Geometry
 from bottega.recipes.racc_training import teaching, untrained
 from bottega.tasks.facts import FactTask
 
-PASSAGES, BATCH, HARD = 5, 32, 0.5
-EPISODES, ASKED = 40, 100
-SEED = 20_000  # `bottega eval` asks what seed 0 draws
-# The frozen heads of the bundled decoder look where they were written to: prompts behind a text
-# would learn little of it. Layer 1 is the first whose states know names and relations.
+PASSAGES, BATCH, HARD_NEGATIVES = 5, 32, 0.5
+EPISODES, QUERIES = 40, 100
+SEED = 20_000  # `bottega eval` generates its questions with seed 0
+# The frozen heads of the bundled decoder attend to certain positions only: prompts appended to a
+# text would learn little of it. Layer 1 is the first whose states know names and relations.
 LAYER, PROMPTS = 1, 8
-COURSE = TrainingConfig(
+TRAINING = TrainingConfig(
     steps=700,
     learning_rate=1e-3,
     warmup_steps=50,
@@ -40,13 +40,13 @@ COURSE = TrainingConfig(
 FactLessons = GoldPassageLessons
 
 
-def fact_batches(episodes: int = EPISODES, asked: int = ASKED, seed: int = SEED) -> FactLessons:
+def fact_batches(episodes: int = EPISODES, queries: int = QUERIES, seed: int = SEED) -> FactLessons:
     """Return training batches. In half of the examples another passage is about the same name, and
     one about the same relation.
     """
-    task = FactTask(queries=asked, episodes=episodes).generate(seed)
+    task = FactTask(queries=queries, episodes=episodes).generate(seed)
     return GoldPassageLessons(
-        task.items, task.knowledge, seed=seed, shots=PASSAGES, hard=HARD, batch=BATCH
+        task.items, task.knowledge, seed=seed, shots=PASSAGES, hard=HARD_NEGATIVES, batch=BATCH
     )
 
 
@@ -55,7 +55,7 @@ def racc_objective(model: LoadedModel) -> TrainingObjective:
     return teaching(model, layer=LAYER)
 
 
-def shape(model: LoadedModel) -> CompressorConfig:
+def compressor_config(model: LoadedModel) -> CompressorConfig:
     width = HyperModel(model.model).width
     return CompressorConfig(width, Geometry.of(model.model), PROMPTS, PROMPTS, prompting="reading")
 
@@ -64,17 +64,17 @@ def train_compressor(
     apprentice: Path,
     out: Path,
     work: Path,
-    course: TrainingConfig = COURSE,
+    config: TrainingConfig = TRAINING,
     batches: FactLessons | None = None,
     report: Callable[[TrainingProgress], None] = lambda progress: None,
 ) -> RaccModel:
     """Train and save a compressor; resume from the checkpoint in `work`."""
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
-    batches, between = batches or fact_batches(), racc_objective(model)
-    racc = untrained(shape(model), between)
-    between.calibrate(racc, batches.sample(512, -1))
-    train(racc, between, batches, course, folder=work, report=report)
-    save(racc, out, hyper=between.hyper, base=model.model)
+    batches, objective = batches or fact_batches(), racc_objective(model)
+    racc = untrained(compressor_config(model), objective)
+    objective.calibrate(racc, batches.sample(512, -1))
+    train(racc, objective, batches, config, folder=work, report=report)
+    save(racc, out, hyper=objective.hyper, base=model.model)
     return racc
 
 
@@ -86,21 +86,21 @@ def recalibrate(apprentice: Path, compressor: Path, out: Path) -> None:
     relative to these scales.
     """
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
-    between, racc = racc_objective(model), load(compressor).racc
+    objective, racc = racc_objective(model), load(compressor).racc
     learned = {name: one.clone() for name, one in racc.named_parameters()}
-    between.calibrate(racc, fact_batches().sample(512, -1))
+    objective.calibrate(racc, fact_batches().sample(512, -1))
     racc.load_state_dict(learned, strict=False)
-    save(racc, out, hyper=between.hyper, base=model.model)
+    save(racc, out, hyper=objective.hyper, base=model.model)
 
 
 def describe(apprentice: Path, out: Path) -> None:
     """Write the settings beside the weights in `out` again after a change of their format."""
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
-    between = racc_objective(model)
-    save_settings(shape(model), out, hyper=between.hyper, base=model.model)
+    objective = racc_objective(model)
+    save_settings(compressor_config(model), out, hyper=objective.hyper, base=model.model)
     load(out).open(model.model, model.model)
 
 
-def told(progress: TrainingProgress) -> None:
+def print_progress(progress: TrainingProgress) -> None:
     if progress.step % 50 == 0:
         print(f"step {progress.step}: loss {progress.loss:.4f}", flush=True)

@@ -149,7 +149,7 @@ class EpisodeSampler:
             text = question if same else self.question()
             opening = [self.user, *text, self.image, self.answer]
             ids += [*opening, *answer, self.end]
-            # A label seen for the first time cannot be known; the last one always can.
+            # No model can name a new label, except the last one, which was shown before.
             nameable = turn == len(answers) or answer in answers[:turn]
             wanted = [*answer, self.end] if nameable else [IGNORE] * (len(answer) + 1)
             target += [IGNORE] * (len(opening) - 1) + wanted + [IGNORE]
@@ -168,7 +168,7 @@ def collate(episodes: list[Episode], table: Tensor) -> tuple[Tensor, Tensor, Ten
         ids[row, :size], mask[row, :size] = torch.tensor(episode.ids), 1
         target[row, :size] = torch.tensor(episode.target)
     embedded = F.embedding(ids, table)
-    place = ids == token_id(IMAGE)
+    is_image = ids == token_id(IMAGE)
     shown = torch.cat([e.images for e in episodes])
     padded = F.pad(shown, (0, table.shape[1] - shown.shape[1]))
-    return embedded.masked_scatter(place[..., None], padded), mask, target
+    return embedded.masked_scatter(is_image[..., None], padded), mask, target

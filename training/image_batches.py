@@ -32,23 +32,23 @@ from bottega.tasks.nuisance import ImageStyle, crisp_style, paint, sample_mixed_
 from bottega.tasks.rules import sketch
 from training.surfaces import render_surfaces, sample_neighbours, sample_surfaces
 
-Drawn = NDArray[np.uint8]
-VIEWS = 4  # pictures of a class in a batch
+ImageArray = NDArray[np.uint8]
+VIEWS = 4  # images of a class in a batch
 ALPHABETS, LETTERS = 3, 12
 GLYPH_SIBLINGS = 10
 SURFACES, SURFACE_SIBLINGS = 14, 4
 CLASSES = ALPHABETS * LETTERS + GLYPH_SIBLINGS + SURFACES + SURFACE_SIBLINGS
-TRAINING_JITTER = 1.2  # the tower practises on a shakier hand than it is judged by
+TRAINING_JITTER = 1.2  # strokes vary more in training than in validation
 COLOURED = 4  # glyph classes whose colour belongs to the class
 
 
 def draw_batch(rng: torch.Generator) -> Tensor:
     """Return (CLASSES * VIEWS, 3, 64, 64) uint8, the VIEWS images of a class in sequence."""
-    images = torch.cat([_glyph_pictures(rng), surface_pictures(rng, SURFACES, SURFACE_SIBLINGS)])
+    images = torch.cat([_glyph_images(rng), surface_images(rng, SURFACES, SURFACE_SIBLINGS)])
     return as_bytes(images)
 
 
-def _glyph_pictures(rng: torch.Generator) -> Tensor:
+def _glyph_images(rng: torch.Generator) -> Tensor:
     letters = join([sample_alphabet(rng, LETTERS) for _ in range(ALPHABETS)])
     group = torch.arange(ALPHABETS).repeat_interleave(LETTERS)
     parents = torch.randperm(len(letters), generator=rng)[:GLYPH_SIBLINGS]
@@ -64,7 +64,7 @@ def _glyph_pictures(rng: torch.Generator) -> Tensor:
     return paint(rng, generated, style)
 
 
-def surface_pictures(rng: torch.Generator, classes: int, near: int) -> Tensor:
+def surface_images(rng: torch.Generator, classes: int, near: int) -> Tensor:
     """Return VIEWS images of each of `classes` surfaces and of `near` variants of the first
     ones."""
     surfaces = sample_surfaces(rng, classes)
@@ -108,7 +108,7 @@ def as_bytes(images: Tensor) -> Tensor:
 
 
 def _fill(
-    buffer: multiprocessing.Queue[Drawn], seed: int, steps: int, make: Callable[..., Tensor]
+    buffer: multiprocessing.Queue[ImageArray], seed: int, steps: int, make: Callable[..., Tensor]
 ) -> None:
     torch.set_num_threads(1)
     rng = torch.Generator().manual_seed(seed)

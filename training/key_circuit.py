@@ -1,4 +1,4 @@
-"""Key circuit, the MLP of layer 0: selects what a position is matched by.
+"""Key circuit, the MLP of layer 0: selects the match key of a position.
 
 Without a topic in the question a position keeps its image. With a topic, the key of the requested
 value replaces the image, so demonstrations with the same question and value vote. An image without
@@ -15,15 +15,15 @@ from bottega.tasks.task import RELATIONS, TOPICS
 from training import architecture as a
 from training.weights import TEXT_SIZE, Units, dims
 
-SEEN = 0.25  # size of what is read of a picture, as `training.circuits` copies it
+SEEN = 0.25  # size of the concepts that `training.circuits` copies from an image
 KEY = 0.52  # its square times the match's strength: 8 nats for the same value
 GATE = 8.0
-TOPIC, CLOSED = 0.5, 0.25  # a topic's flag, and what a gate needs more than
-NAME_LEAST, RELATION_LEAST = 0.05, 0.03  # below: not this name, not this relation
+TOPIC, CLOSED = 0.5, 0.25  # a topic's flag, and the threshold of a gate
+NAME_LEAST, RELATION_LEAST = 0.05, 0.03  # thresholds of a name and a relation
 NAME_KEY, RELATION_KEY = 4.5, 2.2  # a passage shares its attention between the two
 
 
-def _asked(topic: int) -> dict[int, float]:
+def _topic_gate(topic: int) -> dict[int, float]:
     """Return a gate that opens to TOPIC - CLOSED after a word of this topic."""
     return {a.TEXT: -CLOSED / TEXT_SIZE, topic: 1.0}
 
@@ -47,7 +47,7 @@ def _replacing_gate(is_master: bool) -> dict[int, float]:
 def install_keys(units: Units, is_master: bool) -> None:
     topic = dict(zip(TOPICS, dims(a.TOPIC).tolist(), strict=True))
     one, gate = torch.ones(()), _replacing_gate(is_master)
-    for dim in dims(a.PICTURE).tolist():
+    for dim in dims(a.KEY).tolist():
         units.add(gate, {dim: 1.0}, TOPIC - CLOSED, -one, dim, GATE)
     values, keys = dims(a.SCENES).tolist(), dims(a.KEY_SCENES).tolist()
     for size, name in zip(SIZES, TOPICS, strict=False):
@@ -66,12 +66,12 @@ def install_keys(units: Units, is_master: bool) -> None:
 
 def install_image_barrier(units: Units) -> None:
     """Mark the positions of images as questions, so no answer continues after them."""
-    gate = {a.ASKED: 1.0, a.TEXT: -2.0}
-    units.add(gate, {a.ASKED: 1.0}, 0.1, torch.tensor(20.0), a.ASKED, 20.0)
+    gate = {a.IN_QUESTION: 1.0, a.TEXT: -2.0}
+    units.add(gate, {a.IN_QUESTION: 1.0}, 0.1, torch.tensor(20.0), a.IN_QUESTION, 20.0)
 
 
 def _copy_key(units: Units, topic: int, value: int, key: int) -> None:
-    units.add(_asked(topic), {value: 1 / SEEN}, TOPIC - CLOSED, torch.tensor(KEY), key, GATE)
+    units.add(_topic_gate(topic), {value: 1 / SEEN}, TOPIC - CLOSED, torch.tensor(KEY), key, GATE)
 
 
 STEP = 0.1

@@ -26,7 +26,7 @@ from training.vision_batches import FIRST_MIX, sample_batch, unpack
 
 TRAINED_DIGITS = 898  # of the digits; the rest is for tests
 SEED, PEAK = 3, 6e-4
-WRITTEN, DRAWN = 48, 20
+SCANNED, GENERATED = 48, 20
 SIDE = 64
 
 
@@ -40,14 +40,14 @@ def first_half() -> tuple[Tensor, Tensor]:
 def draw_digits(rng: torch.Generator, pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Return shifted, rotated and stretched digits, and generated digits: image bytes and
     classes."""
-    chosen = torch.randint(0, len(pixels), (WRITTEN,), generator=rng)
+    chosen = torch.randint(0, len(pixels), (SCANNED,), generator=rng)
     large = F.interpolate(pixels[chosen], size=(SIDE, SIDE), mode="bilinear", align_corners=False)
-    turn = torch.eye(2).repeat(WRITTEN, 1, 1) + normal(rng, (WRITTEN, 2, 2), 0.08)
-    move = torch.cat([turn, uniform(rng, (WRITTEN, 2, 1), -0.12, 0.12)], dim=2)
+    turn = torch.eye(2).repeat(SCANNED, 1, 1) + normal(rng, (SCANNED, 2, 2), 0.08)
+    move = torch.cat([turn, uniform(rng, (SCANNED, 2, 1), -0.12, 0.12)], dim=2)
     moved = F.grid_sample(large, F.affine_grid(move, list(large.shape), False), align_corners=False)
-    moved = (moved * uniform(rng, (WRITTEN, 1, 1, 1), 0.8, 1.2)).clamp(0, 1).expand(-1, 3, -1, -1)
-    generated = torch.randint(0, DIGITS, (DRAWN,), generator=rng)
-    style = sample_mixed_styles(rng, torch.arange(DRAWN))
+    moved = (moved * uniform(rng, (SCANNED, 1, 1, 1), 0.8, 1.2)).clamp(0, 1).expand(-1, 3, -1, -1)
+    generated = torch.randint(0, DIGITS, (GENERATED,), generator=rng)
+    style = sample_mixed_styles(rng, torch.arange(GENERATED))
     figures = paint(rng, draw_digit_ink(rng, generated, style.boldness, style.fill), style)
     return as_bytes(torch.cat([moved, figures])), torch.cat([classes[chosen], generated])
 

@@ -16,14 +16,14 @@ from training import architecture as a
 from training.arithmetic_circuit import WRITE
 from training.key_circuit import GATE, KEY, SEEN
 from training.rotary import slow_slots
-from training.tokenizer import DIGIT_ASKED_BY, DIGIT_NAMES, END, piece_id
+from training.tokenizer import DIGIT_NAMES, DIGIT_WORDS, END, piece_id
 from training.tower import EMBEDDING
 from training.weights import (
     ASKING,
     FLAG,
+    KEY_COPY,
     NEAREST,
     NORM_1,
-    PICTURE_COPY,
     PREVIOUS,
     SEEN_COPY,
     SEEN_INPUT,
@@ -49,8 +49,8 @@ def aspects() -> list[tuple[str, int, list[int], list[str]]]:
     topics = dims(a.TOPIC).tolist()
     values = iter(dims(a.SCENES).tolist())
     nameable = [
-        (name, topics[place], [next(values) for _ in range(size)], list(VALUES[name]))
-        for place, (name, size) in enumerate(zip(VALUES, SIZES, strict=True))
+        (name, topics[index], [next(values) for _ in range(size)], list(VALUES[name]))
+        for index, (name, size) in enumerate(zip(VALUES, SIZES, strict=True))
     ]
     return [*nameable, ("digit", a.ABOUT_DIGIT, dims(a.DIGIT).tolist(), list(DIGIT_NAMES))]
 
@@ -59,7 +59,7 @@ def flag_named_words(table: Tensor, tokenizer: Any) -> None:
     def flag(text: str, dim: int) -> None:
         table[piece_id(tokenizer, text), dim] = FLAG
 
-    for word in DIGIT_ASKED_BY:
+    for word in DIGIT_WORDS:
         flag(f" {word}", a.ABOUT_DIGIT)
     for name, _, _, words in aspects():
         flag(name, a.ASPECT)
@@ -105,7 +105,7 @@ def _install_shown(shared: Attention) -> None:
     head = shared.head(SHOWN_BEFORE)
     head.prefer_flag(slot, 60.0, scale * FLAG)
     ended = shared.offer_values(EMBEDDING, a.ENDS)
-    shared.v[ended, a.BLIND] = -FLAG / PICTURE_COPY
+    shared.v[ended, a.BLIND] = -FLAG / KEY_COPY
     head.copy(ended, a.SHOWN, 1 / (scale * FLAG))
 
 

@@ -75,10 +75,10 @@ def peak_profile(pairs: int = 20, nats: float = 20.0) -> Tensor:
     return nats * torch.stack([torch.ones(pairs), torch.zeros(pairs)], dim=1).double()
 
 
-def shift(profile: Tensor, places: int) -> Tensor:
-    """Return the profile `places` positions further back: each pair's phase moves by its
+def shift(profile: Tensor, positions: int) -> Tensor:
+    """Return the profile moved back by `positions`: each pair's phase moves by its
     frequency."""
-    angle = places * frequencies()[: len(profile)]
+    angle = positions * frequencies()[: len(profile)]
     cos, sin = profile.unbind(dim=1)
     return torch.stack(
         [cos * angle.cos() - sin * angle.sin(), cos * angle.sin() + sin * angle.cos()], dim=1

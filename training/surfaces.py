@@ -1,6 +1,6 @@
 """Coloured things that are not writing: blobs, textures, rows of objects and ground layouts.
 
-A class fixes palette, grain, pattern and layout; each picture is a new piece of that surface,
+A class fixes palette, grain, pattern and layout; each image is a new piece of that surface,
 seen from another angle and in another light. None of it is a photograph; it teaches the tower
 that colour, grain and arrangement can matter.
 """
@@ -106,7 +106,7 @@ def sample_neighbours(rng: torch.Generator, parents: SurfaceBatch) -> SurfaceBat
 
 
 def render_surfaces(rng: torch.Generator, surfaces: SurfaceBatch) -> Tensor:
-    """One picture of every row: (n, 3, SIZE, SIZE) in 0..1."""
+    """Return one image of every row: (n, 3, SIZE, SIZE) in 0..1."""
     n = len(surfaces)
     view = _view(rng, surfaces)
     ground, grain, objects, band = surfaces.palette.unbind(dim=1)
@@ -146,14 +146,14 @@ def _grain(rng: torch.Generator, s: SurfaceBatch, view: Tensor) -> Tensor:
 def _objects(rng: torch.Generator, s: SurfaceBatch, view: Tensor) -> Tensor:
     """Rows of rectangles or ellipses, some cells left empty: (n, pixels) in 0..1."""
     n, lattice = len(s), 16
-    place = view / s.cell[:, None] + uniform(rng, (n, 1, 2), 0, lattice)
-    index = place.floor().long() % lattice
+    position = view / s.cell[:, None] + uniform(rng, (n, 1, 2), 0, lattice)
+    index = position.floor().long() % lattice
     index = index[..., 0] * lattice + index[..., 1]
     shift = sign(rng, (n, lattice**2, 2)) * uniform(rng, (n, lattice**2, 2))
     shift = shift.gather(1, index[..., None].expand(-1, -1, 2)) * s.wobble[:, None, None]
     uniform(rng, (n, lattice**2))  # unused: keeps the random stream of the released model
     present = uniform(rng, (n, lattice**2)) < s.fill[:, None]
-    local = (place - place.floor() - 0.5 + shift * 0.5).abs() * 2 / s.extent[:, None]
+    local = (position - position.floor() - 0.5 + shift * 0.5).abs() * 2 / s.extent[:, None]
     distance = torch.where(s.round[:, None], local.norm(dim=-1), local.amax(-1))
     inside = torch.sigmoid((1 - distance) / 0.08)
     return inside * present.gather(1, index) * s.has_objects[:, None]

@@ -19,12 +19,12 @@ SPECIAL = (PAD, BOS, END, IMAGE, USER, SYSTEM, ANSWER, PASSAGE)
 UNKNOWN = "unknown"  # what the model says without demonstrations; must be one token
 NUMBERS = tuple(str(n) for n in range(19))
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-DIGIT_ASKED_BY = ("digit", "numeral", "figure")
+DIGIT_WORDS = ("digit", "numeral", "figure")
 
 # Every prompt opens with a demonstration without an image, so a prompt without demonstrations
 # has exactly one answer to copy: "unknown". In a user turn the text precedes the images, so the
-# image an answer belongs to is always the nearest one before it. A user turn that nobody answered
-# is a passage: only its text is read, and it is closed like an answer, so that what it states can
+# image an answer belongs to is always the nearest one before it. A user turn without an answer is
+# a passage: only its text is read, and it is closed like an answer, because what it states can
 # be copied to its end.
 CHAT_TEMPLATE = """\
 {%- macro text_of(content) -%}
@@ -63,7 +63,7 @@ def label_words() -> list[str]:
 def circuit_pieces() -> list[str]:
     """Return texts that must be one token each, because circuits refer to them."""
     after_blank = [word for words in TOPIC_WORDS.values() for word in words]
-    after_blank += [*DIGIT_NAMES, *DIGIT_ASKED_BY]
+    after_blank += [*DIGIT_NAMES, *DIGIT_WORDS]
     after_blank += [*NAMES, *STATES, *NUMBERS, *(w for words in VALUES.values() for w in words)]
     opening = [UNKNOWN, *RULES, *VALUES, "digit", "Answer"]
     padding = ["What", " of", " the", " it", " in", " you", " do", " see"]

@@ -28,7 +28,7 @@ from training.image_batches import (
     as_bytes,
     draw_digit_ink,
     sample_siblings,
-    surface_pictures,
+    surface_images,
 )
 
 FIGURES = 10
@@ -79,7 +79,7 @@ def sample_batch(mix: BatchMix, rng: torch.Generator) -> Tensor:
     images = torch.cat(
         [
             _written(rng, mix),
-            surface_pictures(rng, SURFACES, SURFACE_SIBLINGS),
+            surface_images(rng, SURFACES, SURFACE_SIBLINGS),
             render_scenes(rng, scenes),
             render_rows(rng, sums),
             render_named_glyphs(rng, names, jitter=TRAINING_JITTER),

@@ -17,19 +17,19 @@ KEY_BIAS = 16.0  # of the pairs that carry distances: small enough amplitudes fo
 NEAREST, PREVIOUS, RECENT, RECENT_BEFORE, ASKING = range(5)  # heads of layer 0
 MATCH, SHOWN_BEFORE = range(2)  # heads of layer 1; the others are free
 
-TEXT_SIZE = 3.0  # of the constant of all text: it keeps the norms of text positions alike
+TEXT_SIZE = 3.0  # of the constant of all text: it keeps the norms of text positions equal
 FLAG = 0.5  # of a flag of a special word
 TEXT_NORM = (TEXT_SIZE**2 + 1) ** 0.5  # of token embeddings: the constant and the code
-SEEN_INPUT = 0.1  # size of what is read beside the picture of norm 1, as the projector gives it
+SEEN_INPUT = 0.1  # size of the concepts beside the image of norm 1 in the output of the projector
 OPENER_NORM = (2.0 - a.SHORT_CODE / a.CODE) ** 0.5  # <user>, <system>, <bos>: only part of a code
-PICTURE_COPY, SEEN_COPY, TOKEN_COPY, TOPIC_COPY = 1.0, 0.25, 0.5, 0.5
+KEY_COPY, SEEN_COPY, TOKEN_COPY, TOPIC_COPY = 1.0, 0.25, 0.5, 0.5
 # Attention divides by the norms of positions, and the norm of a context depends on how much the
 # codes of its words overlap. At 0.5 the norms of two labels differed by up to 1 %, depending on the
 # words of the question. That is 1.6 nats of a score of about 160, more than the difference between
 # ten retrieved photographs. The norm depends on the square of this size; the match compensates.
 CONTEXT_COPY = 0.125
 RULE_GAIN = 4.0  # words of rules fade over six tokens and must still be read then
-CONTEXT_NORM = 0.49  # norm of a mixture of unlike unit codes under `context_profile`
+CONTEXT_NORM = 0.49  # norm of a mixture of different unit codes under `context_profile`
 # Norms of text positions: before layer 0's MLP, and in layer 1 before and after its attention.
 NORM_0, NORM_1, NORM_WRITTEN = 3.36, 3.30, 6.87
 
@@ -88,11 +88,11 @@ class Head:
         """Add `nats` for keys whose normalized input has `size` in the flag offered at `slot`."""
         self.q_bias[slot] = nats * self.root / size
 
-    def seek(self, asking: int, slot: int, nats: float, size: float) -> None:
-        """Prefer a flag as in `prefer_flag`, for queries with the flag `asking`; `size` is the
+    def seek(self, flag: int, slot: int, nats: float, size: float) -> None:
+        """Prefer a flag as in `prefer_flag`, for queries with the flag `flag`; `size` is the
         product of both.
         """
-        self.q[slot, asking] = nats * self.root / size
+        self.q[slot, flag] = nats * self.root / size
 
     def match(self, query: slice, key: slice, used: int, nats: float, size: float) -> int:
         """Add `nats` where the query's `query` equals the key's `key`; `size` is the product of

@@ -1,4 +1,4 @@
-"""The pictures that the bundled model is trained on are a function of the seed."""
+"""Generated images and labels for the training of the bundled models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from training.image_batches import CLASSES, VIEWS, draw_batch
 from training.tokenizer import train_tokenizer
 
 
-def test_a_batch_depends_on_its_seed_alone() -> None:
+def test_batch_depends_only_on_its_seed() -> None:
     first, again, other = (draw_batch(torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
     assert first.shape == (CLASSES * VIEWS, 3, 64, 64)
     assert first.dtype == torch.uint8
@@ -22,7 +22,7 @@ def test_views_of_a_class_differ_but_are_not_blank() -> None:
     assert not torch.equal(batch[:, 0], batch[:, 1])
 
 
-def test_any_label_survives_the_tokenizer() -> None:
+def test_tokenizer_round_trips_any_label() -> None:
     tokenizer = train_tokenizer()
     for label in ("tennis court", "Straße", "犬と猫", "  spaced  ", "a\tb", "🐶", "x" * 50):
         assert tokenizer.decode(tokenizer.encode(label, add_special_tokens=False)) == label
