@@ -198,7 +198,7 @@ def test_a_custom_pipeline_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch)
         "from bottega.generation import ScriptedGenerator\n"
         "from bottega.parsing import plain_text\n"
         "from bottega.prompting import InterleavedPrompter\n"
-        "from bottega.routing import FixedRouter\n"
+        "from bottega.pipeline import FixedRouter\n"
         "tier = Tier('only', ScriptedGenerator(lambda prompt: 'x', name='mine'), 3)\n"
         "pipeline = Pipeline(FixedRouter(tier), InterleavedPrompter(), plain_text, tiers=(tier,))\n"
     )

@@ -35,7 +35,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         from bottega.parsing import plain_text
         from bottega.prompting import InterleavedPrompter
         from bottega.pipeline import FixedRouter
-from bottega.routing import BudgetRouter, CoverageRouter
+        from bottega.routing import BudgetRouter, CoverageRouter
 
         tier = Tier("only", ScriptedGenerator(lambda prompt: "of the shop"))
         pipeline = Pipeline(FixedRouter(tier), InterleavedPrompter(), plain_text, tiers=(tier,))
