@@ -11,9 +11,10 @@ import sqlite3
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from bottega.errors import BottegaError, NotFoundError, SettingError
 from bottega.gateway.accounting.database import GATEWAY_DB, connect
@@ -28,10 +29,6 @@ MAX_NAME_LENGTH = 200
 TOKEN = re.compile(r"sk-bottega-([0-9a-f]{12})-([0-9a-f]{64})", re.ASCII)
 TIER = re.compile(r"\*|[a-z][a-z0-9_-]{0,31}")
 NO_KEY = "0" * 12, "0" * 64
-COLUMNS = (
-    "id, name, namespace, admin, can_store, requests_per_minute, usd_per_month, created, revoked,"
-    " max_concurrent, tiers, max_namespaces"
-)
 
 
 @dataclass(frozen=True)
@@ -55,10 +52,7 @@ class Account:
     max_namespaces: int | None = None
 
 
-@dataclass(frozen=True)
-class _StoredAccount:
-    account: Account
-    digest: bytes
+COLUMNS = [one.name for one in fields(Account)]
 
 
 class Accounts:
@@ -70,7 +64,7 @@ class Accounts:
         self.path = path
         self._connection = connection
         self._lock = threading.Lock()
-        self._accounts: Mapping[str, _StoredAccount] = {}
+        self._accounts: Mapping[str, tuple[Account, bytes]] = {}
         self._stamp: object = None
         self._version: tuple[int, int] | None = None
         self._failing = False
@@ -95,9 +89,9 @@ class Accounts:
         in constant time for valid and invalid keys."""
         found = TOKEN.fullmatch(token or "")
         id, secret = found.groups() if found else NO_KEY
-        stored = self._accounts.get(id, NO_ACCOUNT)
-        is_valid = hmac.compare_digest(sha256(secret.encode()).digest(), stored.digest)
-        return stored.account if is_valid and stored.account.revoked is None else None
+        account, digest = self._accounts.get(id, NO_ACCOUNT)
+        is_valid = hmac.compare_digest(sha256(secret.encode()).digest(), digest)
+        return account if is_valid and account.revoked is None else None
 
     def add(
         self,
@@ -114,11 +108,6 @@ class Accounts:
     ) -> tuple[Account, str]:
         """Add an account. Return it and its key, which cannot be shown again. Raises
         `SettingError`."""
-        _check_name(name)
-        _check_namespace(namespace)
-        _check_limits(requests_per_minute, usd_per_month)
-        _check_access(max_concurrent, tiers, max_namespaces)
-        secret = secrets.token_hex(32)
         account = Account(
             secrets.token_hex(6),
             name,
@@ -132,12 +121,14 @@ class Accounts:
             tiers=None if tiers is None else tuple(tiers),
             max_namespaces=max_namespaces,
         )
-        digest = sha256(secret.encode()).digest()
-        fields = {**vars(account), "tiers": None if tiers is None else ",".join(tiers)}
-        values = (*(fields[column] for column in COLUMNS.split(", ")), digest)
+        _check(account)
+        secret = secrets.token_hex(32)
+        row = {**vars(account), "tiers": None if tiers is None else ",".join(tiers)}
+        values = (*row.values(), sha256(secret.encode()).digest())
         with self._lock, GATEWAY_DB.translated(path_text(self.path)):
             self._connection.execute(
-                f"INSERT INTO accounts ({COLUMNS}, secret) VALUES ({','.join('?' * len(values))})",
+                f"INSERT INTO accounts ({', '.join(COLUMNS)}, secret)"
+                f" VALUES ({', '.join('?' * len(values))})",
                 values,
             )
         self._refresh()
@@ -146,7 +137,7 @@ class Accounts:
     def list(self) -> list[Account]:
         """Return all accounts, oldest first, revoked ones included."""
         self._refresh()
-        return [stored.account for stored in self._accounts.values()]
+        return [account for account, _ in self._accounts.values()]
 
     def revoke(self, id: str) -> Account:
         """Revoke a key by its id, or by the key itself if it leaked. A second call changes
@@ -161,7 +152,7 @@ class Accounts:
         self._refresh()
         if id not in self._accounts:  # the message omits the argument: it may be a key
             raise NotFoundError("no key has this id", hint="`bottega keys ls` shows the ids")
-        return self._accounts[id].account
+        return self._accounts[id][0]
 
     def claim_namespace(self, id: str, namespace: str, most: int) -> bool:
         """Record that the key uses this namespace. Return False if it has already used `most` other
@@ -210,97 +201,54 @@ class Accounts:
             ).fetchone()
             if stamp != self._stamp:
                 rows = self._connection.execute(
-                    f"SELECT secret, {COLUMNS} FROM accounts ORDER BY created, id"
+                    f"SELECT secret, {', '.join(COLUMNS)} FROM accounts ORDER BY created, id"
                 )
-                self._accounts = {row[1]: _accounts(*row) for row in rows}
+                self._accounts = {row[1]: _stored_account(*row) for row in rows}
             self._stamp, self._version = stamp, (version, changed)
 
 
-def _accounts(
-    digest: bytes,
-    id: str,
-    name: str,
-    namespace: str,
-    admin: int,
-    can_store: int,
-    per_minute: int | None,
-    per_month: float | None,
-    created: float,
-    revoked: float | None,
-    max_concurrent: int | None,
-    tiers: str | None,
-    max_namespaces: int | None,
-) -> _StoredAccount:
-    if not (isinstance(digest, bytes) and is_text(id) and is_text(name) and is_text(namespace)):
-        raise TypeError(f"account {id!a} is damaged")
-    account = Account(
-        id,
-        name,
-        namespace,
-        bool(admin),
-        bool(can_store),
-        per_minute,
-        per_month,
-        created,
-        revoked,
-        max_concurrent,
-        None if tiers is None else tuple(filter(None, tiers.split(","))),
-        max_namespaces,
-    )
-    return _StoredAccount(account, digest)
+def _stored_account(digest: bytes, *row: Any) -> tuple[Account, bytes]:
+    values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+    texts = (values[name] for name in ("id", "name", "namespace"))
+    if not (isinstance(digest, bytes) and all(map(is_text, texts))):
+        raise TypeError(f"account {values['id']!a} is damaged")
+    for name in ("admin", "can_store"):
+        values[name] = bool(values[name])
+    if values["tiers"] is not None:
+        values["tiers"] = tuple(filter(None, values["tiers"].split(",")))
+    return Account(**values), digest
 
 
-NO_ACCOUNT = _StoredAccount(
-    Account("", "anonymous", revoked=0.0), sha256(secrets.token_bytes(32)).digest()
+# Its key is unknown, so invalid ids take as long as valid ones.
+NO_ACCOUNT = (
+    Account("", "anonymous", revoked=0.0),
+    sha256(secrets.token_bytes(32)).digest(),
 )
 
 
-def _check_name(name: str) -> None:
-    if not is_text(name) or not name.isprintable() or not 0 < len(name.strip()) <= MAX_NAME_LENGTH:
-        raise SettingError(
-            f"name must be printable text, got {name[:MAX_NAME_LENGTH]!a}",
-            hint=f"use 1 to {MAX_NAME_LENGTH} printable characters, such as 'team-a'",
-        )
-
-
-def _check_namespace(namespace: str) -> None:
-    printable = is_text(namespace) and (namespace.isprintable() or not namespace)
-    if not printable or len(namespace) > MAX_NAME_LENGTH:
-        raise SettingError(
-            f"namespace must be printable text, got {namespace[:MAX_NAME_LENGTH]!a}",
-            hint=f"use up to {MAX_NAME_LENGTH} printable characters, such as 'team-a'",
-        )
-
-
-def _check_limits(per_minute: int | None, per_month: float | None) -> None:
-    if per_minute is not None and not 1 <= per_minute < 2**31:
-        raise SettingError(
-            f"requests_per_minute must be at least 1, got {per_minute}",
-            hint="give 1 or more, or leave it out for no limit",
-        )
-    if per_month is not None and not (math.isfinite(per_month) and per_month >= 0):
-        raise SettingError(
-            f"usd_per_month must be at least 0, got {per_month}",
-            hint="give 0 or more, or leave it out for no limit",
-        )
-
-
-def _check_access(
-    max_concurrent: int | None, tiers: Sequence[str] | None, max_namespaces: int | None
-) -> None:
-    if max_concurrent is not None and not 1 <= max_concurrent < 2**31:
-        raise SettingError(
-            f"max_concurrent must be at least 1, got {max_concurrent}",
-            hint="give 1 or more, or leave it out",
-        )
-    if max_namespaces is not None and not 0 <= max_namespaces < 2**31:
-        raise SettingError(
-            f"max_namespaces must be at least 0, got {max_namespaces}",
-            hint="give 0 or more, or leave it out",
-        )
-    for name in tiers or ():
-        if not (isinstance(name, str) and TIER.fullmatch(name)):
+def _check(account: Account) -> None:
+    for name, text, least in (("name", account.name, 1), ("namespace", account.namespace, 0)):
+        printable = is_text(text) and text.isprintable() and len(text.strip()) >= least
+        if not printable or len(text) > MAX_NAME_LENGTH:
             raise SettingError(
-                f"tiers must be tier names, got {str(name)[:MAX_NAME_LENGTH]!a}",
+                f"{name} must be printable text, got {text[:MAX_NAME_LENGTH]!a}",
+                hint=f"use {least} to {MAX_NAME_LENGTH} printable characters, such as 'team-a'",
+            )
+    for name, number, least in (
+        ("requests_per_minute", account.requests_per_minute, 1),
+        ("usd_per_month", account.usd_per_month, 0),
+        ("max_concurrent", account.max_concurrent, 1),
+        ("max_namespaces", account.max_namespaces, 0),
+    ):
+        limit = math.inf if name == "usd_per_month" else 2**31
+        if number is not None and not least <= number < limit:
+            raise SettingError(
+                f"{name} must be at least {least}, got {number}",
+                hint=f"give {least} or more, or leave it out",
+            )
+    for tier in account.tiers or ():
+        if not (isinstance(tier, str) and TIER.fullmatch(tier)):
+            raise SettingError(
+                f"tiers must be tier names, got {str(tier)[:MAX_NAME_LENGTH]!a}",
                 hint="give names such as apprentice,master, or * for all",
             )
