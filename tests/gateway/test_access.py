@@ -20,10 +20,10 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import SettingError
-from bottega.gateway.accounting.access import Access, KeyDefaults
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE, GATEWAY_DB
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.limiter import Access, KeyDefaults
 from bottega.gateway.decode_budget import CLIENT
 from bottega.gateway.running.build import build
 from bottega.gateway.running.caches import NamespacePool

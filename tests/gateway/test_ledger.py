@@ -15,7 +15,7 @@ import pytest
 from bottega.errors import StoreError
 from bottega.gateway.accounting import ledger as module
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.entries import Batch, EntryFile, Shadow
+from bottega.gateway.accounting.database import Batch, EntryFile, Shadow
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from tests.gateway.ledgers import count, entry, file, ledger, until
 
@@ -316,7 +316,7 @@ def test_gates_keep_their_state(file: Path) -> None:
 
 WRITER = """
 import sys, time
-from bottega.gateway.accounting.entries import Batch
+from bottega.gateway.accounting.database import Batch
 from bottega.gateway.accounting.ledger import Entry, Ledger
 ledger = Ledger.open(sys.argv[1])
 number = 0

@@ -12,7 +12,7 @@ import pytest
 
 from bottega.errors import StoreError
 from bottega.gateway.accounting import ledger as module
-from bottega.gateway.accounting.entries import Batch, EntryFile
+from bottega.gateway.accounting.database import Batch, EntryFile
 from bottega.gateway.accounting.ledger import Ledger
 from tests.gateway.ledgers import count, entry, file, ledger, until
 

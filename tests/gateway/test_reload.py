@@ -14,8 +14,7 @@ from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
 from bottega.gateway.running.admission import Admission
 from bottega.gateway.running.build import build
-from bottega.gateway.running.process import DrainingServer
-from bottega.gateway.running.reload import RELOADED, reload
+from bottega.gateway.running.process import RELOADED, DrainingServer, reload
 from bottega.openai_api.errors import ApiError
 from bottega.types import Usage
 from tests.gateway.gateways import ENVIRONMENT, gateway_config

@@ -1,4 +1,4 @@
-"""Daily sums equal the sums of the entries, and reports read the daily sums."""
+"""Daily sums equal the sums of the database, and reports read the daily sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from bottega.gateway.accounting import database, entries
+from bottega.gateway.accounting import database
 from bottega.gateway.accounting.database import COLUMNS, GATEWAY_DB, KEYS, VALUES
 from bottega.gateway.accounting.ledger import Entry, Ledger, State
 from bottega.gateway.accounting.savings import COSTS, Savings, savings
@@ -124,7 +124,7 @@ def test_a_report_does_not_read_every_entry(
             savings(ledger, namespace=namespace)
         return steps[0]
 
-    monkeypatch.setattr(entries, "connect", connect)
+    monkeypatch.setattr(database, "connect", connect)
     fill(ledger, 3000)
     few = work()
     fill(ledger, 9000, seed=1)

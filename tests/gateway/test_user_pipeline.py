@@ -16,7 +16,7 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.gateway.running.build import build_for_pipeline
-from bottega.gateway.running.pipeline_target import config_of, load_pipeline
+from bottega.gateway.running.tiers import config_of, load_pipeline
 from bottega.pipeline import Pipeline
 from bottega.types import Query
 from tests.builders import solid_image

@@ -10,9 +10,9 @@ import typer
 
 from bottega.cli.options import CONFIG, DataFolder, Json
 from bottega.cli.output import note, print_json, print_table, say
-from bottega.gateway.accounting.access import ALL
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.limiter import ALL
 from bottega.gateway.config.loading import load_config
 from bottega.naming import suggestion
 

@@ -107,7 +107,7 @@ def serve(
 def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, Pipeline | None]:
     with _serve_extra():
         from bottega.gateway.config.loading import load_config, parse_config
-        from bottega.gateway.running.pipeline_target import config_of, load_pipeline
+        from bottega.gateway.running.tiers import config_of, load_pipeline
     if sum((target is not None, file is not None, demo)) > 1:
         raise SettingError(
             "several gateways are given", hint="choose one of MODULE:PIPELINE, --config and --demo"

@@ -13,9 +13,8 @@ from time import perf_counter
 
 from bottega._util.caching import LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, StoreError
-from bottega.gateway.accounting.access import Access
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.limiter import Limiter
+from bottega.gateway.accounting.limiter import Access, Limiter
 from bottega.gateway.completion import ChatJob, ChatResult, ChatStream, Completer, TenantQuery
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
 from bottega.gateway.errors import to_api_error, unknown_key

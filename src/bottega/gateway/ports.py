@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.entries import State
+from bottega.gateway.accounting.database import State
 from bottega.gateway.accounting.limiter import Hold
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion

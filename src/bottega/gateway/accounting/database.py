@@ -1,9 +1,15 @@
-"""Schema of gateway.db: accounts, ledger entries, their daily sums, spending and notes."""
+"""Tables of gateway.db: accounts, ledger entries, their daily sums, spending and notes."""
 
 from __future__ import annotations
 
+import math
 import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
+from typing import Any, Literal
 
 from bottega._util.sqlite import FileKind
 from bottega.errors import StoreError
@@ -173,3 +179,221 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
         raise StoreError(f"folder {path_text(path.parent)} does not exist", hint="create it first")
     with GATEWAY_DB.translated(name):
         return GATEWAY_DB.open(path, busy_seconds=BUSY_SECONDS)
+
+
+# A shadow is an extra call after an answer, made to measure the demonstrations. It has a cost but
+# is not a client's request.
+State = Literal["answered", "replayed", "passed_through", "failed", "shadow"]
+Value = str | int | float | None
+Row = tuple[Any, ...]  # as returned by SQLite
+AccountMonth = tuple[str, str]
+
+MAX_USD = 1e12
+MAX_COUNT = 2**62
+PRUNE_BATCH = 5_000
+INSERT_BATCH = 250
+
+
+@dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
+class Entry:
+    """Ledger entry of one request. `cost_usd` is None if the price is
+    unknown; it includes `dismissed_usd`, the cost of tiers whose answers were escalated.
+    `similarity` is that of the best example found, shown or not, None without a retrieval or a
+    candidate."""
+
+    time: float
+    request_id: str
+    account: str
+    namespace: str
+    tier: str
+    model: str
+    state: State
+    shots: int = 0
+    similarity: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float | None = None
+    seconds: float = 0.0
+    status: int = 200
+    dismissed_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """Shadow sample: the agreement of an answer with the master's, from 0 to 1, with and without
+    demonstrations."""
+
+    time: float
+    request_id: str
+    namespace: str
+    similarity: float
+    with_score: float
+    without_score: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows for one transaction. `spent` is the cost of the entries in US dollars, by month and
+    account."""
+
+    entries: Sequence[Entry] = ()
+    shadows: Sequence[Shadow] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+    spent: Mapping[AccountMonth, float] = field(default_factory=dict)
+    lost: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.entries or self.shadows or self.notes or self.spent or self.lost)
+
+
+class EntryFile:
+    """Tables of the ledger. Not thread-safe."""
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        self.name = path_text(path)
+        self._connection = connect(path, create=create)
+
+    def write(self, batch: Batch) -> None:
+        """Write the batch in one transaction."""
+        entries = [_entry_row(entry) for entry in batch.entries]
+        shadows = [_shadow_row(shadow) for shadow in batch.shadows]
+        spent = [(month, _text(account), usd) for (month, account), usd in batch.spent.items()]
+        notes = [(_text(name), _text(value)) for name, value in batch.notes.items()]
+        with GATEWAY_DB.translated(self.name):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._insert("entries", entries)
+                self._insert("shadows", shadows)
+                self._connection.executemany("REPLACE INTO notes VALUES (?, ?)", notes)
+                self._connection.executemany(
+                    "INSERT INTO spending VALUES (?, ?, ?)"
+                    " ON CONFLICT DO UPDATE SET usd = usd + excluded.usd",
+                    spent,
+                )
+                if batch.lost:
+                    self._connection.execute(
+                        "INSERT INTO notes VALUES ('lost', ?) ON CONFLICT DO UPDATE"
+                        " SET value = value + excluded.value",
+                        (str(batch.lost),),
+                    )
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # a full disk has rolled back already
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _insert(self, table: str, rows: Sequence[tuple[Value, ...]]) -> None:
+        """Insert many rows per statement: between two statements this thread releases the GIL and
+        waits for the event loop to give it back."""
+        for start in range(0, len(rows), INSERT_BATCH):
+            some = rows[start : start + INSERT_BATCH]
+            marks = f"({', '.join('?' * len(some[0]))})"
+            self._connection.execute(
+                f"INSERT INTO {table} VALUES {', '.join([marks] * len(some))}",
+                list(chain.from_iterable(some)),
+            )
+
+    def read(self, sql: str, *values: Value) -> list[Row]:
+        with GATEWAY_DB.translated(self.name):
+            return self._connection.execute(sql, values).fetchall()
+
+    def spent_since(self, month: str) -> dict[AccountMonth, float]:
+        """Return the spending in US dollars by month and account, from this month on."""
+        rows = self.read("SELECT month, account, usd FROM spending WHERE month >= ?", month)
+        with GATEWAY_DB.reading(self.name):
+            return {(str(month), str(account)): float(usd) for month, account, usd in rows}
+
+    def prune(self, before: float) -> int:
+        """Delete up to `PRUNE_BATCH` older rows of each table. Return their number; 0 means that
+        none are left. Monthly spending is kept."""
+        with GATEWAY_DB.translated(self.name):
+            return sum(
+                self._connection.execute(
+                    f"DELETE FROM {table} WHERE rowid IN"
+                    f" (SELECT rowid FROM {table} WHERE time < ? LIMIT {PRUNE_BATCH})",
+                    (before,),
+                ).rowcount
+                for table in ("entries", "shadows")
+            )
+
+    def forget_notes(self, prefix: str, before: float) -> int:
+        """Delete notes whose name has this prefix and whose value starts with an earlier time than
+        `before`. Return their number."""
+        with GATEWAY_DB.translated(self.name):
+            return self._connection.execute(
+                "DELETE FROM notes WHERE substr(name, 1, ?) = ? AND CAST(value AS REAL) < ?",
+                (len(prefix), prefix, before),
+            ).rowcount
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def month_of(moment: float) -> str:
+    """Return the calendar month in UTC, such as 2026-11."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m")
+
+
+def month_bounds(moment: float) -> tuple[float, float]:
+    """Return the first moment of the month that contains `moment`, and of the next month."""
+    begins = datetime.fromtimestamp(moment, UTC).replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0
+    )
+    ends = (begins + timedelta(days=32)).replace(day=1)
+    return begins.timestamp(), ends.timestamp()
+
+
+def dollars(cost: float | None) -> float | None:
+    """Return the cost, None if it is negative, NaN or too large: one infinite cost would use up
+    every budget."""
+    return cost if cost is not None and 0 <= cost < MAX_USD else None
+
+
+def _entry_row(entry: Entry) -> tuple[Value, ...]:
+    """Return the columns of an entry. Values from upstreams are clamped, since one value that
+    SQLite rejects would fail the whole batch."""
+    return (
+        entry.time,
+        _text(entry.request_id),
+        _text(entry.account),
+        _text(entry.namespace),
+        _text(entry.tier),
+        _text(entry.model),
+        entry.state,
+        _count(entry.shots),
+        _finite(entry.similarity),
+        _count(entry.prompt_tokens),
+        _count(entry.completion_tokens),
+        _count(entry.cached_tokens),
+        dollars(entry.cost_usd),
+        dollars(entry.dismissed_usd) or 0.0,
+        max(0.0, _finite(entry.seconds) or 0.0),
+        _count(entry.status),
+    )
+
+
+def _shadow_row(shadow: Shadow) -> tuple[Value, ...]:
+    return (
+        shadow.time,
+        _text(shadow.request_id),
+        _text(shadow.namespace),
+        _finite(shadow.similarity) or 0.0,
+        _finite(shadow.with_score) or 0.0,
+        _finite(shadow.without_score) or 0.0,
+    )
+
+
+def _text(text: str) -> str:
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def _count(number: int) -> int:
+    return min(max(number, 0), MAX_COUNT)
+
+
+def _finite(number: float | None) -> float | None:
+    return float(number) if number is not None and math.isfinite(number) else None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bottega._util.batch_writer import WriterThread
 from bottega.errors import BottegaError
-from bottega.gateway.accounting.entries import (
+from bottega.gateway.accounting.database import (
     AccountMonth,
     Batch,
     Entry,

@@ -11,8 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from bottega.gateway.accounting.database import SINCE, since_values
-from bottega.gateway.accounting.entries import Row, Value
+from bottega.gateway.accounting.database import SINCE, Row, Value, since_values
 from bottega.gateway.accounting.ledger import Ledger
 
 Floats = NDArray[np.float64]

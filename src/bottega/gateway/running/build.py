@@ -10,11 +10,10 @@ from dataclasses import fields, replace
 
 from bottega._util.caching import LeaderFlight
 from bottega.errors import SettingError
-from bottega.gateway.accounting.access import Access, KeyDefaults
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.limiter import Limiter
+from bottega.gateway.accounting.limiter import Access, KeyDefaults, Limiter
 from bottega.gateway.admin.routes import admin_routes
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer
@@ -25,9 +24,8 @@ from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.gateway.requests import Fetch, Limits
 from bottega.gateway.response_cache import BodyCache, ReplyCache, StoredReplies
 from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
-from bottega.gateway.running.pipeline_target import PipelineTenantPool
 from bottega.gateway.running.server import GatewayServer, TenantPool
-from bottega.gateway.running.tiers import TierSet, build_tiers, pipeline_tiers
+from bottega.gateway.running.tiers import PipelineTenantPool, TierSet, build_tiers, pipeline_tiers
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.openai_api.fields import data_url_cache

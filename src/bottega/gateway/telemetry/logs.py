@@ -33,7 +33,7 @@ from bottega.errors import (
     StoreError,
     UnreachableError,
 )
-from bottega.gateway.accounting.entries import Entry
+from bottega.gateway.accounting.database import Entry
 from bottega.gateway.errors import MisconfiguredError
 from bottega.openai_api.endpoint import redactor
 
