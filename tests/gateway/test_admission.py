@@ -5,7 +5,7 @@ import json
 import time
 from typing import Any
 
-from bottega.gateway.running.admission import Admission
+from bottega.gateway.running.server import Admission
 
 
 async def test_admission_counts_rejects_and_closes() -> None:

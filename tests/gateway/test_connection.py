@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.running.admission import Connection
+from bottega.gateway.running.server import Connection
 from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt, Reply, Sampling
 from tests.gateway.harness import Harness, harness

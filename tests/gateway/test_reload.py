@@ -12,9 +12,9 @@ from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
-from bottega.gateway.running.admission import Admission
 from bottega.gateway.running.build import build
 from bottega.gateway.running.process import RELOADED, DrainingServer, reload
+from bottega.gateway.running.server import Admission
 from bottega.openai_api.errors import ApiError
 from bottega.types import Usage
 from tests.gateway.gateways import ENVIRONMENT, gateway_config

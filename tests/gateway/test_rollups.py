@@ -1,4 +1,4 @@
-"""Daily sums equal the sums of the database, and reports read the daily sums."""
+"""Daily sums equal the sums of the entries, and reports read the daily sums."""
 
 from __future__ import annotations
 
@@ -113,8 +113,10 @@ def test_a_report_does_not_read_every_entry(
     monkeypatch.setattr("bottega.gateway.accounting.savings.MAX_EXACT_COSTS", 50)
     steps = [0]
 
+    opened = database.connect
+
     def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
-        connection = database.connect(path, create=create)
+        connection = opened(path, create=create)
         connection.set_progress_handler(lambda: steps.__setitem__(0, steps[0] + 1), 100)
         return connection
 

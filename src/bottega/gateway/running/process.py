@@ -21,9 +21,8 @@ import uvicorn
 
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, ServerSettings
-from bottega.gateway.running.admission import Admission, Connection
 from bottega.gateway.running.build import build_fetch, key_defaults, request_limits
-from bottega.gateway.running.server import GatewayServer, unmap_large_blocks
+from bottega.gateway.running.server import Admission, Connection, GatewayServer, unmap_large_blocks
 from bottega.gateway.running.tiers import price_overrides
 from bottega.recording import PriceTable
 
