@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,11 @@ from bottega.generation.tokenization import (
     ControlTokens,
     RenderedPrompt,
     TokenizedPrompt,
+    adds_special_tokens,
     decoded_images,
 )
 from bottega.image import Image
-from bottega.types import Completion, Message, Prefix, Prompt, Sampling, Usage
+from bottega.types import Completion, Prefix, Prompt, Sampling, Usage
 
 hf: Any = transformers  # partly annotated
 HUB_TIMEOUT = 10.0  # seconds
@@ -37,7 +38,14 @@ def load_parts(source: str, dtype: str) -> tuple[Any, Any]:
     Raises `ModelLoadError`.
     """
     try:
-        model, processor = _stored(source, dtype)
+        try:
+            model, processor = _load(source, dtype, local_files_only=True)
+        except (OSError, ValueError):  # not cached; report the error of the hub instead
+            if Path(source).exists():
+                raise
+            # One short request checks the hub: the libraries retry an unreachable hub for minutes.
+            huggingface_hub.HfApi().model_info(source, timeout=HUB_TIMEOUT)
+            model, processor = _load(source, dtype, local_files_only=False)
     except Exception as error:  # transformers raises errors of any type
         raise ModelLoadError(
             f"{source} cannot be loaded as a vision-language model: {first_line(error)}",
@@ -51,39 +59,18 @@ def load_parts(source: str, dtype: str) -> tuple[Any, Any]:
     return model, processor
 
 
-def _stored(source: str, dtype: str) -> tuple[Any, Any]:
-    """Load from the cache, then from the hub. Raises the errors of the libraries.
-
-    One short request checks the hub first: the libraries retry an unreachable hub for minutes.
-    """
-    try:
-        return _load(source, dtype, local_files_only=True)
-    except (OSError, ValueError):  # not cached; report the error of the hub instead
-        if Path(source).exists():
-            raise
-    huggingface_hub.HfApi().model_info(source, timeout=HUB_TIMEOUT)
-    return _load(source, dtype, local_files_only=False)
-
-
 def _load(source: str, dtype: str, local_files_only: bool) -> tuple[Any, Any]:
-    processor = _load_processor(source, local_files_only)
+    try:
+        processor = hf.AutoProcessor.from_pretrained(source, local_files_only=local_files_only)
+    except ImportError as error:
+        if "torchvision" not in str(error).lower():
+            raise
+        # Many families (Qwen-VL, SmolVLM) also accept videos, which need torchvision.
+        processor = _images_only(source, local_files_only)
     model = hf.AutoModelForImageTextToText.from_pretrained(
         source, dtype=dtype, local_files_only=local_files_only
     )
     return model, processor
-
-
-def _load_processor(source: str, local_files_only: bool) -> Any:
-    """Load the processor; build one for images only if torchvision is missing.
-
-    Many families (Qwen-VL, SmolVLM) also accept videos, which need torchvision.
-    """
-    try:
-        return hf.AutoProcessor.from_pretrained(source, local_files_only=local_files_only)
-    except ImportError as error:
-        if "torchvision" not in str(error).lower():
-            raise
-    return _images_only(source, local_files_only)
 
 
 def _images_only(source: str, local_files_only: bool) -> Any:
@@ -134,7 +121,10 @@ class LoadedModel:
         processor.tokenizer.padding_side = "left"
         if processor.tokenizer.pad_token is None:
             processor.tokenizer.pad_token = processor.tokenizer.eos_token
-        model, ends = model.to(target).eval(), _end_tokens(model, processor)
+        found = model.generation_config.eos_token_id
+        several = found if isinstance(found, list) else [found]
+        ends = frozenset({*several, processor.tokenizer.eos_token_id} - {None})
+        model = model.to(target).eval()
         # `generate` would apply the model's own settings: a repetition penalty lowers the
         # probability of the labels in the demonstrations.
         model.generation_config = hf.GenerationConfig()
@@ -152,7 +142,10 @@ class LoadedModel:
         prefilled = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
         try:
             text = self.processor.apply_chat_template(
-                [self._turn(message) for message in prompt.messages],
+                [
+                    {"role": message.role, "content": list(map(self._part, message.parts))}
+                    for message in prompt.messages
+                ],
                 add_generation_prompt=not prefilled,
                 continue_final_message=prefilled,
             )
@@ -196,8 +189,13 @@ class LoadedModel:
         except BottegaError:
             raise
         except Exception as error:
+            out = isinstance(error, torch.OutOfMemoryError) or "memory" in str(error).lower()
             raise GenerationError(
-                f"the model failed: {first_line(error)}", hint=_failure_hint(error)
+                f"the model failed: {first_line(error)}",
+                hint="lower `max_batch` or `prefix_cache_mb`, use fewer shots, or reduce the images"
+                if out
+                else "check that the model accepts several images per prompt, and prompts of this"
+                " length",
             ) from error
 
     def _answer(
@@ -205,20 +203,23 @@ class LoadedModel:
     ) -> list[tuple[tuple[Completion, ...], Usage]]:
         samples = batch[0].samples
         rows = [SampleRow(one.sampling, index) for one in batch for index in range(samples)]
-        tokenized = self._tokenized(batch)
+        tokenized: list[TokenizedPrompt] = []
+        if self.reader is not None and self.reader.enabled and not batch[0].prefix:
+            tokenized = [
+                self.reader.tokenize(one.text, one.image_keys, one.decoded) for one in batch
+            ]
         inputs, prompt_tokens = self._read(batch, tokenized)
         generated = self._generate(inputs, rows)
         if self.reader is not None and tokenized:
             self.reader.store(tokenized, samples, inputs)
-        return [
-            _collect(one.sampling.n, generated[i * samples : (i + 1) * samples], prompt_tokens[i])
-            for i, one in enumerate(batch)
-        ]
-
-    def _tokenized(self, batch: Sequence[RenderedPrompt]) -> list[TokenizedPrompt]:
-        if self.reader is None or not self.reader.enabled or batch[0].prefix:
-            return []
-        return [self.reader.tokenize(one.text, one.image_keys, one.decoded) for one in batch]
+        answers = []
+        for i, one in enumerate(batch):
+            found = generated[i * samples : (i + 1) * samples]
+            copies = one.sampling.n // samples
+            completions = tuple(replace(completion) for completion, _ in found) * copies
+            usage = Usage(prompt_tokens[i], sum(count for _, count in found) * copies)
+            answers.append((completions, usage))
+        return answers
 
     def _read(
         self, batch: Sequence[RenderedPrompt], tokenized: Sequence[TokenizedPrompt]
@@ -226,7 +227,10 @@ class LoadedModel:
         """Return the inputs for `generate` and the number of tokens of each prompt."""
         samples = batch[0].samples
         if batch[0].prefix:
-            return self._prefixed(batch)
+            repeated = [self.decode(one) for one in batch for _ in range(samples)]
+            inputs = self._inputs(repeated)
+            prompt_tokens = inputs["attention_mask"].sum(dim=1).tolist()
+            return prefixed_inputs(self.model, inputs, repeated), prompt_tokens[::samples]
         uncached = partial(self._inputs, batch, tokenized)
         if self.reader is not None and tokenized:
             cached = self.reader.inputs(tokenized, samples, decoded_images(batch), uncached)
@@ -241,12 +245,6 @@ class LoadedModel:
         elif self.reader is not None and tokenized:
             inputs |= self.reader.cache_inputs(tokenized, inputs)
         return inputs, prompt_tokens
-
-    def _prefixed(self, batch: Sequence[RenderedPrompt]) -> tuple[dict[str, Any], list[int]]:
-        rows = [self.decode(one) for one in batch for _ in range(one.samples)]
-        inputs = self._inputs(rows)
-        prompt_tokens = inputs["attention_mask"].sum(dim=1).tolist()
-        return prefixed_inputs(self.model, inputs, rows), prompt_tokens[:: batch[0].samples]
 
     def _generate(self, inputs: Any, rows: Sequence[SampleRow]) -> list[tuple[Completion, int]]:
         length = inputs["input_ids"].shape[1]
@@ -291,13 +289,13 @@ class LoadedModel:
         self, batch: Sequence[RenderedPrompt], tokenized: Sequence[TokenizedPrompt] = ()
     ) -> Any:
         texts = [one.text for one in batch]
-        bos = self.processor.tokenizer.bos_token
-        # Many templates add BOS themselves.
-        special = not (bos and texts[0].startswith(bos))
+        special = adds_special_tokens(self.processor, texts[0])
         tokens = {"padding": True, "return_tensors": "pt", "add_special_tokens": special}
         images = [sha for one in batch for sha in one.image_keys]
         if self.vision_cache is None or not images:
-            return self._processed(batch, texts, tokens)
+            decoded = [[one.decoded[sha] for sha in one.image_keys] for one in batch]
+            inputs = self.processor(text=texts, images=decoded if images else None, **tokens)
+            return inputs.to(self.model.device, self.model.dtype)
         features = self.vision_cache.features(images, decoded_images(batch))
         tokenizer = self.processor.tokenizer
         encoded = (
@@ -309,13 +307,6 @@ class LoadedModel:
         ).to(self.model.device)
         ids = {name: encoded[name] for name in ("input_ids", "attention_mask")}
         return ids | self.vision_cache.model_inputs([features[sha] for sha in images])
-
-    def _processed(
-        self, batch: Sequence[RenderedPrompt], texts: list[str], tokens: Mapping[str, object]
-    ) -> Any:
-        images = [[one.decoded[image.sha256] for image in one.images] for one in batch]
-        inputs = self.processor(text=texts, images=images if any(images) else None, **tokens)
-        return inputs.to(self.model.device, self.model.dtype)
 
     def _settings(self, max_tokens: int, **more: bool) -> Any:
         return hf.GenerationConfig(
@@ -330,33 +321,7 @@ class LoadedModel:
         text = str(self.processor.tokenizer.decode(tokens, skip_special_tokens=True))
         return self.control.unescape(text)
 
-    def _turn(self, message: Message) -> dict[str, object]:
-        parts = [
-            {"type": "text", "text": self.control.escape(part)}
-            if isinstance(part, str)
-            else {"type": "image"}
-            for part in message.parts
-        ]
-        return {"role": message.role, "content": parts}
-
-
-def _collect(
-    n: int, generated: Sequence[tuple[Completion, int]], prompt_tokens: int
-) -> tuple[tuple[Completion, ...], Usage]:
-    copies = n // len(generated)
-    completions = tuple(replace(completion) for completion, _ in generated) * copies
-    return completions, Usage(prompt_tokens, sum(count for _, count in generated) * copies)
-
-
-def _end_tokens(model: Any, processor: Any) -> frozenset[int]:
-    found = model.generation_config.eos_token_id
-    several = found if isinstance(found, list) else [found]
-    return frozenset(
-        token for token in (*several, processor.tokenizer.eos_token_id) if token is not None
-    )
-
-
-def _failure_hint(error: Exception) -> str:
-    if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error).lower():
-        return "lower `max_batch` or `prefix_cache_mb`, use fewer shots, or reduce the images"
-    return "check that the model accepts several images per prompt, and prompts of this length"
+    def _part(self, part: str | Image) -> dict[str, str]:
+        if isinstance(part, str):
+            return {"type": "text", "text": self.control.escape(part)}
+        return {"type": "image"}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from PIL import Image as Pillow
 
 from bottega._util.native import LOADING
 from bottega.bundled import bundled_folder
@@ -74,15 +73,15 @@ class TransformersGenerator:
         turns_only: bool = False,
         prefix_cache_mb: int = 256,
     ) -> None:
-        if max_batch < 1:
-            raise SettingError(
-                f"max_batch must be at least 1, got {max_batch}", hint="set max_batch=16"
-            )
-        if prefix_cache_mb < 0:
-            raise SettingError(
-                f"prefix_cache_mb must be at least 0, got {prefix_cache_mb}",
-                hint="set it to 0 for no cache, or to 256",
-            )
+        for option, value, least in (
+            ("max_batch", max_batch, 1),
+            ("prefix_cache_mb", prefix_cache_mb, 0),
+        ):
+            if value < least:
+                raise SettingError(
+                    f"{option} must be at least {least}, got {value}",
+                    hint="leave it out for the default, max_batch=16 and prefix_cache_mb=256",
+                )
         path = Path(model).expanduser()
         self._source = str(path) if path.exists() else str(model)
         self.name = name or "local:" + (path.resolve().name if path.exists() else str(model))
@@ -132,7 +131,7 @@ class TransformersGenerator:
         """Ends the thread and lets go of the model; the next request would load it again."""
         with self._lock:
             if self._worker is not None:
-                self._worker.submit(self._unload)
+                self._worker.submit(setattr, self, "_loaded", None)
                 self._ended, self._worker = self._worker, None
             ended = self._ended
         if ended is not None:
@@ -145,9 +144,6 @@ class TransformersGenerator:
                 wait = self._ended.shutdown if self._ended else None
                 self._worker = ThreadPoolExecutor(1, self.name, initializer=wait)
             return self._worker.submit(work)
-
-    def _unload(self) -> None:
-        self._loaded = None
 
     def _model(self) -> LoadedModel:
         if self._loaded is None:
@@ -165,7 +161,14 @@ class TransformersGenerator:
 
     def _answer_next_batch(self) -> None:
         """Answer one batch. Called once per request; most calls find no waiting request."""
-        requests = [one for one in self._gather() if one.reply.set_running_or_notify_cancel()]
+        seen = 0
+        for _ in range(MAX_WINDOWS):  # wait until no more requests arrive
+            if seen == (seen := len(self._waiting)):
+                break
+            time.sleep(BATCH_WINDOW)
+        with self._lock:
+            found, self._waiting = self._portion(self._waiting)
+        requests = [one for one in found if one.reply.set_running_or_notify_cancel()]
         if not requests:
             return
         try:
@@ -176,16 +179,6 @@ class TransformersGenerator:
                 self._answer(model, batch)
         except BaseException as error:
             _fail([one for one in requests if not one.reply.done()], error)
-
-    def _gather(self) -> list[Request]:
-        seen = 0
-        for _ in range(MAX_WINDOWS):
-            if seen == (seen := len(self._waiting)):
-                break
-            time.sleep(BATCH_WINDOW)
-        with self._lock:
-            found, self._waiting = self._portion(self._waiting)
-        return found
 
     def _portion(self, waiting: Sequence[Request]) -> tuple[list[Request], list[Request]]:
         """Split the waiting requests into a batch and the rest. The batch is the oldest request
@@ -205,13 +198,12 @@ class TransformersGenerator:
         """Return the pixels of the request's images that have to be decoded."""
         parts = [part for message in request.prompt.messages for part in message.parts]
         images = {part.sha256: part for part in parts if isinstance(part, Image)}
-        vision_cache = self._loaded.vision_cache if self._loaded else None
-        fresh = (
-            one
-            for sha, one in images.items()
-            if vision_cache is None or not vision_cache.contains(sha)
+        cache = self._loaded.vision_cache if self._loaded else None
+        return sum(
+            image.width * image.height
+            for sha256, image in images.items()
+            if cache is None or not cache.contains(sha256)
         )
-        return sum(image.width * image.height for image in fresh)
 
     def _batches(
         self, rendered: Iterator[tuple[Request, RenderedPrompt]]
@@ -299,7 +291,8 @@ class PhotographCheck:
     _warned: bool = False
 
     async def run(self, prompt: Prompt) -> None:
-        image = _last_image(prompt)
+        parts = [part for message in prompt.messages for part in message.parts]
+        image = next((part for part in reversed(parts) if isinstance(part, Image)), None)
         if self._warned or image is None or not _may_be_photograph(image):
             return
         if await asyncio.to_thread(is_photograph, image) and not self._warned:
@@ -316,9 +309,11 @@ def is_photograph(image: Image) -> bool:
     if not _may_be_photograph(image):
         return False
     try:
-        pixels = np.asarray(_reduced(image.decode()), dtype=np.int16)
+        small = image.decode().convert("RGB")
     except ImageError:
         return False  # the model will report it
+    small.thumbnail((SIDE, SIDE))
+    pixels = np.asarray(small, dtype=np.int16)
     spread = float(np.ptp(pixels, axis=2).mean())
     colours = len(np.unique((pixels // 8).reshape(-1, 3), axis=0))
     return spread >= LEAST_SPREAD and colours >= LEAST_COLOURS
@@ -326,17 +321,6 @@ def is_photograph(image: Image) -> bool:
 
 def _may_be_photograph(image: Image) -> bool:
     return image.media_type in LOSSY or min(image.width, image.height) > LARGE
-
-
-def _reduced(image: Pillow.Image) -> Pillow.Image:
-    small = image.convert("RGB")
-    small.thumbnail((SIDE, SIDE))
-    return small
-
-
-def _last_image(prompt: Prompt) -> Image | None:
-    images = (part for message in reversed(prompt.messages) for part in reversed(message.parts))
-    return next((part for part in images if isinstance(part, Image)), None)
 
 
 class BundledGenerator(TransformersGenerator):

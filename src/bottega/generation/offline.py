@@ -60,12 +60,10 @@ class ScriptedGenerator:
         texts = [self._next(prompt) for _ in range(sampling.n)]
         if self._latency:
             await asyncio.sleep(self._latency)
-        return Reply(
-            self.name,
-            tuple(Completion(text) for text in texts),
-            Usage(_words(prompt), sum(len(text.split()) for text in texts)),
-            self._latency,
-        )
+        parts = [part for message in prompt.messages for part in message.parts]
+        words = sum(len(part.split()) if isinstance(part, str) else 1 for part in parts)
+        usage = Usage(words, sum(len(text.split()) for text in texts))
+        return Reply(self.name, tuple(map(Completion, texts)), usage, self._latency)
 
     async def aclose(self) -> None:
         pass
@@ -82,11 +80,6 @@ class ScriptedGenerator:
         if isinstance(item, Exception):
             raise item
         return item
-
-
-def _words(prompt: Prompt) -> int:
-    parts = [part for message in prompt.messages for part in message.parts]
-    return sum(len(part.split()) if isinstance(part, str) else 1 for part in parts)
 
 
 class ReplayGenerator:
@@ -111,7 +104,8 @@ class ReplayGenerator:
         self._lock = threading.Lock()
         self._torn = False
         fingerprints = self._load()
-        self._fingerprint = _identity(inner) if inner else self._choose(fingerprints, model)
+        own = str(getattr(inner, "fingerprint", inner.name)) if inner else None
+        self._fingerprint = self._choose(fingerprints, model) if own is None else own
         self.name = inner.name if inner else fingerprints[self._fingerprint]
 
     def __len__(self) -> int:
@@ -172,11 +166,7 @@ class ReplayGenerator:
         return names
 
     def _choose(self, fingerprints: dict[str, str], model: str | None) -> str:
-        matching = [
-            fingerprint
-            for fingerprint, name in fingerprints.items()
-            if model in (None, name, fingerprint)
-        ]
+        matching = [key for key, name in fingerprints.items() if model in (None, name, key)]
         if len(matching) == 1:
             return matching[0]
         models = ", ".join(sorted(fingerprints)) or "no model"
@@ -189,26 +179,13 @@ class ReplayGenerator:
 CHECK = "check the path and its permissions"
 
 
-def _identity(inner: Generator) -> str:
-    return str(getattr(inner, "fingerprint", inner.name))
-
-
 def _rows(content: bytes) -> Iterator[tuple[str, str, Reply]]:
     for line in content.splitlines():
         try:
             row = orjson.loads(line)
-            yield row["key"], row["fingerprint"], _reply(row["reply"])
+            reply = row["reply"]
+            completions = tuple(Completion(**one) for one in reply["completions"])
+            usage, seconds = Usage(**reply["usage"]), float(str(reply["seconds"]))
+            yield row["key"], row["fingerprint"], Reply(reply["model"], completions, usage, seconds)
         except (orjson.JSONDecodeError, KeyError, TypeError):
             continue  # cut short by a crash or a full disk: the reply is requested again
-
-
-def _reply(row: dict[str, object]) -> Reply:
-    completions, usage = row["completions"], row["usage"]
-    if not (isinstance(completions, list) and isinstance(usage, dict)):
-        raise TypeError("not a reply")
-    return Reply(
-        str(row["model"]),
-        tuple(Completion(**completion) for completion in completions),
-        Usage(**usage),
-        float(str(row["seconds"])),
-    )

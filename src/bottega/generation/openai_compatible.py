@@ -107,10 +107,9 @@ class OpenAIGenerator:
         found, usage = await self._call(prompt, _piece(sampling, 0, most))
         while (missing := sampling.n - len(found)) > 0:
             size, first = max(1, min(most, len(found))), len(found)
-            pieces = [
-                _piece(sampling, start, size) for start in range(first, first + missing, size)
-            ]
-            for more, spent in await gather_or_cancel(self._call(prompt, one) for one in pieces):
+            starts = range(first, first + missing, size)
+            pieces = (self._call(prompt, _piece(sampling, start, size)) for start in starts)
+            for more, spent in await gather_or_cancel(pieces):
                 found, usage = found + more, add_usage(usage, spent)
         return found[: sampling.n], usage
 
@@ -128,13 +127,13 @@ class OpenAIGenerator:
         return reply.completions, reply.usage or Usage()
 
     async def _encode(self, prompt: Prompt, fields: Fields) -> bytes:
-        if any(isinstance(part, Image) for message in prompt.messages for part in message.parts):
-            return await asyncio.to_thread(self._body, prompt, fields)
-        return self._body(prompt, fields)
+        def encode() -> bytes:
+            messages = messages_json(prompt.messages, self._data_url)
+            return orjson.dumps({"messages": messages, **fields})
 
-    def _body(self, prompt: Prompt, fields: Fields) -> bytes:
-        messages = messages_json(prompt.messages, self._data_url)
-        return orjson.dumps({"messages": messages, **fields})
+        if any(isinstance(part, Image) for message in prompt.messages for part in message.parts):
+            return await asyncio.to_thread(encode)
+        return encode()
 
 
 def _piece(sampling: Sampling, start: int, size: int) -> Sampling:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -22,7 +23,6 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from bottega.generation.caches import IntArray, PrefixCache, VisionCache, common_prefix
 from bottega.generation.tokenization import PromptTokenizer, RenderedPrompt, TokenizedPrompt
 from bottega.kv_prefix import Batch, KeyValues
-from bottega.types import Prefix
 
 
 class PositionBuilder:
@@ -71,34 +71,21 @@ def prefixed_inputs(
     Raises `SettingError` for a prefix that does not fit the model.
     """
     prefixes = [row.prefix for row in rows if row.prefix]
-    batch = Batch(model, _mask_openings(inputs, [one.opening for one in prefixes]))
-    prefix = _stack(prefixes)
+    # Mask the first tokens of each prompt that its prefix already contains.
+    mask = inputs["attention_mask"].clone()
+    for row, start, given in zip(mask, mask.argmax(dim=1).tolist(), prefixes, strict=True):
+        row[start : start + given.opening] = 0
+    batch = Batch(model, {**inputs, "attention_mask": mask})
+    layers = zip(*(one.layers for one in prefixes), strict=True)
+    prefix = KeyValues(tuple((_stack(layer, 0), _stack(layer, 1)) for layer in layers))
     if hasattr(model.model, "rope_deltas"):
         model.model.rope_deltas = None  # Qwen would reuse those of the last call
     cache = batch.cache(batch.fit(prefix))
     return {**batch.with_dummies(prefix.length), "past_key_values": cache}
 
 
-def _mask_openings(inputs: Mapping[str, Any], openings: Sequence[int]) -> dict[str, Any]:
-    """Mask the first tokens of each prompt that its prefix already contains."""
-    mask = inputs["attention_mask"].clone()
-    starts = mask.argmax(dim=1).tolist()
-    for row, start, opening in zip(mask, starts, openings, strict=True):
-        row[start : start + opening] = 0
-    return {**inputs, "attention_mask": mask}
-
-
-def _stack(prefixes: Sequence[Prefix]) -> KeyValues:
-    layers = zip(*(prefix.layers for prefix in prefixes), strict=True)
-    return KeyValues(
-        tuple(
-            (
-                torch.stack([torch.from_numpy(keys) for keys, _ in layer]),
-                torch.stack([torch.from_numpy(values) for _, values in layer]),
-            )
-            for layer in layers
-        )
-    )
+def _stack(layer: Sequence[Sequence[Any]], part: int) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(states[part]) for states in layer])
 
 
 Inputs: TypeAlias = dict[str, Any]
@@ -132,8 +119,16 @@ class PrefixInputBuilder:
         images = [sha for row, start in pairs for sha in row.images_from(start)]
         first = np.array([[after] for _, after in states], np.int64)
         vision = vision_inputs(images) if images else {}
-        inputs = self._with_positions(ids, mask, first, cached, vision)
-        return inputs | {"past_key_values": self._cache([tensors for tensors, _ in states], cached)}
+        device = self._model.device
+        tokens, visible, begin = (torch.from_numpy(one).to(device) for one in (ids, mask, first))
+        return vision | {
+            "input_ids": tokens,
+            "attention_mask": visible,
+            "position_ids": self._positions.build(
+                tokens[:, cached:], visible[:, cached:], begin, vision
+            ),
+            "past_key_values": self._cache([tensors for tensors, _ in states], cached),
+        }
 
     def remember(self, rows: Sequence[TokenizedPrompt], samples: int, inputs: Inputs) -> bool:
         """Store the states of each row, which occupies `samples` rows of the cache.
@@ -145,7 +140,11 @@ class PrefixInputBuilder:
         if len({(one.shape[1], one.shape[3]) for one in states}) > 1:
             return False
         capacity = self._prefixes.capacity(states[0][0, :, :1].nbytes * len(states))
-        after = self._after(inputs)
+        positions = inputs.get("position_ids")
+        if positions is None:  # read without the cache, from the first token
+            ids, mask = inputs["input_ids"], inputs["attention_mask"]
+            positions = self._positions.build(ids, mask, torch.zeros_like(ids[:, :1]), inputs)
+        after: IntArray = self._positions.after(positions).cpu().numpy()
         for i, row in enumerate(rows):
             start, end = self._prefixes.longest(row.keys), min(len(row), capacity)
             if start < end:  # rows are padded on the left
@@ -154,22 +153,6 @@ class PrefixInputBuilder:
                 follows = after[i * samples, start - len(row) :][: end - start]
                 self._prefixes.add(row.keys[:end], torch.stack(new), follows)
         return True
-
-    def _with_positions(
-        self, ids: IntArray, mask: IntArray, first: IntArray, cached: int, vision: Inputs
-    ) -> Inputs:
-        device = self._model.device
-        tokens, visible, begin = (torch.from_numpy(one).to(device) for one in (ids, mask, first))
-        positions = self._positions.build(tokens[:, cached:], visible[:, cached:], begin, vision)
-        return {"input_ids": tokens, "attention_mask": visible, "position_ids": positions} | vision
-
-    def _after(self, inputs: Inputs) -> IntArray:
-        positions = inputs.get("position_ids")
-        if positions is None:  # read without the cache, from the first token
-            ids, mask = inputs["input_ids"], inputs["attention_mask"]
-            positions = self._positions.build(ids, mask, torch.zeros_like(ids[:, :1]), inputs)
-        after: IntArray = self._positions.after(positions).cpu().numpy()
-        return after
 
     def _cache(self, states: Sequence[Sequence[torch.Tensor]], cached: int) -> DynamicCache:
         """Return a new cache, left-padded to `cached` tokens; the model appends to it."""
@@ -212,6 +195,7 @@ class BatchReader:
             processor, vision_cache.placeholder if vision_cache else None
         )
         pad = processor.tokenizer.pad_token_id
+        self.tokenize = self._tokenizer.tokenize
         self._input_builder = PrefixInputBuilder(model, pad, self._tokenizer.token, self.prefixes)
         self._compared: set[tuple[bool, bool]] = set()
         self._one_token = hf.GenerationConfig(
@@ -233,19 +217,9 @@ class BatchReader:
         """
         layers = DynamicCache(config=model.config).layers
         plain = layers and all(type(layer) is DynamicLayer for layer in layers)
-        parameters = inspect.signature(model.forward).parameters
-        if not (
-            max_bytes
-            and plain
-            and "position_ids" in parameters
-            and hasattr(processor, "image_token")
-        ):
-            return None
-        return cls(model, processor, vision_cache, max_bytes)
-
-    def tokenize(self, text: str, images: Sequence[str], decoded: DecodedImages) -> TokenizedPrompt:
-        """Tokenize a rendered prompt; `images` are the sha256s in text order."""
-        return self._tokenizer.tokenize(text, images, decoded)
+        takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        fits = plain and takes_positions and hasattr(processor, "image_token")
+        return cls(model, processor, vision_cache, max_bytes) if max_bytes and fits else None
 
     def inputs(
         self,
@@ -332,10 +306,8 @@ class BatchReader:
     def _agrees(
         self, rows: Sequence[TokenizedPrompt], vision_inputs: VisionInputs, uncached: Inputs
     ) -> bool:
-        expected, found = (
-            self._next(uncached),
-            self._next(self._input_builder.inputs(rows, vision_inputs)),
-        )
+        expected = self._next(uncached)
+        found = self._next(self._input_builder.inputs(rows, vision_inputs))
         top = expected.topk(min(COMPARED_TOKENS, expected.shape[-1])).indices
         far = (expected.gather(1, top) - found.gather(1, top)).abs().max()
         near = TOLERANCE if self._model.dtype == torch.float32 else HALF_PRECISION_TOLERANCE
@@ -350,12 +322,12 @@ class BatchReader:
         self, rows: Sequence[TokenizedPrompt], decoded: DecodedImages
     ) -> VisionInputs:
         if self._vision_cache is None:
-            return lambda keys: self._processed(keys, decoded)
+            return partial(self._processed, decoded)
         vision_cache, images = self._vision_cache, [sha for row in rows for sha in row.images]
         features = vision_cache.features(images, decoded) if images else {}
         return lambda keys: vision_cache.model_inputs([features[sha] for sha in keys])
 
-    def _processed(self, keys: Sequence[str], decoded: DecodedImages) -> Inputs:
+    def _processed(self, decoded: DecodedImages, keys: Sequence[str]) -> Inputs:
         """Process the images as one prompt and return the image inputs only."""
         processed = self._processor(
             text=[self._processor.image_token * len(keys)],

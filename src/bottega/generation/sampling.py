@@ -54,7 +54,15 @@ class GumbelSampler:
         self._last = torch.log_softmax(scores.float(), dim=-1)
         if not any(self._noises):
             return scores
-        return torch.stack([self._noisy(i, row) for i, row in enumerate(scores.float())])
+        rows = []
+        for row, noise, temperature in zip(
+            scores.float(), self._noises, self._temperatures, strict=True
+        ):
+            if noise is not None:  # -log of an exponential variable is Gumbel noise
+                exponential = torch.empty_like(row).exponential_(generator=noise)
+                row = row / temperature - exponential.log()
+            rows.append(row)
+        return torch.stack(rows)
 
     def logprobs(self, final_tokens: torch.Tensor) -> list[list[float]]:
         """Return one log-probability per token, for each row."""
@@ -65,13 +73,6 @@ class GumbelSampler:
     def _record(self, tokens: torch.Tensor) -> None:
         if self._last is not None:
             self._chosen.append(self._last.gather(1, tokens[:, None])[:, 0])
-
-    def _noisy(self, index: int, scores: torch.Tensor) -> torch.Tensor:
-        generator = self._noises[index]
-        if generator is None:
-            return scores
-        exponential = torch.empty_like(scores).exponential_(generator=generator)
-        return scores / self._temperatures[index] - exponential.log()
 
 
 class StopCriterion:
@@ -85,18 +86,12 @@ class StopCriterion:
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor | None, **_: object
     ) -> torch.Tensor:
-        new = input_ids[:, self._start :]
-        done = [
-            self._done(sampling, row) for sampling, row in zip(self._samplings, new, strict=True)
-        ]
+        done = []
+        for sampling, row in zip(self._samplings, input_ids[:, self._start :], strict=True):
+            full = len(row) >= sampling.max_tokens
+            text = "" if full or not sampling.stop else self._decode(row.tolist())
+            done.append(full or _cut(text, sampling.stop) is not None)
         return torch.tensor(done, device=input_ids.device)
-
-    def _done(self, sampling: Sampling, tokens: torch.Tensor) -> bool:
-        if len(tokens) >= sampling.max_tokens:
-            return True
-        return (
-            bool(sampling.stop) and _cut(self._decode(tokens.tolist()), sampling.stop) is not None
-        )
 
 
 def _cut(text: str, stops: Sequence[str]) -> str | None:

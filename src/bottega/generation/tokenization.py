@@ -73,11 +73,6 @@ class RenderedPrompt:
     prefix: Prefix | None = None
 
     @property
-    def prefix_length(self) -> int:
-        """Number of tokens in the KV prefix."""
-        return self.prefix.length if self.prefix else 0
-
-    @property
     def image_keys(self) -> tuple[str, ...]:
         """The sha256 of each image, in prompt order."""
         return tuple(image.sha256 for image in self.images)
@@ -95,13 +90,19 @@ class RenderedPrompt:
         Prompts of one batch must have equal values in the first three fields.
         """
         limit = self.sampling.max_tokens
-        kind = bool(self.images), self.samples, self.prefix_length
+        kind = bool(self.images), self.samples, self.prefix.length if self.prefix else 0
         return (*kind, limit, len(self.images), len(self.text))
 
 
 def decoded_images(batch: Sequence[RenderedPrompt]) -> dict[str, Pillow.Image]:
     """Return the decoded images of all prompts by sha256."""
     return {sha: image for one in batch for sha, image in one.decoded.items()}
+
+
+def adds_special_tokens(processor: Any, text: str) -> bool:
+    """Return whether the tokenizer must add special tokens: many templates add BOS themselves."""
+    bos = processor.tokenizer.bos_token
+    return not (bos and text.startswith(bos))
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class TokenizedPrompt:
         """
         length = min(length, len(self) - 1)
         seen = int(np.searchsorted(self.positions, length))
-        whole = self._whole(seen)
+        # Number of image tokens before the cut that belong to complete images.
+        whole = max((end for end in self.ends if end <= seen), default=0)
         return length if seen == whole else int(self.positions[whole])
 
     def images_from(self, start: int) -> tuple[str, ...]:
@@ -144,10 +146,6 @@ class TokenizedPrompt:
         return TokenizedPrompt(
             self.ids[:length], self.keys[:length], positions, self.images[:kept], self.ends[:kept]
         )
-
-    def _whole(self, seen: int) -> int:
-        """Return how many of the first `seen` image tokens belong to complete images."""
-        return max((end for end in self.ends if end <= seen), default=0)
 
 
 class PromptTokenizer:
@@ -169,32 +167,23 @@ class PromptTokenizer:
         self, text: str, images: Sequence[str], decoded: Mapping[str, Pillow.Image]
     ) -> TokenizedPrompt:
         """Tokenize a rendered prompt; `images` are the sha256s in text order."""
-        expanded = [
-            self._expand(decoded[sha]) if self._sized else self._placeholder for sha in images
-        ]
+        fixed = self._placeholder
+        expanded = [self._expand(decoded[sha]) if fixed is None else fixed for sha in images]
         before, *after = text.split(self._marker)
         full_text = "".join(
             [before, *(part for pair in zip(expanded, after, strict=True) for part in pair if part)]
         )
-        found = self._processor.tokenizer(full_text, add_special_tokens=self.adds_special(text))
+        found = self._processor.tokenizer(
+            full_text, add_special_tokens=adds_special_tokens(self._processor, text)
+        )
         ids = np.asarray(found["input_ids"], np.int64)
         positions = np.flatnonzero(ids == self.token)
-        counts = [(one or "").count(self._marker) for one in expanded]
+        counts = [one.count(self._marker) for one in expanded]
         keys = ids.copy()
         keys[positions] = np.repeat([self._key(sha) for sha in images] or [0], counts or [0])
         return TokenizedPrompt(
             ids, keys, positions, tuple(images), tuple(np.cumsum(counts).tolist())
         )
-
-    def adds_special(self, text: str) -> bool:
-        """Return whether the tokenizer must add special tokens: many templates add BOS
-        themselves."""
-        bos = self._processor.tokenizer.bos_token
-        return not (bos and text.startswith(bos))
-
-    @property
-    def _sized(self) -> bool:
-        return self._placeholder is None
 
     def _expand(self, image: Pillow.Image) -> str:
         """Return the text that replaces the image marker, cached by image size."""
