@@ -9,8 +9,7 @@ import numpy as np
 from bottega._util.identity import identity
 from bottega.knowledge.index import FaissIndex, FlatIndex
 from bottega.knowledge.index_follower import IndexFollower
-from bottega.knowledge.ports import EmbeddedBatch
-from bottega.knowledge.records import with_id
+from bottega.knowledge.records import EmbeddedBatch, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
 from tests.knowledge.doubles import text_example

@@ -16,8 +16,7 @@ from bottega.errors import (
 )
 from bottega.image import Image
 from bottega.knowledge import AddResult, KnowledgeBase
-from bottega.knowledge.ports import EmbeddedBatch
-from bottega.knowledge.records import with_id
+from bottega.knowledge.records import EmbeddedBatch, with_id
 from bottega.types import Example, Query
 from tests.builders import solid_image
 from tests.knowledge.doubles import (

@@ -202,7 +202,7 @@ def test_failed_writes_of_uses_are_repeated(
         id = id_of(kb, "a")
         kb.used([id], saved_usd=0.5)
         with monkeypatch.context() as patch:
-            patch.setattr(kb._rows, "add_uses", _raising(StoreBusyError("another process writes")))
+            patch.setattr(kb._uses, "_write", _raising(StoreBusyError("another process writes")))
             with pytest.raises(StoreBusyError):
                 kb._uses.flush()
         kb.used([id], saved_usd=0.25)

@@ -5,7 +5,7 @@ import pytest
 
 from bottega.knowledge.hnsw import HnswIndex, empty_graph, restore_graph
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
-from bottega.knowledge.ports import Change
+from bottega.knowledge.records import Change
 from bottega.protocols import Vectors
 from tests.knowledge.indexed_rows import WIDTH, clustered
 

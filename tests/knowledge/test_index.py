@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from bottega.knowledge.index import FlatIndex, Slots
-from bottega.knowledge.ports import Change, SearchHit
+from bottega.knowledge.records import Change, SearchHit
 from bottega.protocols import Vectors
 
 Metric = Literal["cosine", "l2"]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bottega.knowledge.change_log import ExampleCache
+from bottega.knowledge.search import ExampleCache
 from tests.knowledge.doubles import image_example, text_example
 
 

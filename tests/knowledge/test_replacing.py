@@ -12,8 +12,8 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.database import PINNED_IDS
 from bottega.knowledge.schema import KNOWLEDGE_BASE
-from bottega.knowledge.writer import PINNED_IDS
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.knowledge.doubles import (

@@ -17,8 +17,7 @@ from bottega.errors import (
     StoreError,
     StoreFullError,
 )
-from bottega.knowledge.ports import EmbeddedBatch, UsageRecord
-from bottega.knowledge.records import with_id
+from bottega.knowledge.records import EmbeddedBatch, UsageRecord, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.types import Example, Query

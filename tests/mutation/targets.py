@@ -57,13 +57,13 @@ TARGETS = (
     ),
     # Knowledge base.
     Target(
-        "knowledge/writer knowledge/rows knowledge/records knowledge/batch",
+        "knowledge/database knowledge/rows knowledge/records knowledge/batch",
         "knowledge/test_rows knowledge/test_base knowledge/test_replacing knowledge/test_adding"
         " knowledge/test_annotating knowledge/test_eviction knowledge/test_listing"
         " knowledge/test_verifying knowledge/test_model knowledge/test_choices",
     ),
     Target(
-        "knowledge/search knowledge/index knowledge/index_follower knowledge/change_log",
+        "knowledge/search knowledge/index knowledge/index_follower",
         "knowledge/test_searching knowledge/test_index knowledge/test_following"
         " knowledge/test_views knowledge/test_pruning knowledge/test_annotating"
         " knowledge/test_index_files knowledge/test_hnsw knowledge/test_filters"

@@ -11,8 +11,7 @@ from pathlib import Path
 from bottega.cli.components import open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
 from bottega.knowledge import KnowledgeBase, View
-from bottega.knowledge.ports import StoredView
-from bottega.knowledge.views import DEFAULT, check_name
+from bottega.knowledge.records import DEFAULT, StoredView, check_name
 from bottega.naming import BUNDLED, NOTE
 
 MAX_NAMED = 5

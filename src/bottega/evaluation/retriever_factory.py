@@ -18,7 +18,7 @@ from bottega.evaluation.retrieval import (
     nearest_retriever,
 )
 from bottega.knowledge import KnowledgeBase, LateInteractionIndex, TokenEmbedder, View
-from bottega.knowledge.views import DEFAULT
+from bottega.knowledge.records import DEFAULT
 from bottega.protocols import Embedder, MultiVectorEmbedder, Retriever, Vectors
 from bottega.retrieval import (
     BM25Retriever,

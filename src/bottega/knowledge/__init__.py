@@ -29,9 +29,9 @@ from bottega.knowledge.loaders import (
     load_manyicl,
     read_jsonl,
 )
+from bottega.knowledge.records import View
 from bottega.knowledge.rows import Stats
 from bottega.knowledge.verification import Problem, VerificationReport
-from bottega.knowledge.views import View
 
 __all__ = [
     "AddResult",

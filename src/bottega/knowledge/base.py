@@ -14,17 +14,15 @@ from bottega.errors import LogPrunedError, OnError, SettingError, error_handler
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, replace_batch, store_batch
 from bottega.knowledge.database import CloseOnExit
-from bottega.knowledge.eviction import Eviction, LeastRecentlyUsedEviction
+from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction
 from bottega.knowledge.index import Metric
-from bottega.knowledge.ports import Capacity
-from bottega.knowledge.records import RowMetadata, is_text
+from bottega.knowledge.records import RowMetadata, View, Views, is_text
 from bottega.knowledge.reindex import reindex
 from bottega.knowledge.rows import SqliteRows, unknown_id_error
 from bottega.knowledge.search import KnowledgeBaseSearch
 from bottega.knowledge.transfer import export, read_export
 from bottega.knowledge.use_counts import UsageBuffer
 from bottega.knowledge.verification import VerificationReport, makes_vectors, verify
-from bottega.knowledge.views import View, Views
 from bottega.protocols import Embedder
 from bottega.types import Example, ExampleChange
 
@@ -66,7 +64,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     ) -> None:
         super().__init__(rows, path, metric, Views(embed), hnsw_above)
         self._capacity = capacity
-        self._uses = UsageBuffer(rows)
+        self._uses = UsageBuffer(rows.add_uses)
         self._views.resolve(rows.views())
 
     @classmethod

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from bottega._util.identity import CONTEXT, identity, question_digest
 from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError
 from bottega.image import CHECKED_SIDE
-from bottega.knowledge.ports import Capacity, EmbeddedBatch, RowStore
-from bottega.knowledge.records import RowMetadata, is_text, with_id
-from bottega.knowledge.views import View
+from bottega.knowledge.eviction import Capacity
+from bottega.knowledge.records import EmbeddedBatch, RowMetadata, View, is_text, with_id
+from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example
 
 TEXTS = (
@@ -20,7 +20,7 @@ TEXTS = (
 
 def store_batch(
     examples: Sequence[Example],
-    rows: RowStore,
+    rows: SqliteRows,
     views: Mapping[str, View],
     on_error: OnError,
     capacity: Capacity | None = None,
@@ -39,7 +39,7 @@ def store_batch(
 
 def replace_batch(
     examples: Sequence[Example],
-    rows: RowStore,
+    rows: SqliteRows,
     views: Mapping[str, View],
     on_error: OnError,
     capacity: Capacity | None = None,
@@ -93,7 +93,7 @@ def _texts(example: Example) -> Iterator[str]:
     yield from (text for text in optional if text is not None)
 
 
-def _new_examples(examples: Sequence[Example], rows: RowStore) -> list[Example]:
+def _new_examples(examples: Sequence[Example], rows: SqliteRows) -> list[Example]:
     named: dict[str, Example] = {}
     for example in examples:
         named.setdefault(identity(example), example)

@@ -7,10 +7,13 @@ last_used, saved_usd; NULL for unused examples). The first rows in that order ar
 from __future__ import annotations
 
 import random
+import sqlite3
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
-from bottega.errors import SettingError
+from bottega.errors import SettingError, StoreFullError
+from bottega.knowledge.database import remove_rows
 
 PRIME = 2_147_483_647
 HOUR = 3600.0
@@ -75,3 +78,39 @@ def _check_protect(protect: int) -> int:
     if protect < 0:
         raise SettingError(f"protect must be at least 0, got {protect}", hint="use protect=10")
     return protect
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Maximum number of rows in a namespace, and the policy that evicts the excess."""
+
+    rows: int
+    evict: Eviction
+
+
+def evict_excess(connection: sqlite3.Connection, namespace: str, capacity: Capacity) -> None:
+    """Delete the rows above the capacity. It runs before the commit, so no reader sees more."""
+    total, pinned = connection.execute(
+        "SELECT count(*), coalesce(sum(pinned), 0) FROM examples LEFT JOIN uses USING (key)"
+        " WHERE namespace = ?",
+        [namespace],
+    ).fetchone()
+    excess = total - capacity.rows
+    if excess <= 0:
+        return
+    if pinned >= capacity.rows:
+        raise StoreFullError(
+            f"the capacity of {capacity.rows} is full of pinned examples, got {pinned}",
+            hint="unpin examples (bottega unpin), or open with a larger capacity",
+        )
+    newest = (
+        "(SELECT key FROM examples WHERE namespace = ?1"
+        f" ORDER BY key DESC LIMIT 1 OFFSET {capacity.evict.protect})"
+    )
+    found = connection.execute(
+        "SELECT examples.key FROM examples LEFT JOIN uses USING (key)"
+        " WHERE namespace = ?1 AND coalesce(pinned, 0) = 0"
+        f" ORDER BY examples.key > {newest}, {capacity.evict.order()}, examples.key LIMIT ?2",
+        (namespace, excess),
+    )
+    remove_rows(connection, [row[0] for row in found])

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.errors import SettingError
-from bottega.knowledge.ports import Change, SearchHit
-from bottega.knowledge.records import unit
+from bottega.knowledge.records import Change, SearchHit, unit
 from bottega.protocols import Vectors
 
 Keys = NDArray[np.int64]

@@ -45,7 +45,7 @@ FOOT = struct.Struct("<QI8s")  # header length, checksum of everything before th
 
 @dataclass(frozen=True)
 class SnapshotHeader:
-    """Origin of a saved index; `mark` is that of change `seq` (`RowStore.mark`)."""
+    """Origin of a saved index; `mark` is that of change `seq` (`Database.mark`)."""
 
     view: int
     fingerprint: str

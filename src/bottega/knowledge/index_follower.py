@@ -20,7 +20,8 @@ from bottega.knowledge.index_files import (
     snapshot_path,
     unfinished_path,
 )
-from bottega.knowledge.ports import RowStore, StoredView
+from bottega.knowledge.records import StoredView
+from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class IndexFollower:
     the next process reads instead of every row.
     """
 
-    def __init__(self, rows: RowStore, view: StoredView, metric: Metric, hnsw_above: int) -> None:
+    def __init__(self, rows: SqliteRows, view: StoredView, metric: Metric, hnsw_above: int) -> None:
         self._rows = rows
         self._view = view
         self._metric: Metric = metric

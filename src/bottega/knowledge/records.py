@@ -1,19 +1,22 @@
-"""Identity of an example, and its conversion to and from a database row."""
+"""Records of a knowledge base: identities, database rows, views and their vectors."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 
 from bottega._util.identity import identity
+from bottega.errors import EmbedderMismatchError, EmbeddingError, SettingError, StoreError
 from bottega.image import Image
-from bottega.protocols import Vectors
+from bottega.protocols import Embedder, Vectors
 from bottega.types import Example, Query
 
 Value = str | int | float | bytes | None
@@ -154,3 +157,198 @@ def unit(rows: Vectors) -> Vectors:
     lengths = np.sqrt((rows * rows).sum(axis=-1, keepdims=True))
     scaled: Vectors = rows / np.maximum(lengths, TINY)
     return scaled.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Entry of the change log. `vector` is None if the row has been deleted since.
+
+    `key` identifies a row for the index and is never reused.
+    """
+
+    seq: int
+    key: int
+    vector: Vectors | None
+
+
+class SearchHit(NamedTuple):
+    """Key of a row and its score; higher is better."""
+
+    key: int
+    score: float
+
+
+@dataclass(frozen=True)
+class EmbeddedBatch:
+    """Vectors (n, dimension) of a batch of examples and the fingerprint of their embedder."""
+
+    fingerprint: str
+    vectors: Vectors
+
+
+@dataclass(frozen=True)
+class StoredView:
+    """Named vector that every row has. `number` changes when another embedder replaces it."""
+
+    number: int
+    name: str
+    fingerprint: str
+    dimension: int
+
+
+@dataclass(frozen=True)
+class UsageRecord:
+    """Number of times an example was shown, the last time (unix seconds), and US dollars saved."""
+
+    count: int
+    last_used: float
+    saved_usd: float
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Numbers of examples, images and pinned examples in the namespace; `bytes` of the whole
+    file."""
+
+    examples: int
+    images: int
+    pinned: int
+    bytes: int
+    format_version: int
+
+
+DEFAULT = "default"
+# View names become parts of file names.
+NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+# Lone surrogates: valid in JSON, but rejected by tokenizers.
+SURROGATES = re.compile(r"[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class View:
+    """Embedder of a named vector. `to_query` selects the content to embed; by default the example's
+    query."""
+
+    embed: Embedder
+    to_query: Callable[[Example], Query] | None = None
+
+    def vectors(self, examples: Sequence[Example]) -> Vectors:
+        """Return one finite row (n, dimension) per example. Raises `EmbeddingError`."""
+        if not examples:
+            return np.empty((0, self.embed.dimension), np.float32)
+        to_query = self.to_query or (lambda example: example.query)
+        return embed_checked(self.embed, [to_query(example) for example in examples], "examples")
+
+
+class Views:
+    """Views of one handle. A single embedder is one view named `default`."""
+
+    def __init__(self, given: Embedder | Mapping[str, View] | None) -> None:
+        self._bare = None if given is None or isinstance(given, Mapping) else View(given)
+        self._named = dict(given) if isinstance(given, Mapping) else {}
+        if isinstance(given, Mapping) and not given:
+            raise SettingError("embed has no views", hint="use embed={'image': View(embedder)}")
+        for name, view in self._named.items():
+            check_name(name)
+            if not isinstance(view, View):
+                raise SettingError(
+                    f"view {name!r} must be a View, got {type(view).__name__}",
+                    hint=f"use embed={{{name!r}: View(embedder)}}",
+                )
+
+    def __bool__(self) -> bool:
+        return self._bare is not None or bool(self._named)
+
+    def resolve(self, stored: Mapping[str, StoredView]) -> dict[str, View]:
+        """Return the views by name, the default first. Raises if the stored vectors have other
+        fingerprints."""
+        named = self._named
+        if self._bare is not None:
+            named = {_name_of(self._bare.embed, stored): self._bare}
+        if stored:
+            check_views(stored, {name: view.embed.fingerprint for name, view in named.items()})
+        return named
+
+    def replace(self, name: str, view: View, stored: Mapping[str, StoredView]) -> None:
+        """Use another embedder for this view, if the handle has the view."""
+        if self._bare is not None:
+            # A single embedder denotes one view; the file may have gained others.
+            if _stored_name(self._bare.embed, stored) in (name, None):
+                self._bare = view
+        elif name in self._named:
+            self._named[name] = view
+
+
+def _name_of(embed: Embedder, stored: Mapping[str, StoredView]) -> str:
+    name = _stored_name(embed, stored)
+    if name is None:
+        raise EmbedderMismatchError(next(iter(stored.values())).fingerprint, embed.fingerprint)
+    return name
+
+
+def _stored_name(embed: Embedder, stored: Mapping[str, StoredView]) -> str | None:
+    if not stored or DEFAULT in stored:
+        return DEFAULT
+    made = (name for name, view in stored.items() if view.fingerprint == embed.fingerprint)
+    return next(made, None)
+
+
+def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str]) -> None:
+    """Raise unless every view is stored with this fingerprint."""
+    for name, fingerprint in fingerprints.items():
+        if name not in stored:
+            raise StoreError(
+                f"view {name!r} does not exist, only {', '.join(stored)}",
+                hint=f"run bottega reindex --by {name}, or knowledge.reindex({name!r}, View(...))",
+            )
+        if stored[name].fingerprint != fingerprint:
+            raise EmbedderMismatchError(stored[name].fingerprint, fingerprint)
+
+
+def check_dimensions(stored: Mapping[str, StoredView], widths: Mapping[str, int]) -> None:
+    """Raise `StoreError` unless the dimensions match those of the stored views."""
+    for name, width in widths.items():
+        if stored[name].dimension != width:
+            raise StoreError(
+                f"the stored vectors {name!r} have {stored[name].dimension} numbers, but"
+                f" {stored[name].fingerprint!r} now returns {width}",
+                hint="change the fingerprint of an embedder when its vectors change",
+            )
+
+
+def check_name(name: str) -> None:
+    """Raise `SettingError` unless the name is valid for a view."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise SettingError(
+            f"view name is invalid, got {name!r}", hint="use up to 40 letters, digits, - and _"
+        )
+
+
+def embed_checked(embed: Embedder, queries: Sequence[Query], what: str) -> Vectors:
+    """Return one finite row per query, or raise `EmbeddingError`."""
+    for query in queries:
+        if not query.text.isascii() and SURROGATES.search(query.text):
+            raise EmbeddingError(
+                f"the text contains lone surrogates, got {query.text!a}", hint="send valid Unicode"
+            )
+    made = embed.embed(queries)
+    try:
+        with np.errstate(over="ignore"):
+            vectors = np.asarray(made, np.float32)
+            lengths = np.square(vectors).sum(axis=-1)
+    except (TypeError, ValueError) as error:
+        raise EmbeddingError(
+            f"{embed.fingerprint} returned {type(made).__name__} for {len(queries)} {what}",
+            hint=f"return an array with one row of {embed.dimension} numbers per query",
+        ) from error
+    if vectors.shape != (len(queries), embed.dimension):
+        raise EmbeddingError(
+            f"{embed.fingerprint} returned {vectors.shape} for {len(queries)} {what}",
+            hint=f"return one row of {embed.dimension} numbers per query",
+        )
+    if not np.isfinite(lengths).all():
+        raise EmbeddingError(
+            f"{embed.fingerprint} returned NaN, infinite or too large numbers",
+            hint="check the weights; half precision may overflow",
+        )
+    return vectors

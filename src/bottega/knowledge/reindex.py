@@ -6,11 +6,9 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
 from bottega.errors import EmbeddingError, SettingError, StoreError
-from bottega.knowledge.database import IN_JSON, json_array
-from bottega.knowledge.ports import StoredView
+from bottega.knowledge.database import IN_JSON, blob_and_checksum, json_array
+from bottega.knowledge.records import StoredView, View, check_dimensions, check_name
 from bottega.knowledge.rows import SqliteRows
-from bottega.knowledge.views import View, check_name
-from bottega.knowledge.writer import blob_and_checksum, check_dimensions
 from bottega.types import Example
 
 MISSING_VECTORS = (

@@ -10,19 +10,32 @@ from itertools import islice
 from bottega._util.identity import Exclude, query_digests
 from bottega.errors import NotFoundError, SettingError
 from bottega.image import Image
-from bottega.knowledge import writer
-from bottega.knowledge.change_log import ChangeLog
-from bottega.knowledge.database import IN_JSON, json_array
+from bottega.knowledge.database import (
+    COMPLETE_VIEWS,
+    IN_JSON,
+    PINNED_IDS,
+    Database,
+    annotate_row,
+    claim_views,
+    has_pinned_answer,
+    insert_row,
+    json_array,
+    remove_rows,
+    remove_superseded,
+    set_metadata,
+)
+from bottega.knowledge.eviction import Capacity, evict_excess
 from bottega.knowledge.filters import LABELS, And, Eq, Filter, to_sql
 from bottega.knowledge.index import Metric
-from bottega.knowledge.ports import (
-    Capacity,
+from bottega.knowledge.records import (
     EmbeddedBatch,
     Footprint,
+    RowMetadata,
     StoredView,
     UsageRecord,
+    from_row,
+    text_of,
 )
-from bottega.knowledge.records import RowMetadata, from_row, text_of
 from bottega.knowledge.use_counts import prune
 from bottega.types import Example, Query
 
@@ -39,8 +52,12 @@ SELECT_IMAGES = (
 )
 
 
-class SqliteRows(ChangeLog):
-    """Row store over one namespace of a SQLite file. It hides the rows of other namespaces."""
+class SqliteRows(Database):
+    """Durable examples of one namespace of a file; the rows of other namespaces are hidden.
+
+    A write that has returned survives a crash. Methods are safe to call from several threads while
+    other processes write to the same file.
+    """
 
     def put(
         self,
@@ -50,31 +67,44 @@ class SqliteRows(ChangeLog):
         metadata_by_id: Mapping[str, RowMetadata] | None = None,
         supersede: bool = False,
     ) -> int:
+        """Store the examples with new ids in one transaction and return their number.
+
+        `metadata_by_id` sets age, pin and counters before eviction. With `supersede`, each example
+        replaces older answers to the same question; it is skipped if one of those is pinned. Raises
+        `EmbedderMismatchError` if the stored vectors have another fingerprint.
+        """
         with self.transaction() as connection:
-            numbers = writer.claim_views(connection, views)
+            numbers = claim_views(connection, views)
             new = 0
             for example, *vectors in zip(
                 examples, *(made.vectors for made in views.values()), strict=True
             ):
-                if supersede and writer.has_pinned_answer(connection, self.namespace, example):
+                if supersede and has_pinned_answer(connection, self.namespace, example):
                     continue
                 by_number = dict(zip(numbers, vectors, strict=True))
-                key = writer.insert(connection, example, by_number, self.namespace)
-                new += key is not None
+                key = insert_row(connection, example, by_number, self.namespace)
+                if key is None:
+                    continue
+                new += 1
                 metadata = (metadata_by_id or {}).get(example.id or "")
-                if key is not None and metadata is not None:
-                    writer.set_metadata(connection, key, metadata)
-                if key is not None and supersede:
-                    writer.supersede(connection, self.namespace, key)
-            if new and capacity is not None:
-                writer.evict_excess(connection, self.namespace, capacity)
+                if metadata is not None:
+                    set_metadata(connection, key, metadata)
+                if supersede:
+                    remove_superseded(connection, self.namespace, key)
             if new:
+                if capacity is not None:
+                    evict_excess(connection, self.namespace, capacity)
                 prune(connection, new)
             return new
 
     def annotate(self, id: str, fields: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
+        """Set these fields and add these tags. Return False if the id does not exist.
+
+        The row gets a new key, because the content of a key never changes; vectors, uses and age
+        stay.
+        """
         with self.transaction() as connection, self.decoding():
-            done = writer.annotate(connection, self.namespace, id, fields, tags)
+            done = annotate_row(connection, self.namespace, id, fields, tags)
             prune(connection, int(done))
             return done
 
@@ -85,7 +115,7 @@ class SqliteRows(ChangeLog):
                 (self.namespace, json_array(ids)),
             )
             keys = [row[0] for row in found]
-            writer.remove(connection, keys)
+            remove_rows(connection, keys)
             return len(keys)
 
     def get(self, ids: Collection[str]) -> dict[str, Example]:
@@ -105,17 +135,6 @@ class SqliteRows(ChangeLog):
         with self.decoding():
             return {row["key"]: from_row(row, images[row["key"]]) for row in rows}
 
-    def images(self, sha256s: Collection[str]) -> dict[str, Image]:
-        found = self.read(
-            "SELECT data, media_type, sha256, width, height FROM images"
-            f" WHERE sha256 IN {IN_JSON} AND EXISTS (SELECT 1 FROM example_images AS shown"
-            " JOIN examples USING (key)"
-            " WHERE shown.sha256 = images.sha256 AND namespace = ?)",
-            json_array(sha256s),
-            self.namespace,
-        )
-        return {row["sha256"]: Image(*row) for row in found}
-
     def keys(self, ids: Collection[str]) -> dict[str, int]:
         found = self.read(
             f"SELECT id, key FROM examples WHERE namespace = ? AND id IN {IN_JSON}",
@@ -125,10 +144,13 @@ class SqliteRows(ChangeLog):
         return {row["id"]: row["key"] for row in found}
 
     def pinned_ids(self, question_digests: Collection[str]) -> dict[str, str]:
-        found = self.read(writer.PINNED_IDS, self.namespace, json_array(question_digests))
+        """Return the ids of pinned examples by question digest."""
+        found = self.read(PINNED_IDS, self.namespace, json_array(question_digests))
         return {row["question_digest"]: row["id"] for row in found}
 
     def excluded_keys(self, query: Query, exclude: Exclude) -> set[int]:
+        """Return the keys of the rows that `exclude` rules out: the query's own id, and rows that
+        share an image with it or are the same question."""
         own_id = "SELECT key FROM examples WHERE namespace = ?1 AND id = ?2"
         if exclude == "same-question":
             same_question = f"namespace = ?1 AND question_digest IN {LISTED_THIRD}"
@@ -143,19 +165,8 @@ class SqliteRows(ChangeLog):
             return set()
         return {row[0] for row in found}
 
-    def ids_with_prefix(self, prefix: str, limit: int) -> list[str]:
-        # "g" follows the last hexadecimal digit.
-        found = self.read(
-            "SELECT id FROM examples WHERE namespace = ? AND id >= ? AND id < ?"
-            " ORDER BY id LIMIT ?",
-            self.namespace,
-            prefix,
-            prefix + "g",
-            limit,
-        )
-        return [row[0] for row in found]
-
     def ids_where(self, where: Filter | None = None) -> list[str]:
+        """Return the ids that match, in insertion order."""
         text, values = ("true", []) if where is None else to_sql(where)
         found = self.read(
             f"SELECT id FROM examples WHERE namespace = ? AND {text} ORDER BY examples.key",
@@ -165,6 +176,7 @@ class SqliteRows(ChangeLog):
         return [row[0] for row in found]
 
     def keys_where(self, where: Filter, after: int = 0) -> list[int]:
+        """Return the keys above `after` that match, ascending."""
         text, values = to_sql(where)
         found = self.read(
             "SELECT examples.key FROM examples WHERE namespace = ? AND examples.key > ?"
@@ -176,6 +188,7 @@ class SqliteRows(ChangeLog):
         return [row[0] for row in found]
 
     def last_key(self) -> int:
+        """Return the highest key of any namespace."""
         return int(self.read("SELECT coalesce(max(key), 0) FROM examples")[0][0])
 
     def count(self) -> int:
@@ -183,6 +196,7 @@ class SqliteRows(ChangeLog):
         return int(found[0][0])
 
     def labels(self) -> dict[str, list[str]]:
+        """Return the ids of each label, with labels in order of first appearance."""
         found = self.read(
             f"SELECT label.value, examples.id FROM examples, {LABELS} AS label"
             " WHERE namespace = ? ORDER BY examples.key, label.key",
@@ -193,29 +207,24 @@ class SqliteRows(ChangeLog):
             ids[label].append(id_)
         return dict(ids)
 
-    def is_multi_label(self) -> bool:
-        (row,) = self.read(
-            "SELECT EXISTS (SELECT 1 FROM examples WHERE namespace = ?"
-            " AND labels IS NOT NULL AND json_array_length(labels) != 1)",
-            self.namespace,
-        )
-        return bool(row[0])
-
-    def note(self, name: str) -> str | None:
-        found = self.read("SELECT value FROM notes WHERE name = ?", name)
-        with self.decoding():
-            return text_of(found[0][0]) if found else None
-
-    def set_note(self, name: str, value: str) -> None:
-        with self.transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
-
     def views(self) -> dict[str, StoredView]:
-        return {row["name"]: StoredView(*row) for row in self.read(writer.COMPLETE_VIEWS)}
+        """Return the complete views by name, in order of creation."""
+        return {row["name"]: StoredView(*row) for row in self.read(COMPLETE_VIEWS)}
 
     def add_uses(self, uses: Mapping[str, UsageRecord]) -> None:
+        """Add to the counters; deleted examples are ignored."""
         with self.transaction() as connection:
-            writer.add_uses(connection, self.namespace, uses)
+            connection.executemany(
+                "INSERT INTO uses (key, count, last_used, saved_usd)"
+                " SELECT key, ?, ?, ? FROM examples WHERE namespace = ? AND id = ?"
+                " ON CONFLICT (key) DO UPDATE SET count = count + excluded.count,"
+                " last_used = max(coalesce(last_used, 0), excluded.last_used),"
+                " saved_usd = saved_usd + excluded.saved_usd",
+                [
+                    (use.count, use.last_used, use.saved_usd, self.namespace, id)
+                    for id, use in uses.items()
+                ],
+            )
 
     def pin(self, ids: Collection[str], pinned: bool) -> int:
         with self.transaction() as connection:
@@ -297,7 +306,15 @@ class KnowledgeBaseReader:
 
     def images(self, sha256s: Collection[str]) -> dict[str, Image]:
         """Return the images with these hashes that examples of this namespace contain, by hash."""
-        return self._rows.images(sha256s)
+        found = self._rows.read(
+            "SELECT data, media_type, sha256, width, height FROM images"
+            f" WHERE sha256 IN {IN_JSON} AND EXISTS (SELECT 1 FROM example_images AS shown"
+            " JOIN examples USING (key)"
+            " WHERE shown.sha256 = images.sha256 AND namespace = ?)",
+            json_array(sha256s),
+            self._rows.namespace,
+        )
+        return {row["sha256"]: Image(*row) for row in found}
 
     def ids(
         self,
@@ -323,14 +340,22 @@ class KnowledgeBaseReader:
 
     def is_multi_label(self) -> bool:
         """Return whether any example has several labels, or an empty list of labels."""
-        return self._rows.is_multi_label()
+        (row,) = self._rows.read(
+            "SELECT EXISTS (SELECT 1 FROM examples WHERE namespace = ?"
+            " AND labels IS NOT NULL AND json_array_length(labels) != 1)",
+            self._rows.namespace,
+        )
+        return bool(row[0])
 
     def note(self, name: str) -> str | None:
-        return self._rows.note(name)
+        found = self._rows.read("SELECT value FROM notes WHERE name = ?", name)
+        with self._rows.decoding():
+            return text_of(found[0][0]) if found else None
 
     def set_note(self, name: str, value: str) -> None:
         """Store a text of the caller in the file, such as how to build the embedder again."""
-        self._rows.set_note(name, value)
+        with self._rows.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
 
     def views(self) -> dict[str, StoredView]:
         """Return the views of the file by name, in order of creation; all namespaces share them."""
@@ -389,7 +414,14 @@ class KnowledgeBaseReader:
                 f"an id prefix must have at least {SHORTEST_PREFIX} characters, got {id!r}",
                 hint="give more characters",
             )
-        matches = self._rows.ids_with_prefix(id, limit=2)
+        found = self._rows.read(
+            "SELECT id FROM examples WHERE namespace = ? AND id >= ? AND id < ?"
+            " ORDER BY id LIMIT 2",
+            self._rows.namespace,
+            id,
+            id + "g",  # "g" follows the last hexadecimal digit
+        )
+        matches: list[str] = [row[0] for row in found]
         if not matches:
             raise unknown_id_error(id)
         if len(matches) > 1:

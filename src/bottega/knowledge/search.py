@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
@@ -12,18 +12,72 @@ import numpy as np
 from bottega._util.caching import LRUCache
 from bottega._util.identity import Exclude
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, StoreError
-from bottega.knowledge.change_log import ExampleCache
+from bottega.image import KEEP_DECODED_UP_TO
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import FaissIndex, Keys, Metric
 from bottega.knowledge.index_follower import IndexFollower, StaleIndexError
-from bottega.knowledge.ports import RowStore, SearchHit, StoredView
+from bottega.knowledge.records import SearchHit, StoredView, View, Views, embed_checked
 from bottega.knowledge.rows import KnowledgeBaseReader, SqliteRows
-from bottega.knowledge.views import View, Views, embed_checked
 from bottega.protocols import Vectors
-from bottega.types import Candidate, Query
+from bottega.types import Candidate, Example, Query
 
 MAX_FILTERS = 64
 MAX_DELETED = 1000
+
+
+MOST_BYTES = 64 << 20
+BYTES_BESIDE_IMAGES = 2048
+# An image may cache its pixels and its base64 text beside its bytes.
+BYTES_PER_PIXEL = 3
+COPIES_OF_BYTES = 3
+
+
+class ExampleCache:
+    """Bounded cache of examples by key. A key always denotes the same content, so no entry can be
+    stale."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._examples: dict[int, Example] = {}
+        self._lock = Lock()
+
+    def among(self, keys: Collection[int]) -> dict[int, Example]:
+        # Without the lock or a recency update: every search runs this.
+        get = self._examples.get
+        return {key: example for key in keys if (example := get(key)) is not None}
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def keep(self, examples: Mapping[int, Example], most: int) -> None:
+        """Add examples; beyond `most` entries, clear the cache first, because most entries were
+        deleted."""
+        with self._lock:
+            if len(self._examples) + len(examples) > most:
+                self._examples.clear()
+                self._bytes = 0
+            for key, example in examples.items():
+                if key not in self._examples:
+                    self._examples[key] = example
+                    self._bytes += _size(example)
+            while self._bytes > self._most_bytes:
+                oldest = next(iter(self._examples))
+                self._bytes -= _size(self._examples.pop(oldest))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._examples.clear()
+            self._bytes = 0
+
+
+def _size(example: Example) -> int:
+    size = BYTES_BESIDE_IMAGES + len(example.answer) + len(example.rationale or "")
+    for image in example.query.images:
+        pixels = image.width * image.height
+        size += COPIES_OF_BYTES * len(image.data)
+        size += BYTES_PER_PIXEL * pixels if pixels <= KEEP_DECODED_UP_TO else 0
+    return size
 
 
 @dataclass
@@ -47,7 +101,7 @@ class SearchScope(NamedTuple):
 class Searcher:
     """Indexes and cached filters of one handle."""
 
-    def __init__(self, rows: RowStore, views: Views, metric: Metric, hnsw_above: int) -> None:
+    def __init__(self, rows: SqliteRows, views: Views, metric: Metric, hnsw_above: int) -> None:
         self._rows = rows
         self._views = views
         self._metric: Metric = metric
@@ -200,14 +254,14 @@ class Searcher:
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
 
 
-def _log_gap_error(rows: RowStore) -> StoreError:
+def _log_gap_error(rows: SqliteRows) -> StoreError:
     return StoreError(
         f"the change log of {rows.name} lacks the removal of examples",
         hint="run bottega verify --repair, or verify(repair=True)",
     )
 
 
-def _empty_error(rows: RowStore) -> EmptyKnowledgeBaseError:
+def _empty_error(rows: SqliteRows) -> EmptyKnowledgeBaseError:
     where = f"the namespace {rows.namespace!r} of {rows.name}" if rows.namespace else rows.name
     return EmptyKnowledgeBaseError(f"{where} holds no examples", hint="add some first: bottega add")
 

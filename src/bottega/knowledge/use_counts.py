@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 
 from bottega._util.sqlite import may_only_be_read
 from bottega.errors import SettingError
-from bottega.knowledge.ports import RowStore, UsageRecord
-from bottega.knowledge.records import is_text
+from bottega.knowledge.records import UsageRecord, is_text
 
 FLUSH_COUNT = 256
 FLUSH_SECONDS = 30.0
@@ -23,8 +22,8 @@ class UsageBuffer:
     A killed process loses the counts of the last half minute, but no example.
     """
 
-    def __init__(self, rows: RowStore) -> None:
-        self._rows = rows
+    def __init__(self, write: Callable[[Mapping[str, UsageRecord]], None]) -> None:
+        self._write = write
         self._uses: dict[str, UsageRecord] = {}
         self._since = time.monotonic()
         self._lock = Lock()
@@ -57,7 +56,7 @@ class UsageBuffer:
         if not uses:
             return
         try:
-            self._rows.add_uses(uses)
+            self._write(uses)
         except BaseException as error:
             if may_only_be_read(error):
                 return
