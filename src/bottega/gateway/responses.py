@@ -13,13 +13,9 @@ import orjson
 from bottega.gateway.ports import Answer, Reply, RequestRecord
 from bottega.gateway.responses_input import (
     ChatTranslation,
-    echoed_format,
-    echoed_tool_choice,
-    parse_functions,
     translate,
 )
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.request import Body
 from bottega.openai_api.response import joined_text, parse_usage
 from bottega.openai_api.streams import DONE_EVENT
 
@@ -27,21 +23,21 @@ Item = dict[str, object]
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # Sent back as they came, null where they were left out.
 ECHOED_FIELDS = ("instructions", "max_output_tokens", "temperature", "top_p", "user")
+DONE_FIELDS = {"output_text": ("text", "logprobs"), "refusal": ("refusal",)}
 FAILURE_CODES = ("server_error", "rate_limit_exceeded")
 
 
 @dataclass(frozen=True)
 class ResponseTemplate:
-    """Response without the model's output. `given` is the validated request."""
+    """Response without the model's output."""
 
     key: str  # all ids of the response contain it
-    given: Body
+    request: ChatTranslation
     created: int = field(default_factory=lambda: int(time.time()))
 
     def reply(self, model: str, status: str, output: list[Item], **more: object) -> Item:
-        given = self.given
+        given = self.request.given
         text, reasoning = _object(given, "text"), _object(given, "reasoning")
-        kept: Item = {name: given.get(name) for name in ECHOED_FIELDS}
         return {
             "id": f"resp_{self.key}",
             "object": "response",
@@ -50,7 +46,7 @@ class ResponseTemplate:
             "background": False,
             "error": None,
             "incomplete_details": None,
-            **kept,
+            **{name: given.get(name) for name in ECHOED_FIELDS},
             "max_tool_calls": None,
             "metadata": given.get("metadata") or {},
             "model": model,
@@ -59,12 +55,12 @@ class ResponseTemplate:
             "previous_response_id": None,
             "reasoning": {"effort": reasoning.get("effort"), "summary": None},
             "store": False,
-            "text": {"format": echoed_format(text.get("format"))}
+            "text": {"format": self.request.response_format}
             | ({"verbosity": text["verbosity"]} if text.get("verbosity") else {}),
-            "tool_choice": echoed_tool_choice(given.get("tool_choice")),
+            "tool_choice": self.request.tool_choice,
             "tools": [
                 {"description": None, "parameters": None, "strict": None, **tool}
-                for tool in parse_functions(given.get("tools"))
+                for tool in self.request.tools
             ],
             "truncation": "disabled",
             "usage": None,
@@ -72,21 +68,12 @@ class ResponseTemplate:
         }
 
     def ended(self, model: str, finish: object, output: list[Item], usage: object) -> Item:
-        reason = incomplete_reason(finish)
-        fields = {"usage": responses_usage(usage)}
-        if reason is None:
-            more = fields | {"completed_at": int(time.time())}
-            return self.reply(model, "completed", output, **more)
+        counts = _usage(usage)
+        if (reason := _incomplete_reason(finish)) is None:
+            now = int(time.time())
+            return self.reply(model, "completed", output, usage=counts, completed_at=now)
         details = {"reason": reason}
-        return self.reply(model, "incomplete", output, incomplete_details=details, **fields)
-
-    def failed(self, model: str, error: Mapping[str, object], output: list[Item]) -> Item:
-        code = error.get("code")
-        api_error = {
-            "code": code if code in FAILURE_CODES else "server_error",
-            "message": error.get("message") or "the model failed",
-        }
-        return self.reply(model, "failed", output, error=api_error)
+        return self.reply(model, "incomplete", output, incomplete_details=details, usage=counts)
 
     def message(self, index: int, content: list[Item], status: str) -> Item:
         return {
@@ -104,19 +91,19 @@ class ResponseTemplate:
             "status": status,
             "call_id": id if isinstance(id, str) and id else f"call_{self.key}{index:02d}",
             "name": name if isinstance(name, str) else "",
-            "arguments": arguments_text(arguments),
+            "arguments": _arguments(arguments),
         }
 
 
-def response_body(payload: bytes, template: ResponseTemplate) -> bytes:
+def _response_body(payload: bytes, template: ResponseTemplate) -> bytes:
     completion: dict[str, Any] = orjson.loads(payload)
     choice = completion["choices"][0]
     message, finish = choice["message"], choice.get("finish_reason")
-    status = "incomplete" if incomplete_reason(finish) else "completed"
+    status = "incomplete" if _incomplete_reason(finish) else "completed"
     calls = [one for one in message.get("tool_calls") or () if isinstance(one, dict)]
     output: list[Item] = []
     if (content := _content(message)) or not calls:
-        output.append(template.message(0, content or [text_part("")], status))
+        output.append(template.message(0, content or [_part("output_text", "")], status))
     for call in calls:
         function = _object(call, "function")
         parts = call.get("id"), function.get("name"), function.get("arguments")
@@ -125,27 +112,19 @@ def response_body(payload: bytes, template: ResponseTemplate) -> bytes:
     return orjson.dumps(template.ended(str(model), finish, output, usage))
 
 
-def incomplete_reason(finish: object) -> str | None:
+def _incomplete_reason(finish: object) -> str | None:
     """Return the reason why an answer is incomplete, None if it is complete."""
     return INCOMPLETE_REASONS.get(finish) if isinstance(finish, str) else None
 
 
-def text_part(text: str) -> Item:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def refusal_part(text: str) -> Item:
-    return {"type": "refusal", "refusal": text}
-
-
-def arguments_text(value: object) -> str:
+def _arguments(value: object) -> str:
     """Return the arguments of a call as text; some servers send an object."""
     if isinstance(value, str):
         return value
     return "" if value is None else orjson.dumps(value).decode()
 
 
-def responses_usage(usage: object) -> Item | None:
+def _usage(usage: object) -> Item | None:
     if not isinstance(usage, dict):
         return None
     counts = parse_usage({"usage": usage})
@@ -164,9 +143,9 @@ def responses_usage(usage: object) -> Item | None:
 def _content(message: dict[str, Any]) -> list[Item]:
     text = joined_text(message.get("content"), "text")
     refused = message.get("refusal") or joined_text(message.get("content"), "refusal")
-    parts = [text_part(text)] if text else []
+    parts = [_part("output_text", text)] if text else []
     if isinstance(refused, str) and refused and refused != text:
-        parts.append(refusal_part(refused))
+        parts.append(_part("refusal", refused))
     return parts
 
 
@@ -221,7 +200,7 @@ class ResponseEvents:
     def end(self) -> Iterator[bytes]:
         if not self._items:
             yield from self._open_part("output_text")
-        status = "incomplete" if incomplete_reason(self._finish) else "completed"
+        status = "incomplete" if _incomplete_reason(self._finish) else "completed"
         for item in self._items:
             output_item = item.item(self._template, status)
             if isinstance(item, _Message):
@@ -243,7 +222,13 @@ class ResponseEvents:
         exception."""
         if not self._count:
             yield from self._begin()
-        reply = self._template.failed(self._model, error, self._output("incomplete"))
+        code = error.get("code")
+        api_error = {
+            "code": code if code in FAILURE_CODES else "server_error",
+            "message": error.get("message") or "the model failed",
+        }
+        output = self._output("incomplete")
+        reply = self._template.reply(self._model, "failed", output, error=api_error)
         yield self._event("response.failed", response=reply)
         fields = {name: error.get(name) for name in ("code", "message", "param")}
         yield self._event("error", **fields, error=error)
@@ -279,28 +264,26 @@ class ResponseEvents:
 
     def _call(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
         # Servers that do not stream calls in pieces may omit the index.
-        key = next((delta[name] for name in ("index", "id") if _names(delta.get(name))), None)
-        function = delta.get("function")
-        function = function if isinstance(function, dict) else {}
+        keys = [delta.get("index"), delta.get("id")]
+        key = next((one for one in keys if isinstance(one, int | str) and one != ""), None)
+        function = _object(delta, "function")
         started = self._calls.get(key)
         call = started or _Call(len(self._items), delta.get("id"))
         call.name = function.get("name") or call.name
         if started is None:
             self._calls[key] = call
             yield self._added(call)
-        if piece := arguments_text(function.get("arguments")):
+        if piece := _arguments(function.get("arguments")):
             call.arguments += piece
             at = _at(call.item(self._template, ""), call)
             yield self._event("response.function_call_arguments.delta", **at, delta=piece)
 
     def _close_parts(self, message: _Message) -> Iterator[bytes]:
         for kind, text in message.parts.items():
-            content: Item = {"text": text, "logprobs": []}
-            if kind == "refusal":
-                content = {"refusal": text}
-            yield self._event(f"response.{kind}.done", **self._in(kind), **content)
-            part = _part(kind, text)
-            yield self._event("response.content_part.done", **self._in(kind), part=part)
+            at, part = self._in(kind), _part(kind, text)
+            content = {name: part[name] for name in DONE_FIELDS[kind]}
+            yield self._event(f"response.{kind}.done", **at, **content)
+            yield self._event("response.content_part.done", **at, part=part)
 
     def _added(self, item: _Message | _Call) -> bytes:
         self._items.append(item)
@@ -328,11 +311,9 @@ def _at(output_item: Item, item: _Message | _Call) -> Item:
 
 
 def _part(kind: str, text: str) -> Item:
-    return refusal_part(text) if kind == "refusal" else text_part(text)
-
-
-def _names(value: object) -> bool:
-    return isinstance(value, int | str) and value != ""
+    if kind == "refusal":
+        return {"type": "refusal", "refusal": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")
@@ -359,36 +340,45 @@ class ResponsesEndpoint:
         headers: Mapping[str, str],
         body: Callable[[], Awaitable[bytes]],
     ) -> Reply:
-        requests: list[tuple[Mapping[str, object], ChatTranslation]] = []
+        # The chat handler reads the body only after it has checked the key.
+        translated: list[ChatTranslation] = []
 
         async def chat_body() -> bytes:
             raw = await body()
-            request = _parse_object(raw)
-            if request is None:
+            try:
+                given = orjson.loads(raw)
+            except orjson.JSONDecodeError:
                 return raw  # the chat handler reports the error
-            requests.append((request, translate(request)))
-            return _encode(requests[0][1])
+            if not isinstance(given, dict):
+                return raw
+            translated.append(translate(given))
+            try:
+                return orjson.dumps(translated[0].body)
+            except orjson.JSONEncodeError as error:  # orjson parses deeper nesting than it encodes
+                message = "the request has brackets nested too deeply"
+                raise ApiError(message, code="limit_exceeded", hint="send less") from error
 
         try:
             reply = await self.chat(record, headers, chat_body)
         except ApiError as error:
-            origins = requests[0][1].origins if requests else ()
-            raise to_responses_error(error, origins) from error
-        template = ResponseTemplate(record.request_id.removeprefix("req_"), requests[0][0])
+            raise _to_responses_error(error, translated[0].origins if translated else ()) from error
+        template = ResponseTemplate(record.request_id.removeprefix("req_"), translated[0])
         if reply.events is None:
-            return replace(reply, payload=response_body(reply.payload, template))
-        return replace(
-            reply, events=_translate(reply.events, ResponseEvents(template, record.model))
-        )
+            return replace(reply, payload=_response_body(reply.payload, template))
+        events = ResponseEvents(template, record.model)
+        return replace(reply, events=_translate(reply.events, events))
 
 
-def to_responses_error(error: ApiError, origins: Sequence[str]) -> ApiError:
+def _to_responses_error(error: ApiError, origins: Sequence[str]) -> ApiError:
     """Return an error about the chat body with the field names of the Responses request."""
+
+    def origin(found: re.Match[str]) -> str:
+        number = int(found[1])
+        return origins[number] if number < len(origins) else "input"
 
     message, param = str(error), error.param
     if param is not None:
-        param = MESSAGE.sub(lambda found: _origin(int(found[1]), origins), param)
-        param = NAME_PATTERN.sub(lambda found: NAMES[found[0]], param)
+        param = NAME_PATTERN.sub(lambda found: NAMES[found[0]], MESSAGE.sub(origin, param))
         message = message.replace(error.param or param, param)
     return ApiError(
         message,
@@ -399,27 +389,6 @@ def to_responses_error(error: ApiError, origins: Sequence[str]) -> ApiError:
         headers=error.headers,
         hint=error.hint.replace("chat-completions reference", "Responses reference"),
     )
-
-
-def _origin(number: int, origins: Sequence[str]) -> str:
-    return origins[number] if number < len(origins) else "input"
-
-
-def _parse_object(raw: bytes) -> Mapping[str, object] | None:
-    try:
-        given = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return None
-    return given if isinstance(given, dict) else None
-
-
-def _encode(chat: ChatTranslation) -> bytes:
-    try:
-        return orjson.dumps(chat.body)
-    except orjson.JSONEncodeError as error:  # orjson parses deeper nesting than it can encode
-        raise ApiError(
-            "the request has brackets nested too deeply", code="limit_exceeded", hint="send less"
-        ) from error
 
 
 async def _translate(

@@ -17,136 +17,114 @@ MODES = ("auto", "required")
 CHOICES = ("none", *MODES)
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 SCHEMA_FIELDS = ("type", "name", "description", "schema", "strict")
+OBJECTS = "an array of objects"
 Kind = TypeVar("Kind")
 
 
-def chat_tools(tools: object) -> list[Body]:
-    return [
-        {"type": "function", "function": _without_type(tool)} for tool in parse_functions(tools)
-    ]
-
-
-def parse_functions(tools: object) -> list[Body]:
+def _functions(tools: object) -> list[Body]:
     """Return the supported fields of each function. Raises `ApiError` for tools that run on
     OpenAI's servers."""
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
-        wrong_type("tools", "an array of objects", tools)
-    return [_function(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+    functions: list[Body] = []
+    given = [] if tools is None else _typed(tools, list, "tools", OBJECTS)
+    for number, tool in enumerate(given):
+        where = f"tools[{number}]"
+        require(_typed(tool, dict, where), "type", where)
+        if tool["type"] != "function":
+            _reject_tool(tool["type"], f"{where}.type")
+        _text(tool, "name", where)
+        _optional(tool, "description", str, where)
+        _optional(tool, "parameters", dict, where)
+        _optional(tool, "strict", bool, where)
+        fields = {name: tool[name] for name in FUNCTION_FIELDS if tool.get(name) is not None}
+        functions.append({"type": "function", **fields})
+    return functions
 
 
-def chat_tool_choice(choice: object) -> object:
+def _tool_choice(choice: object) -> object:
+    """Return the checked choice, without unknown fields."""
     if choice is None or choice in CHOICES:
         return choice
-    if not isinstance(choice, dict):
-        wrong_type("tool_choice", f"an object or one of {', '.join(CHOICES)}", choice)
-    match choice.get("type"):
+    given = _typed(choice, dict, "tool_choice", f"an object or one of {', '.join(CHOICES)}")
+    match given.get("type"):
         case "function":
-            return _named(choice, "tool_choice")
+            return _function_name(given, "tool_choice")
         case "allowed_tools":
-            mode, tools = choice.get("mode"), choice.get("tools")
+            mode, tools = given.get("mode"), given.get("tools")
             if mode not in MODES:
                 wrong_type("tool_choice.mode", f"one of {', '.join(MODES)}", mode)
-            if not isinstance(tools, list):
-                wrong_type("tool_choice.tools", "an array of objects", tools)
-            chosen = [_named(one, f"tool_choice.tools[{i}]") for i, one in enumerate(tools)]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": chosen}}
-    return _not_a_function(choice.get("type"), "tool_choice.type")
+            chosen = enumerate(_typed(tools, list, "tool_choice.tools", OBJECTS))
+            named = [_function_name(one, f"tool_choice.tools[{i}]") for i, one in chosen]
+            return {"type": "allowed_tools", "mode": mode, "tools": named}
+    return _reject_tool(given.get("type"), "tool_choice.type")
 
 
-def echoed_tool_choice(choice: object) -> object:
-    chat = chat_tool_choice(choice)
-    if not isinstance(chat, dict):
-        return chat or "auto"
-    if chat["type"] == "function":
-        return {"type": "function", **chat["function"]}
-    allowed = chat["allowed_tools"]
-    tools = [{"type": "function", **one["function"]} for one in allowed["tools"]]
-    return {"type": "allowed_tools", "mode": allowed["mode"], "tools": tools}
+def _function_name(choice: object, where: str) -> Body:
+    given = _typed(choice, dict, where)
+    if given.get("type") != "function":
+        _reject_tool(given.get("type"), f"{where}.type")
+    return {"type": "function", "name": _text(given, "name", where)}
 
 
-def chat_format(shape: object) -> Body | None:
-    response_format = echoed_format(shape)
-    if response_format["type"] == "text":
-        return None
-    if response_format["type"] == "json_object":
-        return response_format
-    return {"type": "json_schema", "json_schema": _without_type(response_format)}
+def _chat_tool_choice(choice: object) -> object:
+    if not isinstance(choice, dict):
+        return choice
+    if choice["type"] == "function":
+        return _nested(choice, "function")
+    tools = [_nested(one, "function") for one in choice["tools"]]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice["mode"], "tools": tools}}
 
 
-def echoed_format(shape: object) -> Body:
-    if shape is None:
+def _nested(fields: Body, name: str) -> Body:
+    """Return an object in the format of chat completions: `fields` below `name`, besides `type`."""
+    rest = {key: value for key, value in fields.items() if key != "type"}
+    return {"type": fields["type"], name: rest}
+
+
+def _response_format(given: object) -> Body:
+    if given is None:
         return {"type": "text"}
-    if not isinstance(shape, dict):
-        wrong_type("text.format", "an object", shape)
-    match shape.get("type"):
+    format_ = _typed(given, dict, "text.format")
+    match format_.get("type"):
         case "text" | "json_object" as plain:
             return {"type": plain}
         case "json_schema":
-            required_text(shape, "name", "text.format")
-            if not isinstance(shape.get("schema"), dict):
-                wrong_type("text.format.schema", "an object", shape.get("schema"))
-            optional(shape, "description", str, "text.format")
-            optional(shape, "strict", bool, "text.format")
-            return {name: shape[name] for name in SCHEMA_FIELDS if shape.get(name) is not None}
+            _text(format_, "name", "text.format")
+            _typed(format_.get("schema"), dict, "text.format.schema")
+            _optional(format_, "description", str, "text.format")
+            _optional(format_, "strict", bool, "text.format")
+            return {name: format_[name] for name in SCHEMA_FIELDS if format_.get(name) is not None}
     expected = "one of text, json_object, json_schema"
-    return wrong_type("text.format.type", expected, shape.get("type"))
+    return wrong_type("text.format.type", expected, format_.get("type"))
 
 
-def _function(tool: object, where: str) -> Body:
-    if not isinstance(tool, dict):
-        wrong_type(where, "an object", tool)
-    require(tool, "type", where)
-    if tool["type"] != "function":
-        _not_a_function(tool["type"], f"{where}.type")
-    required_text(tool, "name", where)
-    optional(tool, "description", str, where)
-    optional(tool, "parameters", dict, where)
-    optional(tool, "strict", bool, where)
-    fields = {name: tool[name] for name in FUNCTION_FIELDS if tool.get(name) is not None}
-    return {"type": "function", **fields}
-
-
-def _named(choice: object, where: str) -> Body:
-    if not isinstance(choice, dict):
-        wrong_type(where, "an object", choice)
-    if choice.get("type") != "function":
-        _not_a_function(choice.get("type"), f"{where}.type")
-    return {"type": "function", "function": {"name": required_text(choice, "name", where)}}
-
-
-def required_text(found: Body, name: str, where: str) -> str:
-    require(found, name, where)
-    value = found[name]
-    if not isinstance(value, str):
-        wrong_type(f"{where}.{name}", "a string", value)
+def _typed(value: object, kind: type[Kind], where: str, expected: str = "") -> Kind:
+    if not isinstance(value, kind):
+        wrong_type(where, expected or JSON_NAMES[kind], value)
     return value
 
 
-def optional(found: Body, name: str, kind: type[Kind], where: str = "") -> Kind | None:
-    value = found.get(name)
-    if value is not None and not isinstance(value, kind):
-        wrong_type(f"{where}.{name}" if where else name, JSON_NAMES[kind], value)
-    return value
+def _text(given: Body, name: str, where: str) -> str:
+    require(given, name, where)
+    return _typed(given[name], str, f"{where}.{name}")
 
 
-def unsupported(message: str, param: str, hint: str) -> ApiError:
+def _optional(given: Body, name: str, kind: type[Kind], where: str = "") -> Kind | None:
+    value = given.get(name)
+    return None if value is None else _typed(value, kind, f"{where}.{name}" if where else name)
+
+
+def _unsupported(message: str, param: str, hint: str) -> ApiError:
     return ApiError(message, code="unsupported_parameter", param=param, hint=hint)
 
 
-def named(kind: object) -> str:
+def _type_name(kind: object) -> str:
     """Return the name of a type field for an error. A deeply nested value has no repr."""
     return repr(kind[:64]) if isinstance(kind, str) else JSON_NAMES[type(kind)]
 
 
-def _without_type(fields: Body) -> Body:
-    return {name: value for name, value in fields.items() if name != "type"}
-
-
-def _not_a_function(kind: object, param: str) -> NoReturn:
+def _reject_tool(kind: object, param: str) -> NoReturn:
     hint = "tools are of type function, and your program runs them"
-    raise unsupported(f"a tool of type {named(kind)} is not supported", param, hint)
+    raise _unsupported(f"a tool of type {_type_name(kind)} is not supported", param, hint)
 
 
 WHOLE = "responses are not stored: send the whole conversation as input"
@@ -168,13 +146,10 @@ class Conversation:
         if isinstance(given, str):
             self.add("user", given, "input")
             return
-        if not isinstance(given, list):
-            wrong_type("input", "a string or an array of objects", given)
-        for number, item in enumerate(given):
+        items = _typed(given, list, "input", "a string or an array of objects")
+        for number, item in enumerate(items):
             where = f"input[{number}]"
-            if not isinstance(item, dict):
-                wrong_type(where, "an object", item)
-            self._read_item(item, where)
+            self._read_item(_typed(item, dict, where), where)
 
     def add(self, role: str, content: object, origin: str, **more: object) -> None:
         self.messages.append({"role": role, "content": content, **more})
@@ -184,41 +159,33 @@ class Conversation:
         kind = item.get("type") or ("message" if "role" in item else None)
         match kind:
             case "message":
-                content = _content(item, "content", where)
-                self.add(_role(item, where), content, f"{where}.content")
+                content, role = _content(item, "content", where), item.get("role")
+                if role not in ROLES:
+                    expected = f"expected one of {', '.join(ROLES)}"
+                    raise ApiError(f"Invalid '{where}.role': {expected}.", param=f"{where}.role")
+                self.add(role, content, f"{where}.content")
             case "function_call":
-                self._call(_call(item, where), where)
+                self._add_call(item, where)
             case "function_call_output":
-                call_id = required_text(item, "call_id", where)
+                call_id = _text(item, "call_id", where)
                 output = _content(item, "output", where)
                 self.add("tool", output, f"{where}.output", tool_call_id=call_id)
             case "reasoning":
                 pass  # chat completions have no field for earlier reasoning
             case "item_reference" | None:
-                raise unsupported("an item has only an id", where, WHOLE)
+                raise _unsupported("an item has only an id", where, WHOLE)
             case _:
-                message = f"an item of type {named(kind)} is not supported"
+                message = f"an item of type {_type_name(kind)} is not supported"
                 hint = "use message, function_call, function_call_output or reasoning"
-                raise unsupported(message, f"{where}.type", hint)
+                raise _unsupported(message, f"{where}.type", hint)
 
-    def _call(self, call: Body, origin: str) -> None:
+    def _add_call(self, item: Body, where: str) -> None:
         """Add a call to the assistant's turn that precedes it."""
+        function = {name: _text(item, name, where) for name in ("name", "arguments")}
+        call = {"id": _text(item, "call_id", where), "type": "function", "function": function}
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.add("assistant", None, origin)
+            self.add("assistant", None, where)
         cast(list[Body], self.messages[-1].setdefault("tool_calls", [])).append(call)
-
-
-def _role(item: Body, where: str) -> str:
-    role = item.get("role")
-    if role not in ROLES:
-        expected = f"expected one of {', '.join(ROLES)}"
-        raise ApiError(f"Invalid '{where}.role': {expected}.", param=f"{where}.role")
-    return role
-
-
-def _call(item: Body, where: str) -> Body:
-    function = {name: required_text(item, name, where) for name in ("name", "arguments")}
-    return {"id": required_text(item, "call_id", where), "type": "function", "function": function}
 
 
 def _content(item: Body, name: str, where: str) -> str | list[Body]:
@@ -226,37 +193,36 @@ def _content(item: Body, name: str, where: str) -> str | list[Body]:
     content = item[name]
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        wrong_type(f"{where}.{name}", "a string or an array of objects", content)
-    parts = [_part(part, f"{where}.{name}[{i}]") for i, part in enumerate(content)]
+    where = f"{where}.{name}"
+    given = enumerate(_typed(content, list, where, "a string or an array of objects"))
+    parts = [_part(part, f"{where}[{i}]") for i, part in given]
     if len(parts) == 1 and parts[0]["type"] == "text":
         return cast(str, parts[0]["text"])  # some servers accept lists from users only
     return parts
 
 
-def _part(part: object, where: str) -> Body:
-    if not isinstance(part, dict):
-        wrong_type(where, "an object", part)
+def _part(given: object, where: str) -> Body:
+    part = _typed(given, dict, where)
     kind = part.get("type")
     if isinstance(kind, str) and kind in TEXT_FIELDS:
-        return {"type": "text", "text": required_text(part, TEXT_FIELDS[kind], where)}
+        return {"type": "text", "text": _text(part, TEXT_FIELDS[kind], where)}
     if kind == "input_image":
         return _image(part, where)
     if kind == "input_file":
         hint = "send its text as input_text, or its pages as input_image"
-        raise unsupported("files are not supported", where, hint)
+        raise _unsupported("files are not supported", where, hint)
     require(part, "type", where)
     hint = "use input_text, input_image, output_text or refusal"
-    message = f"a part of type {named(kind)} is not supported"
-    raise unsupported(message, f"{where}.type", hint)
+    message = f"a part of type {_type_name(kind)} is not supported"
+    raise _unsupported(message, f"{where}.type", hint)
 
 
 def _image(part: Body, where: str) -> Body:
     if part.get("file_id"):
         hint = "send the image as image_url, a data URL (data:image/png;base64,...)"
-        raise unsupported("files are not stored", f"{where}.file_id", hint)
-    image = {"url": required_text(part, "image_url", where)}
-    detail = optional(part, "detail", str, where)
+        raise _unsupported("files are not stored", f"{where}.file_id", hint)
+    image = {"url": _text(part, "image_url", where)}
+    detail = _optional(part, "detail", str, where)
     # Clients of the Responses API always send "auto", the default of chat completions.
     return {
         "type": "image_url",
@@ -314,38 +280,56 @@ NOT_COPIED = {
 @dataclass(frozen=True)
 class ChatTranslation:
     """Chat body of a Responses request. `origins` are the paths of the contents of the messages in
-    the request."""
+    the request `given`. `tools`, `tool_choice` and `response_format` are its checked fields."""
 
+    given: Body
     body: Body
     origins: Sequence[str]
+    tools: Sequence[Body]
+    tool_choice: object
+    response_format: Body
 
 
 def translate(given: Body) -> ChatTranslation:
     """Translate a Responses request. Raises `ApiError` for fields without an equivalent."""
     for name, hint in (*MISSING.items(), *CHAT_ONLY.items()):
         if given.get(name):
-            raise unsupported(f"'{name}' is not supported", name, hint)
+            raise _unsupported(f"'{name}' is not supported", name, hint)
     _check_included(given.get("include"))
     conversation = Conversation()
-    if instructions := optional(given, "instructions", str):
+    if instructions := _optional(given, "instructions", str):
         conversation.add("system", instructions, "instructions")
     require(given, "input", "")
     conversation.read(given["input"])
-    body: dict[str, object] = {
-        name: value for name, value in given.items() if value is not None and name not in NOT_COPIED
+    reasoning = _optional(given, "reasoning", dict) or {}
+    text = _optional(given, "text", dict) or {}
+    response_format = _response_format(text.get("format"))
+    for name, value in (_optional(given, "metadata", dict) or {}).items():
+        _typed(value, str, f"metadata.{str(name)[:64]}")
+    choice, parallel = given.get("tool_choice"), _optional(given, "parallel_tool_calls", bool)
+    tools, choice = _functions(given.get("tools")), _tool_choice(choice)
+    body = {name: value for name, value in given.items() if name not in NOT_COPIED}
+    body |= {
+        "messages": conversation.messages,
+        "max_completion_tokens": given.get("max_output_tokens"),
+        "reasoning_effort": reasoning.get("effort"),
+        "verbosity": text.get("verbosity"),
     }
-    body |= {"messages": conversation.messages, **_settings(given)}
-    choice, parallel = given.get("tool_choice"), optional(given, "parallel_tool_calls", bool)
-    tools = {
-        "tools": chat_tools(given.get("tools")),
-        "tool_choice": chat_tool_choice(choice),
-        "parallel_tool_calls": parallel,
-    }
-    if tools["tools"]:  # servers reject the other two without tools
-        body |= {name: value for name, value in tools.items() if value is not None}
+    match response_format["type"]:
+        case "json_object":
+            body["response_format"] = response_format
+        case "json_schema":
+            body["response_format"] = _nested(response_format, "json_schema")
+    if tools:  # servers reject the other two without tools
+        body["tools"] = [_nested(tool, "function") for tool in tools]
+        body["tool_choice"] = _chat_tool_choice(choice)
+        body["parallel_tool_calls"] = parallel
     if given.get("stream") is True:
         body["stream_options"] = {"include_usage": True}
-    return ChatTranslation(body, conversation.origins)
+    body = {name: value for name, value in body.items() if value is not None}
+    return ChatTranslation(
+        given, body, conversation.origins, tools, choice or "auto", response_format
+    )
 
 
 def _check_included(include: object) -> None:
@@ -355,23 +339,4 @@ def _check_included(include: object) -> None:
         wrong_type("include", "an array of strings", include)
     # Other values concern unsupported tools or features of OpenAI's servers.
     if "message.output_text.logprobs" in include:
-        raise unsupported("log probabilities are not supported", "include", CHAT)
-
-
-def _settings(given: Body) -> dict[str, object]:
-    reasoning = optional(given, "reasoning", dict) or {}
-    text = optional(given, "text", dict) or {}
-    settings = {
-        "max_completion_tokens": given.get("max_output_tokens"),
-        "reasoning_effort": reasoning.get("effort"),
-        "verbosity": text.get("verbosity"),
-        "response_format": chat_format(text.get("format")),
-    }
-    _check_metadata(optional(given, "metadata", dict) or {})
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _check_metadata(metadata: Mapping[object, object]) -> None:
-    for name, value in metadata.items():
-        if not isinstance(value, str):
-            wrong_type(f"metadata.{str(name)[:64]}", "a string", value)
+        raise _unsupported("log probabilities are not supported", "include", CHAT)
