@@ -75,23 +75,52 @@ class ResponseTemplate:
         details = {"reason": reason}
         return self.reply(model, "incomplete", output, incomplete_details=details, usage=counts)
 
-    def message(self, index: int, content: list[Item], status: str) -> Item:
+
+@dataclass
+class _Message:
+    """Message item at `index` of the output, with its texts by type of part."""
+
+    key: str
+    index: int
+    parts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return f"msg_{self.key}{self.index:02d}"
+
+    def item(self, status: str) -> Item:
         return {
-            "id": f"msg_{self.key}{index:02d}",
+            "id": self.id,
             "type": "message",
             "role": "assistant",
             "status": status,
-            "content": content,
+            "content": [_part(kind, text) for kind, text in self.parts.items()],
         }
 
-    def call(self, index: int, id: object, name: object, arguments: object, status: str) -> Item:
+
+@dataclass
+class _Call:
+    """Function call at `index` of the output. `call_id` and `name` come from the upstream."""
+
+    key: str
+    index: int
+    call_id: object = None
+    name: object = None
+    arguments: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"fc_{self.key}{self.index:02d}"
+
+    def item(self, status: str) -> Item:
+        given = self.call_id
         return {
-            "id": f"fc_{self.key}{index:02d}",
+            "id": self.id,
             "type": "function_call",
             "status": status,
-            "call_id": id if isinstance(id, str) and id else f"call_{self.key}{index:02d}",
-            "name": name if isinstance(name, str) else "",
-            "arguments": _arguments(arguments),
+            "call_id": given if isinstance(given, str) and given else f"call_{self.id[3:]}",
+            "name": self.name if isinstance(self.name, str) else "",
+            "arguments": self.arguments,
         }
 
 
@@ -102,12 +131,13 @@ def _response_body(payload: bytes, template: ResponseTemplate) -> bytes:
     status = "incomplete" if _incomplete_reason(finish) else "completed"
     calls = [one for one in message.get("tool_calls") or () if isinstance(one, dict)]
     output: list[Item] = []
-    if (content := _content(message)) or not calls:
-        output.append(template.message(0, content or [_part("output_text", "")], status))
+    if (parts := _text_parts(message)) or not calls:
+        output.append(_Message(template.key, 0, parts or {"output_text": ""}).item(status))
     for call in calls:
         function = _object(call, "function")
-        parts = call.get("id"), function.get("name"), function.get("arguments")
-        output.append(template.call(len(output), *parts, status))
+        item = _Call(template.key, len(output), call.get("id"), function.get("name"))
+        item.arguments = _arguments(function.get("arguments"))
+        output.append(item.item(status))
     model, usage = completion.get("model"), completion.get("usage")
     return orjson.dumps(template.ended(str(model), finish, output, usage))
 
@@ -140,39 +170,18 @@ def _usage(usage: object) -> Item | None:
     }
 
 
-def _content(message: dict[str, Any]) -> list[Item]:
+def _text_parts(message: dict[str, Any]) -> dict[str, str]:
     text = joined_text(message.get("content"), "text")
     refused = message.get("refusal") or joined_text(message.get("content"), "refusal")
-    parts = [_part("output_text", text)] if text else []
+    parts = {"output_text": text} if text else {}
     if isinstance(refused, str) and refused and refused != text:
-        parts.append(_part("refusal", refused))
+        parts["refusal"] = refused
     return parts
 
 
 def _object(found: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = found.get(name)
     return value if isinstance(value, dict) else {}
-
-
-@dataclass
-class _Message:
-    index: int
-    parts: dict[str, str] = field(default_factory=dict)  # by type
-
-    def item(self, template: ResponseTemplate, status: str) -> Item:
-        parts = [_part(kind, text) for kind, text in self.parts.items()]
-        return template.message(self.index, parts, status)
-
-
-@dataclass
-class _Call:
-    index: int
-    id: object = None
-    name: object = None
-    arguments: str = ""
-
-    def item(self, template: ResponseTemplate, status: str) -> Item:
-        return template.call(self.index, self.id, self.name, self.arguments, status)
 
 
 class ResponseEvents:
@@ -202,14 +211,12 @@ class ResponseEvents:
             yield from self._open_part("output_text")
         status = "incomplete" if _incomplete_reason(self._finish) else "completed"
         for item in self._items:
-            output_item = item.item(self._template, status)
+            output_item = item.item(status)
             if isinstance(item, _Message):
                 yield from self._close_parts(item)
             else:
                 rest = {name: output_item[name] for name in ("name", "arguments")}
-                yield self._event(
-                    "response.function_call_arguments.done", **_at(output_item, item), **rest
-                )
+                yield self._event("response.function_call_arguments.done", **_at(item), **rest)
             yield self._event(
                 "response.output_item.done", output_index=item.index, item=output_item
             )
@@ -257,7 +264,7 @@ class ResponseEvents:
 
     def _open_part(self, kind: str) -> Iterator[bytes]:
         if self._message is None:
-            self._message = _Message(len(self._items))
+            self._message = _Message(self._template.key, len(self._items))
             yield self._added(self._message)
         self._message.parts[kind] = ""
         yield self._event("response.content_part.added", **self._in(kind), part=_part(kind, ""))
@@ -268,14 +275,14 @@ class ResponseEvents:
         key = next((one for one in keys if isinstance(one, int | str) and one != ""), None)
         function = _object(delta, "function")
         started = self._calls.get(key)
-        call = started or _Call(len(self._items), delta.get("id"))
+        call = started or _Call(self._template.key, len(self._items), delta.get("id"))
         call.name = function.get("name") or call.name
         if started is None:
             self._calls[key] = call
             yield self._added(call)
         if piece := _arguments(function.get("arguments")):
             call.arguments += piece
-            at = _at(call.item(self._template, ""), call)
+            at = _at(call)
             yield self._event("response.function_call_arguments.delta", **at, delta=piece)
 
     def _close_parts(self, message: _Message) -> Iterator[bytes]:
@@ -287,18 +294,17 @@ class ResponseEvents:
 
     def _added(self, item: _Message | _Call) -> bytes:
         self._items.append(item)
-        output_item = item.item(self._template, "in_progress")
+        output_item = item.item("in_progress")
         return self._event("response.output_item.added", output_index=item.index, item=output_item)
 
     def _in(self, kind: str) -> Item:
         """Return the position of a part of the message in the output."""
         assert self._message is not None
         index = list(self._message.parts).index(kind)
-        output_item = self._template.message(self._message.index, [], "")
-        return _at(output_item, self._message) | {"content_index": index}
+        return _at(self._message) | {"content_index": index}
 
     def _output(self, status: str) -> list[Item]:
-        return [item.item(self._template, status) for item in self._items]
+        return [item.item(status) for item in self._items]
 
     def _event(self, kind: str, **fields: object) -> bytes:
         data = orjson.dumps({"type": kind, "sequence_number": self._count, **fields})
@@ -306,8 +312,8 @@ class ResponseEvents:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def _at(output_item: Item, item: _Message | _Call) -> Item:
-    return {"item_id": output_item["id"], "output_index": item.index}
+def _at(item: _Message | _Call) -> Item:
+    return {"item_id": item.id, "output_index": item.index}
 
 
 def _part(kind: str, text: str) -> Item:
