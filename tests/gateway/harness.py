@@ -165,9 +165,7 @@ def harness(
         lambda record, similarity, pair: server.pairs.append((similarity, pair)),
         response_cache.replies,
     )
-    app = App(
-        gateway, ChatEndpoint(gateway.answer, server.records.append, gateway.limits.body_mb << 20)
-    )
+    app = App(gateway, ChatEndpoint(gateway.answer, server.records.append, gateway.limits))
     with running(app) as server.url:
         yield server
     for cache in tenants.caches.values():

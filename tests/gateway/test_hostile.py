@@ -224,7 +224,7 @@ async def test_metrics_need_an_admin_key(
 ) -> None:
     """Metrics contain tenants and their spending."""
     gateway = shared.gateway
-    chat_endpoint = ChatEndpoint(gateway.answer, shared.records.append, 1 << 20)
+    chat_endpoint = ChatEndpoint(gateway.answer, shared.records.append, Limits(body_mb=1))
     app = App(gateway, chat_endpoint, metrics=metrics)
     with running(app) as url:
         async with (
@@ -366,7 +366,9 @@ async def test_a_gateway_without_keys_answers_to_local_names(
     gateway = open_to_all.gateway
     gateway.allowed_hosts = ("Gate.local", "mybox.lan.", "fe80::1")
     app = App(
-        gateway, ChatEndpoint(gateway.answer, open_to_all.records.append, 1 << 20), metrics=metrics
+        gateway,
+        ChatEndpoint(gateway.answer, open_to_all.records.append, Limits(body_mb=1)),
+        metrics=metrics,
     )
     with running(app) as url:
         async with (
@@ -381,7 +383,9 @@ async def test_a_gateway_without_keys_answers_to_local_names(
 async def test_probes_and_the_metrics_port_accept_every_host_name(open_to_all: Harness) -> None:
     gateway = open_to_all.gateway
     app = App(
-        gateway, ChatEndpoint(gateway.answer, open_to_all.records.append, 1 << 20), metrics=metrics
+        gateway,
+        ChatEndpoint(gateway.answer, open_to_all.records.append, Limits(body_mb=1)),
+        metrics=metrics,
     )
     with running(app) as url:
         base = url.removesuffix("/v1")
@@ -413,7 +417,9 @@ async def test_the_port_of_the_metrics_serves_nothing_else(
 ) -> None:
     gateway = shared.gateway
     app = App(
-        gateway, ChatEndpoint(gateway.answer, shared.records.append, 1 << 20), metrics=metrics
+        gateway,
+        ChatEndpoint(gateway.answer, shared.records.append, Limits(body_mb=1)),
+        metrics=metrics,
     )
     with running(app) as url:
         root = url.removesuffix("/v1")

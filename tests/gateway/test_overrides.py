@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bottega.gateway.requests import NONE, Overrides, read_overrides
+from bottega.gateway.requests import Overrides, read_overrides
 from bottega.openai_api.errors import ApiError
 
 TIERS = {"bottega": "", "bottega/apprentice": "apprentice", "bottega/master": "master", "gpt": ""}
@@ -11,8 +11,8 @@ TIERS = {"bottega": "", "bottega/apprentice": "apprentice", "bottega/master": "m
 @pytest.mark.parametrize(
     ("model", "headers", "expected"),
     [
-        ("bottega", {}, NONE),
-        ("gpt", {}, NONE),
+        ("bottega", {}, Overrides()),
+        ("gpt", {}, Overrides()),
         ("bottega/master", {}, Overrides(tier="master")),
         ("bottega:shots=0,no-store", {}, Overrides(shots=0, store=False)),
         ("bottega/master:no-replay", {}, Overrides(tier="master", replay=False)),
@@ -57,4 +57,4 @@ def test_invalid_override_is_rejected(model: str, headers: dict[str, str], code:
 
 
 def test_model_name_may_contain_a_colon() -> None:
-    assert read_overrides("qwen2.5vl:7b", {}, {"qwen2.5vl:7b": ""}) == NONE
+    assert read_overrides("qwen2.5vl:7b", {}, {"qwen2.5vl:7b": ""}) == Overrides()

@@ -22,7 +22,7 @@ from bottega.errors import BottegaError
 from bottega.gateway.chat import Gateway
 from bottega.gateway.errors import CLOSING, send_error, to_api_error
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
-from bottega.gateway.requests import check_host
+from bottega.gateway.requests import Limits, check_host
 from bottega.gateway.responses import ResponsesEndpoint
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.streams import to_event
@@ -75,9 +75,8 @@ class DisconnectWatcher:
         one.end()
 
     def _look_again(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(
-            POLL_SECONDS, self._look, list(self._new)
-        )
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(POLL_SECONDS, self._look, list(self._new))
 
     def _look(self, seen: list[WatchedRequest]) -> None:
         """Listen to the requests that were also in progress at the previous tick."""
@@ -105,7 +104,7 @@ class ChatEndpoint:
 
     answer: Answer
     over: Callable[[RequestRecord], None]
-    max_bytes: int
+    limits: Limits
     watch: DisconnectWatcher = field(default_factory=DisconnectWatcher)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,7 +119,7 @@ class ChatEndpoint:
         record.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
-            raw = await _body(headers, receive, self.max_bytes)
+            raw = await _body(headers, receive, self.limits)
             self.watch.begin(watched)
             return raw
 
@@ -131,8 +130,7 @@ class ChatEndpoint:
             started = True
             await _send(send, record, reply)
         except _LeftError:
-            record.state, record.status = "failed", CLIENT_LEFT
-            record.reason = "client left"
+            record.state, record.status, record.reason = "failed", CLIENT_LEFT, "client left"
         except asyncio.CancelledError:
             record.state = "failed"
             if watched.has_left:
@@ -141,7 +139,12 @@ class ChatEndpoint:
                 record.status, record.reason = CLOSING.status, "shutting down"
                 await _cut(send, record)
         except Exception as error:
-            self._failed(error, record)
+            record.state = "failed"
+            record.reason = getattr(error, "code", None) or type(error).__name__
+            if not isinstance(error, BottegaError):
+                log.error("request %s failed", record.request_id, exc_info=error)
+            elif not isinstance(error, ApiError):
+                log.warning("request %s failed: %s", record.request_id, error)
             if started:
                 raise
             api_error = to_api_error(error)
@@ -150,14 +153,6 @@ class ChatEndpoint:
         finally:
             self.watch.end(watched)
             self.over(record)
-
-    def _failed(self, error: Exception, record: RequestRecord) -> None:
-        record.state = "failed"
-        record.reason = getattr(error, "code", None) or type(error).__name__
-        if not isinstance(error, BottegaError):
-            log.error("request %s failed", record.request_id, exc_info=error)
-        elif not isinstance(error, ApiError):
-            log.warning("request %s failed: %s", record.request_id, error)
 
 
 def request_id() -> str:
@@ -168,10 +163,10 @@ class _LeftError(Exception):
     """The client disconnected before its body or the reply was complete."""
 
 
-async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> bytes:
+async def _body(headers: Mapping[str, str], receive: Receive, limits: Limits) -> bytes:
     stated = headers.get("content-length", "")
-    if stated.isdecimal() and int(stated) > most:
-        raise _too_large(most)
+    if stated.isdecimal():
+        limits.check_size(int(stated))
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -180,38 +175,26 @@ async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> byte
             raise _LeftError
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > most:
-            raise _too_large(most)
+        limits.check_size(size)
         chunks.append(chunk)
         if not message.get("more_body"):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _too_large(most: int) -> ApiError:
-    return ApiError(
-        f"the body is larger than {most >> 20} MB",
-        status=413,
-        code="body_too_large",
-        headers={"connection": "close"},
-        hint="send fewer or smaller images",
-    )
 
 
 async def _send(send: Send, record: RequestRecord, reply: Reply) -> None:
     headers = [(b"x-request-id", record.request_id.encode())]
     for name, value in reply.headers.items():
         headers.append((name.encode(), value.encode("latin-1", "replace")))
+    start = {"type": "http.response.start", "status": record.status, "headers": headers}
     if reply.events is None:
-        length = (b"content-length", str(len(reply.payload)).encode())
-        headers += (JSON, length)
-        await _start(send, record.status, headers)
+        headers += (JSON, (b"content-length", str(len(reply.payload)).encode()))
+        await send(start)
         await send({"type": "http.response.body", "body": reply.payload})
         return
-    status = record.status
     try:
         # Start the generator first: `aclose` skips the `finally` of one that has not started.
         first = await anext(reply.events, b"")
-        await _start(send, status, [EVENTS, *UNBUFFERED, *headers])
+        await send({**start, "headers": [EVENTS, *UNBUFFERED, *headers]})
         record.streamed = True
         await send({"type": "http.response.body", "body": first, "more_body": True})
         async for one in reply.events:
@@ -228,10 +211,6 @@ async def _cut(send: Send, record: RequestRecord) -> None:
         return
     await send({"type": "http.response.body", "body": to_event(CLOSING.body), "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-async def _start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
@@ -256,11 +235,10 @@ class App:
     ) -> None:
         responses = replace(chat_endpoint, answer=ResponsesEndpoint(chat_endpoint.answer).answer)
         self._endpoints = dict.fromkeys(CHAT, chat_endpoint) | dict.fromkeys(RESPONSES, responses)
-        self._is_ready = is_ready
         self._gateway = gateway
         # Set after its socket is bound. On this port `/metrics` needs no key.
         self.metrics_port: int | None = None
-        self._rest = _rest(gateway, self, tier_problems, metrics, more, lifespan)
+        self._rest = _rest(gateway, self, is_ready, tier_problems, metrics, more, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -273,9 +251,6 @@ class App:
         if scope["type"] == "http" and scope["method"] == "POST":
             chat_endpoint = self._endpoints.get(scope["path"])
         await (chat_endpoint or self._rest)(scope, receive, send)
-
-    def is_ready(self) -> bool:
-        return self._is_ready()
 
     def is_for_metrics(self, scope: Scope) -> bool:
         """Return whether the connection came to the metrics port. The port is that of the socket,
@@ -302,6 +277,7 @@ class App:
 def _rest(
     gateway: Gateway,
     app: App,
+    is_ready: Callable[[], bool],
     tier_problems: Callable[[], Mapping[str, Sequence[str]]],
     metrics: Callable[[], tuple[bytes, str]] | None,
     more: Sequence[BaseRoute],
@@ -311,7 +287,7 @@ def _rest(
         return _json({"status": "ok"})
 
     async def readyz(request: Request) -> Response:
-        ready = app.is_ready()
+        ready = is_ready()
         status = "ready" if ready else "not ready"
         return _json({"status": status, **tier_problems()}, 200 if ready else 503)
 
@@ -344,8 +320,18 @@ def _rest(
 
     async def exposition(request: Request) -> Response:
         assert metrics is not None
-        if not app.is_for_metrics(request.scope):
-            _check_metrics_access(gateway, request)
+        # A peer on loopback may be a proxy that serves the public, even without proxy headers, and
+        # metrics name tenants and their spending.
+        needs_admin = gateway.authenticate is not None and not app.is_for_metrics(request.scope)
+        if needs_admin and not gateway.check_key(request.headers).admin:
+            raise ApiError(
+                "this key may not read the metrics",
+                status=403,
+                type="permission_error",
+                code="not_an_admin",
+                hint="send an admin's key (bottega keys add NAME --admin), or set"
+                " gateway.metrics_port",
+            )
         payload, kind = metrics()
         return Response(payload, media_type=kind)
 
@@ -368,21 +354,6 @@ def _rest(
     ]
     handlers = {HTTPException: _send_not_found, ApiError: _send_error, Exception: _send_error}
     return Starlette(routes=routes, lifespan=run_lifespan, exception_handlers=handlers)
-
-
-def _check_metrics_access(gateway: Gateway, request: Request) -> None:
-    """Raise `ApiError` unless the key is an admin's. Metrics name tenants and their spending, and
-    a peer on loopback may be a proxy that serves the public, even without proxy headers."""
-    if gateway.authenticate is None:
-        return
-    if not gateway.check_key(request.headers).admin:
-        raise ApiError(
-            "this key may not read the metrics",
-            status=403,
-            type="permission_error",
-            code="not_an_admin",
-            hint="send an admin's key (bottega keys add NAME --admin), or set gateway.metrics_port",
-        )
 
 
 def _model(name: str) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -70,10 +70,14 @@ def prompted(request: ChatRequest, prompt: Prompt, data_url: DataUrl) -> Body:
 
 def _turns(example: Example, data_url: DataUrl, request: ChatRequest) -> list[Body]:
     query, detail = example.query, _detail(request)
-    parts_ = [_image_part(data_url(image), detail) for image in query.images]
+    more = {} if detail is None else {"detail": detail}
+    images: list[Body] = [
+        {"type": "image_url", "image_url": {"url": data_url(image), **more}}
+        for image in query.images
+    ]
     texts: list[Body] = [{"type": "text", "text": query.text}] if query.text else []
-    parts = [*texts, *parts_] if request.text_first else [*parts_, *texts]
-    content: object = parts if parts_ else query.text
+    parts = [*texts, *images] if request.text_first else [*images, *texts]
+    content: object = parts if images else query.text
     return [
         {"role": "user", "content": content},
         {"role": "assistant", "content": answer_text(example)},
@@ -83,11 +87,6 @@ def _turns(example: Example, data_url: DataUrl, request: ChatRequest) -> list[Bo
 def answer_text(example: Example) -> str:
     """Return the answer after its rationale, as the master gave it."""
     return f"{example.rationale}\nAnswer: {example.answer}" if example.rationale else example.answer
-
-
-def _image_part(url: str, detail: str | None) -> Body:
-    image = {"url": url} if detail is None else {"url": url, "detail": detail}
-    return {"type": "image_url", "image_url": image}
 
 
 def _detail(request: ChatRequest) -> str | None:
@@ -200,10 +199,6 @@ class Bill:
         record.cost_usd = None if unknown else (record.cost_usd or 0.0) + (cost or 0.0)
         if record.hold is not None:
             record.hold.settle(cost or 0.0)
-
-
-def dismissed_usd(calls: Iterable[UpstreamCall]) -> float:
-    return sum(call.cost_usd or 0.0 for call in calls)
 
 
 def allowed_output(call: UpstreamCall, usual: int = 0) -> int:

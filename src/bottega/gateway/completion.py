@@ -6,7 +6,16 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -29,7 +38,7 @@ from bottega.gateway.ports import RequestRecord, Served, Tenant, UpstreamCall
 from bottega.gateway.requests import Overrides
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
-from bottega.openai_api.client import track_call
+from bottega.openai_api.client import CallState, track_call
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import DataUrl
 from bottega.openai_api.request import Body, ChatRequest
@@ -157,47 +166,22 @@ class Completer:
     async def call_upstream(self, job: ChatJob, call: UpstreamCall) -> ChatResult:
         """Reserve the cost of the call, make it and book its cost. Raises `BudgetError` and the
         errors of the upstream."""
-        job.bill.reserve(call)
         # A free call has no cost to learn: cancel it when its client leaves.
         seconds = 0.0 if job.bill.is_free(call) else self.finish_seconds
         has_left = job.record.has_left
-        try:
-            with track_call() as state:
-                work = call.served.upstream.complete(call.body)
-                completed = await shield_for(work, seconds, has_left, state.idle)
-        except asyncio.CancelledError:
-            if state.is_waiting:
-                job.bill.failed()
-            else:
-                job.bill.cut_off(call, perf_counter() - state.started)
-            raise
-        except BaseException:
-            job.bill.failed()
-            raise
+        with _reserved(job, call) as state:
+            work = call.served.upstream.complete(call.body)
+            completed = await shield_for(work, seconds, has_left, state.idle)
         call.abandoned = has_left()
         job.bill.paid(call, completed.usage, perf_counter() - state.started)
         return ChatResult(call, completed)
 
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
-        job.bill.reserve(call)
         chunks = call.served.upstream.stream(call.body)
-        try:
-            with track_call() as state:
-                first = await anext(chunks)
-        except StopAsyncIteration:
-            job.bill.failed()
-            raise ApiError(
-                "the model's stream was empty", status=502, type="server_error"
-            ) from None
-        except asyncio.CancelledError:
-            if state.is_waiting:
-                job.bill.failed()
-            else:
-                job.bill.cut_off(call, perf_counter() - state.started)
-            raise
-        except (GenerationError, SettingError):
-            job.bill.failed()
-            raise
+        with _reserved(job, call) as state:
+            first = await anext(chunks, None)
+            if first is None:
+                raise ApiError("the model's stream was empty", status=502, type="server_error")
         return ChatStream(call, _with_first(first, chunks), state.started)
 
     def needs_full_answer(self, job: ChatJob) -> bool:
@@ -207,10 +191,12 @@ class Completer:
     async def augmented(self, request: ChatRequest, shown: Sequence[Candidate]) -> Body:
         """Return the body with the demonstrations; encode their images off the event loop."""
         images = [image for one in shown for image in one.example.query.images]
+        return await self._encode(images, partial(augmented, request, shown, self.data_url))
+
+    async def _encode(self, images: Collection[Image], work: Callable[[], Body]) -> Body:
         if not images:
-            return augmented(request, shown, self.data_url)
-        encode = partial(asyncio.to_thread, augmented, request, shown, self.data_url)
-        return await self.decoding.run(images, encode, Image.wire_cost)
+            return work()
+        return await self.decoding.run(images, partial(asyncio.to_thread, work), Image.wire_cost)
 
     def without_extras(
         self, job: ChatJob, call: UpstreamCall, completed: ChatCompletion
@@ -313,10 +299,15 @@ class Completer:
                 hint="end with a user turn of text and images, without tools or audio",
             )
         kept = fitting(shown, job.request, served.capabilities)
-        prompt = prompter(_last_turn(job.request, job.query.query), kept)
-        images = [part for one in prompt.messages for part in one.parts if isinstance(part, Image)]
-        encode = partial(asyncio.to_thread, prompted, job.request, prompt, self.data_url)
-        body = await self.decoding.run(images, encode, Image.wire_cost)
+        # The images of earlier turns stay in those turns.
+        query, images = job.query.query, len(job.request.messages[-1].images)
+        last_turn = replace(query, images=query.images[len(query.images) - images :])
+        prompt = prompter(last_turn, kept)
+        shown_images = [
+            part for one in prompt.messages for part in one.parts if isinstance(part, Image)
+        ]
+        work = partial(prompted, job.request, prompt, self.data_url)
+        body = await self._encode(shown_images, work)
         return UpstreamCall(served, _with_asks(job, served, body), tuple(kept), prompt)
 
     async def better_tier(self, job: ChatJob, result: ChatResult) -> Served | None:
@@ -328,6 +319,23 @@ class Completer:
         tier = await query.pipeline.escalate(query.query, result.call.served.tier, answer)
         found = [one for one in self.served if tier is not None and one.name == tier.name]
         return next((one for one in found if one.capabilities.support(job.request)), None)
+
+
+@contextmanager
+def _reserved(job: ChatJob, call: UpstreamCall) -> Iterator[CallState]:
+    """Reserve the cost of a call, and book or release it if the call fails. Raises
+    `BudgetError`."""
+    job.bill.reserve(call)
+    try:
+        with track_call() as state:
+            yield state
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and not state.is_waiting:
+            # The upstream was working: it charges what it generated until now.
+            job.bill.cut_off(call, perf_counter() - state.started)
+        else:
+            job.bill.failed()
+        raise
 
 
 class _JobSteps(Generic[Outcome]):
@@ -374,7 +382,9 @@ class _JobSteps(Generic[Outcome]):
             self._without_examples = True
             return served
         self.failed.append(served.name)
-        if _is_the_clients(error) or not (self._waiting or self.dismissed):
+        # Other tiers would reject it, too; one that is too long here may fit into another.
+        is_the_clients = _is_rejected(error) and not TOO_LONG.search(str(error))
+        if is_the_clients or not (self._waiting or self.dismissed):
             raise error
         # Another tier may cost more than planned: the operator must see it.
         self._completer.warn(f"{served.name} failed, another tier asked", error)
@@ -398,18 +408,6 @@ class _JobSteps(Generic[Outcome]):
 
 def _with_asks(job: ChatJob, served: Served, body: Body) -> Body:
     return {**body, **served.asks} if served.asks and job.escalates else body
-
-
-def _last_turn(request: ChatRequest, query: Query) -> Query:
-    """Return the query without the images of earlier turns, which stay in those turns."""
-    images = len(request.messages[-1].images)
-    return replace(query, images=query.images[len(query.images) - images :])
-
-
-def _is_the_clients(error: BottegaError) -> bool:
-    """Return whether other tiers would reject the request, too; one that is too long for this tier
-    may fit into another."""
-    return _is_rejected(error) and not TOO_LONG.search(str(error))
 
 
 def _is_rejected(error: BottegaError) -> bool:

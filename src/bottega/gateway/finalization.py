@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from bottega._util.identity import identity
 from bottega.errors import BottegaError, GenerationError
 from bottega.gateway.accounting.limiter import BudgetError, TokenEstimates
-from bottega.gateway.calls import Bill, answer_text, dismissed_usd, fitting
+from bottega.gateway.calls import Bill, answer_text, fitting
 from bottega.gateway.completion import ChatJob, ChatResult, Completer, TenantQuery
 from bottega.gateway.ports import RequestRecord, Served, UpstreamCall
 from bottega.gateway.response_cache import CachedReply, ReplyCache, is_repeatable
@@ -47,7 +47,7 @@ class Finalizer:
         """Store the answer and record the trace. Never raises: the client has its answer, or is
         about to get it."""
         await self.store(job, result)
-        job.record.dismissed_usd = dismissed_usd(call for call, _ in result.dismissed)
+        job.record.dismissed_usd = sum(call.cost_usd or 0.0 for call, _ in result.dismissed)
         query = job.query
         if query is None or query.pipeline.record is None:
             return
@@ -122,15 +122,13 @@ def _reply(completed: ChatCompletion) -> Reply:
 def _prompt(request: ChatRequest, query: TenantQuery, shown: Sequence[Candidate]) -> Prompt:
     """Return the request with its demonstrations as a prompt."""
     messages = [_message(message, query) for message in request.messages]
-    turns = [turn for one in shown for turn in _turns(one.example, request.text_first)]
+    turns = []
+    for example in (one.example for one in shown):
+        images, text = example.query.images, example.query.text
+        turns.append(Message("user", (text, *images) if request.text_first else (*images, text)))
+        turns.append(Message("assistant", (answer_text(example),)))
     count = request.instruction_count
     return Prompt((*messages[:count], *turns, *messages[count:]))
-
-
-def _turns(example: Example, text_first: bool) -> tuple[Message, Message]:
-    images, text = example.query.images, example.query.text
-    user = Message("user", (text, *images) if text_first else (*images, text))
-    return user, Message("assistant", (answer_text(example),))
 
 
 def _message(message: ChatMessage, query: TenantQuery) -> Message:
@@ -207,7 +205,10 @@ class ShadowRunner:
         expensive_first = self.completer.served[::-1]
         teachers = (one for one in expensive_first if one.name in tenant.teachers)
         master = next(teachers, expensive_first[0])
-        master_answer = _master_answer(master, result)
+        # The request may have the master's answer without demonstrations already.
+        own, completed = result.call, result.completed
+        is_masters = own.served.name == master.name and not own.shown and _is_complete(completed)
+        master_answer = completed.completions[0].text if is_masters else None
 
         async def ask(served: Served, shown: Sequence[Candidate]) -> str:
             return await self._ask(job, served, shown)
@@ -267,13 +268,6 @@ class ShadowRunner:
 
 async def _given(answer: str) -> str:
     return answer
-
-
-def _master_answer(master: Served, result: ChatResult) -> str | None:
-    """Return the master's answer if the request already has one without demonstrations."""
-    call, completed = result.call, result.completed
-    is_it = call.served.name == master.name and not call.shown and _is_complete(completed)
-    return completed.completions[0].text if is_it else None
 
 
 def _is_complete(completed: ChatCompletion) -> bool:

@@ -124,9 +124,10 @@ class Limits(BodyLimits):
         """Raise `ApiError` (413) if a stated or received length is too large."""
         if size > self.body_mb * MB:
             raise ApiError(
-                f"The request is larger than {self.body_mb} MB.",
+                f"the body is larger than {self.body_mb} MB",
                 status=413,
-                code="request_too_large",
+                code="body_too_large",
+                headers={"connection": "close"},
                 hint="send fewer or smaller images",
             )
 
@@ -307,9 +308,6 @@ class Overrides:
     store: bool = True
     retrieve: bool = True
     replay: bool = True
-
-
-NONE = Overrides()
 
 
 def read_overrides(model: str, headers: Mapping[str, str], tiers: Mapping[str, str]) -> Overrides:

@@ -20,7 +20,7 @@ from bottega.gateway.accounting.ledger import Entry, Ledger
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.asgi import PROBE_PATHS, App, ChatEndpoint
 from bottega.gateway.chat import Gateway
-from bottega.gateway.config.settings import MB, Config
+from bottega.gateway.config.settings import Config
 from bottega.gateway.errors import CLOSING, send_error
 from bottega.gateway.ports import Receive, RequestRecord, Scope, Send, Tenants
 from bottega.gateway.requests import Limits
@@ -220,9 +220,7 @@ class GatewayServer:
 
     def build_app(self, more: Sequence[BaseRoute] = ()) -> None:
         """Build `app`, with `more` routes such as those of the administration API."""
-        chat_endpoint = ChatEndpoint(
-            self.gateway.answer, self.over, self.gateway.limits.body_mb * MB
-        )
+        chat_endpoint = ChatEndpoint(self.gateway.answer, self.over, self.gateway.limits)
         app = App(
             self.gateway,
             chat_endpoint,
