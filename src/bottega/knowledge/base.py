@@ -97,8 +97,19 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
             raise SettingError(
                 f"metric must be 'cosine' or 'l2', got {metric!r}", hint="use metric='cosine'"
             )
-        _check_namespace(namespace)
-        room = _capacity(capacity, evict)
+        if not is_text(namespace):
+            raise SettingError(
+                f"namespace must be a text without NULs, got {namespace!a}",
+                hint="use a text such as 'a'",
+            )
+        if capacity is None and evict is not None:
+            raise SettingError("evict requires a capacity", hint="pass capacity=10_000 to open")
+        if capacity is not None and capacity < 1:
+            raise SettingError(
+                f"capacity must be at least 1, got {capacity}", hint="use capacity=10_000"
+            )
+        evict = evict or LeastRecentlyUsedEviction()
+        limit = None if capacity is None else Capacity(capacity, evict)
         create = create and (embed is not None or not Path(path).exists())
         rows = SqliteRows(str(path), create=create, namespace=namespace)
         try:
@@ -107,7 +118,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
                 embed,
                 path=path_text(path),
                 metric=metric,
-                capacity=room,
+                capacity=limit,
                 hnsw_above=hnsw_above,
             )
         except BaseException:
@@ -189,8 +200,8 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
 
     def _annotate(self, id: str, fields: Mapping[str, str | None], tags: Mapping[str, str]) -> None:
         check_annotation(fields.get("rationale"), tags)
-        (whole,) = self._resolve_ids([id])
-        if not self._rows.annotate(whole, fields, tags):
+        (full_id,) = self._resolve_ids([id])
+        if not self._rows.annotate(full_id, fields, tags):
             raise unknown_id_error(id)
 
     def delete(self, ids: Iterable[str]) -> int:
@@ -206,11 +217,12 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         again from 0.
         """
         begun = self._rows.pruned()
-        whole = since == 0 or since >= begun
+        complete = since == 0 or since >= begun
         while True:
             page = self._rows.example_changes_since(since, PAGE)
+            # Read after the page: another process may have pruned before the page was read.
             pruned = self._rows.pruned()
-            if since < pruned and not (whole and pruned == begun):
+            if since < pruned and not (complete and pruned == begun):
                 raise LogPrunedError(
                     f"the change log has lost entries after change {since}",
                     hint="rebuild from changes(0), which yields every example",
@@ -302,9 +314,9 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         total = AddResult()
         pending = read_export(Path(folder), error_handler(on_error))
         while taken := list(islice(pending, batch_size)):
-            examples = [each.example for each in taken]
+            examples = [example for example, _ in taken]
             # Of equal examples the first is stored.
-            metadata_by_id = {identity(each.example): each.metadata for each in reversed(taken)}
+            metadata_by_id = {identity(example): metadata for example, metadata in reversed(taken)}
             total += self._added(examples, batch_size, on_error, progress, metadata_by_id)
         return total
 
@@ -315,21 +327,3 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
                 self._uses.flush()
             finally:
                 self._searcher.close_indexes()
-
-
-def _check_namespace(namespace: str) -> None:
-    if not is_text(namespace):
-        raise SettingError(
-            f"namespace must be a text without NULs, got {namespace!a}",
-            hint="use a text such as 'a'",
-        )
-
-
-def _capacity(rows: int | None, evict: Eviction | None) -> Capacity | None:
-    if rows is None:
-        if evict is not None:
-            raise SettingError("evict requires a capacity", hint="pass capacity=10_000 to open")
-        return None
-    if rows < 1:
-        raise SettingError(f"capacity must be at least 1, got {rows}", hint="use capacity >= 1")
-    return Capacity(rows, evict or LeastRecentlyUsedEviction())

@@ -233,6 +233,7 @@ class Database:
         return [ExampleChange(seq, id, bool(deleted)) for seq, id, deleted in found]
 
     def close(self) -> None:
+        # In this order, the order of every caller that takes both.
         with self._writing, self._reading, KNOWLEDGE_BASE.translated(self.name):
             self._reader.close()
             self._writer.close()
@@ -285,7 +286,11 @@ def claim_views(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatc
     """Return the numbers of the views, in order. The first batch defines the views of the file."""
     stored = {row[1]: StoredView(*row) for row in connection.execute(COMPLETE_VIEWS)}
     if not stored:
-        _check_empty(connection)
+        if connection.execute("SELECT EXISTS (SELECT 1 FROM examples)").fetchone()[0]:
+            raise StoreError(
+                "the stored examples have no vectors",
+                hint="run bottega verify --repair, or verify(repair=True)",
+            )
         connection.executemany(
             # An interrupted reindex of an empty file may have left an incomplete view.
             "INSERT INTO views (name, fingerprint, dimension, complete) VALUES (?, ?, ?, 1)"
@@ -302,14 +307,6 @@ def claim_views(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatc
             hint="open it with all views to add: KnowledgeBase.open(path, {name: View(...)})",
         )
     return [stored[name].number for name in views]
-
-
-def _check_empty(connection: sqlite3.Connection) -> None:
-    if connection.execute("SELECT EXISTS (SELECT 1 FROM examples)").fetchone()[0]:
-        raise StoreError(
-            "the stored examples have no vectors",
-            hint="run bottega verify --repair, or verify(repair=True)",
-        )
 
 
 def insert_row(

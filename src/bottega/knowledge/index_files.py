@@ -23,7 +23,7 @@ import orjson
 
 from bottega._util.sqlite import MEMORY
 from bottega.errors import StoreError
-from bottega.knowledge.index import MISSING, Keys, Metric
+from bottega.knowledge.index import MISSING, Keys
 from bottega.knowledge.records import unit
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.use_counts import HORIZON
@@ -150,8 +150,10 @@ def index_file_problems(rows: SqliteRows) -> Iterator[tuple[str, Path]]:
         if path.exists() and not path.is_file():
             yield f"{path.name} is not a file; move it away", path
         elif path.suffix == ".part":
-            if _is_abandoned(path):
-                yield f"{path.name} is incomplete", path
+            # Another process may still be writing a newer one.
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                    yield f"{path.name} is incomplete", path
         elif not _fits(rows, path):
             yield f"{path.name} does not match the rows", path
 
@@ -168,14 +170,6 @@ def index_files(rows: SqliteRows) -> list[Path]:
         r"(\.index(\.unfinished)?|\.part|\.index(\.unfinished)?\.[0-9]+-[0-9]+\.part)"
     )
     return sorted(each for each in path.parent.iterdir() if ours.fullmatch(each.name))
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Return whether a partial file is old enough: another process may still be writing a newer
-    one."""
-    with suppress(FileNotFoundError):
-        return time.time() - path.stat().st_mtime > ABANDONED_SECONDS
-    return False
 
 
 def _fits(rows: SqliteRows, path: Path) -> bool:
@@ -202,7 +196,6 @@ def _matches_rows(rows: SqliteRows, found: IndexSnapshot) -> bool:
         return True
     if stored.fingerprint != header.fingerprint:
         return False
-    metric: Metric = "l2" if header.metric == "l2" else "cosine"
     slots = np.flatnonzero(found.keys != MISSING)
     for start in range(0, len(slots), PAGE):
         chosen = slots[start : start + PAGE]
@@ -210,11 +203,10 @@ def _matches_rows(rows: SqliteRows, found: IndexSnapshot) -> bool:
         for slot in chosen.tolist():
             row = vectors.get(int(found.keys[slot]))  # None: deleted since
             indexed = cast(Vectors, found.index.reconstruct(slot))
-            if row is not None and not _vectors_equal(indexed, row, metric):
+            if row is None:
+                continue
+            with np.errstate(over="ignore", invalid="ignore"):  # the stored one may be damaged
+                scaled = unit(row[None])[0] if header.metric == "cosine" else row
+            if not np.array_equal(indexed, scaled):
                 return False
     return True
-
-
-def _vectors_equal(indexed: Vectors, stored: Vectors, metric: Metric) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):  # the stored vector may be damaged
-        return np.array_equal(indexed, unit(stored[None])[0] if metric == "cosine" else stored)

@@ -36,13 +36,16 @@ def reindex(
         raise SettingError(f"batch_size must be at least 1, got {batch_size}", hint="use 64")
     number, complete = _begin(rows, name, view)
     if progress is not None:
-        progress(_count_done(rows, number))
+        counted = "SELECT count(*) FROM examples JOIN vectors USING (key) WHERE view = ?"
+        progress(int(rows.read(counted, number)[0][0]))
     done = 0
+    # Again until none is missing: other processes may add examples meanwhile.
     while not _complete_if_done(rows, name, number):
-        for keys in _missing_batches(rows, number, batch_size):
-            _embed(
-                rows, keys, number, view, logged=complete
-            )  # indexes of a complete view lack them
+        missing = rows.read(f"SELECT key {MISSING_VECTORS} ORDER BY key", number)
+        for start in range(0, len(missing), batch_size):
+            keys = [row[0] for row in missing[start : start + batch_size]]
+            # Indexes of a complete view lack these vectors, so the log must name them.
+            _embed(rows, keys, number, view, logged=complete)
             done += len(keys)
             if progress is not None:
                 progress(len(keys))
@@ -71,17 +74,6 @@ def _begin(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
         ).fetchone()
         check_dimensions({name: StoredView(*stored)}, {name: view.embed.dimension})
     return int(number), bool(complete)
-
-
-def _count_done(rows: SqliteRows, number: int) -> int:
-    """Return the number of examples that already have the new vector."""
-    counted = "SELECT count(*) FROM examples JOIN vectors USING (key) WHERE view = ?"
-    return int(rows.read(counted, number)[0][0])
-
-
-def _missing_batches(rows: SqliteRows, number: int, batch_size: int) -> list[list[int]]:
-    keys = [row[0] for row in rows.read(f"SELECT key {MISSING_VECTORS} ORDER BY key", number)]
-    return [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
 
 
 def _embed(
@@ -127,9 +119,7 @@ def _complete_if_done(rows: SqliteRows, name: str, number: int) -> bool:
     """Replace the old view if no example lacks the new vector; return whether that is the case."""
     with rows.transaction() as connection:
         complete = _check_view(connection, number)
-        if connection.execute(f"SELECT EXISTS (SELECT 1 {MISSING_VECTORS})", [number]).fetchone()[
-            0
-        ]:
+        if connection.execute(f"SELECT 1 {MISSING_VECTORS} LIMIT 1", [number]).fetchone():
             return False
         if complete:
             return True

@@ -159,7 +159,10 @@ class Searcher:
                 return candidates
             if searched == self._rows.last_seq():  # not explained by a delete of another process
                 if rebuilt:
-                    raise _log_gap_error(self._rows)
+                    raise StoreError(
+                        f"the change log of {self._rows.name} lacks the removal of examples",
+                        hint="run bottega verify --repair, or verify(repair=True)",
+                    )
                 self._drop(self._follower(by))
                 rebuilt = True
 
@@ -254,13 +257,6 @@ class Searcher:
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
 
 
-def _log_gap_error(rows: SqliteRows) -> StoreError:
-    return StoreError(
-        f"the change log of {rows.name} lacks the removal of examples",
-        hint="run bottega verify --repair, or verify(repair=True)",
-    )
-
-
 def _empty_error(rows: SqliteRows) -> EmptyKnowledgeBaseError:
     where = f"the namespace {rows.namespace!r} of {rows.name}" if rows.namespace else rows.name
     return EmptyKnowledgeBaseError(f"{where} holds no examples", hint="add some first: bottega add")
@@ -326,7 +322,10 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
 
         `excluded_for` are the queries that the vectors embed; `exclude` applies to each.
         """
-        return self._nearest(vectors, k, SearchScope(by, where, within, exclude), excluded_for)
+        _check_k(k)
+        self._check_embeds()
+        scope = SearchScope(by, where, within, exclude)
+        return self._searcher.nearest(vectors, k, scope, excluded_for)
 
     def vectors(self, ids: Sequence[str], by: str | None = None) -> Vectors:
         """Return the stored vectors (n, dimension), float32, in the order of the ids."""
@@ -346,14 +345,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         if not queries:
             return []
         vectors = embed_checked(self._searcher.view(scope.by)[1].embed, queries, "queries")
-        return self._nearest(vectors, k, scope, None if include_self else queries)
-
-    def _nearest(
-        self, vectors: Vectors, k: int, scope: SearchScope, excluded_for: Sequence[Query] | None
-    ) -> list[list[Candidate]]:
-        _check_k(k)
-        self._check_embeds()
-        return self._searcher.nearest(vectors, k, scope, excluded_for)
+        return self._searcher.nearest(vectors, k, scope, None if include_self else queries)
 
     def _check_embeds(self) -> None:
         if not self._views:

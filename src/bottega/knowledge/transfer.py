@@ -9,7 +9,7 @@ import mimetypes
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,6 @@ RESTORE_HINT = (
 )
 MAX_NUMBER = 2**62
 NO_NUMBERS = "its metadata must be numbers"
-
-
-@dataclass(frozen=True)
-class ImportedExample:
-    example: Example
-    metadata: RowMetadata
 
 
 def export(
@@ -144,7 +138,7 @@ def _write_image(image: Image, folder: Path) -> str:
     return name
 
 
-def read_export(folder: Path, on_error: OnError) -> Iterator[ImportedExample]:
+def read_export(folder: Path, on_error: OnError) -> Iterator[tuple[Example, RowMetadata]]:
     """Yield the examples of an export. A line that cannot be read goes to `on_error` with its
     number."""
     path = folder / EXAMPLES
@@ -170,58 +164,34 @@ def read_export(folder: Path, on_error: OnError) -> Iterator[ImportedExample]:
                 yield imported
 
 
-def _imported(row: dict[str, Any], folder: Path) -> ImportedExample:
+def _imported(row: dict[str, Any], folder: Path) -> tuple[Example, RowMetadata]:
     if "standing" in row:  # an export from before format 8
         row["metadata"] = row.pop("standing")
-    fields = _ExportedFields(**{name: row[name] for name in _ExportedFields.__dataclass_fields__})
-    if not (isinstance(fields.question, str) and isinstance(fields.answer, str)):
+    question, answer, labels = row["question"], row["answer"], row["labels"]
+    if not (isinstance(question, str) and isinstance(answer, str)):
         raise TypeError("question and answer must be texts")
-    images = [
-        _image(folder, name, source)
-        for name, source in zip(fields.images, fields.image_sources, strict=True)
-    ]
+    images: list[Image] = []
+    for name, source in zip(row["images"], row["image_sources"], strict=True):
+        image = open_within(folder, name)
+        if image.sha256 != Path(name).stem:
+            raise ValueError(f"{name} has changed since the export")
+        images.append(replace(image, source=source))
     example = Example(
-        Query(fields.question, tuple(images), tuple(fields.choices)),
-        fields.answer,
-        labels=None if fields.labels is None else tuple(fields.labels),
-        rationale=fields.rationale,
-        tags=dict(fields.tags),
-        source=fields.source,
+        Query(question, tuple(images), tuple(row["choices"])),
+        answer,
+        labels=None if labels is None else tuple(labels),
+        rationale=row["rationale"],
+        tags=dict(row["tags"]),
+        source=row["source"],
     )
-    if fields.id not in (identity(example), identity_without_choices(example)):
+    if row["id"] not in (identity(example), identity_without_choices(example)):
         raise ValueError("the id does not match question, choices, answer and images")
-    return ImportedExample(example, _metadata(fields.metadata))
-
-
-def _image(folder: Path, name: str, source: str | None) -> Image:
-    image = open_within(folder, name)
-    if image.sha256 != Path(name).stem:
-        raise ValueError(f"{name} has changed since the export")
-    return replace(image, source=source)
-
-
-def _metadata(fields: dict[str, Any]) -> RowMetadata:
-    metadata = RowMetadata(**fields)
+    metadata = RowMetadata(**row["metadata"])
     if not _is_numeric(metadata):
         raise TypeError(NO_NUMBERS)
-    return metadata
+    return example, metadata
 
 
 def _is_numeric(metadata: RowMetadata) -> bool:
     numbers = [metadata.created, metadata.uses, metadata.last_used or 0, metadata.saved_usd]
     return all(isinstance(number, int | float) and abs(number) < MAX_NUMBER for number in numbers)
-
-
-@dataclass(frozen=True)
-class _ExportedFields:
-    id: str
-    images: list[str]
-    image_sources: list[str | None]
-    question: str
-    answer: str
-    labels: list[str] | None
-    choices: list[str]
-    rationale: str | None
-    tags: dict[str, str]
-    source: str | None
-    metadata: dict[str, Any]

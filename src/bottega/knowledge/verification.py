@@ -65,20 +65,17 @@ def _wrong_image(rows: SqliteRows, sha256: str) -> str | None:
     wrong = f"image {sha256} is missing"
     if found:
         wrong = f"the bytes of image {sha256} are not those that were stored"
-    showing = _examples_with_image(rows, sha256)
-    return f"{wrong}; delete {showing} {ADD_AGAIN}" if showing else None
-
-
-def _examples_with_image(rows: SqliteRows, sha256: str) -> str:
-    """Return the names of the examples that contain the image. All of them must be deleted: adding
-    one again does not replace bytes that another example uses."""
-    found = rows.read(
+    # All of them must be deleted: adding one again does not replace bytes that another one uses.
+    owners = rows.read(
         "SELECT DISTINCT id, namespace FROM example_images JOIN examples USING (key)"
         " WHERE sha256 = ? ORDER BY key",
         sha256,
     )
-    named = [f"{id} of namespace {space!r}" if space else id for id, space in found]
-    return f"example{'s' * (len(named) > 1)} {', '.join(named)}" if named else ""
+    if not owners:
+        return None
+    named = [f"{id} of namespace {space!r}" if space else id for id, space in owners]
+    plural = "s" if len(named) > 1 else ""
+    return f"{wrong}; delete example{plural} {', '.join(named)} {ADD_AGAIN}"
 
 
 def find_wrong_ids(rows: SqliteRows) -> Iterator[Finding]:
@@ -217,12 +214,9 @@ def _mismatched_keys(
     return [
         key
         for key, vector in held.items()
-        if vector is not None and not _is_close(vector, made[key])
+        if vector is not None
+        and np.linalg.norm(vector - made[key]) > TOLERANCE * np.linalg.norm(made[key])
     ]
-
-
-def _is_close(stored: Vectors, made: Vectors) -> bool:
-    return bool(np.linalg.norm(stored - made) <= TOLERANCE * np.linalg.norm(made))
 
 
 def _valid_vectors(
@@ -325,15 +319,17 @@ def verify(
 def _findings(rows: SqliteRows, views: Mapping[str, View], deep: bool) -> Iterator[Finding]:
     """Yield problems in order; each is repaired before the next check runs."""
     return chain(
-        _page_findings(rows),
-        _orphan_findings(rows),
+        _page_and_orphan_findings(rows),
         find_missing_views(rows, views),
         find_damaged_images(rows),
         find_wrong_ids(rows),
         find_damaged_vectors(rows, views),
         find_mismatched_vectors(rows, views) if deep else (),
         _log_findings(rows),
-        _index_file_findings(rows),
+        (
+            (what, partial(path.unlink, missing_ok=True) if path.is_file() else None)
+            for what, path in index_file_problems(rows)
+        ),
     )
 
 
@@ -347,26 +343,18 @@ def _run_repair(fix: Repair) -> bool:
     return True
 
 
-def _page_findings(rows: SqliteRows) -> Iterator[Finding]:
+def _page_and_orphan_findings(rows: SqliteRows) -> Iterator[Finding]:
     for row in rows.read("PRAGMA integrity_check"):
         if row[0] != "ok":
             yield f"SQLite: {row[0]}", None
-
-
-def _orphan_findings(rows: SqliteRows) -> Iterator[Finding]:
-    where = {table: NO_EXAMPLE.format(table=table) for table in ("vectors", "example_images")}
-    where |= {"uses": NO_EXAMPLE.format(table="uses"), "images": NO_USE}
-    for table, orphaned in where.items():
+    owned = ("vectors", "example_images", "uses")
+    orphans = [(table, "example", NO_EXAMPLE.format(table=table)) for table in owned]
+    orphans += [("images", "example", NO_USE), ("vectors", "view", NO_VIEW)]
+    for table, owner, orphaned in orphans:
         ((number,),) = rows.read(f"SELECT count(*) FROM {table} WHERE {orphaned}")
         if number:
             fix = statement_repair(rows, f"DELETE FROM {table} WHERE {orphaned}")
-            yield f"{number} {table} of no example", fix
-    ((number,),) = rows.read(f"SELECT count(*) FROM vectors WHERE {NO_VIEW}")
-    if number:
-        yield (
-            f"{number} vectors of no view",
-            statement_repair(rows, f"DELETE FROM vectors WHERE {NO_VIEW}"),
-        )
+            yield f"{number} {table} of no {owner}", fix
 
 
 def _log_findings(rows: SqliteRows) -> Iterator[Finding]:
@@ -391,8 +379,3 @@ def _log_findings(rows: SqliteRows) -> Iterator[Finding]:
                 f"{number} rows whose {op} is not in the change log",
                 statement_repair(rows, statement),
             )
-
-
-def _index_file_findings(rows: SqliteRows) -> Iterator[Finding]:
-    for what, path in index_file_problems(rows):
-        yield what, partial(path.unlink, missing_ok=True) if path.is_file() else None

@@ -59,7 +59,11 @@ class FlmrEmbedder:
 
             if threads is not None:
                 torch.set_num_threads(threads)
-            folder = _folder(model)
+            folder = Path(model)
+            if not folder.is_dir():
+                from huggingface_hub import snapshot_download
+
+                folder = Path(snapshot_download(str(model)))
             self._model: FlmrModel = load_flmr(folder).to(device)
             shape = self._model.shape
             self._query_tokens = BertTokenizer.from_pretrained(str(folder / "query_tokenizer"))
@@ -188,11 +192,3 @@ def _joined(
     ):
         parts[owner].insert(len(parts[owner]) - 1 if images_first else len(parts[owner]), rows)
     return [unit(np.concatenate(rows)) for rows in parts]
-
-
-def _folder(model: str | Path) -> Path:
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(str(model)))

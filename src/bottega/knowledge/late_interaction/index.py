@@ -56,7 +56,8 @@ def index_diff(source: ExampleSource, since: int | None, indexed_ids: IndexedIds
         if changes is not None:
             return _diff_from_log(changes, since, indexed_ids)
     # Read the end of the log first: changes between the two reads are repeated, not missed.
-    seq = _last_seq(source)
+    logged = _logged_changes(source, 0)
+    seq = None if logged is None else logged[-1].seq if logged else 0
     wanted, stored = dict.fromkeys(source.ids()), dict.fromkeys(indexed_ids())
     deleted = [id for id in stored if id not in wanted]
     return IndexDiff(deleted, [id for id in wanted if id not in stored], seq)
@@ -97,19 +98,6 @@ def _logged_changes(source: ExampleSource, since: int) -> list[ExampleChange] | 
     except StoreError:
         return None
     return None if changes and changes[0].seq <= since else changes
-
-
-def _last_seq(source: ExampleSource) -> int | None:
-    """Return the number of the last change. Reads the whole log, whose entries are small."""
-    if not isinstance(source, ChangeSource):
-        return None
-    end = 0
-    try:
-        for change in source.changes(0):
-            end = change.seq
-    except StoreError:
-        return None
-    return end
 
 
 class LateInteractionIndex(CloseOnExit):
@@ -178,25 +166,11 @@ class LateInteractionIndex(CloseOnExit):
         """
         self._tokens.check_open()
         [tokens] = _check_count(self._embed.embed_queries([query]), 1)
-        self._catch_up()
-        return self._found(query, tokens, k, None if include_self else exclude, within, exact)
-
-    def _catch_up(self) -> None:
         self.refresh()
         if len(self) == 0:
             raise EmptyKnowledgeBaseError(
                 "the knowledge base holds no examples", hint="add some first: bottega add"
             )
-
-    def _found(
-        self,
-        query: Query,
-        tokens: Vectors,
-        k: int,
-        exclude: Exclude | None,
-        within: Collection[str] | None,
-        exact: bool,
-    ) -> list[Candidate]:
         wanted = k
         while True:
             hits = self._tokens.search(tokens, wanted, within=within, exact=exact)
@@ -204,10 +178,11 @@ class LateInteractionIndex(CloseOnExit):
             found = [
                 Candidate(example, scores[id])
                 for id, example in existing_examples(self._knowledge, list(scores))
-                if exclude is None or not is_excluded(query, example, exclude)
+                if include_self or not is_excluded(query, example, exclude)
             ]
             if len(found) >= k or len(hits) < wanted:
                 return found[:k]
+            # Exclusion and deletion may have removed hits: search for more.
             wanted *= 2
 
     def close(self) -> None:
@@ -220,14 +195,10 @@ class LateInteractionIndex(CloseOnExit):
         found = existing_examples(self._knowledge, ids)
         if found:
             made = self._embed.embed_documents([example.query for _, example in found])
-            tokens = _check_count(made, len(found))
-            self._tokens.append(
-                [id for id, _ in found], [self._or_zero_row(rows) for rows in tokens]
-            )
-
-    def _or_zero_row(self, rows: Vectors) -> Vectors:
-        """Return the rows, or one zero row, whose score is 0, for an example without tokens."""
-        return rows if len(rows) else np.zeros((1, self._embed.dimension), np.float32)
+            # An example without tokens gets one zero row, whose score is 0.
+            zeros = np.zeros((1, self._embed.dimension), np.float32)
+            tokens = [rows if len(rows) else zeros for rows in _check_count(made, len(found))]
+            self._tokens.append([id for id, _ in found], tokens)
 
 
 def _check_count(made: Iterable[Vectors], count: int) -> list[Vectors]:

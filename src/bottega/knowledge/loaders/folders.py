@@ -14,8 +14,6 @@ from PIL import Image as Pillow
 
 from bottega.errors import ImageError, LoadError, OnRowError, error_handler
 from bottega.image import Image, path_text
-
-# The question of the Visual RAG paper (appendix A).
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 NO_LABEL = "none"
@@ -124,7 +122,12 @@ def load_image_folder(
     for label, path in paths:
         try:
             image = Image.open(path)
-            _check_label(label, path, *first.setdefault(image.sha256, (label, path)))
+            first_label, first_path = first.setdefault(image.sha256, (label, path))
+            if label != first_label:
+                raise LoadError(
+                    f"{path_text(path)} equals {path_text(first_path)} of another class",
+                    hint="delete the one in the wrong folder",
+                )
         except (ImageError, LoadError) as error:
             report(error)
         else:
@@ -156,14 +159,6 @@ def _root(folder: Path, split: str | None) -> Path:
             hint="omit the split if the folder contains the class folders",
         )
     return root
-
-
-def _check_label(label: str, path: Path, first_label: str, first_path: Path) -> None:
-    if label != first_label:
-        raise LoadError(
-            f"{path_text(path)} equals {path_text(first_path)} of another class",
-            hint="delete the one in the wrong folder",
-        )
 
 
 def _labelled_paths(root: Path, on_error: OnRowError) -> list[tuple[str, Path]]:
@@ -262,14 +257,9 @@ def _rows(table: Path, on_error: OnRowError) -> list[Row]:
 def _labels(values: list[str], classes: list[str]) -> tuple[str, ...]:
     if len(values) != len(classes):
         raise ValueError(f"expected {len(classes)} class values, got {len(values)}")
-    numbers = [_number(value) for value in values]
+    numbers = [float(value) for value in values]
+    # NaN > 0.5 is false: a missing value would mean "not in this class".
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"class values must be 0 or 1, got {', '.join(values)}")
     present = (name for name, number in zip(classes, numbers, strict=True) if number > 0.5)
     return tuple(dict.fromkeys(present))
-
-
-def _number(value: str) -> float:
-    number = float(value)
-    # NaN > 0.5 is false: a missing value would mean "not in this class".
-    if not math.isfinite(number):
-        raise ValueError(f"class value must be 0 or 1, got {value!r}")
-    return number

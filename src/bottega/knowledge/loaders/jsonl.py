@@ -88,7 +88,19 @@ def read_jsonl(
     def example(row: Row, source: str) -> Example:
         if not whole_replies:
             _check_choices(row)
-        return _example(row, folder, question, source)
+        labels, answer = _labels(row)
+        return Example(
+            Query(
+                _text(row, "question") or question,
+                _images(row, folder, source),
+                _texts(row, "choices") or (),
+            ),
+            answer,
+            labels=labels,
+            rationale=_text(row, "rationale"),
+            tags=_tags(row),
+            source=source,
+        )
 
     return _read(lines, name, example, on_error)
 
@@ -114,40 +126,17 @@ def _read(
         if not line.strip():
             continue
         try:
-            example = make(_parsed(line), source)
+            row = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
+            if not isinstance(row, dict):
+                raise _wrong("the line", "an object", row)
+            example = make(row, source)
+        except orjson.JSONDecodeError as error:
+            invalid = f"{source}: not valid JSON: {error.msg}"
+            report(LoadError(invalid, hint="write each object on one line"))
         except (LoadError, ImageError) as error:
             report(LoadError(f"{source}: {error}", hint=error.hint))
         else:
             yield example
-
-
-def _parsed(line: bytes) -> Row:
-    try:
-        row = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
-    except orjson.JSONDecodeError as error:
-        raise LoadError(
-            f"not valid JSON: {error.msg}", hint="write each object on one line"
-        ) from error
-    if not isinstance(row, dict):
-        raise _wrong("the line", "an object", row)
-    return row
-
-
-def _example(row: Row, folder: Path | None, question: str, source: str) -> Example:
-    labels, answer = _labels(row)
-    query = Query(
-        _text(row, "question") or question,
-        _images(row, folder, source),
-        _texts(row, "choices") or (),
-    )
-    return Example(
-        query,
-        answer,
-        labels=labels,
-        rationale=_text(row, "rationale"),
-        tags=_tags(row),
-        source=source,
-    )
 
 
 def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
@@ -155,7 +144,14 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
     labels = None if given is None else tuple(dict.fromkeys(map(label_text, given)))
     answer, label = _text(row, "answer"), _text(row, "label")
     if label is not None:
-        answer = _answer_or_label(label_text(label), answer)
+        label = label_text(label)
+        if answer is None:
+            answer = label
+        elif answer.strip() and label_text(answer).casefold() != label.casefold():
+            raise LoadError(
+                f"the label {label!r} and the answer {answer!r} contradict each other",
+                hint="give one of them, or the class in labels and a longer text in answer",
+            )
     if answer is None and labels is not None:
         answer = join_labels(labels)
     if answer is None:
@@ -163,17 +159,6 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
     if not answer.strip():
         raise LoadError("the answer is empty", hint=FIELDS)
     return labels, answer
-
-
-def _answer_or_label(label: str, answer: str | None) -> str:
-    if answer is None:
-        return label
-    if answer.strip() and label_text(answer).casefold() != label.casefold():
-        raise LoadError(
-            f"the label {label!r} and the answer {answer!r} contradict each other",
-            hint="give one of them, or the class in labels and a longer text in answer",
-        )
-    return answer
 
 
 def _check_choices(row: Row) -> None:

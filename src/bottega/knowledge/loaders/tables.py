@@ -215,7 +215,10 @@ def load_hugging_face(
     given = Names(image_column, label_column, question_column, answer_column)
     with library_errors(name):
         stream = _stream(name, split)
-        columns = Columns.infer(stream.features or {}, given, question, _folder(Path(name)))
+        path = Path(name)
+        # Images given as paths are read only from here; a data set on the hub has no folder.
+        folder = path if path.is_dir() else path.parent if path.is_file() else None
+        columns = Columns.infer(stream.features or {}, given, question, folder)
         rows = _rows(stream, columns)
     number = 0
     while (row := _next(rows, name)) is not None:
@@ -239,13 +242,6 @@ def _stream(name: str, split: str) -> datasets.IterableDataset:
     if path.is_absolute() and not path.exists():
         raise LoadError(f"{path_text(name)} does not exist", hint="check the path")
     return datasets.load_dataset(name, split=split, streaming=True)
-
-
-def _folder(path: Path) -> Path | None:
-    """Return the folder for images given as paths, or None for a data set on the hub."""
-    if path.is_dir():
-        return path
-    return path.parent if path.is_file() else None
 
 
 def _rows(stream: datasets.IterableDataset, columns: Columns) -> Iterator[Row]:
