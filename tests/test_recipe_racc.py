@@ -14,7 +14,7 @@ from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerE
 from bottega.recipes import racc
 from bottega.tasks.facts import FactTask
 from bottega.types import Candidate, Example, Query
-from tests.compression.tiny_models import labelled_passage
+from tests.compression.tiny_models import passage
 
 TASK = FactTask(queries=10, episodes=1).generate(5)
 
@@ -32,7 +32,7 @@ async def test_the_bundled_model_reads_the_whole_passage() -> None:
 
     def decoded_inputs(loaded: LoadedModel) -> list[str]:
         inputs = InputBuilder(loaded.encode, loaded.ends).passages(
-            [labelled_passage("The home of babra is lavim")]
+            [passage("The home of babra is lavim")]
         )
         return [loaded.processor.tokenizer.decode(row) for row in inputs["input_ids"]]
 

@@ -18,7 +18,7 @@ def parts(seed: int = 0) -> list[Tensor]:
     return [random_tensors(2, DOCUMENTS, 3), *(random_tensors(2, 5) for _ in range(3))]
 
 
-def everything() -> Tensor:
+def all_present() -> Tensor:
     return torch.ones(2, DOCUMENTS, dtype=torch.bool)
 
 
@@ -31,13 +31,13 @@ def test_equal_scores_carry_no_information() -> None:
     guided, plain = aggregator(), aggregator(rgca=False)
     flat, random = torch.full((2, DOCUMENTS), 7.0), torch.randn(2, DOCUMENTS)
 
-    by_likeness = plain(*parts(), random, everything())
+    by_likeness = plain(*parts(), random, all_present())
 
-    torch.testing.assert_close(guided(*parts(), flat, everything()), by_likeness)
-    assert not torch.allclose(guided(*parts(), random, everything()), by_likeness)
+    torch.testing.assert_close(guided(*parts(), flat, all_present()), by_likeness)
+    assert not torch.allclose(guided(*parts(), random, all_present()), by_likeness)
 
 
-def test_a_far_higher_score_is_the_only_document() -> None:
+def test_far_higher_score_excludes_other_documents() -> None:
     documents, *query = parts()
     scores = torch.zeros(2, DOCUMENTS)
     scores[:, 2] = 1e3
@@ -45,7 +45,7 @@ def test_a_far_higher_score_is_the_only_document() -> None:
     alone[:, 2] = True
 
     torch.testing.assert_close(
-        aggregator()(documents, *query, scores, everything()),
+        aggregator()(documents, *query, scores, all_present()),
         aggregator()(documents, *query, scores, alone),
         atol=1e-6,
         rtol=0,
@@ -54,7 +54,7 @@ def test_a_far_higher_score_is_the_only_document() -> None:
 
 def test_absent_documents_have_no_influence() -> None:
     documents, *query = parts()
-    present = everything()
+    present = all_present()
     present[:, 3] = False
     changed = documents.clone()
     changed[:, 3] = 1e3
@@ -68,28 +68,28 @@ def test_absent_documents_have_no_influence() -> None:
     )
 
 
-def test_the_order_of_documents_does_not_matter() -> None:
+def test_document_order_does_not_matter() -> None:
     documents, *query = parts()
     scores, order = torch.randn(2, DOCUMENTS), torch.tensor([2, 0, 3, 1])
 
     torch.testing.assert_close(
-        aggregator()(documents, *query, scores, everything()),
-        aggregator()(documents[:, order], *query, scores[:, order], everything()),
+        aggregator()(documents, *query, scores, all_present()),
+        aggregator()(documents[:, order], *query, scores[:, order], all_present()),
     )
 
 
 def test_calibration_removes_the_scale_of_scores() -> None:
     scores = torch.randn(2, DOCUMENTS)
-    said = []
+    output = []
     for scale in (1.0, 1e4):
         one = aggregator()
         one.calibrate(scale * scores)
-        said.append(one(*parts(), scale * scores, everything()))
+        output.append(one(*parts(), scale * scores, all_present()))
 
-    torch.testing.assert_close(said[0], said[1])
+    torch.testing.assert_close(output[0], output[1])
 
 
-def test_calibration_makes_one_standard_deviation_within_a_query_one_nat() -> None:
+def test_calibration_scales_one_standard_deviation_to_one_nat() -> None:
     scores = torch.tensor([[0.0, 0.0, 0.0, 8.0], [100.0, 102.0, 104.0, 106.0]])  # 12 and 5
     one = aggregator()
     one.calibrate(scores)
@@ -101,18 +101,18 @@ def test_calibration_makes_one_standard_deviation_within_a_query_one_nat() -> No
 
 
 @pytest.mark.parametrize("dcvq", [True, False])
-def test_image_and_question_alone_count_with_dcvq(dcvq: bool) -> None:
+def test_image_and_question_prompts_matter_with_dcvq(dcvq: bool) -> None:
     documents, image, question, both = parts()
     one = aggregator(dcvq=dcvq)
     scores = torch.zeros(2, DOCUMENTS)
 
-    said = one(documents, image, question, both, scores, everything())
-    other = one(documents, image + 1, question, both, scores, everything())
+    output = one(documents, image, question, both, scores, all_present())
+    other = one(documents, image + 1, question, both, scores, all_present())
 
-    assert torch.allclose(said, other) is not dcvq
+    assert torch.allclose(output, other) is not dcvq
 
 
-def test_a_quiet_block_changes_nothing() -> None:
+def test_quiet_block_changes_nothing() -> None:
     prompts, memory = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
 
     torch.testing.assert_close(CrossAttention(8, quiet=True)(prompts, memory), prompts)
@@ -121,9 +121,9 @@ def test_a_quiet_block_changes_nothing() -> None:
 def test_untrained_prompts_attend_to_similar_rows() -> None:
     memory = 4 * torch.eye(8)[None]
 
-    said = CrossAttention(8)(memory[:, 2:4], memory)
+    output = CrossAttention(8)(memory[:, 2:4], memory)
 
-    torch.testing.assert_close(said, 2 * memory[:, 2:4], atol=1e-3, rtol=0)
+    torch.testing.assert_close(output, 2 * memory[:, 2:4], atol=1e-3, rtol=0)
 
 
 def test_feed_forward_layer_is_residual() -> None:

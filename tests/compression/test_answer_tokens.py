@@ -21,7 +21,7 @@ def apprentice() -> tuple[LoadedModel, TrainingObjective]:
 
 @cache
 def facts() -> tuple[TrainingExample, ...]:
-    """Eight questions about drawn facts, each with the passage that answers it and two others."""
+    """Return eight questions about synthetic facts, each with its passage and two others."""
     task = FactTask(queries=8, episodes=1).generate(7)
     passages = {str(one.query.id): one for one in task.knowledge}
     training_examples = []
@@ -39,7 +39,7 @@ def pieces(rows: list[list[int]]) -> list[list[str]]:
     return [[tokenizer.decode([token]) for token in row] for row in rows]
 
 
-def test_an_answer_from_a_passage_begins_with_the_space_that_the_model_copies() -> None:
+def test_answer_from_a_passage_begins_with_a_space() -> None:
     """The targets of both trainings are the same tokens wherever the model answers correctly."""
     objective = apprentice()[1]
     copied, annotated = (
@@ -47,23 +47,23 @@ def test_an_answer_from_a_passage_begins_with_the_space_that_the_model_copies() 
         pieces(objective._annotated(facts())),
     )
     right = [
-        device
-        for device, lesson in enumerate(facts())
-        if "".join(copied[device][:-1]).strip() == lesson.answer
+        index
+        for index, example in enumerate(facts())
+        if "".join(copied[index][:-1]).strip() == example.answer
     ]
     assert len(right) >= 6
-    assert [annotated[device] for device in right] == [copied[device] for device in right]
+    assert [annotated[index] for index in right] == [copied[index] for index in right]
     assert all(one[0].startswith(" ") for one in annotated)
 
 
-def test_an_answer_from_a_demonstration_begins_without_a_space() -> None:
+def test_answer_from_a_demonstration_begins_without_a_space() -> None:
     shown = tuple(
-        Example(Query("What is in the image?", (solid_image(60 * device),)), word)
-        for device, word in enumerate(("drimok", "rolox", "darun"))
+        Example(Query("What is in the image?", (solid_image(60 * index),)), word)
+        for index, word in enumerate(("drimok", "rolox", "darun"))
     )
     query = Query("What is in the image?", shown[1].query.images)
-    lesson = TrainingExample(query, shown, (0.0, 1.0, 0.0), (False, True, False), "rolox")
-    assert pieces(apprentice()[1]._annotated([lesson])) == [["r", "ol", "o", "x", "<end>"]]
+    example = TrainingExample(query, shown, (0.0, 1.0, 0.0), (False, True, False), "rolox")
+    assert pieces(apprentice()[1]._annotated([example])) == [["r", "ol", "o", "x", "<end>"]]
 
 
 def test_answer_tokens_at_reply_start_and_inside_text() -> None:

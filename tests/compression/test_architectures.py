@@ -1,4 +1,4 @@
-"""A whole step of training between every family of models, and between unlike ones."""
+"""Training steps for every family of models and for mixed pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bottega.image import Image
 from bottega.kv_prefix import Geometry
 from bottega.types import Query
 from tests.builders import solid_image
-from tests.compression.tiny_models import labelled_passage, speaking, word
+from tests.compression.tiny_models import passage, word, word_encoder
 from tests.kv_prefix.tiny_models import ALL, END, PAD, hf, tiny
 
 UNLIKE = [
@@ -38,7 +38,7 @@ SENTENCE = torch.tensor([20, 21, 22])
 
 def make_objective(hyper: str, base: str) -> TrainingObjective:
     one, other = tiny(hyper), tiny(base)
-    texts = [InputBuilder(speaking(each), frozenset({END})) for each in (one, other)]
+    texts = [InputBuilder(word_encoder(each), frozenset({END})) for each in (one, other)]
     return TrainingObjective(
         HyperModel(one.model), texts[0], other.model, texts[1], END, most_answer_tokens=4
     )
@@ -56,18 +56,18 @@ def racc(objective: TrainingObjective) -> RaccModel:
 
 
 def training_examples(step: int = 0, *, shown: bool = True) -> Sequence[TrainingExample]:
-    """Two, with pictures in the questions or, in every second step, in passages."""
+    """Return two examples with images in the questions or, in odd steps, in the passages."""
     images: tuple[Image, ...] = (solid_image(1),) if shown else ()
     query, shown_there = ((), images) if step % 2 else (images, ())
     return [
         TrainingExample(
             Query(f"where is number {n}", query),
-            tuple(labelled_passage(f"number {one} is {device}", *shown_there) for one in (n, 7)),
+            tuple(passage(f"number {one} is {index}", *shown_there) for one in (n, 7)),
             (1.0, 0.3),
             (True, False),
-            device,
+            index,
         )
-        for n, device in ((step, "red"), (step + 1, "light blue"))
+        for n, index in ((step, "red"), (step + 1, "light blue"))
     ]
 
 
@@ -79,7 +79,7 @@ SCORES = torch.tensor([[1.0, 0.3], [1.0, 0.3]])
 
 
 @pytest.mark.parametrize(("hyper", "base"), PAIRS)
-def test_a_step_of_training_reaches_every_layer_and_all_prompts(hyper: str, base: str) -> None:
+def test_training_step_reaches_all_layers_and_prompts(hyper: str, base: str) -> None:
     objective = make_objective(hyper, base)
     made = racc(objective)
     objective.calibrate(made, [*training_examples(0), *training_examples(2)])
@@ -116,9 +116,9 @@ def test_encoder_decoder_learns_to_decode_after_the_prefix(name: str, shown: boo
         decoder_input_ids=torch.tensor([[PAD, red, END], [PAD, light, blue]]),
         past_key_values=hf.EncoderDecoderCache(prefix.cache(), hf.DynamicCache()),
     ).logits.log_softmax(-1)
-    labelled_passage = [logits[0, 0, red], logits[0, 1, END]]
-    labelled_passage += [logits[1, 0, light], logits[1, 1, blue], logits[1, 2, END]]
-    torch.testing.assert_close(loss, -torch.stack(labelled_passage).mean())
+    expected = [logits[0, 0, red], logits[0, 1, END]]
+    expected += [logits[1, 0, light], logits[1, 1, blue], logits[1, 2, END]]
+    torch.testing.assert_close(loss, -torch.stack(expected).mean())
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -144,7 +144,7 @@ def test_cache_loss_needs_rotary_positions(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen2_vl", "instructblip_llama", "smolvlm"])
 @pytest.mark.parametrize("shown", [True, False])
 def test_base_prefix_positions_end_at_the_prefix(name: str, shown: bool) -> None:
-    """The first layer knows only tokens and places: as if the last tokens were all."""
+    """First-layer keys depend only on tokens and positions: compare with the last tokens alone."""
     objective = make_objective(name, name)
     passages = [one.passages[0] for one in training_examples(int(shown), shown=shown)]
     keys = objective.base_prefix(racc(objective), passages).layers[0][0]

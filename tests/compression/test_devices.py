@@ -1,4 +1,4 @@
-"""A compressor is made on the CPU in full precision; its two models are where and what they are."""
+"""Compressors between models of other devices and precisions."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ CONFIG = TrainingConfig(
 
 
 @dataclass(frozen=True)
-class PlacedModel:
-    """A model at its place, and inputs as its processor would bring them there."""
+class DeviceModel:
+    """Model on its device, with inputs that a processor would move there."""
 
     model: Any
 
     @classmethod
-    def at(cls, device: DeviceKind) -> PlacedModel:
+    def at(cls, device: DeviceKind) -> DeviceModel:
         return cls(deepcopy(tiny("llava").model).to(*device))
 
     def encode(self, prompts: Sequence[Prompt], /) -> Inputs:
@@ -75,16 +75,16 @@ class PlacedModel:
 
 
 def make_objective(hyper: DeviceKind, base: DeviceKind) -> TrainingObjective:
-    one, other = PlacedModel.at(hyper), PlacedModel.at(base)
+    one, other = DeviceModel.at(hyper), DeviceModel.at(base)
     return TrainingObjective(HyperModel(one.model), one.texts, other.model, other.texts, END)
 
 
 def training_examples(*images: Image) -> list[TrainingExample]:
     return [
         TrainingExample(
-            Query("where is number 1", images), tuple(labelled_passage), (2.0, 1.0), right, "red"
+            Query("where is number 1", images), tuple(passages_of_query), (2.0, 1.0), right, "red"
         )
-        for labelled_passage, right in (
+        for passages_of_query, right in (
             (passages(2, "a"), (True, False)),
             (passages(2, "b"), (False, True)),
         )
@@ -141,12 +141,12 @@ def test_prefix_equals_full_precision_cpu_prefix(
     shown = [Candidate(replace(one, id=f"p{i}"), 1.0) for i, one in enumerate(passages(3))]
     query = Query("where is it", (solid_image(9),))
     racc = ready(make_objective(HERE, HERE))
-    here = PlacedModel.at(HERE)
+    here = DeviceModel.at(HERE)
     expected = PassageCompressor(deepcopy(racc), HyperModel(here.model), here.texts).prefix(
         query, shown
     )
 
-    there = PlacedModel.at(hyper)
+    there = DeviceModel.at(hyper)
     made = PassageCompressor(racc, HyperModel(there.model), there.texts)
     store = PassageStore(tmp_path, Manifest("a", racc.config.document_prompts, racc.config.width))
     store.add([(str(one.example.id), one.example) for one in shown], made.compress)

@@ -1,4 +1,4 @@
-"""Every family of models as the one that compresses."""
+"""Hidden states from every family of hyper models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kv_prefix.tiny_models import ALL, DECODERS, ENCODER_DECODERS, IMAGE, 
 
 PROMPTS = ([10, IMAGE, 20, 21, 22, 23], [IMAGE, 30, 31])
 TEXTS = ([10, 20, 21, 22, 23], [30, 31])
-BEHIND = [50, 51, 52]
+SUFFIX = [50, 51, 52]
 
 
 def assert_close(ours: Tensor, theirs: Tensor) -> None:
@@ -34,7 +34,7 @@ def hyper(name: str, layer: int = -1) -> HyperModel:
 
 
 def after_prefix(name: str) -> Tensor:
-    return hyper(name).embed(torch.tensor(BEHIND))
+    return hyper(name).embed(torch.tensor(SUFFIX))
 
 
 def prompted(name: str, inputs: dict[str, Tensor], prompts: Tensor | None = None) -> Tensor:
@@ -44,34 +44,34 @@ def prompted(name: str, inputs: dict[str, Tensor], prompts: Tensor | None = None
 
 
 def own_output(model: Tiny, inputs: dict[str, Tensor], **more: Any) -> Any:
-    """Of the model as it is, its positions and masks its own. BLIP's wrappers ask for pixels."""
+    """Return the output of the unchanged model. BLIP's wrappers need pixels."""
     blip = model.model.main_input_name == "pixel_values"
-    door = model.model.language_model if blip and "pixel_values" not in inputs else model.model
-    output = door(**inputs, output_hidden_states=True, **more)
+    target = model.model.language_model if blip and "pixel_values" not in inputs else model.model
+    output = target(**inputs, output_hidden_states=True, **more)
     return getattr(output, "language_model_outputs", output)
 
 
-@pytest.mark.parametrize("rows", [PROMPTS, TEXTS], ids=["pictures", "texts"])
+@pytest.mark.parametrize("rows", [PROMPTS, TEXTS], ids=["images", "texts"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_prompts_after_padded_batch_equal_one_pass(name: str, rows: tuple[list[int], ...]) -> None:
     model = tiny(name)
     ours = prompted(name, model.inputs(*rows))
-    for device, row in enumerate(rows):
-        inputs = model.inputs([*row, *BEHIND], first=device)
+    for index, row in enumerate(rows):
+        inputs = model.inputs([*row, *SUFFIX], first=index)
         whole = own_output(model, inputs).hidden_states[-1]
-        assert_close(ours[device], whole[0, -len(BEHIND) :])
+        assert_close(ours[index], whole[0, -len(SUFFIX) :])
 
 
-@pytest.mark.parametrize("rows", [PROMPTS, TEXTS], ids=["pictures", "texts"])
+@pytest.mark.parametrize("rows", [PROMPTS, TEXTS], ids=["images", "texts"])
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_decoder_prompts_equal_a_full_pass(name: str, rows: tuple[list[int], ...]) -> None:
     model = tiny(name)
     ours = prompted(name, model.inputs(*rows))
-    for device, row in enumerate(rows):
+    for index, row in enumerate(rows):
         whole = own_output(
-            model, model.inputs(row, first=device), decoder_inputs_embeds=after_prefix(name)[None]
+            model, model.inputs(row, first=index), decoder_inputs_embeds=after_prefix(name)[None]
         )
-        assert_close(ours[device], whole.decoder_hidden_states[-1][0])
+        assert_close(ours[index], whole.decoder_hidden_states[-1][0])
 
 
 @pytest.mark.parametrize("layer", [-1, 1, 0])
@@ -81,11 +81,11 @@ def test_states_come_from_the_given_layer(name: str, layer: int) -> None:
     states = hyper(name, layer).read(model.inputs(*PROMPTS))
     start = {"decoder_input_ids": torch.tensor([[0]])} if model.is_encoder_decoder else {}
     assert states.prompted is None
-    for device, row in enumerate(PROMPTS):
-        own = own_output(model, model.inputs(row, first=device), **start)
-        kept = own.encoder_hidden_states if model.is_encoder_decoder else own.hidden_states
-        ours = states.hidden[device][states.mask[device].bool()]
-        assert_close(ours, kept[layer][0])
+    for index, row in enumerate(PROMPTS):
+        own = own_output(model, model.inputs(row, first=index), **start)
+        expected = own.encoder_hidden_states if model.is_encoder_decoder else own.hidden_states
+        ours = states.hidden[index][states.mask[index].bool()]
+        assert_close(ours, expected[layer][0])
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
@@ -94,14 +94,14 @@ def test_layers_after_the_read_layer_are_not_run(name: str, layer: int) -> None:
     model, ran = tiny(name), list[int]()
     layers = model.model.get_decoder().get_decoder().layers
     hooks = [
-        one.register_forward_hook(lambda *_, device=device: ran.append(device))
-        for device, one in enumerate(layers)
+        one.register_forward_hook(lambda *_, index=index: ran.append(index))
+        for index, one in enumerate(layers)
     ]
     hidden = hyper(name, layer).read(model.inputs(*PROMPTS)).hidden
     for hook in hooks:
         hook.remove()
     assert ran == list(range(len(layers)))[: None if layer == -1 else layer]
-    # Nothing stays behind: the next pass goes through all layers.
+    # The hook is removed: the next pass runs all layers.
     whole = own_output(model, model.inputs(*PROMPTS)).hidden_states
     real = model.inputs(*PROMPTS)["attention_mask"].bool()
     assert len(whole) == len(layers) + 1
@@ -112,19 +112,19 @@ def test_layers_after_the_read_layer_are_not_run(name: str, layer: int) -> None:
 def test_prompts_depend_on_image_text_and_each_other(name: str) -> None:
     model = tiny(name)
     inputs, prompts = model.inputs(PROMPTS[0]), after_prefix(name)
-    labelled_passage = torch.where(inputs["input_ids"] == 20, 77, inputs["input_ids"])
-    random_tensors = inputs["pixel_values"] + 1.0
+    other_ids = torch.where(inputs["input_ids"] == 20, 77, inputs["input_ids"])
+    other_pixels = inputs["pixel_values"] + 1.0
     first = prompted(name, inputs)[:, -1]
     others = [
-        prompted(name, inputs | {"input_ids": labelled_passage}),
-        prompted(name, inputs | {"pixel_values": random_tensors}),
+        prompted(name, inputs | {"input_ids": other_ids}),
+        prompted(name, inputs | {"pixel_values": other_pixels}),
         prompted(name, inputs, torch.cat([prompts[1:2], prompts[1:]])),
     ]
     assert all((first - one[:, -1]).abs().max() > 1e-3 for one in others)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_gradients_reach_the_prompts_and_nothing_else(name: str) -> None:
+def test_only_prompts_get_gradients(name: str) -> None:
     prompts = after_prefix(name).requires_grad_()
     states = hyper(name).read(tiny(name).inputs(*PROMPTS), prompts)
     assert states.prompted is not None and not states.hidden.requires_grad
@@ -135,7 +135,7 @@ def test_gradients_reach_the_prompts_and_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_no_logits_are_made_and_a_cache_only_for_prompts(name: str) -> None:
+def test_no_logits_and_a_cache_only_for_prompts(name: str) -> None:
     model = tiny(name).model
     logits, caches = [], []
     hooks = [
@@ -158,7 +158,7 @@ def test_no_logits_are_made_and_a_cache_only_for_prompts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
-def test_the_offsets_of_another_call_move_no_prompt(name: str) -> None:
+def test_offsets_of_another_call_do_not_move_prompts(name: str) -> None:
     model = tiny(name)
     for rows in (PROMPTS, TEXTS):
         found = []
@@ -171,7 +171,7 @@ def test_the_offsets_of_another_call_move_no_prompt(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llava", "instructblip_t5", "instructblip_opt"])
-def test_prompts_stay_in_full_precision_beside_a_half_precision_model(name: str) -> None:
+def test_prompts_of_a_half_precision_model_have_full_precision(name: str) -> None:
     model = deepcopy(tiny(name).model).to(torch.bfloat16)
     prompts = sentence_prompts(HyperModel(model), torch.tensor([20, 21, 22]), 4).requires_grad_()
     inputs = tiny(name).inputs(*PROMPTS)
@@ -186,7 +186,7 @@ def test_prompts_stay_in_full_precision_beside_a_half_precision_model(name: str)
 
 
 @pytest.mark.parametrize("name", [next(iter(DECODERS))])
-def test_layers_are_counted_from_the_embeddings_or_from_the_end(name: str) -> None:
+def test_layers_count_from_either_end(name: str) -> None:
     depth = hyper(name).depth
     layers = range(-depth - 2, depth + 2)
     assert [layer for layer in layers if hyper(name, layer).has_layer] == [*layers][1:-1]
@@ -196,21 +196,21 @@ BATCH_TEXTS = ([IMAGE, 20, 31], [IMAGE, 44, 52, 61, 70])
 
 
 @pytest.mark.parametrize("layer", [-1, 1])
-@pytest.mark.parametrize("pictured", [True, False])
+@pytest.mark.parametrize("with_images", [True, False])
 @pytest.mark.parametrize("name", ["llava", "fast_vlm", "qwen2_vl"])
 def test_joint_pass_without_gradients_equals_two_passes(
-    name: str, pictured: bool, layer: int
+    name: str, with_images: bool, layer: int
 ) -> None:
     shown = tiny(name)
     hyper = HyperModel(shown.model, layer=layer)
-    inputs = shown.inputs(*(text if pictured else text[1:] for text in BATCH_TEXTS))
+    inputs = shown.inputs(*(text if with_images else text[1:] for text in BATCH_TEXTS))
     prompts = hyper.embed(torch.tensor([21, 22, 23]))
 
     apart = hyper.read(inputs, prompts)
     with torch.inference_mode(), Passes(shown.model) as passes:
         together = hyper.read(inputs, prompts)
 
-    assert passes.counted == 1
+    assert passes.count == 1
     assert apart.prompted is not None and together.prompted is not None
     torch.testing.assert_close(together.prompted, apart.prompted, atol=1e-4, rtol=1e-4)
     real = inputs["attention_mask"].bool()
@@ -218,11 +218,11 @@ def test_joint_pass_without_gradients_equals_two_passes(
 
 
 class Passes:
-    """Counts what goes through a model's decoder."""
+    """Counter of forward passes through a decoder."""
 
     def __init__(self, model: Any) -> None:
         self._decoder = model.model.language_model
-        self.counted = 0
+        self.count = 0
 
     def __enter__(self) -> Passes:
         self._hook = self._decoder.register_forward_hook(self._count)
@@ -232,7 +232,7 @@ class Passes:
         self._hook.remove()
 
     def _count(self, *_: object) -> None:
-        self.counted += 1
+        self.count += 1
 
 
 BARE = [Example(Query(str(i)), "") for i in range(3)]
@@ -252,14 +252,12 @@ def test_mixed_passages_keep_their_order() -> None:
         batches.append({bool(one.query.images) for one in part})
         return torch.tensor([[float(one.query.text)] for one in part])
 
-    for labelled_passage in (
+    for passages in (
         [*BARE, *SEEN],
         [SEEN[1], BARE[2], SEEN[0], BARE[0], BARE[1]],
         BARE,
         SEEN[:1],
     ):
-        read_in_order = map_by_images(labelled_passage, read)
-        assert read_in_order.flatten().tolist() == [
-            float(one.query.text) for one in labelled_passage
-        ]
+        read_in_order = map_by_images(passages, read)
+        assert read_in_order.flatten().tolist() == [float(one.query.text) for one in passages]
     assert batches == [{True}, {False}, {True}, {False}, {False}, {True}]

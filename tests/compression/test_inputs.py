@@ -14,47 +14,45 @@ from tests.compression.tiny_models import (
     ASSISTANT,
     USER,
     encode,
-    labelled_passage,
+    passage,
     passages,
-    speaking,
     texts,
     word,
+    word_encoder,
 )
 from tests.kv_prefix.tiny_models import ALL, END, IMAGE, START, tiny
 
 
 def test_passage_tokens_are_those_of_the_prompt() -> None:
-    inputs = texts().passages([labelled_passage("red house"), labelled_passage("red")])
+    inputs = texts().passages([passage("red bus"), passage("red")])
 
-    assert rows(inputs) == [[USER, word("red"), word("house"), END], [USER, word("red"), END]]
+    assert rows(inputs) == [[USER, word("red"), word("bus"), END], [USER, word("red"), END]]
 
 
 def test_passage_equal_to_the_question_is_read() -> None:
-    assert rows(texts().passages([labelled_passage("?")])) == [[USER, word("?"), END]]
+    assert rows(texts().passages([passage("?")])) == [[USER, word("?"), END]]
 
 
-def test_a_question_without_image_is_compressed_three_times() -> None:
-    image, question, both = texts().query_inputs([Query("what is it")])
+def test_question_without_image_gives_three_equal_inputs() -> None:
+    image, question, both = texts().query_inputs([Query("which is it")])
 
     assert rows(image) == rows(question) == rows(both)
-    ids = [word("what"), word("is"), word("it")]
+    ids = [word("which"), word("is"), word("it")]
     assert rows(both) == [[START, USER, *ids, END, ASSISTANT]]
 
 
 def test_answer_tokens_follow_the_question() -> None:
-    queries = [Query("what is it"), Query("who")]
+    queries = [Query("which is it"), Query("who")]
 
-    answers = texts().answers(queries, ["a red house", "you"])
+    answers = texts().answers(queries, ["a red bus", "you"])
 
-    assert answers == [[word("a"), word("red"), word("house")], [word("you")]]
+    assert answers == [[word("a"), word("red"), word("bus")], [word("you")]]
 
 
-def test_answers_leave_out_what_a_tokenizer_ends_every_text_with() -> None:
-    read = InputBuilder(speaking(tiny("instructblip_t5")), frozenset({END}))
+def test_answers_exclude_the_end_token_of_a_text() -> None:
+    read = InputBuilder(word_encoder(tiny("instructblip_t5")), frozenset({END}))
 
-    assert read.answers([Query("what")], ["a red house"]) == [
-        [word("a"), word("red"), word("house")]
-    ]
+    assert read.answers([Query("what")], ["a red bus"]) == [[word("a"), word("red"), word("bus")]]
 
 
 def test_concatenation_shows_all_passages_before_the_question() -> None:
@@ -67,65 +65,65 @@ def test_concatenation_shows_all_passages_before_the_question() -> None:
 
 SHOWN = Image.from_pillow(Pillow.new("L", (4, 4)))
 DEMONSTRATIONS = (
-    Example(Query("what is it", (SHOWN,)), "red house"),
-    Example(Query("?", (SHOWN,)), "red", rationale="roof and door"),
+    Example(Query("which is it", (SHOWN,)), "red bus"),
+    Example(Query("?", (SHOWN,)), "red", rationale="roof and wall"),
     Example(Query("who", (SHOWN,)), "who"),
 )
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_demonstration_tokens_are_those_a_prompt_gains(name: str) -> None:
-    """To the last token of its answer; and what stands around it is whole."""
-    read = InputBuilder(speaking(tiny(name)), frozenset({END}))
+    """They end with the last token of the answer, and the other tokens stay the same."""
+    read = InputBuilder(word_encoder(tiny(name)), frozenset({END}))
     query = Query("who is it", (SHOWN,))
     around = rows(read.questions([query]))[0]
-    labelled_passage = rows(read.passages(DEMONSTRATIONS))
+    demonstrations = rows(read.passages(DEMONSTRATIONS))
 
-    assert labelled_passage[0] == [
-        *(USER, *rows_of_picture(name), word("what"), word("is"), word("it"), END),
-        *(ASSISTANT, word("red"), word("house")),
+    assert demonstrations[0] == [
+        *(USER, *image_tokens(name), word("which"), word("is"), word("it"), END),
+        *(ASSISTANT, word("red"), word("bus")),
     ]
     for count in (1, 2, 3):
         shown = rows(read.with_passages([query], [DEMONSTRATIONS[:count]]))[0]
-        assert shown == [START, *itertools.chain(*labelled_passage[:count]), *around[1:]]
+        assert shown == [START, *itertools.chain(*demonstrations[:count]), *around[1:]]
 
 
-def rows_of_picture(name: str) -> list[int]:
-    """Its tokens, as a prompt of a picture alone has them."""
-    read = InputBuilder(speaking(tiny(name)), frozenset({END}))
+def image_tokens(name: str) -> list[int]:
+    """Return the tokens of the image in a prompt without text."""
+    read = InputBuilder(word_encoder(tiny(name)), frozenset({END}))
     ids = rows(read.images([Query("", (SHOWN,))]))[0]
     return ids[ids.index(USER) + 1 : ids.index(END, 2)]
 
 
-def test_a_rationale_is_read_before_the_answer() -> None:
+def test_rationale_precedes_the_answer() -> None:
     (ids,) = rows(texts().passages(DEMONSTRATIONS[1:2]))
 
-    said = [word(one) for one in ("roof", "and", "door", "Answer:", "red")]
-    assert ids[ids.index(ASSISTANT) + 1 :] == said
+    reply = [word(one) for one in ("roof", "and", "wall", "Answer:", "red")]
+    assert ids[ids.index(ASSISTANT) + 1 :] == reply
 
 
 def test_example_without_answer_is_a_passage() -> None:
-    passage = Example(Query("red house"), "", rationale="roof and door")
+    passage = Example(Query("red bus"), "", rationale="roof and wall")
 
-    assert rows(texts().passages([passage])) == [[USER, word("red"), word("house"), END]]
+    assert rows(texts().passages([passage])) == [[USER, word("red"), word("bus"), END]]
 
 
-def test_rows_come_back_without_their_padding() -> None:
+def test_rows_have_no_padding() -> None:
     given = [[5, 6, 7], [8]]
 
     assert rows(padded(given)) == given
 
 
 def test_end_token_before_the_passage_is_excluded() -> None:
-    """As where a system turn comes first."""
+    """For example the end of a system turn."""
     opening = [START, ASSISTANT, word("unknown"), END]
 
     def opened(prompts: Sequence[Prompt]) -> dict[str, Any]:
         return padded([[*opening, *ids[1:]] for ids in rows(encode(prompts))])
 
-    inputs = InputBuilder(opened, frozenset({END})).passages([labelled_passage("red house")])
+    inputs = InputBuilder(opened, frozenset({END})).passages([passage("red bus")])
 
-    assert rows(inputs) == [[USER, word("red"), word("house"), END]]
+    assert rows(inputs) == [[USER, word("red"), word("bus"), END]]
 
 
 @pytest.mark.parametrize("name", ["llava", "fast_vlm", "qwen2_vl"])
@@ -139,13 +137,13 @@ def test_one_batch_equals_two_batches_with_and_without_image(name: str) -> None:
         )
 
     query = Query("who", (Image.from_pillow(Pillow.new("L", (4, 4))),))
-    hyper, asking = HyperModel(shown.model), InputBuilder(encode, frozenset({END}))
+    hyper, builder = HyperModel(shown.model), InputBuilder(encode, frozenset({END}))
     prompts = hyper.embed(torch.tensor([21, 22]))
     with torch.inference_mode():
-        together = hyper.read(asking.text_and_question(query), prompts).prompted
+        together = hyper.read(builder.text_and_question(query), prompts).prompted
         apart = [
             hyper.read(one, prompts).prompted
-            for one in (asking.texts_only([query]), asking.questions([query]))
+            for one in (builder.texts_only([query]), builder.questions([query]))
         ]
 
     assert together is not None and apart[0] is not None and apart[1] is not None

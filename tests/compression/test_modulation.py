@@ -58,7 +58,7 @@ def test_numbers_with_little_variance_stay_at_their_mean() -> None:
     assert not torch.allclose(keys[:, 0, :, 1], torch.tensor(3.0), atol=1e-4)
 
 
-def test_the_fit_finds_a_linear_relation() -> None:
+def test_fit_finds_a_linear_relation() -> None:
     modulation = Modulation(8, GEOMETRY, 5)
     modulation.calibrate(real())
     prompts = torch.randn(40, 5, 8, generator=torch.Generator().manual_seed(5))

@@ -23,12 +23,12 @@ def about(shade: int, text: str = "where is it") -> Query:
     return Query(text, (image(shade),))
 
 
-def condenser(racc: RaccModel, cached_images: int = 10) -> PassageCompressor:
+def compressor_of(racc: RaccModel, cached_images: int = 10) -> PassageCompressor:
     return PassageCompressor(racc, hyper(), texts(), cached_images=cached_images)
 
 
-def condensed(made: PassageCompressor, query: Query) -> Prefix:
-    return made.prefix(query, [Candidate(one, 1.0) for one in passages(2)])
+def prefix_of(compressor: PassageCompressor, query: Query) -> Prefix:
+    return compressor.prefix(query, [Candidate(one, 1.0) for one in passages(2)])
 
 
 @contextmanager
@@ -42,14 +42,14 @@ def compressions(racc: RaccModel) -> Iterator[list[int]]:
 
 def test_image_is_compressed_once_for_several_questions() -> None:
     racc = tiny_models.racc()
-    made = condenser(racc)
+    compressor = compressor_of(racc)
     with compressions(racc) as done:
-        condensed(made, about(9))
+        prefix_of(compressor, about(9))
         assert len(done) == 2
-        again = condensed(made, about(9, "who is it"))
+        again = prefix_of(compressor, about(9, "who is it"))
         assert len(done) == 3
 
-    fresh = condensed(condenser(racc), about(9, "who is it"))
+    fresh = prefix_of(compressor_of(racc), about(9, "who is it"))
     for one, other in zip(again.layers, fresh.layers, strict=True):
         np.testing.assert_array_equal(one[0], other[0])
         np.testing.assert_array_equal(one[1], other[1])
@@ -58,20 +58,20 @@ def test_image_is_compressed_once_for_several_questions() -> None:
 @pytest.mark.parametrize(("cached", "recomputed"), [(2, 1), (1, 2), (0, 2)])
 def test_image_cache_is_bounded(cached: int, recomputed: int) -> None:
     racc = tiny_models.racc()
-    made = condenser(racc, cached_images=cached)
+    compressor = compressor_of(racc, cached_images=cached)
     for shade in (1, 2, 3, 2):  # the last but one is used again
-        condensed(made, about(shade))
+        prefix_of(compressor, about(shade))
     with compressions(racc) as done:
-        condensed(made, about(3))
+        prefix_of(compressor, about(3))
 
     assert len(done) == recomputed
 
 
-def test_other_image_gives_other_prefix() -> None:
+def test_prefix_depends_on_the_image() -> None:
     racc = tiny_models.racc(start="random", dcvq=True, prompting="appended")
-    made = condenser(racc)
+    compressor = compressor_of(racc)
     two = Query("where is it", (image(1), image(200)))
-    one, other = condensed(made, about(1)), condensed(made, two)
+    one, other = prefix_of(compressor, about(1)), prefix_of(compressor, two)
 
     assert not np.array_equal(one.layers[0][1], other.layers[0][1])
 
@@ -79,7 +79,7 @@ def test_other_image_gives_other_prefix() -> None:
 def test_question_without_image_is_compressed_once() -> None:
     racc = tiny_models.racc()
     with compressions(racc) as done:
-        condensed(condenser(racc), Query("where is it"))
+        prefix_of(compressor_of(racc), Query("where is it"))
 
     assert len(done) == 1
 
@@ -93,10 +93,10 @@ def test_training_compresses_questions_without_images_once() -> None:
     assert query.image is query.question is query.both
 
 
-def test_another_answer_of_a_demonstration_makes_another_prefix() -> None:
-    made = condenser(tiny_models.racc())
+def test_prefix_depends_on_the_answer() -> None:
+    compressor = compressor_of(tiny_models.racc())
 
     def shown(answer: str) -> Prefix:
-        return made.prefix(about(9), [Candidate(Example(about(1), answer), 1.0)])
+        return compressor.prefix(about(9), [Candidate(Example(about(1), answer), 1.0)])
 
     assert not np.array_equal(shown("red").layers[0][1], shown("blue").layers[0][1])

@@ -25,7 +25,7 @@ def test_saved_compressor_loads_equal(tmp_path: Path, prompting: str) -> None:
     assert again.open(model().model, model().model).layer == 1
 
 
-def test_half_precision_takes_half_the_disk(tmp_path: Path) -> None:
+def test_half_precision_halves_the_file(tmp_path: Path) -> None:
     for half in (True, False):
         save(tiny_models.racc(), tmp_path / str(half), hyper=hyper(), base=model().model, half=half)
 
@@ -52,15 +52,15 @@ def test_fingerprint_ignores_precision_but_not_weights() -> None:
     assert same_model(fingerprint(one), fingerprint(half))
     assert same_model(fingerprint(one), fingerprint(copy.deepcopy(one).half()))
     assert not same_model(fingerprint(one), fingerprint(torch.nn.Linear(64, 64)))
-    larger, redrawn = copy.deepcopy(one), copy.deepcopy(one)
+    larger, permuted = copy.deepcopy(one), copy.deepcopy(one)
     with torch.no_grad():
         larger.weight.mul_(3)
-        redrawn.weight[:, 1:] = redrawn.weight[:, 1:].flip(0)
+        permuted.weight[:, 1:] = permuted.weight[:, 1:].flip(0)
     assert not same_model(fingerprint(one), fingerprint(larger))
-    assert not same_model(fingerprint(one), fingerprint(redrawn))
+    assert not same_model(fingerprint(one), fingerprint(permuted))
 
 
-def test_the_digest_changes_with_the_weights(tmp_path: Path) -> None:
+def test_digest_changes_with_the_weights(tmp_path: Path) -> None:
     racc = tiny_models.racc()
     save(racc, tmp_path / "one", hyper=hyper(), base=model().model)
     racc.aggregator.strength.data += 1
@@ -99,22 +99,22 @@ def test_unreadable_compressor_is_an_error(tmp_path: Path, damage: str) -> None:
         {"compressor": {"width": 10**9}},
     ],
 )
-def test_settings_that_were_changed_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_changed_settings_are_an_error(tmp_path: Path, change: dict[str, object]) -> None:
     save(tiny_models.racc(), tmp_path, hyper=hyper(), base=model().model)
-    labelled_passage = json.loads((tmp_path / SETTINGS).read_text())
+    settings = json.loads((tmp_path / SETTINGS).read_text())
     [(name, value)] = change.items()
     if value is None:
-        del labelled_passage[name]
+        del settings[name]
     elif isinstance(value, dict):
-        labelled_passage[name].update(value)
+        settings[name].update(value)
     else:
-        labelled_passage[name] = value
-    (tmp_path / SETTINGS).write_text(json.dumps(labelled_passage))
+        settings[name] = value
+    (tmp_path / SETTINGS).write_text(json.dumps(settings))
     with pytest.raises(LoadError, match="no readable compressor"):
         load(tmp_path)
 
 
-def test_layer_and_shape_are_part_of_the_digest(tmp_path: Path) -> None:
+def test_digest_depends_on_layer_and_config(tmp_path: Path) -> None:
     save(tiny_models.racc(), tmp_path, hyper=hyper(1), base=model().model)
     text, before = (tmp_path / SETTINGS).read_text(), load(tmp_path).digest
     for one, other in (('"layer": 1', '"layer": 2'), ('"rgca": true', '"rgca": false')):
@@ -134,5 +134,5 @@ def test_large_scales_load_and_nan_is_an_error(tmp_path: Path) -> None:
     assert again.modulation.centre.max() == 7e4 and again.documents.spread.min() > 0
     racc.aggregator.strength.data.fill_(torch.nan)
     with pytest.raises(SettingError, match="strength"):
-        save(racc, tmp_path / "astray", hyper=hyper(), base=model().model)
-    assert not (tmp_path / "astray").exists()
+        save(racc, tmp_path / "diverged", hyper=hyper(), base=model().model)
+    assert not (tmp_path / "diverged").exists()

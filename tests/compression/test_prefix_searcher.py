@@ -17,7 +17,7 @@ from bottega.parsing import LabelParser
 from bottega.prompting import InterleavedPrompter
 from bottega.types import Candidate, Completion, Prefix, Prompt, Query, Reply, Sampling
 from tests.compression import tiny_models
-from tests.compression.tiny_models import hyper, labelled_passage, passages, texts
+from tests.compression.tiny_models import hyper, passage, passages, texts
 
 QUERY = Query("where is number 2")
 
@@ -41,7 +41,7 @@ class Base:
     async def aclose(self) -> None: ...
 
 
-def found(count: int, scores: tuple[float, ...] | None = None) -> list[Candidate]:
+def candidates(count: int, scores: tuple[float, ...] | None = None) -> list[Candidate]:
     scores = scores or tuple(float(count - i) for i in range(count))
     return [
         Candidate(replace(one, id=f"p{i}"), score)
@@ -49,12 +49,12 @@ def found(count: int, scores: tuple[float, ...] | None = None) -> list[Candidate
     ]
 
 
-def condenser(store: PassageStore | None = None) -> PassageCompressor:
+def compressor_of(store: PassageStore | None = None) -> PassageCompressor:
     return PassageCompressor(tiny_models.racc(), hyper(), texts(), store)
 
 
-def answering(base: Base, store: PassageStore | None = None) -> PrefixSearcher:
-    made = condenser(store)
+def make_searcher(base: Base, store: PassageStore | None = None) -> PrefixSearcher:
+    made = compressor_of(store)
 
     async def condense(query: Query, shown: Sequence[Candidate]) -> Prefix:
         return await asyncio.to_thread(made.prefix, query, shown)
@@ -65,7 +65,7 @@ def answering(base: Base, store: PassageStore | None = None) -> PrefixSearcher:
 async def test_model_reads_the_prefix_and_no_passage_text() -> None:
     base = Base()
 
-    answer = await answering(base).search(QUERY, found(5), 3)
+    answer = await make_searcher(base).search(QUERY, candidates(5), 3)
 
     assert answer.answer.text == "behind 3"  # query prompts, whatever the number of passages
     assert [one.example.id for one in answer.shown] == ["p0", "p1", "p2"]
@@ -73,16 +73,16 @@ async def test_model_reads_the_prefix_and_no_passage_text() -> None:
 
 
 async def test_without_candidates_the_model_has_no_prefix() -> None:
-    assert (await answering(Base()).search(QUERY, [], 3)).answer.text == "alone"
+    assert (await make_searcher(Base()).search(QUERY, [], 3)).answer.text == "alone"
 
 
 async def test_prefix_depends_on_scores_and_passages() -> None:
     base = Base()
-    searcher = answering(base)
-    await searcher.search(QUERY, found(3), 3)
-    await searcher.search(QUERY, found(3, (0.0, 0.0, 9.0)), 3)
-    await searcher.search(QUERY, found(5)[2:], 3)
-    await searcher.search(QUERY, found(3), 3)
+    searcher = make_searcher(base)
+    await searcher.search(QUERY, candidates(3), 3)
+    await searcher.search(QUERY, candidates(3, (0.0, 0.0, 9.0)), 3)
+    await searcher.search(QUERY, candidates(5)[2:], 3)
+    await searcher.search(QUERY, candidates(3), 3)
 
     first = [prefix.layers[0][0] for prefix in base.seen]
     assert not np.allclose(first[0], first[1])
@@ -92,21 +92,23 @@ async def test_prefix_depends_on_scores_and_passages() -> None:
 
 async def test_concurrent_queries_do_not_mix() -> None:
     base = Base()
-    searcher, queries = answering(base), [Query(f"where is number {i}") for i in range(8)]
-    await asyncio.gather(*(searcher.search(one, found(3), 3) for one in queries))
+    searcher, queries = make_searcher(base), [Query(f"where is number {i}") for i in range(8)]
+    await asyncio.gather(*(searcher.search(one, candidates(3), 3) for one in queries))
     together = {prefix.layers[0][0].tobytes() for prefix in base.seen}
-    alone = {condenser().prefix(one, found(3)).layers[0][0].tobytes() for one in queries}
+    alone = {compressor_of().prefix(one, candidates(3)).layers[0][0].tobytes() for one in queries}
 
     assert together == alone and len(alone) == 8
 
 
 async def test_stored_passages_give_the_same_answers(tmp_path: Path) -> None:
     store = PassageStore(tmp_path, Manifest("a", 4, 32))
-    store.add([(str(one.example.id), one.example) for one in found(3)], condenser().compress)
+    store.add(
+        [(str(one.example.id), one.example) for one in candidates(3)], compressor_of().compress
+    )
     fresh, stored = Base(), Base()
 
-    await answering(fresh).search(QUERY, found(3), 3)
-    await answering(stored, store).search(QUERY, found(3), 3)
+    await make_searcher(fresh).search(QUERY, candidates(3), 3)
+    await make_searcher(stored, store).search(QUERY, candidates(3), 3)
 
     one, other = fresh.seen[0].layers[1], stored.seen[0].layers[1]
     np.testing.assert_allclose(one[0], other[0], atol=0.02)
@@ -115,35 +117,35 @@ async def test_stored_passages_give_the_same_answers(tmp_path: Path) -> None:
 
 async def test_changed_passage_is_an_error(tmp_path: Path) -> None:
     store = PassageStore(tmp_path, Manifest("a", 4, 32))
-    store.add([("p0", labelled_passage("old"))], lambda old: torch.zeros(len(old), 4, 32))
+    store.add([("p0", passage("old"))], lambda old: torch.zeros(len(old), 4, 32))
 
     with pytest.raises(StoreError, match="p0 has changed"):
-        await answering(Base(), store).search(QUERY, found(1), 1)
+        await make_searcher(Base(), store).search(QUERY, candidates(1), 1)
 
 
 @pytest.mark.parametrize("k", [0, -1])
 async def test_k_below_1_is_an_error(k: int) -> None:
     with pytest.raises(SettingError, match=f"at least 1, got {k}"):
-        await answering(Base()).search(QUERY, found(3), k)
+        await make_searcher(Base()).search(QUERY, candidates(3), k)
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
 async def test_nan_scores_are_an_error(score: float) -> None:
     with pytest.raises(SettingError, match="not a finite number"):
-        await answering(Base()).search(QUERY, found(2, (score, 1.0)), 2)
+        await make_searcher(Base()).search(QUERY, candidates(2, (score, 1.0)), 2)
 
 
 @pytest.mark.parametrize("offset", [0.0, -7.5, 2.0**40])
-def test_only_the_distances_of_scores_count(offset: float) -> None:
+def test_only_score_differences_matter(offset: float) -> None:
     """However far they are from zero: single precision holds 2 ** 40 and 2 ** 40 + 1 alike."""
-    made = condenser()
-    labelled_passage, moved = (
-        made.prefix(QUERY, found(2, (1.0 + by, 0.0 + by))).layers[0][0] for by in (0.0, offset)
+    made = compressor_of()
+    original, moved = (
+        made.prefix(QUERY, candidates(2, (1.0 + by, 0.0 + by))).layers[0][0] for by in (0.0, offset)
     )
-    np.testing.assert_allclose(labelled_passage, moved, atol=1e-6)
+    np.testing.assert_allclose(original, moved, atol=1e-6)
 
 
 @pytest.mark.parametrize("scores", [(1e308, -1e308), (1e39, 0.0)])
-def test_scores_beyond_single_precision_leave_numbers(scores: tuple[float, ...]) -> None:
-    layers = condenser().prefix(QUERY, found(2, scores)).layers
+def test_scores_beyond_single_precision_stay_finite(scores: tuple[float, ...]) -> None:
+    layers = compressor_of().prefix(QUERY, candidates(2, scores)).layers
     assert all(np.isfinite(one).all() for layer in layers for one in layer)

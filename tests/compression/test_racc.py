@@ -34,7 +34,7 @@ def test_output_is_a_valid_prefix_of_the_base_model(prompting: PromptMode) -> No
 
 
 @pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
-def test_gradients_reach_everything_that_is_trained(prompting: PromptMode) -> None:
+def test_gradients_reach_all_trained_weights(prompting: PromptMode) -> None:
     racc = tiny_models.racc(prompting=prompting, start="random")
     for one in racc.modulation.second.parameters():
         torch.nn.init.normal_(one)  # zero at first: nothing passes
@@ -58,7 +58,7 @@ def _reached(grad: torch.Tensor | None) -> bool:
     return grad is not None and bool(grad.abs().max() > 1e-7)
 
 
-def test_the_frozen_models_get_no_gradient() -> None:
+def test_frozen_models_get_no_gradient() -> None:
     racc = tiny_models.racc(prompting="both")
     torch.autograd.backward(torch.stack([keys.sum() for keys, _ in prefix(racc).layers]).sum())
 
@@ -127,7 +127,7 @@ def test_padding_is_not_read() -> None:
     )
 
 
-def test_a_stride_reads_that_many_tokens() -> None:
+def test_stride_sets_the_number_of_tokens() -> None:
     states = torch.randn(1, 6, 8)
     read = AttentionPooling([3, 0], 8, stride=3)(states, torch.ones(1, 6, dtype=torch.long))
 
@@ -135,7 +135,7 @@ def test_a_stride_reads_that_many_tokens() -> None:
     torch.testing.assert_close(read[0], wanted, atol=2e-3, rtol=0)
 
 
-def test_a_text_beyond_reach_is_read_by_content() -> None:
+def test_text_beyond_reach_is_read_by_content() -> None:
     reader = AttentionPooling([0], 8, reach=4)
     states = torch.randn(1, 40, 8)
     before = reader(states, torch.ones(1, 40, dtype=torch.long))

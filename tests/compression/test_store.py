@@ -22,7 +22,7 @@ from bottega.compression.store import (
 )
 from bottega.errors import StoreError
 from bottega.types import Example, Query
-from tests.compression.tiny_models import labelled_passage as passage
+from tests.compression.tiny_models import passage
 
 PROMPTS, WIDTH = 3, 8
 
@@ -48,11 +48,11 @@ def opened(folder: Path, precision: Precision = "fp16", compressor: str = "a") -
 
 @pytest.mark.parametrize(("precision", "error"), [("fp16", 2e-3), ("int8", 2e-2)])
 def test_rows_are_read_in_any_order(tmp_path: Path, precision: Precision, error: float) -> None:
-    store, labelled_passage = opened(tmp_path, precision), named("one", "two", "three")
+    store, passages = opened(tmp_path, precision), named("one", "two", "three")
 
-    assert store.add(labelled_passage, rows) == 3
+    assert store.add(passages, rows) == 3
 
-    query = [labelled_passage[2], labelled_passage[0], labelled_passage[2]]
+    query = [passages[2], passages[0], passages[2]]
     wanted = rows([one for _, one in query])
     for again in (store, opened(tmp_path, precision)):
         torch.testing.assert_close(again.get(query), wanted, atol=error, rtol=error)
@@ -92,7 +92,7 @@ def test_changed_passage_is_an_error_until_compressed_again(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "changed", [{"answer": "no"}, {"answer": ""}, {"rationale": "because"}], ids=str
 )
-def test_a_demonstration_whose_answer_changed_is_refused(
+def test_demonstration_with_changed_answer_is_an_error(
     tmp_path: Path, changed: dict[str, str]
 ) -> None:
     store, shown = opened(tmp_path), Example(Query("is it red"), "yes")
@@ -103,17 +103,17 @@ def test_a_demonstration_whose_answer_changed_is_refused(
     assert store.get([("id", replace(shown, source="elsewhere"))]).shape == (1, PROMPTS, WIDTH)
 
 
-def test_stores_of_passages_keep_their_marks() -> None:
+def test_digests_of_passages_are_stable() -> None:
     """Those that were built before demonstrations could be."""
     assert content_digest(passage("one")) == "fa6d87ceef509283"
 
 
-def test_a_missing_passage_is_named(tmp_path: Path) -> None:
+def test_missing_passage_error_names_it(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="id-one is not compressed"):
         opened(tmp_path).get(named("one"))
 
 
-def test_a_store_of_another_compressor_or_precision_is_refused(tmp_path: Path) -> None:
+def test_other_compressor_or_precision_is_an_error(tmp_path: Path) -> None:
     opened(tmp_path).add(named("one"), rows)
 
     with pytest.raises(StoreError, match="another compressor"):
@@ -131,7 +131,7 @@ def test_foreign_folder_is_unchanged(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_a_failure_in_the_middle_keeps_what_was_done(tmp_path: Path) -> None:
+def test_interrupted_build_keeps_finished_rows(tmp_path: Path) -> None:
     calls = 0
 
     def failing(passages: Sequence[Example]) -> torch.Tensor:
@@ -141,12 +141,12 @@ def test_a_failure_in_the_middle_keeps_what_was_done(tmp_path: Path) -> None:
             raise RuntimeError("the power is gone")
         return rows(passages)
 
-    labelled_passage = named(*(f"text {i}" for i in range(150)))
+    passages = named(*(f"text {i}" for i in range(150)))
     with pytest.raises(RuntimeError):
-        opened(tmp_path).add(labelled_passage, failing)
+        opened(tmp_path).add(passages, failing)
 
     assert len(opened(tmp_path)) == 64
-    assert opened(tmp_path).add(labelled_passage, rows) == 86
+    assert opened(tmp_path).add(passages, rows) == 86
 
 
 @given(cut=st.integers(0, 400), entries=st.booleans())
@@ -155,11 +155,11 @@ def test_truncated_file_resumes_or_is_an_error(
     tmp_path_factory: pytest.TempPathFactory, cut: int, entries: bool
 ) -> None:
     """Entries are written last: a cut there loses them, a cut before them is damage."""
-    folder, labelled_passage = (
+    folder, passages = (
         tmp_path_factory.mktemp("store"),
         named("one", "two", "three", "four"),
     )
-    opened(folder).add(labelled_passage, rows)
+    opened(folder).add(passages, rows)
     path = folder / (ENTRIES if entries else ROWS)
     length = path.stat().st_size
     path.write_bytes(path.read_bytes()[: min(cut, length)])
@@ -170,55 +170,55 @@ def test_truncated_file_resumes_or_is_an_error(
         return
     store = opened(folder)
     kept = len(store)
-    assert store.add(labelled_passage, rows) == 4 - kept
-    wanted = rows([query for _, query in labelled_passage])
-    torch.testing.assert_close(store.get(labelled_passage), wanted, atol=2e-3, rtol=2e-3)
+    assert store.add(passages, rows) == 4 - kept
+    wanted = rows([query for _, query in passages])
+    torch.testing.assert_close(store.get(passages), wanted, atol=2e-3, rtol=2e-3)
 
 
-def right(store: PassageStore, labelled_passage: list[tuple[str, Example]]) -> None:
-    wanted = rows([one for _, one in labelled_passage])
-    torch.testing.assert_close(store.get(labelled_passage), wanted, atol=2e-3, rtol=2e-3)
+def check_rows(store: PassageStore, passages: list[tuple[str, Example]]) -> None:
+    wanted = rows([one for _, one in passages])
+    torch.testing.assert_close(store.get(passages), wanted, atol=2e-3, rtol=2e-3)
 
 
 def test_second_concurrent_builder_is_an_error_and_sequential_builders_keep_rows(
     tmp_path: Path,
 ) -> None:
-    one, other, labelled_passage = opened(tmp_path), opened(tmp_path), named(*"abcdef")
+    one, other, passages = opened(tmp_path), opened(tmp_path), named(*"abcdef")
 
-    def meanwhile(passages: Sequence[Example]) -> torch.Tensor:
+    def meanwhile(batch: Sequence[Example]) -> torch.Tensor:
         with pytest.raises(StoreError, match="another process") as refused:
-            other.add(labelled_passage[3:], rows)
+            other.add(passages[3:], rows)
         assert "wait" in refused.value.hint
-        return rows(passages)
+        return rows(batch)
 
-    one.add(labelled_passage[:3], meanwhile)
-    other.add(labelled_passage[3:5], rows)
-    one.add(labelled_passage[5:], rows)
+    one.add(passages[:3], meanwhile)
+    other.add(passages[3:5], rows)
+    one.add(passages[5:], rows)
 
-    right(one, labelled_passage)
-    right(opened(tmp_path), labelled_passage)
+    check_rows(one, passages)
+    check_rows(opened(tmp_path), passages)
 
 
 def test_readers_change_nothing_and_work_during_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labelled_passage = named(*"abcdef")
+    passages = named(*"abcdef")
     builder = opened(tmp_path)
-    builder.add(labelled_passage[:3], rows)
+    builder.add(passages[:3], rows)
     reader = opened(tmp_path)
 
     def write(path: Path, data: bytes, *, at: int = 0) -> None:
         write_at(path, data, at=at)
         before = {one: one.read_bytes() for one in tmp_path.iterdir()}
         for one in (reader, opened(tmp_path)):
-            right(one, labelled_passage[:3])
+            check_rows(one, passages[:3])
         assert {one: one.read_bytes() for one in tmp_path.iterdir()} == before
 
     monkeypatch.setattr("bottega.compression.store.write_at", write)
-    builder.add(labelled_passage[3:], rows)
+    builder.add(passages[3:], rows)
 
-    right(builder, labelled_passage)
-    right(opened(tmp_path), labelled_passage)
+    check_rows(builder, passages)
+    check_rows(opened(tmp_path), passages)
 
 
 def test_reading_does_not_create_folder(tmp_path: Path) -> None:
@@ -230,28 +230,28 @@ def test_reading_does_not_create_folder(tmp_path: Path) -> None:
 def test_full_disk_keeps_stored_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    labelled_passage, store = named(*"abcdef"), opened(tmp_path)
-    store.add(labelled_passage[:2], rows)
+    passages, store = named(*"abcdef"), opened(tmp_path)
+    store.add(passages[:2], rows)
 
     def full(path: Path, data: bytes, *, at: int = 0) -> None:
         if path.name == name:
             write_at(path, data[: len(data) * 2 // 3], at=at)
             with os_errors(path.parent):
-                raise OSError(28, "No space left on device")
+                raise OSError(28, "No space left on index")
         write_at(path, data, at=at)
 
     with monkeypatch.context() as patch:
         patch.setattr("bottega.compression.store.write_at", full)
         with pytest.raises(StoreError, match="No space") as refused:
-            store.add(labelled_passage[2:5], rows)
+            store.add(passages[2:5], rows)
     assert "disk space" in refused.value.hint
 
     for one in (store, opened(tmp_path)):
-        right(one, labelled_passage[:2])
-    store.add(labelled_passage[5:], rows)
-    store.add(labelled_passage, rows)
-    right(store, labelled_passage)
-    right(opened(tmp_path), labelled_passage)
+        check_rows(one, passages[:2])
+    store.add(passages[5:], rows)
+    store.add(passages, rows)
+    check_rows(store, passages)
+    check_rows(opened(tmp_path), passages)
 
 
 def test_os_error_becomes_store_error(tmp_path: Path) -> None:
@@ -263,11 +263,11 @@ def test_os_error_becomes_store_error(tmp_path: Path) -> None:
 
 
 def test_missing_rows_are_an_error(tmp_path: Path) -> None:
-    labelled_passage, store = named("one", "two"), opened(tmp_path)
-    store.add(labelled_passage, rows)
+    passages, store = named("one", "two"), opened(tmp_path)
+    store.add(passages, rows)
     (tmp_path / ROWS).unlink()
 
-    for act in (lambda: store.get(labelled_passage), lambda: opened(tmp_path)):
+    for act in (lambda: store.get(passages), lambda: opened(tmp_path)):
         with pytest.raises(StoreError, match="missing") as refused:
             act()
         assert "again" in refused.value.hint
@@ -276,7 +276,7 @@ def test_missing_rows_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", [b"{{{", b"5", b"null", b'["a","b","c"]', b"\0\0", b"\xff", b"", b"[" * 100_000]
 )
-def test_damaged_entries_are_refused(tmp_path: Path, line: bytes) -> None:
+def test_damaged_entries_are_an_error(tmp_path: Path, line: bytes) -> None:
     opened(tmp_path).add(named("one", "two"), rows)
     path = tmp_path / ENTRIES
     path.write_bytes(line + b"\n" + path.read_bytes())
@@ -287,8 +287,8 @@ def test_damaged_entries_are_refused(tmp_path: Path, line: bytes) -> None:
 
 
 def test_swapped_rows_are_detected(tmp_path: Path) -> None:
-    labelled_passage = named("one", "two", "three")
-    opened(tmp_path).add(labelled_passage, rows)
+    passages = named("one", "two", "three")
+    opened(tmp_path).add(passages, rows)
     path = tmp_path / ENTRIES
     lines = path.read_bytes().splitlines(keepends=True)
 
@@ -299,15 +299,15 @@ def test_swapped_rows_are_detected(tmp_path: Path) -> None:
     renumbered = [json.dumps([row, *json.loads(lines[2 - row])[1:]]) + "\n" for row in range(3)]
     path.write_text("".join(renumbered))
     with pytest.raises(StoreError, match="another row") as refused:
-        opened(tmp_path).get(labelled_passage[:1])
+        opened(tmp_path).get(passages[:1])
     assert "again" in refused.value.hint
 
     path.write_bytes(b"".join(lines))
     with (tmp_path / ROWS).open("r+b") as file:
         file.write(os.urandom(8))
     with pytest.raises(StoreError, match="another row"):
-        opened(tmp_path).get(labelled_passage[:1])
-    right(opened(tmp_path), labelled_passage[1:])
+        opened(tmp_path).get(passages[:1])
+    check_rows(opened(tmp_path), passages[1:])
 
 
 GOOD = {"compressor": "a", "prompts": 3, "width": 8, "precision": "fp16", "version": 2}
@@ -344,7 +344,7 @@ def test_foreign_manifest_is_an_error(tmp_path: Path, text: str, said: str) -> N
 def test_unrepresentable_numbers_are_an_error(
     tmp_path: Path, precision: Precision, number: float
 ) -> None:
-    store, labelled_passage = opened(tmp_path, precision), named("one", "two")
+    store, passages = opened(tmp_path, precision), named("one", "two")
 
     def one_too_large(passages: Sequence[Example]) -> torch.Tensor:
         made = rows(passages)
@@ -352,20 +352,20 @@ def test_unrepresentable_numbers_are_an_error(
         return made
 
     with pytest.raises(StoreError, match="id-two was compressed to numbers"):
-        store.add(labelled_passage, one_too_large)
+        store.add(passages, one_too_large)
     assert len(store) == len(opened(tmp_path, precision)) == 0
     assert not (tmp_path / ROWS).exists()
 
 
-def test_int8_holds_what_fp16_cannot(tmp_path: Path) -> None:
-    store, labelled_passage = opened(tmp_path, "int8"), named("one")
+def test_int8_stores_numbers_beyond_fp16(tmp_path: Path) -> None:
+    store, passages = opened(tmp_path, "int8"), named("one")
 
-    store.add(labelled_passage, lambda passages: rows(passages) * 9e6)
+    store.add(passages, lambda passages: rows(passages) * 9e6)
 
-    wanted = rows([labelled_passage[0][1]]) * 9e6
-    torch.testing.assert_close(store.get(labelled_passage), wanted, atol=2e5, rtol=0)
+    wanted = rows([passages[0][1]]) * 9e6
+    torch.testing.assert_close(store.get(passages), wanted, atol=2e5, rtol=0)
 
 
-def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_rows_of_another_shape_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="must have shape"):
         opened(tmp_path).add(named("one", "two"), lambda passages: rows(passages)[:1])

@@ -13,7 +13,7 @@ from bottega.errors import LoadError, SettingError
 from bottega.types import Example, Query
 from tests.builders import solid_image
 from tests.compression import tiny_models
-from tests.compression.tiny_models import hyper, labelled_passage, model, texts
+from tests.compression.tiny_models import hyper, model, passage, texts
 from tests.kv_prefix.tiny_models import END
 
 PLACES = ("red", "green", "blue", "white")
@@ -25,19 +25,16 @@ def make_objective() -> TrainingObjective:
 
 def training_examples(step: int, count: int = 3) -> Sequence[TrainingExample]:
     rng = random.Random(step)
-    return [_lesson(rng) for _ in range(count)]
+    return [_training_example(rng) for _ in range(count)]
 
 
-def _lesson(rng: random.Random) -> TrainingExample:
+def _training_example(rng: random.Random) -> TrainingExample:
     about = rng.sample(range(9), 3)
     places = [rng.choice(PLACES) for _ in about]
     right = rng.randrange(3)
     return TrainingExample(
         Query(f"where is number {about[right]}"),
-        tuple(
-            labelled_passage(f"number {n} is {device}")
-            for n, device in zip(about, places, strict=True)
-        ),
+        tuple(passage(f"number {n} is {index}") for n, index in zip(about, places, strict=True)),
         tuple(float(i == right) + rng.gauss(0, 0.3) for i in range(3)),
         tuple(i == right for i in range(3)),
         places[right],
@@ -73,7 +70,7 @@ class KilledError(Exception):
     pass
 
 
-def test_resumed_training_has_the_losses_of_a_run_that_was_never_stopped(tmp_path: Path) -> None:
+def test_resumed_training_has_the_losses_of_an_uninterrupted_run(tmp_path: Path) -> None:
     how = config_of(hide_scores=0.5, accumulate=2)
     whole = losses(ready(), how)
 
@@ -89,7 +86,7 @@ def test_resumed_training_has_the_losses_of_a_run_that_was_never_stopped(tmp_pat
     assert rest == pytest.approx(whole[4:], abs=1e-5)
 
 
-def test_a_finished_run_does_nothing_more(tmp_path: Path) -> None:
+def test_finished_run_is_not_repeated(tmp_path: Path) -> None:
     racc = ready()
     losses(racc, config_of(), tmp_path)
     again = tiny_models.racc()
@@ -108,7 +105,7 @@ def test_checkpoint_with_other_settings_is_an_error(tmp_path: Path) -> None:
         losses(ready(dcvq=False), config_of(), tmp_path)
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_an_error(tmp_path: Path) -> None:
     (tmp_path / CHECKPOINT).write_bytes(b"no checkpoint")
 
     with pytest.raises(LoadError, match="cannot be read"):
@@ -116,7 +113,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("answer", "cache"), [(1.0, 0.0), (0.0, 1.0)])
-def test_the_loss_falls(answer: float, cache: float) -> None:
+def test_loss_falls(answer: float, cache: float) -> None:
     found = losses(ready(), config_of(steps=30, answer_weight=answer, cache_weight=cache))
 
     assert sum(found[-5:]) < 0.9 * sum(found[:5])
@@ -138,7 +135,7 @@ def test_prdb_stops_gradients_at_irrelevant_passages() -> None:
     assert reached == {True: False, False: True}
 
 
-def test_calibration_starts_nearer_to_real_prefixes_than_their_mean() -> None:
+def test_calibrated_prefixes_are_closer_than_the_mean() -> None:
     racc, objective = ready(), training_examples(5, 30)
     prompts = make_objective().prompts(
         racc, objective, torch.tensor([one.scores for one in objective])
@@ -152,23 +149,23 @@ def test_calibration_starts_nearer_to_real_prefixes_than_their_mean() -> None:
     )
 
 
-def test_real_prefixes_are_what_the_base_model_makes_of_the_end_of_a_passage() -> None:
-    """At the places of a prefix: read alone from place 0, the last tokens of a one-turn text."""
+def test_base_prefix_covers_the_end_of_a_passage() -> None:
+    """They equal the keys of the last tokens alone, read from position 0."""
     racc = tiny_models.racc(query_prompts=4)
-    short = labelled_passage("red")  # a turn of three tokens, one less than the prefix
-    long = labelled_passage("number one is red")
+    short = passage("red")  # a turn of three tokens, one less than the prefix
+    long = passage("number one is red")
     keys = make_objective().base_prefix(racc, [long]).layers[0][0]
     inputs = texts().passages([long])
     with torch.no_grad():
         cache = model().model(input_ids=inputs["input_ids"][:, -4:], use_cache=True).past_key_values
 
-    # The first layer knows only tokens and places.
+    # First-layer keys depend only on tokens and positions.
     torch.testing.assert_close(keys, cache.layers[0].keys, atol=1e-5, rtol=1e-5)
     with pytest.raises(SettingError, match="at least 4 tokens, the length of the prefix, got"):
         make_objective().base_prefix(racc, [short])
 
 
-def test_the_best_weights_of_a_validated_run_remain(tmp_path: Path) -> None:
+def test_validated_run_keeps_the_best_weights(tmp_path: Path) -> None:
     racc = ready()
     seen: list[TrainingProgress] = []
     how = config_of(
@@ -196,7 +193,7 @@ def test_distillation_uses_replies_after_all_passages() -> None:
     assert annotated.item() != pytest.approx(objective.item())
 
 
-def test_half_precision_trains_too() -> None:
+def test_half_precision_training_runs() -> None:
     found = losses(ready(), config_of(half_precision=True))
 
     assert found == pytest.approx(losses(ready(), config_of()), rel=0.2)
@@ -226,7 +223,7 @@ def test_zero_loss_weights_are_an_error() -> None:
         ("seed", 2**63),
     ],
 )
-def test_numbers_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+def test_error_names_the_number_out_of_range(name: str, value: float) -> None:
     with pytest.raises(SettingError, match=name):
         config_of(**{name: value})
 
@@ -251,7 +248,7 @@ def test_diverged_training_keeps_the_last_weights(
     assert all(bool(one.isfinite().all()) for one in racc.parameters())
 
 
-def test_the_rate_rises_and_falls_as_in_the_paper() -> None:
+def test_learning_rate_rises_and_falls() -> None:
     how = TrainingConfig(steps=11000)
 
     assert how.rate_at(0) == pytest.approx(1e-5)
@@ -295,12 +292,12 @@ def test_batch_without_targets_keeps_weights() -> None:
     assert all(one.grad is None or not one.grad.any() for one in racc.parameters())
 
 
-def test_passages_that_are_shorter_than_the_prefix_are_left_out_of_start_and_distance() -> None:
-    def short(lesson: TrainingExample) -> TrainingExample:
-        device = lesson.relevant.index(True)
-        passages = list(lesson.passages)
-        passages[device] = labelled_passage("yes")
-        return replace(lesson, passages=tuple(passages))
+def test_short_passages_are_left_out_of_calibration_and_distance() -> None:
+    def short(example: TrainingExample) -> TrainingExample:
+        index = example.relevant.index(True)
+        passages = list(example.passages)
+        passages[index] = passage("yes")
+        return replace(example, passages=tuple(passages))
 
     some = list(training_examples(0, 4))
     racc, how, scores = ready(query_prompts=4), config_of(answer_weight=0.0), torch.zeros(4, 3)
@@ -312,7 +309,7 @@ def test_passages_that_are_shorter_than_the_prefix_are_left_out_of_start_and_dis
     )
 
 
-def test_a_base_model_that_is_not_the_hyper_model_is_frozen_too() -> None:
+def test_another_base_model_is_frozen_too() -> None:
     base = torch.nn.Linear(2, 2)
     TrainingObjective(hyper(), texts(), base, texts(), END)
     assert not base.training
@@ -321,21 +318,19 @@ def test_a_base_model_that_is_not_the_hyper_model_is_frozen_too() -> None:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_training_batch_mixes_passages_with_and_without_images(own: bool) -> None:
-    """The tiny processor shows one picture alike in any batch, and no two."""
+    """The tiny processor renders an image equally in any batch; different images differ."""
     bare, other = training_examples(0, 2)
-    device = other.relevant.index(True)
+    index = other.relevant.index(True)
     passages = list(other.passages)
-    labelled_passage = passages[device].query
-    passages[device] = Example(replace(labelled_passage, images=(solid_image(9),)), "")
+    query = passages[index].query
+    passages[index] = Example(replace(query, images=(solid_image(9),)), "")
     seen = replace(other, passages=tuple(passages))
     racc, how = ready(), config_of(answer_weight=1.0, distill=own)
 
-    def cost(*labelled_passage: TrainingExample) -> float:
+    def cost(*examples: TrainingExample) -> float:
         return (
             make_objective()
-            .loss(
-                racc, labelled_passage, how, torch.tensor([one.scores for one in labelled_passage])
-            )
+            .loss(racc, examples, how, torch.tensor([one.scores for one in examples]))
             .item()
         )
 

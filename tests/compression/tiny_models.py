@@ -1,4 +1,4 @@
-"""Prompts to a tiny model's inputs, without a processor: a word is a token."""
+"""Inputs for tiny models without a processor: one token per word."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def _tokens(part: str | Image) -> list[int]:
     return [word(one) for one in part.split()] if isinstance(part, str) else [IMAGE]
 
 
-def speaking(tiny: Tiny) -> PromptEncoder:
-    """`<s>`, the turns, and the beginning of the assistant's unless the prompt has it. An
-    encoder-decoder's tokenizer ends every text. Whatever picture is given, another is shown."""
+def word_encoder(tiny: Tiny) -> PromptEncoder:
+    """Return an encoder with one token per word: `<s>`, the turns, and the start of the assistant's
+    turn unless the prompt contains it. An encoder-decoder gets an end token. All images have equal
+    pixels."""
 
     def encode(prompts: Sequence[Prompt]) -> Inputs:
         rows = []
@@ -50,7 +51,7 @@ def speaking(tiny: Tiny) -> PromptEncoder:
 
 
 def encode(prompts: Sequence[Prompt]) -> Inputs:
-    return speaking(model())(prompts)
+    return word_encoder(model())(prompts)
 
 
 def model() -> Tiny:
@@ -71,18 +72,14 @@ def shape(**changes: Any) -> CompressorConfig:
 
 
 def racc(**changes: Any) -> RaccModel:
-    built = shape(**changes)  # building the model draws numbers, too
+    built = shape(**changes)  # building the model uses the random state
     torch.manual_seed(0)
     return RaccModel(built).eval()
 
 
-def labelled_passage(text: str, *images: Image) -> Example:
-    """A passage."""
+def passage(text: str, *images: Image) -> Example:
     return Example(Query(text, images), "")
 
 
 def passages(count: int, about: str = "") -> list[Example]:
-    return [
-        labelled_passage(f"the home of {about} number {i} is place {i * 7 % 13}")
-        for i in range(count)
-    ]
+    return [passage(f"the home of {about} number {i} is place {i * 7 % 13}") for i in range(count)]

@@ -77,7 +77,7 @@ def real_tokens(model: Tiny, prompt: Sequence[int], first: int, **settings: Any)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_padded_batch_equals_single_steps(name: str) -> None:
+def test_padded_batch_equals_single_steps(name: str) -> None:
     model = tiny(name)
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
     tokens, logits = recorded(model, prefix, inputs)
@@ -88,7 +88,7 @@ def test_a_padded_batch_equals_single_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_empty_prefix_changes_no_answer(name: str) -> None:
+def test_empty_prefix_changes_no_answer(name: str) -> None:
     model = tiny(name)
     inputs, nothing = model.inputs(*PROMPTS), KeyValues.none(Geometry.of(model.model), 2)
     ours = generate(model.model, nothing, inputs, max_new_tokens=NEW, **TEXT_ONLY)
@@ -99,7 +99,7 @@ def test_an_empty_prefix_changes_no_answer(name: str) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_read_prefix_answers_like_its_text(name: str, settings: dict[str, Any]) -> None:
+def test_read_prefix_answers_like_its_text(name: str, settings: dict[str, Any]) -> None:
     model = tiny(name)
     prefix = read(model.model, model.inputs(BEFORE)).repeat(2)
     inputs = model.inputs(*PROMPTS)
@@ -110,7 +110,7 @@ def test_a_read_prefix_answers_like_its_text(name: str, settings: dict[str, Any]
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_a_decoder_prefix_answers_like_its_text(name: str, settings: dict[str, Any]) -> None:
+def test_decoder_prefix_answers_like_its_text(name: str, settings: dict[str, Any]) -> None:
     model = tiny(name)
     inputs = model.inputs(*PROMPTS)
     text = torch.tensor([[PAD, 50, 51, 52], [PAD, 55, 56, 57]])
@@ -147,7 +147,7 @@ def test_several_answers_per_prompt_share_its_prefix(name: str) -> None:
     assert len(set(map(str, sampled.tolist()))) > 2
 
 
-def test_an_answer_ends_at_its_end_token() -> None:
+def test_answer_ends_at_its_end_token() -> None:
     model = tiny("smolvlm")
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
     whole = generate(model.model, prefix, inputs, max_new_tokens=NEW, **TEXT_ONLY)

@@ -40,7 +40,7 @@ def real_logits(model: Tiny, prompt: Sequence[int], first: int) -> Tensor:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_read_prefix_scores_like_its_text(name: str, side: str) -> None:
+def test_read_prefix_scores_like_its_text(name: str, side: str) -> None:
     model = tiny(name)
     inputs = model.inputs(*PROMPTS, side=side)
     prefix = read(model.model, model.inputs(BEFORE)).repeat(2)
@@ -52,7 +52,7 @@ def test_a_read_prefix_scores_like_its_text(name: str, side: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_a_decoder_prefix_scores_like_its_text(name: str) -> None:
+def test_decoder_prefix_scores_like_its_text(name: str) -> None:
     model = tiny(name)
     inputs = model.inputs(*PROMPTS)
     text = torch.tensor([[PAD, 50, 51, 52, 53, 54], [PAD, 55, 56, 57, 58, 59]])
@@ -63,7 +63,7 @@ def test_a_decoder_prefix_scores_like_its_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_scores_depend_on_prefix_image_and_prompt(name: str) -> None:
+def test_scores_depend_on_prefix_image_and_prompt(name: str) -> None:
     """A prefix in the cross-attention's cache would take the place of the prompt."""
     model = tiny(name)
     inputs = model.inputs(PROMPTS[0])
@@ -95,7 +95,7 @@ def test_gradients_of_the_loss_reach_every_layer_of_the_prefix(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_loss_is_the_mean_over_the_labels(name: str) -> None:
+def test_loss_is_the_mean_over_the_labels(name: str) -> None:
     model = tiny(name)
     inputs = model.inputs(*PROMPTS)
     labels = labels_for(model, inputs)
@@ -108,7 +108,7 @@ def test_the_loss_is_the_mean_over_the_labels(name: str) -> None:
     torch.testing.assert_close(scores.loss, by_hand)
 
 
-def test_a_text_without_an_image_goes_to_the_language_model() -> None:
+def test_text_without_an_image_goes_to_the_language_model() -> None:
     """BLIP's wrappers ask for pixels."""
     model = tiny("instructblip_llama")
     prefix = read(model.model, model.inputs(BEFORE))
@@ -117,7 +117,7 @@ def test_a_text_without_an_image_goes_to_the_language_model() -> None:
     torch.testing.assert_close(scores.logits, whole[:, len(BEFORE) :], atol=1e-4, rtol=1e-4)
 
 
-def test_a_prefix_may_contain_an_image() -> None:
+def test_prefix_may_contain_an_image() -> None:
     model = tiny("llava")
     prefix = read(model.model, model.inputs([1, IMAGE, 40]))
     whole = model.model(**model.inputs([1, IMAGE, 40, IMAGE, 20])).logits

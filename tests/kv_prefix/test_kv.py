@@ -27,12 +27,12 @@ OTHER_CACHES: dict[str, dict[str, Any]] = {
         ("fast_vlm", Geometry(layers=2, kv_heads=1, head_dim=192)),  # not hidden_size / heads
     ],
 )
-def test_the_geometry_of_each_model(name: str, expected: Geometry) -> None:
+def test_geometry_of_each_model(name: str, expected: Geometry) -> None:
     assert Geometry.of(tiny(name).model) == expected
 
 
 @pytest.mark.parametrize("kind", OTHER_CACHES)
-def test_a_cache_of_more_than_keys_and_values_is_refused(kind: str) -> None:
+def test_cache_of_more_than_keys_and_values_is_an_error(kind: str) -> None:
     text = OTHER_CACHES[kind]
     with torch.device("meta"):
         model = hf.LlavaForConditionalGeneration(llava_config(**text))
@@ -41,7 +41,7 @@ def test_a_cache_of_more_than_keys_and_values_is_refused(kind: str) -> None:
     assert "sliding windows" in caught.value.hint
 
 
-def test_an_unused_window_is_accepted() -> None:
+def test_unused_window_is_accepted() -> None:
     with torch.device("meta"):
         config = llava_config(model_type="mistral", sliding_window=None)
         model = hf.LlavaForConditionalGeneration(config)
@@ -57,7 +57,7 @@ def test_an_unused_window_is_accepted() -> None:
         [((2, 5, 32), (2, 5, 32))],
     ],
 )
-def test_layers_of_different_shapes_are_refused(shapes: list[tuple[tuple[int, ...], ...]]) -> None:
+def test_layers_of_different_shapes_are_an_error(shapes: list[tuple[tuple[int, ...], ...]]) -> None:
     with pytest.raises(SettingError, match="must have one 4-D shape"):
         KeyValues(tuple((torch.zeros(keys), torch.zeros(values)) for keys, values in shapes))
 

@@ -34,7 +34,7 @@ def scored(model: Tiny, prefix: KeyValues, inputs: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_mask_that_counts_the_prefix_is_refused(name: str) -> None:
+def test_mask_that_counts_the_prefix_is_an_error(name: str) -> None:
     """By hand, a mask of the prompt's length lies over the prefix instead of the prompt, and ids
     of the prompt's length beside the longer mask lose their first tokens in `generate`. The mask
     that is given here can only be the prompt's."""
@@ -50,13 +50,13 @@ def test_a_mask_that_counts_the_prefix_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["instructblip_opt", "instructblip_llama", "blip2_opt"])
-@pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_generate_reads_the_prompt_from_its_first_token(name: str, place: int) -> None:
+@pytest.mark.parametrize("position", [0, 1, 2, 3])
+def test_generate_reads_the_prompt_from_its_first_token(name: str, position: int) -> None:
     """BLIP's wrappers cut as many of the prompt's embeddings as the cache holds tokens."""
     model = tiny(name)
     prefix = random_prefix(model.model, 1, length=4)
     prompt = [10, 11, 12, 13, IMAGE, 20]
-    other = [77 if index == place else token for index, token in enumerate(prompt)]
+    other = [77 if index == position else token for index, token in enumerate(prompt)]
     logits = [first_logits(model, prefix, model.inputs(ids)) for ids in (prompt, other)]
     assert (logits[0] - logits[1]).abs().max() > 1e-4
 
@@ -73,7 +73,7 @@ def first_logits(model: Tiny, prefix: KeyValues, inputs: dict[str, Tensor]) -> T
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_prefix_can_be_used_repeatedly(name: str) -> None:
+def test_prefix_can_be_used_repeatedly(name: str) -> None:
     """A cache would have grown by each prompt and each answer."""
     model = tiny(name)
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
@@ -86,7 +86,7 @@ def test_a_prefix_can_be_used_repeatedly(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_the_prefix_leaves_cross_attention_to_the_encoder(name: str) -> None:
+def test_prefix_leaves_cross_attention_to_the_encoder(name: str) -> None:
     """A non-empty cross-attention cache would replace the prompt."""
     model = tiny(name)
     cache = Batch(model.model, model.inputs(PROMPTS[0])).cache(random_prefix(model.model, 1))
@@ -129,7 +129,7 @@ def test_images_need_token_types(name: str) -> None:
     "name",
     ["inputs_embeds", "past_key_values", "position_ids", "decoder_attention_mask", "labels"],
 )
-def test_inputs_that_could_contradict_the_prefix_are_refused(name: str) -> None:
+def test_inputs_that_could_contradict_the_prefix_are_an_error(name: str) -> None:
     """For example, embeddings without ids leave Qwen's images without positions."""
     model = tiny("qwen2_vl")
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
@@ -145,7 +145,7 @@ def settings(call: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("missing", ["input_ids", "attention_mask"])
-def test_inputs_without_ids_or_mask_are_refused(missing: str) -> None:
+def test_inputs_without_ids_or_mask_are_an_error(missing: str) -> None:
     model = tiny("llava")
     inputs = model.inputs(*PROMPTS)
     del inputs[missing]
@@ -154,7 +154,7 @@ def test_inputs_without_ids_or_mask_are_refused(missing: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llava", "instructblip_t5"])
-def test_gradient_checkpointing_is_refused(name: str) -> None:
+def test_gradient_checkpointing_is_an_error(name: str) -> None:
     """A model in training would drop its cache, prefix and all, with a warning in the log."""
     model = tiny(name)
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
@@ -169,7 +169,7 @@ def test_gradient_checkpointing_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llava", "instructblip_t5", "qwen2_vl"])
-def test_a_prefix_is_cast_to_the_models_dtype(name: str) -> None:
+def test_prefix_is_cast_to_the_models_dtype(name: str) -> None:
     whole = tiny(name)
     half = Tiny(deepcopy(whole.model).to(torch.bfloat16), whole.tokens, whole.show, whole.size)
     prefix = random_prefix(half.model, 2)
@@ -185,7 +185,7 @@ def test_a_prefix_is_cast_to_the_models_dtype(name: str) -> None:
     assert generate(half.model, prefix, inputs, **WITHOUT).shape == (2, 4)
 
 
-def test_a_prefix_of_another_model_is_refused() -> None:
+def test_prefix_of_another_model_is_an_error() -> None:
     """With a layer too few, the last one would see no prefix."""
     model = tiny("llava")
     prefix = random_prefix(model.model, 2)
@@ -196,7 +196,7 @@ def test_a_prefix_of_another_model_is_refused() -> None:
         forward(model.model, random_prefix(model.model, 3), model.inputs(*PROMPTS))
 
 
-def test_padding_on_the_wrong_side_is_refused() -> None:
+def test_padding_on_the_wrong_side_is_an_error() -> None:
     model = tiny("llava")
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS, side="right")
     with pytest.raises(SettingError, match="padding on the right") as caught:
@@ -205,14 +205,14 @@ def test_padding_on_the_wrong_side_is_refused() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_text_is_refused(side: str) -> None:
+def test_padded_text_is_an_error(side: str) -> None:
     model = tiny("llava")
     with pytest.raises(SettingError, match="must not be padded"):
         read(model.model, model.inputs([1, 40, 41], [1, 42], side=side))
 
 
 @pytest.mark.parametrize("setting", ["generation_config", "max_length", "past_key_values"])
-def test_settings_that_would_undo_the_prefix_are_refused(setting: str) -> None:
+def test_settings_that_would_undo_the_prefix_are_an_error(setting: str) -> None:
     """A `generation_config` may hold beams, which the prefix has to be repeated for."""
     model = tiny("llava")
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
@@ -220,7 +220,7 @@ def test_settings_that_would_undo_the_prefix_are_refused(setting: str) -> None:
         generate(model.model, prefix, inputs, **{**WITHOUT, setting: None})
 
 
-def test_an_encoder_decoder_without_a_start_is_refused() -> None:
+def test_encoder_decoder_without_a_start_is_an_error() -> None:
     model = tiny("blip2_t5")
     config = model.model.config.text_config
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)

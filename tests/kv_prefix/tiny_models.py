@@ -105,7 +105,7 @@ def _images(size: int) -> Tensor:
     return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(7))
 
 
-def _awake(model: Any) -> Any:
+def _with_random_weights(model: Any) -> Any:
     """The usual initial weights are so small, some of them zero, that every prompt would get the
     same answer."""
     for weights in model.parameters():
@@ -117,7 +117,7 @@ def _awake(model: Any) -> Any:
 
 def _built(architecture: Any, config: Any) -> Any:
     torch.manual_seed(0)
-    model = _awake(architecture(config))
+    model = _with_random_weights(architecture(config))
     model.generation_config = hf.GenerationConfig(pad_token_id=PAD)
     return model
 
