@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import StoreError
-from bottega.recording import StoredNode, StoredTree, TraceStore, from_json, stored_trace, to_json
+from bottega.recording import StoredNode, StoredTree, TraceStore, from_json, json_text, stored_trace
 from bottega.recording.traces import Ended
 from bottega.types import Answer, Candidate, Example, Query, SearchNode, SearchTree, Usage
 from tests.builders import candidates, example, search_tree, searched, solid_image
@@ -68,7 +68,7 @@ def trees(draw: st.DrawFn) -> SearchTree:
 @given(trees())
 def test_a_stored_tree_is_read_back(tree: SearchTree) -> None:
     written = stored_trace(replace(trace(), tree=tree))
-    read = from_json(to_json(written))
+    read = from_json(json_text(written))
     assert read == written
     assert read.tree is not None
     assert len(set(read.tree.demonstrations)) == len(read.tree.demonstrations)
@@ -126,14 +126,14 @@ async def test_the_sums_include_all_requests_of_a_search(traces: TraceStore) -> 
 
 
 def test_traces_without_trees_are_read() -> None:
-    row = json.loads(to_json(stored_trace(trace())))
+    row = json.loads(json_text(stored_trace(trace())))
     del row["tree"]
     assert from_json(json.dumps(row)) == stored_trace(trace())
 
 
 def test_a_nan_value_is_readable() -> None:
     tree = SearchTree(SearchNode(value=float("nan"), rewards={"self": float("nan")}), (), "budget")
-    read = from_json(to_json(stored_trace(replace(trace(), tree=tree)))).tree
+    read = from_json(json_text(stored_trace(replace(trace(), tree=tree)))).tree
     assert read is not None
     assert str(read.root.value) == str(read.root.rewards["self"]) == "nan"
 

@@ -21,7 +21,7 @@ from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.image import path_text
-from bottega.recording import json_text, stored_trace, to_json
+from bottega.recording import json_text, stored_trace
 from bottega.types import Answer, Candidate, Example, Trace
 
 Write = Callable[[sqlite3.Connection], None]
@@ -318,7 +318,7 @@ def _row(scored: ScoredAnswer, trace: Trace | None) -> tuple[object, ...]:
         scored.cost_usd,
         0.0 if trace is None else trace.seconds,
         "" if trace is None else path_text(trace.tier),
-        None if trace is None else to_json(stored_trace(trace)),
+        None if trace is None else json_text(stored_trace(trace)),
     )
 
 

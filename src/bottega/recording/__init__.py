@@ -20,7 +20,6 @@ from bottega.recording.traces import (
     from_json,
     json_text,
     stored_trace,
-    to_json,
 )
 
 __all__ = [
@@ -41,5 +40,4 @@ __all__ = [
     "from_json",
     "json_text",
     "stored_trace",
-    "to_json",
 ]

@@ -58,35 +58,25 @@ class PriceTable:
         self._unpublished: set[str] = set()  # saves a search of all tables
 
     def __call__(self, model: str, usage: Usage) -> float | None:
-        price = self._override(model)
+        prefixed = (price for start, price in self._prefixes if model.startswith(start))
+        price = self._exact.get(model) or next(prefixed, None)
         if price is not None:
             return price(usage)
         if model in self._unpublished:
             return None
-        cost = _published(model, usage)
-        if cost is None:
+        from genai_prices import Usage as Tokens  # slow to import
+        from genai_prices import calc_price
+
+        tokens = Tokens(
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            cache_read_tokens=usage.cached_tokens,
+        )
+        try:
+            return float(calc_price(tokens, model).total_price)
+        except LookupError:
             self._unpublished.add(model)
-        return cost
-
-    def _override(self, model: str) -> TokenPrice | None:
-        if model in self._exact:
-            return self._exact[model]
-        return next((price for start, price in self._prefixes if model.startswith(start)), None)
-
-
-def _published(model: str, usage: Usage) -> float | None:
-    from genai_prices import Usage as Tokens  # slow to import
-    from genai_prices import calc_price
-
-    tokens = Tokens(
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        cache_read_tokens=usage.cached_tokens,
-    )
-    try:
-        return float(calc_price(tokens, model).total_price)
-    except LookupError:
-        return None
+            return None
 
 
 class CompositeRecorder:
@@ -127,20 +117,14 @@ class UseCountRecorder:
         self._priced = 0
 
     async def __call__(self, trace: Trace, /) -> None:
-        if trace.tier == self._master:
-            if trace.cost_usd is not None:
-                self._spent, self._priced = self._spent + trace.cost_usd, self._priced + 1
-            saved = 0.0
-        else:
-            saved = self._saved(trace.cost_usd)
+        cost, saved = trace.cost_usd, 0.0
+        if cost is not None and trace.tier == self._master:
+            self._spent, self._priced = self._spent + cost, self._priced + 1
+        elif cost is not None and self._priced:
+            saved = max(0.0, self._spent / self._priced - cost)
         shown = [c.example.id for c in trace.candidates if c.example.id is not None]
         if shown:
             await asyncio.to_thread(self._knowledge.used, shown, saved)
-
-    def _saved(self, cost: float | None) -> float:
-        if cost is None or not self._priced:
-            return 0.0
-        return max(0.0, self._spent / self._priced - cost)
 
 
 log = logging.getLogger(__name__)
@@ -191,7 +175,8 @@ class CacheRecorder:
         """Store an example and return its id once it is durable, or the id of a pinned answer that
         stays. Return None, and log a warning, if it cannot be stored. A cancelled caller does not
         cancel the write."""
-        if _length(example) > self._longest:
+        texts = (example.query.text, example.answer, example.rationale or "")
+        if sum(map(len, texts)) > self._longest:
             self._warn("too long", f"it has more than {self._longest} characters")
             return None
         return await self._writer.write(example)
@@ -220,8 +205,3 @@ class CacheRecorder:
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning("an answer is not stored: %s", reason)
-
-
-def _length(example: Example) -> int:
-    texts = (example.query.text, example.answer, example.rationale or "")
-    return sum(map(len, texts))

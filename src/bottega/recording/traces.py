@@ -22,7 +22,6 @@ from bottega.types import (
     Answer,
     Candidate,
     Completion,
-    Message,
     Role,
     SearchNode,
     SearchTree,
@@ -80,7 +79,7 @@ class StoredTree:
 
 def stored_tree(tree: SearchTree) -> StoredTree:
     indices: dict[StoredCandidate, int] = {}
-    root = _node(tree.root, indices)
+    root = _node(tree.root, indices)  # fills the indices
     return StoredTree(
         tuple(indices), root, tree.path, tree.ended, tree.requests, tree.calls, tree.usage
     )
@@ -88,7 +87,10 @@ def stored_tree(tree: SearchTree) -> StoredTree:
 
 def read_tree(row: Mapping[str, Any]) -> StoredTree:
     """Read a tree from JSON values. Raises `ValueError`, `TypeError` or `LookupError`."""
-    shown = tuple(_considered(one) for one in row["demonstrations"])
+    shown = tuple(
+        StoredCandidate(**{**one, "images": tuple(one["images"]), "score": _number(one["score"])})
+        for one in row["demonstrations"]
+    )
     read = {
         "demonstrations": shown,
         "root": _read_node(row["root"], len(shown)),
@@ -103,27 +105,22 @@ def read_tree(row: Mapping[str, Any]) -> StoredTree:
 
 
 def _node(node: SearchNode, indices: dict[StoredCandidate, int]) -> StoredNode:
-    shown = None if node.candidate is None else _of(node.candidate)
+    index = None
+    if node.candidate is not None:
+        example, score = node.candidate.example, float(node.candidate.score)
+        images = image_hashes(example.query)
+        shown = StoredCandidate(
+            example.id, example.query.text, images, example.answer, example.rationale, score
+        )
+        index = indices.setdefault(shown, len(indices))
     return StoredNode(
-        None if shown is None else indices.setdefault(shown, len(indices)),
+        index,
         float(node.value),
         int(node.visits),
         tuple(_node(child, indices) for child in node.children),
         node.answer,
         {name: float(reward) for name, reward in node.rewards.items()},
     )
-
-
-def _of(candidate: Candidate) -> StoredCandidate:
-    example = candidate.example
-    images = image_hashes(example.query)
-    text, answer, rationale = example.query.text, example.answer, example.rationale
-    return StoredCandidate(example.id, text, images, answer, rationale, float(candidate.score))
-
-
-def _considered(row: Mapping[str, Any]) -> StoredCandidate:
-    read = {"images": tuple(row["images"]), "score": _number(row["score"])}
-    return StoredCandidate(**{**row, **read})
 
 
 def _read_node(row: Mapping[str, Any], shown: int) -> StoredNode:
@@ -211,7 +208,10 @@ def stored_trace(trace: Trace) -> StoredTrace:
         trace.tier,
         reply.model,
         tuple(_demonstration(i, one) for i, one in enumerate(trace.candidates, 1)),
-        tuple(_message(message) for message in trace.prompt.messages),
+        tuple(
+            StoredMessage(message.role, tuple(map(_stored_part, message.parts)))
+            for message in trace.prompt.messages
+        ),
         reply.completions,
         trace.answer,
         trace.usage,
@@ -230,18 +230,8 @@ def _demonstration(order: int, candidate: Candidate) -> StoredDemonstration:
     )
 
 
-def _message(message: Message) -> StoredMessage:
-    return StoredMessage(
-        message.role,
-        tuple(
-            StoredPart(image=part.sha256) if isinstance(part, Image) else StoredPart(text=part)
-            for part in message.parts
-        ),
-    )
-
-
-def to_json(trace: StoredTrace) -> str:
-    return json_text(trace)
+def _stored_part(part: str | Image) -> StoredPart:
+    return StoredPart(image=part.sha256) if isinstance(part, Image) else StoredPart(text=part)
 
 
 def json_text(value: Any) -> str:
@@ -356,10 +346,8 @@ class TraceStore:
                 total(cached_tokens), total(seconds), total(cost_usd), count(*) - count(cost_usd)
                 FROM traces"""
             ).fetchone()
-        count, prompt, completion, cached, seconds, cost, unpriced = row
-        return TraceSummary(
-            count, int(prompt), int(completion), int(cached), seconds, cost, unpriced
-        )
+        count, prompt, completion, cached, *rest = row
+        return TraceSummary(count, int(prompt), int(completion), int(cached), *rest)
 
     def check_writable(self) -> None:
         """Raise `StoreError` if a trace cannot be recorded."""
@@ -373,7 +361,7 @@ class TraceStore:
 
     def _write(self, trace: Trace) -> None:
         kept = stored_trace(trace)
-        usage, body = kept.usage, to_json(kept)
+        usage, body = kept.usage, json_text(kept)
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         row = (trace.id, trace.time, *tokens, trace.seconds, trace.cost_usd, body)
         with self._lock, TRACE_STORE.translated(str(self.path)):
