@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots import errorbars, side_by_side
-from bottega.evaluation.metrics.calibration import CostQuality, average_gap_recovered
 from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.metrics.metric import CostQuality, average_gap_recovered
 from bottega.evaluation.streams import StreamResult, gain, growth, mean_over
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from bottega.evaluation.metrics.intervals import accuracy, mean
-from bottega.evaluation.metrics.labels import MacroF1, macro_f1
-from bottega.evaluation.metrics.metric import Judgement
+from bottega.evaluation.metrics.metric import Judgement, MacroF1, macro_f1
 from bottega.types import Answer, Example, Query
 
 LABELS = ("a", "b", "c")

@@ -9,7 +9,7 @@ import pytest
 from bottega.errors import EndpointTimeoutError, GarbledError, RejectedError, UnreachableError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.metrics.labels import MacroF1
+from bottega.evaluation.metrics.metric import MacroF1
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.runner import evaluate
 from bottega.generation import ScriptedGenerator

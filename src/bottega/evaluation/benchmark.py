@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from bottega._util.identity import image_hashes
 from bottega.evaluation.examples import contains_answer, fold, is_passage, labels_of
-from bottega.evaluation.metrics.labels import Accuracy, MacroF1
-from bottega.evaluation.metrics.metric import Metric
+from bottega.evaluation.metrics.metric import Accuracy, MacroF1, Metric
 from bottega.evaluation.metrics.vqa import AnnotatorAgreement
 from bottega.parsing import LabelParser
 from bottega.protocols import Parser, Prompter

@@ -10,9 +10,8 @@ from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.metrics.calibration import calibration
 from bottega.evaluation.metrics.intervals import Estimate
-from bottega.evaluation.metrics.metric import Judgement
+from bottega.evaluation.metrics.metric import Judgement, calibration
 from bottega.evaluation.outcomes import (
     Budget,
     EndpointCheck,

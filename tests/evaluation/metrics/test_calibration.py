@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.evaluation.metrics.calibration import Calibration, calibration
-from bottega.evaluation.metrics.metric import Judgement
+from bottega.evaluation.metrics.metric import Calibration, Judgement, calibration
 from bottega.types import Answer, Example, Query
 
 ITEM = Example(Query("Which?"), "a")

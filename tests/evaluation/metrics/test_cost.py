@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.evaluation.metrics.calibration import (
+from bottega.evaluation.metrics.metric import (
     CostQuality,
     average_gap_recovered,
     gap_recovered,

@@ -1,12 +1,18 @@
-"""Interface of metrics."""
+"""Metrics of answers: accuracy, macro-F1, calibration of confidences, quality at a cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
-from bottega.evaluation.metrics.intervals import Estimate
+import numpy as np
+from numpy.typing import NDArray
+
+from bottega.errors import SettingError
+from bottega.evaluation.examples import labels_of
+from bottega.evaluation.metrics.intervals import Estimate, mean, resampled
 from bottega.types import Answer, Example
 
 
@@ -34,3 +40,166 @@ class Metric(Protocol):
     def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         """Return the value over at least one item with its 95 % interval."""
         ...
+
+
+class Accuracy:
+    """Accuracy: the labels are exactly those of the item."""
+
+    name = "accuracy"
+
+    def score(self, item: Example, answer: Answer, /) -> float:
+        return float(answer.valid and set(answer.labels) == set(labels_of(item)))
+
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
+        return mean([one.score for one in judged], seed=seed)
+
+
+class MacroF1(Accuracy):
+    """Mean F1 of the labels; an item scores 1 if its labels are exactly right."""
+
+    name = "macro_f1"
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self._labels = labels
+
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
+        truth = [labels_of(one.item) for one in judged]
+        predicted = [one.answer.labels for one in judged]
+        return macro_f1(truth, predicted, self._labels, seed=seed)
+
+
+def macro_f1(
+    truth: Sequence[Sequence[str]],
+    predicted: Sequence[Sequence[str]],
+    labels: Sequence[str],
+    *,
+    seed: int,
+) -> Estimate:
+    """Return the unweighted mean of the labels' F1 with its percentile bootstrap interval.
+
+    Labels without truth and predictions are excluded.
+    """
+    gold, chosen = _indicators(truth, labels), _indicators(predicted, labels)
+    everything = np.ones((1, len(truth)))
+    value = _macro_f1(gold, chosen, everything)[0]
+    low, high = np.percentile(_macro_f1(gold, chosen, resampled(len(truth), seed)), [2.5, 97.5])
+    return Estimate(float(value), float(low), float(high))
+
+
+def _indicators(sets: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.float64]:
+    return np.array([[float(label in chosen) for label in labels] for chosen in sets])
+
+
+def _macro_f1(
+    gold: NDArray[np.float64], chosen: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return one value for each row of item weights."""
+    both = weights @ (gold * chosen)
+    total = weights @ (gold + chosen)
+    occurs = total > 0
+    f1 = np.divide(2 * both, total, out=np.zeros_like(total), where=occurs)
+    result: NDArray[np.float64] = f1.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1)
+    return result
+
+
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Answers with a confidence above `low` and at most `high` (0 belongs to the first bin)."""
+
+    low: float
+    high: float
+    n: int
+    confidence: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Expected calibration error of `n` answers; `without` answers without a confidence are
+    excluded. `bins` lists the non-empty ones."""
+
+    name: str
+    error: Estimate
+    n: int
+    without: int
+    bins: tuple[Bin, ...]
+
+
+def calibration(judged: Sequence[Judgement], *, seed: int, bins: int = BINS) -> Calibration | None:
+    """Return the expected calibration error; None if no answer has a confidence.
+
+    The error is the mean distance of confidence and score in bins of equal width, weighted by the
+    number of answers (Naeini et al., 2015; Guo et al., 2017). The percentile bootstrap gives the
+    interval; resampling adds noise to every bin and shifts it upwards, so its lower end is capped
+    at the value.
+    """
+    pairs = [(c, one.score) for one in judged if (c := one.answer.confidence) is not None]
+    if not pairs:
+        return None
+    confidence, score = np.array(pairs).T
+    index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    inside = np.eye(bins)[index]
+    gaps = inside * (confidence - score)[:, None]
+    n = len(pairs)
+    value = float(np.abs(gaps.sum(axis=0)).sum() / n)
+    low, high = np.percentile(np.abs(resampled(n, seed) @ gaps).sum(axis=1) / n, [2.5, 97.5])
+    found = tuple(
+        Bin(b / bins, (b + 1) / bins, int(here.sum()), confidence[here].mean(), score[here].mean())
+        for b in range(bins)
+        if (here := index == b).any()
+    )
+    error = Estimate(value, min(float(low), value), max(float(high), value))
+    return Calibration(f"ece_{bins}_equal_width_bins", error, n, len(judged) - n, found)
+
+
+@dataclass(frozen=True)
+class CostQuality:
+    """Quality at a share of the strong model's cost (or calls), from 0 to 1."""
+
+    share: float
+    quality: float
+
+
+def gap_recovered(quality: float, *, weak: float, strong: float) -> float:
+    """Return the recovered share of the gap between the weak and the strong model.
+
+    Raises `SettingError` without a gap.
+    """
+    if not strong > weak:
+        raise SettingError(
+            f"the strong model's quality must be above the weak one's {weak}, got {strong}",
+            hint="compare other models or another metric",
+        )
+    return (quality - weak) / (strong - weak)
+
+
+def average_gap_recovered(curve: Sequence[CostQuality], *, weak: float, strong: float) -> float:
+    """Return the APGR (RouteLLM; Cache-of-Thought): the mean recovered gap over all shares of cost.
+
+    It is the area below straight lines between the points; a random router has 0.5. Missing points
+    at 0 and 1 are the weak and the strong model.
+    """
+    shares, qualities = _whole(curve, weak, strong)
+    recovered = [gap_recovered(quality, weak=weak, strong=strong) for quality in qualities]
+    steps = pairwise(zip(shares, recovered, strict=True))
+    return sum((right - left) * (low + high) / 2 for (left, low), (right, high) in steps)
+
+
+def _whole(
+    curve: Sequence[CostQuality], weak: float, strong: float
+) -> tuple[list[float], list[float]]:
+    """Return shares in increasing order, from 0 to 1, with their qualities."""
+    if any(not 0 <= point.share <= 1 for point in curve):
+        raise SettingError(
+            "shares of cost must be between 0 and 1",
+            hint="divide by the cost of the strong model",
+        )
+    points = sorted(curve, key=lambda point: point.share)
+    if not points or points[0].share > 0:
+        points.insert(0, CostQuality(0.0, weak))
+    if points[-1].share < 1:
+        points.append(CostQuality(1.0, strong))
+    return [point.share for point in points], [point.quality for point in points]

@@ -10,8 +10,7 @@ from typing import Literal
 
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.intervals import Estimate, mean
-from bottega.evaluation.metrics.labels import MacroF1, macro_f1
-from bottega.evaluation.metrics.metric import Judgement
+from bottega.evaluation.metrics.metric import Judgement, MacroF1, macro_f1
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
 from bottega.evaluation.paired import PairedDifference, compare, paired_differences
