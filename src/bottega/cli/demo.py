@@ -16,7 +16,7 @@ from bottega.cli.output import note, print_json, say
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods import PAPER_METHODS
-from bottega.evaluation.page import render
+from bottega.evaluation.page import render_demo
 from bottega.evaluation.paired import paired_differences
 from bottega.evaluation.run_store import DemonstrationRecorder
 from bottega.evaluation.runner import RunState
@@ -58,7 +58,9 @@ def demo(
         "seed": str(seed),
         "created": f"{datetime.now(UTC):%Y-%m-%d} by bottega {__version__}",
     }
-    page = render(results, rows, recorder.by_index, title=TITLE, facts=facts, note=BUNDLED_NOTE)
+    page = render_demo(
+        results, rows, recorder.by_index, title=TITLE, facts=facts, note=BUNDLED_NOTE
+    )
     out.write_text(page, encoding="utf-8")
     if json:
         print_json({"page": str(out), "results": results})

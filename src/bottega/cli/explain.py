@@ -17,7 +17,7 @@ from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import Json, Namespace, TraceFile
 from bottega.cli.output import console, note, print_json, say, shown
 from bottega.errors import SettingError
-from bottega.evaluation.explanation import ENDED, format_value, image_hashes, render
+from bottega.evaluation.page import ENDED, format_value, image_hashes, render_explanation
 from bottega.image import Image
 from bottega.recording import StoredCandidate, StoredNode, StoredTrace, StoredTree
 
@@ -58,7 +58,7 @@ def explain(
             _print_tree(found.tree, found.question)
     if out is not None:
         images = _question_images(image or (), found) | _stored_images(kb, namespace, found)
-        page = render(found, images, absent=_absent(kb))
+        page = render_explanation(found, images, absent=_absent(kb))
         out.write_text(page, encoding="utf-8", errors="replace", newline="\n")
         note(f"wrote {out}")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bottega.evaluation.explanation import render
+from bottega.evaluation.page import render_explanation
 from bottega.recording import StoredTrace
 from tests.browser import NEEDS_CHROMIUM, Page, browsing
 from tests.builders import search_tree
@@ -28,7 +28,7 @@ Look = Callable[[Page], Coroutine[Any, Any, None]]
 def check_page(of: StoredTrace, folder: Path, browser: str, check: Look) -> None:
     """Open the trace's page and run the check; fail on console messages or network requests."""
     file = folder / "tree.html"
-    file.write_text(render(of, images_of(of), absent="gone"), "utf-8")
+    file.write_text(render_explanation(of, images_of(of), absent="gone"), "utf-8")
 
     async def run() -> None:
         async with browsing(browser) as page:
