@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
 from bottega._util.event_loops import for_each
@@ -14,7 +14,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.parsing import FinalAnswerParser, same_answer, strip_thinking
 from bottega.prompting import ConclusionPrompter, ExplanationPrompter
 from bottega.protocols import Generator, Parser, Pricer, turns_only
-from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
+from bottega.types import Answer, Example, Prompt, Query, Reply, Sampling, Usage
 
 ASK_LETTERS = "Answer with the letters of all right choices, separated by commas, or say none."
 
@@ -48,6 +48,7 @@ class RationaleResult:
         return len(self.tried)
 
 
+@dataclass(frozen=True)
 class RationaleGenerator:
     """Generator of self-consistent reasoning contexts (RCTS, section 3.2).
 
@@ -63,51 +64,39 @@ class RationaleGenerator:
     bundled models).
     """
 
-    def __init__(
-        self,
-        generator: Generator,
-        *,
-        candidates: int = 10,
-        predictions: int = 10,
-        stop_early: bool = True,
-        sampling: Sampling | None = None,
-        explain: Callable[[Example], Prompt] | None = None,
-        conclude: Callable[[Query, str], Prompt] | None = None,
-        parse: Parser | None = None,
-        compare: Compare = same_answer,
-        price: Pricer | None = None,
-    ) -> None:
-        if turns_only(generator):
+    generator: Generator
+    _: KW_ONLY
+    candidates: int = 10
+    predictions: int = 10
+    stop_early: bool = True
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7, max_tokens=512))
+    explain: Callable[[Example], Prompt] = field(default_factory=ExplanationPrompter)
+    conclude: Callable[[Query, str], Prompt] | None = None
+    parse: Parser | None = None
+    compare: Compare = same_answer
+    price: Pricer | None = None
+
+    def __post_init__(self) -> None:
+        if turns_only(self.generator):
             raise SettingError(
-                f"{generator.name} answers in a word or two and cannot write rationales",
+                f"{self.generator.name} answers in a word or two and cannot write rationales",
                 hint="use a model that reasons, such as openai:NAME or a Hugging Face id",
             )
-        sampling = sampling or Sampling(temperature=0.7, max_tokens=512)
-        self._generator = generator
-        self._writing = replace(sampling, n=candidates)
-        self._predicting = replace(sampling, n=predictions)
-        self._stop_early = stop_early
-        self._explain = explain or ExplanationPrompter()
-        self._conclude = conclude or ConclusionPrompter()
-        self._conclude_several = conclude or ConclusionPrompter(letter_instruction=ASK_LETTERS)
-        self._parse = parse or FinalAnswerParser()
-        self._parse_several = parse or _parse_list
-        self._compare = compare
-        self._price = price
 
     async def make(self, example: Example) -> RationaleResult:
         """Generate the rationale of one example. Model errors are in the result, with the cost."""
-        bill = _Bill(self._price, self._writing.n)
+        bill = _Bill(self.price, self.candidates)
         try:
             found = await self._best(example, bill)
         except BottegaError as error:
-            return bill.total(RationaleResult(error=error))
+            found = RationaleResult(error=error)
         return bill.total(found)
 
     async def _best(self, example: Example, bill: _Bill) -> RationaleResult:
-        prompt = _build_prompt(lambda: self._explain(example))
-        reply = await self._generator.generate(prompt, self._writing)
-        bill.add(reply)
+        prompt = _build_prompt(lambda: self.explain(example))
+        writing = replace(self.sampling, n=self.candidates)
+        reply = await self.generator.generate(prompt, writing)
+        bill.replies.append(reply)
         candidates = self._complete(reply)
         best = RationaleResult()
         for wave in self._waves(candidates):
@@ -120,7 +109,7 @@ class RationaleGenerator:
                 best = replace(best, tried=(*best.tried, score))
                 if score > best.score:
                     best = replace(best, rationale=rationale, score=score)
-            if self._stop_early and best.score >= 1:
+            if self.stop_early and best.score >= 1:
                 break
         return best
 
@@ -134,33 +123,33 @@ class RationaleGenerator:
             return complete
         error = GenerationError(
             f"all {len(reply.completions)} rationales were empty, refused, filtered or cut at"
-            f" {self._writing.max_tokens} tokens",
+            f" {self.sampling.max_tokens} tokens",
             hint="raise --max-tokens, or use another model",
         )
         error.retryable = True  # a new request gives other candidates
         raise error
 
     def _waves(self, candidates: Sequence[str]) -> Iterator[Sequence[str]]:
-        start, size = 0, 1 if self._stop_early else len(candidates)
+        start, size = 0, 1 if self.stop_early else len(candidates)
         while start < len(candidates):
             yield candidates[start : start + size]
             start, size = start + size, 2 * size
 
     async def _score(self, example: Example, rationale: str, bill: _Bill) -> float:
         labels = (example.answer,) if example.labels is None else example.labels
-        conclude = self._conclude if len(labels) == 1 else self._conclude_several
+        one = len(labels) == 1
+        default = (
+            ConclusionPrompter() if one else ConclusionPrompter(letter_instruction=ASK_LETTERS)
+        )
+        conclude, parse = self.conclude or default, self.parse or FinalAnswerParser()
         prompt = _build_prompt(lambda: conclude(example.query, rationale))
-        reply = await self._generator.generate(prompt, self._predicting)
-        bill.add(reply)
+        reply = await self.generator.generate(prompt, replace(self.sampling, n=self.predictions))
+        bill.replies.append(reply)
         expected = Answer(example.answer, labels=labels)
-        parse = self._parse if len(labels) == 1 else self._parse_several
-        answers = [parse(example.query, one) for one in reply.completions]
-        return sum(self._compare(one, expected, example.query) for one in answers) / len(answers)
-
-
-def _parse_list(query: Query, completion: Completion) -> Answer:
-    """Parse a list of labels: without choices the whole answer stays."""
-    return FinalAnswerParser()(replace(query, choices=()), completion)
+        # Without choices, the parser keeps a list of labels unchanged.
+        query = example.query if single or self.parse else replace(example.query, choices=())
+        answers = [parse(query, completion) for completion in reply.completions]
+        return sum(self.compare(one, expected, example.query) for one in answers) / len(answers)
 
 
 def _build_prompt(build: Callable[[], Prompt]) -> Prompt:
@@ -181,13 +170,13 @@ class _Bill:
     candidates: int
     replies: list[Reply] = field(default_factory=list)
 
-    def add(self, reply: Reply) -> None:
-        self.replies.append(reply)
-
     def total(self, result: RationaleResult) -> RationaleResult:
         usages = [reply.usage for reply in self.replies]
-        costs = [self._cost(reply) for reply in self.replies]
+        price = self.price
+        costs = [price(reply.model, reply.usage) if price else None for reply in self.replies]
         priced = [cost for cost in costs if cost is not None]
+        # The cost of writing, and of verifying all candidates at the highest cost so far.
+        writing, verifying = sum(priced[:1]), max(priced[1:], default=0.0)
         return replace(
             result,
             requests=len(self.replies),
@@ -198,16 +187,8 @@ class _Bill:
                 sum(usage.cached_tokens for usage in usages),
             ),
             cost_usd=None if None in costs else sum(priced),
-            at_most_usd=self._at_most(priced),
+            at_most_usd=writing + self.candidates * verifying,
         )
-
-    def _cost(self, reply: Reply) -> float | None:
-        return self.price(reply.model, reply.usage) if self.price else None
-
-    def _at_most(self, costs: Sequence[float]) -> float:
-        """Return the cost of writing plus verification of all candidates at the highest cost."""
-        writing, verifying = sum(costs[:1]), max(costs[1:], default=0.0)
-        return writing + self.candidates * verifying
 
 
 # Tag with the share of correct predictions of the best candidate; 0 means rejected.
@@ -271,6 +252,7 @@ class CostBudget(Protocol):
     def settle(self, cost_usd: float | None, at_most_usd: float) -> None: ...
 
 
+@dataclass(frozen=True)
 class RationaleWriter:
     """Writer of rationales into a knowledge base; each is stored as soon as it is made.
 
@@ -280,18 +262,11 @@ class RationaleWriter:
     affect every example and is raised.
     """
 
-    def __init__(
-        self,
-        knowledge: KnowledgeBase,
-        rationales: RationaleGenerator,
-        *,
-        is_item_error: Callable[[BottegaError], bool],
-        done: Callable[[str, RationaleResult], None],
-    ) -> None:
-        self._knowledge = knowledge
-        self._rationales = rationales
-        self._is_item_error = is_item_error
-        self._done = done
+    knowledge: KnowledgeBase
+    rationales: RationaleGenerator
+    _: KW_ONLY
+    is_item_error: Callable[[BottegaError], bool]
+    done: Callable[[str, RationaleResult], None]
 
     async def run(self, ids: Sequence[str], budget: CostBudget, concurrency: int = 8) -> None:
         """Process `concurrency` examples at a time until the budget is used up."""
@@ -304,21 +279,21 @@ class RationaleWriter:
     async def _one(self, id: str) -> tuple[float | None, float]:
         """Process one example; return its cost and its maximum cost in USD."""
         try:
-            example = await asyncio.to_thread(self._knowledge.get, id)
+            example = await asyncio.to_thread(self.knowledge.get, id)
         except NotFoundError:  # deleted by another process
             return 0.0, 0.0
-        made = await self._rationales.make(example)
+        made = await self.rationales.make(example)
         if made.error is None:
             with suppress(NotFoundError):
                 await asyncio.to_thread(self._store, id, made)
-        self._done(id, made)
-        if made.error is not None and not self._is_item_error(made.error):
+        self.done(id, made)
+        if made.error is not None and not self.is_item_error(made.error):
             raise made.error
         return made.cost_usd, made.at_most_usd
 
     def _store(self, id: str, made: RationaleResult) -> None:
         tags = {ACCURACY: f"{made.score:.4g}"}
         if made.rationale is None:
-            self._knowledge.tag(id, tags)  # the stored rationale may be newer than the one read
+            self.knowledge.tag(id, tags)  # the stored rationale may be newer than the one read
         else:
-            self._knowledge.annotate(id, rationale=made.rationale, tags=tags)
+            self.knowledge.annotate(id, rationale=made.rationale, tags=tags)

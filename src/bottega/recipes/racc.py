@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,22 +48,23 @@ def kv_reuse_searcher(
     )
 
 
+@dataclass
 class KVReuseLoader:
     """KV reuse that is loaded at the first query, in the model's thread."""
 
-    def __init__(self, base: TransformersGenerator, prompt: Prompter) -> None:
-        self._base, self._prompt = base, prompt
-        self._loaded: KVReuse | None = None
+    base: TransformersGenerator
+    prompt: Prompter
+    loaded: KVReuse | None = None
 
     async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
-        return await self._base.run(lambda model: self._reuse(model).prefix(query, shown))
+        return await self.base.run(lambda model: self._reuse(model).prefix(query, shown))
 
     def _reuse(self, model: LoadedModel) -> KVReuse:
-        if self._loaded is None:
+        if self.loaded is None:
             from bottega.compression import KVReuse
 
-            self._loaded = KVReuse(model.model, model.encode, model.ends, self._prompt)
-        return self._loaded
+            self.loaded = KVReuse(model.model, model.encode, model.ends, self.prompt)
+        return self.loaded
 
 
 BUNDLED = "bundled:"
@@ -173,27 +175,23 @@ def require_local(base: Generator) -> TransformersGenerator:
     return base
 
 
+@dataclass
 class CompressorLoader:
     """Compressor that is loaded at the first query, in the thread of the hyper model."""
 
-    def __init__(
-        self,
-        compressor: Path,
-        base: TransformersGenerator,
-        hyper: TransformersGenerator,
-        store: str | Path | None = None,
-    ) -> None:
-        self._compressor, self._store = compressor, store
-        self._base, self._hyper = base, hyper
-        self._loaded: PassageCompressor | None = None
+    compressor: Path
+    base: TransformersGenerator
+    hyper: TransformersGenerator
+    store: str | Path | None = None
+    loaded: PassageCompressor | None = None
 
     async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
-        if self._loaded is None:
-            await self._base.load()
-        return await self._hyper.run(lambda model: self.load(model).prefix(query, shown))
+        if self.loaded is None:
+            await self.base.load()
+        return await self.hyper.run(lambda model: self.load(model).prefix(query, shown))
 
     def load(self, model: LoadedModel) -> PassageCompressor:
-        if self._loaded is None:
+        if self.loaded is None:
             from bottega.compression import (
                 InputBuilder,
                 Manifest,
@@ -202,16 +200,16 @@ class CompressorLoader:
                 load,
             )
 
-            saved = load(self._compressor)
+            saved = load(self.compressor)
             shape = saved.racc.config
             passages = None
-            if self._store is not None:
+            if self.store is not None:
                 manifest = Manifest.for_store(
-                    self._store, saved.digest, shape.document_prompts, shape.width
+                    self.store, saved.digest, shape.document_prompts, shape.width
                 )
-                passages = PassageStore(self._store, manifest)
-            hyper = saved.open(model.model, self._base.loaded.model)
-            self._loaded = PassageCompressor(
+                passages = PassageStore(self.store, manifest)
+            hyper = saved.open(model.model, self.base.loaded.model)
+            self.loaded = PassageCompressor(
                 saved.racc, hyper, InputBuilder(model.encode, model.ends), passages
             )
-        return self._loaded
+        return self.loaded
