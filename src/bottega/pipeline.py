@@ -42,7 +42,6 @@ from bottega.types import (
     Sampling,
     SearchResult,
     Trace,
-    Usage,
 )
 
 T = TypeVar("T")
@@ -206,7 +205,10 @@ class Pipeline:
         # Copy even if nothing changes: `retrieval.SharedRetriever` compares queries by identity.
         query = replace(query, choices=query.choices or self.choices)
         (tier, found), dismissed = await run(_QuerySteps(self, query))
-        spent = [replace(one.reply, usage=_usage(one)) for _, one in (*dismissed, (tier, found))]
+        results = (*(one for _, one in dismissed), found)
+        # The usage of a search includes that of its chosen reply.
+        usages = [one.tree.usage if one.tree else one.reply.usage for one in results]
+        spent = [replace(one.reply, usage=u) for one, u in zip(results, usages, strict=True)]
         trace = Trace(
             id=uuid.uuid4().hex[:16],
             time=started,
@@ -281,10 +283,6 @@ class _QuerySteps:
         tier, found = outcome
         escalate = self.pipeline.escalate
         return None if escalate is None else await escalate(self.query, tier, found.answer)
-
-
-def _usage(found: SearchResult) -> Usage:
-    return found.reply.usage if found.tree is None else found.tree.usage
 
 
 def _image(given: Image | PILImage | str | os.PathLike[str]) -> Image:

@@ -13,6 +13,7 @@ from bottega.errors import BottegaError, GenerationError, NotFoundError, Setting
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import FinalAnswerParser, same_answer, strip_thinking
 from bottega.prompting import ConclusionPrompter, ExplanationPrompter
+from bottega.prompting.turns import ASK_LETTER
 from bottega.protocols import Generator, Parser, Pricer, turns_only
 from bottega.types import Answer, Example, Prompt, Query, Reply, Sampling, Usage
 
@@ -137,10 +138,8 @@ class RationaleGenerator:
 
     async def _score(self, example: Example, rationale: str, bill: _Bill) -> float:
         labels = (example.answer,) if example.labels is None else example.labels
-        one = len(labels) == 1
-        default = (
-            ConclusionPrompter() if one else ConclusionPrompter(letter_instruction=ASK_LETTERS)
-        )
+        single = len(labels) == 1
+        default = ConclusionPrompter(letter_instruction=ASK_LETTER if single else ASK_LETTERS)
         conclude, parse = self.conclude or default, self.parse or FinalAnswerParser()
         prompt = _build_prompt(lambda: conclude(example.query, rationale))
         reply = await self.generator.generate(prompt, replace(self.sampling, n=self.predictions))

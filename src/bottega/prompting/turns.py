@@ -88,16 +88,14 @@ class AppendixAPrompter:
         parts: list[str | Image] = []
         for candidate in demonstrations:
             example = candidate.example
-            parts += [*example.query.images, self._shown(example, choices)]
+            text = f"{example.query.text}\n"
+            if example.answer:
+                text = DEMONSTRATION.format(
+                    question=example.query.text, choices=choices, answer=example.answer
+                )
+            parts += [*example.query.images, text]
         request = REQUEST.format(question=query.text, choices=choices)
         return Prompt((Message("user", (*parts, *query.images, request)),))
-
-    def _shown(self, example: Example, choices: str) -> str:
-        if not example.answer:
-            return f"{example.query.text}\n"
-        return DEMONSTRATION.format(
-            question=example.query.text, choices=choices, answer=example.answer
-        )
 
 
 class InterleavedPrompter:
@@ -212,7 +210,11 @@ class PromptTemplate:
                 Message("user", self._question(example.query, passage=not example.answer))
             )
             if example.answer:
-                messages.append(Message("assistant", (self._answer(example),)))
+                reasoned = self.rationale_format if example.rationale else None
+                template = self.answer_format if reasoned is None else reasoned
+                letter, rationale = answer_letter(example), example.rationale
+                answer = template.format(answer=letter, rationale=rationale)
+                messages.append(Message("assistant", (answer,)))
         messages.append(Message("user", self._question(query)))
         return Prompt(tuple(messages))
 
@@ -224,9 +226,3 @@ class PromptTemplate:
         is_open = not query.choices and self.open_instruction is not None
         instruction = self.open_instruction if is_open else self.instruction
         return (*query.images, f"{question}\n{instruction}" if instruction else question)
-
-    def _answer(self, example: Example) -> str:
-        if example.rationale and self.rationale_format is not None:
-            template, rationale = self.rationale_format, example.rationale
-            return template.format(answer=answer_letter(example), rationale=rationale)
-        return self.answer_format.format(answer=answer_letter(example))

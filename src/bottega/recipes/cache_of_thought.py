@@ -75,13 +75,14 @@ def cache_of_thought(
     tiers = _prompted(tiers, prompt, reasoning)
     teacher = tiers[-1].name
     router = _part(route, tiers)
+    search = retrieve or DenseRetriever(partial(cache.search, exclude="same-question"))
     escalation = None if escalate is None else _part(escalate, tiers)
     learners = (getattr(part, "observe", None) for part in (router, escalation, rerank))
     return Pipeline(
         route=router,
         escalate=escalation,
         tiers=tiers,
-        retrieve=EmptyTolerantRetriever(SameContextFilter(retrieve or _search(cache))),
+        retrieve=EmptyTolerantRetriever(SameContextFilter(search)),
         rerank=rerank or TopKReranker("nearest-last"),
         prompt=prompt or InterleavedPrompter(),
         parse=parse or LabelParser(),
@@ -97,15 +98,8 @@ def cache_of_thought(
     )
 
 
-def _search(cache: KnowledgeBase) -> Retriever:
-    return DenseRetriever(partial(cache.search, exclude="same-question"))
-
-
 def _tiers(
-    tiers: Sequence[Tier] | None,
-    master: Generator | None,
-    apprentice: Generator | None,
-    shots: int,
+    tiers: Sequence[Tier] | None, master: Generator | None, apprentice: Generator | None, shots: int
 ) -> tuple[Tier, ...]:
     if tiers is None and master is not None and apprentice is not None:
         return Tier("apprentice", apprentice, shots), Tier("master", master)

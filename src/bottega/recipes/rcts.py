@@ -77,7 +77,8 @@ def rcts(
             f"fetch must be at least shots, got fetch={fetch} and shots={shots}",
             hint="raise fetch well above shots, or lower shots",
         )
-    prompt = prompt or _default_prompter(generator)
+    brief = turns_only(generator)
+    prompt = prompt or (default_prompter(generator) if brief else InterleavedPrompter())
     parse = parse or LabelParser()
     sampling = sampling or Sampling(max_tokens=512)
     return Pipeline(
@@ -98,7 +99,7 @@ def rcts(
                 sampling,
                 variant,
                 agree,
-                ContinuationPrompter(prompt) if turns_only(generator) else None,
+                ContinuationPrompter(prompt) if brief else None,
             ),
             rollouts=rollouts,
             parallel=parallel,
@@ -135,7 +136,3 @@ def default_reward(
     )
     mutual = MutualReward(prompt, parse, sampling=samples, agree=agree, variant=variant)
     return WeightedReward(own, mutual, alpha)
-
-
-def _default_prompter(generator: Generator) -> Prompter:
-    return default_prompter(generator) if turns_only(generator) else InterleavedPrompter()

@@ -160,7 +160,10 @@ class FlatSearch:
         requests = [(shown, self.sampling) for _, shown in wave]
         if self.sequences == "nearest":
             first, shown = wave[0]
-            requests = [(shown, self._wave_sampling(first, len(wave)))]
+            seed = self.sampling.seed
+            # Shift the seed per wave: an equal seed would repeat the answers of the previous wave.
+            seed = None if seed is None else seed + first
+            requests = [(shown, replace(self.sampling, n=len(wave), seed=seed))]
         answered = await gather_affordable(self._ask(query, *one, budgeted) for one in requests)
         branches = [branch for some in answered if some is not None for branch in some]
         rewards = await gather_affordable(
@@ -168,11 +171,6 @@ class FlatSearch:
             for branch in branches
         )
         return list(zip(branches, rewards, strict=True))
-
-    def _wave_sampling(self, first: int, count: int) -> Sampling:
-        """Shift the seed per wave: an equal seed would repeat the answers of the previous wave."""
-        seed = self.sampling.seed
-        return replace(self.sampling, n=count, seed=None if seed is None else seed + first)
 
     async def _ask(
         self, query: Query, shown: Shown, sampling: Sampling, budgeted: BudgetedGenerator
@@ -221,6 +219,11 @@ class CandidateAnswer:
     def joint(self) -> float:
         return self.retrieved + self.answered
 
+    @property
+    def node(self) -> SearchNode:
+        parts = {RETRIEVED: self.retrieved, ANSWERED: self.answered}
+        return SearchNode(self.candidate, self.joint, 1, (), self.answer, parts)
+
 
 @dataclass(frozen=True)
 class JointChoiceSearch:
@@ -262,14 +265,16 @@ class JointChoiceSearch:
         check_depth(k)
         shown = tuple(candidates[:k])
         if not shown:
-            return await self._answer_without(query)
+            prompt = self.prompt(query, ())
+            reply = await self.generator.generate(prompt, replace(self.sampling, n=1))
+            return SearchResult((), prompt, reply, self.parse(query, reply.completions[0]))
         weights = self._weights([one.score for one in shown])
         budgeted = BudgetedGenerator(self.generator)
         pairs = zip(shown, weights, strict=True)
         reads = await gather_all(self._read(query, *pair, budgeted) for pair in pairs)
         best = self._best(reads)
         tree = SearchTree(
-            SearchNode(children=tuple(map(_node, reads)), visits=len(reads)),
+            SearchNode(children=tuple(read.node for read in reads), visits=len(reads)),
             (best,),
             "exhausted",
             budgeted.requests,
@@ -289,11 +294,6 @@ class JointChoiceSearch:
                 hint="set temperature to about the typical difference of the scores",
             )
         return weights
-
-    async def _answer_without(self, query: Query) -> SearchResult:
-        prompt = self.prompt(query, ())
-        reply = await self.generator.generate(prompt, replace(self.sampling, n=1))
-        return SearchResult((), prompt, reply, self.parse(query, reply.completions[0]))
 
     async def _read(
         self, query: Query, candidate: Candidate, retrieved: float, budgeted: BudgetedGenerator
@@ -322,8 +322,3 @@ def log_softmax(scores: Sequence[float]) -> list[float]:
     most = max(scores)
     total = most + math.log(sum(math.exp(score - most) for score in scores))
     return [score - total for score in scores]
-
-
-def _node(read: CandidateAnswer) -> SearchNode:
-    parts = {RETRIEVED: read.retrieved, ANSWERED: read.answered}
-    return SearchNode(read.candidate, read.joint, 1, (), read.answer, parts)

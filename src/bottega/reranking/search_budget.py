@@ -22,10 +22,7 @@ IMAGE_TOKENS = 4096
 
 
 class BudgetSpentError(Exception):
-    """Request that was not sent because it exceeds the budget.
-
-    Searches catch it and return their best result so far.
-    """
+    """Request not sent because it exceeds the budget. Searches catch it and return their best."""
 
 
 def most_prompt_tokens(prompt: Prompt) -> int:
@@ -99,17 +96,15 @@ class BudgetedGenerator:
         key = prompt, sampling
         request = self._requests.get(key)
         if request is None:
-            price = ReservedCost(sampling.n, self._most_tokens(prompt, sampling))
+            most = 0
+            if self._tokens_left is not None:
+                most = sampling.n * (self._count(prompt) + sampling.max_tokens)
+            price = ReservedCost(sampling.n, most)
             self._pay(price)
             work = self._send(prompt, sampling, price.tokens)
             request = SharedTask(work, lambda: self._requests.pop(key, None))
             self._requests[key] = request
         return await request.wait()
-
-    def _most_tokens(self, prompt: Prompt, sampling: Sampling) -> int:
-        if self._tokens_left is None:
-            return 0
-        return sampling.n * (self._count(prompt) + sampling.max_tokens)
 
     def _pay(self, price: ReservedCost) -> None:
         if self.room(price) < 1:
@@ -168,11 +163,11 @@ async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
 
 async def gather_affordable(work: Iterable[Awaitable[T]]) -> list[T | None]:
     """Return results like `gather_all`, with None for tasks that exceed the budget."""
-    return await gather_or_cancel(_unless_spent(one) for one in work)
 
+    async def unless_spent(one: Awaitable[T]) -> T | None:
+        try:
+            return await one
+        except BudgetSpentError:
+            return None
 
-async def _unless_spent(work: Awaitable[T]) -> T | None:
-    try:
-        return await work
-    except BudgetSpentError:
-        return None
+    return await gather_or_cancel(map(unless_spent, work))

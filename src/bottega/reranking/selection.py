@@ -80,7 +80,11 @@ class LabelCoverageReranker:
 
     async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
         check_count(k)
-        rest = [(candidate, _labels(candidate)) for candidate in candidates]
+        rest: list[tuple[Candidate, set[str | None]]] = []
+        for candidate in candidates:
+            example = candidate.example
+            labels = (example.answer,) if example.labels is None else example.labels
+            rest.append((candidate, set(labels) or {None}))
         chosen: list[Candidate] = []
         shown: set[str | None] = set()
         while rest and len(chosen) < k:
@@ -88,16 +92,10 @@ class LabelCoverageReranker:
             if not rest[best][1] - shown:
                 shown.clear()
                 continue
-            candidate, labels = rest.pop(best)
+            candidate, added = rest.pop(best)
             chosen.append(candidate)
-            shown |= labels
+            shown |= added
         return order_demonstrations(chosen, self.order, query, self.seed)
-
-
-def _labels(candidate: Candidate) -> set[str | None]:
-    example = candidate.example
-    labels = (example.answer,) if example.labels is None else example.labels
-    return set(labels) or {None}
 
 
 @dataclass(frozen=True)

@@ -386,7 +386,12 @@ class TreeSearchRun:
 
     async def _answer(self, nodes: Sequence[TreeNode]) -> list[TreeNode]:
         """Answer the nodes; return those that the budget allowed and discard the others."""
-        replies = await self._within_budget("answer", [self._reply(node) for node in nodes])
+
+        async def ask(node: TreeNode) -> tuple[Prompt, Reply]:
+            prompt = self.how.prompt(self.query, self.tree.demonstrations(node))
+            return prompt, await self.budgeted.generate(prompt, self.how.sampling)
+
+        replies = await self._within_budget("answer", [ask(node) for node in nodes])
         answered = []
         for node, reply in zip(nodes, replies, strict=True):
             if reply is not None:
@@ -396,10 +401,6 @@ class TreeSearchRun:
             elif node.parent is not None:
                 self.tree.discard(node)
         return answered
-
-    async def _reply(self, node: TreeNode) -> tuple[Prompt, Reply]:
-        prompt = self.how.prompt(self.query, self.tree.demonstrations(node))
-        return prompt, await self.budgeted.generate(prompt, self.how.sampling)
 
     async def _score(self, leaves: Sequence[TreeNode]) -> int:
         """Score the leaves; return how many the budget allowed."""

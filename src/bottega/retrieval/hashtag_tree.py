@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
 
@@ -95,7 +95,7 @@ class LeaveOneOutGroupCount:
     def __call__(self, ids: Sequence[str], vectors: Vectors, /) -> int:
         chosen = self._sample(len(ids))
         rows, names = vectors[chosen], [ids[place] for place in chosen]
-        order, responses = _unit(self._order(names)), _unit(self._responses(names))
+        order, responses = unit_rows(self._order(names)), unit_rows(self._responses(names))
         queries = slice(max(0, len(chosen) - QUERIES), None)
         near, similarity = order[queries] @ order.T, responses[queries] @ responses.T
         itself = np.arange(len(near)), np.arange(len(chosen))[queries]
@@ -135,7 +135,7 @@ class LeaveOneOutGroupCount:
         return scores
 
 
-def _unit(vectors: Vectors) -> Vectors:
+def unit_rows(vectors: Vectors) -> Vectors:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     rows: Vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     return rows
@@ -163,12 +163,12 @@ class RefitReport:
     spread_after: float
 
 
+@dataclass(eq=False)
 class _Group:
     """Members and their sum, in double precision to avoid accumulated rounding errors."""
 
-    def __init__(self, dimension: int) -> None:
-        self.members: dict[str, None] = {}
-        self.total: NDArray[np.float64] = np.zeros(dimension)
+    total: NDArray[np.float64]
+    members: dict[str, None] = field(default_factory=dict)
 
     @property
     def centre(self) -> NDArray[np.float64]:
@@ -292,8 +292,11 @@ class HashtagTree:
                 return not self._fitted and entries >= self._cold_start
             if entries < self._cold_start:
                 return False
-            resized = not self._fitted / GROWTH < entries < self._fitted * GROWTH
-            return resized or self._drifted()
+            if not self._fitted / GROWTH < entries < self._fitted * GROWTH:
+                return True
+            # Only the latest entries: earlier ones would dilute a change of topic.
+            enough = self._new_entries >= max(NEW_ENTRIES, NEW_ENTRIES_SHARE * self._fitted)
+            return enough and float(np.mean(self._new_distances)) > DRIFT * self._spread
 
     def refit(self) -> RefitReport | None:
         """Divide all entries again. Return None if a re-fit is running or the tree is empty.
@@ -316,7 +319,8 @@ class HashtagTree:
         rows = np.stack(list(snapshot.values()))
         numbers = {group: number for number, group in enumerate(dict.fromkeys(old.values()))}
         before = np.array([numbers[old[id]] for id in snapshot])
-        groups = self._groups_for(list(snapshot), rows)
+        wanted = self._wanted
+        groups = wanted if isinstance(wanted, int) else wanted(list(snapshot), rows)
         labels = kmeans(rows, groups, seed=self._seed)
         group_of = _groups(snapshot, rows, labels)
         loose, tight = spread(rows, before), spread(rows, labels)
@@ -329,9 +333,6 @@ class HashtagTree:
             self.refits.append(done)
             return done
 
-    def _groups_for(self, ids: Sequence[str], rows: Vectors) -> int:
-        return self._wanted if isinstance(self._wanted, int) else self._wanted(ids, rows)
-
     def _install(self, snapshot: Mapping[str, Vectors], group_of: dict[str, _Group]) -> None:
         """Install the new groups and apply the additions and removals since the snapshot."""
         present = self._vectors
@@ -343,11 +344,6 @@ class HashtagTree:
         for id in [id for id in present if id not in group_of]:
             self._add(id, present[id])
 
-    def _drifted(self) -> bool:
-        # Only the latest entries: earlier ones would dilute a change of topic.
-        enough = self._new_entries >= max(NEW_ENTRIES, NEW_ENTRIES_SHARE * self._fitted)
-        return enough and float(np.mean(self._new_distances)) > DRIFT * self._spread
-
     def _add(self, id: str, vector: Vectors) -> None:
         if not self._groups:
             self._join(self._add_group(len(vector)), id, vector)
@@ -356,17 +352,15 @@ class HashtagTree:
         nearest = int(distance.argmin())
         self._new_distances.append(float(distance[nearest]))
         self._new_entries += 1
-        novel = self._may_add_group() and distance[nearest] > self._novel * self._spread
+        # No new group if their number is fixed, or if one group was best.
+        counted = self._adapt and self._fitted > 0 and not isinstance(self._wanted, int)
+        may_add = counted and 1 < len(self._groups) < MOST_GROUPS
+        novel = may_add and distance[nearest] > self._novel * self._spread
         group = self._add_group(len(vector)) if novel else self._groups[nearest]
         self._join(group, id, vector)
 
-    def _may_add_group(self) -> bool:
-        """Whether a new entry may form a group: not if the number is fixed or one was best."""
-        counted = self._adapt and self._fitted > 0 and not isinstance(self._wanted, int)
-        return counted and 1 < len(self._groups) < MOST_GROUPS
-
     def _add_group(self, dimension: int) -> _Group:
-        self._groups.append(_Group(dimension))
+        self._groups.append(_Group(np.zeros(dimension)))
         return self._groups[-1]
 
     def _join(self, group: _Group, id: str, vector: Vectors) -> None:
@@ -393,9 +387,8 @@ class HashtagTree:
 
 def _groups(snapshot: Mapping[str, Vectors], rows: Vectors, labels: Labels) -> dict[str, _Group]:
     """Return the group of each id. Slow, so callers do not hold the lock."""
-    groups = [_Group(rows.shape[1]) for _ in range(labels.max() + 1)]
-    for group, mean, size in zip(groups, means(rows, labels), np.bincount(labels), strict=True):
-        group.total = mean * size
+    sums = means(rows, labels) * np.bincount(labels)[:, None]
+    groups = [_Group(total) for total in sums]
     for id, label in zip(snapshot, labels.tolist(), strict=True):
         groups[label].members[id] = None
     return {id: groups[label] for id, label in zip(snapshot, labels.tolist(), strict=True)}

@@ -104,20 +104,16 @@ class RankFusionRetriever:
         found: dict[Hashable, Candidate] = {}
         for weight, ranking in zip(self._weights, rankings, strict=True):
             informative = len(ranking) == 1 or len({candidate.score for candidate in ranking}) > 1
-            for rank, candidate in zip(_ranks(ranking), ranking, strict=True):
+            # Equal scores share their best rank, so later entries are written first.
+            first = {one.score: rank for rank, one in reversed(list(enumerate(ranking, start=1)))}
+            for candidate in ranking:
                 id = _identity(candidate.example)
+                rank = first[candidate.score]
                 share = weight / (self._constant + rank) if informative else 0.0
                 scores[id] = scores.get(id, 0.0) + share
                 found.setdefault(id, candidate)
         best = sorted(scores, key=lambda id: -scores[id])
         return [Candidate(found[id].example, scores[id]) for id in best]
-
-
-def _ranks(ranking: Sequence[Candidate]) -> list[int]:
-    ranks: dict[float, int] = {}
-    for rank, candidate in enumerate(ranking, start=1):
-        ranks.setdefault(candidate.score, rank)
-    return [ranks[candidate.score] for candidate in ranking]
 
 
 def _identity(example: Example) -> Hashable:
