@@ -6,9 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from bottega.compression.persistence import load, save
+from bottega.compression.saving import load, save
+from bottega.compression.training.checkpoints import NAME
+
 from bottega.compression.training import train
-from bottega.gateway.image_fetcher import NAME
 from tests.compression import spoken
 from tests.compression.test_training import course, lessons, losses, teaching
 
