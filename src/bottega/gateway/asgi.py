@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from bottega.errors import BottegaError
 from bottega.gateway.chat import Gateway
-from bottega.gateway.errors import CLOSING, send_error, to_api_error
+from bottega.gateway.errors import CLOSING, send_error, to_api_error, unknown_model
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
 from bottega.gateway.requests import Limits, check_host
 from bottega.gateway.responses import ResponsesEndpoint
@@ -231,41 +231,51 @@ class App:
         tier_problems: Callable[[], Mapping[str, Sequence[str]]] = dict,
         metrics: Callable[[], tuple[bytes, str]] | None = None,
         more: Sequence[BaseRoute] = (),
-        lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+        lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         responses = replace(chat_endpoint, answer=ResponsesEndpoint(chat_endpoint.answer).answer)
         self._endpoints = dict.fromkeys(CHAT, chat_endpoint) | dict.fromkeys(RESPONSES, responses)
         self._gateway = gateway
+        self._is_ready, self._tier_problems, self._metrics = is_ready, tier_problems, metrics
         # Set after its socket is bound. On this port `/metrics` needs no key.
         self.metrics_port: int | None = None
-        self._rest = _rest(gateway, self, is_ready, tier_problems, metrics, more, lifespan)
+        methods = ["GET", "POST", "DELETE"]
+        routes: list[BaseRoute] = [
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/v1/responses/{name:path}", self._stored_response, methods=methods),
+            *([Route("/metrics", self._exposition)] if metrics is not None else []),
+            *more,
+        ]
+        handlers = {HTTPException: _send_not_found, ApiError: _send_error, Exception: _send_error}
+        self._rest = Starlette(
+            routes=routes, lifespan=lambda app: lifespan(), exception_handlers=handlers
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = self._rest
         if scope["type"] == "http":
             try:
                 self._check(scope)
-            except ApiError as refusal:
-                await send_error(refusal, send)
+            except ApiError as error:
+                await send_error(error, send)
                 return
-        chat_endpoint = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            chat_endpoint = self._endpoints.get(scope["path"])
-        await (chat_endpoint or self._rest)(scope, receive, send)
-
-    def is_for_metrics(self, scope: Scope) -> bool:
-        """Return whether the connection came to the metrics port. The port is that of the socket,
-        which no header can change."""
-        port = (scope.get("server") or ("", None))[1]
-        return self.metrics_port is not None and port == self.metrics_port
+            if scope["method"] == "POST":
+                app = self._endpoints.get(scope["path"], app)
+        await app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
+        """Check the host name, and on the metrics port the path. Raises `ApiError`."""
         # Probes and Prometheus send the address or service name of the machine.
-        exempt = scope["path"] == "/healthz" or self.is_for_metrics(scope)
+        is_for_metrics = self._is_for_metrics(scope)
+        exempt = scope["path"] == "/healthz" or is_for_metrics
         if self._gateway.authenticate is None and not exempt:
-            named = dict(scope["headers"]).get(b"host")
-            host = None if named is None else named.decode("latin-1")
+            given = dict(scope["headers"]).get(b"host")
+            host = None if given is None else given.decode("latin-1")
             check_host(host, self._gateway.allowed_hosts)
-        if self.is_for_metrics(scope) and scope["path"] not in PROBE_PATHS:
+        if is_for_metrics and scope["path"] not in PROBE_PATHS:
             raise ApiError(
                 "this port serves only /metrics, /healthz and /readyz",
                 status=404,
@@ -273,44 +283,32 @@ class App:
                 hint="send the request to gateway.port",
             )
 
+    def _is_for_metrics(self, scope: Scope) -> bool:
+        """Return whether the connection came to the metrics port. The port is that of the socket,
+        which no header can change."""
+        port = (scope.get("server") or ("", None))[1]
+        return self.metrics_port is not None and port == self.metrics_port
 
-def _rest(
-    gateway: Gateway,
-    app: App,
-    is_ready: Callable[[], bool],
-    tier_problems: Callable[[], Mapping[str, Sequence[str]]],
-    metrics: Callable[[], tuple[bytes, str]] | None,
-    more: Sequence[BaseRoute],
-    lifespan: Callable[[], AbstractAsyncContextManager[None]] | None,
-) -> ASGIApp:
-    async def healthz(request: Request) -> Response:
+    async def _healthz(self, request: Request) -> Response:
         return _json({"status": "ok"})
 
-    async def readyz(request: Request) -> Response:
-        ready = is_ready()
+    async def _readyz(self, request: Request) -> Response:
+        ready = self._is_ready()
         status = "ready" if ready else "not ready"
-        return _json({"status": status, **tier_problems()}, 200 if ready else 503)
+        return _json({"status": status, **self._tier_problems()}, 200 if ready else 503)
 
-    async def models(request: Request) -> Response:
-        account = gateway.check_key(request.headers)
-        rows = [_model(name) for name in gateway.models_of(account)]
-        return _json({"object": "list", "data": rows})
+    async def _models(self, request: Request) -> Response:
+        names = self._gateway.models_of(self._gateway.check_key(request.headers))
+        return _json({"object": "list", "data": [_model(name) for name in names]})
 
-    async def model(request: Request) -> Response:
-        names = gateway.models_of(gateway.check_key(request.headers))
-        name = request.path_params["name"]
-        if name not in names:
-            raise ApiError(
-                f"the model {name[:200]!r} does not exist",
-                status=404,
-                code="model_not_found",
-                param="model",
-                hint=f"use one of {', '.join(names)}",
-            )
+    async def _model(self, request: Request) -> Response:
+        names = self._gateway.models_of(self._gateway.check_key(request.headers))
+        if (name := request.path_params["name"]) not in names:
+            raise unknown_model(name, names)
         return _json(_model(name))
 
-    async def stored_response(request: Request) -> Response:
-        gateway.check_key(request.headers)
+    async def _stored_response(self, request: Request) -> Response:
+        self._gateway.check_key(request.headers)
         raise ApiError(
             "responses are not stored",
             status=404,
@@ -318,12 +316,12 @@ def _rest(
             hint="POST /v1/responses with the whole conversation as input",
         )
 
-    async def exposition(request: Request) -> Response:
-        assert metrics is not None
+    async def _exposition(self, request: Request) -> Response:
+        assert self._metrics is not None
         # A peer on loopback may be a proxy that serves the public, even without proxy headers, and
         # metrics name tenants and their spending.
-        needs_admin = gateway.authenticate is not None and not app.is_for_metrics(request.scope)
-        if needs_admin and not gateway.check_key(request.headers).admin:
+        is_open = self._gateway.authenticate is None or self._is_for_metrics(request.scope)
+        if not is_open and not self._gateway.check_key(request.headers).admin:
             raise ApiError(
                 "this key may not read the metrics",
                 status=403,
@@ -332,28 +330,8 @@ def _rest(
                 hint="send an admin's key (bottega keys add NAME --admin), or set"
                 " gateway.metrics_port",
             )
-        payload, kind = metrics()
+        payload, kind = self._metrics()
         return Response(payload, media_type=kind)
-
-    @asynccontextmanager
-    async def run_lifespan(app: Starlette) -> AsyncGenerator[None]:
-        if lifespan is None:
-            yield
-            return
-        async with lifespan():
-            yield
-
-    routes: list[BaseRoute] = [
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", model),
-        Route("/v1/responses/{name:path}", stored_response, methods=["GET", "POST", "DELETE"]),
-        *([Route("/metrics", exposition)] if metrics is not None else []),
-        *more,
-    ]
-    handlers = {HTTPException: _send_not_found, ApiError: _send_error, Exception: _send_error}
-    return Starlette(routes=routes, lifespan=run_lifespan, exception_handlers=handlers)
 
 
 def _model(name: str) -> dict[str, object]:

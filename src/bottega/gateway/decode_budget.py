@@ -167,15 +167,15 @@ class DecodeBudget:
                 headers={"retry-after": "2"},
                 hint="try again in a moment, or send smaller images",
             ) from None
+
+        def release(task: asyncio.Future[T]) -> None:
+            lane.release(need)
+            if not task.cancelled():
+                task.exception()  # retrieve it: no caller does after the client has left
+
         running = asyncio.ensure_future(work())
-        running.add_done_callback(lambda task: _ended(task, lane, need))
+        running.add_done_callback(release)
         return await asyncio.shield(running)
-
-
-def _ended(task: asyncio.Future[T], lane: FairSemaphore, need: int) -> None:
-    lane.release(need)
-    if not task.cancelled():
-        task.exception()  # retrieve it: no caller does after the client has left
 
 
 def bytes_needed(images: Collection[Image], cost: Cost = embedding_cost) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bottega.errors import (
     BottegaError,
@@ -107,6 +107,16 @@ def unknown_key(key: str) -> ApiError:
 
 
 MODEL = "the model of this gateway"
+
+
+def unknown_model(name: str, models: Iterable[str]) -> ApiError:
+    return ApiError(
+        f"the model {name[:200]!r} does not exist",
+        status=404,
+        code="model_not_found",
+        param="model",
+        hint=f"use one of {', '.join(models)}",
+    )
 
 
 def _upstream(status: int, code: str, message: str, wait: float | None = None) -> ApiError:

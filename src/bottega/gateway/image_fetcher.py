@@ -7,7 +7,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -66,16 +66,12 @@ def is_public(address: str) -> bool:
     if isinstance(parsed, IPv4Address):
         special = any(parsed in network for network in NOT_PUBLIC_V4)
     else:
-        special = _is_special_v6(parsed)
+        special = (
+            parsed.scope_id is not None
+            or parsed not in UNICAST_V6
+            or any(parsed in network for network in NOT_PUBLIC_V6)
+        )
     return parsed.is_global and not special
-
-
-def _is_special_v6(address: IPv6Address) -> bool:
-    return (
-        address.scope_id is not None
-        or address not in UNICAST_V6
-        or any(address in network for network in NOT_PUBLIC_V6)
-    )
 
 
 MAX_URL = 8192

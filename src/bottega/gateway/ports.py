@@ -217,9 +217,11 @@ def headers_of(record: RequestRecord) -> dict[str, str]:
     """Return the `x-bottega-*` headers that are known when the reply begins."""
     cache = "augmented" if record.shots else "none"
     cache = {"replayed": "replayed", "passed_through": "passed"}.get(record.state, cache)
+    # The upstream chooses the model's name; a header holds printable characters only.
+    model = "".join(c if c.isprintable() else "?" for c in record.model[:MAX_NAME])
     headers = {
         "x-bottega-route": record.route,
-        "x-bottega-model": _printable(record.model),
+        "x-bottega-model": model,
         "x-bottega-cache": cache,
         "x-bottega-demonstrations": str(record.shots),
     }
@@ -237,10 +239,3 @@ def headers_of(record: RequestRecord) -> dict[str, str]:
     if record.stored is not None:
         headers["x-bottega-stored"] = record.stored
     return headers
-
-
-def _printable(model: str) -> str:
-    """Return a model's name, which the upstream chooses, fit for a header."""
-    if model.isprintable() and len(model) <= MAX_NAME:
-        return model
-    return "".join(c if c.isprintable() else "?" for c in model[:MAX_NAME])

@@ -15,6 +15,7 @@ import orjson
 
 from bottega._util.identity import ID_LENGTH, json_digest
 from bottega.errors import ImageError, TooManyPixelsError
+from bottega.gateway.errors import unknown_model
 from bottega.image import MAX_PIXELS, Image
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import above_limit, image_error
@@ -51,10 +52,9 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
     """
     if host is None:
         return
-    name = host_name(host)
-    if not is_loopback(name) and name not in map(host_name, allowed):
+    if not _is_local(host, allowed):
         raise ApiError(
-            f"a gateway without keys does not answer to the host name {name[:100]!r}",
+            f"a gateway without keys does not answer to the host name {host_name(host)[:100]!r}",
             status=403,
             type="permission_error",
             code="host_forbidden",
@@ -63,12 +63,14 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
         )
 
 
-def is_loopback(name: str) -> bool:
-    """Return whether a normalized name is `localhost` or a loopback address."""
+def _is_local(host: str, allowed: Collection[str]) -> bool:
+    """Return whether a host is `localhost`, a loopback address or one of `allowed`."""
+    name = host_name(host)
     try:
-        return ip_address(name).is_loopback
+        is_loopback = ip_address(name).is_loopback
     except ValueError:
-        return name == "localhost"
+        is_loopback = name == "localhost"
+    return is_loopback or name in map(host_name, allowed)
 
 
 def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
@@ -80,10 +82,7 @@ def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
     if origin is None:
         return
     scheme, _, host = origin.lower().partition("://")
-    name = host_name(host)
-    is_known = is_loopback(name) or name in map(host_name, allowed)
-    is_foreign = scheme in ("http", "https") and not is_known
-    if origin == "null" or is_foreign:
+    if origin == "null" or (scheme in ("http", "https") and not _is_local(host, allowed)):
         raise ApiError(
             "web pages of other hosts may not ask here without a key",
             status=403,
@@ -315,13 +314,7 @@ def read_overrides(model: str, headers: Mapping[str, str], tiers: Mapping[str, s
     the router's choice. A header takes precedence over the model's suffix. Raises `ApiError`."""
     name, _, suffix = model.partition(":") if model not in tiers else (model, "", "")
     if name not in tiers or len(model) > MAX_MODEL:
-        raise ApiError(
-            f"the model {model[:200]!r} does not exist",
-            status=404,
-            code="model_not_found",
-            param="model",
-            hint=f"use one of {', '.join(tiers)}",
-        )
+        raise unknown_model(model, tiers)
     settings = [(word, "model") for word in filter(None, suffix.split(","))]
     for header, value in headers.items():
         word = header.removeprefix(PREFIX)
@@ -374,32 +367,36 @@ def _joined(words: Sequence[str]) -> str:
 
 # Titles, tags and follow-ups that chat front ends request on their own.
 BACKGROUND = r"\A\s*#{1,3} Task:\s"
-# Fields of transport and identity, and those that change a reply no more than chance does.
+# Fields of transport and identity, which do not change the answer.
+TRANSPORT_FIELDS = {
+    "messages",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "stream",
+    "stream_options",
+    "user",
+}
+# Fields that change a reply no more than chance does.
 TUNING = {
+    *TRANSPORT_FIELDS,
     "frequency_penalty",
     "logprobs",
     "max_completion_tokens",
     "max_tokens",
-    "messages",
-    "metadata",
     "model",
     "n",
     "parallel_tool_calls",
     "presence_penalty",
-    "prompt_cache_key",
-    "prompt_cache_retention",
     "reasoning_effort",
     "response_format",
-    "safety_identifier",
     "seed",
     "service_tier",
     "store",
-    "stream",
-    "stream_options",
     "temperature",
     "top_logprobs",
     "top_p",
-    "user",
 }
 MAX_MILD_TEMPERATURE = 1.0  # above it, replies may differ in meaning
 

@@ -15,23 +15,13 @@ from PIL import Image as Pillow
 from bottega import pixels
 from bottega._util.caching import LRUCache
 from bottega._util.identity import json_digest
+from bottega.gateway.requests import TRANSPORT_FIELDS
 from bottega.image import FORMATS, Image
 from bottega.openai_api.request import Body, ChatMessage, ChatRequest, ImagePart, OtherPart, Part
 from bottega.openai_api.response import no_usage
 from bottega.types import Completion, Example
 
 Identity = Literal["bytes", "pixels"]
-# Fields of transport and identity, which do not change the answer.
-LEFT_OUT = {
-    "messages",
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "stream",
-    "stream_options",
-    "user",
-}
 # Fields that need more than one text, change with the day, or must run at every call.
 MORE_THAN_TEXT = {"functions", "logprobs", "store", "tools", "top_logprobs"}
 EVEN_IF_EMPTY = {"audio", "web_search_options"}
@@ -111,7 +101,7 @@ def _fields(body: Body, sampled: bool) -> list[tuple[str, object]]:
     fields = {
         name: plain
         for name, value in body.items()
-        if name not in LEFT_OUT and (plain := _field(name, value)) is not _ABSENT
+        if name not in TRANSPORT_FIELDS and (plain := _field(name, value)) is not _ABSENT
     }
     if fields.get("n", 1) != 1 or "modalities" in fields:
         raise _NotRepeatableError
@@ -267,12 +257,8 @@ class BodyCache:
     ) -> None:
         """`urls` are the images of the body. A body with an image that must be fetched is not
         stored: the next fetch may return another image."""
-        if all(map(_is_inline, urls)):
+        if all(url[:5].lower() == "data:" for url in urls):
             self._bodies.put(_probe(raw, scope), (raw, request))
-
-
-def _is_inline(url: str) -> bool:
-    return url[:5].lower() == "data:"
 
 
 def _probe(raw: bytes, scope: tuple[str, ...]) -> Probe:
@@ -297,18 +283,14 @@ class StoredReplies:
             return None
         answered = found[0]
         route, _, model = (stored.source or "").partition(":")
-        payload = orjson.dumps(_reply(stored, model, int(answered)))
-        return CachedReply(payload, route, model), time.time() - answered
-
-
-def _reply(example: Example, model: str, created: int) -> dict[str, object]:
-    """Return a chat completion with zero usage: repeating the answer costs no tokens."""
-    message = {"role": "assistant", "content": example.answer}
-    return {
-        "id": f"chatcmpl-{example.id}",
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        "usage": no_usage(),
-    }
+        # Repeating the answer costs no tokens, so its usage is zero.
+        message = {"role": "assistant", "content": stored.answer}
+        reply = {
+            "id": f"chatcmpl-{stored.id}",
+            "object": "chat.completion",
+            "created": int(answered),
+            "model": model,
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": no_usage(),
+        }
+        return CachedReply(orjson.dumps(reply), route, model), time.time() - answered
