@@ -146,8 +146,7 @@ class Accounts:
             id = found[1]
         with self._lock, GATEWAY_DB.translated(path_text(self.path)):
             self._connection.execute(
-                "UPDATE accounts SET revoked = coalesce(revoked, ?) WHERE id = ?",
-                (time.time(), id),
+                "UPDATE accounts SET revoked = coalesce(revoked, ?) WHERE id = ?", (time.time(), id)
             )
         self._refresh()
         if id not in self._accounts:  # the message omits the argument: it may be a key
@@ -220,10 +219,7 @@ def _stored_account(digest: bytes, *row: Any) -> tuple[Account, bytes]:
 
 
 # Its key is unknown, so invalid ids take as long as valid ones.
-NO_ACCOUNT = (
-    Account("", "anonymous", revoked=0.0),
-    sha256(secrets.token_bytes(32)).digest(),
-)
+NO_ACCOUNT = (Account("", "anonymous", revoked=0.0), sha256(secrets.token_bytes(32)).digest())
 
 
 def _check(account: Account) -> None:

@@ -53,8 +53,7 @@ def bind_socket(listening: ServerSettings) -> socket.socket:
             raise
     except OSError as error:
         raise SettingError(
-            f"cannot listen on {host}:{port}: {error.strerror}",
-            hint=_bind_hint(error, port),
+            f"cannot listen on {host}:{port}: {error.strerror}", hint=_bind_hint(error, port)
         ) from error
     return found
 
