@@ -14,7 +14,7 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import Access, KeyDefaults, Limiter
-from bottega.gateway.admin.routes import admin_routes
+from bottega.gateway.admin import admin_routes
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer
 from bottega.gateway.config.settings import MB, VIRTUAL, Config, LimitSettings

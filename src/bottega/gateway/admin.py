@@ -1,0 +1,404 @@
+"""Administration API under /admin, for admin keys only: keys, savings and caches."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import math
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from bottega.errors import (
+    BottegaError,
+    EmbeddingError,
+    ImageError,
+    LoadError,
+    NotFoundError,
+    SettingError,
+    StoreBusyError,
+    StoreFullError,
+)
+from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.savings import savings
+from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase, read_jsonl
+from bottega.openai_api.errors import ApiError
+from bottega.types import Example
+
+log = logging.getLogger(__name__)
+
+HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+# Stored bytes may be HTML or SVG: browsers must not execute them.
+IMAGE_HEADERS = {**HEADERS, "content-security-policy": "default-src 'none'; sandbox"}
+# HTTP status by the first matching class; other errors are status 500.
+STATUS: tuple[tuple[type[BottegaError], int], ...] = (
+    (NotFoundError, 404),
+    (StoreBusyError, 503),
+    (StoreFullError, 507),
+    (SettingError, 400),
+    (LoadError, 400),
+    (ImageError, 400),
+    (EmbeddingError, 400),
+)
+MAX_IMPORT = 256 * 1024 * 1024
+MAX_KEY_BODY = 64 * 1024
+KEY_FIELDS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "namespace": (str,),
+    "admin": (bool,),
+    "can_store": (bool,),
+    "requests_per_minute": (int,),
+    "usd_per_month": (int, float),
+    "max_concurrent": (int,),
+    "tiers": (list,),
+    "max_namespaces": (int,),
+}
+PAGE, MAX_PAGE = 20, 200
+MAX_OFFSET = 2**53
+MAX_REPORTED = 100
+IN_MEMORY = 1024 * 1024
+
+# A handler runs in a thread and returns a response or a document for JSON.
+Handler = Callable[[Request], object]
+AsyncHandler = Callable[[Request, Account], Awaitable[object]]
+
+
+def admin_routes(
+    accounts: Accounts,
+    ledger: Ledger,
+    open_cache: Callable[[str], KnowledgeBase],
+    *,
+    forget: Callable[[str], None] = lambda namespace: None,
+    max_import: int = MAX_IMPORT,
+) -> list[BaseRoute]:
+    """Return the routes for keys, savings and caches. `open_cache` returns the gateway's own
+    knowledge base of a namespace, which the handlers do not close. `forget` is called with a
+    namespace after a deletion, since the response cache may still contain the deleted answers.
+    Both are called in threads. The handlers raise `ApiError`."""
+    admin = _Admin(accounts, ledger, open_cache, forget, max_import)
+
+    def threaded(handler: Handler) -> AsyncHandler:
+        return lambda request, _: asyncio.to_thread(handler, request)
+
+    handlers: list[tuple[str, str, AsyncHandler]] = [
+        ("GET", "/keys", threaded(admin.list_keys)),
+        ("POST", "/keys", admin.add_key),
+        ("DELETE", "/keys/{id}", threaded(admin.revoke_key)),
+        ("GET", "/savings", threaded(admin.savings)),
+        ("GET", "/stats", threaded(admin.stats)),
+        ("GET", "/cache", threaded(admin.browse)),
+        ("GET", "/cache/{id}", threaded(admin.show)),
+        ("DELETE", "/cache/{id}", threaded(admin.delete)),
+        ("GET", "/cache/{id}/images/{number:int}", threaded(admin.image)),
+        ("POST", "/cache/{id}/pin", threaded(admin.pin)),
+        ("POST", "/cache/{id}/unpin", threaded(admin.unpin)),
+        ("POST", "/import", admin.import_),
+        ("GET", "/export", threaded(admin.export)),
+    ]
+    return [
+        Route(f"/admin{path}", _require_admin(accounts, handler, path), methods=[method])
+        for method, path, handler in handlers
+    ]
+
+
+def _require_admin(
+    accounts: Accounts, handler: AsyncHandler, path: str
+) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        account = _check_admin(accounts, request)
+        try:
+            result = await handler(request, account)
+        except BottegaError as error:
+            raise _api_error(error) from error
+        if request.method not in ("GET", "HEAD"):
+            log.info("admin %s: %s /admin%s", account.id, request.method, path)
+        return result if isinstance(result, Response) else _json_response(result)
+
+    return handle
+
+
+def _check_admin(accounts: Accounts, request: Request) -> Account:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    account = accounts.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+    if account is None:
+        raise ApiError(
+            "the administration API needs an admin key",
+            status=401,
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+            hint="create one with bottega keys add NAME --admin;"
+            " send it as Authorization: Bearer KEY",
+        )
+    if not account.admin:
+        raise ApiError(
+            "this key is not an admin key",
+            status=403,
+            type="permission_error",
+            code="not_an_admin",
+            hint="create an admin key with bottega keys add NAME --admin",
+        )
+    return account
+
+
+def _json_response(document: object, status: int = 200) -> Response:
+    headers = {**HEADERS, "content-type": "application/json"}
+    return Response(orjson.dumps(document), status, headers)
+
+
+def _api_error(error: BottegaError) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
+    headers = {"retry-after": "1"} if error.retryable else {}
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return ApiError(str(error), status=status, type=kind, headers=headers, hint=error.hint)
+
+
+@dataclass(frozen=True)
+class _Admin:
+    accounts: Accounts
+    ledger: Ledger
+    open_cache: Callable[[str], KnowledgeBase]
+    forget: Callable[[str], None]
+    max_import: int
+
+    def list_keys(self, request: Request) -> object:
+        return {"keys": [self._describe_key(account) for account in self.accounts.list()]}
+
+    async def add_key(self, request: Request, _: Account) -> object:
+        """Create a key. No other response contains it."""
+        fields = await _read_object(request, KEY_FIELDS, MAX_KEY_BODY)
+        account, token = await asyncio.to_thread(self.accounts.add, **{"name": "", **fields})
+        return _json_response({"key": token, "account": self._describe_key(account)}, 201)
+
+    def revoke_key(self, request: Request) -> object:
+        if TOKEN.fullmatch(_id(request)):
+            raise ApiError(
+                "keys are revoked by id, got a key",
+                hint="use the id from GET /admin/keys: paths appear in logs",
+            )
+        return self._describe_key(self.accounts.revoke(_id(request)))
+
+    def savings(self, request: Request) -> object:
+        params = request.query_params
+        return savings(
+            self.ledger,
+            namespace=params.get("namespace"),
+            since=_since(params.get("since")),
+            master=params.get("master"),
+        )
+
+    def _describe_key(self, account: Account) -> dict[str, object]:
+        spent = self.ledger.spent_this_month(account.id)
+        return {**asdict(account), "spent_this_month_usd": spent}
+
+    def stats(self, request: Request) -> object:
+        cache = self._cache(request)
+        counted = asdict(cache.stats())
+        del counted["path"]
+        return {**counted, "namespaces": cache.namespaces()}
+
+    def browse(self, request: Request) -> object:
+        """List examples, newest first."""
+        limit = _query_number(request, "limit", PAGE, MAX_PAGE)
+        offset = _query_number(request, "offset", 0, MAX_OFFSET)
+        cache = self._cache(request)
+        found = cache.ids(where=_filter(request))[::-1]
+        examples = []
+        for id in found[offset : offset + limit]:
+            with suppress(NotFoundError):  # deleted or evicted meanwhile
+                examples.append(_describe_example(cache, id))
+        return {"total": len(found), "offset": offset, "examples": examples}
+
+    def show(self, request: Request) -> object:
+        return _describe_example(self._cache(request), _id(request))
+
+    def image(self, request: Request) -> object:
+        """Return the stored bytes of an image."""
+        example = self._cache(request).get(_id(request))
+        images, number = example.query.images, int(request.path_params["number"])
+        if number >= len(images):
+            raise NotFoundError(
+                f"image {number} does not exist, the example has {len(images)}",
+                hint="use a number from 0",
+            )
+        return Response(images[number].data, 200, IMAGE_HEADERS, images[number].media_type)
+
+    def delete(self, request: Request) -> object:
+        cache = self._cache(request)
+        removed = cache.delete([_id(request)])
+        self.forget(_namespace(request))
+        return {"removed": removed, "examples": len(cache)}
+
+    def pin(self, request: Request) -> object:
+        cache = self._cache(request)
+        return {"changed": cache.pin([_id(request)]), "pinned": cache.stats().pinned}
+
+    def unpin(self, request: Request) -> object:
+        cache = self._cache(request)
+        return {"changed": cache.unpin([_id(request)]), "pinned": cache.stats().pinned}
+
+    async def import_(self, request: Request, account: Account) -> object:
+        """Import JSON lines with images as data URLs, in the format of `export` or `load_jsonl`.
+        Invalid lines are skipped and reported. The examples are marked as imported, with the
+        account's name."""
+        with tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
+            async for chunk in _stream(request, self.max_import):
+                await asyncio.to_thread(file.write, chunk)
+            file.seek(0)
+            return await asyncio.to_thread(self._import, file, request, account)
+
+    def _import(self, lines: Iterable[bytes], request: Request, account: Account) -> object:
+        bad: list[BottegaError] = []
+        cache = self._cache(request)
+        examples = read_jsonl(lines, "the upload", whole_replies=True, on_error=bad.append)
+        added = cache.add((_as_imported(one, account) for one in examples), on_error=bad.append)
+        named = [{"reason": str(error), "hint": error.hint} for error in bad[:MAX_REPORTED]]
+        return {
+            "new": added.new,
+            "duplicates": added.duplicates,
+            "bad": len(bad),
+            "skipped": named,
+            "examples": len(cache),
+        }
+
+    def export(self, request: Request) -> object:
+        """Stream the examples as JSON lines. A damaged example ends the stream; `bottega export`
+        reports it and writes the others."""
+        headers = {**HEADERS, "content-disposition": 'attachment; filename="cache.jsonl"'}
+        return StreamingResponse(_lines(self._cache(request)), 200, headers, "application/x-ndjson")
+
+    def _cache(self, request: Request) -> KnowledgeBase:
+        return self.open_cache(_namespace(request))
+
+
+async def _stream(request: Request, most: int) -> AsyncIterator[bytes]:
+    length = 0
+    async for chunk in request.stream():
+        length += len(chunk)
+        if length > most:
+            raise ApiError(
+                f"the body is longer than {most:,} bytes",
+                status=413,
+                hint="send it in several parts",
+            )
+        yield chunk
+
+
+async def _read_object(
+    request: Request, fields: Mapping[str, tuple[type, ...]], most: int
+) -> dict[str, Any]:
+    """Read a JSON object with no other fields than these. A field with null counts as absent.
+    Raises `ApiError`."""
+    try:
+        row = orjson.loads(b"".join([chunk async for chunk in _stream(request, most)]))
+    except orjson.JSONDecodeError as error:
+        raise ApiError(f"the body is not JSON: {error.msg}", hint="send an object") from error
+    if not isinstance(row, dict):
+        raise ApiError("the body is not an object", hint=f"send an object with {', '.join(fields)}")
+    for name, value in row.items():
+        if name not in fields:
+            raise ApiError(f"{name[:40]!a} is not a field", hint=f"use {', '.join(fields)}")
+        # An exact comparison, since isinstance(True, int).
+        if value is not None and type(value) not in fields[name]:
+            raise ApiError(
+                f"{name} has the wrong type, got {type(value).__name__}",
+                param=name,
+                hint="see docs/gateway.md",
+            )
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _query_number(request: Request, name: str, default: int, most: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
+        raise ApiError(
+            f"{name} must be a whole number from 0 to {most}, got {text[:40]!a}",
+            param=name,
+            hint="use a number in this range, or leave it out",
+        )
+    return int(text)
+
+
+def _since(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        moment = float(text)
+    except ValueError:
+        moment = math.nan
+    if not math.isfinite(moment):
+        raise ApiError(
+            f"since must be a number, got {text[:40]!a}", param="since", hint="use unix seconds"
+        )
+    return moment
+
+
+def _filter(request: Request) -> Filter:
+    params = request.query_params
+    parts: list[Filter] = []
+    if text := params.get("text"):
+        parts.append(Contains(text))
+    if source := params.get("source"):
+        parts.append(Eq("source", source))
+    return And(tuple(parts))
+
+
+def _namespace(request: Request) -> str:
+    return request.query_params.get("namespace", "")
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["id"])
+
+
+def _as_imported(example: Example, account: Account) -> Example:
+    tags = {**example.tags, "provenance": "imported"}
+    return replace(example, tags=tags, source=f"imported by {account.name}")
+
+
+def _fields_of(example: Example) -> dict[str, object]:
+    query = example.query
+    return {
+        "id": example.id,
+        "question": query.text,
+        "answer": example.answer,
+        "choices": query.choices,
+        "labels": example.labels,
+        "rationale": example.rationale,
+        "tags": dict(example.tags),
+        "source": example.source,
+    }
+
+
+def _lines(cache: KnowledgeBase) -> Iterator[bytes]:
+    for example in cache:
+        images = [
+            f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+            for image in example.query.images
+        ]
+        yield orjson.dumps({**_fields_of(example), "images": images}) + b"\n"
+
+
+def _describe_example(cache: KnowledgeBase, id: str) -> dict[str, object]:
+    example, metadata = cache.get(id), cache.metadata(id)
+    images = [
+        {
+            "sha256": image.sha256,
+            "media_type": image.media_type,
+            "bytes": len(image.data),
+            "width": image.width,
+            "height": image.height,
+        }
+        for image in example.query.images
+    ]
+    return {**_fields_of(example), "images": images, **asdict(metadata)}
