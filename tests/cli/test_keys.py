@@ -14,7 +14,7 @@ def test_a_key_is_created_listed_and_revoked(run: Run) -> None:
     assert token.startswith("sk-bottega-")
     assert "not shown again" in made.err
     file = Path("bottega-data/gateway.db")
-    accounts = Accounts.open(file)
+    accounts = Accounts(file)
     account = accounts.authenticate(token)
     assert account is not None
     assert (account.name, account.namespace, account.requests_per_minute) == ("team-a", "a", 60)

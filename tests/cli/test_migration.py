@@ -62,7 +62,7 @@ def test_old_states_and_columns_get_their_current_names(run: Run, folder: Path) 
     assert states == ["replayed", "answered", "answered", "passed_through", "failed", "rejected"]
     assert (done["requests"], done["answered"]) == (22, 20)
     assert done["spent_usd"] == pytest.approx(1.501213)
-    ledger = Ledger.open(folder / "gateway.db", repeat_seconds=100.0, clock=lambda: 1795380350.0)
+    ledger = Ledger(folder / "gateway.db", repeat_seconds=100.0, clock=lambda: 1795380350.0)
     assert ledger.repeat("key") == (1795380300.0, "example")
     assert ledger.spent_this_month("anonymous") == 0.0
     ledger.close()
@@ -78,7 +78,7 @@ def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
 
 
 def test_an_old_ledger_accepts_new_entries(run: Run, folder: Path) -> None:
-    ledger = Ledger.open(folder / "gateway.db")
+    ledger = Ledger(folder / "gateway.db")
     ledger.note(Entry(1795380300.0, "r", "k", "", "master", "m", "answered", cost_usd=0.5))
     ledger.close()
     done = json.loads(run("savings", "--data", str(folder), "--json").out)
@@ -89,7 +89,7 @@ def test_an_old_ledger_accepts_new_entries(run: Run, folder: Path) -> None:
 
 def test_old_keys_keep_their_limits_and_revocation(folder: Path) -> None:
     keys = json.loads((folder / "keys.json").read_text())
-    accounts = Accounts.open(folder / "gateway.db")
+    accounts = Accounts(folder / "gateway.db")
     try:
         team, operator = (
             accounts.authenticate(keys["team-a"]),

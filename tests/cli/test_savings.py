@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from bottega.gateway.accounting.ledger import Entry, Ledger
+from bottega.gateway.accounting.ledger import Entry, Ledger, Shadow
 from tests.cli.conftest import Run
 
 MOMENT = datetime(2023, 11, 14, 12).timestamp()  # local: the command prints local dates
@@ -11,7 +11,7 @@ MOMENT = datetime(2023, 11, 14, 12).timestamp()  # local: the command prints loc
 
 def write_ledger(folder: Path) -> None:
     folder.mkdir()
-    ledger = Ledger.open(folder / "gateway.db")
+    ledger = Ledger(folder / "gateway.db")
     for _ in range(20):
         ledger.note(Entry(MOMENT, "r", "k", "a", "master", "m", "answered", cost_usd=0.02))
     for _ in range(60):
@@ -21,7 +21,7 @@ def write_ledger(folder: Path) -> None:
         ledger.note(entry)
     for _ in range(20):
         ledger.note(Entry(MOMENT, "r", "k", "b", "master", "m", "replayed"))
-    ledger.record_shadow("a", 0.9, 1.0, 0.0, MOMENT, "r")
+    ledger.record_shadow(Shadow(MOMENT, "r", "a", 0.9, 1.0, 0.0))
     ledger.close()
 
 
@@ -61,7 +61,7 @@ def test_savings_are_printed_as_json(run: Run, tmp_path: Path) -> None:
 
 def test_missing_data_are_reported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    ledger = Ledger.open(tmp_path / "d" / "gateway.db")
+    ledger = Ledger(tmp_path / "d" / "gateway.db")
     ledger.note(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered"))
     ledger.flush()
     printed = run("savings", "--data", "d")
@@ -76,7 +76,7 @@ def test_missing_data_are_reported(run: Run, tmp_path: Path) -> None:
 
 def test_lost_rows_are_reported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    ledger = Ledger.open(tmp_path / "d" / "gateway.db")
+    ledger = Ledger(tmp_path / "d" / "gateway.db")
     ledger._set_note("lost", "7")
     ledger.close()
     assert "7 rows could not be written" in run("savings", "--data", "d").out
@@ -95,7 +95,7 @@ def test_an_empty_ledger_is_reported(run: Run) -> None:
 
 def test_shares_are_of_answered_requests(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    ledger = Ledger.open(tmp_path / "d" / "gateway.db")
+    ledger = Ledger(tmp_path / "d" / "gateway.db")
     ledger.note(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered", cost_usd=0.1))
     for _ in range(3):
         entry = Entry(MOMENT, "r", "k", "", "", "", "failed", cost_usd=0.0, status=400)

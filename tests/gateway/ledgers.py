@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(file: Path) -> Iterator[Ledger]:
-    opened = Ledger.open(file)
+    opened = Ledger(file)
     yield opened
     opened.close()
 

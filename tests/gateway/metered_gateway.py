@@ -200,7 +200,7 @@ def metered(
     finish: float = 60.0,
     concurrency: int = 256,
 ) -> Iterator[MeteredGateway]:
-    accounts = Accounts.open(folder / FILE)
+    accounts = Accounts(folder / FILE)
     _, key = accounts.add("team", usd_per_month=budget)
     accounts.close()
     endpoint.answers = [meter]

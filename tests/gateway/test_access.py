@@ -42,7 +42,7 @@ def http_error_of(work: Callable[[], object]) -> tuple[int, str]:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    accounts = Accounts.open(tmp_path / FILE)
+    accounts = Accounts(tmp_path / FILE)
     yield lambda name, **more: accounts.add(name, **more)[1]
     accounts.close()
 
@@ -357,14 +357,14 @@ def test_file_of_the_first_format_is_migrated(tmp_path: Path) -> None:
     connection.execute("PRAGMA user_version = 1")
     connection.commit()
     connection.close()
-    accounts = Accounts.open(tmp_path / FILE)
+    accounts = Accounts(tmp_path / FILE)
     made, token = accounts.add("new", max_concurrent=2, tiers=["small"], max_namespaces=0)
     old, new = accounts.list()
     assert old == Account("0123456789ab", "team", "a", False, True, 60, 5.0, 1.5)
     assert new == made == accounts.authenticate(token)
     assert (new.max_concurrent, new.tiers, new.max_namespaces) == (2, ("small",), 0)
     accounts.close()
-    ledger = Ledger.open(tmp_path / FILE)
+    ledger = Ledger(tmp_path / FILE)
     assert ledger.master() == "large"
     ledger.close()
 
@@ -379,7 +379,7 @@ def test_file_of_the_first_format_is_migrated(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_limits_are_rejected(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    accounts = Accounts.open(tmp_path / FILE)
+    accounts = Accounts(tmp_path / FILE)
     with pytest.raises(SettingError):
         accounts.add("team", **wrong)
     assert accounts.list() == []

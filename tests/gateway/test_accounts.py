@@ -21,7 +21,7 @@ from bottega.knowledge import KnowledgeBase
 
 @pytest.fixture
 def accounts(tmp_path: Path) -> Iterator[Accounts]:
-    opened = Accounts.open(tmp_path / "gateway.db")
+    opened = Accounts(tmp_path / "gateway.db")
     yield opened
     opened.close()
 
@@ -86,7 +86,7 @@ def test_changes_of_another_process_apply_within_a_second(
     account, token = accounts.add("team-a")
     code = (
         "import sys; from bottega.gateway.accounting.accounts import Accounts\n"
-        "accounts = Accounts.open(sys.argv[1])\n"
+        "accounts = Accounts(sys.argv[1])\n"
         "print(accounts.add('team-b')[1])\naccounts.revoke(sys.argv[2])\naccounts.close()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "gateway.db"), account.id]
@@ -124,7 +124,7 @@ def test_each_failure_to_read_the_keys_is_logged_once(
 ) -> None:
     monkeypatch.setattr("bottega.gateway.accounting.accounts.POLL_SECONDS", 0.02)
     file = tmp_path / "gateway.db"
-    with closing(Accounts.open(file)) as accounts:
+    with closing(Accounts(file)) as accounts:
         for failures in range(1, 3):
             rename(file, "accounts", "gone")
             wait_until(lambda: bool(caplog.records))
@@ -142,7 +142,7 @@ def rename(file: Path, table: str, name: str) -> None:
 
 def knows_new_key(accounts: Accounts, file: Path, name: str) -> bool:
     """Add a key in another connection and return whether `accounts` has read it soon after."""
-    with closing(Accounts.open(file)) as other:
+    with closing(Accounts(file)) as other:
         _, token = other.add(name)
     time.sleep(0.1)
     return accounts.authenticate(token) is not None
@@ -204,25 +204,25 @@ def test_authentication_is_fast(accounts: Accounts) -> None:
 def test_other_files_are_rejected(tmp_path: Path) -> None:
     KnowledgeBase.open(tmp_path / "k.db", None).close()
     with pytest.raises(StoreError, match="not a gateway database"):
-        Accounts.open(tmp_path / "k.db")
+        Accounts(tmp_path / "k.db")
     with pytest.raises(StoreError, match="does not exist"):
-        Accounts.open(tmp_path / "none.db", create=False)
+        Accounts(tmp_path / "none.db", create=False)
     with pytest.raises(StoreError, match="does not exist"):
-        Accounts.open(tmp_path / "none" / "gateway.db")
+        Accounts(tmp_path / "none" / "gateway.db")
     assert not (tmp_path / "none.db").exists()
 
 
 @pytest.mark.parametrize("column", ["secret", "id", "name", "namespace"])
 def test_a_damaged_account_raises_a_store_error(tmp_path: Path, column: str) -> None:
     path = tmp_path / "gateway.db"
-    with closing(Accounts.open(path)) as accounts:
+    with closing(Accounts(path)) as accounts:
         accounts.add("team")
     wrong = "5.5" if column == "secret" else "x'ff'"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"UPDATE accounts SET {column} = {wrong}")
         connection.commit()
     with pytest.raises(StoreError):
-        Accounts.open(path)
+        Accounts(path)
 
 
 MOST = 2**31 - 1

@@ -68,8 +68,8 @@ async def reject(request: Request, error: Exception) -> Response:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    accounts = Accounts.open(tmp_path / "gateway.db")
-    ledger = Ledger.open(tmp_path / "gateway.db")
+    accounts = Accounts(tmp_path / "gateway.db")
+    ledger = Ledger(tmp_path / "gateway.db")
     desk = Desk(tmp_path, accounts, ledger)
     yield desk
     for cache in desk.caches.values():

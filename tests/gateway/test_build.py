@@ -52,7 +52,7 @@ def test_configured_gateway_stores_and_shows_examples(endpoint: Server, tmp_path
     assert 'stage_seconds_count{stage="store"} 1.0' in metrics
     assert 'breaker_state{route="large"} 0.0' in metrics
     assert "upstream_seconds_count 2.0" in metrics
-    ledger = Ledger.open(tmp_path / FILE)
+    ledger = Ledger(tmp_path / FILE)
     rows = ledger.read("SELECT tier, state FROM entries ORDER BY time")
     assert (rows, ledger.master()) == (
         [("large", "answered"), ("small", "answered"), ("small", "replayed")],
@@ -219,7 +219,7 @@ def test_keys_are_required_in_public_and_if_any_exist(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="there are none") as error:
         build(public, ENVIRONMENT)
     assert "bottega keys add" in error.value.hint
-    accounts = Accounts.open(tmp_path / FILE)
+    accounts = Accounts(tmp_path / FILE)
     made, token = accounts.add("ann")
     for one in (public, config):  # with a proxy, even loopback is public
         gateway_server = build(one, ENVIRONMENT)

@@ -45,7 +45,7 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
         0.05,
     )
     ledger.note(whole)
-    ledger.record_shadow("ns", 0.9, 1.0, 0.0, 6.0, "r")
+    ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.flush()
     row = ledger.read("SELECT * FROM entries")[0]
     assert row[:15] == (*(getattr(whole, n) for n in Entry.__slots__[:13]), 0.05, 0.75)
@@ -60,7 +60,7 @@ def test_entries_are_written_within_half_a_second(ledger: Ledger, file: Path) ->
 
 
 def test_adding_is_fast_and_closing_loses_nothing(file: Path) -> None:
-    ledger = Ledger.open(file)
+    ledger = Ledger(file)
     rounds = []
     for _ in range(20):
         begun = time.thread_time()
@@ -90,7 +90,7 @@ def test_many_threads_can_add_entries(ledger: Ledger, file: Path) -> None:
 
 
 def test_spending_counts_at_once_and_after_a_restart(file: Path) -> None:
-    ledger = Ledger.open(file)
+    ledger = Ledger(file)
     for cost in (0.5, None, float("nan"), float("inf"), -1.0, 0.25):
         ledger.note(entry(cost=cost))
     ledger.note(entry(cost=9.0, account="b"))
@@ -99,7 +99,7 @@ def test_spending_counts_at_once_and_after_a_restart(file: Path) -> None:
         ledger.flush()
     assert ledger.spent_this_month("unused") == 0.0
     ledger.close()
-    again = Ledger.open(file)
+    again = Ledger(file)
     assert (again.spent_this_month("a"), again.spent_this_month("b")) == (0.75, 9.0)
     again.close()
 
@@ -127,7 +127,7 @@ def test_spending_that_is_being_written_counts(
 def test_spending_during_a_failed_write_is_kept(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = Ledger.open(file)
+    ledger = Ledger(file)
     written = ledger._file.write
     failures = [StoreError("no space left")]
 
@@ -147,7 +147,7 @@ def test_spending_during_a_failed_write_is_kept(
     ledger.flush()
     assert ledger.spent_this_month("a") == 0.75
     ledger.close()
-    again = Ledger.open(file)
+    again = Ledger(file)
     assert again.spent_this_month("a") == 0.75
     assert again._note("gate") == "closed"
     again.close()
@@ -155,7 +155,7 @@ def test_spending_during_a_failed_write_is_kept(
 
 def test_a_month_ends_at_midnight_utc(file: Path) -> None:
     now = [DECEMBER - 1]
-    ledger = Ledger.open(file, clock=lambda: now[0])
+    ledger = Ledger(file, clock=lambda: now[0])
     ledger.note(replace(entry(cost=0.5), time=DECEMBER - 2))
     assert ledger.spent_this_month("a") == 0.5
     ledger.flush()
@@ -170,7 +170,7 @@ def test_a_month_ends_at_midnight_utc(file: Path) -> None:
 
 
 def test_two_gateways_count_together(ledger: Ledger, file: Path) -> None:
-    other = Ledger.open(file)
+    other = Ledger(file)
     ledger.note(entry(cost=0.5))
     ledger.flush()
     other.note(entry(cost=0.25))
@@ -201,7 +201,7 @@ def test_locked_file_is_logged_and_fails_no_request(
 ) -> None:
     monkeypatch.setattr("bottega.gateway.accounting.database.BUSY_SECONDS", 0.05)
     monkeypatch.setattr(module, "MAX_WAITING", 10)
-    ledger = Ledger.open(file)
+    ledger = Ledger(file)
     monkeypatch.setattr(ledger._writer, "retry_seconds", 0.05)
     blocker = sqlite3.connect(file, isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
@@ -218,7 +218,7 @@ def test_locked_file_is_logged_and_fails_no_request(
     messages = [record.message for record in caplog.records]
     assert [("requests continue" in each) for each in messages] == [True, False]
     assert messages[1] == "the ledger can be written again; 15 rows were lost"
-    again = Ledger.open(file)
+    again = Ledger(file)
     assert again.total_lost() == 15
     assert again.read("SELECT request_id FROM entries")[0] == ("r15",)  # the oldest went
     again.close()
@@ -279,21 +279,21 @@ def test_full_disk_fails_no_request_and_lost_rows_are_logged(
     assert ledger.lost == 2000
     assert "no space left" in caplog.text
     assert "lost 2000 rows that could not be written" in caplog.text
-    ledger._file = Ledger.open(ledger.path)._file  # closed again by the fixture
+    ledger._file = Ledger(ledger.path)._file  # closed again by the fixture
     assert ledger._file.read("PRAGMA integrity_check") == [("ok",)]
 
 
 def test_pruning_keeps_monthly_spending(file: Path) -> None:
-    ledger = Ledger.open(file, clock=lambda: NOVEMBER)
+    ledger = Ledger(file, clock=lambda: NOVEMBER)
     for day in range(12):
         ledger.note(replace(entry(cost=1.0), time=NOVEMBER - day * 86_400.0))
-        ledger.record_shadow("ns", 0.5, 1.0, 1.0, NOVEMBER - day * 86_400.0, "r")
+        ledger.record_shadow(Shadow(NOVEMBER - day * 86_400.0, "r", "ns", 0.5, 1.0, 1.0))
     ledger.flush()
     assert ledger.prune(5.5) == 12
     assert (count(file), count(file, "shadows")) == (6, 6)
     assert ledger.spent_this_month("a") == 12.0
     ledger.close()
-    kept = Ledger.open(file, keep_days=2.5, clock=lambda: NOVEMBER)
+    kept = Ledger(file, keep_days=2.5, clock=lambda: NOVEMBER)
     assert kept.spent_this_month("a") == 12.0
     kept.note(replace(entry(), time=NOVEMBER))
     assert until(2.0, file, 4)
@@ -301,7 +301,7 @@ def test_pruning_keeps_monthly_spending(file: Path) -> None:
 
 
 def test_gates_keep_their_state(file: Path) -> None:
-    ledger = Ledger.open(file)
+    ledger = Ledger(file)
     assert ledger.gate("ns") is None
     ledger.set_gate("ns", '{"n": 1}')
     ledger.set_gate("other", "{}")
@@ -309,7 +309,7 @@ def test_gates_keep_their_state(file: Path) -> None:
     ledger.set_gate("ns", '{"n": 2}')
     ledger.set_master("master")
     ledger.close()
-    again = Ledger.open(file)
+    again = Ledger(file)
     assert (again.gate("ns"), again.gate("other"), again.master()) == ('{"n": 2}', "{}", "master")
     again.close()
 
@@ -317,8 +317,8 @@ def test_gates_keep_their_state(file: Path) -> None:
 WRITER = """
 import sys, time
 from bottega.gateway.accounting.database import Batch
-from bottega.gateway.accounting.ledger import Entry, Ledger
-ledger = Ledger.open(sys.argv[1])
+from bottega.gateway.accounting.ledger import Entry, Ledger, Shadow
+ledger = Ledger(sys.argv[1])
 number = 0
 while True:
     ledger.note(Entry(time.time(), str(number), "a", "", "m", "m", "answered", cost_usd=1.0))
@@ -342,7 +342,7 @@ def test_killed_process_loses_at_most_half_a_second(file: Path) -> None:
         output, _ = process.communicate()
         noted = [line.split() for line in output.splitlines() if line.count(" ") == 1]
         owed = {number for number, moment in noted if float(moment) < killed - 0.5}
-        ledger = Ledger.open(file)
+        ledger = Ledger(file)
         rows = ledger.read("SELECT request_id FROM entries LIMIT -1 OFFSET ?", kept)
         assert owed <= {str(row[0]) for row in rows}
         assert owed
@@ -358,10 +358,10 @@ def test_reading_does_not_wait_for_writers(ledger: Ledger, file: Path) -> None:
     blocker = sqlite3.connect(file, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     begun = time.monotonic()
-    other = Ledger.open(file, create=False)
+    other = Ledger(file, create=False)
     assert len(other.read("SELECT * FROM entries")) == 1
     other.close()
-    accounts = Accounts.open(file)
+    accounts = Accounts(file)
     assert accounts.list() == []
     accounts.close()
     assert time.monotonic() - begun < 1.0

@@ -13,7 +13,7 @@ import pytest
 from bottega.errors import StoreError
 from bottega.gateway.accounting import ledger as module
 from bottega.gateway.accounting.database import Batch, EntryFile
-from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger import Ledger, Shadow
 from tests.gateway.ledgers import count, entry, file, ledger, until
 
 __all__ = ["file", "ledger"]  # fixtures
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_read_fails_opening(
     monkeypatch.setattr(EntryFile, "spent_since", damaged)
     monkeypatch.setattr(EntryFile, "close", recorded)
     with pytest.raises(StoreError, match="damaged"):
-        Ledger.open(file)
+        Ledger(file)
     assert len(closed) == 1
 
 
@@ -99,10 +99,10 @@ def test_each_report_closes_its_connection(
 
 def test_old_repeats_are_deleted_in_the_background(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
-        Ledger.open(file).close()
+        Ledger(file).close()
         connection.execute("INSERT INTO notes VALUES ('replay:old', '5.0 e1')")
         connection.commit()
-    ledger = Ledger.open(file, repeat_seconds=60.0)
+    ledger = Ledger(file, repeat_seconds=60.0)
     ledger.set_repeat("new", "e2")
     ledger.flush()
     end = time.monotonic() + 2
@@ -115,7 +115,7 @@ def test_old_repeats_are_deleted_in_the_background(file: Path) -> None:
 
 def test_delete_old_repeats_returns_their_number(file: Path) -> None:
     now = NOVEMBER
-    ledger = Ledger.open(file, repeat_seconds=60.0, clock=lambda: now)
+    ledger = Ledger(file, repeat_seconds=60.0, clock=lambda: now)
     for key in "ab":
         ledger.set_repeat(key, "e")
     ledger.flush()
@@ -136,10 +136,10 @@ def test_shadows_that_cannot_be_written_count_as_lost(ledger: Ledger, file: Path
     ledger._file._connection.execute("PRAGMA max_page_count = 1")
     for number in range(500):
         ledger.note(entry(number))
-        ledger.record_shadow("ns", 0.9, 1.0, 0.0, 6.0, "r")
+        ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.close()
     assert ledger.lost == 1000
-    ledger._file = Ledger.open(ledger.path)._file  # closed again by the fixture
+    ledger._file = Ledger(ledger.path)._file  # closed again by the fixture
 
 
 def test_overflow_drops_the_oldest_rows_of_each_kind(
@@ -156,7 +156,7 @@ def test_overflow_drops_the_oldest_rows_of_each_kind(
         for number in range(5):
             ledger.note(entry(number))
         for number in range(4):
-            ledger.record_shadow("ns", 0.9, 1.0, 0.0, float(number), "r")
+            ledger.record_shadow(Shadow(float(number), "r", "ns", 0.9, 1.0, 0.0))
         with pytest.raises(StoreError):
             ledger.flush()
     assert ledger.lost == 3

@@ -21,7 +21,7 @@ from tests.server import Server, ok
 
 @pytest.fixture
 def key(tmp_path: Path) -> Iterator[str]:
-    with closing(Accounts.open(tmp_path / FILE)) as accounts:
+    with closing(Accounts(tmp_path / FILE)) as accounts:
         yield accounts.add("operator", admin=True)[1]
 
 

@@ -22,7 +22,7 @@ NOW = 30 * DAY + 1234.5
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    opened = Ledger.open(tmp_path / "gateway.db", clock=lambda: NOW)
+    opened = Ledger(tmp_path / "gateway.db", clock=lambda: NOW)
     yield opened
     opened.close()
 
@@ -142,7 +142,7 @@ def test_older_file_gets_its_sums(tmp_path: Path) -> None:
              0.1, 200) for i in range(20)]  # fmt: skip
     connection.executemany(f"INSERT INTO entries VALUES ({', '.join('?' * 16)})", rows)
     connection.close()
-    ledger = Ledger.open(path)
+    ledger = Ledger(path)
     report: Savings = savings(ledger)
     assert (report.requests, report.spent_usd) == (20, 10.0)
     assert report.master_only is not None and report.master_only.usd.n == 20

@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 
 from bottega.gateway.accounting import savings as savings_module
-from bottega.gateway.accounting.ledger import Entry, Ledger, State
+from bottega.gateway.accounting.ledger import Entry, Ledger, Shadow, State
 from bottega.gateway.accounting.savings import Savings, SavingsReader, savings
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    opened = Ledger.open(tmp_path / "gateway.db")
+    opened = Ledger(tmp_path / "gateway.db")
     yield opened
     opened.close()
 
@@ -192,8 +192,8 @@ def test_master_can_have_another_name(ledger: Ledger) -> None:
 
 def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
     for number in range(40):
-        ledger.record_shadow("a", 0.9, float(number < 36), float(number < 28), 1000.0, "r")
-    ledger.record_shadow("b", 0.9, 0.0, 1.0, 1000.0, "r")
+        ledger.record_shadow(Shadow(1000.0, "r", "a", 0.9, float(number < 36), float(number < 28)))
+    ledger.record_shadow(Shadow(1000.0, "r", "b", 0.9, 0.0, 1.0))
     note(ledger, "master")
     agreement = savings_of(ledger, "a").agreement
     assert agreement is not None
@@ -211,7 +211,7 @@ def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
 
 
 def test_one_sample_has_a_wide_interval(ledger: Ledger) -> None:
-    ledger.record_shadow("a", 0.9, 1.0, 1.0, 1000.0, "r")
+    ledger.record_shadow(Shadow(1000.0, "r", "a", 0.9, 1.0, 1.0))
     agreement = savings_of(ledger).agreement
     assert agreement is not None
     assert agreement.with_demonstrations.low is not None

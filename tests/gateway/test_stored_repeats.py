@@ -129,7 +129,7 @@ def test_answers_older_than_replay_seconds_are_not_replayed(
 
 
 def with_old_notes(folder: Path, age: float) -> None:
-    ledger = Ledger.open(folder / FILE)
+    ledger = Ledger(folder / FILE)
     for name, value in ledger.read("SELECT name, value FROM notes WHERE name LIKE 'replay:%'"):
         then, _, id = str(value).partition(" ")
         ledger._set_note(str(name), f"{float(then) - age} {id}")
@@ -160,7 +160,7 @@ def test_no_store_and_reasoning_leave_nothing_to_replay(endpoint: Server, tmp_pa
 
 def test_old_repeats_are_deleted(tmp_path: Path) -> None:
     now = [1000.0]
-    ledger = Ledger.open(tmp_path / FILE, repeat_seconds=60.0, clock=lambda: now[0])
+    ledger = Ledger(tmp_path / FILE, repeat_seconds=60.0, clock=lambda: now[0])
     ledger.set_repeat("key", "example")
     assert ledger.repeat("key") == (1000.0, "example")
     ledger.flush()

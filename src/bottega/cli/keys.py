@@ -57,7 +57,7 @@ def add(
 ) -> None:
     """Create a key. It is shown once; only its hash is stored."""
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with closing(Accounts.open(data / FILE)) as accounts:
+    with closing(Accounts(data / FILE)) as accounts:
         account, token = accounts.add(
             name,
             namespace=namespace,
@@ -81,7 +81,7 @@ def add(
 @keys.command()
 def ls(data: DataFolder, json: Json = False) -> None:
     """List keys with their permissions, without the keys themselves."""
-    with closing(Accounts.open(data / FILE, create=False)) as accounts:
+    with closing(Accounts(data / FILE, create=False)) as accounts:
         found = accounts.list()
     if json:
         print_json(found)
@@ -111,7 +111,7 @@ def revoke(
     json: Json = False,
 ) -> None:
     """Revoke a key. A running gateway rejects it within a second."""
-    with closing(Accounts.open(data / FILE, create=False)) as accounts:
+    with closing(Accounts(data / FILE, create=False)) as accounts:
         account = accounts.revoke(id)
     if json:
         print_json(account)

@@ -33,7 +33,7 @@ def savings(
 ) -> None:
     """Report what requests cost and what the master alone would have cost."""
     begins = None if since is None else max(since, EPOCH).timestamp()
-    with closing(Ledger.open(data / FILE, create=False)) as ledger:
+    with closing(Ledger(data / FILE, create=False)) as ledger:
         found = savings_of(ledger, namespace=namespace, since=begins, master=master)
     if json:
         print_json(found)

@@ -170,7 +170,7 @@ def _print_saved(config: Config) -> None:
     from bottega.gateway.accounting.ledger import Ledger
     from bottega.gateway.accounting.savings import savings
 
-    with closing(Ledger.open(config.gateway.data / FILE, create=False)) as ledger:
+    with closing(Ledger(config.gateway.data / FILE, create=False)) as ledger:
         found = savings(ledger)
     answered = [one for one in found.routes if one.state == "answered"]
     if not answered:

@@ -188,7 +188,7 @@ def _serving(config: Config) -> Rows:
 def _keys(config: Config) -> str:
     made, data = list[Account](), config.gateway.data
     if (data / FILE).exists():
-        with closing(Accounts.open(data / FILE, create=False)) as accounts:
+        with closing(Accounts(data / FILE, create=False)) as accounts:
             made = accounts.list()
     if not config.needs_keys(bool(made)):
         return "not required"

@@ -7,7 +7,6 @@ import logging
 import math
 import re
 import secrets
-import sqlite3
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -60,9 +59,9 @@ class Accounts:
     shown again. `authenticate` reads memory only: a thread refreshes it within a second of a change
     by any process, until `close`. All other methods block and raise `StoreError`."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self.path = path
-        self._connection = connection
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+        self.path = Path(path)
+        self._connection = connect(self.path, create=create)
         self._lock = threading.Lock()
         self._accounts: Mapping[str, tuple[Account, bytes]] = {}
         self._stamp: object = None
@@ -72,17 +71,12 @@ class Accounts:
         self._thread = threading.Thread(
             target=self._refresh_loop, name="bottega-accounts", daemon=True
         )
-
-    @classmethod
-    def open(cls, path: str | Path, *, create: bool = True) -> Accounts:
-        accounts = cls(Path(path), connect(Path(path), create=create))
         try:
-            accounts._refresh()
+            self._refresh()
         except BaseException:
-            accounts._connection.close()
+            self._connection.close()
             raise
-        accounts._thread.start()
-        return accounts
+        self._thread.start()
 
     def authenticate(self, token: str | None) -> Account | None:
         """Return the account of a key, None if the key is unknown or revoked. Takes microseconds,

@@ -48,19 +48,19 @@ class Ledger:
 
     def __init__(
         self,
-        path: Path,
+        path: str | Path,
         *,
-        create: bool,
-        keep_days: float | None,
-        repeat_seconds: float,
-        clock: Callable[[], float],
+        create: bool = True,
+        keep_days: float | None = None,
+        repeat_seconds: float = 0.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = path
+        self.path = Path(path)
         self.lost = 0
         self._keep_days = keep_days
         self._repeat_seconds = repeat_seconds
         self._clock = clock
-        self._file = EntryFile(path, create=create)
+        self._file = EntryFile(self.path, create=create)
         self._file_lock = threading.Lock()  # acquire before `_lock` if both are needed
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
@@ -71,7 +71,11 @@ class Ledger:
         # Each cost is in exactly one of these three: spending must not dip during a write.
         self._waiting: AccountSpending = {}
         self._writing: AccountSpending = {}
-        self._stored: AccountSpending = {}
+        try:
+            self._stored = self._file.spent_since(self._month)
+        except BaseException:
+            self._file.close()
+            raise
         self._failing = False
         self._pruned_at = float("-inf")
         self._closed = threading.Event()
@@ -81,30 +85,6 @@ class Ledger:
             seconds=FLUSH_SECONDS,
             daemon=True,
         )
-
-    @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        *,
-        create: bool = True,
-        keep_days: float | None = None,
-        repeat_seconds: float = 0.0,
-        clock: Callable[[], float] = time.time,
-    ) -> Ledger:
-        ledger = cls(
-            Path(path),
-            create=create,
-            keep_days=keep_days,
-            repeat_seconds=repeat_seconds,
-            clock=clock,
-        )
-        try:
-            ledger._stored = ledger._file.spent_since(month_of(clock()))
-        except BaseException:
-            ledger._file.close()
-            raise
-        return ledger
 
     def note(self, entry: Entry) -> None:
         """Add an entry. Takes microseconds; callable from any thread."""
@@ -116,16 +96,7 @@ class Ledger:
                 self._waiting[key] = self._waiting.get(key, 0.0) + cost
         self._writer.wake()
 
-    def record_shadow(
-        self,
-        namespace: str,
-        similarity: float,
-        with_score: float,
-        without_score: float,
-        time: float,
-        request_id: str,
-    ) -> None:
-        shadow = Shadow(time, request_id, namespace, similarity, with_score, without_score)
+    def record_shadow(self, shadow: Shadow) -> None:
         with self._lock:
             self._shadows.append(shadow)
         self._writer.wake()

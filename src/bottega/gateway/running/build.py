@@ -94,9 +94,9 @@ def _open_stores(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]
     `pop_all`."""
     with ExitStack() as opened:
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        accounts = Accounts.open(config.gateway.data / FILE)
+        accounts = Accounts(config.gateway.data / FILE)
         opened.callback(accounts.close)
-        ledger = Ledger.open(config.gateway.data / FILE, repeat_seconds=config.replay.seconds)
+        ledger = Ledger(config.gateway.data / FILE, repeat_seconds=config.replay.seconds)
         opened.callback(ledger.close)
         ledger.set_master(config.master.name)
         yield accounts, ledger, opened

@@ -24,7 +24,7 @@ from bottega.errors import (
     StoreBusyError,
     StoreError,
 )
-from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger import Ledger, Shadow
 from bottega.gateway.config.settings import CacheSettings, Config, RouteSettings
 from bottega.gateway.decode_budget import (
     BudgetedKeeper,
@@ -171,7 +171,7 @@ class NamespaceOpener:
         """Count a shadow sample, and store it with the new state of its gate."""
         namespace, gate = record.namespace, self._gates[record.namespace]
         self.ledger.record_shadow(
-            namespace, similarity, pair.shown, pair.hidden, time.time(), record.request_id
+            Shadow(time.time(), record.request_id, namespace, similarity, pair.shown, pair.hidden)
         )
         (self.metrics.agreed if pair.shown >= AGREES else self.metrics.differed).inc()
         self.ledger.set_gate(namespace, orjson.dumps(gate.state()).decode())
