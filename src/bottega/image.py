@@ -60,7 +60,11 @@ class Image:
         """Read an image file. Raises `ImageError`."""
         name = path_text(path)
         try:
-            data = _read(Path(path), name)
+            if not stat.S_ISREG(Path(path).stat().st_mode):  # devices and pipes may never end
+                raise ImageError(f"{name} is not a regular file", hint="check the path")
+            with Path(path).open("rb") as file:
+                # One byte more than allowed: a file's stated size may be wrong, as in /proc.
+                data = file.read(MAX_BYTES + 1)
         except (OSError, ValueError) as error:  # ValueError: a null byte
             reason = getattr(error, "strerror", None) or error
             raise ImageError(f"{name} cannot be read: {reason}", hint="check the path") from error
@@ -153,11 +157,8 @@ class Image:
     def rgb_strips(self) -> Iterator[Pillow.Image]:
         """Yield the pixels of `decode()` from top to bottom, a few rows at a time. The whole image
         is never held as RGB, unless it has to be rotated. Raises `ImageError`."""
-        pil_image = self._loaded(None)
+        pil_image, transpose = self._loaded_upright(None)
         with _damage_errors(self._name):
-            transpose = pixels.upright_transpose(pil_image)
-            if pixels.is_deep(pil_image):
-                pil_image = pixels.eight_bits(pil_image)
             if transpose is not None:
                 pil_image = pixels.rgb(pil_image).transpose(transpose)
             for _, strip in pixels.strips(pil_image):
@@ -181,14 +182,12 @@ class Image:
         """
         url: str | None = self.__dict__.get("_data_url")
         if url is None:
-            url = self.__dict__["_data_url"] = self._encode_data_url()
+            media_type, data = self.media_type, self.data
+            if max(self.width, self.height) > WIRE_SIDE or not self._is_sendable():
+                media_type, data = pixels.encoded(self._reduced_for_wire())
+            url = f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
+            self.__dict__["_data_url"] = url
         return url
-
-    def _encode_data_url(self) -> str:
-        media_type, data = self.media_type, self.data
-        if max(self.width, self.height) > WIRE_SIDE or not self._is_sendable():
-            media_type, data = pixels.encoded(self._reduced_for_wire())
-        return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
 
     @property
     def _name(self) -> str:
@@ -225,12 +224,16 @@ class Image:
             pil_image.load()
         return pil_image
 
-    def _decode(self, at_least: int | None) -> Pillow.Image:
+    def _loaded_upright(self, at_least: int | None) -> tuple[Pillow.Image, Pillow.Transpose | None]:
         pil_image = self._loaded(at_least)
         with _damage_errors(self._name):
             transpose = pixels.upright_transpose(pil_image)
-            if pixels.is_deep(pil_image):
-                pil_image = pixels.eight_bits(pil_image)
+            is_deep = pixels.is_deep(pil_image)
+            return pixels.eight_bits(pil_image) if is_deep else pil_image, transpose
+
+    def _decode(self, at_least: int | None) -> Pillow.Image:
+        pil_image, transpose = self._loaded_upright(at_least)
+        with _damage_errors(self._name):
             # If the size differs, the JPEG decoder has reduced the image already.
             if at_least is not None and pil_image.size == (self.width, self.height):
                 pil_image = pixels.reduced(pil_image, at_least)
@@ -251,14 +254,6 @@ SMALLER = "reduce the image first"
 def path_text(path: str | Path) -> str:
     """Return a path as valid text. File names are bytes; parts that are not UTF-8 are replaced."""
     return str(path).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _read(path: Path, name: str) -> bytes:
-    """Read at most one byte more than allowed: a file's stated size may be wrong, as in /proc."""
-    if not stat.S_ISREG(path.stat().st_mode):  # devices and pipes may never end
-        raise ImageError(f"{name} is not a regular file", hint="check the path")
-    with path.open("rb") as file:
-        return file.read(MAX_BYTES + 1)
 
 
 @cache

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 # A photograph as PNG is ten times larger than as JPEG.
@@ -85,8 +84,14 @@ def reduced(pil_image: Pillow.Image, at_least: int) -> Pillow.Image:
         return pil_image
     if _is_reducible(pil_image):
         return pil_image.reduce(scale)
-    large = pil_image.width * pil_image.height > LARGE_PIXELS
-    return _reduced_in_strips(pil_image, scale) if large else pil_image
+    if pil_image.width * pil_image.height <= LARGE_PIXELS:
+        return pil_image
+    # Convert to RGB and reduce strip by strip: a palette or 1-bit image would take four times its
+    # memory if converted to RGB as a whole.
+    small = Pillow.new("RGB", (-(-pil_image.width // scale), -(-pil_image.height // scale)))
+    for top, strip in strips(pil_image, multiple=scale):
+        small.paste(rgb(strip).reduce(scale), (0, top // scale))
+    return small
 
 
 def is_deep(pil_image: Pillow.Image) -> bool:
@@ -97,16 +102,6 @@ def is_deep(pil_image: Pillow.Image) -> bool:
 def _is_reducible(pil_image: Pillow.Image) -> bool:
     # A transparent colour would be mixed with its neighbours.
     return pil_image.mode in REDUCIBLE_MODES and "transparency" not in pil_image.info
-
-
-def _reduced_in_strips(pil_image: Pillow.Image, scale: int) -> Pillow.Image:
-    """Convert to RGB and reduce strip by strip: a palette or 1-bit image would take four times its
-    memory if converted to RGB as a whole."""
-    width, height = (-(-side // scale) for side in pil_image.size)
-    small = Pillow.new("RGB", (width, height))
-    for top, strip in strips(pil_image, multiple=scale):
-        small.paste(rgb(strip).reduce(scale), (0, top // scale))
-    return small
 
 
 def rgb(pil_image: Pillow.Image) -> Pillow.Image:
@@ -123,7 +118,8 @@ def eight_bits(pil_image: Pillow.Image) -> Pillow.Image:
     """Convert integers of 16 or 32 bits and floats to 8-bit grey."""
     low, high = _range(pil_image)
     grey = Pillow.new("L", pil_image.size)
-    for top, values in _values(pil_image):
+    for top, strip in strips(pil_image):
+        values = np.asarray(strip, np.float64)
         finite = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
         scaled = (finite - low) * (255 / ((high - low) or 1))
         grey.paste(Pillow.fromarray(scaled.round().astype(np.uint8)), (0, top))
@@ -134,7 +130,9 @@ def _range(pil_image: Pillow.Image) -> tuple[float, float]:
     """Return the values that become black and white."""
     if pil_image.mode.startswith("I;16"):
         return 0, 65535
-    finite = (values[np.isfinite(values)] for _, values in _values(pil_image))
+    # Strip by strip: all pixels at once would take eight times the file or more.
+    arrays = (np.asarray(strip, np.float64) for _, strip in strips(pil_image))
+    finite = (values[np.isfinite(values)] for values in arrays)
     ends = [(float(values.min()), float(values.max())) for values in finite if values.size]
     if not ends:
         raise ValueError("all pixels are NaN or infinite")
@@ -152,12 +150,6 @@ def strips(pil_image: Pillow.Image, multiple: int = 1) -> Iterator[tuple[int, Pi
     rows += -rows % multiple
     for top in range(0, height, rows):
         yield top, pil_image.crop((0, top, width, min(top + rows, height)))
-
-
-def _values(pil_image: Pillow.Image) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yield strips as float64: all pixels at once would take eight times the file or more."""
-    for top, strip in strips(pil_image):
-        yield top, np.asarray(strip, np.float64)
 
 
 def encoded(pil_image: Pillow.Image) -> tuple[str, bytes]:
@@ -221,8 +213,7 @@ def _markers(data: bytes) -> Iterator[tuple[int, int, int]]:
         yield marker, content, content - at - 2
         if marker == START_OF_SCAN:
             return
-        length = (
-            0 if marker in WITHOUT_LENGTH else int.from_bytes(data[content : content + 2], "big")
-        )
-        at = content + length
+        at = content
+        if marker not in WITHOUT_LENGTH:
+            at += int.from_bytes(data[content : content + 2], "big")
     yield END_OF_FILE, len(data), len(data) - at

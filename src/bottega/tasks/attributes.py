@@ -113,26 +113,24 @@ def _shapes(rng: torch.Generator, shape: Tensor, count: Tensor, place: Tensor) -
     radius = uniform(rng, (n, 1, 1, 1), 0.1, 0.118)
     x = across - centre[..., 0, None, None]
     y = down - centre[..., 1, None, None]
-    inside = torch.stack(_distances(x, y, radius))[shape, torch.arange(n)]
-    return (torch.sigmoid(-inside / 0.008) * shown[..., None, None]).amax(1)
-
-
-def _distances(x: Tensor, y: Tensor, r: Tensor) -> list[Tensor]:
-    """Return signed distances, negative inside, in the order of the shape words."""
+    # Signed distances, negative inside, in the order of the shape words.
     ax, ay, radial = x.abs(), y.abs(), (x**2 + y**2).sqrt()
     cross = torch.minimum(
-        torch.maximum(ax - r * 0.32, ay - r), torch.maximum(ay - r * 0.32, ax - r)
+        torch.maximum(ax - radius * 0.32, ay - radius),
+        torch.maximum(ay - radius * 0.32, ax - radius),
     )
-    return [
-        radial - r * 0.95,
-        torch.maximum(ax, ay) - r * 0.85,
-        torch.maximum(y - r * 0.75, ax * 1.6 - y * 0.9 - r * 0.75),
+    distances = [
+        radial - radius * 0.95,
+        torch.maximum(ax, ay) - radius * 0.85,
+        torch.maximum(y - radius * 0.75, ax * 1.6 - y * 0.9 - radius * 0.75),
         cross,
-        (radial - r * 0.72).abs() - r * 0.25,
-        ax + ay - r * 1.1,
-        torch.maximum(ax - r, ay - r * 0.36),
-        torch.maximum(ax - r * 0.36, ay - r),
+        (radial - radius * 0.72).abs() - radius * 0.25,
+        ax + ay - radius * 1.1,
+        torch.maximum(ax - radius, ay - radius * 0.36),
+        torch.maximum(ax - radius * 0.36, ay - radius),
     ]
+    inside = torch.stack(distances)[shape, torch.arange(n)]
+    return (torch.sigmoid(-inside / 0.008) * shown[..., None, None]).amax(1)
 
 
 WORDS = ("invented", "plain")
@@ -163,7 +161,10 @@ class AttributeTask:
 
     def generate(self, seed: int) -> TaskData:
         sources = RandomSources(seed)
-        words = self._words(sources)
+        words = VALUES
+        if self.words == "invented":
+            rest = iter(invented_words(sources.words, sum(map(len, VALUES.values()))))
+            words = {name: tuple(next(rest) for _ in VALUES[name]) for name in ATTRIBUTES}
         examples = sample_values(sources.images, self.examples)
         held_out = True if self.combos == "held-out" else None
         queries = sample_values(sources.images, self.queries, held_out)
@@ -172,12 +173,6 @@ class AttributeTask:
             items=_examples(sources, "asked", queries, words),
             labels=tuple(word for attribute in ATTRIBUTES for word in words[attribute]),
         )
-
-    def _words(self, sources: RandomSources) -> dict[str, tuple[str, ...]]:
-        if self.words == "plain":
-            return VALUES
-        rest = iter(invented_words(sources.words, sum(map(len, VALUES.values()))))
-        return {attribute: tuple(next(rest) for _ in VALUES[attribute]) for attribute in VALUES}
 
 
 def _examples(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
@@ -22,8 +22,6 @@ from bottega.tasks.task import (
     to_images,
 )
 from bottega.types import Example
-
-Facts: TypeAlias = dict[tuple[str, str], str]  # by name and relation
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,26 @@ class FactTask:
         return join_episodes(self._episode(sources, str(number)) for number in range(self.episodes))
 
     def _episode(self, sources: RandomSources, episode: str) -> tuple[list[Example], list[Example]]:
-        facts = _sample_facts(sources)
-        return _passages(sources, episode, facts), self._queries(sources, episode, facts)
+        # A distinct invented word for each name and relation; the names themselves are excluded.
+        count = len(NAMES) * len(RELATIONS)
+        words = invented_words(sources.words, count + len(NAMES))
+        things = iter([word for word in words if word not in NAMES])
+        facts = {(name, relation): next(things) for name in NAMES for relation in RELATIONS}
+        passages = [
+            make_example(
+                _passage_id(episode, name, relation),
+                statement(sources.words, relation, name, thing),
+                "",
+                None,
+                tags={"episode": episode, "name": name, "relation": relation},
+            )
+            for (name, relation), thing in facts.items()
+        ]
+        return passages, self._queries(sources, episode, facts)
 
-    def _queries(self, sources: RandomSources, episode: str, facts: Facts) -> list[Example]:
+    def _queries(
+        self, sources: RandomSources, episode: str, facts: Mapping[tuple[str, str], str]
+    ) -> list[Example]:
         rng = sources.words
         topics = rng.choices(list(facts), k=self.queries)
         names = torch.tensor([NAMES.index(name) for name, _ in topics])
@@ -71,27 +85,6 @@ class FactTask:
             )
             for index, ((name, relation), image) in enumerate(zip(topics, images, strict=True))
         ]
-
-
-def _sample_facts(sources: RandomSources) -> Facts:
-    """Return a distinct invented word for each (name, relation); names themselves are excluded."""
-    count = len(NAMES) * len(RELATIONS)
-    words = invented_words(sources.words, count + len(NAMES))
-    things = iter([word for word in words if word not in NAMES])
-    return {(name, relation): next(things) for name in NAMES for relation in RELATIONS}
-
-
-def _passages(sources: RandomSources, episode: str, facts: Facts) -> list[Example]:
-    return [
-        make_example(
-            _passage_id(episode, name, relation),
-            statement(sources.words, relation, name, thing),
-            "",
-            None,
-            tags={"episode": episode, "name": name, "relation": relation},
-        )
-        for (name, relation), thing in facts.items()
-    ]
 
 
 def _passage_id(episode: str, name: str, relation: str) -> str:

@@ -112,14 +112,11 @@ class GlyphTask:
 
     def _images(self, rng: torch.Generator) -> list[Image]:
         """Render each character `shots` + 1 times; images of one character are consecutive."""
-        letters = self._letters(rng)
+        shares = torch.arange(self.ways).tensor_split(self.alphabets)
+        letters = join([sample_alphabet(rng, len(share)) for share in shares])
         rows = torch.arange(self.ways).repeat_interleave(self.shots + 1)
         group = torch.zeros(len(rows), dtype=torch.long)
         crisp = self.style == "crisp"
         style = crisp_style(len(rows)) if crisp else sample_mixed_styles(rng, group, shared=1.0)
         strokes = draw_characters(rng, letters.rows(rows), style.boldness, style.fill, free=0.0)
         return to_images(paint(rng, strokes, style))
-
-    def _letters(self, rng: torch.Generator) -> MotorPrograms:
-        shares = torch.arange(self.ways).tensor_split(self.alphabets)
-        return join([sample_alphabet(rng, len(share)) for share in shares])

@@ -127,21 +127,19 @@ def sample_alphabet(
     mirrored = chance(rng, (n, STROKES, 1), 0.15)
     strokes["turns"] = torch.where(mirrored, -strokes["turns"], strokes["turns"])
     strokes["length"] = strokes["length"] * normal(rng, (n, STROKES), 0.15).exp()
-    return MotorPrograms(**strokes, **_layout(rng, n))
-
-
-def _layout(rng: torch.Generator, n: int) -> dict[str, Tensor]:
-    mood = torch.tensor([0.17, 0.30, 0.27, 0.16, 0.10]).log() + normal(rng, (STROKES,), 0.4)
-    places = torch.tensor([0, 0, 0, 3, 6, 6, 2, 4])
+    # The order of the arguments below is the order of the random numbers.
+    logits = torch.tensor([0.17, 0.30, 0.27, 0.16, 0.10]).log() + normal(rng, (STROKES,), 0.4)
+    vertices = torch.tensor([0, 0, 0, 3, 6, 6, 2, 4])
     apart = chance(rng, (n, STROKES, 1), 0.3)
     far = uniform(rng, (n, STROKES, 2), -0.6, 0.6)
-    return {
-        "count": pick(rng, mood.softmax(0).tolist(), n) + 1,
-        "vertex": places[integers(rng, 8, (n, STROKES))],
-        "host": (uniform(rng, (n, STROKES)) * torch.arange(STROKES)).long(),
-        "host_vertex": places[integers(rng, 8, (n, STROKES))],
-        "offset": torch.where(apart, far, normal(rng, (n, STROKES, 2), 0.03)),
-    }
+    return MotorPrograms(
+        **strokes,
+        count=pick(rng, logits.softmax(0).tolist(), n) + 1,
+        vertex=vertices[integers(rng, 8, (n, STROKES))],
+        host=(uniform(rng, (n, STROKES)) * torch.arange(STROKES)).long(),
+        host_vertex=vertices[integers(rng, 8, (n, STROKES))],
+        offset=torch.where(apart, far, normal(rng, (n, STROKES, 2), 0.03)),
+    )
 
 
 SIZE = 64
@@ -192,23 +190,15 @@ def trace(rng: torch.Generator, programs: MotorPrograms, jitter: float) -> Tenso
     moves = torch.stack([angle.cos() * step, angle.sin() * step], dim=-1)
     path = torch.cat([torch.zeros(n, STROKES, 1, 2), moves.cumsum(2)], dim=2)
     offset = programs.offset + normal(rng, programs.offset.shape, 0.035) * each
-    return _smoothed(rng, programs, _attached(programs, path, offset))
-
-
-def _attached(programs: MotorPrograms, path: Tensor, offset: Tensor) -> Tensor:
-    row = torch.arange(len(programs))
-    placed = [path[:, 0]]
+    # Attach each stroke to a vertex of an earlier one.
+    row, placed = torch.arange(n), [path[:, 0]]
     for s in range(1, STROKES):
         hosts = torch.stack(placed, dim=1)
         target = hosts[row, programs.host[:, s], programs.host_vertex[:, s]] + offset[:, s]
         own = path[row, s, programs.vertex[:, s]]
         placed.append(path[:, s] + (target - own)[:, None])
-    return torch.stack(placed, dim=1)
-
-
-def _smoothed(rng: torch.Generator, programs: MotorPrograms, path: Tensor) -> Tensor:
     loose = uniform(rng, programs.smooth.shape, 0, 0.35) * (programs.smooth < 0.5)
-    return pen_path(path, (programs.smooth + loose).clamp(0, 1))
+    return pen_path(torch.stack(placed, dim=1), (programs.smooth + loose).clamp(0, 1))
 
 
 def pen_path(vertices: Tensor, smooth: Tensor) -> Tensor:

@@ -62,17 +62,9 @@ def sample_styles(rng: torch.Generator, n: int) -> ImageStyle:
 
 def crisp_style(n: int) -> ImageStyle:
     """Return `n` rows of white on black at full resolution, without noise."""
-    zero, one = torch.zeros(n), torch.ones(n)
-    return ImageStyle(
-        resolution=zero.long(),
-        upscale=zero.long(),
-        boldness=one,
-        ink=torch.ones(n, 3),
-        paper=torch.zeros(n, 3),
-        noise=zero,
-        level=zero.bool(),
-        fill=0.8 * one,
-    )
+    zero, one, paper = torch.zeros(n), torch.ones(n), torch.zeros(n, 3)
+    index = zero.long()
+    return ImageStyle(index, index.clone(), one, 1 - paper, paper, zero, zero.bool(), 0.8 * one)
 
 
 def sample_mixed_styles(rng: torch.Generator, group: Tensor, shared: float = 0.85) -> ImageStyle:
