@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from bottega.evaluation.outcomes import method_title
 from bottega.evaluation.runner import Result
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 330, 62, 58, 14, 20
@@ -196,17 +197,27 @@ def _tick(value: float) -> str:
 
 
 def shot_series(results: Sequence[tuple[str, Result]]) -> list[Series]:
-    """Return one series for each name; a method without shots is flat."""
+    """Return one series for each name; a method without shots is flat. Results without a value are
+    skipped."""
     named: dict[str, list[Result]] = {}
     for name, result in results:
-        named.setdefault(name, []).append(result)
+        if result.value is not None:
+            named.setdefault(name, []).append(result)
     return [
-        Series(name, tuple(map(_point, sorted(rows, key=lambda row: row.shots))), not rows[0].shots)
+        Series(
+            name,
+            tuple(
+                result_point(name, row, row.shots)
+                for row in sorted(rows, key=lambda row: row.shots)
+            ),
+            not rows[0].shots,
+        )
         for name, rows in named.items()
     ]
 
 
-def _point(row: Result) -> Point:
-    value, low, high = row.value or 0.0, row.low or 0.0, row.high or 0.0
-    text = f"{row.method}, {row.shots} shots: {value:.3f} [{low:.3f}, {high:.3f}]"
-    return Point(row.shots, value, low, high, text)
+def result_point(name: str, result: Result, x: float) -> Point:
+    """Return the main figure of a result that has a value, as a point at `x`."""
+    value, low, high = result.value or 0.0, result.low or 0.0, result.high or 0.0
+    figure = f"{value:.3f} [{low:.3f}, {high:.3f}], n = {result.n}"
+    return Point(x, value, low, high, f"{method_title(name, result.shots)}: {figure}")

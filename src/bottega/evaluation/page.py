@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,7 +9,6 @@ from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from PIL import Image as Pillow
 
 from bottega.errors import ImageError
 from bottega.evaluation.charts import by_shots, shot_series
@@ -23,7 +20,7 @@ from bottega.image import Image
 from bottega.recording import StoredNode, StoredTrace
 from bottega.types import Candidate
 
-THUMBNAIL = 160
+SIDE = 160  # of images, in pixels
 SHOWN_ROWS = 8
 SHOWN_MISTAKES = 4
 CURVES = "Accuracy by number of demonstrations; the table has the values"
@@ -46,7 +43,9 @@ def render_demo(
     results = [row for row in results if row.value is not None]
     mistakes = [s for s in scored[SHOWN_ROWS:] if not s.correct][:SHOWN_MISTAKES]
     environment = page_environment()
-    environment.globals.update(thumbnail=_thumbnail, labels_of=labels_of)
+    environment.globals.update(
+        thumbnail=lambda image: data_url(thumbnail(image, SIDE)), labels_of=labels_of
+    )
     return environment.get_template("page.html").render(
         title=title,
         digest="",
@@ -78,16 +77,6 @@ def style_sheet(name: str) -> Markup:
     return Markup(files("bottega.evaluation").joinpath(name).read_text(encoding="utf-8"))
 
 
-def _thumbnail(image: Image) -> str:
-    pixels = image.decode(at_least=THUMBNAIL).copy()
-    pixels.thumbnail((THUMBNAIL, THUMBNAIL), Pillow.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    pixels.save(buffer, "PNG" if max(pixels.size) <= 64 else "JPEG", quality=85)
-    kind = "png" if max(pixels.size) <= 64 else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-
-
-SIDE = 160
 LONGEST = 4000
 MAX_CHOICES = 40
 # Deeper trees become an indented list, because columns would be too narrow.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bottega.errors import MissingDependencyError
-from bottega.evaluation.charts import Point, Series, pareto_front
+from bottega.evaluation.charts import Series, pareto_front, result_point, shot_series
 from bottega.evaluation.report.sections import Row, Section
 
 if TYPE_CHECKING:
@@ -19,19 +19,16 @@ if TYPE_CHECKING:
 PER = 1000
 
 
-def shot_series(section: Section) -> list[Series]:
+def shots_of(section: Section) -> list[Series]:
     """Return one series for each method of each run; flat without demonstrations."""
-    return [
-        Series(name, tuple(_point(row, row.result.shots) for row in rows), not rows[0].result.shots)
-        for name, rows in _lines(section)
-    ]
+    return shot_series([(f"{row.prefix}{row.result.method}", row.result) for row in section.rows])
 
 
 def cost_series(section: Section) -> list[Series]:
     """Return points by cost per item (`cost_axis`); those on the Pareto front are circled."""
     cost = _cost(section.rows)
     lines = [
-        (name, [_point(row, cost(row)) for row in sorted(rows, key=cost)])
+        (name, [result_point(name, row.result, cost(row)) for row in sorted(rows, key=cost)])
         for name, rows in _lines(section)
     ]
     front = pareto_front((point.x, point.value) for _, points in lines for point in points)
@@ -55,12 +52,6 @@ def _lines(section: Section) -> list[tuple[str, list[Row]]]:
         if row.result.value is not None:
             named.setdefault(f"{row.prefix}{row.result.method}", []).append(row)
     return list(named.items())
-
-
-def _point(row: Row, x: float) -> Point:
-    value, low, high = row.result.value or 0.0, row.result.low or 0.0, row.result.high or 0.0
-    text = f"{row.title}: {value:.3f} [{low:.3f}, {high:.3f}], n = {row.result.n}"
-    return Point(x, value, low, high, text)
 
 
 def _priced(rows: Sequence[Row]) -> bool:
@@ -105,7 +96,7 @@ def _stem(section: Section, index: int, of: int) -> str:
 
 def _section(section: Section, folder: Path, stem: str) -> Iterator[Path]:
     yield _save_plot(
-        shot_series(section),
+        shots_of(section),
         folder / f"{stem}accuracy-shots.png",
         (section.benchmark, "demonstrations", section.metric),
         by_shots=True,

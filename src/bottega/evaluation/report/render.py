@@ -21,7 +21,7 @@ from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.charts import Chart, by_cost, by_shots
 from bottega.evaluation.page import page_environment, style_sheet
 from bottega.evaluation.report.payload import payload
-from bottega.evaluation.report.plots import cost_axis, cost_series, plot, shot_series
+from bottega.evaluation.report.plots import cost_axis, cost_series, plot, shots_of
 from bottega.evaluation.report.references import Reference, references
 from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.report.sections import (
@@ -206,9 +206,7 @@ def _section_view(section: Section) -> SectionView:
     errors = Counter(error for row in section.rows for error in row.failures.values())
     return SectionView(
         section,
-        by_shots(shot_series(section), f"{metric} by number of demonstrations")
-        if answered
-        else None,
+        by_shots(shots_of(section), f"{metric} by number of demonstrations") if answered else None,
         by_cost(cost_series(section), f"{metric} by cost", cost_axis(section))
         if answered
         else None,

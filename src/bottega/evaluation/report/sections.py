@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -305,7 +305,8 @@ def _within(rows: Sequence[Row]) -> list[PairedDifference]:
         of_run = [row for row in rows if row.run == name]
         for one in paired_differences([(row.result, row.scored) for row in of_run]):
             prefix = of_run[0].prefix
-            compared.append(_renamed(one, f"{prefix}{one.method}", f"{prefix}{one.against}"))
+            method, against = f"{prefix}{one.method}", f"{prefix}{one.against}"
+            compared.append(replace(one, method=method, against=against))
     return compared
 
 
@@ -322,12 +323,6 @@ def _across(rows: Sequence[Row], seed: int) -> list[PairedDifference]:
             found = compare(*names, shots, after.scored, before.scored, seed)
             compared += [] if found is None else [found]
     return compared
-
-
-def _renamed(one: PairedDifference, method: str, against: str) -> PairedDifference:
-    return PairedDifference(
-        method, against, one.shots, one.n, one.value, one.low, one.high, one.p_value
-    )
 
 
 def _seed(run: StoredRun) -> int:
