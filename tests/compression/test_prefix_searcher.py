@@ -23,7 +23,7 @@ QUERY = Query("where is number 2")
 
 
 class Base:
-    """Says which prefix its prompts stood behind."""
+    """Generator that replies with the length of its prefix."""
 
     name = "base"
 
@@ -35,7 +35,7 @@ class Base:
         return Base(prefix, self.seen)
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
-        shown = "alone" if self._prefix is None else f"behind {self._prefix.length}"
+        shown = "no prefix" if self._prefix is None else f"prefix {self._prefix.length}"
         return Reply(self.name, (Completion(shown),))
 
     async def aclose(self) -> None: ...
@@ -67,13 +67,13 @@ async def test_model_reads_the_prefix_and_no_passage_text() -> None:
 
     answer = await make_searcher(base).search(QUERY, candidates(5), 3)
 
-    assert answer.answer.text == "behind 3"  # query prompts, whatever the number of passages
+    assert answer.answer.text == "prefix 3"  # query prompts, whatever the number of passages
     assert [one.example.id for one in answer.shown] == ["p0", "p1", "p2"]
     assert len(answer.prompt.messages) == 1
 
 
 async def test_without_candidates_the_model_has_no_prefix() -> None:
-    assert (await make_searcher(Base()).search(QUERY, [], 3)).answer.text == "alone"
+    assert (await make_searcher(Base()).search(QUERY, [], 3)).answer.text == "no prefix"
 
 
 async def test_prefix_depends_on_scores_and_passages() -> None:
@@ -137,7 +137,7 @@ async def test_nan_scores_are_an_error(score: float) -> None:
 
 @pytest.mark.parametrize("offset", [0.0, -7.5, 2.0**40])
 def test_only_score_differences_matter(offset: float) -> None:
-    """However far they are from zero: single precision holds 2 ** 40 and 2 ** 40 + 1 alike."""
+    """Also far from zero: single precision rounds 2 ** 40 and 2 ** 40 + 1 to one number."""
     made = compressor_of()
     original, moved = (
         made.prefix(QUERY, candidates(2, (1.0 + by, 0.0 + by))).layers[0][0] for by in (0.0, offset)

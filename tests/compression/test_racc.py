@@ -48,7 +48,7 @@ def test_gradients_reach_all_trained_weights(prompting: PromptMode) -> None:
         # A reader that asks for nothing yet has keys without influence.
         "documents.reader.key.weight",
         "queries.reader.key.weight",
-        # A key's bias shifts all scores alike.
+        # A bias of the keys shifts all scores equally.
         *(f"aggregator.blocks.{i}.key.bias" for i in range(3)),
         "aggregator.enhance.key.bias",
     }

@@ -125,7 +125,7 @@ def test_other_compressor_or_precision_is_an_error(tmp_path: Path) -> None:
 
 
 def test_foreign_folder_is_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").write_text("dear")
+    (tmp_path / "letter.txt").write_text("text")
 
     with pytest.raises(StoreError, match="not a store's"):
         opened(tmp_path)

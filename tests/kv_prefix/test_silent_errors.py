@@ -35,7 +35,7 @@ def scored(model: Tiny, prefix: KeyValues, inputs: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_mask_that_counts_the_prefix_is_an_error(name: str) -> None:
-    """By hand, a mask of the prompt's length lies over the prefix instead of the prompt, and ids
+    """By hand, a mask of the prompt's length covers the prefix instead of the prompt, and ids
     of the prompt's length beside the longer mask lose their first tokens in `generate`. The mask
     that is given here can only be the prompt's."""
     model = tiny(name)
