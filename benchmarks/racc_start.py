@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from bottega.compression.aggregator import CrossAttention
+from bottega.compression.layers import CrossAttention
 from bottega.compression.model import QueryPrompts, RaccModel
 from bottega.compression.objective import TrainingExample, TrainingObjective, relevance_mask
 from bottega.compression.store import content_digest

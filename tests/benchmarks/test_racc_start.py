@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.racc_start import MemoizedObjective, fit_first_attention, initialize
-from bottega.compression.aggregator import CrossAttention
+from bottega.compression.layers import CrossAttention
 from bottega.compression.model import RaccModel
 from bottega.compression.objective import (
     TrainingConfig,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.aggregator import Aggregator, CrossAttention
+from bottega.compression.layers import Aggregator, CrossAttention
 
 WIDTH, DOCUMENTS = 8, 4
 

@@ -1,6 +1,6 @@
 import torch
 
-from bottega.compression.modulation import Modulation
+from bottega.compression.layers import Modulation
 from bottega.kv_prefix import Geometry, KeyValues
 
 GEOMETRY = Geometry(layers=2, kv_heads=3, head_dim=4)

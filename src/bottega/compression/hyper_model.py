@@ -24,20 +24,19 @@ def image_groups(has_images: Sequence[bool]) -> list[list[int]]:
 
 def split_by_images(passages: Sequence[Example]) -> list[list[Example]]:
     """Return the passages with images and those without, leaving out empty groups."""
-    return [[passages[i] for i in group] for group in image_groups(_has_images(passages))]
+    groups = image_groups([bool(one.query.images) for one in passages])
+    return [[passages[i] for i in group] for group in groups]
 
 
 def map_by_images(
     passages: Sequence[Example], read: Callable[[Sequence[Example]], Tensor]
 ) -> Tensor:
     """Apply `read` to passages with images and to those without; return rows in input order."""
-    indices = [i for group in image_groups(_has_images(passages)) for i in group]
-    rows = torch.cat([read(part) for part in split_by_images(passages)])
-    return rows[torch.tensor(indices).argsort().to(rows.device)]
-
-
-def _has_images(passages: Sequence[Example]) -> list[bool]:
-    return [bool(one.query.images) for one in passages]
+    groups = image_groups([bool(one.query.images) for one in passages])
+    rows = torch.cat([read([passages[i] for i in group]) for group in groups])
+    # The rows are in the order of the groups; argsort inverts that permutation.
+    order = torch.tensor([i for group in groups for i in group]).argsort()
+    return rows[order.to(rows.device)]
 
 
 Inputs = Mapping[str, Any]
@@ -70,7 +69,7 @@ class HyperModel:
 
     @property
     def device(self) -> torch.device:
-        """Device that the compressor must move to after its creation on the CPU."""
+        """Device of the model, to which a compressor must move."""
         device: torch.device = self.model.device
         return device
 
@@ -108,10 +107,14 @@ class HyperModel:
 
     def _decode(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
         """Run text, then prompts on the KV cache of the text, through a decoder-only model."""
-        if rows is None and (layer := self._next_layer(batch)) is not None:
-            return HiddenStates(_input_of(layer, batch), batch.mask)
-        if rows is not None and self._merges_images and not torch.is_grad_enabled():
+        layers = getattr(self._decoder, "layers", ())
+        has_input = len(layers) == batch.geometry.layers and 0 <= self.layer < len(layers)
+        if rows is None and has_input:  # later layers need not run
+            return HiddenStates(_input_of(layers[self.layer], batch), batch.mask)
+        merges_images = hasattr(getattr(self.model, "model", None), "get_placeholder_mask")
+        if rows is not None and merges_images and not torch.is_grad_enabled():
             return self._decode_together(batch, rows)
+        # The first pass needs no gradients: only the prompts of the second are trained.
         with torch.no_grad():
             out = batch.output(
                 **batch.inputs_after(0),
@@ -131,22 +134,8 @@ class HyperModel:
         )
         return HiddenStates(hidden, batch.mask, prompted.last_hidden_state)
 
-    def _next_layer(self, batch: Batch) -> nn.Module | None:
-        """Return the layer whose input is read; later layers need not run."""
-        layers = getattr(self._decoder, "layers", ())
-        exists = len(layers) == batch.geometry.layers and 0 <= self.layer < len(layers)
-        return layers[self.layer] if exists else None
-
-    @property
-    def _merges_images(self) -> bool:
-        """Whether the model merges images into given embeddings."""
-        return hasattr(getattr(self.model, "model", None), "get_placeholder_mask")
-
     def _decode_together(self, batch: Batch, rows: Tensor) -> HiddenStates:
-        """Run text and prompts in one pass, where no gradient is needed.
-
-        Two passes of a few tokens take twice the time of one.
-        """
+        """Run text and prompts in one pass: two passes of a few tokens take twice the time."""
         inputs = batch.inputs_after(0)
         mask, positions = batch.continuation(rows.shape[1])
         out = self.model.model(
@@ -186,16 +175,10 @@ class HyperModel:
         return self.model.get_decoder().get_decoder()
 
     def _embeddings(self, batch: Batch) -> Tensor:
-        """Return embeddings of text and images, merged as BLIP's wrappers do.
-
-        The wrappers themselves would also run the decoder.
-        """
+        """Return embeddings of text and images, merged as BLIP's wrappers do; the wrappers
+        themselves would also run the decoder."""
         embedded: Tensor = self.model.get_input_embeddings()(batch.ids)
-        images = {
-            name: one
-            for name, one in batch.inputs.items()
-            if name not in ("input_ids", "attention_mask")
-        }
+        images = {name: one for name, one in batch.inputs.items() if name not in TOKEN_INPUTS}
         if not images:
             return embedded
         features = self.model.get_image_features(**images, return_dict=True).pooler_output

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bottega.compression.hyper_model import Inputs
-from bottega.image import Image
 from bottega.types import Example, Message, Prompt, Query
 
 QUESTION = Message("user", ("?",))
@@ -56,15 +55,15 @@ class InputBuilder:
 
     def images(self, queries: Sequence[Query]) -> Inputs:
         """Return inputs of the images without text."""
-        return self._user([query.images for query in queries])
+        return self._encode([Prompt((Message("user", query.images),)) for query in queries])
 
     def texts_only(self, queries: Sequence[Query]) -> Inputs:
         """Return inputs of the texts without images."""
-        return self._user([(query.text,) for query in queries])
+        return self._encode([Prompt((Message("user", (query.text,)),)) for query in queries])
 
     def questions(self, queries: Sequence[Query]) -> Inputs:
         """Return inputs of the questions with their images and without passages."""
-        return self._user([(*query.images, query.text) for query in queries])
+        return self._encode([Prompt((_turn(query),)) for query in queries])
 
     def text_and_question(self, query: Query) -> Inputs:
         """Return one batch of two rows: the text of the question, and the question with its images.
@@ -102,9 +101,6 @@ class InputBuilder:
             turns = [turn for passage in before for turn in _turns(passage)]
             prompts.append(Prompt((*turns, _turn(query))))
         return self._encode(prompts)
-
-    def _user(self, parts: Sequence[tuple[str | Image, ...]]) -> Inputs:
-        return self._encode([Prompt((Message("user", part),)) for part in parts])
 
 
 def _turn(query: Query) -> Message:
@@ -145,10 +141,9 @@ def inserted(ids: Sequence[int], without: Sequence[int], ends: frozenset[int]) -
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the common prefix."""
-    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
-            return index
-    return min(len(one), len(other))
+    pairs = enumerate(zip(one, other, strict=False))
+    shorter = min(len(one), len(other))
+    return next((index for index, (mine, theirs) in pairs if mine != theirs), shorter)
 
 
 def with_tokens(inputs: Inputs, rows: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from bottega._util.settings import check_settings
-from bottega.compression.aggregator import Aggregator, Initialization
-from bottega.compression.hyper_model import HiddenStates, HyperModel, Inputs, map_by_images
+from bottega.compression.hyper_model import HyperModel, Inputs, map_by_images
 from bottega.compression.inputs import InputBuilder
-from bottega.compression.modulation import Modulation
+from bottega.compression.layers import Aggregator, Initialization, Modulation
 from bottega.errors import SettingError
 from bottega.kv_prefix import Geometry, KeyValues
 from bottega.types import Example
@@ -53,7 +52,7 @@ class AttentionPooling(nn.Module):
         from_end = torch.arange(length - 1, -1, -1, device=states.device)
         bias = self.position_bias[:, from_end.clamp(max=self.position_bias.shape[1] - 1)]
         scores = self.query @ self.key(states).transpose(1, 2) / width**0.5 + bias
-        # No row is all padding: softmax of nothing but -inf would be nan.
+        # Each text has a token, so no row of weights is the softmax of -inf alone, which is nan.
         weights = scores.masked_fill(mask[:, None] == 0, -torch.inf).softmax(-1)
         read: Tensor = self.slot + self.value(weights @ states)
         return read
@@ -93,34 +92,30 @@ class TextCompressor(nn.Module):
 
         Dimensions of hidden states differ by orders of magnitude.
         """
-        seen = torch.cat([self._seen(hyper.read(inputs, self.prompts)) for inputs in texts])
+        rows = []
+        for inputs in texts:
+            states = hyper.read(inputs, self.prompts)
+            if states.prompted is not None:
+                rows.append(states.prompted.flatten(0, 1))
+            if self.reader is not None:
+                rows.append(states.hidden[states.mask.bool()])  # without padding
+        seen = torch.cat(rows).float()
         self.centre.copy_(seen.mean(0))
         self.spread.copy_(seen.std(0).clamp(min=least))
-
-    def _seen(self, states: HiddenStates) -> Tensor:
-        """Return all states (n, width) that `forward` standardizes."""
-        parts = [] if states.prompted is None else [states.prompted.flatten(0, 1)]
-        if self.reader is not None:
-            parts.append(states.hidden[states.mask.bool()])
-        return torch.cat(parts).float()
 
     def forward(self, hyper: HyperModel, inputs: Inputs) -> Tensor:
         """Return the compressed prompts (batch, prompts, width)."""
         states = hyper.read(inputs, self.prompts)
         parts = []
         if states.prompted is not None:
-            parts.append(self._standard(states.prompted))
+            parts.append((states.prompted - self.centre) / self.spread)
         if self.reader is not None:
-            parts.append(self.reader(self._standard(states.hidden), states.mask))
+            hidden = (states.hidden - self.centre) / self.spread
+            parts.append(self.reader(hidden, states.mask))
         return torch.stack(parts).sum(0)
-
-    def _standard(self, hidden: Tensor) -> Tensor:
-        return (hidden - self.centre) / self.spread
 
 
 LARGEST_SEED = 2**63 - 1  # torch, numpy and random all accept it
-
-
 PromptMode = Literal["appended", "reading", "both"]
 
 
@@ -187,8 +182,13 @@ class RaccModel(nn.Module):
             )
             for sentence, starts in zip(appended, positions, strict=True)
         )
-        if config.start == "similar":
-            self._share_slots()
+        if config.start == "similar" and config.prompting != "appended":
+            # The last prompts of queries and documents start equal: each query prompt attends to
+            # the corresponding document prompt.
+            slots = torch.randn(max(counts), config.width)
+            for compressor in (self.documents, self.queries):
+                if compressor.reader is not None:
+                    compressor.reader.slot.data.copy_(slots[-len(compressor.reader.slot) :])
         self.aggregator = Aggregator(
             config.width,
             blocks=config.blocks,
@@ -198,19 +198,6 @@ class RaccModel(nn.Module):
             start=config.start,
         )
         self.modulation = Modulation(config.width, config.geometry, config.query_prompts)
-
-    @torch.no_grad()
-    def _share_slots(self) -> None:
-        """Initialize the last prompts of queries and documents equally.
-
-        Each query prompt then attends to the corresponding document prompt.
-        """
-        if self.documents.reader is None or self.queries.reader is None:
-            return
-        readers = self.documents.reader, self.queries.reader
-        slots = torch.randn(max(len(reader.slot) for reader in readers), self.config.width)
-        for reader in readers:
-            reader.slot.copy_(slots[-len(reader.slot) :])
 
     def compress(
         self, hyper: HyperModel, inputs: InputBuilder, passages: Sequence[Example]
@@ -235,9 +222,14 @@ class RaccModel(nn.Module):
         """
         if present is None:
             present = torch.ones_like(scores, dtype=torch.bool)
-        moved = (one.to(documents.device) for one in (scores, present))
+        device = documents.device
         aggregated: Tensor = self.aggregator(
-            documents, query.image, query.question, query.both, *moved
+            documents,
+            query.image,
+            query.question,
+            query.both,
+            scores.to(device),
+            present.to(device),
         )
         return aggregated
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -100,14 +100,9 @@ class TrainingExample:
     answer: str
 
 
-class TrainingBatches(Protocol):
-    """Function from a step to its batch.
-
-    The same step must give the same batch, which makes training resumable. All examples of a batch
-    have equally many passages.
-    """
-
-    def __call__(self, step: int, /) -> Sequence[TrainingExample]: ...
+# Function from a step to its batch. The same step must give the same batch, so training can resume.
+# All examples of a batch have equally many passages.
+TrainingBatches = Callable[[int], Sequence[TrainingExample]]
 
 
 def retrieval_scores(examples: Sequence[TrainingExample]) -> Tensor:
@@ -254,8 +249,7 @@ class TrainingObjective:
 
     def _with_target(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> list[int]:
         """Return the indices of examples with a relevant passage that is long enough."""
-        indices = [index for index, example in enumerate(examples) if any(example.relevant)]
-        if not indices:
+        if not (indices := [i for i, example in enumerate(examples) if any(example.relevant)]):
             return []
         long = self._long_enough(racc, [_relevant(examples[index]) for index in indices])
         return [index for index, ok in zip(indices, long, strict=True) if ok]

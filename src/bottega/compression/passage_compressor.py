@@ -63,25 +63,20 @@ class PassageCompressor:
         if not query.images:
             question = self._racc.queries(self._hyper, self._inputs.texts_only([query]))
             return QueryPrompts(question, question, question)
-        question, both = self._racc.queries(
-            self._hyper, self._inputs.text_and_question(query)
-        ).split(1)
-        return QueryPrompts(self._image(query), question, both)
-
-    def _image(self, query: Query) -> Tensor:
+        rows = self._racc.queries(self._hyper, self._inputs.text_and_question(query))
+        question, both = rows.split(1)
         key = image_hashes(query)
-        prompts = self._images.get(key)
-        if prompts is None:
-            prompts = self._racc.queries(self._hyper, self._inputs.images([query]))
-            self._images.put(key, prompts)
-        return prompts
+        if (image := self._images.get(key)) is None:
+            image = self._racc.queries(self._hyper, self._inputs.images([query]))
+            self._images.put(key, image)
+        return QueryPrompts(image, question, both)
 
     def _documents(self, shown: Sequence[Candidate]) -> Tensor:
         passages = [one.example for one in shown]
         if self._store is None:
             return self.compress(passages)
-        ids = [str(one.id or one.query.id) for one in passages]
-        return self._store.get(list(zip(ids, passages, strict=True))).to(self._hyper.device)
+        named = [(str(one.id or one.query.id), one) for one in passages]
+        return self._store.get(named).to(self._hyper.device)
 
 
 def relative_scores(scores: Sequence[float]) -> list[float]:
