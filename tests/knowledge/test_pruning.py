@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, rule
 
 from bottega.errors import LogPrunedError
-from bottega.knowledge import KnowledgeBase, use_counts
+from bottega.knowledge import KnowledgeBase, eviction
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, text_example
 from tests.knowledge.test_store_model import HANDLES, TwoHandles
@@ -24,8 +24,8 @@ def short() -> Iterator[None]:
 
 
 def shorten(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(use_counts, "KEPT_CHANGES", 10)
-    patched.setattr(use_counts, "CHECK_EVERY", 1)
+    patched.setattr(eviction, "KEPT_CHANGES", 10)
+    patched.setattr(eviction, "CHECK_EVERY", 1)
 
 
 @pytest.fixture
@@ -54,14 +54,14 @@ def texts(kb: KnowledgeBase) -> set[str]:
 def test_log_of_a_full_store_stops_growing(path: Path) -> None:
     with opened(path) as kb:
         churn(kb, 0, 300)
-        assert logged(kb) <= 20 + 3 * use_counts.KEPT_CHANGES
+        assert logged(kb) <= 20 + 3 * eviction.KEPT_CHANGES
         assert kb._rows.last_seq() == 580
         assert [c.id for c in kb.changes() if not c.deleted] == kb.ids()
         assert kb.verify().problems == ()
 
 
 def test_log_is_pruned_at_intervals(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(use_counts, "CHECK_EVERY", 10)
+    monkeypatch.setattr(eviction, "CHECK_EVERY", 10)
     with opened(path) as kb:
         churn(kb, 0, 20)
         pruned = list[int]()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import EmbedderMismatchError, EmbeddingError, StoreError
-from bottega.knowledge import KnowledgeBase, View, reindex
+from bottega.knowledge import KnowledgeBase, View, batch
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.knowledge.doubles import (
@@ -156,7 +156,7 @@ def test_killed_reindex_of_an_empty_file_allows_adding(
 
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         with monkeypatch.context() as patched:
-            patched.setattr(reindex, "_complete_if_done", killed)
+            patched.setattr(batch, "_complete_if_done", killed)
             with pytest.raises(KeyboardInterrupt):
                 kb.reindex("default", SeededEmbedder())
         assert kb.add([text_example("a")]).new == 1

@@ -70,7 +70,7 @@ TARGETS = (
         " knowledge/test_model",
     ),
     Target(
-        "knowledge/eviction knowledge/use_counts",
+        "knowledge/eviction",
         "knowledge/test_eviction knowledge/test_base knowledge/test_pruning",
     ),
     Target(

@@ -12,16 +12,14 @@ from typing import Self
 from bottega._util.identity import identity
 from bottega.errors import LogPrunedError, OnError, SettingError, error_handler
 from bottega.image import path_text
-from bottega.knowledge.batch import check_annotation, replace_batch, store_batch
+from bottega.knowledge.batch import check_annotation, reindex, replace_batch, store_batch
 from bottega.knowledge.database import CloseOnExit
-from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction
+from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction, UsageBuffer
 from bottega.knowledge.index import Metric
 from bottega.knowledge.records import RowMetadata, View, Views, is_text
-from bottega.knowledge.reindex import reindex
 from bottega.knowledge.rows import SqliteRows, unknown_id_error
 from bottega.knowledge.search import KnowledgeBaseSearch
 from bottega.knowledge.transfer import export, read_export
-from bottega.knowledge.use_counts import UsageBuffer
 from bottega.knowledge.verification import VerificationReport, makes_vectors, verify
 from bottega.protocols import Embedder
 from bottega.types import Example, ExampleChange

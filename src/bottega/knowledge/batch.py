@@ -1,14 +1,25 @@
-"""Validation, decoding and embedding of one batch before it is stored."""
+"""Embedding of examples: batches before they are stored, and stored ones for another view."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bottega._util.identity import CONTEXT, identity, question_digest
-from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError
+from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError, StoreError
 from bottega.image import CHECKED_SIDE
+from bottega.knowledge.database import IN_JSON, blob_and_checksum, json_array
 from bottega.knowledge.eviction import Capacity
-from bottega.knowledge.records import EmbeddedBatch, RowMetadata, View, is_text, with_id
+from bottega.knowledge.records import (
+    EmbeddedBatch,
+    RowMetadata,
+    StoredView,
+    View,
+    check_dimensions,
+    check_name,
+    is_text,
+    with_id,
+)
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example
 
@@ -30,7 +41,11 @@ def store_batch(
     """Store a batch and return the numbers of new and of failed examples; the others are
     duplicates."""
     storable = [example for example in examples if _is_storable(example, on_error)]
-    fresh = _new_examples(storable, rows)
+    named: dict[str, Example] = {}
+    for example in storable:
+        named.setdefault(identity(example), example)
+    stored = rows.keys(named)
+    fresh = [with_id(example, id) for id, example in named.items() if id not in stored]
     decoded = [example for example in fresh if _decodes(example, on_error)]
     sound, embedded = _embed_all(decoded, views, on_error)
     new = rows.put(sound, embedded, capacity, metadata_by_id, supersede) if sound else 0
@@ -93,14 +108,6 @@ def _texts(example: Example) -> Iterator[str]:
     yield from (text for text in optional if text is not None)
 
 
-def _new_examples(examples: Sequence[Example], rows: SqliteRows) -> list[Example]:
-    named: dict[str, Example] = {}
-    for example in examples:
-        named.setdefault(identity(example), example)
-    stored = rows.keys(named)
-    return [with_id(example, id) for id, example in named.items() if id not in stored]
-
-
 def _decodes(example: Example, on_error: OnError) -> bool:
     # Needed for text embedders too: the image is shown later, in a demonstration.
     try:
@@ -120,18 +127,15 @@ def _embed_all(
     try:
         return examples, _vectors(examples, views)
     except EmbeddingError:
-        sound = [example for example in examples if _embeds(example, views, on_error)]
+        sound = []
+        for example in examples:
+            try:
+                _vectors([example], views)
+                sound.append(example)
+            except EmbeddingError as error:
+                name = example.source or repr(example.query.text)
+                on_error(EmbeddingError(f"{name}: {error}", hint=error.hint))
         return sound, _vectors(sound, views)
-
-
-def _embeds(example: Example, views: Mapping[str, View], on_error: OnError) -> bool:
-    try:
-        _vectors([example], views)
-    except EmbeddingError as error:
-        name = example.source or repr(example.query.text)
-        on_error(EmbeddingError(f"{name}: {error}", hint=error.hint))
-        return False
-    return True
 
 
 def _vectors(examples: Sequence[Example], views: Mapping[str, View]) -> dict[str, EmbeddedBatch]:
@@ -139,3 +143,134 @@ def _vectors(examples: Sequence[Example], views: Mapping[str, View]) -> dict[str
         name: EmbeddedBatch(view.embed.fingerprint, view.vectors(examples))
         for name, view in views.items()
     }
+
+
+MISSING_VECTORS = (
+    "FROM examples WHERE NOT EXISTS"
+    " (SELECT 1 FROM vectors WHERE vectors.key = examples.key AND view = ?)"
+)
+
+
+def reindex(
+    rows: SqliteRows,
+    name: str,
+    view: View,
+    *,
+    batch_size: int,
+    progress: Callable[[int], None] | None,
+) -> int:
+    """Embed all examples of every namespace that lack the new vector and return their number.
+
+    Searches use the old vectors until all new ones are stored; then one commit replaces them. An
+    interrupted run resumes. If two runs reindex one view, the later one continues and the other
+    raises `StoreError`.
+    """
+    check_name(name)
+    if batch_size < 1:
+        raise SettingError(f"batch_size must be at least 1, got {batch_size}", hint="use 64")
+    number, complete = _begin(rows, name, view)
+    if progress is not None:
+        counted = "SELECT count(*) FROM examples JOIN vectors USING (key) WHERE view = ?"
+        progress(int(rows.read(counted, number)[0][0]))
+    done = 0
+    # Again until none is missing: other processes may add examples meanwhile.
+    while not _complete_if_done(rows, name, number):
+        missing = rows.read(f"SELECT key {MISSING_VECTORS} ORDER BY key", number)
+        for start in range(0, len(missing), batch_size):
+            keys = [row[0] for row in missing[start : start + batch_size]]
+            # Indexes of a complete view lack these vectors, so the log must name them.
+            _embed(rows, keys, number, view, logged=complete)
+            done += len(keys)
+            if progress is not None:
+                progress(len(keys))
+    return done
+
+
+def embed_again(rows: SqliteRows, keys: Sequence[int], number: int, view: View) -> None:
+    """Replace the vectors of these rows and log the changes for the indexes."""
+    _embed(rows, keys, number, view, logged=True)
+
+
+def _begin(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
+    """Return the number of the view to fill, and whether searches already use it."""
+    fingerprint = view.embed.fingerprint
+    with rows.transaction() as connection:
+        _drop(connection, name, "NOT complete AND fingerprint != ?", fingerprint)
+        connection.execute(
+            "INSERT OR IGNORE INTO views (name, fingerprint, dimension, complete)"
+            " VALUES (?, ?, ?, 0)",
+            (name, fingerprint, view.embed.dimension),
+        )
+        number, complete, *stored = connection.execute(
+            "SELECT number, complete, number, name, fingerprint, dimension FROM views"
+            " WHERE name = ? AND fingerprint = ?",
+            (name, fingerprint),
+        ).fetchone()
+        check_dimensions({name: StoredView(*stored)}, {name: view.embed.dimension})
+    return int(number), bool(complete)
+
+
+def _embed(
+    rows: SqliteRows, keys: Sequence[int], number: int, view: View, *, logged: bool = False
+) -> None:
+    examples = rows.by_keys(keys)
+    try:
+        vectors = view.vectors(list(examples.values()))
+    except EmbeddingError as error:
+        # Embed one by one to name the example that fails.
+        for example in examples.values():
+            try:
+                view.vectors([example])
+            except EmbeddingError as own:
+                hint = own.hint or f"bottega rm FILE {example.id} removes it; the rest is kept"
+                raise EmbeddingError(f"example {example.id}: {own}", hint=hint) from error
+        raise
+    with rows.transaction() as connection:
+        _check_view(connection, number)
+        # Only for rows that still exist.
+        connection.executemany(
+            "INSERT OR REPLACE INTO vectors (key, view, vector, checksum)"
+            " SELECT key, ?, ?, ? FROM examples WHERE key = ?",
+            [
+                (number, *blob_and_checksum(v), key)
+                for key, v in zip(examples, vectors, strict=True)
+            ],
+        )
+        if logged:
+            connection.execute(
+                "INSERT INTO changes (op, key, id, namespace) SELECT 'put', key, id, namespace"
+                f" FROM examples WHERE key IN {IN_JSON}",
+                [json_array(list(examples))],
+            )
+
+
+def _complete_if_done(rows: SqliteRows, name: str, number: int) -> bool:
+    """Replace the old view if no example lacks the new vector; return whether that is the case."""
+    with rows.transaction() as connection:
+        complete = _check_view(connection, number)
+        if connection.execute(f"SELECT 1 {MISSING_VECTORS} LIMIT 1", [number]).fetchone():
+            return False
+        if complete:
+            return True
+        _drop(connection, name, "number != ?", number)
+        connection.execute("UPDATE views SET complete = 1 WHERE number = ?", [number])
+        # Notifies other handles that their vectors were replaced.
+        connection.execute("INSERT INTO changes (op, key) VALUES ('view', 0)")
+    return True
+
+
+def _check_view(connection: sqlite3.Connection, number: int) -> bool:
+    """Return whether the view is complete. Raises `StoreError` if another run has dropped it."""
+    found = connection.execute("SELECT complete FROM views WHERE number = ?", [number]).fetchone()
+    if found is None:
+        raise StoreError(
+            "another process started to reindex this view with another embedder",
+            hint="let one run finish, then reindex again if needed",
+        )
+    return bool(found[0])
+
+
+def _drop(connection: sqlite3.Connection, name: str, which: str, value: str | int) -> None:
+    chosen = f"SELECT number FROM views WHERE name = ? AND {which}"
+    connection.execute(f"DELETE FROM vectors WHERE view IN ({chosen})", (name, value))
+    connection.execute(f"DELETE FROM views WHERE number IN ({chosen})", (name, value))

@@ -31,7 +31,6 @@ from bottega.knowledge.records import (
     to_row,
 )
 from bottega.knowledge.schema import KNOWLEDGE_BASE
-from bottega.knowledge.use_counts import LOST_PREFIX
 from bottega.protocols import Vectors
 from bottega.types import Example, ExampleChange
 
@@ -68,6 +67,8 @@ def _check_path(path: Path, create: bool) -> None:
 
 # SQL for a list of any length as one JSON parameter.
 FIRST_VIEW = 1
+# Name in `meta`, with a namespace after it, of the last change that its log has lost.
+LOST_PREFIX = "pruned of "
 NUL = "\\u0000"
 IN_JSON = "(SELECT value FROM json_each(?))"
 

@@ -51,25 +51,13 @@ class HnswIndex(FaissIndex):
         slots: Slots | None = None,
         watermark: int = 0,
     ) -> None:
-        super().__init__(metric, slots or Slots(), watermark)
-        self._graph = graph
+        super().__init__(metric, graph, slots, watermark)
         self._rows = cast(faiss.IndexFlat, faiss.downcast_index(graph.storage))
         self._exact_up_to = exact_up_to
 
     @property
     def dead_share(self) -> float:
         return self._slots.dead / max(1, len(self._slots.keys))
-
-    @property
-    def _faiss_index(self) -> faiss.Index:
-        return self._graph
-
-    @property
-    def _width(self) -> int:
-        return self._rows.d
-
-    def _add(self, rows: Vectors) -> None:
-        self._graph.add(rows)
 
     def _remove(self, slots: Keys) -> None:
         self._slots.mark_dead(slots)
@@ -96,7 +84,7 @@ class HnswIndex(FaissIndex):
         if chosen is not None or self._slots.dead:
             options.sel = selector(bits)
         count = min(max(k, MIN_RESULTS), kept)
-        scores, slots = self._graph.search(queries, count, params=options)
+        scores, slots = self._index.search(queries, count, params=options)
         uncertain = np.flatnonzero(_is_doubtful(scores, slots))
         if len(uncertain):
             exact = search_bits(self._rows, queries[uncertain], count, bits)

@@ -141,9 +141,12 @@ class FaissIndex(ABC):
     threads.
     """
 
-    def __init__(self, metric: Metric, slots: Slots, watermark: int) -> None:
+    def __init__(
+        self, metric: Metric, index: faiss.Index, slots: Slots | None = None, watermark: int = 0
+    ) -> None:
         self._metric = metric
-        self._slots = slots
+        self._index = index
+        self._slots = slots or Slots()
         self._watermark = watermark
         self._lock = Lock()
 
@@ -189,9 +192,9 @@ class FaissIndex(ABC):
         `allowed` restricts all vectors to these keys; `excluded` has the keys to leave out for each
         vector.
         """
-        if vectors.shape[1:] != (self._width,):
+        if vectors.shape[1:] != (self._index.d,):
             raise SettingError(
-                f"vectors must have the shape (n, {self._width}), got {vectors.shape}",
+                f"vectors must have the shape (n, {self._index.d}), got {vectors.shape}",
                 hint="use the embedder of this knowledge base",
             )
         if not np.isfinite(vectors).all():  # faiss would silently return nothing
@@ -230,18 +233,7 @@ class FaissIndex(ABC):
         """Return a consistent copy: the faiss index, the keys by slot (`MISSING` for dead ones) and
         the watermark."""
         with self._lock:
-            return faiss.clone_index(self._faiss_index), self._slots.slot_keys(), self._watermark
-
-    @property
-    @abstractmethod
-    def _faiss_index(self) -> faiss.Index: ...
-
-    @property
-    @abstractmethod
-    def _width(self) -> int: ...
-
-    @abstractmethod
-    def _add(self, rows: Vectors) -> None: ...
+            return faiss.clone_index(self._index), self._slots.slot_keys(), self._watermark
 
     @abstractmethod
     def _remove(self, slots: Keys) -> None: ...
@@ -253,7 +245,7 @@ class FaissIndex(ABC):
     def _nearest(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]: ...
 
     def _append(self, keys: Keys, vectors: Vectors) -> None:
-        self._add(self._scaled(vectors))
+        self._index.add(self._scaled(vectors))
         self._slots.append(keys)
 
     def _has_row(self, key: int, vector: Vectors | None) -> bool:
@@ -271,35 +263,25 @@ class FaissIndex(ABC):
 class FlatIndex(FaissIndex):
     """Exact index that compares a query with every row."""
 
+    _index: faiss.IndexFlat
+
     def __init__(self, dimension: int, metric: Metric) -> None:
-        super().__init__(metric, Slots(), 0)
         flat = faiss.IndexFlatIP if metric == "cosine" else faiss.IndexFlatL2
-        self._faiss: faiss.IndexFlat = flat(dimension)
+        super().__init__(metric, flat(dimension))
 
     @classmethod
     def restore(cls, flat: faiss.IndexFlat, keys: Keys, metric: Metric, watermark: int) -> Self:
         """Return an index from the values of `copy`."""
         index = cls(flat.d, metric)
-        index._faiss, index._slots, index._watermark = flat, Slots.from_slot_keys(keys), watermark
+        index._index, index._slots, index._watermark = flat, Slots.from_slot_keys(keys), watermark
         return index
-
-    @property
-    def _faiss_index(self) -> faiss.Index:
-        return self._faiss
-
-    @property
-    def _width(self) -> int:
-        return self._faiss.d
-
-    def _add(self, rows: Vectors) -> None:
-        self._faiss.add(rows)
 
     def _remove(self, slots: Keys) -> None:
         """Remove rows and fill the gaps with the last rows. faiss would move every row after the
         first gap."""
         if not len(slots):
             return
-        rows = _rows(self._faiss)
+        rows = _rows(self._index)
         self._slots.mark_dead(slots)
         left, source = len(self._slots), len(rows) - 1
         for target in np.sort(slots[slots < left]).tolist():
@@ -307,19 +289,19 @@ class FlatIndex(FaissIndex):
                 source -= 1
             rows[target] = rows[source]
             self._slots.move(source, target)
-        self._faiss.remove_ids(faiss.IDSelectorRange(left, len(rows)))
+        self._index.remove_ids(faiss.IDSelectorRange(left, len(rows)))
         self._slots.truncate()
 
     def _row_at(self, slot: int) -> Vectors:
-        return cast(Vectors, _rows(self._faiss)[slot])
+        return cast(Vectors, _rows(self._index)[slot])
 
     def _nearest(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
         if chosen is None:
-            found: tuple[Vectors, Keys] = self._faiss.search(queries, k)
+            found: tuple[Vectors, Keys] = self._index.search(queries, k)
             return found
         if len(chosen) < SUBSET_SHARE * len(self._slots.keys):
-            return search_slots(self._faiss, queries, k, chosen)
-        return search_bits(self._faiss, queries, k, self._slots.bits(chosen))
+            return search_slots(self._index, queries, k, chosen)
+        return search_bits(self._index, queries, k, self._slots.bits(chosen))
 
 
 def search_slots(

@@ -23,10 +23,10 @@ import orjson
 
 from bottega._util.sqlite import MEMORY
 from bottega.errors import StoreError
+from bottega.knowledge.eviction import HORIZON
 from bottega.knowledge.index import MISSING, Keys
 from bottega.knowledge.records import unit
 from bottega.knowledge.rows import SqliteRows
-from bottega.knowledge.use_counts import HORIZON
 from bottega.protocols import Vectors
 
 if TYPE_CHECKING:

@@ -124,38 +124,36 @@ class IndexFollower:
     def _is_unsaved(self, index: FaissIndex) -> bool:
         if isinstance(index, HnswIndex):
             return index.watermark > self._saved_at
-        return len(index) > self._hnsw_above and self._may_write() and self._is_far_behind(index)
+        if self._path is None or not os.access(self._path.parent, os.W_OK):
+            return False
+        return len(index) > self._hnsw_above and self._is_far_behind(index)
 
     def _is_far_behind(self, index: FaissIndex) -> bool:
         """Return whether the file is missing or lacks more than a tenth of the changes."""
         lag = index.watermark - self._saved_at
         return not self._saved_at or lag > max(SAVE_EVERY, len(index) // 10)
 
-    def _may_write(self) -> bool:
-        return self._path is not None and os.access(self._path.parent, os.W_OK)
-
     def _load_saved(self) -> FaissIndex | None:
         found = load(self._path) if self._path else None
         if found is None or not self._fits(found.header):
             return None
-        index = self._restored(found)
+        index: FaissIndex
+        if isinstance(found.index, faiss.IndexFlat):
+            index = FlatIndex.restore(found.index, found.keys, self._metric, found.header.seq)
+        else:
+            index = self._graph_of(found)
         # One snapshot: another process's commit in between would look like damage.
         with self._rows.snapshot():
             complete = self._catch_up(index)
-            whole = index.digest() == self._rows.keys_digest()
+            matches = index.digest() == self._rows.keys_digest()
         if not complete:
             log.info("%s is too old and will be rebuilt", self._path)
             return None
-        if not whole:
+        if not matches:
             log.warning("%s does not match its rows and will be rebuilt", self._path)
             return None
         self._saved_at = found.header.seq
         return index
-
-    def _restored(self, found: IndexSnapshot) -> FaissIndex:
-        if isinstance(found.index, faiss.IndexFlat):
-            return FlatIndex.restore(found.index, found.keys, self._metric, found.header.seq)
-        return self._graph_of(found)
 
     def _graph_of(self, found: IndexSnapshot) -> HnswIndex:
         return restore_graph(
@@ -248,36 +246,34 @@ class IndexFollower:
             return
         new: FaissIndex = FlatIndex(*self._shape)
         if len(old) > self._hnsw_above:
-            new = self._load_unfinished() or HnswIndex(
-                empty_graph(*self._shape), self._metric, exact_up_to=self._hnsw_above
-            )
+            found = load(unfinished_path(self._path)) if self._path else None
+            if found is not None and self._fits(found.header):
+                new = self._graph_of(found)
+            else:
+                graph = empty_graph(*self._shape)
+                new = HnswIndex(graph, self._metric, exact_up_to=self._hnsw_above)
         begun = len(new)
         self._fill(new, BUILD_BATCH)
         if self._stopping.is_set():
             if isinstance(new, HnswIndex) and len(new) - begun >= SAVE_EVERY:
                 self._save(new, unfinished=True)
             return
-        if not self._catch_up(new, MAX_LAG) or (begun and not self._is_whole(new)):
+        # A graph that an earlier process began may not match the rows of today.
+        if not self._catch_up(new, MAX_LAG) or (begun and not self._matches_rows(new)):
             self._delete_unfinished()
             return
         if isinstance(new, HnswIndex):
             self._save(new)
             self._delete_unfinished()
+        # `current` swaps it in under its lock, which searches hold.
         self._ready = new
-
-    def _load_unfinished(self) -> HnswIndex | None:
-        """Return the partial graph that an earlier process has saved, if it still fits."""
-        found = load(unfinished_path(self._path)) if self._path else None
-        if found is None or not self._fits(found.header):
-            return None
-        return self._graph_of(found)
 
     def _delete_unfinished(self) -> None:
         if self._path is not None:
             with suppress(OSError):
                 unfinished_path(self._path).unlink()
 
-    def _is_whole(self, index: FaissIndex) -> bool:
+    def _matches_rows(self, index: FaissIndex) -> bool:
         with self._rows.snapshot():
             return self._catch_up(index) and index.digest() == self._rows.keys_digest()
 
@@ -286,8 +282,6 @@ class IndexFollower:
             return
         copy, keys, seq = index.copy()
         found = IndexSnapshot(self._header(seq), copy, keys)
-        if unfinished:
-            save(unfinished_path(self._path), found)
-        else:
-            save(self._path, found)
+        save(unfinished_path(self._path) if unfinished else self._path, found)
+        if not unfinished:
             self._saved_at = seq

@@ -109,12 +109,15 @@ def from_row(row: sqlite3.Row, images: Sequence[Image]) -> Example:
     one flipped bit turns a text into a blob.
     """
     id, labels = text_of(row["id"]), row["labels"]
+    tags = orjson.loads(row["tags"])
+    if not isinstance(tags, dict):
+        raise TypeError(f"tags must be an object, got {tags!a}")
     return Example(
         Query(text_of(row["question"]), tuple(images), _texts(row["choices"]), id=id),
         text_of(row["answer"]),
         labels=None if labels is None else _texts(labels),
         rationale=_optional(row["rationale"]),
-        tags=_tags(row["tags"]),
+        tags={name: text_of(tag) for name, tag in tags.items()},
         source=_optional(row["source"]),
         id=id,
     )
@@ -122,7 +125,7 @@ def from_row(row: sqlite3.Row, images: Sequence[Image]) -> Example:
 
 def text_of(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!a} should be a text")
+        raise TypeError(f"expected a text, got {value!a}")
     return value
 
 
@@ -133,15 +136,8 @@ def _optional(value: object) -> str | None:
 def _texts(value: str) -> tuple[str, ...]:
     texts = orjson.loads(value)
     if not isinstance(texts, list):
-        raise TypeError(f"{value!a} should be a list")
+        raise TypeError(f"expected a list, got {value!a}")
     return tuple(map(text_of, texts))
-
-
-def _tags(value: str) -> dict[str, str]:
-    tags = orjson.loads(value)
-    if not isinstance(tags, dict):
-        raise TypeError(f"{value!a} should be an object")
-    return {name: text_of(tag) for name, tag in tags.items()}
 
 
 def _json(value: object) -> str:
@@ -264,7 +260,12 @@ class Views:
         fingerprints."""
         named = self._named
         if self._bare is not None:
-            named = {_name_of(self._bare.embed, stored): self._bare}
+            embed = self._bare.embed
+            name = _stored_name(embed, stored)
+            if name is None:
+                first = next(iter(stored.values()))
+                raise EmbedderMismatchError(first.fingerprint, embed.fingerprint)
+            named = {name: self._bare}
         if stored:
             check_views(stored, {name: view.embed.fingerprint for name, view in named.items()})
         return named
@@ -277,13 +278,6 @@ class Views:
                 self._bare = view
         elif name in self._named:
             self._named[name] = view
-
-
-def _name_of(embed: Embedder, stored: Mapping[str, StoredView]) -> str:
-    name = _stored_name(embed, stored)
-    if name is None:
-        raise EmbedderMismatchError(next(iter(stored.values())).fingerprint, embed.fingerprint)
-    return name
 
 
 def _stored_name(embed: Embedder, stored: Mapping[str, StoredView]) -> str | None:

@@ -24,7 +24,7 @@ from bottega.knowledge.database import (
     remove_superseded,
     set_metadata,
 )
-from bottega.knowledge.eviction import Capacity, evict_excess
+from bottega.knowledge.eviction import Capacity, evict_excess, prune
 from bottega.knowledge.filters import LABELS, And, Eq, Filter, to_sql
 from bottega.knowledge.index import Metric
 from bottega.knowledge.records import (
@@ -36,7 +36,6 @@ from bottega.knowledge.records import (
     from_row,
     text_of,
 )
-from bottega.knowledge.use_counts import prune
 from bottega.types import Example, Query
 
 LISTED_THIRD = "(SELECT value FROM json_each(?3))"

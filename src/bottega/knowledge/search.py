@@ -212,9 +212,8 @@ class Searcher:
     def _drop(self, follower: IndexFollower) -> None:
         """Close and forget a stale follower without saving it."""
         with self._lock:
-            for name, each in list(self._followers.items()):
-                if each is follower:
-                    del self._followers[name]
+            kept = {name: each for name, each in self._followers.items() if each is not follower}
+            self._followers = kept
         follower.close(keep=False)
 
     def _allowed_keys(

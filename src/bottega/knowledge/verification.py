@@ -13,10 +13,10 @@ from itertools import chain
 import numpy as np
 
 from bottega.errors import BottegaError, StoreError
+from bottega.knowledge.batch import embed_again, reindex
 from bottega.knowledge.database import IN_JSON, json_array
 from bottega.knowledge.index_files import index_file_problems, index_files
 from bottega.knowledge.records import StoredView, View, check_dimensions, find_damage, has_valid_id
-from bottega.knowledge.reindex import embed_again, reindex
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
 

@@ -6,9 +6,12 @@ from bottega.knowledge.embedders.bundled_tower import (
     TowerTokenEmbedder,
 )
 from bottega.knowledge.embedders.flmr import FlmrEmbedder
-from bottega.knowledge.embedders.multi_vector import MultiVectorEncoderEmbedder
 from bottega.knowledge.embedders.pixels import PixelEmbedder
-from bottega.knowledge.embedders.sentence import DualEmbedder, SentenceEmbedder
+from bottega.knowledge.embedders.sentence import (
+    DualEmbedder,
+    MultiVectorEncoderEmbedder,
+    SentenceEmbedder,
+)
 
 __all__ = [
     "DualEmbedder",

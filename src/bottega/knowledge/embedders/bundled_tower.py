@@ -150,7 +150,11 @@ class TowerTokenEmbedder:
         if self._cells:
             cells = [unit(self._images.cells(image)) for image in query.images]
             parts += [self._padded(rows, self._images.dimension) for rows in cells]
-        words = self._meaningful_rows(query.text)
+        words = self._words.token_rows(query.text)
+        words = words[words.any(axis=1)]  # a row of zeros is an unknown token
+        has_meaning = words[:, TOKEN_IDENTITY.stop - TOKEN_IDENTITY.start :].any(axis=1)
+        if has_meaning.any():
+            words = words[has_meaning]
         if len(words):
             parts.append(self._padded(unit(words), self._images.dimension + self._channels))
         if not parts:
@@ -158,13 +162,6 @@ class TowerTokenEmbedder:
                 "the query has neither image nor text", hint="add an image or a text"
             )
         return np.concatenate(parts)
-
-    def _meaningful_rows(self, text: str) -> Vectors:
-        rows = self._words.token_rows(text)
-        # A row of zeros is an unknown token.
-        rows = rows[rows.any(axis=1)]
-        means = rows[:, TOKEN_IDENTITY.stop - TOKEN_IDENTITY.start :].any(axis=1)
-        return rows[means] if means.any() else rows
 
     def _padded(self, rows: Vectors, start: int) -> Vectors:
         placed = np.zeros((len(rows), self.dimension), np.float32)
@@ -191,7 +188,15 @@ class TokenEmbedder:
 
             self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
             table = _table(Path(folder))
-        self._rows = _weighted(table, str(folder))
+        needed = max(part.stop for part in (TOKEN_IDENTITY, *TOKEN_CONCEPTS))
+        if table.shape[1] < needed:
+            raise EmbeddingError(
+                f"{folder} must have at least {needed} numbers per token, got {table.shape[1]}",
+                hint="use the bundled model, or SentenceEmbedder(model, mode='text')",
+            )
+        parts = [WORD_WEIGHT * table[:, TOKEN_IDENTITY]]
+        parts += [MEANING_WEIGHT * table[:, part] for part in TOKEN_CONCEPTS]
+        self._rows = np.concatenate(parts, axis=1).astype(np.float32)
         self.fingerprint = f"tokens-{self.dimension} {self._digest()}"
 
     @classmethod
@@ -235,16 +240,3 @@ def _table(folder: Path) -> Vectors:
         name = next(name for name in weights.keys() if name.endswith(TABLE))  # noqa: SIM118
         table: Vectors = weights.get_tensor(name)
     return table.astype(np.float32)
-
-
-def _weighted(table: Vectors, name: str) -> Vectors:
-    """Return (tokens, dimension), the compared parts of the table with their weights."""
-    needed = max(part.stop for part in (TOKEN_IDENTITY, *TOKEN_CONCEPTS))
-    if table.shape[1] < needed:
-        raise EmbeddingError(
-            f"{name} must have at least {needed} numbers per token, got {table.shape[1]}",
-            hint="use the bundled model, or SentenceEmbedder(model, mode='text')",
-        )
-    parts = [WORD_WEIGHT * table[:, TOKEN_IDENTITY]]
-    parts += [MEANING_WEIGHT * table[:, part] for part in TOKEN_CONCEPTS]
-    return np.concatenate(parts, axis=1).astype(np.float32)

@@ -150,7 +150,13 @@ def load_flmr(folder: Path) -> FlmrModel:
             missing.append(next(_original_names(name)))
         else:
             found[name] = weight.to(torch.float32)
-    _check_complete(folder, missing)
+    if missing:
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise EmbeddingError(
+            f"{folder} has {len(missing)} missing or misshapen PreFLMR weights: "
+            f"{', '.join(missing[:SHOWN])}{more}",
+            hint="give a PreFLMR checkpoint, such as LinWeizheDragon/PreFLMR_ViT-L",
+        )
     model.load_state_dict(found, assign=True)
     _fill_buffers(model)
     return model.eval()
@@ -159,16 +165,6 @@ def load_flmr(folder: Path) -> FlmrModel:
 def _original_names(name: str) -> Iterator[str]:
     part, _, rest = name.partition(".")
     return (f"{original}.{rest}" for original in ORIGINAL[part])
-
-
-def _check_complete(folder: Path, missing: list[str]) -> None:
-    if missing:
-        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        raise EmbeddingError(
-            f"{folder} has {len(missing)} missing or misshapen PreFLMR weights: "
-            f"{', '.join(missing[:SHOWN])}{more}",
-            hint="give a PreFLMR checkpoint, such as LinWeizheDragon/PreFLMR_ViT-L",
-        )
 
 
 def _fill_buffers(model: nn.Module) -> None:
@@ -187,7 +183,4 @@ def _prefix(width: int, shape: FlmrShape) -> nn.Sequential:
 
 def _config(kind: Any, values: Mapping[str, Any]) -> Any:
     """Return the library's configuration from one of an older version."""
-    supported_fields = {
-        name: value for name, value in values.items() if name not in ("model_type",)
-    }
-    return kind(**supported_fields)
+    return kind(**{name: value for name, value in values.items() if name != "model_type"})

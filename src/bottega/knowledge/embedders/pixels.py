@@ -23,7 +23,13 @@ def embed_images(
 
     Images are decoded a batch at a time, with at least `at_least` pixels a side.
     """
-    counts = [_count(query) for query in queries]
+    for query in queries:
+        if not query.images:
+            raise EmbeddingError(
+                f"this embedder requires an image, got only the text {query.text!r}",
+                hint="add an image, or use a text embedder: SentenceEmbedder(model, mode='text')",
+            )
+    counts = [len(query.images) for query in queries]
     images = [image for query in queries for image in query.images]
     if not images:
         return np.empty((0, dimension), np.float32)
@@ -54,15 +60,6 @@ def unit_images(
             batch_size=batch_size,
         )
     )
-
-
-def _count(query: Query) -> int:
-    if not query.images:
-        raise EmbeddingError(
-            f"this embedder requires an image, got only the text {query.text!r}",
-            hint="add an image, or use a text embedder: SentenceEmbedder(model, mode='text')",
-        )
-    return len(query.images)
 
 
 Pixels = NDArray[np.float32]

@@ -86,10 +86,10 @@ def exact_scores(
     )
 
 
-def take_rows(table: Rows, places: NDArray[np.intp]) -> Rows:
-    """Return table[places] without bounds checks, ten times faster."""
-    found = np.empty((*places.shape, *table.shape[1:]), table.dtype)
-    np.take(table, places, axis=0, out=found, mode="clip")
+def take_rows(table: Rows, positions: NDArray[np.intp]) -> Rows:
+    """Return table[positions] without bounds checks, ten times faster."""
+    found = np.empty((*positions.shape, *table.shape[1:]), table.dtype)
+    np.take(table, positions, axis=0, out=found, mode="clip")
     return found
 
 
@@ -112,9 +112,9 @@ def sums_of_maxima(products: Rows) -> Rows:
     It compares halves with each other: numpy's own maximum goes token by token.
     """
     while (count := products.shape[1]) > 1:
-        float16_rows = count // 2
-        kept = products[:, :float16_rows]
-        np.maximum(kept, products[:, float16_rows : 2 * float16_rows], out=kept)
+        half = count // 2
+        kept = products[:, :half]
+        np.maximum(kept, products[:, half : 2 * half], out=kept)
         if count % 2:
             np.maximum(kept[:, :1], products[:, -1:], out=kept[:, :1])
         products = kept

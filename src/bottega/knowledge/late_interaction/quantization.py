@@ -89,16 +89,11 @@ class CodeScan:
         table = quantize_products(self._centroids @ query.T)
         found = np.empty(self._count, np.float32)
         for group in self._groups:
-            _fill(found, group, table)
+            size = max(1, BLOCK_BYTES // (group.codes.shape[1] * table.shape[1]))
+            for start in range(0, len(group.documents), size):
+                chosen, codes = group.documents[start:][:size], group.codes[start:][:size]
+                found[chosen] = sums_of_maxima(take_rows(table, codes))
         return dequantize_sums(found, len(query))
-
-
-def _fill(found: Vectors, group: _Group, table: NDArray[np.uint8]) -> None:
-    longest = group.codes.shape[1]
-    size = max(1, BLOCK_BYTES // (longest * table.shape[1]))
-    for start in range(0, len(group.documents), size):
-        codes = group.codes[start : start + size]
-        found[group.documents[start : start + size]] = sums_of_maxima(take_rows(table, codes))
 
 
 def _grouped(codes: Codes, offsets: Positions) -> Iterator[_Group]:
@@ -106,7 +101,7 @@ def _grouped(codes: Codes, offsets: Positions) -> Iterator[_Group]:
     which changes no maximum."""
     bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
     different = [np.unique(codes[start:stop]) for start, stop in bounds]
-    order = np.argsort([len(held) for held in different], kind="stable")
+    order = np.argsort([len(distinct) for distinct in different], kind="stable")
     for start in range(0, len(order), GROUP):
         chosen = order[start : start + GROUP]
         longest = len(different[chosen[-1]])
@@ -148,8 +143,8 @@ class CentroidCodes:
         """Return the stored codes, or None if the file is missing or damaged (zip files have
         checksums)."""
         try:
-            with np.load(path, allow_pickle=False) as held:
-                found = cls(held["centroids"], held["codes"])
+            with np.load(path, allow_pickle=False) as arrays:
+                found = cls(arrays["centroids"], arrays["codes"])
         except (OSError, ValueError, KeyError, EOFError, BadZipFile):
             return None
         fits = found.centroids.shape[1:] == (dimension,) and found.codes.dtype == np.uint16
@@ -175,14 +170,14 @@ def fitting_scale(tokens: Vectors) -> float:
 
 def quantize(tokens: Vectors, scale: float) -> Bytes:
     steps = np.rint(tokens / scale) + ZERO
-    held: Bytes = np.clip(steps, 0, ZERO + STEPS).astype(np.uint8)
-    return held
+    quantized: Bytes = np.clip(steps, 0, ZERO + STEPS).astype(np.uint8)
+    return quantized
 
 
 def quantize_products(products: Vectors) -> Bytes:
     steps = np.rint(products / np.float32(PRODUCT_SCALE)) + PRODUCT_ZERO
-    held: Bytes = np.clip(steps, 0, 255).astype(np.uint8)
-    return held
+    quantized: Bytes = np.clip(steps, 0, 255).astype(np.uint8)
+    return quantized
 
 
 def dequantize_sums(sums: Vectors, columns: int) -> Vectors:
@@ -215,7 +210,8 @@ def _multiplier(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
         operation: Any = torch.ops.onednn.qlinear_pointwise
         packing: Any = torch.ops.onednn.qlinear_prepack
     except (ImportError, AttributeError):
-        return _in_float32(query, scale)
+        columns = np.ascontiguousarray(query.T) * np.float32(scale)
+        return lambda rows: quantize_products((rows.astype(np.float32) - ZERO) @ columns)
     step = max(float(np.abs(query).max()), 1e-6) / 127
     weights = torch.from_numpy(np.rint(query / step).astype(np.int8))
     packed = packing(weights, None)
@@ -243,8 +239,3 @@ def _multiplier(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
         return products
 
     return multiply
-
-
-def _in_float32(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
-    columns = np.ascontiguousarray(query.T) * np.float32(scale)
-    return lambda rows: quantize_products((rows.astype(np.float32) - ZERO) @ columns)

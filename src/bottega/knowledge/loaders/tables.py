@@ -90,9 +90,11 @@ class Columns:
     @classmethod
     def infer(cls, features: Features, given: Names, question: str, folder: Path | None) -> Self:
         """Return the columns, inferring those that are not given from types and usual names."""
+        typed = (name for name, kind in features.items() if type(kind).__name__ == "Image")
+        with_classes = (name for name, kind in features.items() if _classes(kind))
         names = Names(
-            given.image or _of_type(features, "Image") or _named(features, IMAGE_NAMES),
-            given.label or _labels(features),
+            given.image or next(typed, None) or _named(features, IMAGE_NAMES),
+            given.label or _named(features, LABEL_NAMES) or next(with_classes, None),
             given.question or _named(features, QUESTION_NAMES),
             given.answer or _named(features, ANSWER_NAMES),
         )
@@ -130,15 +132,6 @@ class Columns:
 
 def _named(features: Features, usual: Sequence[str]) -> str | None:
     return next((name for name in usual if name in features), None)
-
-
-def _of_type(features: Features, type_name: str) -> str | None:
-    return next((name for name in features if type(features[name]).__name__ == type_name), None)
-
-
-def _labels(features: Features) -> str | None:
-    with_classes = [name for name in features if _classes(features[name])]
-    return _named(features, LABEL_NAMES) or next(iter(with_classes), None)
 
 
 def _classes(feature: object) -> tuple[str, ...]:
@@ -221,7 +214,11 @@ def load_hugging_face(
         columns = Columns.infer(stream.features or {}, given, question, folder)
         rows = _rows(stream, columns)
     number = 0
-    while (row := _next(rows, name)) is not None:
+    while True:
+        with library_errors(name):
+            row = next(rows, None)
+        if row is None:
+            return
         source = f"{path_text(name)}, {split}, row {number}"
         number += 1
         try:
@@ -252,8 +249,3 @@ def _rows(stream: datasets.IterableDataset, columns: Columns) -> Iterator[Row]:
         # Keep the original bytes: re-encoding would change the image's hash.
         stream = stream.cast_column(image, datasets.Image(decode=False))
     return iter(stream)
-
-
-def _next(rows: Iterator[Row], name: str) -> Row | None:
-    with library_errors(name):
-        return next(rows, None)
