@@ -1,4 +1,4 @@
-"""The prompts of RCTS's appendix C, to the letter, and the replies they ask for."""
+"""Exact prompts of RCTS's appendix C, and replies in their formats."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ def test_prompts_match_the_paper(form: PromptTemplate, system: str, ask: str, an
 
 
 def test_vizwiz_asks_for_a_phrase_or_unanswerable() -> None:
-    cup = Example(Query("What is it?", (solid_image(1),)), "cup", rationale="It has a handle.")
+    cup = Example(Query("Which object?", (solid_image(1),)), "cup", rationale="It has a handle.")
     query = Query("What colour?", (solid_image(77),))
     assert VIZ_WIZ(query, [Candidate(cup, 1.0)]).messages == (
         Message("system", (HELPFUL,)),
-        Message("user", (solid_image(1), f"What is it?{SHORTLY}")),
+        Message("user", (solid_image(1), f"Which object?{SHORTLY}")),
         Message("assistant", ("cup",)),
         Message("user", (solid_image(77), f"What colour?{SHORTLY}")),
     )
@@ -154,7 +154,7 @@ READ = [(form, FINAL) for form, *_ in FORMS] + [
 
 @pytest.mark.parametrize(("form", "parse"), READ)
 def test_formats_are_parsed_back(form: PromptTemplate, parse: Parser) -> None:
-    """What a demonstration answers is what a parser reads, with its rationale if it was shown."""
+    """The parser reads the answer of a demonstration, and its rationale if shown."""
     shown = form(QUERY, [Candidate(WORKED, 1.0)]).messages[2].parts[0]
     answer = RationaleParser(parse)(LABELLED, Completion(str(shown)))
     assert (answer.text, answer.labels) == ("south", ("south",))

@@ -191,7 +191,7 @@ def test_letters_end_with_z() -> None:
         LetteredPrompter()(Query("?", choices=tuple(map(str, range(27)))), [])
 
 
-def test_a_master_is_asked_for_reasoning_before_the_answer() -> None:
+def test_reasoning_is_requested_before_the_answer() -> None:
     shown = Candidate(Example(QUERY, "cat", rationale="whiskers"), 1.0)
     messages = ReasoningPrompter()(Query("Which?", choices=("cat", "dog")), [shown]).messages
     assert [m.role for m in messages] == ["user", "assistant", "user"]

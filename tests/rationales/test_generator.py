@@ -16,9 +16,9 @@ LABELLED = Example(Query("Which?", (solid_image(1),), ("left", "right")), "right
 ALL = ["B"] * 4
 
 
-class Thinker:
-    """Writes these rationales, and predicts what is said of each; an error is raised. What is `cut`
-    is so for that `reason`."""
+class RationaleModel:
+    """Model with given rationales and predictions; an exception is raised. The rationale `cut` ends
+    for `reason`."""
 
     name = "thinker"
 
@@ -61,13 +61,13 @@ def dollar(model: str, usage: Usage, /) -> float:
     return 1.0
 
 
-async def made(thinker: Thinker, **settings: object) -> RationaleResult:
+async def made(thinker: RationaleModel, **settings: object) -> RationaleResult:
     options = {"candidates": len(thinker.said), "predictions": 4, "price": dollar} | settings
     return await RationaleGenerator(thinker, **options).make(LABELLED)  # type: ignore[arg-type]
 
 
 async def test_the_first_candidate_with_the_best_score_wins() -> None:
-    thinker = Thinker(
+    thinker = RationaleModel(
         {
             "a": ["B", "A", "A", "?"],
             "b": ["right", "(B)", "left", "So the answer is B."],
@@ -83,33 +83,33 @@ async def test_the_first_candidate_with_the_best_score_wins() -> None:
 
 
 async def test_candidates_and_predictions_take_one_request_each() -> None:
-    thinker = Thinker({"a": ["A"] * 5, "b": ["B"] * 5, "c": ["A"] * 5})
+    thinker = RationaleModel({"a": ["A"] * 5, "b": ["B"] * 5, "c": ["A"] * 5})
     await made(thinker, candidates=3, predictions=5)
     assert [one.n for one in thinker.samplings] == [3, 5, 5, 5]
 
 
 async def test_verification_stops_at_a_perfect_candidate() -> None:
-    """Waves of 1, 2, 4: the others of the same wave were under way."""
+    """Waves of 1, 2, 4: the other requests of a wave had started."""
     said = {name: ["A"] * 4 for name in "abcdefg"} | {"c": ALL}
-    thinker = Thinker(said)
+    thinker = RationaleModel(said)
     found = await made(thinker)
     assert (found.rationale, found.verified) == ("c", 3)
     assert (thinker.predicted, thinker.most_at_once) == (["a", "b", "c"], 2)
 
 
 async def test_without_stop_early_all_candidates_are_verified() -> None:
-    thinker = Thinker(dict.fromkeys("abcde", ALL))
+    thinker = RationaleModel(dict.fromkeys("abcde", ALL))
     found = await made(thinker, stop_early=False)
     assert (found.rationale, found.verified, thinker.most_at_once) == ("a", 5, 5)
 
 
 async def test_candidates_without_correct_predictions_are_rejected() -> None:
-    found = await made(Thinker({"a": ["A"] * 4, "b": ["?"] * 4}))
+    found = await made(RationaleModel({"a": ["A"] * 4, "b": ["?"] * 4}))
     assert (found.rationale, found.score, found.verified, found.error) == (None, 0.0, 2, None)
 
 
 async def test_thinking_is_stripped_and_duplicates_are_verified_once() -> None:
-    thinker = Thinker(
+    thinker = RationaleModel(
         {"<think>so": ALL, "": ALL, "cut": ALL, "a\0": ALL, "a": ["A"] * 4}, cut="cut"
     )
     found = await made(thinker)
@@ -120,7 +120,7 @@ async def test_thinking_is_stripped_and_duplicates_are_verified_once() -> None:
 
 
 async def test_no_complete_candidate_raises_with_the_option() -> None:
-    found = await made(Thinker({"cut": ALL}, cut="cut"))
+    found = await made(RationaleModel({"cut": ALL}, cut="cut"))
     assert found.rationale is None
     assert found.error is not None
     assert found.error.retryable
@@ -130,7 +130,7 @@ async def test_no_complete_candidate_raises_with_the_option() -> None:
 
 @pytest.mark.parametrize("reason", ["content_filter", "refusal", "tool_calls"])
 async def test_incomplete_candidates_are_dropped(reason: str) -> None:
-    thinker = Thinker({"cut": ALL, "a": ALL}, cut="cut", reason=reason)
+    thinker = RationaleModel({"cut": ALL, "a": ALL}, cut="cut", reason=reason)
     assert (await made(thinker)).rationale == "a"
     assert thinker.predicted == ["a"]
 
@@ -157,10 +157,10 @@ async def test_several_labels_must_all_match(labels: tuple[str, ...], said: str)
 
 async def test_a_failed_request_gives_no_rationale_and_its_cost_counts() -> None:
     refused = RejectedError("no", status=400)
-    thinker = Thinker({"a": ["A", "A", "B", "B"], "b": refused, "c": ALL})
+    thinker = RationaleModel({"a": ["A", "A", "B", "B"], "b": refused, "c": ALL})
     found = await made(thinker)
     assert (found.rationale, found.error) == (None, refused)
-    assert (found.requests, found.cost_usd) == (3, 3.0)  # that of c was under way
+    assert (found.requests, found.cost_usd) == (3, 3.0)  # the request for c had started
 
 
 async def test_the_maximum_cost_covers_all_candidates() -> None:
@@ -169,14 +169,14 @@ async def test_the_maximum_cost_covers_all_candidates() -> None:
         return 1.0 if len(prices) % 4 == 1 else 3.0
 
     prices: list[float] = []
-    thinker = Thinker({"a": ALL, "b": ALL, "c": ALL})
+    thinker = RationaleModel({"a": ALL, "b": ALL, "c": ALL})
     found = await made(thinker, price=price)
     assert (found.cost_usd, found.at_most_usd) == (4.0, 1 + 3 * 3)
-    assert (await made(Thinker({"cut": ALL}, cut="cut"))).at_most_usd == 1.0
+    assert (await made(RationaleModel({"cut": ALL}, cut="cut"))).at_most_usd == 1.0
 
 
 async def test_an_unknown_price_gives_no_cost() -> None:
-    assert (await made(Thinker({"a": ALL}), price=None)).cost_usd is None
+    assert (await made(RationaleModel({"a": ALL}), price=None)).cost_usd is None
 
 
 async def test_the_comparison_is_configurable() -> None:
@@ -184,7 +184,7 @@ async def test_the_comparison_is_configurable() -> None:
         assert (labelled.text, labelled.labels, query) == ("right", ("right",), LABELLED.query)
         return 0.5 if said.text == "left" else 0.0
 
-    found = await made(Thinker({"a": ["A"] * 4, "b": ALL}), compare=half)
+    found = await made(RationaleModel({"a": ["A"] * 4, "b": ALL}), compare=half)
     assert (found.rationale, found.score) == ("a", 0.5)
 
 

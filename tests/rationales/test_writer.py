@@ -35,7 +35,7 @@ class CostBudget:
 
 
 def thinks(prompt: Prompt) -> str:
-    """Right about everything but q1; refuses q2."""
+    """Answer all queries correctly except q1; refuse q2."""
     text = str(prompt.messages[-1].parts[-1])
     if "q2" in text:
         raise RejectedError("filtered", status=400)
@@ -70,7 +70,7 @@ class Run:
 def kb() -> Iterator[KnowledgeBase]:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
         opened.add([text_example(f"q{i}", tags={"hue": "red"}, source="s") for i in range(4)])
-        opened.add([text_example("known", rationale="By heart."), text_example("passage", "")])
+        opened.add([text_example("given", rationale="By heart."), text_example("passage", "")])
         yield opened
 
 
@@ -83,7 +83,7 @@ async def test_rationales_are_stored_rejected_or_unchanged(kb: KnowledgeBase) ->
         "q1": (None, "0"),
         "q2": (None, None),
         "q3": ("Think.", "1"),
-        "known": ("By heart.", None),
+        "given": ("By heart.", None),
         "passage": (None, None),
     }
     after = {e.query.text: e for e in kb}
@@ -106,7 +106,7 @@ async def test_a_stopped_run_continues(kb: KnowledgeBase) -> None:
     await run()
     again = [call.prompt for call in run.model.calls[first_calls:]]
     assert not any("q0" in str(prompt.messages[-1].parts) for prompt in again)
-    assert len(find_pending(kb).ids) == 1  # what was refused
+    assert len(find_pending(kb).ids) == 1  # the refused example
 
 
 async def test_again_includes_all_but_passages_and_rejections_keep_rationales(

@@ -34,7 +34,7 @@ async def test_ensemble_reward_is_the_share_of_agreeing_samples() -> None:
     result = await ensemble(n=4)(QUERY, CAT, CANDIDATES[:2], BudgetedGenerator(model))
     assert result.parts == {"ensemble": result.value}
     answer = len(model.calls)
-    assert answer in (1, 2)  # of two candidates there are two orders, and each is asked once
+    assert answer in (1, 2)  # two candidates have two orders, each requested once
     assert all(len(answers_of(call.prompt)) == 2 for call in model.calls)
 
 

@@ -16,7 +16,7 @@ from tests.builders import candidates
 
 QUERY = Query("q", choices=("cat", "dog", "cow"))
 CANDIDATES = candidates("cat", "dog", "cow", "cat", "dog")
-WORTH = {"cat": 0.2, "dog": 0.8, "cow": 0.5}
+REWARDS = {"cat": 0.2, "dog": 0.8, "cow": 0.5}
 
 
 class NameReward:
@@ -31,7 +31,7 @@ class NameReward:
         /,
     ) -> RewardValue:
         await ask.generate(InterleavedPrompter()(Query(f"is it {answer.text}?"), []), Sampling())
-        return RewardValue(WORTH[answer.text], {"mutual": WORTH[answer.text]})
+        return RewardValue(REWARDS[answer.text], {"mutual": REWARDS[answer.text]})
 
 
 def search(model: ScriptedGenerator, sequences: Sequences, **settings: object) -> FlatSearch:
@@ -203,7 +203,7 @@ async def test_each_node_of_a_chain_was_visited_once_and_has_the_value_of_its_an
         while chain.children:
             assert (chain.visits, chain.value) == (1, last.value)
             [chain] = chain.children
-        assert (last.visits, last.value) == (1, WORTH[last.answer.text])
+        assert (last.visits, last.value) == (1, REWARDS[last.answer.text])
 
 
 async def test_at_least_one_branch_is_required() -> None:

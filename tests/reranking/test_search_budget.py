@@ -182,11 +182,11 @@ def test_zero_budget_is_an_error(setting: str) -> None:
     assert raised.value.hint
 
 
-ASKED = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 5)), max_size=12)
+REQUESTS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 5)), max_size=12)
 
 
 @given(
-    waves=st.lists(ASKED, max_size=4),
+    waves=st.lists(REQUESTS, max_size=4),
     most_calls=st.none() | st.integers(1, 30),
     most_tokens=st.none() | st.integers(1, 600),
 )

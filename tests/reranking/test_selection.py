@@ -100,7 +100,7 @@ COVER_QUERY = Query("q")
 
 
 def found(*labels: str) -> list[Candidate]:
-    """Best first; each letter is a label, so that "ab" has two and "" has none."""
+    """Return candidates, best first. Each letter is a label: "ab" has two, "" none."""
     return [
         Candidate(replace(example(each, place), labels=tuple(each)), 1.0 - place / 100)
         for place, each in enumerate(labels)

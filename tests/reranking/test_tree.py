@@ -20,7 +20,7 @@ LEAST = F(1, 1000)
 
 
 class ScriptedRandom(Random):
-    """Draws what it is told, and notes with which weights it was asked."""
+    """Random state with given samples that records the weights of each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_the_papers_tree_by_hand() -> None:
     a, b, c = 1 + LEAST, F(1, 2) + LEAST, LEAST
 
     # The greedy branch and the first sampled one, which may not begin with a, are under way
-    # together. Behind b everything but b is valid.
+    # together. After b, everything but b is valid.
     first = hand.tree.greedy()
     assert first is not None
     assert letters(first) == "ab"
@@ -118,7 +118,7 @@ def test_the_papers_tree_by_hand() -> None:
     tree |= {"": (F(25, 32), 4), "c": (F(3, 4), 2), "ca": (F(0), 1)}
     hand.check(tree)
 
-    # c has all that there is. a (3/5) stands before b (1/5).
+    # c has all children. a (3/5) precedes b (1/5).
     hand.finish(hand.branch("c", [[c]], "ac"), F(4, 5))
     # a: mean (3/5 + 4/5)/2 = 7/10, best 4/5, so 3/4.
     # root: mean (25/32*4 + 3/4)/5 = (25/8 + 6/8)/5 = 31/40, best 3/4 = 30/40, so 61/80.
@@ -149,7 +149,7 @@ def test_the_released_tree_by_hand() -> None:
         return math.log(above + 1)
 
     def sampled(*scores: int) -> list[F]:
-        """s over what is not on the path: (x - least)/(span + 1/1000) + 1/1000."""
+        """Return s over the candidates off the path: (x - least)/(span + 1/1000) + 1/1000."""
         least, span = min(scores), max(scores) - min(scores)
         return [(score - least) / (span + LEAST) + LEAST for score in scores]
 
@@ -162,7 +162,7 @@ def test_the_released_tree_by_hand() -> None:
     second = hand.branch("ba", [sampled(3, 2, 1), sampled(3, 1)], "ba")
     hand.finish(first, F(3, 5))
     hand.finish(second, F(1, 5))
-    # As on paper: there is one branch below each child, so that Q(child) is Q(leaf).
+    # As in the paper: each child has one branch, hence Q(child) is Q(leaf).
     tree = {"": (F(1, 2), 2), "a": (F(3, 5), 1), "ab": (F(3, 5), 1)}
     tree |= {"b": (F(1, 5), 1), "ba": (F(1, 5), 1)}
     hand.check(tree)
@@ -172,7 +172,7 @@ def test_the_released_tree_by_hand() -> None:
     tree |= {"": (F(5, 6), 3), "c": (F(1), 1), "cb": (F(1), 1)}
     hand.check(tree)
 
-    # Drawn among a, b and c by their UCT, and below c among all but c.
+    # Sampled from a, b and c by their UCT, and below c from all but c.
     weights = ucts(a=(F(3, 5), 1), b=(F(1, 5), 1), c=(F(1), 1))
     hand.finish(hand.branch("ca", [weights, sampled(3, 2)], "ca"), F(0))
     # c: mean (1*1 + 0)/2 = 1/2, best 1, so 3/4. The root is handed the leaf's 0:

@@ -37,7 +37,7 @@ async def test_branch_with_highest_reward_is_the_answer() -> None:
     tree = found.tree
     assert tree is not None
     assert tree.ended == "rollouts"
-    # All six sequences were tried; 12 and 21 are worth 3/100, and what is behind 2 is worth more.
+    # All six sequences were tried; 12 and 21 have reward 3/100, and node 2 has a higher value.
     assert sorted(str(leaf.answer and leaf.answer.text) for leaf in leaves(tree.root)) == sorted(
         f"{one} {other}" for one in range(3) for other in range(3) if one != other
     )

@@ -1,4 +1,4 @@
-"""A knowledge base in memory that says what changed, and a space where words decide."""
+"""Knowledge base in memory with a change log, and an embedder of words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIMENSION = 16
 
 
 class Words:
-    """The unit sum of one random vector a word, or of one an image where there is no text."""
+    """Embedder: unit sum of one random vector per word, or per image without a text."""
 
     fingerprint = "words-16"
     dimension = DIMENSION
@@ -32,7 +32,7 @@ class Words:
 
 
 class WordTokens:
-    """One unit vector a word, as `Words` sums them: a multi-vector embedder."""
+    """Multi-vector embedder: one unit vector per word, as in `Words`."""
 
     fingerprint = "word-tokens-16"
     dimension = DIMENSION
@@ -45,7 +45,7 @@ class WordTokens:
 
 
 class Memory:
-    """Searches by `embed`; entries come and go, and `changes` tells."""
+    """Knowledge base in memory that searches by `embed` and logs its changes."""
 
     def __init__(self, examples: Sequence[Example] = ()) -> None:
         self.embed = Words()

@@ -36,11 +36,11 @@ async def test_digits_and_single_letters_are_words() -> None:
     assert (await BM25Retriever(memory)(Query("y"), 1))[0].example.id == "entry-0003"
 
 
-async def test_answers_and_rationales_are_searched_unless_reads_says_otherwise() -> None:
-    told = Example(Query("what?", id="told"), "vorbu", rationale="because of kanto", id="told")
-    memory = Memory([labelled_text("what?", "other", 1), told])
+async def test_answers_and_rationales_are_searched_by_default() -> None:
+    entry = Example(Query("what?", id="b"), "vorbu", rationale="because of kanto", id="b")
+    memory = Memory([labelled_text("what?", "other", 1), entry])
     for word in ("vorbu", "kanto"):
-        assert (await BM25Retriever(memory)(Query(word), 1))[0].example.id == "told"
+        assert (await BM25Retriever(memory)(Query(word), 1))[0].example.id == "b"
     questions_only = BM25Retriever(memory, reads=lambda example: example.query.text)
     assert (await questions_only(Query("vorbu"), 1))[0].score == 0
 
@@ -59,10 +59,10 @@ STEPS = st.lists(
 
 @settings(max_examples=40)
 @given(steps=STEPS)
-async def test_a_search_after_any_changes_is_that_of_a_new_index(
+async def test_an_updated_index_equals_a_new_one(
     steps: list[tuple[int, list[str]]],
 ) -> None:
-    """An entry comes where there was none, and goes where there was one."""
+    """Each step adds a missing entry or deletes a present one."""
     memory = Memory([labelled_text("green", "x", 99)])
     followed = BM25Retriever(memory)
     for shade, words in steps:
@@ -94,7 +94,7 @@ async def test_concurrent_searches_see_consistent_states() -> None:
 
 
 class Forgetful(Memory):
-    """Its log keeps what tells of examples that are there, and nothing else before `lost`."""
+    """Memory with a pruned log: before `lost`, only the entries of present examples remain."""
 
     lost = 0
 
@@ -122,7 +122,7 @@ async def test_a_pruned_feed_is_read_from_its_beginning() -> None:
 
 
 class Vanishing(Memory):
-    """Another process deletes the next of these whenever examples are fetched."""
+    """Memory from which another process deletes an entry at each fetch."""
 
     vanish: tuple[str, ...] = ()
 
@@ -145,7 +145,7 @@ async def test_examples_deleted_during_a_search_are_left_out() -> None:
 
 async def test_an_unknown_example_is_an_error() -> None:
     memory = Memory([labelled_text("red", "x", 1)])
-    del memory.examples["entry-0001"]  # the log does not know
+    del memory.examples["entry-0001"]  # without an entry in the log
     with pytest.raises(NotFoundError):
         await BM25Retriever(memory)(Query("red"), 1)
 

@@ -17,7 +17,7 @@ ORDERS = st.lists(st.permutations("abcdef"), min_size=1, max_size=4)
 
 
 class Ranked:
-    """Finds what it is told to, and keeps how many were asked for."""
+    """Retriever of given labels that records the requested depths."""
 
     def __init__(self, labels: Sequence[str], error: Exception | None = None) -> None:
         self.labels = labels
@@ -128,7 +128,7 @@ async def test_a_negative_k_is_rejected() -> None:
 
 
 class Scored:
-    """Gives each label its score, the best first; labels of one score in the order given."""
+    """Retriever of labels with given scores, best first, ties in the given order."""
 
     def __init__(self, scores: Sequence[tuple[str, float]]) -> None:
         self.scores = sorted(scores, key=lambda pair: -pair[1])
@@ -163,7 +163,7 @@ async def test_an_all_tied_list_is_ignored(order: list[str], tied: list[str]) ->
     same = Scored([(label, 0.0) for label in tied])
     found = await RankFusionRetriever([same, Ranked(order)])(Query("q"), 6)
     assert [c.example.answer for c in found] == order
-    assert len(await RankFusionRetriever([same])(Query("q"), 3)) == 3  # still what was found
+    assert len(await RankFusionRetriever([same])(Query("q"), 3)) == 3
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def hashtags(memory: Memory, tree: HashtagTree) -> HashtagRetriever:
     return HashtagRetriever(memory.changes, memory.vectors, memory.embed, memory.search, tree)
 
 
-async def test_only_the_querys_group_is_shown_as_long_as_it_is_large_enough() -> None:
+async def test_a_large_enough_group_is_searched_alone() -> None:
     memory = Memory(about("colour", 6) + about("shape", 6, start=20))
     retrieve = hashtags(memory, HashtagTree(2, cold_start=4))
     retrieve.build()
@@ -28,7 +28,7 @@ async def test_only_the_querys_group_is_shown_as_long_as_it_is_large_enough() ->
     assert [c.example.answer for c in await retrieve(Query("colour"), 8)].count("shape") == 2
 
 
-async def test_a_group_that_is_only_the_query_itself_is_filled_up() -> None:
+async def test_a_group_of_only_the_query_is_filled_up() -> None:
     memory = Memory([labelled_text("zebra", "zebra", 900), *about("shape shape shape", 6)])
     retrieve = hashtags(memory, HashtagTree(2, cold_start=4))
     retrieve.build()
@@ -36,7 +36,7 @@ async def test_a_group_that_is_only_the_query_itself_is_filled_up() -> None:
     assert len(await retrieve(Query("zebra", (solid_image(900),)), 3)) == 3
 
 
-async def test_an_empty_cache_is_an_error_and_the_first_entry_is_found() -> None:
+async def test_the_first_entry_ends_the_empty_cache_error() -> None:
     memory = Memory()
     retrieve = hashtags(memory, HashtagTree(2))
     with pytest.raises(EmptyKnowledgeBaseError):
@@ -70,12 +70,12 @@ async def test_a_due_refit_runs_in_the_background() -> None:
 
 async def test_a_refit_is_repeated_after_a_deletion() -> None:
     memory = Memory(about("colour", 20))
-    vectors, asked_for = memory.vectors, 0
+    vectors, calls = memory.vectors, 0
 
     def unlucky(ids: Sequence[str]) -> Vectors:
-        nonlocal asked_for
-        asked_for += 1
-        if asked_for == 1:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
             return vectors([*ids, "gone"])
         return vectors(ids)
 
@@ -134,17 +134,17 @@ async def test_a_failed_read_is_repeated() -> None:
 async def test_a_reembedded_knowledge_base_is_an_error(
     dimension: int,
 ) -> None:
-    memory, anew = Memory(about("colour", 6)), False
+    memory, changed = Memory(about("colour", 6)), False
 
     def vectors(ids: Sequence[str]) -> Vectors:
-        known = memory.vectors(ids)
-        return -known[:, :dimension] if anew else known
+        stored = memory.vectors(ids)
+        return -stored[:, :dimension] if changed else stored
 
     retrieve = HashtagRetriever(
         memory.changes, vectors, memory.embed, memory.search, HashtagTree(2)
     )
     assert len(await retrieve(Query("colour"), 9)) == 6
-    anew = True
+    changed = True
     memory.add(about("shape", 2, start=50))
     for _ in range(2):
         with pytest.raises(SettingError, match="space") as raised:
@@ -174,7 +174,7 @@ def test_leave_one_out_finds_topics_that_images_do_not_separate() -> None:
     ids = [str(i) for i in range(400)]
     count = LeaveOneOutGroupCount(_rows(look), _rows(say), k=8)
     assert count(ids, tags) == 4
-    # Where what is looked for is in the order already, nothing is gained by groups.
+    # Groups add nothing if the order already separates the topics.
     whole = np.concatenate([tags, look], axis=1)
     assert LeaveOneOutGroupCount(_rows(whole), _rows(say), k=8)(ids, _noise(rng, 4)) == 1
 

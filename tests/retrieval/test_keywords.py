@@ -107,7 +107,7 @@ async def test_keywords_outside_the_question_come_last() -> None:
         async def __call__(self, text: str, /) -> tuple[str, ...]:
             return ("round", "disc", "colour")
 
-    search = Asked()
+    search = RecordingRetriever()
     await KeywordRetriever(DenseRetriever(search), Fixed())(Query("Colour of the disc?"), 1)
     assert search.queries[0].text == "colour, disc, round"
 
@@ -117,7 +117,7 @@ def test_terms_of_any_text_do_not_fail(text: str) -> None:
     assert all(TfidfKeywordExtractor(count=4).of(text))
 
 
-async def test_keywords_are_stored_with_the_examples_and_read_again() -> None:
+async def test_stored_keywords_are_read_again() -> None:
     def answer(prompt: object) -> str:
         text = str(prompt).partition("Text:")[2]
         return next((f"{word}, more" for word in ("vorbu", "why", "question") if word in text), "")
@@ -126,10 +126,10 @@ async def test_keywords_are_stored_with_the_examples_and_read_again() -> None:
     reasoned = Example(Query("a question"), "7", rationale="why so")
     passage = Example(Query("a question"), "")
     silent = Example(Query("?"), "5")
-    known = Example(Query("q"), "vorbu", tags={"keywords": "old"})
+    tagged = Example(Query("q"), "vorbu", tags={"keywords": "old"})
     model = ScriptedGenerator(answer)
     done = await tag_keywords(
-        [plain, reasoned, passage, silent, known], GeneratedKeywordExtractor(model)
+        [plain, reasoned, passage, silent, tagged], GeneratedKeywordExtractor(model)
     )
     assert [stored_keywords(example) for example in done] == [
         ("vorbu", "more"),
@@ -139,7 +139,7 @@ async def test_keywords_are_stored_with_the_examples_and_read_again() -> None:
         ("old",),
     ]
     assert done[0].tags == {"topic": "colour", "keywords": "vorbu, more"}
-    assert done[3:] == [silent, known]
+    assert done[3:] == [silent, tagged]
 
 
 async def test_a_failed_model_raises_a_single_error() -> None:
@@ -148,8 +148,8 @@ async def test_a_failed_model_raises_a_single_error() -> None:
         await tag_keywords([Example(Query("q"), "a"), Example(Query("q"), "b")], failing)
 
 
-class Asked:
-    """Keeps the queries that reach the search."""
+class RecordingRetriever:
+    """Retriever that records its queries."""
 
     def __init__(self) -> None:
         self.queries: list[Query] = []
@@ -160,7 +160,10 @@ class Asked:
 
 
 async def test_the_question_is_replaced_by_its_keywords() -> None:
-    search, whole = Asked(), Query("What is the colour of the disc?", (solid_image(1),), id="q")
+    search, whole = (
+        RecordingRetriever(),
+        Query("What is the colour of the disc?", (solid_image(1),), id="q"),
+    )
     # "disc" is the rarest; the question's order stays.
     terms = TfidfKeywordExtractor(["What is the colour?", "What is the shape?"], longest=1)
     retrieve = KeywordRetriever(DenseRetriever(search), terms)
@@ -178,7 +181,7 @@ async def test_the_question_is_replaced_by_its_keywords() -> None:
 async def test_a_probe_searches_by_the_apprentices_answer(
     keep: bool, answer: str, text: str
 ) -> None:
-    search, model = Asked(), ScriptedGenerator([answer])
+    search, model = RecordingRetriever(), ScriptedGenerator([answer])
     prompt = InterleavedPrompter(show_choices=False)
     probe = ResponseProbeRetriever(
         DenseRetriever(search), model, prompt, TfidfKeywordExtractor(), keep_question=keep

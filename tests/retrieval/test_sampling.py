@@ -23,14 +23,14 @@ def pool_of(sizes: dict[str, int]) -> ListPool:
 
 async def test_dense_returns_what_the_search_found() -> None:
     found = candidates("a", "b", "c")
-    labelled_text: list[tuple[Query, int]] = []
+    calls: list[tuple[Query, int]] = []
 
     def search(query: Query, k: int) -> list[Candidate]:
-        labelled_text.append((query, k))
+        calls.append((query, k))
         return found[:k]
 
     assert await DenseRetriever(search)(QUERY, 2) == found[:2]
-    assert labelled_text == [(QUERY, 2)]
+    assert calls == [(QUERY, 2)]
 
 
 @pytest.mark.parametrize("retriever", [UniformSampler, BalancedSampler])
@@ -64,7 +64,7 @@ async def test_uniform_reaches_every_example() -> None:
         found = await UniformSampler(pool, seed=0)(Query("q", (solid_image(20_000 + shade),)), 2)
         seen.update(c.example.id for c in found)
     assert len(seen) == 10
-    assert min(seen.values()) > 15  # 40 expected; a biased draw would starve some
+    assert min(seen.values()) > 15  # 40 expected; a biased sampler would starve some
 
 
 @pytest.mark.parametrize("retriever", [UniformSampler, BalancedSampler])
@@ -80,7 +80,7 @@ async def test_the_query_itself_is_never_sampled(
 
 
 @given(k=st.integers(0, 15), seed=st.integers(0, 5))
-async def test_balanced_shows_every_label_as_often_as_the_others(k: int, seed: int) -> None:
+async def test_balanced_samples_have_equal_label_counts(k: int, seed: int) -> None:
     found = await BalancedSampler(pool_of({"a": 9, "b": 5, "c": 5}), seed=seed)(QUERY, k)
     counts = Counter(c.example.answer for c in found)
     assert len(found) == k

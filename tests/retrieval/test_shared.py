@@ -12,7 +12,7 @@ from tests.builders import candidates
 
 
 class Slow:
-    """Finds letters, after `gate` is open; counts how it is asked."""
+    """Retriever of letters that waits for `gate` and records its calls."""
 
     def __init__(self) -> None:
         self.labelled_text: list[int] = []
@@ -70,7 +70,7 @@ async def test_the_result_is_freed_with_the_query() -> None:
 
 async def test_a_failed_search_is_freed_before_the_query() -> None:
     slow, query = Slow(), Query("q")
-    slow.error = SettingError("no picture")
+    slow.error = SettingError("no image")
     shared = SharedRetriever(slow)
     await asyncio.gather(shared(query, 2), return_exceptions=True)
     assert shared._searches == {}

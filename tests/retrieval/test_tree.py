@@ -15,7 +15,7 @@ from bottega.retrieval import HashtagTree
 from bottega.retrieval.hashtag_tree import MOST_GROUPS, kmeans, means
 
 D = 5
-# What happens to a tree: an id comes (again), goes, or the tree is divided anew.
+# Steps of a tree: add an id (again), remove it, or re-fit.
 STEPS = st.lists(
     st.tuples(st.sampled_from(["add", "add", "add", "remove", "refit"]), st.integers(0, 25)),
     max_size=60,
@@ -33,12 +33,12 @@ def rows(seeds: Sequence[int]) -> Vectors:
 
 
 def played(steps: Sequence[tuple[str, int]], tree: HashtagTree) -> dict[str, Vectors]:
-    """What the tree should hold afterwards."""
+    """Apply the steps and return the expected entries."""
     held: dict[str, Vectors] = {}
-    for place, (action, number) in enumerate(steps):
+    for index, (action, number) in enumerate(steps):
         id = f"e{number}"
         if action == "add":
-            held[id] = vector(1000 * number + place)  # an id that comes again has a new vector
+            held[id] = vector(1000 * number + index)  # an id added again has a new vector
             tree.add([id], held[id][None])
         elif action == "remove":
             held.pop(id, None)

@@ -1,4 +1,4 @@
-"""Tiers that nobody asks, and traces of what they would have cost."""
+"""Tiers without calls, and traces with given costs."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def pair(draw: random.Random, gain: float) -> tuple[float, float]:
 
 
 def simulated(gate: BenefitGate, gains: Gains, n: int, seed: int) -> list[tuple[bool, ...]]:
-    """What is shown in each third after each of n samples."""
+    """Return the shown thirds after each of n samples."""
     draw = random.Random(seed)
     shown = []
     for i in range(n):
@@ -62,7 +62,7 @@ def test_helping_demonstrations_are_shown_within_150_samples() -> None:
     assert ends_as(ALL, HELP, 150) >= 0.95
 
 
-def test_hurting_demonstrations_that_were_shown_are_hidden_within_100_samples() -> None:
+def test_shown_demonstrations_that_hurt_are_hidden_within_100_samples() -> None:
     assert ends_as(NONE, HURT, 100, unmeasured="shown") >= 0.95
 
 
@@ -129,8 +129,8 @@ def test_a_constant_similarity_gives_one_band() -> None:
 
 
 def test_a_gain_must_exceed_min_gain() -> None:
-    for worth, shown in ((0.0, True), (0.3, False)):
-        gate = BenefitGate(min_gain=worth)
+    for least, shown in ((0.0, True), (0.3, False)):
+        gate = BenefitGate(min_gain=least)
         simulated(gate, lambda i: (0.2,) * 3, 240, seed=1)
         assert gate.shows(near(0.5)) == shown
 

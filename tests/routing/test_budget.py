@@ -23,7 +23,7 @@ Cost = Callable[[int, Tier], float]
 async def spent(
     router: BudgetRouter, n: int, cost: Cost, *, seed: int, late: int = 32
 ) -> list[float]:
-    """What each of n queries cost, told to the router up to `late` queries later."""
+    """Return the cost of each of n queries, reported to the router up to `late` queries later."""
     draw = random.Random(seed)
     costs, waiting = list[float](), list[tuple[int, Tier, float]]()
     for i in range(n):
@@ -31,13 +31,13 @@ async def spent(
         costs.append(cost(i, tier) * draw.lognormvariate(-0.32, 0.8))  # a mean of 1
         waiting.append((i + draw.randint(0, late), tier, costs[-1]))
         while waiting and waiting[0][0] <= i:
-            _, asked, dollars = waiting.pop(0)
-            await router.observe(traced(asked, dollars))
+            _, tier, dollars = waiting.pop(0)
+            await router.observe(traced(tier, dollars))
     return costs
 
 
 def windows(costs: list[float], length: int) -> list[float]:
-    """The spend of each stretch of this length, the target being 1."""
+    """Return the cost of each window of this length; the target is 1."""
     sums = [0.0, *accumulate(costs)]
     return [(sums[i + length] - sums[i]) / length / TARGET for i in range(len(costs) - length + 1)]
 
@@ -122,7 +122,7 @@ async def test_other_spending_reduces_the_masters_share() -> None:
     async def rate(charged: float) -> float:
         router = BudgetRouter(TWO, 4)
         await router.observe(traced(LARGE, 0.04))
-        await router.observe(traced(TIERS[1], 0.004))  # asked for by name: spent, no estimate
+        await router.observe(traced(TIERS[1], 0.004))  # requested by name: spent, no estimate
         router.charge(charged)
         return router.rate
 

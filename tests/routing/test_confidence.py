@@ -34,8 +34,8 @@ async def test_invalid_or_uncertain_answers_escalate_by_one_tier(
 
 
 async def test_a_tier_outside_the_cascade_is_not_escalated() -> None:
-    asked_for = Tier("other", ScriptedGenerator([]))
-    assert await ConfidenceEscalation(TIERS)(QUERY, asked_for, Answer("", valid=False)) is None
+    requested = Tier("other", ScriptedGenerator([]))
+    assert await ConfidenceEscalation(TIERS)(QUERY, requested, Answer("", valid=False)) is None
 
 
 async def test_answers_without_confidence_are_kept_and_logged_once(

@@ -16,7 +16,7 @@ SMALL, LARGE = TWO
 
 
 class Cache:
-    """Finds one example of the next similarity; none where it is None."""
+    """Retriever of one example with the next similarity, or of none for None."""
 
     def __init__(self, *scores: float | None) -> None:
         self.scores = list(scores)
@@ -27,7 +27,7 @@ class Cache:
 
 
 async def sent(router: CoverageRouter, n: int) -> list[bool]:
-    """Whether each of n queries went to the master."""
+    """Return whether each of n queries went to the master."""
     return [await router(QUERY) is LARGE for _ in range(n)]
 
 
@@ -55,7 +55,7 @@ async def test_cached_answers_cover_later_queries() -> None:
 STREAMS: dict[str, Callable[[int, random.Random], float]] = {
     "steady": lambda i, draw: draw.random(),
     "a cache that learns": lambda i, draw: draw.gauss(1 - 1 / (1 + i / 200), 0.1),
-    "sudden news": lambda i, draw: draw.random() + (0 if i % 1000 > 500 else 5),
+    "sudden change": lambda i, draw: draw.random() + (0 if i % 1000 > 500 else 5),
     "copies only": lambda i, draw: 1.0,
     "ever farther": lambda i, draw: -float(i),
     "ever nearer": lambda i, draw: float(i),

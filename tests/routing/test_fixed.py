@@ -36,18 +36,18 @@ async def test_a_cold_start_uses_the_master_first() -> None:
 
 
 async def test_a_cold_start_passes_traces_on() -> None:
-    behind = Adaptive()
+    adaptive = Adaptive()
     reply = Reply("m", (Completion("a"),))
     trace = Trace("t1", 0.0, Query("q"), "large", (), Prompt(()), reply, Said("a"), 0.1)
-    await ColdStartRouter(2, LARGE, then=behind).observe(trace)
+    await ColdStartRouter(2, LARGE, then=adaptive).observe(trace)
     await ColdStartRouter(2, LARGE, then=FixedRouter(SMALL)).observe(trace)
-    assert behind.seen == ["t1"]
+    assert adaptive.seen == ["t1"]
 
 
 async def test_a_cold_start_passes_costs_on() -> None:
     spent: list[float] = []
-    behind = Adaptive()
-    behind.charge = spent.append  # type: ignore[attr-defined]
-    ColdStartRouter(2, LARGE, then=behind).charge(0.5)
+    adaptive = Adaptive()
+    adaptive.charge = spent.append  # type: ignore[attr-defined]
+    ColdStartRouter(2, LARGE, then=adaptive).charge(0.5)
     ColdStartRouter(2, LARGE, then=FixedRouter(SMALL)).charge(0.5)
     assert spent == [0.5]

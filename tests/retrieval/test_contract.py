@@ -1,4 +1,4 @@
-"""What every retriever promises, whatever it searches."""
+"""Contract of all retrievers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Make = Callable[[Memory], Retriever]
 TOPICS = ("colour", "shape", "sum")
 
 
-def asked_back(prompt: Prompt) -> str:
-    """An apprentice that repeats the question."""
+def repeat_question(prompt: Prompt) -> str:
+    """Return the question as the apprentice's answer."""
     return str(prompt.messages[-1].parts[-1])
 
 
@@ -61,7 +61,7 @@ RETRIEVERS: dict[str, Make] = {
     "keywords": lambda m: KeywordRetriever(DenseRetriever(m.search), TfidfKeywordExtractor()),
     "probe": lambda m: ResponseProbeRetriever(
         DenseRetriever(m.search),
-        ScriptedGenerator(asked_back),
+        ScriptedGenerator(repeat_question),
         InterleavedPrompter(show_choices=False),
         TfidfKeywordExtractor(),
     ),
@@ -87,9 +87,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 @pytest.mark.parametrize("k", [1, 5, 21, 40])
-async def test_k_different_examples_or_all_there_are_best_first(
-    make: Make, memory: Memory, k: int
-) -> None:
+async def test_the_best_k_examples_come_first(make: Make, memory: Memory, k: int) -> None:
     found = await make(memory)(Query("which colour", (solid_image(999),)), k)
     assert len({candidate.example.id for candidate in found}) == len(found) == min(k, 21)
     scores = [candidate.score for candidate in found]
@@ -140,7 +138,7 @@ async def test_added_examples_are_found_and_deleted_ones_are_not(name: str, memo
 
 
 @pytest.mark.parametrize("name", ["dense", "hybrid", "uniform", "balanced", "bm25", "hashtags"])
-async def test_the_same_with_a_knowledge_base(name: str) -> None:
+async def test_a_knowledge_base_gives_equal_results(name: str) -> None:
     embed = SeededEmbedder()
     with KnowledgeBase.open(":memory:", embed=embed) as knowledge:
         knowledge.add(about("colour", 9) + about("shape", 9, start=20))

@@ -7,7 +7,7 @@ from bottega.retrieval.retrievers import SameContextFilter
 from bottega.types import Candidate, Query
 from tests.builders import candidates
 
-ASKED: list[int] = []
+DEPTHS: list[int] = []
 
 
 def tagged(*contexts: str | None) -> list[Candidate]:
@@ -20,10 +20,10 @@ def tagged(*contexts: str | None) -> list[Candidate]:
 
 
 async def answers(contexts: Sequence[str | None], context: str, k: int, furthest: int = 256) -> str:
-    ASKED.clear()
+    DEPTHS.clear()
 
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
-        ASKED.append(k)
+        DEPTHS.append(k)
         return tagged(*contexts)[:k]
 
     found = await SameContextFilter(retrieve, furthest=furthest)(Query("?", context=context), k)
@@ -37,16 +37,16 @@ async def test_only_matching_contexts_and_untagged_examples_remain() -> None:
 
 async def test_the_search_widens_until_k_match() -> None:
     assert await answers(["b"] * 6 + ["a"] * 3, "a", 2) == "67"
-    assert ASKED == [2, 8]
+    assert DEPTHS == [2, 8]
     assert await answers(["b"] * 30 + ["a"] * 3, "a", 2) == "3031"
-    assert ASKED == [2, 8, 32]
+    assert DEPTHS == [2, 8, 32]
 
 
 async def test_the_search_depth_is_limited() -> None:
     assert await answers(["b"] * 300 + ["a"], "a", 1, furthest=16) == ""
-    assert ASKED == [1, 4, 16]
+    assert DEPTHS == [1, 4, 16]
 
 
 async def test_one_search_is_enough_if_all_match() -> None:
     assert await answers([None] * 10, "", 3) == "012"
-    assert ASKED == [3]
+    assert DEPTHS == [3]
