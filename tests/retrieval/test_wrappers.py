@@ -2,13 +2,80 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from bottega.errors import SettingError
+from bottega.errors import EmptyKnowledgeBaseError, SettingError, StoreError
 from bottega.retrieval import SharedRetriever
+from bottega.retrieval.retrievers import EmptyTolerantRetriever, SameContextFilter
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Trace
 from tests.builders import candidates
+
+DEPTHS: list[int] = []
+
+
+def tagged(*contexts: str | None) -> list[Candidate]:
+    found = candidates(*map(str, range(len(contexts))))
+    tags = [{} if context is None else {"context": context} for context in contexts]
+    return [
+        replace(one, example=replace(one.example, tags=tag))
+        for one, tag in zip(found, tags, strict=True)
+    ]
+
+
+async def answers(contexts: Sequence[str | None], context: str, k: int, furthest: int = 256) -> str:
+    DEPTHS.clear()
+
+    async def retrieve(query: Query, k: int, /) -> list[Candidate]:
+        DEPTHS.append(k)
+        return tagged(*contexts)[:k]
+
+    found = await SameContextFilter(retrieve, furthest=furthest)(Query("?", context=context), k)
+    return "".join(one.example.answer for one in found)
+
+
+async def test_only_matching_contexts_and_untagged_examples_remain() -> None:
+    assert await answers(["a", "b", None, "", "a"], "a", 5) == "024"
+    assert await answers(["a", "b", None, "", "a"], "", 5) == "23"
+
+
+async def test_the_search_widens_until_k_match() -> None:
+    assert await answers(["b"] * 6 + ["a"] * 3, "a", 2) == "67"
+    assert DEPTHS == [2, 8]
+    assert await answers(["b"] * 30 + ["a"] * 3, "a", 2) == "3031"
+    assert DEPTHS == [2, 8, 32]
+
+
+async def test_the_search_depth_is_limited() -> None:
+    assert await answers(["b"] * 300 + ["a"], "a", 1, furthest=16) == ""
+    assert DEPTHS == [1, 4, 16]
+
+
+async def test_one_search_is_enough_if_all_match() -> None:
+    assert await answers([None] * 10, "", 3) == "012"
+    assert DEPTHS == [3]
+
+
+async def test_an_empty_cache_has_no_candidates_and_other_errors_are_raised() -> None:
+    results: list[Exception | list[Candidate]] = [
+        EmptyKnowledgeBaseError("it holds no examples"),
+        candidates("a", "b"),
+        StoreError("it is damaged"),
+    ]
+
+    async def retrieve(query: Query, k: int, /) -> list[Candidate]:
+        result = results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result[:k]
+
+    search = EmptyTolerantRetriever(retrieve)
+    assert await search(Query("q"), 1) == []
+    assert await search(Query("q"), 1) == candidates("a")
+    with pytest.raises(StoreError, match="damaged"):
+        await search(Query("q"), 1)
 
 
 class Slow:
