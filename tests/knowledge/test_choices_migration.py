@@ -198,7 +198,7 @@ def test_older_open_process_cannot_write_old_ids(old: Path) -> None:
 
 def test_read_only_old_file_has_a_hint(old: Path) -> None:
     connection = sqlite3.connect(f"file:{old}?mode=ro", uri=True, isolation_level=None)
-    with pytest.raises(StoreError, match="has format 5, must be brought to") as caught:
+    with pytest.raises(StoreError, match="must be migrated to format") as caught:
         KNOWLEDGE_BASE.migrate(connection, "kb.db")
     assert "open it, or a copy, once where it may be written" in caught.value.hint
     connection.close()

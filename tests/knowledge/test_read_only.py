@@ -105,5 +105,5 @@ def test_older_read_only_format_is_an_error(kb: KnowledgeBase, path: Path) -> No
     kb.close()
     found, errors = read(path)
     assert found == []
-    assert "format 5, must be brought to 8" in errors
+    assert "must be migrated to format 8, but is read-only and has format 5" in errors
     assert "open it, or a copy, once" in errors

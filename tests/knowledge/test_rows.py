@@ -293,7 +293,7 @@ def test_read_only_file_can_be_read(public_folder: Path, folder_mode: str) -> No
     rows.close()
     command = [sys.executable, "-c", READ_ONLY, str(public_folder / "kb.db"), folder_mode]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "may only be read" in done.stdout, done.stderr
+    assert "is read-only" in done.stdout, done.stderr
 
 
 def test_closed_store_is_an_error(path: str) -> None:

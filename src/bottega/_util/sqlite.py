@@ -18,7 +18,7 @@ from bottega.image import path_text
 MEMORY = ":memory:"
 PRIMARY_CODE = 0xFF
 SWITCHING_SECONDS = 10.0
-# Text that is no UTF-8 or no JSON has no error code of its own.
+# SQLite has no error codes for text that is not UTF-8 or not JSON.
 UNREADABLE = ("Could not decode to UTF-8", "malformed JSON")
 
 
@@ -38,8 +38,12 @@ def connect(
     """
     if path == MEMORY:
         return sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
+    path, mode = Path(path), "mode=rwc" if create else "mode=rw"
+    # SQLite cannot create its shared memory in a read-only folder, so it must assume no writer.
+    if path.exists() and not os.access(path.parent, os.W_OK) and not _has_writer(path):
+        mode = "mode=ro&immutable=1"
     connection = sqlite3.connect(
-        _uri(Path(path), create),
+        f"file:{quote(os.fsencode(path.absolute()))}?{mode}",
         uri=True,
         timeout=busy_seconds,
         isolation_level=None,
@@ -53,26 +57,17 @@ def connect(
     return connection
 
 
-def _uri(path: Path, create: bool) -> str:
-    query = "mode=rwc" if create else "mode=rw"
-    if path.exists() and not os.access(path.parent, os.W_OK) and not _has_writer(path):
-        query = "mode=ro&immutable=1"
-    return f"file:{quote(os.fsencode(path.absolute()))}?{query}"
-
-
 def _has_writer(path: Path) -> bool:
-    """Return whether another process has the file open, which keeps a log and a shared-memory file
-    beside it.
+    """Return whether another process has the file open: its log and shared memory are beside it.
 
-    Without the shared-memory file, the log cannot be read in a read-only folder: raises
-    `StoreError`.
+    Raises `StoreError` for a log without shared memory, which cannot be read in a read-only folder.
     """
     wal, shared = (path.with_name(f"{path.name}-{end}") for end in ("wal", "shm"))
     if shared.exists() or not wal.exists():
         return wal.exists()
     if wal.stat().st_size > 0:
         raise StoreError(
-            f"{path_text(path)} was not closed and its folder is read-only",
+            f"{path_text(path)} was not closed, and its folder is read-only",
             hint="open and close it once in a writable folder; copy"
             f" {path_text(wal.name)} along with it",
         )
@@ -81,9 +76,11 @@ def _has_writer(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class FileKind:
-    """`application_id` tells our file from any other SQLite file. `migrations` is append only:
-    entry n turns a file of version n into one of version n + 1. An entry is SQL statements, or a
-    function that runs in the open transaction of the connection."""
+    """Kind of a SQLite file, identified by `application_id`.
+
+    `migrations` is append-only: entry n turns a file of version n into one of version n + 1. It is
+    SQL statements, or a function that runs in the open transaction of the connection.
+    """
 
     name: str
     application_id: int
@@ -104,7 +101,7 @@ class FileKind:
         return connection
 
     def migrate(self, connection: sqlite3.Connection, path: str) -> None:
-        """Brings the file to `version`; refuses newer files and other programs' files."""
+        """Migrate the file to `version`; reject newer files and files of other programs."""
         found = self._found(connection, path)
         if found == self.version:
             return
@@ -114,15 +111,15 @@ class FileKind:
             if found == 0 or error.sqlite_errorcode & PRIMARY_CODE != sqlite3.SQLITE_READONLY:
                 raise
             raise StoreError(
-                f"{path} has format {found}, must be brought to {self.version} to be read, and may"
-                " not be written",
-                hint="open it, or a copy, once where it may be written",
+                f"{path} must be migrated to format {self.version}, but is read-only and has format"
+                f" {found}",
+                hint="open it, or a copy, once where it is writable",
             ) from error
 
     def _upgrade(self, connection: sqlite3.Connection, path: str) -> None:
         _write_ahead(connection)
         connection.execute("BEGIN IMMEDIATE")
-        # Asked again under the write lock: another process may have migrated meanwhile.
+        # Read again under the write lock: another process may have migrated meanwhile.
         for migration in self.migrations[self._found(connection, path) :]:
             if callable(migration):
                 migration(connection)
@@ -134,7 +131,7 @@ class FileKind:
         connection.execute("COMMIT")
 
     def _found(self, connection: sqlite3.Connection, path: str) -> int:
-        # In one statement: another process may be creating the file at this moment.
+        # One statement sees one moment: another process may be creating the file.
         owner, version, tables = connection.execute(
             "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)"
             " FROM pragma_application_id, pragma_user_version"
@@ -153,14 +150,15 @@ class FileKind:
 
     @contextmanager
     def translated(self, path: str) -> Iterator[None]:
+        """Translate errors of SQLite and of the operating system into those of Bottega."""
         try:
             yield
         except sqlite3.Error as error:
             raise self._translation(error, path) from error
         except (UnicodeEncodeError, OverflowError) as error:
             raise SettingError(
-                f"{path} cannot hold or look up what was given: {error!a}",
-                hint="use texts that UTF-8 can write, and numbers below 2^63",
+                f"{path} cannot store or find a value: {error!a}",
+                hint="use texts that UTF-8 can encode, and numbers below 2^63",
             ) from error
         except OSError as error:
             raise StoreError(
@@ -169,7 +167,7 @@ class FileKind:
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:
-        """Around what makes values of ours from rows: SQLite does not notice a flipped bit."""
+        """Translate errors while values are built from rows: SQLite detects no flipped bit."""
         try:
             yield
         except (TypeError, ValueError, LookupError) as error:
@@ -181,13 +179,13 @@ class FileKind:
         match code:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return StoreBusyError(
-                    f"another process has been writing to {path} for too long",
+                    f"{path} is locked by another process that writes to it",
                     hint="try again when it has finished",
                 )
             case sqlite3.SQLITE_FULL:
                 return StoreFullError(
-                    f"there is no space left for {path}",
-                    hint="free some space and try again; what was stored is intact",
+                    f"{path} cannot grow: no disk space is left",
+                    hint="free disk space and try again; stored data is intact",
                 )
             case sqlite3.SQLITE_NOTADB:
                 return StoreError(
@@ -196,14 +194,14 @@ class FileKind:
                 )
             case sqlite3.SQLITE_READONLY:
                 return StoreError(
-                    f"{path} may only be read",
-                    hint="change its permissions and its folder's, or write to a copy",
+                    f"{path} is read-only",
+                    hint="change the permissions of file and folder, or write to a copy",
                 )
             case sqlite3.SQLITE_CORRUPT:
                 return _damaged(path, error)
             case sqlite3.SQLITE_CANTOPEN:
                 return StoreError(
-                    f"{path} cannot be opened", hint="check its permissions and its folder's"
+                    f"{path} cannot be opened", hint="check the permissions of file and folder"
                 )
         if str(error).startswith(UNREADABLE):
             return _damaged(path, error)
@@ -212,8 +210,8 @@ class FileKind:
         return StoreError(f"{path} failed: {error}", hint="check the disk and the file")
 
 
-def may_only_be_read(error: BaseException) -> bool:
-    """Whether an error of ours says that the file, or its folder, refuses writers."""
+def is_read_only_error(error: BaseException) -> bool:
+    """Return whether a translated error means that the file or its folder is read-only."""
     code = getattr(error.__cause__, "sqlite_errorcode", 0) & PRIMARY_CODE
     return bool(code == sqlite3.SQLITE_READONLY)
 
@@ -221,15 +219,15 @@ def may_only_be_read(error: BaseException) -> bool:
 def _damaged(path: str, error: Exception) -> StoreError:
     return StoreError(
         f"{path} is damaged: {error}",
-        # What cannot be locked is read without locks, and its owner may be writing.
-        hint="restore it from a copy, or build it again; if you may not write its folder, first"
-        " open it again",
+        # In a read-only folder it is read without locks, and its owner may be writing.
+        hint="restore it from a copy, or build it again; in a read-only folder, first open it"
+        " again",
     )
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switches a new file to its write-ahead log. SQLite does not wait for others here, whatever
-    its time-out: where several processes create the file, all but one must try again."""
+    """Switch a file to write-ahead logging. SQLite ignores its time-out here: if several processes
+    create the file, all but one must try again."""
     end = time.monotonic() + SWITCHING_SECONDS
     while True:
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
-from bottega._util.sqlite import may_only_be_read
+from bottega._util.sqlite import is_read_only_error
 from bottega.errors import SettingError, StoreFullError
 from bottega.knowledge.database import LOST_PREFIX, remove_rows
 from bottega.knowledge.records import UsageRecord, is_text
@@ -166,7 +166,7 @@ class UsageBuffer:
         try:
             self._write(uses)
         except BaseException as error:
-            if may_only_be_read(error):
+            if is_read_only_error(error):
                 return
             self._put_back(uses)
             raise
