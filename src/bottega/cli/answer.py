@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
-import typer
+from typer import Argument, Exit, Option
 
 from bottega._util.event_loops import for_each
 from bottega.cli.components import open_prices, open_prompt, open_recorder
@@ -46,11 +46,9 @@ CONCURRENCY = 16
 
 def classify(
     file: KnowledgeFile,
-    images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE", help="Images, or folders of images.")
-    ],
+    images: Annotated[list[Path], Argument(metavar="IMAGE", help="Images, or folders of images.")],
     model: Model = BUNDLED,
-    shots: Annotated[int, typer.Option(min=1, help="Number of demonstrations.")] = 10,
+    shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = 10,
     namespace: Namespace = "",
     by: By = None,
     embed: Embed = None,
@@ -85,23 +83,23 @@ def classify(
             asyncio.run(_classify_all(pipeline, results, step))
     _report(results, json)
     if any(one.error for one in results):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="The question.")],
+    question: Annotated[str, Argument(help="The question.")],
     image: Annotated[
-        list[Path] | None, typer.Option("--image", "-i", help="An image; may be repeated.")
+        list[Path] | None, Option("--image", "-i", help="An image; may be repeated.")
     ] = None,
     kb: Annotated[
-        Path | None, typer.Option("--kb", help="Use demonstrations from this knowledge base.")
+        Path | None, Option("--kb", help="Use demonstrations from this knowledge base.")
     ] = None,
-    shots: Annotated[int, typer.Option(min=1, help="Number of demonstrations.")] = 3,
+    shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = 3,
     namespace: Namespace = "",
     by: By = None,
     model: Model = BUNDLED,
     embed: Embed = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of the answer.")] = 512,
+    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of the answer.")] = 512,
     price: PriceOption = None,
     traces: TraceFile = None,
     json: Json = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from bottega import __version__
 from bottega.cli import (
@@ -38,11 +39,9 @@ def _version(requested: bool) -> None:
 @app.callback()
 def bottega(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks; allowed anywhere.")
-    ] = False,
+    debug: Annotated[bool, Option("--debug", help="Show tracebacks; allowed anywhere.")] = False,
 ) -> None:
     """Let a small vision-language model answer like a large one, by showing it the right worked
     examples."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from pydantic import Field, NonNegativeInt, PositiveInt
+from typer import Argument, Exit, Option, Typer
 
 from bottega._util.settings import (
     FilePath,
@@ -111,7 +111,7 @@ def load_plan(file: Path) -> Plan:
     return plan
 
 
-compress = typer.Typer(
+compress = Typer(
     no_args_is_help=True, help="Train a passage compressor (RACC) and pre-compress passages."
 )
 
@@ -120,10 +120,7 @@ compress = typer.Typer(
 def train(
     config: Annotated[
         Path,
-        typer.Argument(
-            metavar="CONFIG",
-            help="TOML file; see docs/compression.md for a complete one.",
-        ),
+        Argument(metavar="CONFIG", help="TOML file; see docs/compression.md for a complete one."),
     ],
 ) -> None:
     """Train a compressor for a frozen model. After Ctrl-C, the same command resumes."""
@@ -132,7 +129,7 @@ def train(
 
     if not train_compressor(plan):
         note("stopped; repeat the command to resume")
-        raise typer.Exit(130)
+        raise Exit(130)
     settings = plan.settings
     say(f"compressor: {settings.out}")
     hyper = f" --hyper {settings.hyper}" if settings.hyper else ""
@@ -146,20 +143,17 @@ def train(
 @compress.command()
 def build(
     file: KnowledgeFile,
-    store: Annotated[Path, typer.Option(help="Folder of the store; created if missing.")],
+    store: Annotated[Path, Option(help="Folder of the store; created if missing.")],
     compressor: CompressorFolder = None,
     model: Annotated[
-        str, typer.Option(help="Model that the compressor was trained with: bundled, ...")
+        str, Option(help="Model that the compressor was trained with: bundled, ...")
     ] = BUNDLED,
     int8: Annotated[
-        bool,
-        typer.Option("--int8", help="Store one byte per number instead of two; report the loss."),
+        bool, Option("--int8", help="Store one byte per number instead of two; report the loss.")
     ] = False,
     all_examples: Annotated[
         bool,
-        typer.Option(
-            "--all", help="Include demonstrations: examples with an answer, and the answer."
-        ),
+        Option("--all", help="Include demonstrations: examples with an answer, and the answer."),
     ] = False,
     namespace: Namespace = "",
     json: Json = False,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from bottega import __version__
 from bottega.cli.components import open_prices
@@ -32,11 +32,9 @@ BUNDLED_NOTE = (
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Write the page to this file.")] = Path(
-        "bottega-demo.html"
-    ),
-    limit: Annotated[int, typer.Option(min=1, help="Items evaluated by each method.")] = 200,
-    kb_per_class: Annotated[int, typer.Option(min=1, help="Labelled examples of each digit.")] = 10,
+    out: Annotated[Path, Option(help="Write the page to this file.")] = Path("bottega-demo.html"),
+    limit: Annotated[int, Option(min=1, help="Items evaluated by each method.")] = 200,
+    kb_per_class: Annotated[int, Option(min=1, help="Labelled examples of each digit.")] = 10,
     seed: Seed = 0,
     traces: TraceFile = None,
     json: Json = False,

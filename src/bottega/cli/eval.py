@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Exit, Option
 
 from bottega import __version__
 from bottega.cli.answer import parse_order
@@ -57,63 +57,62 @@ SHOWN_FAILURES = 10
 
 Question = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Set the question about each image of image-folder:DIR or manyicl:DIR.",
         show_default=IMAGE_QUESTION,
     ),
 ]
 MethodNames = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help=f"Methods, comma-separated: {', '.join(METHODS)}.",
         show_default=f"{','.join(LABEL_METHODS)}; for facts zero-shot,random,oracle",
     ),
 ]
-ShotCounts = Annotated[str, typer.Option(help="Numbers of demonstrations, comma-separated.")]
+ShotCounts = Annotated[str, Option(help="Numbers of demonstrations, comma-separated.")]
 PerClass = Annotated[
-    int | None,
-    typer.Option(min=1, help="Maximum examples per label in the knowledge base."),
+    int | None, Option(min=1, help="Maximum examples per label in the knowledge base.")
 ]
 Embedder = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Embedder: bundled, pixels, or a sentence-transformers id or folder; with --retrieve "
         "hybrid: bundled, or flmr: and a PreFLMR id or folder."
     ),
 ]
 Retrieve = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Retrieval method: image (by --embed), text, dual (both), hybrid (late interaction of "
         "image and words, with the bundled model or --embed flmr:FOLDER), keywords (dual, with the "
         "keywords of the question), bm25 (words), or hashtag (dual, within groups of questions)."
     ),
 ]
 LabelNoise = Annotated[
-    float, typer.Option(min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
+    float, Option(min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
 ]
-Concurrency = Annotated[int, typer.Option(min=1, help="Maximum concurrent queries.")]
+Concurrency = Annotated[int, Option(min=1, help="Maximum concurrent queries.")]
 AllowOverlap = Annotated[
-    bool, typer.Option("--allow-overlap", help="Allow test images in the knowledge base.")
+    bool, Option("--allow-overlap", help="Allow test images in the knowledge base.")
 ]
-ResultFile = Annotated[Path | None, typer.Option(help="Write the results to this JSON file.")]
+ResultFile = Annotated[Path | None, Option(help="Write the results to this JSON file.")]
 Passages = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Add passages to the knowledge base: the Google Search corpus of OK-VQA, or WIT, as a "
         "file, a folder or a Hugging Face id."
     ),
 ]
 Unparsable = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Score unparsable multiple-choice replies of mmmu as none (wrong) or random (a "
         "random choice, as in MMMU's own code)."
     ),
 ]
 Rationales = Annotated[
     bool | None,
-    typer.Option(
+    Option(
         "--rationales/--no-rationales",
         help="Show rationales in demonstrations, where examples have them.",
         show_default="as in RCTS: only with rcts and methods of equal cost, if the benchmark has a "
@@ -122,13 +121,11 @@ Rationales = Annotated[
 ]
 RationaleFile = Annotated[
     Path | None,
-    typer.Option(
-        help="Copy rationales from this knowledge base, where `bottega rationales` wrote them."
-    ),
+    Option(help="Copy rationales from this knowledge base, where `bottega rationales` wrote them."),
 ]
 HyperModel = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--hyper",
         help="Model that compresses for the compressor, if it is not --model: bundled:master, a "
         "folder, or a Hugging Face id.",
@@ -136,7 +133,7 @@ HyperModel = Annotated[
 ]
 StoreFolder = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--store",
         help="Store of passages that `bottega compress build` compressed with --compressor. "
         "Default: compress on demand.",
@@ -144,26 +141,26 @@ StoreFolder = Annotated[
 ]
 RunFolder = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         help="Store every answer in this folder. The same command resumes the run and retries "
         "failed items; `bottega report` reads it."
     ),
 ]
 BudgetLimit = Annotated[
-    float | None, typer.Option(help="Stop before the cost exceeds this many US dollars.")
+    float | None, Option(help="Stop before the cost exceeds this many US dollars.")
 ]
 Samples = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=2,
         help="Samples that majority and best-of-n choose from.",
         show_default=f"{SAMPLES}; with rcts the maximum calls of its search",
     ),
 ]
-Rollouts = Annotated[int, typer.Option(min=1, help="Rollouts of rcts for each item.")]
+Rollouts = Annotated[int, Option(min=1, help="Rollouts of rcts for each item.")]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         help="Maximum tokens of a reply.",
         show_default=f"{LABEL_TOKENS} for labels, else {ANSWER_TOKENS}",
@@ -171,7 +168,7 @@ MaxTokens = Annotated[
 ]
 RoundSize = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         help="Evaluate in item order, in rounds of this size, for methods that learn from answers.",
     ),
@@ -443,4 +440,4 @@ def _exit_if_failed(data: Benchmark, runs: Sequence[MethodResult], out: Path | N
     if failed:
         hint = "repeat the command to retry them" if out else "store answers with --out DIR"
         say(f"{failed} of {len(data.items) * len(runs)} requests failed; {hint}")
-        raise typer.Exit(1)
+        raise Exit(1)

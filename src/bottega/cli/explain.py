@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.text import Text
 from rich.tree import Tree
+from typer import Argument, Option
 
 from bottega.cli.components import open_traces
 from bottega.cli.inspection import print_trace
@@ -27,19 +27,14 @@ NO_DEMONSTRATIONS = "no demonstrations"
 
 def explain(
     trace: Annotated[
-        str,
-        typer.Argument(metavar="TRACE", help="Trace id of bottega log, or its beginning."),
+        str, Argument(metavar="TRACE", help="Trace id of bottega log, or its beginning.")
     ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Write an HTML page.")
-    ] = None,
+    out: Annotated[Path | None, Option(metavar="FILE.html", help="Write an HTML page.")] = None,
     kb: Annotated[
-        Path | None,
-        typer.Option(metavar="K.db", help="Knowledge base with the images of the page."),
+        Path | None, Option(metavar="K.db", help="Knowledge base with the images of the page.")
     ] = None,
     image: Annotated[
-        list[Path] | None,
-        typer.Option(help="Image of the question (traces hold none); may be repeated."),
+        list[Path] | None, Option(help="Image of the question (traces hold none); may be repeated.")
     ] = None,
     traces: TraceFile = None,
     namespace: Namespace = "",

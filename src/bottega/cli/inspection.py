@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from bottega.bundled import bundled_folder
 from bottega.cli.components import open_traces
@@ -25,7 +25,7 @@ from bottega.recording import StoredTrace
 from bottega.types import Example
 
 Limit = Annotated[
-    int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="Maximum number of rows.")
+    int, Option("--limit", "-n", min=1, max=1_000_000, help="Maximum number of rows.")
 ]
 
 EPOCH = datetime(1970, 1, 2)  # older than all examples; some earlier dates have no timestamp
@@ -34,16 +34,16 @@ OF_VIEWS = ("views", "embedder", "dimension")
 
 def ls(
     file: KnowledgeFile,
-    label: Annotated[str | None, typer.Option(help="Only examples with this label.")] = None,
+    label: Annotated[str | None, Option(help="Only examples with this label.")] = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Only examples with this tag; may be repeated."),
+        Option(metavar="NAME=VALUE", help="Only examples with this tag; may be repeated."),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Only examples whose question or answer contains this.")
+        str | None, Option(help="Only examples whose question or answer contains this.")
     ] = None,
     since: Annotated[
-        datetime | None, typer.Option(help="Only examples stored at or after this local time.")
+        datetime | None, Option(help="Only examples stored at or after this local time.")
     ] = None,
     limit: Limit = 20,
     namespace: Namespace = "",
@@ -89,10 +89,10 @@ def _tagged(text: str) -> Filter:
 
 def show(
     file: KnowledgeFile,
-    id: Annotated[str, typer.Argument(help="Id, or its beginning.")],
+    id: Annotated[str, Argument(help="Id, or its beginning.")],
     image: Annotated[
         Path | None,
-        typer.Option(help="Write the example's first image to this file, in its stored format."),
+        Option(help="Write the example's first image to this file, in its stored format."),
     ] = None,
     namespace: Namespace = "",
     json: Json = False,
@@ -133,7 +133,7 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
 
 
 def log(
-    id: Annotated[str | None, typer.Argument(help="Show this trace in full.")] = None,
+    id: Annotated[str | None, Argument(help="Show this trace in full.")] = None,
     limit: Limit = 20,
     traces: TraceFile = None,
     json: Json = False,
@@ -172,7 +172,7 @@ def log(
 
 def models(
     endpoint: Annotated[
-        bool, typer.Option("--endpoint", help="List the models at OPENAI_BASE_URL.")
+        bool, Option("--endpoint", help="List the models at OPENAI_BASE_URL.")
     ] = False,
     json: Json = False,
 ) -> None:

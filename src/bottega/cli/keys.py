@@ -6,7 +6,7 @@ from contextlib import closing
 from datetime import datetime
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from bottega.cli.options import CONFIG, DataFolder, Json
 from bottega.cli.output import note, print_json, print_table, say
@@ -16,42 +16,36 @@ from bottega.gateway.accounting.limiter import ALL
 from bottega.gateway.config.loading import load_config
 from bottega.naming import suggestion
 
-keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke the gateway's keys.")
+keys = Typer(no_args_is_help=True, help="Create, list and revoke the gateway's keys.")
 
 
 @keys.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Name of the key's owner, for display only.")],
+    name: Annotated[str, Argument(help="Name of the key's owner, for display only.")],
     data: DataFolder,
-    namespace: Annotated[
-        str, typer.Option(help="Cache namespace that the key reads and fills.")
-    ] = "",
+    namespace: Annotated[str, Option(help="Cache namespace that the key reads and fills.")] = "",
     admin: Annotated[
-        bool, typer.Option("--admin", help="Allow /admin: keys and caches of all namespaces.")
+        bool, Option("--admin", help="Allow /admin: keys and caches of all namespaces.")
     ] = False,
     no_store: Annotated[
-        bool, typer.Option("--no-store", help="Never store its answers in the cache.")
+        bool, Option("--no-store", help="Never store its answers in the cache.")
     ] = False,
-    rpm: Annotated[
-        int | None, typer.Option(help="Requests per minute (default: any number).")
-    ] = None,
+    rpm: Annotated[int | None, Option(help="Requests per minute (default: any number).")] = None,
     usd_per_month: Annotated[
-        float | None, typer.Option(help="Budget per calendar month, UTC (default: none).")
+        float | None, Option(help="Budget per calendar month, UTC (default: none).")
     ] = None,
     max_concurrent: Annotated[
-        int | None,
-        typer.Option(help="Maximum concurrent requests (default: keys.max_concurrent)."),
+        int | None, Option(help="Maximum concurrent requests (default: keys.max_concurrent).")
     ] = None,
     tiers: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Tiers that the key may request, comma-separated, or * for all"
             " (default: keys.tiers)."
         ),
     ] = None,
     max_namespaces: Annotated[
-        int | None,
-        typer.Option(help="Maximum namespaces below its own (default: keys.max_namespaces)."),
+        int | None, Option(help="Maximum namespaces below its own (default: keys.max_namespaces).")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -106,7 +100,7 @@ def ls(data: DataFolder, json: Json = False) -> None:
 
 @keys.command()
 def revoke(
-    id: Annotated[str, typer.Argument(help="Id as shown by ls, or a leaked key.")],
+    id: Annotated[str, Argument(help="Id as shown by ls, or a leaked key.")],
     data: DataFolder,
     json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from bottega.cli.components import open_embedder
 from bottega.cli.knowledge_files import (
@@ -42,18 +42,16 @@ def add(
     file: KnowledgeFile,
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Folder with one subfolder per class, folder with demo.csv (ManyICL), a .jsonl "
             "or .parquet file, hf:DATASET, digits, or the examples of a published benchmark, e.g. "
             "mathvision:DIR."
         ),
     ],
-    split: Annotated[
-        str | None, typer.Option(help="Split of the source: train, test, demo, ...")
-    ] = None,
+    split: Annotated[str | None, Option(help="Split of the source: train, test, demo, ...")] = None,
     passages: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--passages",
             help="Add passages without answers: OK-VQA's Google Search corpus, "
             "WIT, or lines of JSON with text and an optional image.",
@@ -61,9 +59,7 @@ def add(
     ] = False,
     namespace: Namespace = "",
     embed: Embed = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at the first bad row or image.")
-    ] = False,
+    strict: Annotated[bool, Option("--strict", help="Stop at the first bad row or image.")] = False,
     json: Json = False,
 ) -> None:
     """Add labelled images or passages. Unreadable ones are reported and skipped."""
@@ -136,7 +132,7 @@ def read(source: str, split: str | None, on_error: OnError) -> Iterator[Example]
 
 def rm(
     file: KnowledgeFile,
-    ids: Annotated[list[str], typer.Argument(help="Ids, or their beginnings, as shown by ls.")],
+    ids: Annotated[list[str], Argument(help="Ids, or their beginnings, as shown by ls.")],
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
@@ -150,12 +146,12 @@ def rm(
         say(f"{removed} removed; {whole_name(file, namespace)} holds {left} examples")
 
 
-Ids = Annotated[list[str], typer.Argument(help="Ids, or their beginnings, as shown by ls.")]
+Ids = Annotated[list[str], Argument(help="Ids, or their beginnings, as shown by ls.")]
 
 
 def export(
     file: KnowledgeFile,
-    folder: Annotated[Path, typer.Argument(help="New or empty folder.")],
+    folder: Annotated[Path, Argument(help="New or empty folder.")],
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
@@ -178,12 +174,12 @@ def export(
     if left:
         note(f"not exported: {counted(left)}; name another folder and {option_for(left)}")
     if bad:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def import_(
     file: KnowledgeFile,
-    folder: Annotated[Path, typer.Argument(help="Folder written by bottega export.")],
+    folder: Annotated[Path, Argument(help="Folder written by bottega export.")],
     namespace: Namespace = "",
     embed: Embed = None,
     json: Json = False,
@@ -217,10 +213,10 @@ def import_(
 def verify(
     file: KnowledgeFile,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Rebuild vectors, log and index files.")
+        bool, Option("--repair", help="Rebuild vectors, log and index files.")
     ] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Embed every example again and compare the vectors.")
+        bool, Option("--deep", help="Embed every example again and compare the vectors.")
     ] = False,
     embed: Embed = None,
     json: Json = False,
@@ -242,7 +238,7 @@ def verify(
         if not repair:
             options = f"{'--deep ' * deep}--repair{f' --embed {embed}' if embed else ''}"
             note(f"bottega verify {file} {options} rebuilds vectors, log and index files")
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def reindex(
@@ -250,9 +246,7 @@ def reindex(
     embed: Embed = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            help="View to embed again, or a new one (default: the only one, or 'default')."
-        ),
+        Option(help="View to embed again, or a new one (default: the only one, or 'default')."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -275,7 +269,7 @@ def reindex(
                 count = knowledge.reindex(name, embedder, progress=count_and_step)
             except KeyboardInterrupt:
                 note(f"stopped at {done} of {total} examples; repeat the command to resume")
-                raise typer.Exit(130) from None
+                raise Exit(130) from None
         note_maker(knowledge, name, spec)
     if json:
         print_json({"view": name, "embedded": count, "embedder": embedder.fingerprint})

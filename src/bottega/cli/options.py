@@ -5,41 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from bottega.evaluation.benchmarks.loading import PUBLISHED
 from bottega.evaluation.benchmarks.synthetic import SYNTHETIC
 
 BenchmarkSpec = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR or jsonl:DIR; a "
         "synthetic task with options, e.g. glyphs:ways=5,shots=5 (tasks: "
         f"{', '.join(SYNTHETIC)}); or a published benchmark with a folder or a Hugging Face id and "
         f"options, e.g. mmmu:DIR,asked=validation ({', '.join(PUBLISHED)}). See "
-        "docs/evaluation.md.",
+        "docs/evaluation.md."
     ),
 ]
-ItemLimit = Annotated[int | None, typer.Option(min=1, help="Maximum number of evaluated items.")]
+ItemLimit = Annotated[int | None, Option(min=1, help="Maximum number of evaluated items.")]
 CompressorFolder = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--compressor",
         help="Compressor of racc: a folder written by `bottega compress train`. The bundled "
         "apprentice has its own.",
     ),
 ]
 CONFIG = Path("bottega.toml")  # the gateway configuration of the current folder
-KnowledgeFile = Annotated[Path, typer.Argument(metavar="K.db", help="The knowledge base file.")]
+KnowledgeFile = Annotated[Path, Argument(metavar="K.db", help="The knowledge base file.")]
 Namespace = Annotated[
-    str,
-    typer.Option("--namespace", help="Namespace of the file (default: the one without a name)."),
+    str, Option("--namespace", help="Namespace of the file (default: the one without a name).")
 ]
 By = Annotated[
     str | None,
-    typer.Option(
-        "--by",
-        help="View to search, as listed by stats (default: the only one, or 'default').",
+    Option(
+        "--by", help="View to search, as listed by stats (default: the only one, or 'default')."
     ),
 ]
 
@@ -53,7 +51,7 @@ def data_folder() -> Path:
 
 DataFolder = Annotated[
     Path,
-    typer.Option(
+    Option(
         "--data",
         envvar="BOTTEGA_DATA",
         help="Data folder of the gateway.",
@@ -61,17 +59,17 @@ DataFolder = Annotated[
         show_default="gateway.data of ./bottega.toml, else bottega-data",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Model = Annotated[
     str,
-    typer.Option(
+    Option(
         help="bundled (same as bundled:apprentice), bundled:master, openai:NAME (endpoint: "
         "OPENAI_BASE_URL), or a Hugging Face id or folder."
     ),
 ]
 Embed = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="bundled, pixels, words (of the question), dual (bundled and words), or a "
         "sentence-transformers id or folder[:image|text|average]. "
         "Default: the embedder that built the file, else bundled."
@@ -79,23 +77,21 @@ Embed = Annotated[
 ]
 PromptStyle = Annotated[
     str,
-    typer.Option(
-        "--prompt",
-        help="paper (Visual RAG, appendix A), interleaved (turns), or auto (by model).",
+    Option(
+        "--prompt", help="paper (Visual RAG, appendix A), interleaved (turns), or auto (by model)."
     ),
 ]
 OrderOption = Annotated[
-    str,
-    typer.Option("--order", help="Demonstration order: nearest-last, nearest-first or shuffled."),
+    str, Option("--order", help="Demonstration order: nearest-last, nearest-first or shuffled.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
+Seed = Annotated[int, Option(min=0, help="Seed of every random choice.")]
 TraceFile = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--traces", help="Trace database, or none (default: BOTTEGA_TRACES, else the app folder)."
     ),
 ]
 PriceOption = Annotated[
     str | None,
-    typer.Option("--price", help="USD per million tokens, IN,OUT (default: published prices)."),
+    Option("--price", help="USD per million tokens, IN,OUT (default: published prices)."),
 ]

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from bottega.cli.components import open_prices
 from bottega.cli.knowledge_files import check_filled, open_rows
@@ -151,38 +152,28 @@ def _figure(scores: Sequence[float]) -> Figure:
 def rationales(
     file: KnowledgeFile,
     model: Annotated[
-        str,
-        typer.Option(
-            help="openai:NAME (endpoint: OPENAI_BASE_URL), or a Hugging Face id or folder."
-        ),
+        str, Option(help="openai:NAME (endpoint: OPENAI_BASE_URL), or a Hugging Face id or folder.")
     ],
-    candidates: Annotated[
-        int, typer.Option(min=1, help="Candidate rationales for each example.")
-    ] = 10,
-    predictions: Annotated[
-        int, typer.Option(min=1, help="Predicted answers for each candidate.")
-    ] = 10,
+    candidates: Annotated[int, Option(min=1, help="Candidate rationales for each example.")] = 10,
+    predictions: Annotated[int, Option(min=1, help="Predicted answers for each candidate.")] = 10,
     all_candidates: Annotated[
-        bool,
-        typer.Option("--all-candidates", help="Verify all candidates, even after a perfect one."),
+        bool, Option("--all-candidates", help="Verify all candidates, even after a perfect one.")
     ] = False,
     again: Annotated[
         bool,
-        typer.Option(
-            "--again", help="Include examples with a rationale or with rejected candidates."
-        ),
+        Option("--again", help="Include examples with a rationale or with rejected candidates."),
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of examples.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of examples.")] = None,
     namespace: Namespace = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a rationale.")] = 512,
+    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a rationale.")] = 512,
     concurrency: Annotated[
-        int, typer.Option(min=1, help="Maximum concurrent examples and requests.")
+        int, Option(min=1, help="Maximum concurrent examples and requests.")
     ] = 16,
     budget: Annotated[
-        float | None, typer.Option(help="Stop before the cost exceeds this many US dollars.")
+        float | None, Option(help="Stop before the cost exceeds this many US dollars.")
     ] = None,
     price: PriceOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the cost confirmation.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Skip the cost confirmation.")] = False,
     json: Json = False,
 ) -> None:
     """Write the rationale that predicts each example's answer best (RCTS).

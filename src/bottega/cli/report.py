@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from bottega.cli.options import BenchmarkSpec, ItemLimit, Seed
 from bottega.cli.output import note, say, warn
@@ -16,11 +16,11 @@ from bottega.evaluation.report.render import write_report
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run folders of bottega eval --out.")
+        list[Path], Argument(metavar="DIR...", help="Run folders of bottega eval --out.")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Write to this folder.", show_default="report/ in the first folder"),
+        Option(help="Write to this folder.", show_default="report/ in the first folder"),
     ] = None,
 ) -> None:
     """Write a page about runs, with CSV, Markdown and plots.
@@ -45,8 +45,8 @@ def report(
 
 def dataset(
     benchmark: BenchmarkSpec,
-    format: Annotated[str, typer.Option(help=f"{' or '.join(FORMATS)}.")],
-    out: Annotated[Path, typer.Option(help="Write to this folder.")],
+    format: Annotated[str, Option(help=f"{' or '.join(FORMATS)}.")],
+    out: Annotated[Path, Option(help="Write to this folder.")],
     limit: ItemLimit = None,
     seed: Seed = 0,
 ) -> None:

@@ -6,7 +6,7 @@ from contextlib import closing
 from datetime import datetime
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from bottega.cli.options import DataFolder, Json
 from bottega.cli.output import clock, note, print_json, print_table, say
@@ -21,14 +21,12 @@ EPOCH = datetime(1970, 1, 2)
 def savings(
     data: DataFolder,
     namespace: Annotated[
-        str | None, typer.Option(help="Only this namespace (default: all of them).")
+        str | None, Option(help="Only this namespace (default: all of them).")
     ] = None,
     since: Annotated[
-        datetime | None, typer.Option(help="Only requests at or after this local time.")
+        datetime | None, Option(help="Only requests at or after this local time.")
     ] = None,
-    master: Annotated[
-        str | None, typer.Option(help="Tier to compare with (default: as served).")
-    ] = None,
+    master: Annotated[str | None, Option(help="Tier to compare with (default: as served).")] = None,
     json: Json = False,
 ) -> None:
     """Report what requests cost and what the master alone would have cost."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
 from PIL import Image as Pillow
 from PIL import ImageDraw
+from typer import Argument, Option
 
 from bottega.cli.options import CONFIG
 from bottega.cli.output import note, say
@@ -49,32 +49,26 @@ DEMO_QUESTION = "What colour is it?"
 def serve(
     pipeline: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="[MODULE:PIPELINE]", help="Serve this pipeline instead of a configuration."
         ),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file (default: ./bottega.toml).")
-    ] = None,
+    config: Annotated[Path | None, Option(help="TOML file (default: ./bottega.toml).")] = None,
     demo: Annotated[
-        bool, typer.Option("--demo", help="Serve the bundled models with a temporary cache.")
+        bool, Option("--demo", help="Serve the bundled models with a temporary cache.")
     ] = False,
-    host: Annotated[str | None, typer.Option(help="Listen address; overrides the file.")] = None,
+    host: Annotated[str | None, Option(help="Listen address; overrides the file.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")
+        int | None, Option(min=0, max=65535, help="Port; 0 selects a free one.")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            envvar="BOTTEGA_DATA", help="Data folder of the gateway: cache, keys, ledger."
-        ),
+        Option(envvar="BOTTEGA_DATA", help="Data folder of the gateway: cache, keys, ledger."),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Print the effective configuration and exit.")
+        bool, Option("--check", help="Print the effective configuration and exit.")
     ] = False,
-    log_format: Annotated[
-        str, typer.Option(help="Format of log lines on stderr: json or text.")
-    ] = "",
+    log_format: Annotated[str, Option(help="Format of log lines on stderr: json or text.")] = "",
 ) -> None:
     """Serve Cache-of-Thought to OpenAI clients: one base URL, several models."""
     with _serve_extra():
