@@ -147,7 +147,7 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
 
     assert run(*add, "--strict").code == 1
     for wrong, code, expected in (
-        ((*add, "--split", "test"), 2, "passages have no split test"),
+        ((*add, "--split", "test"), 2, "split of passages must be train, got test"),
         (("add", "k.db", "gs.csv"), 2, "add --passages for data without answers"),
         (("add", "k.db", "seen.jsonl"), 1, "answer, label and labels are missing"),
     ):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, TypeVar, cast, get_args
 
 from typer import Argument, Exit, Option
 
@@ -42,6 +42,8 @@ from bottega.retrieval import DenseRetriever
 from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
 
 CONCURRENCY = 16
+
+T = TypeVar("T")
 
 
 def classify(
@@ -121,7 +123,7 @@ def ask(
             price=open_prices(price),
             sampling=Sampling(max_tokens=max_tokens),
         )
-        trace = asyncio.run(_trace(pipeline, query))
+        trace = asyncio.run(_closing(pipeline, pipeline.trace(query)))
     if knowledge:
         knowledge.close()
     if json:
@@ -160,6 +162,12 @@ class _ImageResult:
     trace: Trace | None = None
     error: BottegaError | None = None
 
+    @property
+    def outcome(self) -> dict[str, object]:
+        if self.trace:
+            return _answer(self.trace)
+        return {"error": str(self.error), "hint": self.error.hint if self.error else ""}
+
 
 async def _classify_all(
     pipeline: Pipeline, results: Sequence[_ImageResult], done: Callable[[int], None]
@@ -174,22 +182,15 @@ async def _classify_all(
             item.error = error
         done(1)
 
+    await _closing(pipeline, for_each(results, one, limit=CONCURRENCY))
+
+
+async def _closing(pipeline: Pipeline, work: Awaitable[T]) -> T:
     try:
-        await for_each(results, one, limit=CONCURRENCY)
+        return await work
     finally:
-        await _close(pipeline)
-
-
-async def _trace(pipeline: Pipeline, query: Query) -> Trace:
-    try:
-        return await pipeline.trace(query)
-    finally:
-        await _close(pipeline)
-
-
-async def _close(pipeline: Pipeline) -> None:
-    tier = await pipeline.route(Query(""))
-    await tier.generator.aclose()
+        tier = await pipeline.route(Query(""))
+        await tier.generator.aclose()
 
 
 def _answer(trace: Trace) -> dict[str, object]:
@@ -216,7 +217,7 @@ def _answer(trace: Trace) -> dict[str, object]:
 
 def _report(results: Sequence[_ImageResult], json: bool) -> None:
     if json:
-        print_json([{"image": str(one.path), **_outcome(one)} for one in results])
+        print_json([{"image": str(one.path), **one.outcome} for one in results])
         return
     for one in results:
         if one.error:
@@ -231,9 +232,3 @@ def _row(path: Path, trace: Trace) -> tuple[str, str, float | None, str]:
     label = answer.text if answer.valid else f"(invalid) {trace.reply.completions[0].text[:60]!r}"
     agree = sum(c.example.answer == answer.text for c in trace.candidates)
     return str(path), label, answer.confidence, f"{agree} of {len(trace.candidates)}"
-
-
-def _outcome(one: _ImageResult) -> dict[str, object]:
-    if one.trace:
-        return _answer(one.trace)
-    return {"error": str(one.error), "hint": one.error.hint if one.error else ""}

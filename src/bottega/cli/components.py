@@ -33,10 +33,8 @@ def open_prompt(name: str) -> Prompter | None:
         "interleaved": InterleavedPrompter(),
     }
     if name not in prompts:
-        raise SettingError(
-            f"prompt is unknown, got {name!r}",
-            hint=f"{naming.suggestion(name, prompts)}use auto, paper or interleaved",
-        )
+        hint = f"{naming.suggestion(name, prompts)}use auto, paper or interleaved"
+        raise SettingError(f"prompt is unknown, got {name!r}", hint=hint)
     return prompts[name]
 
 
@@ -66,10 +64,8 @@ def open_embedder(spec: str) -> Embedder:
 
 def check_retrieve(name: str, embed: str = BUNDLED) -> None:
     if name not in RETRIEVE:
-        raise SettingError(
-            f"retrieval method is unknown, got {name!r}",
-            hint=f"{naming.suggestion(name, RETRIEVE)}use {', '.join(RETRIEVE)}",
-        )
+        hint = f"{naming.suggestion(name, RETRIEVE)}use {', '.join(RETRIEVE)}"
+        raise SettingError(f"retrieval method is unknown, got {name!r}", hint=hint)
     if name == "hybrid" and embed != BUNDLED and not embed.startswith(FLMR):
         raise SettingError(
             f"hybrid needs token vectors of the bundled model or PreFLMR, got {embed}",
@@ -105,8 +101,9 @@ def open_retrieval(retrieve: str, embed: str) -> Embedder:
     if retrieve == "image":
         return open_embedder(embed)
     words = TokenEmbedder.bundled()
-    alone = retrieve in ("text", "bm25", "hybrid")
-    return words if alone else DualEmbedder(open_embedder(embed), words)
+    if retrieve in ("text", "bm25", "hybrid"):
+        return words
+    return DualEmbedder(open_embedder(embed), words)
 
 
 def traces_path(given: Path | None) -> Path:

@@ -26,8 +26,8 @@ from bottega.cli.options import (
     Seed,
     TraceFile,
 )
-from bottega.cli.output import note, say, to_json, warn
-from bottega.errors import BottegaError, SettingError
+from bottega.cli.output import SkippedExamples, note, say, to_json
+from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.benchmarks.loading import LABELLED_IMAGES, load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
@@ -226,7 +226,7 @@ def evaluate(
     """
     config = RunConfig(
         benchmark=_spec(benchmark, question, unparsable),
-        methods=_names(methods),
+        methods=tuple(name.strip() for name in methods.split(",")) if methods else (),
         shots=_numbers(shots),
         passages=passages,
         limit=limit,
@@ -263,14 +263,10 @@ def evaluate(
         seed=seed,
     )
     data, skipped = _load(config, rationales_from)
-    config = replace(config, methods=config.methods or default_methods(data))
+    tokens = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
+    config = replace(config, methods=config.methods or default_methods(data), max_tokens=tokens)
+    settings = replace(settings, sampling=replace(settings.sampling, max_tokens=tokens))
     data = passages_only(data, config.methods)
-    config = replace(
-        config, max_tokens=max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
-    )
-    settings = replace(
-        settings, sampling=replace(settings.sampling, max_tokens=config.max_tokens or 1)
-    )
     _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces)
 
 
@@ -279,29 +275,20 @@ def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
     kind = benchmark.partition(":")[0]
     if unparsable != WRONG:
         if kind != "mmmu":
-            raise SettingError(
-                f"--unparsable applies only to mmmu, got {benchmark}",
-                hint="remove --unparsable",
-            )
+            message = f"--unparsable applies only to mmmu, got {benchmark}"
+            raise SettingError(message, hint="remove --unparsable")
         benchmark = f"{benchmark},unparsable={unparsable}"
-    if question is not None:
-        if kind not in LABELLED_IMAGES:
-            raise SettingError(
-                f"{benchmark} has its own questions, got --question {question!r}",
-                hint=f"remove --question, or use {' or '.join(LABELLED_IMAGES)}",
-            )
-        if ",question=" in benchmark:
-            raise SettingError(
-                f"{benchmark} already sets a question, got --question {question!r}",
-                hint="remove one of the two questions",
-            )
-        benchmark = f"{benchmark},question={question}"
-    return benchmark
-
-
-def _names(methods: str | None) -> tuple[str, ...]:
-    """Split the names; an empty tuple selects the benchmark's default methods."""
-    return () if methods is None else tuple(name.strip() for name in methods.split(","))
+    if question is None:
+        return benchmark
+    if kind not in LABELLED_IMAGES:
+        raise SettingError(
+            f"{benchmark} has its own questions, got --question {question!r}",
+            hint=f"remove --question, or use {' or '.join(LABELLED_IMAGES)}",
+        )
+    if ",question=" in benchmark:
+        message = f"{benchmark} already sets a question, got --question {question!r}"
+        raise SettingError(message, hint="remove one of the two questions")
+    return f"{benchmark},question={question}"
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -315,12 +302,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _load(config: RunConfig, rationales: Path | None) -> tuple[Benchmark, int]:
     """Return the benchmark and the number of unreadable examples, each with a warning."""
-    skipped: list[BottegaError] = []
-
-    def on_error(error: BottegaError) -> None:
-        skipped.append(error)
-        warn(error)
-
+    skipped = SkippedExamples()
     data = load_benchmark(
         config.benchmark,
         seed=config.seed,
@@ -328,10 +310,10 @@ def _load(config: RunConfig, rationales: Path | None) -> tuple[Benchmark, int]:
         per_class=config.kb_per_class,
         label_noise=config.label_noise,
         allow_overlap=config.allow_overlap,
-        on_error=on_error,
+        on_error=skipped,
     )
     if config.passages is not None:
-        data = with_passages(data, config.passages, on_error=on_error)
+        data = with_passages(data, config.passages, on_error=skipped)
     if rationales is not None:
         with open_rows(rationales) as knowledge:
             data, found = with_rationales(data, knowledge)
@@ -373,7 +355,10 @@ def _compare(
             f"budget spent: {limits.spent:.4f} USD; repeat the command with a larger --budget to "
             + ("resume" if out else "start again (--out stores answers)")
         )
-    _exit_if_failed(data, runs, out)
+    if failed := sum(result.failed for result, _ in runs):
+        hint = "repeat the command to retry them" if out else "store answers with --out DIR"
+        say(f"{failed} of {len(data.items) * len(runs)} requests failed; {hint}")
+        raise Exit(1)
 
 
 @contextmanager
@@ -433,11 +418,3 @@ def _report_failures(store: AnswerStore, out: Path | None) -> None:
         say(f"failed: {method_title(one.method, one.shots)}, item {one.index}: {one.error}")
     if len(failures) > SHOWN_FAILURES:
         say(f"and {len(failures) - SHOWN_FAILURES} more; list all with bottega report {out}")
-
-
-def _exit_if_failed(data: Benchmark, runs: Sequence[MethodResult], out: Path | None) -> None:
-    failed = sum(result.failed for result, _ in runs)
-    if failed:
-        hint = "repeat the command to retry them" if out else "store answers with --out DIR"
-        say(f"{failed} of {len(data.items) * len(runs)} requests failed; {hint}")
-        raise Exit(1)

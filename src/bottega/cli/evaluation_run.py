@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,7 +69,12 @@ def run_methods(
     available = max_demonstrations(data)
     if max(config.shots) > available:
         note(f"{max(config.shots)} shots requested; all {available} available examples are shown")
-    embedder = _embedder(data, config)
+    embedder = None  # for methods that search nothing
+    if needs_search(config.methods, data):
+        check_images(data, config.retrieve)
+        embedder = CachingEmbedder(open_retrieval(config.retrieve, config.embed))
+    # Late interaction alone embeds the examples a second time.
+    again = progress("embedding tokens", len(data.knowledge))
     with (
         open_recorder(traces) as record,
         filled_knowledge(data, embedder, config.retrieve) as knowledge,
@@ -77,7 +82,7 @@ def run_methods(
         settings = replace(
             settings, labels=data.labels, multi_label=data.multi_label, record=record
         )
-        with _token_progress(data, config) as step:
+        with again if config.retrieve == "hybrid" else nullcontext() as step:
             search: RetrieverFactory = nearest_retriever
             if embedder is not None:
                 search = retriever_factory(
@@ -98,9 +103,15 @@ def print_results(
     """Print the results, further metrics and paired differences of a run."""
     if not results:
         return
+    if data.labels:
+        kind = f"{len(data.labels)} labels"
+    elif any(item.query.choices for item in data.items):
+        kind = "choices of each question"
+    else:
+        kind = "free answers"
     say(
         f"{data.name}: {len(data.knowledge)} labelled examples, {len(data.items)} evaluated items, "
-        f"{_answer_kind(data)}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
+        f"{kind}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
     )
     say(EXCLUSION_RULE)
     if data.corrupted_count is not None:
@@ -121,21 +132,6 @@ def print_results(
     note(" ".join([*notes, FOOTNOTE]))
 
 
-def _answer_kind(data: Benchmark) -> str:
-    if data.labels:
-        return f"{len(data.labels)} labels"
-    own = any(item.query.choices for item in data.items)
-    return "choices of each question" if own else "free answers"
-
-
-def _embedder(data: Benchmark, config: RunConfig) -> CachingEmbedder | None:
-    """Return the embedder of the knowledge base; None if no method searches it."""
-    if not needs_search(config.methods, data):
-        return None
-    check_images(data, config.retrieve)
-    return CachingEmbedder(open_retrieval(config.retrieve, config.embed))
-
-
 def filled_knowledge(
     data: Benchmark, embedder: CachingEmbedder | None, retrieve: str
 ) -> KnowledgeBase:
@@ -151,15 +147,6 @@ def filled_knowledge(
         embedder.embed([item.query for item in data.items])
         step(len(data.items))
     return knowledge
-
-
-def _token_progress(
-    data: Benchmark, config: RunConfig
-) -> AbstractContextManager[Callable[[int], None] | None]:
-    """Show progress for late interaction, which alone embeds the examples a second time."""
-    if config.retrieve != "hybrid":
-        return nullcontext()
-    return progress("embedding tokens", len(data.knowledge))
 
 
 def check_images(data: Benchmark, retrieve: str) -> None:
@@ -184,11 +171,13 @@ async def _run_all(
     try:
         for method in methods:
             with progress(method.title, len(data.items), counts_money=True) as step:
-                run = await evaluate(
-                    data, method, config, state, done=lambda scored: step(1, _cost(scored))
+                result, scored = await evaluate(
+                    data, method, config, state, done=lambda one: step(1, _cost(one))
                 )
-            runs.append(run)
-            note(_summary(method, run[0]))
+            runs.append((result, scored))
+            value = "-" if result.value is None else f"{result.value:.3f}"
+            cost = f", {result.cost_usd:.4f} USD" if result.cost_usd else ""
+            note(f"{method.title}: {value} in {result.seconds:.1f} s{cost}")
             if isinstance(state.store, RunStore):
                 await asyncio.to_thread(_keep_thumbnails, state.store.path, data, method)
     finally:
@@ -207,9 +196,3 @@ def _keep_thumbnails(path: Path, data: Benchmark, method: Method) -> None:
 
 def _cost(scored: ScoredAnswer | None) -> float:
     return 0.0 if scored is None else scored.cost_usd or 0.0
-
-
-def _summary(method: Method, result: Result) -> str:
-    value = "-" if result.value is None else f"{result.value:.3f}"
-    cost = f", {result.cost_usd:.4f} USD" if result.cost_usd else ""
-    return f"{method.title}: {value} in {result.seconds:.1f} s{cost}"

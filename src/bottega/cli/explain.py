@@ -19,10 +19,9 @@ from bottega.cli.output import console, note, print_json, say, shown
 from bottega.errors import SettingError
 from bottega.evaluation.page import ENDED, format_value, image_hashes, render_explanation
 from bottega.image import Image
-from bottega.recording import StoredCandidate, StoredNode, StoredTrace, StoredTree
+from bottega.recording import StoredCandidate, StoredNode, StoredTrace
 
 SHORT = 48
-NO_DEMONSTRATIONS = "no demonstrations"
 
 
 def explain(
@@ -50,10 +49,24 @@ def explain(
     else:
         print_trace(found)
         if found.tree is not None:
-            _print_tree(found.tree, found.question)
+            tree = found.tree
+            say(
+                f"search:   ended {ENDED[tree.ended]}; {tree.requests} requests, {tree.calls}"
+                " calls; ● is the chosen sequence"
+            )
+            names = [_name(one, found.question) for one in tree.demonstrations]
+            root = Tree(_line(names, tree.root, chosen=True), guide_style="dim")
+            _grow(root, names, tree.root, tree.path)
+            console.print(root, soft_wrap=True)
     if out is not None:
-        images = _question_images(image or (), found) | _stored_images(kb, namespace, found)
-        page = render_explanation(found, images, absent=_absent(kb))
+        images = _question_images(image or (), found)
+        absent = "traces hold no images; set --kb to the knowledge base that has them"
+        if kb is not None:
+            with open_rows(kb, namespace) as knowledge:
+                check_filled(knowledge, kb, namespace)
+                images |= knowledge.images(image_hashes(found))
+            absent = f"they are missing or damaged in {kb}; set --image for the question's own"
+        page = render_explanation(found, images, absent=absent)
         out.write_text(page, encoding="utf-8", errors="replace", newline="\n")
         note(f"wrote {out}")
 
@@ -69,31 +82,6 @@ def _question_images(files: Sequence[Path], trace: StoredTrace) -> dict[str, Ima
     return images
 
 
-def _stored_images(kb: Path | None, namespace: str, trace: StoredTrace) -> dict[str, Image]:
-    if kb is None:
-        return {}
-    with open_rows(kb, namespace) as knowledge:
-        check_filled(knowledge, kb, namespace)
-        return knowledge.images(image_hashes(trace))
-
-
-def _absent(kb: Path | None) -> str:
-    if kb is None:
-        return "traces hold no images; set --kb to the knowledge base that has them"
-    return f"they are missing or damaged in {kb}; set --image for the question's own"
-
-
-def _print_tree(tree: StoredTree, question: str) -> None:
-    say(
-        f"search:   ended {ENDED[tree.ended]}; {tree.requests} requests, {tree.calls} calls;"
-        " ● is the chosen sequence"
-    )
-    names = [_name(one, question) for one in tree.demonstrations]
-    root = Tree(_line(names, tree.root, chosen=True), guide_style="dim")
-    _grow(root, names, tree.root, tree.path)
-    console.print(root, soft_wrap=True)
-
-
 def _grow(
     parent: Tree, names: Sequence[Text], node: StoredNode, path: tuple[int, ...] | None
 ) -> None:
@@ -105,11 +93,8 @@ def _grow(
 
 
 def _line(names: Sequence[Text], node: StoredNode, *, chosen: bool) -> Text:
-    name = (
-        shown(NO_DEMONSTRATIONS, "bold")
-        if node.demonstration is None
-        else names[node.demonstration]
-    )
+    index = node.demonstration
+    name = shown("no demonstrations", "bold") if index is None else names[index]
     line = shown("● ", "bold") + name if chosen else shown("○ ", "dim") + name
     line += shown(f"  Q {format_value(node.value)}  N {node.visits}", "cyan")
     if node.answer is not None:

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from bottega.bundled import bundled_folder
 from bottega.cli.components import open_traces
 from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
-from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile
+from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile, timestamp
 from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAIGenerator
@@ -28,7 +28,6 @@ Limit = Annotated[
     int, Option("--limit", "-n", min=1, max=1_000_000, help="Maximum number of rows.")
 ]
 
-EPOCH = datetime(1970, 1, 2)  # older than all examples; some earlier dates have no timestamp
 OF_VIEWS = ("views", "embedder", "dimension")
 
 
@@ -72,19 +71,18 @@ def ls(
 
 
 def _filter(tags: Sequence[str], text: str | None, since: datetime | None) -> Filter:
-    parts: list[Filter] = [_tagged(text) for text in tags]
+    parts: list[Filter] = []
+    for tag in tags:
+        name, sign, value = tag.partition("=")
+        if not (name and sign):
+            message = f"--tag must be NAME=VALUE, got {tag!r}"
+            raise SettingError(message, hint="set e.g. --tag ward=3")
+        parts.append(Eq(f"tags.{name}", value))
     if text is not None:
         parts.append(Contains(text))
     if since is not None:
-        parts.append(Range("created", low=max(since, EPOCH).timestamp()))
+        parts.append(Range("created", low=timestamp(since)))
     return And(tuple(parts))
-
-
-def _tagged(text: str) -> Filter:
-    name, sign, value = text.partition("=")
-    if not (name and sign):
-        raise SettingError(f"--tag must be NAME=VALUE, got {text!r}", hint="set e.g. --tag ward=3")
-    return Eq(f"tags.{name}", value)
 
 
 def show(
@@ -107,7 +105,11 @@ def show(
     if json:
         print_json(described | {"pinned": metadata.pinned, "uses": metadata.uses})
     else:
-        rows = [(name, _plain(value)) for name, value in described.items() if value]
+        rows: list[tuple[str, object]] = []
+        for name, value in described.items():
+            if value:
+                text = ", ".join(map(str, value)) if isinstance(value, list) else value
+                rows.append((name, text))
         rows += [("pinned", "yes" if metadata.pinned else "no"), ("uses", metadata.uses)]
         print_table(("field", "value"), rows)
 
@@ -121,8 +123,8 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
     if json:
         print_json({**found, "views": views, "namespaces": namespaces})
         return
-    whole = [(name, str(value)) for name, value in found.items() if name not in OF_VIEWS]
-    print_table(("what", "value"), whole)
+    totals = [(name, str(value)) for name, value in found.items() if name not in OF_VIEWS]
+    print_table(("what", "value"), totals)
     if views:
         say("")
         rows = [(name, *view.values()) for name, view in views.items()]
@@ -177,10 +179,12 @@ def models(
     json: Json = False,
 ) -> None:
     """List the models that --model accepts."""
-    configs = bundled_folder().parent.glob("*/config.json")
-    rows = [
-        (f"bundled:{config.parent.name}", _packaged(config.parent)) for config in sorted(configs)
-    ]
+    rows = []
+    for config in sorted(bundled_folder().parent.glob("*/config.json")):
+        folder = config.parent
+        size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+        where = f"{size:.1f} MB, in this package; see {folder / 'README.md'}"
+        rows.append((f"bundled:{folder.name}", where))
     if endpoint:
         rows += [(f"openai:{name}", "at the endpoint") for name in asyncio.run(_at_endpoint())]
     else:
@@ -191,11 +195,6 @@ def models(
         print_json([{"model": name, "what": what} for name, what in rows])
     else:
         print_table(("model", "what"), rows)
-
-
-def _packaged(folder: Path) -> str:
-    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-    return f"{size:.1f} MB, in this package; see {folder / 'README.md'}"
 
 
 async def _at_endpoint() -> list[str]:
@@ -234,10 +233,6 @@ def _described(example: Example) -> dict[str, object]:
         "images": [image.sha256 for image in example.query.images],
         "sizes": _shapes(example),
     }
-
-
-def _plain(value: object) -> object:
-    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _shapes(example: Example) -> str:

@@ -9,13 +9,17 @@ from typing import Annotated
 from typer import Argument, Option, Typer
 
 from bottega.cli.options import CONFIG, DataFolder, Json
-from bottega.cli.output import note, print_json, print_table, say
+from bottega.cli.output import note, print_json, print_result, print_table
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.limiter import ALL
 from bottega.gateway.config.loading import load_config
 from bottega.naming import suggestion
 
+COLUMNS = (
+    *("id", "name", "namespace", "may", "per minute", "USD a month"),
+    *("concurrent", "tiers", "namespaces", "created", "revoked"),
+)
 keys = Typer(no_args_is_help=True, help="Create, list and revoke the gateway's keys.")
 
 
@@ -65,10 +69,8 @@ def add(
         )
     if CONFIG.exists():
         _warn_of_unknown_tiers(account)
-    if json:
-        print_json({"key": token, "account": account})
-    else:
-        say(token)
+    print_result(json, {"key": token, "account": account}, token)
+    if not json:
         note(f"the key of {account.name!r} (id {account.id}); it is not shown again")
 
 
@@ -80,20 +82,7 @@ def ls(data: DataFolder, json: Json = False) -> None:
     if json:
         print_json(found)
         return
-    columns = (
-        "id",
-        "name",
-        "namespace",
-        "may",
-        "per minute",
-        "USD a month",
-        "concurrent",
-        "tiers",
-        "namespaces",
-        "created",
-        "revoked",
-    )
-    print_table(columns, [_row(account) for account in found])
+    print_table(COLUMNS, [_row(account) for account in found])
     if not found:
         note("no keys yet: bottega keys add NAME")
 
@@ -107,10 +96,7 @@ def revoke(
     """Revoke a key. A running gateway rejects it within a second."""
     with closing(Accounts(data / FILE, create=False)) as accounts:
         account = accounts.revoke(id)
-    if json:
-        print_json(account)
-    else:
-        say(f"the key of {account.name!r} (id {account.id}) is revoked")
+    print_result(json, account, f"the key of {account.name!r} (id {account.id}) is revoked")
 
 
 def _warn_of_unknown_tiers(account: Account) -> None:

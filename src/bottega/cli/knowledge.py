@@ -22,11 +22,12 @@ from bottega.cli.knowledge_files import (
     whole_name,
 )
 from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace
-from bottega.cli.output import note, print_json, progress, say, warn
+from bottega.cli.output import SkippedExamples, note, print_json, print_result, progress, say
 from bottega.errors import BottegaError, LoadError, OnError, SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
 from bottega.evaluation.benchmarks.passages import load_passages
 from bottega.knowledge import (
+    AddResult,
     load_digits,
     load_hugging_face,
     load_image_folder,
@@ -63,39 +64,42 @@ def add(
     json: Json = False,
 ) -> None:
     """Add labelled images or passages. Unreadable ones are reported and skipped."""
-    bad: list[BottegaError] = []
+    skipped = SkippedExamples()
 
     def on_error(error: BottegaError) -> None:
         if strict:
             raise error
-        bad.append(error)
-        warn(error)
+        skipped(error)
 
-    examples = read(source, split, on_error) if passages else load(source, split, on_error)
+    if not passages:
+        examples = load(source, split, on_error)
+    elif split in (None, TRAIN):
+        examples = load_passages(source, train=split == TRAIN, on_error=on_error)
+    else:
+        raise SettingError(
+            f"split of passages must be {TRAIN}, got {split}",
+            hint=f"use --split {TRAIN} for the training part of the Google Search corpus",
+        )
     # Read one example first: a mistyped folder must not leave an empty file.
     first = list(islice(examples, 1))
     with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
         added = knowledge.add(chain(first, examples), on_error=on_error, progress=step)
         total = len(knowledge)
-    if bad and added.new == added.duplicates == 0:
+    if skipped and added.new == added.duplicates == 0:
         raise LoadError(
-            f"nothing in {source} could be added ({len(bad)} bad)", hint=bad[0].hint or str(bad[0])
+            f"{source} has no readable examples, got {len(skipped)} errors",
+            hint=skipped[0].hint or str(skipped[0]),
         )
-    if json:
-        skipped = [{"reason": str(error), "hint": error.hint} for error in bad]
-        print_json(
-            {
-                "new": added.new,
-                "duplicates": added.duplicates,
-                "skipped": skipped,
-                "examples": total,
-            }
-        )
-    else:
-        say(
-            f"{added.new} added, {added.duplicates} were there already, {len(bad)} skipped; "
-            f"{whole_name(file, namespace)} holds {total} examples"
-        )
+    counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
+    text = _added_text(added, skipped, whole_name(file, namespace), total)
+    print_result(json, {**counts, "skipped": skipped.reasons}, text)
+
+
+def _added_text(added: AddResult, skipped: SkippedExamples, file: str, total: int) -> str:
+    return (
+        f"{added.new} added, {added.duplicates} were there already, {len(skipped)} skipped;"
+        f" {file} holds {total} examples"
+    )
 
 
 def load(source: str, split: str | None, on_error: OnError) -> Iterator[Example]:
@@ -121,18 +125,12 @@ def load(source: str, split: str | None, on_error: OnError) -> Iterator[Example]
     return load_image_folder(path, split=split, on_error=on_error)
 
 
-def read(source: str, split: str | None, on_error: OnError) -> Iterator[Example]:
-    if split not in (None, TRAIN):
-        raise SettingError(
-            f"passages have no split {split}",
-            hint=f"use --split {TRAIN} for the training part of the Google Search corpus",
-        )
-    return load_passages(source, train=split == TRAIN, on_error=on_error)
+Ids = Annotated[list[str], Argument(help="Ids, or their beginnings, as shown by ls.")]
 
 
 def rm(
     file: KnowledgeFile,
-    ids: Annotated[list[str], Argument(help="Ids, or their beginnings, as shown by ls.")],
+    ids: Ids,
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
@@ -140,13 +138,8 @@ def rm(
     with open_rows(file, namespace) as knowledge:
         removed = knowledge.delete(ids)
         left = len(knowledge)
-    if json:
-        print_json({"removed": removed, "examples": left})
-    else:
-        say(f"{removed} removed; {whole_name(file, namespace)} holds {left} examples")
-
-
-Ids = Annotated[list[str], Argument(help="Ids, or their beginnings, as shown by ls.")]
+    text = f"{removed} removed; {whole_name(file, namespace)} holds {left} examples"
+    print_result(json, {"removed": removed, "examples": left}, text)
 
 
 def export(
@@ -157,23 +150,15 @@ def export(
 ) -> None:
     """Export a namespace as examples.jsonl and a folder of images. Exits with 1 if examples are
     damaged; they are reported and skipped."""
-    bad: list[BottegaError] = []
-
-    def on_error(error: BottegaError) -> None:
-        bad.append(error)
-        warn(error)
-
+    skipped = SkippedExamples()
     with open_rows(file, namespace) as knowledge, progress("exporting", len(knowledge)) as step:
-        count = knowledge.export_to(folder, on_error=on_error, progress=step)
+        count = knowledge.export_to(folder, on_error=skipped, progress=step)
         left = others(knowledge, namespace)
-    if json:
-        skipped = [{"reason": str(error), "hint": error.hint} for error in bad]
-        print_json({"examples": count, "skipped": skipped})
-    else:
-        say(f"{count} examples written to {folder}, {len(bad)} skipped")
+    text = f"{count} examples written to {folder}, {len(skipped)} skipped"
+    print_result(json, {"examples": count, "skipped": skipped.reasons}, text)
     if left:
         note(f"not exported: {counted(left)}; name another folder and {option_for(left)}")
-    if bad:
+    if skipped:
         raise Exit(1)
 
 
@@ -185,29 +170,13 @@ def import_(
     json: Json = False,
 ) -> None:
     """Import an exported folder with pins and counters; embed all examples again."""
-    bad: list[BottegaError] = []
-
-    def on_error(error: BottegaError) -> None:
-        bad.append(error)
-        warn(error)
-
+    skipped = SkippedExamples()
     with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
-        added = knowledge.import_from(folder, on_error=on_error, progress=step)
+        added = knowledge.import_from(folder, on_error=skipped, progress=step)
         total = len(knowledge)
-    if json:
-        print_json(
-            {
-                "new": added.new,
-                "duplicates": added.duplicates,
-                "skipped": len(bad),
-                "examples": total,
-            }
-        )
-    else:
-        say(
-            f"{added.new} added, {added.duplicates} were there already, {len(bad)} skipped; "
-            f"{whole_name(file, namespace)} holds {total} examples"
-        )
+    counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
+    text = _added_text(added, skipped, whole_name(file, namespace), total)
+    print_result(json, {**counts, "skipped": len(skipped)}, text)
 
 
 def verify(
@@ -271,26 +240,22 @@ def reindex(
                 note(f"stopped at {done} of {total} examples; repeat the command to resume")
                 raise Exit(130) from None
         note_maker(knowledge, name, spec)
-    if json:
-        print_json({"view": name, "embedded": count, "embedder": embedder.fingerprint})
-    else:
-        say(f"{count} examples embedded by {embedder.fingerprint} as {name}")
+    text = f"{count} examples embedded by {embedder.fingerprint} as {name}"
+    print_result(json, {"view": name, "embedded": count, "embedder": embedder.fingerprint}, text)
 
 
 def pin(file: KnowledgeFile, ids: Ids, namespace: Namespace = "", json: Json = False) -> None:
     """Never evict these examples."""
     with open_rows(file, namespace) as knowledge:
-        _say_pinned(knowledge.pin(ids), knowledge.stats().pinned, json)
+        _report_pins(knowledge.pin(ids), knowledge.stats().pinned, json)
 
 
 def unpin(file: KnowledgeFile, ids: Ids, namespace: Namespace = "", json: Json = False) -> None:
     """Let these examples be evicted again."""
     with open_rows(file, namespace) as knowledge:
-        _say_pinned(knowledge.unpin(ids), knowledge.stats().pinned, json)
+        _report_pins(knowledge.unpin(ids), knowledge.stats().pinned, json)
 
 
-def _say_pinned(changed: int, count: int, json: bool) -> None:
-    if json:
-        print_json({"changed": changed, "pinned": count})
-    else:
-        say(f"{changed} changed; {count} pinned")
+def _report_pins(changed: int, count: int, json: bool) -> None:
+    text = f"{changed} changed; {count} pinned"
+    print_result(json, {"changed": changed, "pinned": count}, text)

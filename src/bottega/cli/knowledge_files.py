@@ -75,15 +75,19 @@ def open_to_search(file: Path, embed: str | None, namespace: str, by: str | None
 
 def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
     """Open or create a file with all of its views."""
-    specs = {DEFAULT: embed or BUNDLED}
     if file.exists():
         with open_rows(file) as rows:
-            specs = to_add(rows, embed, file)
+            stored = rows.views()
+            if foreign := [name for name, view in stored.items() if not _is_own(rows, view)]:
+                hint = f"KnowledgeBase.open(path, {{{foreign[0]!r}: View(...), ...}})"
+                raise _python_view_error(file, foreign, f"add from Python: {hint}")
+            specs = _makers(rows, stored, embed, file)
             check_same_content(rows, views := _opened(specs), file)
     else:
-        views = _opened(specs)
+        views = _opened(specs := {DEFAULT: embed or BUNDLED})
     with _mismatch_hint(file, embed):
         knowledge = KnowledgeBase.open(file, views, namespace=namespace)
+    # A new file has no stored views yet, so `note_maker` does not apply.
     if DEFAULT in specs and knowledge.note(NOTE) != specs[DEFAULT]:
         knowledge.set_note(NOTE, specs[DEFAULT])
     return knowledge
@@ -92,7 +96,12 @@ def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
 def open_to_repair(file: Path, embed: str | None) -> KnowledgeBase:
     """Open a file with the views that can be embedded again; verification reports the others."""
     with open_rows(file) as rows:
-        views = _opened(to_repair(rows, embed, file))
+        stored = rows.views()
+        own = {name: view for name, view in stored.items() if _is_own(rows, view)}
+        if stored and not own and embed is not None:
+            hint = "remove --embed, or repair from Python"
+            raise _python_view_error(file, list(stored), hint)
+        views = _opened(_makers(rows, own, embed, file) if own or not stored else {})
         if embed is not None:
             check_same_content(rows, views, file)
         for name in views_of_other_content(rows, views):
@@ -106,9 +115,17 @@ def _mismatch_hint(file: Path, embed: str | None) -> Iterator[None]:
     try:
         yield
     except EmbedderMismatchError as error:
-        with open_rows(file) as rows:
-            mismatch = embedder_hint(error, rows, embed, file)
-        raise mismatch from error
+        hint = f"bottega reindex {file} embeds all examples again"
+        if embed is not None:
+            with open_rows(file) as rows:
+                made = [one for one in rows.views().values() if one.fingerprint == error.stored]
+                try:
+                    (spec,) = {maker(rows, view) for view in made}
+                except (StoreError, ValueError):
+                    raise error from None
+            reindex = f"bottega reindex {file} --embed {embed} embeds all examples again"
+            hint = f"set --embed {spec}, or leave it out; {reindex}"
+        raise EmbedderMismatchError(error.stored, error.given, hint=hint) from error
 
 
 def _opened(specs: Mapping[str, str]) -> dict[str, View]:
@@ -152,49 +169,10 @@ def maker(knowledge: KnowledgeBase, view: StoredView) -> str:
     )
 
 
-def embedder_hint(
-    error: EmbedderMismatchError, knowledge: KnowledgeBase, embed: str | None, file: Path
-) -> EmbedderMismatchError:
-    """Return the error with a hint that names possible --embed values, if any."""
-    hint = f"bottega reindex {file} embeds all examples again"
-    if embed is not None:
-        made = [view for view in knowledge.views().values() if view.fingerprint == error.stored]
-        try:
-            (spec,) = {maker(knowledge, view) for view in made}
-        except (StoreError, ValueError):
-            return error
-        reindex = f"bottega reindex {file} --embed {embed} embeds all examples again"
-        hint = f"set --embed {spec}, or leave it out; {reindex}"
-    return EmbedderMismatchError(error.stored, error.given, hint=hint)
-
-
-def to_add(knowledge: KnowledgeBase, embed: str | None, file: Path) -> dict[str, str]:
-    """Return the embedder of each view; a file without views starts with `default`."""
-    stored = knowledge.views()
-    if foreign := [name for name, view in stored.items() if not _is_own(knowledge, view)]:
-        raise StoreError(
-            _only_python_knows(file, foreign),
-            hint=f"add from Python: KnowledgeBase.open(path, {{{foreign[0]!r}: View(...), ...}})",
-        )
-    return _makers(knowledge, stored, embed, file)
-
-
-def to_repair(knowledge: KnowledgeBase, embed: str | None, file: Path) -> dict[str, str]:
-    """Return the embedder of each view that can be embedded again."""
-    stored = knowledge.views()
-    own = {name: view for name, view in stored.items() if _is_own(knowledge, view)}
-    if own or not stored:
-        return _makers(knowledge, own, embed, file)
-    if embed is not None:
-        raise StoreError(
-            _only_python_knows(file, list(stored)), hint="remove --embed, or repair from Python"
-        )
-    return {}
-
-
 def _makers(
     knowledge: KnowledgeBase, stored: Mapping[str, StoredView], embed: str | None, file: Path
 ) -> dict[str, str]:
+    """Return the embedder of each view; a file without views starts with `default`."""
     if not stored:
         return {DEFAULT: embed or knowledge.note(NOTE) or BUNDLED}
     specs = {}
@@ -205,9 +183,7 @@ def _makers(
 
 def check_same_content(knowledge: KnowledgeBase, views: Mapping[str, View], file: Path) -> None:
     if foreign := views_of_other_content(knowledge, views):
-        raise StoreError(
-            _only_python_knows(file, foreign), hint="KnowledgeBase.open(...) with its View(...)"
-        )
+        raise _python_view_error(file, foreign, "KnowledgeBase.open(...) with its View(...)")
 
 
 def views_of_other_content(knowledge: KnowledgeBase, views: Mapping[str, View]) -> list[str]:
@@ -227,17 +203,13 @@ def to_reindex(
 ) -> tuple[str, str]:
     """Return the view's name and embedder; a new view uses the embedder of `default`."""
     stored = knowledge.views()
-    name = by
-    if name is None:
-        name = chosen(stored, None, file).name if stored else DEFAULT
+    name = by if by is not None else (chosen(stored, None, file).name if stored else DEFAULT)
     check_name(name)  # before an embedder is loaded
     if name not in stored:
         return name, embed or knowledge.note(NOTE) or BUNDLED
     if not _is_own(knowledge, stored[name]):
-        raise StoreError(
-            _only_python_knows(file, [name]),
-            hint=f"knowledge.reindex({name!r}, View(...)) in Python, or --by with a new name",
-        )
+        hint = f"knowledge.reindex({name!r}, View(...)) in Python, or --by with a new name"
+        raise _python_view_error(file, [name], hint)
     return name, embed or maker(knowledge, stored[name])
 
 
@@ -245,8 +217,9 @@ def _is_own(knowledge: KnowledgeBase, view: StoredView) -> bool:
     return view.name == DEFAULT or knowledge.note(_note(view)) is not None
 
 
-def _only_python_knows(file: Path, names: Sequence[str]) -> str:
-    return f"these views of {file} are defined by Python code: {', '.join(names)}"
+def _python_view_error(file: Path, names: Sequence[str], hint: str) -> StoreError:
+    message = f"these views of {file} are defined by Python code: {', '.join(names)}"
+    return StoreError(message, hint=hint)
 
 
 def note_maker(knowledge: KnowledgeBase, name: str, spec: str) -> None:

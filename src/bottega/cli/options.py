@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -59,6 +60,14 @@ DataFolder = Annotated[
         show_default="gateway.data of ./bottega.toml, else bottega-data",
     ),
 ]
+
+
+def timestamp(time: datetime | None) -> float | None:
+    """Return a local time in seconds since 1970. Earlier dates may have no timestamp: they become
+    the second day of 1970, which precedes all stored data."""
+    return None if time is None else max(time, datetime(1970, 1, 2)).timestamp()
+
+
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Model = Annotated[
     str,

@@ -25,6 +25,14 @@ notes = Console(stderr=True, emoji=False)  # keeps progress and warnings out of 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
+def print_result(json: bool, document: object, text: str) -> None:
+    """Print the document as JSON, or else the text."""
+    if json:
+        print_json(document)
+    else:
+        say(text)
+
+
 def print_json(document: object) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(to_json(document))
@@ -90,6 +98,18 @@ def warn(error: BottegaError, *, about: str = "") -> None:
     text = str(error) if about in str(error) else f"{about}: {error}"
     hint = f" ({error.hint})" if error.hint else ""
     notes.print(shown("skipped: ", "yellow") + shown(text + hint), soft_wrap=True)
+
+
+class SkippedExamples(list[BottegaError]):
+    """Errors of skipped examples; each is also printed as a warning."""
+
+    def __call__(self, error: BottegaError, /) -> None:
+        self.append(error)
+        warn(error)
+
+    @property
+    def reasons(self) -> list[dict[str, str]]:
+        return [{"reason": str(error), "hint": error.hint} for error in self]
 
 
 def clock(seconds: float) -> str:

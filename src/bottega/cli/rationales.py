@@ -79,13 +79,6 @@ class Run:
     def total(self, name: str) -> int:
         return sum(getattr(one, name) for one in self.made)
 
-    def tokens(self) -> tuple[int, int]:
-        usages = [one.usage for one in self.made]
-        return (
-            sum(usage.prompt_tokens for usage in usages),
-            sum(usage.completion_tokens for usage in usages),
-        )
-
 
 def report(found: PendingRationales, run: Run, json: bool) -> None:
     """Report this run and all rationales of the file."""
@@ -94,7 +87,8 @@ def report(found: PendingRationales, run: Run, json: bool) -> None:
         rows["with earlier ones"] = _row(
             [*found.scores, *run.scores], found.rejected + run.rejected
         )
-    given, written = run.tokens()
+    given = sum(one.usage.prompt_tokens for one in run.made)
+    written = sum(one.usage.completion_tokens for one in run.made)
     spent = {
         "failed": run.failed,
         "requests": run.total("requests"),
@@ -107,13 +101,8 @@ def report(found: PendingRationales, run: Run, json: bool) -> None:
     left = len(found.ids) - len(run.made) + run.failed
     rejected = found.rejected + run.rejected
     if json:
-        whose = {
-            "left": left,
-            "rejected": rejected,
-            "given": found.given,
-            "passages": found.passages,
-        }
-        print_json({"rows": rows, **spent, **whose})
+        counts = {"given": found.given, "passages": found.passages}
+        print_json({"rows": rows, **spent, "left": left, "rejected": rejected, **counts})
         return
     table = [(whose, of, *figure.values()) for whose in rows for of, figure in rows[whose].items()]
     print_table(COLUMNS, table)
@@ -140,13 +129,10 @@ def _row(
 
 
 def _figure(scores: Sequence[float]) -> Figure:
-    figure = mean(scores, seed=0) if scores else None
-    return {
-        "n": len(scores),
-        "accuracy": figure.value if figure else None,
-        "low": figure.low if figure else None,
-        "high": figure.high if figure else None,
-    }
+    if not scores:
+        return {"n": 0, "accuracy": None, "low": None, "high": None}
+    figure = mean(scores, seed=0)
+    return {"n": len(scores), "accuracy": figure.value, "low": figure.low, "high": figure.high}
 
 
 def rationales(
@@ -232,16 +218,12 @@ class Job:
 
     async def _first(self, spending: Budget) -> Sequence[str]:
         """Run examples until one succeeds; return the others."""
-        for place, id in enumerate(self.ids):
+        for index, id in enumerate(self.ids):
             with waiting("running the first example"):
                 await self.work.run([id], spending, 1)
             if spending.is_spent or self.run.scores or self.run.rejected:
-                return self.ids[place + 1 :]
+                return self.ids[index + 1 :]
         return ()
-
-    def _highest_cost(self) -> float:
-        """Return the highest possible cost of an example with all candidates."""
-        return max(one.at_most_usd for one in self.run.made)
 
     def _confirm(self, left: int) -> bool:
         last = self.run.made[-1]
@@ -250,7 +232,9 @@ class Job:
         if last.cost_usd is None:
             note(f"{left} more: about {left * tokens} tokens; the price is unknown (set --price)")
         else:
-            about, most = left * last.cost_usd, left * self._highest_cost()
+            # The highest possible cost of an example with all its candidates.
+            highest = max(one.at_most_usd for one in self.run.made)
+            about, most = left * last.cost_usd, left * highest
             note(
                 f"{left} more: about {about:.4f} USD, up to {most:.4f} USD if each needs all its"
                 " candidates"

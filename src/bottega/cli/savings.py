@@ -8,14 +8,12 @@ from typing import Annotated
 
 from typer import Option
 
-from bottega.cli.options import DataFolder, Json
+from bottega.cli.options import DataFolder, Json, timestamp
 from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import Estimate, Route, Savings
 from bottega.gateway.accounting.savings import savings as savings_of
-
-EPOCH = datetime(1970, 1, 2)
 
 
 def savings(
@@ -30,9 +28,8 @@ def savings(
     json: Json = False,
 ) -> None:
     """Report what requests cost and what the master alone would have cost."""
-    begins = None if since is None else max(since, EPOCH).timestamp()
     with closing(Ledger(data / FILE, create=False)) as ledger:
-        found = savings_of(ledger, namespace=namespace, since=begins, master=master)
+        found = savings_of(ledger, namespace=namespace, since=timestamp(since), master=master)
     if json:
         print_json(found)
         return
@@ -73,14 +70,12 @@ def _print_alone(found: Savings) -> None:
     say(f"the master alone: {_money(alone.usd)}")
     share = f", {alone.saved.value / alone.usd.value:.0%} of it" if alone.usd.value > 0 else ""
     say(f"saved:            {_money(alone.saved)}{share}")
-    borrowed = (
-        f"; {alone.pooled} of them in namespaces where it gave none, at the mean of all"
-        if alone.pooled
-        else ""
-    )
     if not alone.estimated:
         note(f"{found.master!r} answered everything itself")
         return
+    borrowed = ""
+    if alone.pooled:
+        borrowed = f"; {alone.pooled} of them in namespaces where it gave none, at the mean of all"
     note(
         f"an estimate: {alone.estimated} requests that others answered, at the mean cost of"
         f" {found.master!r}'s own answers (n = {alone.usd.n}) in the same namespace{borrowed}"
@@ -117,14 +112,12 @@ def _row(route: Route, answered: int) -> tuple[object, ...]:
 
 def _how(route: Route) -> str:
     match route.state:
-        case "answered" if route.shots:
-            return f"{route.tier}, {route.shots} shown"
         case "answered":
-            return route.tier
+            return f"{route.tier}, {route.shots} shown" if route.shots else route.tier
         case "replayed":
             return "replayed"
-    if route.state == "shadow":
-        return f"measuring: {route.tier}"
+        case "shadow":
+            return f"measuring: {route.tier}"
     return f"{route.state}: {route.tier}" if route.tier else route.state
 
 

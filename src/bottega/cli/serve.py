@@ -82,15 +82,21 @@ def serve(
         if demo:
             data = data or Path(held.enter_context(TemporaryDirectory(prefix="bottega-")))
         chosen, made = _chosen(pipeline, config, demo)
+        chosen = chosen.override(host=host, port=port, data=data)
 
         def read() -> Config:
             from bottega.gateway.config.loading import load_config
 
             return load_config(config or CONFIG).override(host=host, port=port, data=data)
 
-        chosen = chosen.override(host=host, port=port, data=data)
         if check:
-            _check(chosen, made)
+            from bottega.cli.serve_check import print_config
+            from bottega.gateway.running.tiers import build_tiers
+
+            print_config(chosen, os.environ, made)
+            note(f"from {chosen.file}")
+            if made is None:
+                build_tiers(chosen, os.environ)  # fails as a start would
         else:
             from_file = not demo and made is None
             _run(chosen, made, style, demo, kept, read if from_file else None)
@@ -169,26 +175,14 @@ def _print_saved(config: Config) -> None:
     answered = [one for one in found.routes if one.state == "answered"]
     if not answered:
         return
-    learner = config.tiers[0].name
-    share = sum(one.requests for one in answered if one.tier == learner) / sum(
-        one.requests for one in answered
-    )
+    apprentice = config.tiers[0].name
+    own = sum(one.requests for one in answered if one.tier == apprentice)
+    share = own / sum(one.requests for one in answered)
     alone = f"about {found.master_only.usd.value:.6f}" if found.master_only else "an unknown amount"
     say(
         f"at example prices: spent {found.spent_usd:.6f} USD; the master alone would have cost"
-        f" {alone}; the {learner} answered {share:.0%}"
+        f" {alone}; the {apprentice} answered {share:.0%}"
     )
-
-
-def _check(config: Config, pipeline: Pipeline | None) -> None:
-    """Print the configuration and build the tiers, as a start would. Raises `SettingError`."""
-    from bottega.cli.serve_check import print_config
-    from bottega.gateway.running.tiers import build_tiers
-
-    print_config(config, os.environ, pipeline)
-    note(f"from {config.file}")
-    if pipeline is None:
-        build_tiers(config, os.environ)
 
 
 def _question(demo: bool) -> str:

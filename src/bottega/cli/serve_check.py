@@ -65,29 +65,31 @@ def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipelin
 def _tier(
     tier: TierSettings, config: Config, environment: Mapping[str, str], prices: PriceTable
 ) -> Rows:
-    teaches = " (its answers fill the cache)" * (tier.name in config.teachers)
-    yield f"tiers.{tier.name}", f"{tier.model}{teaches}"
-    yield "  at", _address(tier)
-    if tier.is_remote:
-        yield "  key", _key(key_variable(tier), environment)
+    fills = " (its answers fill the cache)" * (tier.name in config.teachers)
+    yield f"tiers.{tier.name}", f"{tier.model}{fills}"
+    if not tier.is_remote:
+        yield "  at", "this process"
+    else:
+        yield "  at", Endpoint.locate(tier.base_url or OPENAI, "").shown
+        variable = key_variable(tier)
+        state = "set" if environment.get(variable or "") else "NOT set"
+        yield "  key", f"{variable} {state}" if variable else "none"
     yield "  shown", _examples(config.shots(tier))
     yield "  takes", _takes(tier)
-    yield "  price", _price(tier, prices)
+    if tier.price:
+        yield "  price", _per_million(tier.price)
+    elif not tier.is_remote:
+        yield "  price", "nothing: it runs in this process"
+    else:
+        yield "  price", _published_price(tier.upstream_name, prices)
     if tier.is_remote:
-        yield "  time-outs", _timeouts(tier)
+        waits = Timeouts.of(tier.timeout)
+        yield (
+            "  time-outs",
+            f"{waits.total:g} s an attempt; of a stream {waits.first:g} s to the first event,"
+            f" {waits.between:g} s between two; {_counted(tier.retries, 'retry', 'retries')}",
+        )
         yield "  concurrency", f"{tier.concurrency} requests"
-
-
-def _address(tier: TierSettings) -> str:
-    if not tier.is_remote:
-        return "this process"
-    return Endpoint.locate(tier.base_url or OPENAI, "").shown
-
-
-def _key(variable: str | None, environment: Mapping[str, str]) -> str:
-    if variable is None:
-        return "none"
-    return f"{variable} {'set' if environment.get(variable) else 'NOT set'}"
 
 
 def _examples(shots: int) -> str:
@@ -100,14 +102,6 @@ def _takes(tier: TierSettings) -> str:
     audio = "audio" if tier.audio else "no audio"
     context = "any context" if tier.context is None else f"{tier.context} tokens of context"
     return f"{images}, {tools}, {audio}, {context}"
-
-
-def _price(tier: TierSettings, prices: PriceTable) -> str:
-    if tier.price:
-        return _per_million(tier.price)
-    if not tier.is_remote:
-        return "nothing: it runs in this process"
-    return _published_price(tier.upstream_name, prices)
 
 
 def _published_price(model: str, prices: PriceTable) -> str:
@@ -125,14 +119,6 @@ def _per_million(price: Collection[float]) -> str:
     return ", ".join(f"{usd:.6g} {word}" for usd, word in words) + ": USD per million tokens"
 
 
-def _timeouts(tier: TierSettings) -> str:
-    waits = Timeouts.of(tier.timeout)
-    return (
-        f"{waits.total:g} s an attempt; of a stream {waits.first:g} s to the first event,"
-        f" {waits.between:g} s between two; {_counted(tier.retries, 'retry', 'retries')}"
-    )
-
-
 def _counted(number: int, one: str, more: str = "") -> str:
     return f"{number} {one if number == 1 else more or one + 's'}"
 
@@ -146,26 +132,22 @@ def _route(config: Config) -> Rows:
     yield "route", f"{by}: {ROUTERS[by]}"
     for name in (*PARAMETERS[by], "cold_start", "fallback"):
         value = getattr(route, name)
-        yield f"  {name}", f"not set: {unset[name]}" if value is None else _said(name, value, usual)
+        text = _with_default(name, value, usual)
+        yield f"  {name}", f"not set: {unset[name]}" if value is None else text
 
 
 def _cache(config: Config) -> Rows:
     cache = config.cache
-    usual = {**_defaults(cache), "min_similarity": MIN_SIMILARITY}
+    usual = {**vars(type(cache)()), "min_similarity": MIN_SIMILARITY}
     yield "cache", str(cache.file or config.gateway.data / CACHE)
-    yield "  embed", _said("embed", cache.embed, usual)
-    yield "  retrieve", _said("retrieve", cache.retrieve, usual)
-    near = "not set: bm25 has no similarity"
-    yield (
-        "  min_similarity",
-        near
-        if cache.min_similarity is None
-        else _said("min_similarity", cache.min_similarity, usual),
-    )
-    yield "  capacity", f"{_said('capacity', cache.capacity, usual)}, then {cache.evict} goes"
-    yield from _changed(
-        cache, skip=("file", "embed", "retrieve", "min_similarity", "capacity", "evict")
-    )
+    shown = ("embed", "retrieve", "min_similarity", "capacity")
+    texts = {name: _with_default(name, getattr(cache, name), usual) for name in shown}
+    if cache.min_similarity is None:
+        texts["min_similarity"] = "not set: bm25 has no similarity"
+    texts["capacity"] += f", then {cache.evict} goes"
+    for name, text in texts.items():
+        yield f"  {name}", text
+    yield from _changed(cache, skip=("file", "evict", *shown))
 
 
 def _serving(config: Config) -> Rows:
@@ -192,22 +174,17 @@ def _keys(config: Config) -> str:
             made = accounts.list()
     if not config.needs_keys(bool(made)):
         return "not required"
-    valid = sum(account.revoked is None for account in made)
-    if not valid:
-        return f"required, but none exist: bottega keys add NAME --data {data}"
-    return f"required; {valid} in {data}"
+    if valid := sum(account.revoked is None for account in made):
+        return f"required; {valid} in {data}"
+    return f"required, but none exist: bottega keys add NAME --data {data}"
 
 
 def _changed(section: object, skip: Collection[str] = ()) -> Rows:
-    usual = _defaults(section)
+    usual = vars(type(section)())
     for name, value in vars(section).items():
         if name not in skip and value != usual[name]:
             yield f"  {name}", str(value)
 
 
-def _defaults(section: object) -> dict[str, object]:
-    return vars(type(section)())
-
-
-def _said(name: str, value: object, usual: Mapping[str, object]) -> str:
+def _with_default(name: str, value: object, usual: Mapping[str, object]) -> str:
     return f"{value} (default)" if usual.get(name) == value else str(value)
