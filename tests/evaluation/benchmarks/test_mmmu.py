@@ -79,13 +79,13 @@ def test_dev_is_evaluated_with_validation_as_examples(root: Path) -> None:
 
 
 def test_validation_can_be_evaluated_and_images_filtered(root: Path) -> None:
-    data = mmmu(Source(f"mmmu:{root},asked=validation,images=one", 0))
+    data = mmmu(Source(f"mmmu:{root},split=validation,images=one", 0))
     assert ids(data.items) == ["validation_Art_Theory_1", "validation_Math_1"]
     assert ids(data.knowledge) == ["dev_Art_Theory_1", "dev_Math_1"]
 
 
 def test_replies_are_parsed_and_scored(root: Path) -> None:
-    data = mmmu(Source(f"mmmu:{root},asked=validation", 0))
+    data = mmmu(Source(f"mmmu:{root},split=validation", 0))
     choice, several, one = data.items
     assert several.answer == "24/7"
     [metric] = data.metrics
@@ -112,10 +112,10 @@ def test_replies_are_parsed_and_scored(root: Path) -> None:
 
 def test_official_random_fallback_is_an_option(root: Path) -> None:
     data = mmmu(Source(f"mmmu:{root},unparsable=random", 5))
-    assert data.metrics[0].name == "mmmu_accuracy_drawn"
+    assert data.metrics[0].name == "mmmu_accuracy_random"
     assert data.parse(data.items[0].query, Completion("no idea")).valid
     with pytest.raises(SettingError) as raised:
-        mmmu(Source(f"mmmu:{root},asked=test", 0))
+        mmmu(Source(f"mmmu:{root},split=test", 0))
     assert raised.value.hint == "use dev or validation"
 
 

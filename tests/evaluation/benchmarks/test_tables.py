@@ -178,24 +178,24 @@ def test_images_outside_the_folder_are_rejected(tmp_path: Path) -> None:
         image("x.png", "owner/name", "row 1")
 
 
-ALLOWED = {"asked": ("dev", "validation"), "images": ("any", "one")}
+ALLOWED = {"split": ("dev", "validation"), "images": ("any", "one")}
 
 
 @pytest.mark.parametrize(
     ("spec", "location", "changed"),
     [
         ("data/mmmu", "data/mmmu", {}),
-        ("data/mmmu,asked=validation", "data/mmmu", {"asked": "validation"}),
-        ("a,b, images=one,asked=dev", "a,b", {"images": "one"}),
+        ("data/mmmu,split=validation", "data/mmmu", {"split": "validation"}),
+        ("a,b, images=one,split=dev", "a,b", {"images": "one"}),
         ("owner/name", "owner/name", {}),
     ],
 )
 def test_options_follow_the_location(spec: str, location: str, changed: dict[str, str]) -> None:
-    expected = {"asked": "dev", "images": "any"} | changed
+    expected = {"split": "dev", "images": "any"} | changed
     assert read_location(Source(f"mmmu:{spec}", 0), ALLOWED) == (location, expected)
 
 
-@pytest.mark.parametrize("options", ["asked=test", "shots=3", "asked=dev,asked=dev", "asked=dev,"])
+@pytest.mark.parametrize("options", ["split=test", "shots=3", "split=dev,split=dev", "split=dev,"])
 def test_invalid_options_raise(options: str) -> None:
     with pytest.raises(SettingError):
         read_location(Source(f"mmmu:DIR,{options}", 0), ALLOWED)

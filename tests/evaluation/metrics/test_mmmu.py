@@ -55,7 +55,7 @@ def test_any_gold_answer_is_correct() -> None:
 def test_name_states_the_fallback() -> None:
     assert [MMMUAccuracy().name, MMMUAccuracy(random_fallback=True).name] == [
         "mmmu_accuracy",
-        "mmmu_accuracy_drawn",
+        "mmmu_accuracy_random",
     ]
 
 

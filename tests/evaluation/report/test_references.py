@@ -38,8 +38,8 @@ def test_references_match_only_their_options() -> None:
     )
     assert 51.33 in all_images and 58.9 not in all_images
     assert 58.9 in one_image and 51.33 not in one_image and 64.87 not in one_image
-    assert 64.87 in values("mmmu:x,asked=validation,images=one", "mmmu_accuracy")
-    assert values("mmmu:x,asked=validation", "mmmu_accuracy") == []
+    assert 64.87 in values("mmmu:x,split=validation,images=one", "mmmu_accuracy")
+    assert values("mmmu:x,split=validation", "mmmu_accuracy") == []
 
 
 @pytest.mark.skipif(not PAPERS.exists(), reason="the papers' texts are absent")

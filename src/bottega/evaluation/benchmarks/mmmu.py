@@ -28,7 +28,7 @@ IMAGES = [f"image_{number}" for number in range(1, 8)]
 ID = re.compile(r"(?:dev|validation|test)_(.+)_\d+")
 # The answers of the test split are not published.
 OPTIONS = {
-    "asked": ("dev", "validation"),
+    "split": ("dev", "validation"),
     "images": ("any", "one"),
     "unparsable": ("none", "random"),
 }
@@ -37,8 +37,8 @@ OPTIONS = {
 def mmmu(source: Source) -> Benchmark:
     """Load MMMU, with open and multiple-choice questions.
 
-    `asked=dev` evaluates dev (150 items) with validation (900) as the knowledge base, as in RCTS
-    and Cache-of-Thought; `asked=validation` swaps the two. `images=one` keeps items and examples
+    `split=dev` evaluates dev (150 items) with validation (900) as the knowledge base, as in RCTS
+    and Cache-of-Thought; `split=validation` swaps the two. `images=one` keeps items and examples
     with one image, as in Cache-of-Thought.
     """
     location, options = read_location(source, OPTIONS)
@@ -52,7 +52,7 @@ def mmmu(source: Source) -> Benchmark:
     def read(split: str) -> tuple[Example, ...]:
         return tuple(read_examples(location, split, make, on_error=source.on_error, several=True))
 
-    query_split = options["asked"]
+    query_split = options["split"]
     example_split = "validation" if query_split == "dev" else "dev"
     is_random = options["unparsable"] == "random"
     return Benchmark(

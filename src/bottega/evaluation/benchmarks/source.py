@@ -70,7 +70,7 @@ def read_options(
 def read_location(
     source: Source, allowed: Mapping[str, Sequence[str]]
 ) -> tuple[str, dict[str, str]]:
-    """Split a location from its options, as in `mmmu:DIR,asked=validation`.
+    """Split a location from its options, as in `mmmu:DIR,split=validation`.
 
     `allowed` lists the values of each option, its default first. Raises `SettingError`.
     """

@@ -30,7 +30,7 @@ class MMMUAccuracy:
     def __init__(
         self, golds: Mapping[str, Sequence[str]] | None = None, *, random_fallback: bool = False
     ):
-        self.name = "mmmu_accuracy_drawn" if random_fallback else "mmmu_accuracy"
+        self.name = "mmmu_accuracy_random" if random_fallback else "mmmu_accuracy"
         self._golds = golds or {}
 
     def score(self, item: Example, answer: Answer, /) -> float:

@@ -12,7 +12,7 @@ COT, RACC = "Cache-of-Thought", "RACC"
 GEMINI = "Gemini 1.5 Pro"
 FOLDERS = ("manyicl", "image-folder", "vl-icl")
 # Default options of mmmu.
-DEFAULTS = {"asked": "dev", "images": "any"}
+DEFAULTS = {"split": "dev", "images": "any"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _rcts() -> Iterator[Reference]:
         ),
     }
     for name, rows in sets.items():
-        options = {"asked": "dev", "images": "any"} if name == "mmmu" else {}
+        options = {"split": "dev", "images": "any"} if name == "mmmu" else {}
         for (method, shots, ours), values in zip(RCTS_METHODS, rows, strict=True):
             for model, value in zip(models, values, strict=True):
                 metrics = ("accuracy", f"{name}_accuracy")
@@ -146,7 +146,7 @@ def _cache_of_thought() -> Iterator[Reference]:
     )
     for method, shots, model, values, ours in rows:
         for split, value in zip(("dev", "validation"), values, strict=True):
-            options = {"asked": split, "images": "one"}
+            options = {"split": split, "images": "one"}
             metrics = ("mmmu_accuracy", "accuracy")
             yield Reference(
                 "mmmu", method, shots, model, value, COT, "Table 1", ours, metrics, options
