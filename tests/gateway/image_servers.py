@@ -46,7 +46,6 @@ class World:
 
     def fetcher(self, **settings: Any) -> ImageFetcher:
         defaults: dict[str, Any] = {
-            "enabled": True,
             "ports": [self.port],
             "allowed": lambda address: address == OUTSIDE,
             "resolve": self.resolve,

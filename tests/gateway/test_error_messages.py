@@ -63,22 +63,22 @@ async def error_of(
     [
         (
             chat("bottega/apprentice", tools=ONE_TOOL),
-            "the tier 'apprentice' cannot take this request: it takes no tools"
+            "the tier 'apprentice' does not support this request: it supports no tools"
             " (use the model 'bottega', or remove the tools)",
         ),
         (
             chat("bottega/apprentice", [{"role": "user", "content": "why " * 4000}]),
-            "the tier 'apprentice' cannot take this request: it takes at most 1,200 tokens, got"
-            " about 4,571 (use the model 'bottega', or send a shorter text)",
+            "the tier 'apprentice' does not support this request: it supports at most 1,200"
+            " tokens, got about 4,571 (use the model 'bottega', or send a shorter text)",
         ),
         (
             chat("bottega/apprentice", image_messages(solid_image(1).data_url)),
-            "the tier 'apprentice' cannot take this request: it takes no images"
+            "the tier 'apprentice' does not support this request: it supports no images"
             " (use the model 'bottega', or remove the images)",
         ),
         (
             chat("bottega", [{"role": "user", "content": "why " * 40_000}]),
-            "no tier can take this request: they take at most 2,000 tokens, got about"
+            "no tier supports this request: they support at most 2,000 tokens, got about"
             " 45,714 (send a shorter text)",
         ),
         (chat("bottega:shots=65"), "shots is invalid, got '65' (use a whole number from 0 to 64)"),

@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver
 
-from bottega.gateway.image_fetcher import ImageFetcher
+from bottega.gateway.config.settings import LimitSettings
+from bottega.gateway.running.build import build_fetch
 from bottega.openai_api.errors import ApiError
 from tests.gateway.image_servers import (
     INSIDE,
@@ -36,10 +37,9 @@ async def test_an_image_is_fetched_by_name_and_by_address(world: World) -> None:
     assert world.resolved == ["images.example", "images.example"]
 
 
-async def test_fetching_is_disabled_by_default(world: World) -> None:
-    error = await world.rejected(world.url(), enabled=False)
-    assert "not fetched from URLs" in str(error)
-    assert ImageFetcher().enabled is False and not world.requests and not world.resolved
+def test_fetching_is_disabled_by_default() -> None:
+    assert build_fetch(LimitSettings()) is None
+    assert build_fetch(LimitSettings(fetch_images=True)) is not None
 
 
 async def test_forbidden_server_is_reachable_directly(world: World) -> None:

@@ -48,12 +48,8 @@ def augmented(request: ChatRequest, shown: Sequence[Candidate], data_url: DataUr
         return request.body
     messages = request.raw_messages
     turns = [turn for one in shown for turn in _turns(one.example, data_url, request)]
-    joined = [
-        *messages[: request.instruction_count],
-        *turns,
-        *messages[request.instruction_count :],
-    ]
-    return request.with_messages(joined)
+    count = request.instruction_count
+    return request.with_messages([*messages[:count], *turns, *messages[count:]])
 
 
 def prompted(request: ChatRequest, prompt: Prompt, data_url: DataUrl) -> Body:
@@ -171,7 +167,9 @@ class Bill:
         usage = reported_usage(steps)
         if usage is None:
             output = count_tokens(steps) + self.estimates.generated(call.model, seconds)
-            usage = Usage(self._prompt(call), min(output, allowed_output(call, output)))
+            prompt = self.estimates.prompt(call.model, self._expected(call))
+            prompt = min(prompt, self._max_prompt(call))
+            usage = Usage(prompt, min(output, allowed_output(call, output)))
         self._add(call, usage, self.price(call.model, usage))
 
     def is_free(self, call: UpstreamCall) -> bool:
@@ -182,9 +180,6 @@ class Bill:
 
     def _non_ascii_bytes(self, call: UpstreamCall) -> int:
         return expected_non_ascii_bytes(self.request, call.shown)
-
-    def _prompt(self, call: UpstreamCall) -> int:
-        return min(self.estimates.prompt(call.model, self._expected(call)), self._max_prompt(call))
 
     def _max_prompt(self, call: UpstreamCall) -> int:
         expected, more = self._expected(call), self._non_ascii_bytes(call)
@@ -245,7 +240,12 @@ async def shield_for(
         await asyncio.wait([task])
     except asyncio.CancelledError:
         if may_finish() and not idle.is_set():
-            await _wait_until_idle(task, seconds, idle)  # or cancelled again
+            waiting = asyncio.create_task(idle.wait())
+            both = [task, waiting]
+            try:  # a second cancellation ends the wait
+                await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
         if not task.done():
             raise
         current = asyncio.current_task()
@@ -256,12 +256,3 @@ async def shield_for(
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     return task.result()
-
-
-async def _wait_until_idle(task: asyncio.Task[Result], seconds: float, idle: asyncio.Event) -> None:
-    """Wait until the task is done or idle, for at most `seconds`."""
-    waiting = asyncio.create_task(idle.wait())
-    try:
-        await asyncio.wait([task, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()

@@ -129,8 +129,8 @@ class DecodeBudget:
         """Raise `ApiError` (413) for images that exceed the whole budget. Blocks."""
         if (need := bytes_needed(images)) > self.max_bytes:
             raise ApiError(
-                f"decoding the images of the request takes {need // MB} MB, more than the"
-                f" {self.max_bytes // MB} MB that all requests share",
+                f"the images of the request must decode within {self.max_bytes // MB} MB, got"
+                f" {need // MB} MB",
                 status=413,
                 code="images_too_large",
                 param="messages",

@@ -142,15 +142,16 @@ def unsupported_request(
 ) -> ApiError:
     """Return the error for a request that no tier supports. `named` is the tier that the client
     requested, if any."""
-    takes = "it takes" if named else "they take"
     found = list(_reasons(request, capabilities))
     if not found:  # each property is supported by some tier, but no tier supports all
         found = [("all of this only in separate requests", "send less at once")]
     reasons = ", ".join(reason for reason, _ in found)
     hints = " and ".join(dict.fromkeys(hint for _, hint in found))
-    tier = f"the tier {named!r} cannot" if named else "no tier can"
+    problem = "no tier supports this request: they support"
+    if named:
+        problem = f"the tier {named!r} does not support this request: it supports"
     return ApiError(
-        f"{tier} take this request: {takes} {reasons}",
+        f"{problem} {reasons}",
         code="unsupported_by_tier",
         hint=f"use the model 'bottega', or {hints}" if named else hints,
     )

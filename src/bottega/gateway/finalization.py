@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from bottega._util.identity import identity
 from bottega.errors import BottegaError, GenerationError
@@ -49,12 +50,11 @@ class Finalizer:
         await self.store(job, result)
         job.record.dismissed_usd = sum(call.cost_usd or 0.0 for call, _ in result.dismissed)
         query = job.query
-        if query is None or query.pipeline.record is None:
-            return
-        try:
-            await query.pipeline.record(_trace(job, query, result))
-        except BottegaError as error:
-            self.warn("not recorded", error)
+        if query is not None and query.pipeline.record is not None:
+            try:
+                await query.pipeline.record(_trace(job, query, result))
+            except BottegaError as error:
+                self.warn("not recorded", error)
 
     async def store(self, job: ChatJob, result: ChatResult) -> None:
         """Store the reply as an example if it may become one. Never raises: routers must observe
@@ -196,7 +196,11 @@ class ShadowRunner:
         assert tenant.shadow is not None
         found: list[Candidate] = []
         try:
-            found = list(call.shown) or await self._ungated(job, query, served)
+            found = list(call.shown)
+            if not found:  # the gate hides them
+                pipeline = tenant.ungated or query.pipeline
+                hidden = await pipeline.demonstrations(query.query, served.tier)
+                found = fitting(hidden, job.request, served.capabilities)
         except BottegaError as error:
             log.info("request %s is not measured: %s", job.record.request_id, error)
         if not found:
@@ -210,9 +214,7 @@ class ShadowRunner:
         is_masters = own.served.name == master.name and not own.shown and _is_complete(completed)
         master_answer = completed.completions[0].text if is_masters else None
 
-        async def ask(served: Served, shown: Sequence[Candidate]) -> str:
-            return await self._ask(job, served, shown)
-
+        ask = partial(self._ask, job)
         pair = await tenant.shadow.measure(
             query.query,
             found,
@@ -222,12 +224,6 @@ class ShadowRunner:
         )
         if pair is not None:
             self.measured(job.record, max(one.score for one in found), pair)
-
-    async def _ungated(self, job: ChatJob, query: TenantQuery, served: Served) -> list[Candidate]:
-        """Return the demonstrations that the gate hides."""
-        pipeline = query.tenant.ungated or query.pipeline
-        found = await pipeline.demonstrations(query.query, served.tier)
-        return fitting(found, job.request, served.capabilities)
 
     async def _ask(self, job: ChatJob, served: Served, shown: Sequence[Candidate]) -> str:
         """Return an answer that no client waits for, with a ledger entry of its own."""
@@ -243,7 +239,11 @@ class ShadowRunner:
             call = UpstreamCall(served, body, tuple(shown))
             result = await self.completer.call_upstream(own, call)
             await self.finalizer.store(own, result)
-            self._correct(own, result)
+            name, completed = served.name, result.completed
+            is_teachers = own.query is not None and name in own.query.tenant.teachers
+            may_correct = is_teachers and is_repeatable(completed.completions)
+            if own.key and self.repeats is not None and may_correct:
+                self.repeats.replace(own.key, CachedReply(completed.payload, name, completed.model))
             if record.cost_usd and job.query and job.query.tenant.charge:
                 job.query.tenant.charge(record.cost_usd)
             return result.completed.completions[0].text
@@ -255,15 +255,6 @@ class ShadowRunner:
             raise
         finally:
             self.over(record)
-
-    def _correct(self, job: ChatJob, result: ChatResult) -> None:
-        """Replace the apprentice's cached reply with the teacher's."""
-        name, completed = result.call.served.name, result.completed
-        if job.query is None or job.key is None or name not in job.query.tenant.teachers:
-            return
-        if self.repeats is not None and is_repeatable(completed.completions):
-            reply = CachedReply(completed.payload, name, completed.model)
-            self.repeats.replace(job.key, reply)
 
 
 async def _given(answer: str) -> str:

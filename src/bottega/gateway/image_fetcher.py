@@ -115,7 +115,6 @@ class ImageFetcher:
     def __init__(
         self,
         *,
-        enabled: bool = False,
         hosts: Collection[str] | None = None,
         ports: Collection[int] = (80, 443),
         max_bytes: int = 20 << 20,
@@ -126,7 +125,6 @@ class ImageFetcher:
         resolve: Resolve = system_resolve,
         connect: Connect = direct_connector,
     ) -> None:
-        self.enabled = enabled
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._ports, self._max_bytes = frozenset(ports), max_bytes
         self._seconds, self._redirects = seconds, redirects
@@ -136,12 +134,6 @@ class ImageFetcher:
     async def fetch(self, url: str, param: str | None = None) -> Image:
         """Fetch and decode an image. `param` names the field that contained the URL. Raises
         `ApiError` (400) for every failure; the messages do not reveal the internal network."""
-        if not self.enabled:
-            raise _api_error(
-                "Images are not fetched from URLs.",
-                param,
-                "send the image as data:image/png;base64,...",
-            )
         try:
             async with asyncio.timeout(self._seconds), self._slots:
                 data = await self._fetch(url)
@@ -221,7 +213,7 @@ class ImageFetcher:
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != 200:
-            raise _FetchError(f"its server answered {response.status}")
+            raise _FetchError(f"its server returned status {response.status}")
         if not response.content_type.startswith("image/"):
             raise _FetchError("its server did not send an image")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -280,11 +272,11 @@ def _is_plain(host: str) -> bool:
     return bool(NAME.fullmatch(host)) and not ENDS_IN_A_NUMBER.fullmatch(host)
 
 
-def _api_error(message: str, param: str | None, hint: str = "") -> ApiError:
+def _api_error(message: str, param: str | None) -> ApiError:
     return ApiError(
         message,
         status=400,
         code="invalid_image_url",
         param=param,
-        hint=hint or "check the URL, or send the image as data:image/png;base64,...",
+        hint="check the URL, or send the image as data:image/png;base64,...",
     )

@@ -54,7 +54,7 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
         return
     if not _is_local(host, allowed):
         raise ApiError(
-            f"a gateway without keys does not answer to the host name {host_name(host)[:100]!r}",
+            f"the host name is not allowed without an API key, got {host_name(host)[:100]!r}",
             status=403,
             type="permission_error",
             code="host_forbidden",
@@ -84,7 +84,7 @@ def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
     scheme, _, host = origin.lower().partition("://")
     if origin == "null" or (scheme in ("http", "https") and not _is_local(host, allowed)):
         raise ApiError(
-            "web pages of other hosts may not ask here without a key",
+            f"web pages of other hosts need an API key, got the origin {origin[:100]!r}",
             status=403,
             type="permission_error",
             code="origin_forbidden",
@@ -137,8 +137,8 @@ class Limits(BodyLimits):
         sizes = [len(name) + len(value) for name, value in pairs]
         if len(sizes) > self.headers or sum(sizes) > self.header_bytes:
             raise ApiError(
-                f"The headers are more than {self.headers} or larger than"
-                f" {self.header_bytes:,} bytes.",
+                f"the request must have at most {self.headers} headers and"
+                f" {self.header_bytes:,} bytes of them, got {len(sizes)} and {sum(sizes):,}",
                 status=431,
                 code="headers_too_large",
                 hint="send fewer or shorter headers",
@@ -147,7 +147,7 @@ class Limits(BodyLimits):
             for name, count in Counter(name for name, _ in pairs).items():
                 if count > 1 and name.startswith(UNIQUE_HEADERS):
                     raise ApiError(
-                        f"The header {name.decode('latin-1')[:100]!r} occurs twice.",
+                        f"the header {name.decode('latin-1')[:100]!r} must occur once, got {count}",
                         code="duplicate_header",
                         hint="send it once",
                     )
