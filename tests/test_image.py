@@ -73,7 +73,7 @@ def test_a_file_of_zero_bytes_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_corrupt_header_is_an_error() -> None:
-    with pytest.raises(ImageError, match="not an image that can be read: unknown format"):
+    with pytest.raises(ImageError, match="not a readable image: unknown format"):
         Image.from_bytes(b"no image at all" * 20)
 
 
@@ -89,7 +89,7 @@ def test_decoding_detects_a_truncated_body(format: str) -> None:
 
 def test_opening_detects_a_truncated_webp() -> None:
     data = encoded(photo(300, 300), "WEBP")
-    with pytest.raises(ImageError, match=r"half\.webp is not an image that can be read"):
+    with pytest.raises(ImageError, match=r"half\.webp is not a readable image"):
         Image.from_bytes(data[: len(data) // 2], source="half.webp")
 
 

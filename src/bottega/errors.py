@@ -22,7 +22,7 @@ BottegaError
         ├── UnreachableError  no connection (retryable)
         ├── EndpointTimeoutError                       (retryable)
         ├── RateLimitedError  429                      (retryable)
-        ├── ServerFailedError 5xx, or cut in mid-answer (retryable)
+        ├── ServerFailedError 5xx, or a reply cut short (retryable)
         ├── RejectedError     4xx: the request or the key is wrong
         └── GarbledError      the reply is not the protocol's JSON (retryable)
 """

@@ -273,7 +273,7 @@ def _header(data: bytes, name: str) -> Pillow.Image:
         ) from error
     except Exception as error:  # same boundary as in `_damage_errors`
         raise ImageError(
-            f"{name} is not an image that can be read: {_reason(error)}",
+            f"{name} is not a readable image: {_reason(error)}",
             hint="use JPEG, PNG, WebP, GIF, BMP or TIFF",
         ) from error
 

@@ -1,4 +1,4 @@
-"""Replies that lie, leak or flood, and addresses that are none."""
+"""Invalid replies, leaked secrets, unlimited replies, and invalid addresses."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ async def test_absurd_counts_are_not_believed(
 
 
 async def echo(request: web.Request) -> web.StreamResponse:
-    said = f"refused {request.headers.get('Authorization')} at {request.raw_path}"
-    return web.json_response({"error": {"message": said + " hunter2"}}, status=401)
+    message = f"refused {request.headers.get('Authorization')} at {request.raw_path}"
+    return web.json_response({"error": {"message": message + " hunter2"}}, status=401)
 
 
 async def test_echoed_credentials_are_redacted(endpoint: Server) -> None:

@@ -65,8 +65,8 @@ def test_memory_is_bounded_and_the_latest_entry_stays(
         assert prefixes.nbytes <= room * A_TOKEN
         if len(one) <= room:
             assert prefixes.longest(numbers(one)) == len(one)
-    held = [one[: prefixes.longest(numbers(one))] for one in sequences]
-    assert prefixes.nbytes == distinct(held) * A_TOKEN
+    cached = [one[: prefixes.longest(numbers(one))] for one in sequences]
+    assert prefixes.nbytes == distinct(cached) * A_TOKEN
 
 
 def test_recently_used_nodes_are_dropped_last() -> None:
@@ -93,10 +93,10 @@ def test_dropping_frees_memory() -> None:
 def tokenized(text: str) -> TokenizedPrompt:
     """An image is a capital, written once for each of its tokens."""
     ids = numbers([ord(one) for one in text])
-    places = np.flatnonzero([one.isupper() for one in text])
+    positions = np.flatnonzero([one.isupper() for one in text])
     images = tuple(dict.fromkeys(one for one in text if one.isupper()))
     ends = tuple(np.cumsum([text.count(one) for one in images]).tolist())
-    return TokenizedPrompt(ids, ids, places, images, ends)
+    return TokenizedPrompt(ids, ids, positions, images, ends)
 
 
 @pytest.mark.parametrize(

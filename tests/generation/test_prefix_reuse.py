@@ -79,17 +79,17 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.fast_vlm(tmp_path_factory.mktemp("model") / "fast_vlm")
 
 
-def scene(place: int, question: str = "what is above") -> Message:
-    return Message("user", (SCENES[place], question))
+def scene(index: int, question: str = "what is above") -> Message:
+    return Message("user", (SCENES[index], question))
 
 
-def chat(*places: int, question: str = "what is above") -> Prompt:
+def chat(*indices: int, question: str = "what is above") -> Prompt:
     """Every scene but the last with an answer."""
-    turns = [turn for one in places[:-1] for turn in (scene(one), said(f"zero {one}"))]
-    return Prompt((*turns, scene(places[-1], question)))
+    turns = [turn for one in indices[:-1] for turn in (scene(one), assistant(f"zero {one}"))]
+    return Prompt((*turns, scene(indices[-1], question)))
 
 
-def said(text: str) -> Message:
+def assistant(text: str) -> Message:
     return Message("assistant", (text,))
 
 
@@ -219,7 +219,7 @@ async def test_a_prompt_may_be_a_prefix_of_another(
 ) -> None:
     started = chat(0, 1)
     longer = [
-        Prompt((*started.messages, said(text))) for text in ("one", "one two", "one two three")
+        Prompt((*started.messages, assistant(text))) for text in ("one", "one two", "one two three")
     ]
     for wave in ([longer[2]], [longer[0], started], [longer[1], longer[2], started], [started]):
         await check_equal_replies(whole, shared, wave)
@@ -244,7 +244,7 @@ async def test_a_failure_affects_its_request_only(
     await check_equal_replies(whole, shared, [chat(0, 1), chat(0, 2)])
     damaged = Image.from_bytes(solid_image(1, (64, 64)).data[:-40])
     broken = [Message("user", (damaged,)), Message("user", (SCENES[3], "\ud800"))]
-    prompts = [Prompt((*chat(0, 1).messages, said("one"), turn)) for turn in broken]
+    prompts = [Prompt((*chat(0, 1).messages, assistant("one"), turn)) for turn in broken]
     good, bad, worse, other = await asyncio.gather(
         *(shared.generate(one, SHORT) for one in (chat(0, 3), *prompts, chat(0, 4))),
         return_exceptions=True,
@@ -259,8 +259,8 @@ async def test_wrong_states_are_detected_and_never_used(
 ) -> None:
     right = PrefixInputBuilder._cache
 
-    def wrong(self: PrefixInputBuilder, *held: Any) -> Any:
-        cache: Any = right(self, *held)
+    def wrong(self: PrefixInputBuilder, *arguments: Any) -> Any:
+        cache: Any = right(self, *arguments)
         for layer in cache.layers:
             if layer.values is not None:
                 layer.values = layer.values.flip(-2)
@@ -356,7 +356,7 @@ def test_random_prompt_families_give_equal_replies(
     prompts = [
         Prompt(
             (
-                *(turn for place, text in turns for turn in (scene(place, text), said(text))),
+                *(turn for index, text in turns for turn in (scene(index, text), assistant(text))),
                 Message("user", (question,)),
             )
         )

@@ -17,16 +17,14 @@ from bottega.types import Answer, Candidate, Example, Query, SearchNode, SearchT
 from tests.builders import candidates, example, search_tree, searched, solid_image
 from tests.recording.test_traces import trace
 
-PICTURES = [solid_image(shade) for shade in range(3)]
+IMAGES = [solid_image(shade) for shade in range(3)]
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 10**6)
-going_on: st.SearchStrategy[bool] = st.booleans()
+continues: st.SearchStrategy[bool] = st.booleans()
 ends: st.SearchStrategy[Ended] = st.sampled_from(get_args(Ended))
 examples = st.builds(
     Example,
-    st.builds(
-        Query, st.text(max_size=5), st.lists(st.sampled_from(PICTURES), max_size=2).map(tuple)
-    ),
+    st.builds(Query, st.text(max_size=5), st.lists(st.sampled_from(IMAGES), max_size=2).map(tuple)),
     st.text(max_size=5),
     rationale=st.none() | st.text(max_size=5),
     id=st.none() | st.text(max_size=5),
@@ -57,7 +55,7 @@ def trees(draw: st.DrawFn) -> SearchTree:
 
     here = root = node(0)
     path: list[int] = []
-    while draw(going_on) and here.children:
+    while draw(continues) and here.children:
         path.append(draw(st.integers(0, len(here.children) - 1)))
         here = here.children[path[-1]]
     return SearchTree(
@@ -72,18 +70,18 @@ def test_a_stored_tree_is_read_back(tree: SearchTree) -> None:
     assert read == written
     assert read.tree is not None
     assert len(set(read.tree.demonstrations)) == len(read.tree.demonstrations)
-    for kept, node in zip(_kept(read.tree.root), _nodes(tree.root), strict=True):
+    for kept, node in zip(_stored_nodes(read.tree.root), _nodes(tree.root), strict=True):
         assert (kept.value, kept.visits, kept.answer) == (node.value, node.visits, node.answer)
         assert kept.rewards == node.rewards
         assert len(kept.children) == len(node.children)
-        assert _shown(read.tree, kept) == _said(node.candidate)
+        assert _demonstration(read.tree, kept) == _expected(node.candidate)
     assert (read.tree.path, read.tree.ended, read.usage) == (tree.path, tree.ended, tree.usage)
 
 
-def _kept(node: StoredNode) -> Iterator[StoredNode]:
+def _stored_nodes(node: StoredNode) -> Iterator[StoredNode]:
     yield node
     for child in node.children:
-        yield from _kept(child)
+        yield from _stored_nodes(child)
 
 
 def _nodes(node: SearchNode) -> Iterator[SearchNode]:
@@ -92,14 +90,14 @@ def _nodes(node: SearchNode) -> Iterator[SearchNode]:
         yield from _nodes(child)
 
 
-def _shown(tree: StoredTree, node: StoredNode) -> object:
+def _demonstration(tree: StoredTree, node: StoredNode) -> object:
     if node.demonstration is None:
         return None
     one = tree.demonstrations[node.demonstration]
     return one.id, one.text, one.images, one.answer, one.rationale, one.score
 
 
-def _said(candidate: Candidate | None) -> object:
+def _expected(candidate: Candidate | None) -> object:
     if candidate is None:
         return None
     one, images = candidate.example, candidate.example.query.images

@@ -67,7 +67,7 @@ def from_chunks(chunks: Iterable[bytes]) -> ChatCompletion:
         chunk = _parsed(payload)
         if failure := reported_failure(chunk):
             status, body = failure
-            problem = f"{WHERE} failed in mid-answer: {error_message(body)}"
+            problem = f"{WHERE} failed during its reply: {error_message(body)}"
             raise ServerFailedError(problem, hint="try again", status=status)
         for choice in cast(list[dict[str, object]], chunk.pop("choices", None) or []):
             _add(choices.setdefault(cast(int, choice.get("index", 0)), {}), choice)
@@ -128,7 +128,9 @@ def _parsed(payload: bytes) -> dict[str, object]:
         raise GarbledError(f"{WHERE} sent an event that is not JSON", hint="try again") from error
     choices = chunk.get("choices") if isinstance(chunk, dict) else ()
     if not isinstance(choices, list | None) or not all(map(_is_choice, choices or ())):
-        raise GarbledError(f"{WHERE} sent an event that is no chunk of a reply", hint="try again")
+        raise GarbledError(
+            f"{WHERE} sent an event that is not a completion chunk", hint="try again"
+        )
     return cast(dict[str, object], chunk)
 
 

@@ -194,8 +194,13 @@ def _translated(
             hint="raise `timeout`, or request fewer tokens or samples",
         )
     # A server that is down fails every request; this may concern one request only.
+    return _cut(where)
+
+
+def _cut(where: str) -> ServerFailedError:
     return ServerFailedError(
-        f"{where} cut the connection in mid-answer", hint="try again; look at the server's log"
+        f"{where} cut the connection before the end of its reply",
+        hint="try again; look at the server's log",
     )
 
 
@@ -352,10 +357,7 @@ class StreamProgress:
         """Raise `ServerFailedError` if the answer is incomplete. A server that sends `[DONE]` may
         have sent fewer choices than requested."""
         if not (self.is_complete or (announced and self._ended)):
-            raise ServerFailedError(
-                f"{self._where} cut the connection in mid-answer",
-                hint="try again; look at the server's log",
-            )
+            raise _cut(self._where)
 
     def _problem(self, chunk: JSONObject) -> EndpointError:
         if failure := reported_failure(chunk):
