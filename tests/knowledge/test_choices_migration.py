@@ -200,7 +200,7 @@ def test_read_only_old_file_has_a_hint(old: Path) -> None:
     connection = sqlite3.connect(f"file:{old}?mode=ro", uri=True, isolation_level=None)
     with pytest.raises(StoreError, match="must be migrated to format") as caught:
         KNOWLEDGE_BASE.migrate(connection, "kb.db")
-    assert "open it, or a copy, once where it may be written" in caught.value.hint
+    assert "open it, or a copy, once where it is writable" in caught.value.hint
     connection.close()
     assert read(old, "SELECT * FROM pragma_user_version") == [(5,)]
 

@@ -184,7 +184,7 @@ class FileKind:
                 )
             case sqlite3.SQLITE_FULL:
                 return StoreFullError(
-                    f"{path} cannot grow: no disk space is left",
+                    f"{path} cannot grow: no space left on its disk",
                     hint="free disk space and try again; stored data is intact",
                 )
             case sqlite3.SQLITE_NOTADB:
