@@ -66,11 +66,8 @@ class MissingDependencyError(BottegaError):
 
 
 class BatchError(BottegaError):
-    """Failure of some queries of a batch.
-
-    `answers` has an `Answer` for each query, None for a failed one. `errors` maps the index of each
-    failed query to its error.
-    """
+    """Failure of some queries of a batch. `answers` has an `Answer` for each query, None for a
+    failed one. `errors` maps the index of each failed query to its error."""
 
     def __init__(self, answers: Sequence[Any], errors: Mapping[int, Exception]) -> None:
         first = min(errors)
@@ -146,11 +143,8 @@ class ReplayMissError(GenerationError):
 
 
 class EndpointError(GenerationError):
-    """Failure of an HTTP endpoint.
-
-    `status` is the HTTP status of the last attempt, None without a response. `retry_after` is the
-    delay that the server requested, in seconds.
-    """
+    """Failure of an HTTP endpoint. `status` is the HTTP status of the last attempt, None without a
+    response. `retry_after` is the delay that the server requested, in seconds."""
 
     def __init__(
         self,

@@ -73,9 +73,7 @@ class Image:
     @classmethod
     def from_bytes(cls, data: bytes, *, source: str | None = None) -> Image:
         """Wrap the bytes of an image file. `source` names the image in errors and demonstrations.
-
-        Raises `ImageError`.
-        """
+        Raises `ImageError`."""
         name = source or "the image"
         if not data:
             raise ImageError(f"{name} is empty (zero bytes)", hint="copy the file again")

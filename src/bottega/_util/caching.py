@@ -16,10 +16,8 @@ Value = TypeVar("Value")
 
 class LRUCache(Generic[Key, Value]):
     """Cache that drops the least recently used values beyond `max_size`, and values older than
-    `seconds` when they are looked up. For one thread; `SharedLRUCache` has a lock.
-
-    `size` measures a value, e.g. in bytes; by default each value counts 1.
-    """
+    `seconds` when they are looked up. For one thread; `SharedLRUCache` has a lock. `size` measures
+    a value, e.g. in bytes; by default each value counts 1."""
 
     def __init__(
         self,
@@ -106,11 +104,8 @@ class SharedLRUCache(LRUCache[Key, Value]):
 
 
 class SharedTask(Generic[Value]):
-    """Task that several callers await.
-
-    A caller that is cancelled does not cancel the others. When the last caller leaves before the
-    end, `on_abandon` is called and the task is cancelled.
-    """
+    """Task that several callers await. A caller that is cancelled does not cancel the others. When
+    the last caller leaves before the end, `on_abandon` is called and the task is cancelled."""
 
     def __init__(
         self, work: Coroutine[Any, Any, Value], on_abandon: Callable[[], object] = lambda: None
@@ -164,10 +159,8 @@ class SingleFlight(Generic[Key, Value]):
 
 class LeaderFlight(Generic[Key, Value]):
     """The first caller of a key does the work itself, e.g. streams a reply; the others wait for it.
-
     If the leader ends without a value (it failed, or its client left), those that waited do the
-    work themselves; they neither fail with it nor queue again. For one event loop.
-    """
+    work themselves; they neither fail with it nor queue again. For one event loop."""
 
     def __init__(self) -> None:
         self._futures: dict[Key, asyncio.Future[Value | None]] = {}

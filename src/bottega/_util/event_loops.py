@@ -20,22 +20,17 @@ class _Running(NamedTuple):
 
 
 class BackgroundLoop:
-    """Event loop that runs in a daemon thread from the first call until `close`.
-
-    Callers share one instance, because HTTP connections and the like belong to the loop that
-    opened them.
-    """
+    """Event loop that runs in a daemon thread from the first call until `close`. Callers share one
+    instance, because HTTP connections and the like belong to the loop that opened them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: _Running | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine and return its result, in any thread but the loop's own.
-
-        Raise what the coroutine raises. An interrupt of the waiting thread (`KeyboardInterrupt`)
-        cancels the coroutine.
-        """
+        """Run the coroutine and return its result, in any thread but the loop's own. Raise what the
+        coroutine raises. An interrupt of the waiting thread (`KeyboardInterrupt`) cancels the
+        coroutine."""
         running = self._start()
         if threading.current_thread() is running.thread:
             work.close()
@@ -94,11 +89,8 @@ Value = TypeVar("Value")
 
 
 async def gather_or_cancel(work: Iterable[Awaitable[Value]]) -> list[Value]:
-    """Return all results in order.
-
-    The first error cancels the rest. It is raised itself, not in an exception group; of several
-    errors a `BottegaError` comes first.
-    """
+    """Return all results in order. The first error cancels the rest. It is raised itself, not in an
+    exception group; of several errors a `BottegaError` comes first."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_awaited(one)) for one in work]
@@ -115,10 +107,8 @@ async def for_each(
     limit: int,
     starts: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Await `work` for each item, `limit` items at a time.
-
-    A worker ends when `starts` returns False for its next item. Errors as of `gather_or_cancel`.
-    """
+    """Await `work` for each item, `limit` items at a time. A worker ends when `starts` returns
+    False for its next item. Errors as of `gather_or_cancel`."""
     waiting = iter(items)
 
     async def worker() -> None:

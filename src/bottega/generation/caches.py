@@ -22,11 +22,8 @@ TOKEN_BYTES = 16  # of one token besides its states: its key and its next positi
 
 @dataclass(eq=False)
 class RadixNode:
-    """Tokens that continue those of `parent`.
-
-    `states` are the keys and values of all layers, (2 * layers, heads, tokens, width). `after`
-    holds the next position after each token.
-    """
+    """Tokens that continue those of `parent`. `states` are the keys and values of all layers,
+    (2 * layers, heads, tokens, width). `after` holds the next position after each token."""
 
     tokens: IntArray
     states: torch.Tensor
@@ -40,10 +37,8 @@ class RadixNode:
 
 
 class PrefixCache:
-    """Radix tree of prefixes; `trim` drops the least recently used leaves beyond `max_bytes`.
-
-    A key identifies a token, or a token of one specific image.
-    """
+    """Radix tree of prefixes; `trim` drops the least recently used leaves beyond `max_bytes`. A key
+    identifies a token, or a token of one specific image."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -67,10 +62,8 @@ class PrefixCache:
         return [one.states[:, :, :length] for one, length in path], last
 
     def add(self, tokens: IntArray, states: torch.Tensor, after: IntArray) -> None:
-        """Add tokens. `states` and `after` cover the last of them; the earlier ones are cached.
-
-        The tree takes ownership of `states`.
-        """
+        """Add tokens. `states` and `after` cover the last of them; the earlier ones are cached. The
+        tree takes ownership of `states`."""
         cached, parent = 0, None
         for one, length in self._walk(tokens):
             cached += length
@@ -108,10 +101,8 @@ class PrefixCache:
             children, begin = one.children, begin + length
 
     def _split(self, one: RadixNode, length: int) -> RadixNode:
-        """Split a node after `length` tokens; return the first part, parent of the second.
-
-        Both parts are copies: dropping one frees its memory.
-        """
+        """Split a node after `length` tokens; return the first part, parent of the second. Both
+        parts are copies: dropping one frees its memory."""
         del self._used[one]
         self.nbytes -= one.nbytes
         cut = slice(None, length), slice(length, None)
@@ -194,10 +185,8 @@ class VisionCache:
         return fresh | {sha: rows for sha, rows in cached.items() if rows is not None}
 
     def model_inputs(self, features: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """Return the model inputs for images in prompt order.
-
-        The features are a tuple or one tensor, as the model's own vision tower returns them.
-        """
+        """Return the model inputs for images in prompt order. The features are a tuple or one
+        tensor, as the model's own vision tower returns them."""
         pooled: Any = tuple(features) if self._separate else torch.stack(list(features))
         return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=pooled)}}
 

@@ -33,10 +33,8 @@ HUB_TIMEOUT = 10.0  # seconds
 
 
 def load_parts(source: str, dtype: str) -> tuple[Any, Any]:
-    """Load a model and its processor from a folder, the cache or the hub.
-
-    Raises `ModelLoadError`.
-    """
+    """Load a model and its processor from a folder, the cache or the hub. Raises
+    `ModelLoadError`."""
     try:
         try:
             model, processor = _load(source, dtype, local_files_only=True)
@@ -179,10 +177,8 @@ class LoadedModel:
         return dict(self._inputs([self.decode(self.render(one, Sampling())) for one in prompts]))
 
     def answer(self, batch: Sequence[RenderedPrompt]) -> list[tuple[tuple[Completion, ...], Usage]]:
-        """Generate the completions and usage of each prompt. Raises `GenerationError`.
-
-        All prompts have the same number of samples, and either all have images or none has.
-        """
+        """Generate the completions and usage of each prompt. Raises `GenerationError`. All prompts
+        have the same number of samples, and either all have images or none has."""
         try:
             with torch.inference_mode():
                 return self._answer(batch)

@@ -302,10 +302,7 @@ class PhotographCheck:
 
 def is_photograph(image: Image) -> bool:
     """Return whether the image has many colours, and a lossy format or more than `LARGE` pixels a
-    side.
-
-    Grey photographs, and small ones in lossless formats, are not recognised.
-    """
+    side. Grey photographs, and small ones in lossless formats, are not recognised."""
     if not _may_be_photograph(image):
         return False
     try:
@@ -338,12 +335,9 @@ class BundledGenerator(TransformersGenerator):
 def bundled(
     name: str = "apprentice", *, max_batch: int = 16, threads: int | None = 1
 ) -> TransformersGenerator:
-    """Return a bundled model as a generator.
-
-    `bundled("apprentice")` learns from demonstrations; `bundled("master")` also knows digits and
-    the English words for scenes. The models are so small that a second thread slows them down.
-    Raises `ModelLoadError` for an unknown name.
-    """
+    """Return a bundled model as a generator. `bundled("apprentice")` learns from demonstrations;
+    `bundled("master")` also knows digits and the English words for scenes. The models are so small
+    that a second thread slows them down. Raises `ModelLoadError` for an unknown name."""
     return BundledGenerator(
         bundled_folder(name),
         name=f"bundled:{name}",

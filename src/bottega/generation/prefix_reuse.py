@@ -26,11 +26,9 @@ from bottega.kv_prefix import Batch, KeyValues
 
 
 class PositionBuilder:
-    """Builder of position ids for left-padded rows.
-
-    A token's position is that of the previous token plus one. In models with `get_rope_index`
-    (Qwen-VL) an image token has three positions; the token after the image continues the largest.
-    """
+    """Builder of position ids for left-padded rows. A token's position is that of the previous
+    token plus one. In models with `get_rope_index` (Qwen-VL) an image token has three positions;
+    the token after the image continues the largest."""
 
     def __init__(self, model: Any, image_token: int) -> None:
         self._index = getattr(model.base_model, "get_rope_index", None)
@@ -39,10 +37,8 @@ class PositionBuilder:
     def build(
         self, ids: torch.Tensor, mask: torch.Tensor, first: torch.Tensor, vision: Mapping[str, Any]
     ) -> torch.Tensor:
-        """Return the position ids for `forward`: (rows, tokens) or (4, rows, tokens).
-
-        Rows begin at the positions `first` (rows, 1). `vision` holds the model inputs of images.
-        """
+        """Return the position ids for `forward`: (rows, tokens) or (4, rows, tokens). Rows begin at
+        the positions `first` (rows, 1). `vision` holds the model inputs of images."""
         plain = first + (mask.cumsum(-1) - 1).clamp(min=0)
         if self._index is None:
             return plain
@@ -66,10 +62,8 @@ class PositionBuilder:
 def prefixed_inputs(
     model: Any, inputs: Mapping[str, Any], rows: Sequence[RenderedPrompt]
 ) -> dict[str, Any]:
-    """Return the inputs for `generate` with the KV prefixes of the rows.
-
-    Raises `SettingError` for a prefix that does not fit the model.
-    """
+    """Return the inputs for `generate` with the KV prefixes of the rows. Raises `SettingError` for
+    a prefix that does not fit the model."""
     prefixes = [row.prefix for row in rows if row.prefix]
     # Mask the first tokens of each prompt that its prefix already contains.
     mask = inputs["attention_mask"].clone()
@@ -131,10 +125,8 @@ class PrefixInputBuilder:
         }
 
     def remember(self, rows: Sequence[TokenizedPrompt], samples: int, inputs: Inputs) -> bool:
-        """Store the states of each row, which occupies `samples` rows of the cache.
-
-        Return False, and store nothing, if the layers have different shapes.
-        """
+        """Store the states of each row, which occupies `samples` rows of the cache. Return False,
+        and store nothing, if the layers have different shapes."""
         layers = inputs["past_key_values"].layers
         states = [part for layer in layers for part in (layer.keys, layer.values)]
         if len({(one.shape[1], one.shape[3]) for one in states}) > 1:
@@ -180,10 +172,8 @@ DecodedImages: TypeAlias = Mapping[str, Pillow.Image]
 
 
 class BatchReader:
-    """Prefix cache of one model, up to `max_bytes`. Blocking; use it from one thread.
-
-    `enabled` turns False for a model whose states cannot be reused.
-    """
+    """Prefix cache of one model, up to `max_bytes`. Blocking; use it from one thread. `enabled`
+    turns False for a model whose states cannot be reused."""
 
     def __init__(
         self, model: Any, processor: Any, vision_cache: VisionCache | None, max_bytes: int
@@ -210,11 +200,9 @@ class BatchReader:
     def for_model(
         cls, model: Any, processor: Any, vision_cache: VisionCache | None, max_bytes: int
     ) -> BatchReader | None:
-        """Return a reader, or None for a model that cannot reuse prefixes.
-
-        Those are models whose cache holds more than plain keys and values (sliding windows,
-        recurrent states), and processors without an `image_token`.
-        """
+        """Return a reader, or None for a model that cannot reuse prefixes. Those are models whose
+        cache holds more than plain keys and values (sliding windows, recurrent states), and
+        processors without an `image_token`."""
         layers = DynamicCache(config=model.config).layers
         plain = layers and all(type(layer) is DynamicLayer for layer in layers)
         takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -229,10 +217,8 @@ class BatchReader:
         uncached: Callable[[], Inputs],
     ) -> Inputs | None:
         """Return inputs for `generate`, `samples` rows per prompt, without the cached tokens.
-
         Return None if too few tokens are cached, or if the model fails the comparison; use
-        `uncached` then.
-        """
+        `uncached` then."""
         self.prefixes.trim()
         try:
             return self._inputs(rows, samples, self._vision_inputs(rows, decoded), uncached)

@@ -61,10 +61,8 @@ class ControlTokens:
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """Prompt as text of the model's chat template.
-
-    `decoded` holds the decoded images by sha256, except those in the vision cache.
-    """
+    """Prompt as text of the model's chat template. `decoded` holds the decoded images by sha256,
+    except those in the vision cache."""
 
     text: str
     images: tuple[Image, ...]
@@ -85,10 +83,8 @@ class RenderedPrompt:
 
     @property
     def shape(self) -> tuple[bool, int, int, int, int, int]:
-        """Sort key for batches: prompts with similar shapes need little padding.
-
-        Prompts of one batch must have equal values in the first three fields.
-        """
+        """Sort key for batches: prompts with similar shapes need little padding. Prompts of one
+        batch must have equal values in the first three fields."""
         limit = self.sampling.max_tokens
         kind = bool(self.images), self.samples, self.prefix.length if self.prefix else 0
         return (*kind, limit, len(self.images), len(self.text))
@@ -107,12 +103,9 @@ def adds_special_tokens(processor: Any, text: str) -> bool:
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """Token ids of a prompt, with the tokens of its images.
-
-    `keys` identify a token, or a token of one image: prompts with equal leading keys have equal
-    leading states. `positions` are the indices of image tokens. `ends` holds the number of image
-    tokens up to the end of each image.
-    """
+    """Token ids of a prompt, with the tokens of its images. `keys` identify a token, or a token of
+    one image: prompts with equal leading keys have equal leading states. `positions` are the
+    indices of image tokens. `ends` holds the number of image tokens up to the end of each image."""
 
     ids: IntArray
     keys: IntArray
@@ -124,10 +117,8 @@ class TokenizedPrompt:
         return len(self.ids)
 
     def cut(self, length: int) -> int:
-        """Return the largest prefix length, up to `length`, that splits no image.
-
-        At least one token remains after the prefix.
-        """
+        """Return the largest prefix length, up to `length`, that splits no image. At least one
+        token remains after the prefix."""
         length = min(length, len(self) - 1)
         seen = int(np.searchsorted(self.positions, length))
         # Number of image tokens before the cut that belong to complete images.
@@ -149,10 +140,8 @@ class TokenizedPrompt:
 
 
 class PromptTokenizer:
-    """Tokenizer that gives the same ids as the processor, without processing cached images.
-
-    The number of tokens of an image depends on its size only.
-    """
+    """Tokenizer that gives the same ids as the processor, without processing cached images. The
+    number of tokens of an image depends on its size only."""
 
     def __init__(self, processor: Any, placeholder: str | None = None) -> None:
         self._processor = processor

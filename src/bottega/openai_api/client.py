@@ -226,10 +226,8 @@ class ChatClient:
 @dataclass(frozen=True)
 class RetryPolicy:
     """Exponential back-off with full jitter; a wait that the server requests takes precedence.
-
     Times are in seconds. Gives up after `attempts`, if the server requests a wait above
-    `longest_wait`, or if all waits together would exceed `longest_total`.
-    """
+    `longest_wait`, or if all waits together would exceed `longest_total`."""
 
     attempts: int = 5
     first_wait: float = 0.5
@@ -274,9 +272,7 @@ MAX_RECORDED = 1000
 
 class PausedError(GenerationError):
     """Error of a call that was not sent because the breaker is open. `retry_after` is in seconds.
-
-    Not an `EndpointError`, so retries do not wait for it: another tier can answer now.
-    """
+    Not an `EndpointError`, so retries do not wait for it: another tier can answer now."""
 
     retryable = True
 

@@ -6,7 +6,7 @@ import base64
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
@@ -36,15 +36,16 @@ BASE_HINT = "set OPENAI_BASE_URL (or base_url=) to something like http://localho
 def redactor(secrets: Iterable[str]) -> Redact:
     """Return a function that hides these secrets, in any URL quoting, and everything that has the
     form of a credential."""
-    forms = {form for secret in secrets for form in _forms(secret) if len(form) >= MIN_SECRET}
-    longest_first = sorted(forms, key=len, reverse=True)
+    plain = {form for secret in secrets for form in (secret, unquote(secret), unquote_plus(secret))}
+    quoted = {
+        form
+        for text in plain
+        for form in (text, quote(text), quote(text, safe=""), quote_plus(text))
+    }
+    long = [form for form in quoted if len(form) >= MIN_SECRET]
+    longest_first = sorted(long, key=len, reverse=True)
     pattern = re.compile("|".join([*map(re.escape, longest_first), SECRET_PATTERN]), re.IGNORECASE)
     return lambda text: pattern.sub("[redacted]", text)
-
-
-def _forms(secret: str) -> Iterator[str]:
-    for plain in (secret, unquote(secret), unquote_plus(secret)):
-        yield from (plain, quote(plain), quote(plain, safe=""), quote_plus(plain))
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,17 @@ class Endpoint:
                 "the API key has characters that a header cannot contain", hint=KEY_HINT
             )
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if authorization := _authorization(base, key):
-            headers["Authorization"] = authorization
-        redact = redactor([authorization.partition(" ")[2], *_credentials(base)])
+        credential = key
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        elif base.user is not None:
+            pair = f"{base.user}:{base.password or ''}"
+            credential = base64.b64encode(pair.encode()).decode("ascii")
+            headers["Authorization"] = f"Basic {credential}"
+        # The URL's secrets, quoted and unquoted.
+        values = [pair.partition("=")[2] for pair in base.raw_query_string.split("&")]
+        passwords = (base.password or base.user or "", base.raw_password or base.raw_user or "")
+        redact = redactor([credential, *passwords, *base.query.values(), *values])
         return cls(base.with_user(None), str(bare), headers, redact)
 
     def url(self, path: str) -> URL:
@@ -81,7 +90,12 @@ class Endpoint:
     @property
     def proxy(self) -> str | None:
         host = self.base.host or ""
-        return None if _loopback(host) or proxy_bypass(host) else getproxies().get(self.base.scheme)
+        try:
+            is_loopback = ip_address(host).is_loopback
+        except ValueError:
+            is_loopback = host == "localhost"
+        direct = is_loopback or proxy_bypass(host)
+        return None if direct else getproxies().get(self.base.scheme)
 
     def display(self, message: str) -> str:
         """Return a server's message in one line, without secrets."""
@@ -118,49 +132,19 @@ def _parse(text: str) -> URL:
     return url.with_path(url.path.rstrip("/").removesuffix(CHAT_PATH), keep_query=True)
 
 
-def _authorization(base: URL, key: str) -> str:
-    if key:
-        return f"Bearer {key}"
-    if base.user is None:
-        return ""
-    pair = f"{base.user}:{base.password or ''}"
-    return "Basic " + base64.b64encode(pair.encode()).decode("ascii")
-
-
-def _credentials(base: URL) -> Iterator[str]:
-    """Yield the URL's secrets, quoted and unquoted."""
-    yield from (base.password or base.user or "", base.raw_password or base.raw_user or "")
-    yield from base.query.values()
-    yield from (pair.partition("=")[2] for pair in base.raw_query_string.split("&"))
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def requested_wait(
     headers: Mapping[str, str], now: Callable[[], float] = time.time
 ) -> float | None:
     """Return the seconds in `retry-after-ms` or `retry-after` (seconds or an HTTP date)."""
-    milliseconds = _number(headers.get("retry-after-ms"))
-    if milliseconds is not None:
-        return milliseconds / 1000
-    text = headers.get("retry-after")
-    seconds = _number(text)
-    if seconds is not None or text is None:
-        return seconds
+    for name, scale in (("retry-after-ms", 1000), ("retry-after", 1)):
+        try:
+            value = float(headers.get(name) or "")
+        except ValueError:
+            continue
+        if 0 <= value < float("inf"):
+            return value / scale
     try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - now())
+        date = parsedate_to_datetime(headers.get("retry-after") or "")
+        return max(0.0, date.timestamp() - now())
     except (ValueError, OverflowError):  # years and offsets beyond the range of a date
         return None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if 0 <= value < float("inf") else None

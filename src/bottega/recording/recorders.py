@@ -40,11 +40,9 @@ FREE = {"local:*": TokenPrice(0, 0), "bundled:*": TokenPrice(0, 0)}
 
 
 class PriceTable:
-    """Published prices of models, from `genai-prices`, with `overrides`.
-
-    An override applies to an exact name or to a prefix that ends in `*`; the longest one wins. The
-    cost of an unknown model is None. Models in this process cost 0.
-    """
+    """Published prices of models, from `genai-prices`, with `overrides`. An override applies to an
+    exact name or to a prefix that ends in `*`; the longest one wins. The cost of an unknown model
+    is None. Models in this process cost 0."""
 
     def __init__(self, overrides: Mapping[str, TokenPrice] | None = None) -> None:
         self.override(overrides or {})
@@ -104,11 +102,8 @@ class UseCounter(Protocol):
 
 
 class UseCountRecorder:
-    """Recorder that counts the demonstrations used and the cost they saved.
-
-    An answer of a cheaper tier saves the master's mean cost so far minus its own cost, and 0 if a
-    price is unknown.
-    """
+    """Recorder that counts the demonstrations used and the cost they saved. An answer of a cheaper
+    tier saves the master's mean cost so far minus its own cost, and 0 if a price is unknown."""
 
     def __init__(self, knowledge: UseCounter, *, master: str) -> None:
         self._knowledge = knowledge

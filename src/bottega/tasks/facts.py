@@ -26,11 +26,9 @@ from bottega.types import Example
 
 @dataclass(frozen=True)
 class FactTask:
-    """Task of `episodes`, each with one passage per name and relation and `queries` glyph images.
-
-    A passage states an invented fact; a query asks for one relation of the glyph in its image. The
-    tag `passage` of an item is the id of the passage with its answer.
-    """
+    """Task of `episodes`, each with one passage per name and relation and `queries` glyph images. A
+    passage states an invented fact; a query asks for one relation of the glyph in its image. The
+    tag `passage` of an item is the id of the passage with its answer."""
 
     queries: int = 20
     episodes: int = 25

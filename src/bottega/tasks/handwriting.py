@@ -202,10 +202,8 @@ def trace(rng: torch.Generator, programs: MotorPrograms, jitter: float) -> Tenso
 
 
 def pen_path(vertices: Tensor, smooth: Tensor) -> Tensor:
-    """Interpolate vertices (..., VERTICES, 2) to points (..., SAMPLES, 2).
-
-    `smooth` (...) is 0 for straight segments and 1 for a curve through the vertices.
-    """
+    """Interpolate vertices (..., VERTICES, 2) to points (..., SAMPLES, 2). `smooth` (...) is 0 for
+    straight segments and 1 for a curve through the vertices."""
     straight, curve = _curves()
     smooth = smooth[..., None, None]
     return (1 - smooth) * (straight @ vertices) + smooth * (curve @ vertices)
@@ -214,10 +212,8 @@ def pen_path(vertices: Tensor, smooth: Tensor) -> Tensor:
 def frame(
     rng: torch.Generator, points: Tensor, used: Tensor, fill: Tensor, free: float, jitter: float
 ) -> Tensor:
-    """Slant, warp and fit points to the unit square; their longer side is `fill` (n,).
-
-    A share `free` of the drawings is smaller, at a random position.
-    """
+    """Slant, warp and fit points to the unit square; their longer side is `fill` (n,). A share
+    `free` of the drawings is smaller, at a random position."""
     n = len(points)
     flat = points.flatten(1, 2)
     mask = used[:, :, None].expand(-1, -1, points.shape[2]).flatten(1)[..., None]
@@ -247,9 +243,7 @@ def _unit(points: Tensor, mask: Tensor) -> Tensor:
 
 def ink(points: Tensor, used: Tensor, width: Tensor, pressure: Tensor) -> Tensor:
     """Render points as ink (n, SIZE, SIZE) in 0..1. `width` (n,) is the sigma of the pen in pixels.
-
-    A Gaussian pen is separable, so one matrix product renders a character.
-    """
+    A Gaussian pen is separable, so one matrix product renders a character."""
     x = points * SIZE
     move = (x[:, :, 1:] - x[:, :, :-1]).norm(dim=-1)
     move = torch.cat([move, move[:, :, -1:]], dim=-1) * used[..., None]
@@ -269,11 +263,9 @@ def draw_characters(
     free: float = 0.15,
     jitter: float = 1.0,
 ) -> Tensor:
-    """Draw one character per row: ink (n, SIZE, SIZE).
-
-    `boldness` (n,) scales the pen width, `fill` (n,) is the share of the frame that a character
-    takes, `free` is the share of characters at a random position, `jitter` scales the noise.
-    """
+    """Draw one character per row: ink (n, SIZE, SIZE). `boldness` (n,) scales the pen width, `fill`
+    (n,) is the share of the frame that a character takes, `free` is the share of characters at a
+    random position, `jitter` scales the noise."""
     used = torch.arange(STROKES)[None] < programs.count[:, None]
     points = frame(rng, trace(rng, programs, jitter), used, fill, free, jitter)
     n = len(programs)

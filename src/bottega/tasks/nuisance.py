@@ -69,9 +69,7 @@ def crisp_style(n: int) -> ImageStyle:
 
 def sample_mixed_styles(rng: torch.Generator, group: Tensor, shared: float = 0.85) -> ImageStyle:
     """Sample one style per image; with probability `shared` it is the style of the image's group.
-
-    `group` (n,) holds the group index of each image.
-    """
+    `group` (n,) holds the group index of each image."""
     n, groups = len(group), int(group.max()) + 1
     own, common = sample_styles(rng, n), sample_styles(rng, groups)
     is_shared = chance(rng, (groups,), shared)[group]

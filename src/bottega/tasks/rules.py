@@ -142,11 +142,9 @@ def _table() -> CharacterTable:
 
 
 def sketch(rng: torch.Generator, kind: Tensor, jitter: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Sketch each `kind` (n,) once: 0-9 is a digit, 10-13 a symbol.
-
-    Returns points (n, STROKES, SAMPLES, 2), whose longer side fills the unit square, and a mask of
-    used strokes (n, STROKES).
-    """
+    """Sketch each `kind` (n,) once: 0-9 is a digit, 10-13 a symbol. Returns points (n, STROKES,
+    SAMPLES, 2), whose longer side fills the unit square, and a mask of used strokes (n,
+    STROKES)."""
     table, n = _table(), len(kind)
     variant = (uniform(rng, (n,)) * table.variants[kind]).long()
     vertices, used = table.vertices[kind, variant], table.used[kind, variant]
@@ -219,11 +217,9 @@ def render_rows(rng: torch.Generator, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RuleTask:
-    """Task of episodes that assign a rule to `symbols` of the four symbols.
-
-    Each episode has `examples` rows with their results and `queries` rows without. The number pairs
-    of the queries occur in no example and were never used in training.
-    """
+    """Task of episodes that assign a rule to `symbols` of the four symbols. Each episode has
+    `examples` rows with their results and `queries` rows without. The number pairs of the queries
+    occur in no example and were never used in training."""
 
     symbols: int = 3
     examples: int = 24
@@ -273,10 +269,8 @@ def _rows(
 
 
 def misapply_rule(example: Example, rng: random.Random) -> Example | None:
-    """Return the row solved by another rule with another result: wrong but self-consistent.
-
-    Return None if all rules give the same result, as for two zeros.
-    """
+    """Return the row solved by another rule with another result: wrong but self-consistent. Return
+    None if all rules give the same result, as for two zeros."""
     _, left, right = str(example.rationale).split()
     results = {rule: str(work(int(left), int(right))) for rule, work in RULES.items()}
     others = [rule for rule, result in results.items() if result != example.answer]

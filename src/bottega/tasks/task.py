@@ -107,11 +107,9 @@ class TaskData:
 
 
 class RandomSources:
-    """Random sources of a task, seeded by the task's seed: `words` and `images`.
-
-    The seed is salted: `training` seeds its generators with small numbers, and a task must not
-    repeat training images.
-    """
+    """Random sources of a task, seeded by the task's seed: `words` and `images`. The seed is
+    salted: `training` seeds its generators with small numbers, and a task must not repeat training
+    images."""
 
     def __init__(self, seed: int) -> None:
         self.words = random.Random(f"bottega task {seed}")
