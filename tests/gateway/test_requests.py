@@ -71,7 +71,7 @@ def test_image_url_may_be_a_string() -> None:
         ([{"role": "system", "content": "Hello"}], {}, "no question"),
         ([{"role": "user", "content": "### Task:\nSuggest a title."}], {}, "background"),
         ([{"role": "user", "content": "My ### Task: is hard"}], {}, None),
-        ([{"role": "user", "content": "  "}], {}, "nothing asked"),
+        ([{"role": "user", "content": "  "}], {}, "empty question"),
         ([ASK, {"role": "system", "content": "x"}, ASK], {}, None),
     ],
 )

@@ -256,7 +256,7 @@ class Completer:
         except ApiError:
             raise
         except BottegaError as error:
-            self.warn("no tier chosen, the cheapest asked", error)
+            self.warn("routing failed, cheapest tier used", error)
             return self.served[0].name, False
 
     async def demonstrations(self, job: ChatJob, served: Served) -> list[Candidate]:
@@ -378,7 +378,7 @@ class _JobSteps(Generic[Outcome]):
             raise asyncio.CancelledError from error  # no client: ask no other tier
         if call.shown and _is_rejected(error):
             # The demonstrations may be the cause: too long, too many images, or against a policy.
-            log.warning("%s refuses, it is asked without demonstrations: %s", served.name, error)
+            log.warning("%s rejected the demonstrations, retrying without them: %s", served.name, error)
             self._without_examples = True
             return served
         self.failed.append(served.name)
@@ -387,8 +387,8 @@ class _JobSteps(Generic[Outcome]):
         if is_the_clients or not (self._waiting or self.dismissed):
             raise error
         # Another tier may cost more than planned: the operator must see it.
-        self._completer.warn(f"{served.name} failed, another tier asked", error)
-        log.warning("%s failed, another tier is asked: %s", served.name, error)
+        self._completer.warn(f"{served.name} failed, another tier used", error)
+        log.warning("%s failed, using another tier: %s", served.name, error)
         if not self._waiting:
             raise error
         return self._waiting.pop(0)

@@ -214,7 +214,7 @@ async def as_stream(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes
 
 
 def headers_of(record: RequestRecord) -> dict[str, str]:
-    """Return the `x-bottega-*` headers that are known when the reply begins."""
+    """Return the `x-bottega-*` headers of a reply that begins now."""
     cache = "augmented" if record.shots else "none"
     cache = {"replayed": "replayed", "passed_through": "passed"}.get(record.state, cache)
     # The upstream chooses the model's name; a header holds printable characters only.

@@ -443,4 +443,4 @@ def bypass_reason(request: ChatRequest, background: re.Pattern[str]) -> str | No
         return "parts"
     if background.search(request.question):
         return "background"
-    return None if request.question.strip() or last.images else "nothing asked"
+    return None if request.question.strip() or last.images else "empty question"

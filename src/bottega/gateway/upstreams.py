@@ -314,7 +314,7 @@ UNSUPPORTED = (
 def _unsupported(name: str) -> SettingError:
     return SettingError(
         f"{name} is not supported by this model",
-        hint="leave it out, or ask a model behind an endpoint",
+        hint="leave it out, or use a model with an HTTP endpoint",
     )
 
 
