@@ -42,7 +42,7 @@ from benchmarks.processes import (
 from benchmarks.soak_clients import Client, ReplyLog, TenantKey
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example
-from tests.gateway.marked_replies import digest, parse_whole
+from tests.gateway.marked_replies import digest, parse_reply
 
 NAMESPACES = ("red", "blue")
 STEADY = 0.75
@@ -295,7 +295,7 @@ class Soak:
                     self._report.log.is_wrong("the file is damaged", problem)
                 for example in cache:
                     self._report.entries += 1
-                    spoken = parse_whole(example.answer)
+                    spoken = parse_reply(example.answer)
                     if spoken is None or spoken.model != "large":
                         self._report.log.is_wrong("stored, but not the master's", example)
                     elif spoken.question != question(example):

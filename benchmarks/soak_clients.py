@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from bottega.image import Image
-from tests.gateway.marked_replies import digest, is_start, parse_start, parse_whole
+from tests.gateway.marked_replies import digest, is_start, parse_reply, parse_start
 
 MODELS = {"bottega/master": "large", "bottega/apprentice": "small"}
 """Model names at the endpoint of the tiers."""
@@ -279,7 +279,7 @@ class Client:
             return "stored despite a failure" if reply.stored else None
         if not reply.whole:
             return "a stream without an end marker"
-        if reply.finish == "stop" and reply.text and parse_whole(reply.text) is None:
+        if reply.finish == "stop" and reply.text and parse_reply(reply.text) is None:
             return "a part, returned as complete"
         if reply.finish not in ("stop", "length", "content_filter"):
             return "no finish_reason"

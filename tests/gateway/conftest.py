@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.harness import Harness, harness
-from tests.gateway.image_servers import World, open_world
+from tests.gateway.image_servers import World, running_world
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ def plain(tmp_path: Path) -> Iterator[Harness]:
 
 @pytest.fixture
 async def world() -> AsyncGenerator[World]:
-    async with open_world() as here:
+    async with running_world() as here:
         yield here

@@ -73,8 +73,8 @@ def image_answer(body: bytes = PIXEL.data, kind: str = "image/png", **headers: s
     return answer
 
 
-def redirects(*places: str, status: int = 302) -> Answer:
-    left = list(places)
+def redirects(*locations: str, status: int = 302) -> Answer:
+    left = list(locations)
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if not left:
@@ -85,12 +85,12 @@ def redirects(*places: str, status: int = 302) -> Answer:
 
 
 @asynccontextmanager
-async def open_world() -> AsyncGenerator[World]:
+async def running_world() -> AsyncGenerator[World]:
     async def handle(request: web.Request) -> web.StreamResponse:
         here.requests.append(request)
         return await here.answer(request)
 
-    async def intruded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def record_intrusion(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         here.intrusions += 1
         writer.close()
 
@@ -101,7 +101,7 @@ async def open_world() -> AsyncGenerator[World]:
     await web.TCPSite(runner, OUTSIDE, 0).start()
     port = runner.addresses[0][1]
     inside = [INSIDE, "::1"] if socket.has_ipv6 and _has_loopback_v6() else [INSIDE]
-    servers = [await asyncio.start_server(intruded, host, port) for host in inside]
+    servers = [await asyncio.start_server(record_intrusion, host, port) for host in inside]
     names = {"images.example": [[OUTSIDE]], "inner.example": [[INSIDE]]}
     here = World(port, image_answer(), names)
     yield here

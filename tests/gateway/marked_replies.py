@@ -29,7 +29,7 @@ class MarkedReply:
         return f"Answer {self.question} of {self.model}, reply {self.number}: {' '.join(words)}."
 
 
-def parse_whole(text: str) -> MarkedReply | None:
+def parse_reply(text: str) -> MarkedReply | None:
     """Parse a complete reply; None if the text is not one."""
     reply = parse_start(text)
     return reply if reply is not None and reply.text == text else None

@@ -74,7 +74,7 @@ class Meter:
             for number in range(wanted):
                 pieces.append(f" {WORDS[number % len(WORDS)]}")
                 await asyncio.sleep(self.token_seconds)
-            return web.json_response(_whole("".join(pieces), _usage(prompt, wanted)))
+            return web.json_response(_completion("".join(pieces), _usage(prompt, wanted)))
         finally:
             self.running -= 1
             self.tokens += prompt + len(pieces)
@@ -100,7 +100,7 @@ def _usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
 
 
-def _whole(text: str, usage: dict[str, int]) -> dict[str, Any]:
+def _completion(text: str, usage: dict[str, int]) -> dict[str, Any]:
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return {"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage}

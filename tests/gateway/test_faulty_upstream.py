@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from tests.gateway.faulty_upstream import PLAIN, RARE, STREAMED, Fault, FaultyUpstream
-from tests.gateway.marked_replies import MarkedReply, digest, is_start, parse_whole, question_digest
+from tests.gateway.marked_replies import MarkedReply, digest, is_start, parse_reply, question_digest
 
 QUESTION = "What is painted on the left panel?"
 CORRECT = {"slow", "wrong type", "not a stream", "never done", "odd chunks"}
@@ -54,14 +54,14 @@ async def test_complete_replies_are_correct_or_a_start(
     session: aiohttp.ClientSession, name: str
 ) -> None:
     text = await sent_text(session, name, PLAIN[name], streamed=False)
-    assert (parse_whole(text) is not None) == (name in CORRECT)
+    assert (parse_reply(text) is not None) == (name in CORRECT)
     assert is_start(text, digest(QUESTION))
 
 
 @pytest.mark.parametrize("name", sorted(STREAMED.keys() - RARE))
 async def test_streams_are_correct_or_a_start(session: aiohttp.ClientSession, name: str) -> None:
     text = await sent_text(session, name, STREAMED[name], streamed=True)
-    assert (parse_whole(text) is not None) == (name in CORRECT)
+    assert (parse_reply(text) is not None) == (name in CORRECT)
     assert is_start(text, digest(QUESTION))
 
 
@@ -88,10 +88,10 @@ def test_other_image_gives_another_digest() -> None:
 
 def test_incomplete_and_other_replies_are_detected() -> None:
     marked = MarkedReply(digest(QUESTION), "master", 7)
-    assert parse_whole(marked.text) == marked
-    assert parse_whole(marked.text[:-1]) is None
-    assert parse_whole(marked.text + marked.text) is None
-    assert parse_whole(marked.text.replace("reply 7", "reply 8")) is None
+    assert parse_reply(marked.text) == marked
+    assert parse_reply(marked.text[:-1]) is None
+    assert parse_reply(marked.text + marked.text) is None
+    assert parse_reply(marked.text.replace("reply 7", "reply 8")) is None
     for end in range(len(marked.text)):
         assert is_start(marked.text[:end], marked.question)
     assert not is_start(marked.text[:40], digest("Another question"))

@@ -20,7 +20,7 @@ from bottega.openai_api.client import Breaker, Tolerance
 from bottega.openai_api.transport import Timeouts
 from tests.gateway.upstreams import (
     BODY,
-    WHOLE,
+    CHUNKS,
     chunk,
     completed,
     events,
@@ -34,8 +34,8 @@ from tests.server import Answer, Server, cut, ok, refuse, slowly
 
 
 async def test_stream_arrives_unchanged(endpoint: Server) -> None:
-    endpoint.answers = [events(lines(*WHOLE))]
-    assert await streamed(upstream(endpoint), BODY | {"stream_options": {"z": 1}}) == WHOLE
+    endpoint.answers = [events(lines(*CHUNKS))]
+    assert await streamed(upstream(endpoint), BODY | {"stream_options": {"z": 1}}) == CHUNKS
     request = {"stream": True, "stream_options": {"z": 1, "include_usage": True}}
     assert endpoint.bodies == [BODY | {"model": "m"} | request]
     headers = endpoint.headers[0]
@@ -57,8 +57,8 @@ async def test_stream_arrives_unchanged(endpoint: Server) -> None:
     ids=["500", "error", "nothing", "only done", "garbage", "cut", "cut json"],
 )
 async def test_failure_before_the_first_event_is_retried(endpoint: Server, failing: Answer) -> None:
-    endpoint.answers = [failing, events(lines(*WHOLE))]
-    assert await streamed(upstream(endpoint)) == WHOLE
+    endpoint.answers = [failing, events(lines(*CHUNKS))]
+    assert await streamed(upstream(endpoint)) == CHUNKS
     assert len(endpoint.bodies) == 2
 
 
@@ -93,18 +93,22 @@ async def test_broken_stream_raises_after_its_events(
 @pytest.mark.parametrize(
     "sent",
     [
-        events(lines(*WHOLE, done=False)),
-        events(lines(*WHOLE, done=False).rstrip()),
-        events(lines(*WHOLE), end="abort"),
-        events(lines(*WHOLE, done=False), end="abort"),
-        events(lines(*WHOLE).replace(b"\n", b"\r\n")),
-        events(b"\xef\xbb\xbf: hello\n\nevent: x\nid: 3\n", lines(*WHOLE), b"data: after the end"),
-        events(lines(*WHOLE), kind="text/plain"),
+        events(lines(*CHUNKS, done=False)),
+        events(lines(*CHUNKS, done=False).rstrip()),
+        events(lines(*CHUNKS), end="abort"),
+        events(lines(*CHUNKS, done=False), end="abort"),
+        events(lines(*CHUNKS).replace(b"\n", b"\r\n")),
+        events(
+            b"\xef\xbb\xbf: hello\n\nevent: x\nid: 3\n",
+            lines(*CHUNKS),
+            b"data: after the end",
+        ),
+        events(lines(*CHUNKS), kind="text/plain"),
     ],
 )
 async def test_complete_answer_may_end_in_many_ways(endpoint: Server, sent: Answer) -> None:
     endpoint.answers = [sent]
-    assert await streamed(upstream(endpoint, retries=0)) == WHOLE
+    assert await streamed(upstream(endpoint, retries=0)) == CHUNKS
 
 
 async def test_unfinished_choice_raises(endpoint: Server) -> None:
@@ -150,9 +154,9 @@ BEAT: list[bytes | float] = [b": alive\n\n", 0.04] * 8
 @pytest.mark.parametrize(
     ("sent", "limits", "received"),
     [
-        (slowly(events(lines(*WHOLE)), 0.3), {"first": 0.1}, 0),
+        (slowly(events(lines(*CHUNKS)), 0.3), {"first": 0.1}, 0),
         (events(0.3), {"first": 0.1}, 0),
-        (events(*BEAT, lines(*WHOLE)), {"first": 0.1}, 0),
+        (events(*BEAT, lines(*CHUNKS)), {"first": 0.1}, 0),
         (events(lines(chunk("a"), done=False), 0.4), {"between": 0.1}, 1),
         (events(lines(chunk("a"), done=False), *BEAT), {"total": 0.15}, 1),
     ],
@@ -170,8 +174,8 @@ async def test_silence_times_out(
 
 
 async def test_comment_keeps_a_begun_stream_alive(endpoint: Server) -> None:
-    endpoint.answers = [events(lines(chunk("a"), done=False), *BEAT, lines(*WHOLE[1:]))]
-    assert await streamed(upstream(endpoint, timeout=Timeouts(between=0.15))) == WHOLE
+    endpoint.answers = [events(lines(chunk("a"), done=False), *BEAT, lines(*CHUNKS[1:]))]
+    assert await streamed(upstream(endpoint, timeout=Timeouts(between=0.15))) == CHUNKS
 
 
 async def test_closing_a_stream_ends_its_request(endpoint: Server) -> None:
@@ -193,7 +197,7 @@ async def test_finished_stream_frees_its_connection(
     async def noting(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
         ports.add(request.transport.get_extra_info("peername")[1])
-        return await events(lines(*WHOLE))(request)
+        return await events(lines(*CHUNKS))(request)
 
     endpoint.answers = [noting]
     target = upstream(endpoint)
@@ -204,7 +208,7 @@ async def test_finished_stream_frees_its_connection(
 
 
 async def test_streams_count_towards_concurrency(endpoint: Server) -> None:
-    endpoint.answers = [events(lines(*WHOLE[:1], done=False), 0.05, lines(*WHOLE[1:]))]
+    endpoint.answers = [events(lines(*CHUNKS[:1], done=False), 0.05, lines(*CHUNKS[1:]))]
     target = upstream(endpoint, concurrency=2)
     await asyncio.gather(*(_drained(target) for _ in range(5)))
     await target.aclose()
@@ -212,7 +216,7 @@ async def test_streams_count_towards_concurrency(endpoint: Server) -> None:
 
 
 async def _drained(target: HttpUpstream) -> None:
-    assert len([payload async for payload in target.stream(BODY)]) == len(WHOLE)
+    assert len([payload async for payload in target.stream(BODY)]) == len(CHUNKS)
 
 
 async def test_cut_streams_open_the_breaker(endpoint: Server) -> None:

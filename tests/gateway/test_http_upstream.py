@@ -22,7 +22,7 @@ from bottega.openai_api.errors import RequestRejectedError
 from bottega.types import Completion, Usage
 from tests.gateway.upstreams import (
     BODY,
-    WHOLE,
+    CHUNKS,
     completed,
     events,
     lines,
@@ -121,7 +121,7 @@ async def test_failures_are_retried_after_the_requested_wait(endpoint: Server, c
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    last = ok("a") if call is completed else events(lines(*WHOLE))
+    last = ok("a") if call is completed else events(lines(*CHUNKS))
     endpoint.answers = [refuse(429, "later", retry_after="3"), refuse(503), last]
     await call(upstream(endpoint, retries=RetryPolicy(3, sleep=sleep, random=lambda: 0.5)))
     assert waits == [pytest.approx(3 * 1.05), 0.5]
@@ -162,9 +162,9 @@ async def test_too_high_token_limit_is_a_client_error(endpoint: Server) -> None:
 async def test_stream_options_are_dropped_if_unsupported(endpoint: Server) -> None:
     endpoint.answers = [
         refuse(422, "extra field not permitted: stream_options"),
-        events(lines(*WHOLE)),
+        events(lines(*CHUNKS)),
     ]
-    assert await streamed(upstream(endpoint)) == WHOLE
+    assert await streamed(upstream(endpoint)) == CHUNKS
     assert "stream_options" not in endpoint.bodies[1]
 
 

@@ -20,8 +20,8 @@ from tests import server as doubles
 from tests.gateway.harness import Harness, client, harness
 from tests.gateway.test_responses import checked, raw, streamed
 from tests.gateway.upstreams import (
+    CHUNKS,
     USAGE,
-    WHOLE,
     chunk,
     events,
     lines,
@@ -303,7 +303,7 @@ def test_empty_reply_is_an_empty_message(gateway: Harness, server: doubles.Serve
 
 
 def test_broken_stream_is_an_error_for_the_client(gateway: Harness, server: doubles.Server) -> None:
-    server.answers = [events(lines(WHOLE[0], done=False), end="abort")]
+    server.answers = [events(lines(CHUNKS[0], done=False), end="abort")]
     seen: list[Any] = []
     with client(gateway.url) as real:
         stream = real.responses.create(model="bottega/master", input="hi", stream=True)

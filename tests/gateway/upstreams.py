@@ -28,7 +28,7 @@ def chunk(text: str | None = None, finish: str | None = None, index: int = 0) ->
 
 
 USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
-WHOLE = [chunk("a"), chunk("b"), chunk(finish="stop"), USAGE]
+CHUNKS = [chunk("a"), chunk("b"), chunk(finish="stop"), USAGE]
 
 
 def lines(*chunks: object, done: bool = True) -> bytes:

@@ -51,6 +51,7 @@ class WatchedRequest:
             self._watcher.cancel()
 
     async def _cancel_when_gone(self) -> None:
+        # The body is complete, so the next message is the disconnect, or an empty request.
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.has_left = True
@@ -132,6 +133,7 @@ class ChatEndpoint:
         except _LeftError:
             record.state, record.status, record.reason = "failed", CLIENT_LEFT, "client left"
         except asyncio.CancelledError:
+            # The watcher cancels for a client that left, the server for its shutdown.
             record.state = "failed"
             if watched.has_left:
                 record.status, record.reason = CLIENT_LEFT, record.reason or "client left"
@@ -146,7 +148,7 @@ class ChatEndpoint:
             elif not isinstance(error, ApiError):
                 log.warning("request %s failed: %s", record.request_id, error)
             if started:
-                raise
+                raise  # the status is sent: uvicorn closes the connection
             api_error = to_api_error(error)
             record.status = api_error.status
             await _send(send, record, Reply(api_error.headers, api_error.body))

@@ -58,6 +58,7 @@ def prompted(request: ChatRequest, prompt: Prompt, data_url: DataUrl) -> Body:
     images."""
     messages = request.raw_messages
     own = messages_json(prompt.messages, data_url)
+    # The prompter may end with an assistant turn, so the question is not always the last turn.
     last = max((n for n, one in enumerate(own) if one["role"] == "user"), default=0)
     earlier = messages[request.instruction_count : -1]
     joined = [*messages[: request.instruction_count], *own[:last], *earlier, *own[last:]]
@@ -145,6 +146,7 @@ class Bill:
             # Every request has tokens: zero means not counted, so the cost is unknown.
             self._add(call, Usage(), 0.0 if self.is_free(call) else None)
             return
+        # Learn before `_add` releases the hold: the next reservation uses the new estimate.
         self.estimates.learn(
             call.model,
             self._expected(call),
@@ -190,6 +192,7 @@ class Bill:
         record.route, record.model = call.served.name, call.model
         record.shots = len(call.shown)
         record.usage = add_usage(record.usage, usage)
+        # One call of unknown cost makes the total unknown; the budget counts it as free.
         unknown = cost is None or record.cost_usd is None
         record.cost_usd = None if unknown else (record.cost_usd or 0.0) + (cost or 0.0)
         if record.hold is not None:
@@ -248,6 +251,8 @@ async def shield_for(
                 waiting.cancel()
         if not task.done():
             raise
+        # The result replaces the cancellation: otherwise a later `asyncio.timeout` of this task
+        # would mistake it for its own.
         current = asyncio.current_task()
         assert current is not None
         current.uncancel()

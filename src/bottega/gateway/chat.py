@@ -142,7 +142,7 @@ class Gateway:
             or self.access.may_reach(record.account, self.completer.served[-1].name),
         )
         images = await self._images(job)
-        if any(map(is_web, images)):
+        if any(map(is_web, images)):  # tiers never fetch
             embed = partial(asyncio.to_thread, embed_fetched, request, images)
             job.request = await self.decoding.run(images.values(), embed, Image.wire_cost)
         job.query = await self._query(job, images)
@@ -191,7 +191,7 @@ class Gateway:
     def _admit(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
         account = self.check_key(headers)
         record.account, record.namespace = account, account.namespace
-        CLIENT.set(account.id)
+        CLIENT.set(account.id)  # of this task only: fair turns in the decode budget
         if self.access is not None and account is not ANONYMOUS:
             self.access.enter(account)
             record.entered = True
@@ -309,6 +309,7 @@ class Gateway:
             if request.stream and not self.completer.needs_full_answer(job):
                 stream = await self.completer.stream(job)
                 self._note_call(job, stream.call, stream.failed)
+                # The stream outlives this call, and identical requests wait until it ends.
                 events = self._events(job, stream, leading.pop_all(), remember)
                 return Reply(headers_of(record), events=events)
             result = await self.completer.complete(job)
@@ -365,6 +366,7 @@ class Gateway:
                     silent = (first_text or perf_counter()) - stream.started
                     job.bill.cut_off(call, 0.0 if has_failed else silent, chunks)
                 await stream.chunks.aclose()
+            # Before `[DONE]`: a client that has read it finds the stored example.
             await self._finalize(job, ChatResult(call, completed))
             _land(completed, record, remember)
         if record.stored is not None:  # a comment: clients do not see it

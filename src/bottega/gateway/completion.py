@@ -179,6 +179,7 @@ class Completer:
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
         chunks = call.served.upstream.stream(call.body)
         with _reserved(job, call) as state:
+            # Until the first chunk another tier may still answer.
             first = await anext(chunks, None)
             if first is None:
                 raise ApiError("the model's stream was empty", status=502, type="server_error")
@@ -364,7 +365,7 @@ class _JobSteps(Generic[Outcome]):
         return await self._completer.demonstrations(self._job, served)
 
     async def generate(self, served: Served, shown: list[Candidate]) -> Outcome:
-        self._call = None
+        self._call = None  # an error of `prompt` itself has no tier to replace
         self._call = await self._completer.prompt(self._job, served, shown)
         return await self._send(self._job, self._call)
 
@@ -378,7 +379,9 @@ class _JobSteps(Generic[Outcome]):
             raise asyncio.CancelledError from error  # no client: ask no other tier
         if call.shown and _is_rejected(error):
             # The demonstrations may be the cause: too long, too many images, or against a policy.
-            log.warning("%s rejected the demonstrations, retrying without them: %s", served.name, error)
+            log.warning(
+                "%s rejected the demonstrations, retrying without them: %s", served.name, error
+            )
             self._without_examples = True
             return served
         self.failed.append(served.name)

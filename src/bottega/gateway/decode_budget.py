@@ -151,10 +151,11 @@ class DecodeBudget:
         """
         if not images:
             return await work()
+        # An upper bound first: most images are small, and reading headers costs a thread.
         need = BYTES_PER_PIXEL * sum(image.width * image.height for image in images)
         if need > SMALL:
             need = await asyncio.to_thread(bytes_needed, images, cost)
-        need = min(need, self.max_bytes)
+        need = min(need, self.max_bytes)  # work above the budget waits until it is alone
         lane = self._small if need <= min(SMALL, self.max_bytes) else self._large
         try:
             await lane.acquire(need, self.wait_seconds)

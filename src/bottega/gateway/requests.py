@@ -143,7 +143,7 @@ class Limits(BodyLimits):
                 code="headers_too_large",
                 hint="send fewer or shorter headers",
             )
-        if len({name for name, _ in pairs}) < len(pairs):
+        if len({name for name, _ in pairs}) < len(pairs):  # rare, so count only then
             for name, count in Counter(name for name, _ in pairs).items():
                 if count > 1 and name.startswith(UNIQUE_HEADERS):
                     raise ApiError(
@@ -317,7 +317,7 @@ def read_overrides(model: str, headers: Mapping[str, str], tiers: Mapping[str, s
         raise unknown_model(model, tiers)
     settings = [(word, "model") for word in filter(None, suffix.split(","))]
     for header, value in headers.items():
-        word = header.removeprefix(PREFIX)
+        word = header.removeprefix(PREFIX)  # "cache" takes switches; others are name and value
         words = value.split(",") if word == "cache" else [f"{word}={value}"]
         settings += [(word, header) for word in filter(None, words)]
     found: dict[str, Any] = {"tier": tiers[name] or None}

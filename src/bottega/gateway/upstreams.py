@@ -113,7 +113,7 @@ class HttpUpstream:
         with self._operator_errors():
             async with aclosing(self._client.stream(fields)) as events:
                 async for payload in events:
-                    self.is_misconfigured = False
+                    self.is_misconfigured = False  # the first chunk proves that key and model work
                     yield payload
 
     async def check(self) -> None:
@@ -233,7 +233,7 @@ async def _prompt(body: Body) -> Prompt:
     def convert() -> Prompt:
         return Prompt(tuple(_message(one, f"messages[{i}]") for i, one in enumerate(messages)))
 
-    if any(message.images for message in messages):
+    if any(message.images for message in messages):  # text alone is not worth a thread
         return await asyncio.to_thread(convert)
     return convert()
 
@@ -337,7 +337,7 @@ class TimedUpstream:
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
         async with aclosing(self._upstream.stream(body)) as events:
-            with self._seconds.time():
+            with self._seconds.time():  # until the first event, as a client measures it
                 first = await anext(events, None)
             if first is not None:
                 yield first
