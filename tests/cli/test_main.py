@@ -7,4 +7,4 @@ import sys
 def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "bottega", "stats", "no.db"], capture_output=True)
     assert done.returncode == 1
-    assert b"error: there is no knowledge base no.db" in done.stderr
+    assert b"error: knowledge base no.db does not exist" in done.stderr

@@ -255,7 +255,7 @@ def test_check_prints_the_configuration(
 
 def test_invalid_serve_options_are_reported(run: Run, tmp_path: Path) -> None:
     assert "--demo" in run("serve").err
-    assert "several gateways" in run("serve", "--demo", "no_shop:pipeline").err
+    assert "exclude each other" in run("serve", "--demo", "no_shop:pipeline").err
     assert "module 'no_shop' does not exist" in run("serve", "no_shop:pipeline").err
     assert "json or text" in run("serve", "--demo", "--log-format", "xml").err
     public = run("serve", "--demo", "--host", "0.0.0.0", "--port", 0)

@@ -136,9 +136,8 @@ def ask(
 
 def parse_order(text: str) -> DemonstrationOrder:
     if text not in get_args(DemonstrationOrder):
-        raise SettingError(
-            f"unknown order {text!r}", hint=f"use {', '.join(get_args(DemonstrationOrder))}"
-        )
+        hint = f"use {', '.join(get_args(DemonstrationOrder))}"
+        raise SettingError(f"order is unknown, got {text!r}", hint=hint)
     return cast(DemonstrationOrder, text)
 
 

@@ -55,156 +55,135 @@ WRONG = "none"
 LABEL_TOKENS, ANSWER_TOKENS = 64, 512
 SHOWN_FAILURES = 10
 
-Question = Annotated[
-    str | None,
-    Option(
-        help="Set the question about each image of image-folder:DIR or manyicl:DIR.",
-        show_default=IMAGE_QUESTION,
-    ),
-]
-MethodNames = Annotated[
-    str | None,
-    Option(
-        help=f"Methods, comma-separated: {', '.join(METHODS)}.",
-        show_default=f"{','.join(LABEL_METHODS)}; for facts zero-shot,random,oracle",
-    ),
-]
-ShotCounts = Annotated[str, Option(help="Numbers of demonstrations, comma-separated.")]
-PerClass = Annotated[
-    int | None, Option(min=1, help="Maximum examples per label in the knowledge base.")
-]
-Embedder = Annotated[
-    str,
-    Option(
-        help="Embedder: bundled, pixels, or a sentence-transformers id or folder; with --retrieve "
-        "hybrid: bundled, or flmr: and a PreFLMR id or folder."
-    ),
-]
-Retrieve = Annotated[
-    str,
-    Option(
-        help="Retrieval method: image (by --embed), text, dual (both), hybrid (late interaction of "
-        "image and words, with the bundled model or --embed flmr:FOLDER), keywords (dual, with the "
-        "keywords of the question), bm25 (words), or hashtag (dual, within groups of questions)."
-    ),
-]
-LabelNoise = Annotated[
-    float, Option(min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
-]
-Concurrency = Annotated[int, Option(min=1, help="Maximum concurrent queries.")]
-AllowOverlap = Annotated[
-    bool, Option("--allow-overlap", help="Allow test images in the knowledge base.")
-]
-ResultFile = Annotated[Path | None, Option(help="Write the results to this JSON file.")]
-Passages = Annotated[
-    str | None,
-    Option(
-        help="Add passages to the knowledge base: the Google Search corpus of OK-VQA, or WIT, as a "
-        "file, a folder or a Hugging Face id."
-    ),
-]
-Unparsable = Annotated[
-    str,
-    Option(
-        help="Score unparsable multiple-choice replies of mmmu as none (wrong) or random (a "
-        "random choice, as in MMMU's own code)."
-    ),
-]
-Rationales = Annotated[
-    bool | None,
-    Option(
-        "--rationales/--no-rationales",
-        help="Show rationales in demonstrations, where examples have them.",
-        show_default="as in RCTS: only with rcts and methods of equal cost, if the benchmark has a "
-        "prompt with rationales; with other prompts always",
-    ),
-]
-RationaleFile = Annotated[
-    Path | None,
-    Option(help="Copy rationales from this knowledge base, where `bottega rationales` wrote them."),
-]
-HyperModel = Annotated[
-    str | None,
-    Option(
-        "--hyper",
-        help="Model that compresses for the compressor, if it is not --model: bundled:master, a "
-        "folder, or a Hugging Face id.",
-    ),
-]
-StoreFolder = Annotated[
-    Path | None,
-    Option(
-        "--store",
-        help="Store of passages that `bottega compress build` compressed with --compressor. "
-        "Default: compress on demand.",
-    ),
-]
-RunFolder = Annotated[
-    Path | None,
-    Option(
-        help="Store every answer in this folder. The same command resumes the run and retries "
-        "failed items; `bottega report` reads it."
-    ),
-]
-BudgetLimit = Annotated[
-    float | None, Option(help="Stop before the cost exceeds this many US dollars.")
-]
-Samples = Annotated[
-    int | None,
-    Option(
-        min=2,
-        help="Samples that majority and best-of-n choose from.",
-        show_default=f"{SAMPLES}; with rcts the maximum calls of its search",
-    ),
-]
-Rollouts = Annotated[int, Option(min=1, help="Rollouts of rcts for each item.")]
-MaxTokens = Annotated[
-    int | None,
-    Option(
-        min=1,
-        help="Maximum tokens of a reply.",
-        show_default=f"{LABEL_TOKENS} for labels, else {ANSWER_TOKENS}",
-    ),
-]
-RoundSize = Annotated[
-    int | None,
-    Option(
-        min=1,
-        help="Evaluate in item order, in rounds of this size, for methods that learn from answers.",
-    ),
-]
-
 
 def evaluate(
     benchmark: BenchmarkSpec,
-    question: Question = None,
-    methods: MethodNames = None,
-    shots: ShotCounts = "5,10,20",
-    kb_per_class: PerClass = None,
+    question: Annotated[
+        str | None,
+        Option(
+            help="Set the question about each image of image-folder:DIR or manyicl:DIR.",
+            show_default=IMAGE_QUESTION,
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        Option(
+            help=f"Methods, comma-separated: {', '.join(METHODS)}.",
+            show_default=f"{','.join(LABEL_METHODS)}; for facts zero-shot,random,oracle",
+        ),
+    ] = None,
+    shots: Annotated[str, Option(help="Numbers of demonstrations, comma-separated.")] = "5,10,20",
+    kb_per_class: Annotated[
+        int | None, Option(min=1, help="Maximum examples per label in the knowledge base.")
+    ] = None,
     limit: ItemLimit = None,
     model: Model = BUNDLED,
-    embed: Embedder = BUNDLED,
-    retrieve: Retrieve = "image",
-    label_noise: LabelNoise = 0.0,
+    embed: Annotated[
+        str,
+        Option(
+            help="Embedder: bundled, pixels, or a sentence-transformers id or folder; with "
+            "--retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder."
+        ),
+    ] = BUNDLED,
+    retrieve: Annotated[
+        str,
+        Option(
+            help="Retrieval method: image (by --embed), text, dual (both), hybrid (late "
+            "interaction of image and words, with the bundled model or --embed flmr:FOLDER), "
+            "keywords (dual, with the keywords of the question), bm25 (words), or hashtag (dual, "
+            "within groups of questions)."
+        ),
+    ] = "image",
+    label_noise: Annotated[
+        float, Option(min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
+    ] = 0.0,
     prompt: PromptStyle = "auto",
     order: OrderOption = "nearest-last",
     seed: Seed = 0,
-    samples: Samples = None,
-    rollouts: Rollouts = ROLLOUTS,
-    rationales: Rationales = None,
-    rationales_from: RationaleFile = None,
+    samples: Annotated[
+        int | None,
+        Option(
+            min=2,
+            help="Samples that majority and best-of-n choose from.",
+            show_default=f"{SAMPLES}; with rcts the maximum calls of its search",
+        ),
+    ] = None,
+    rollouts: Annotated[int, Option(min=1, help="Rollouts of rcts for each item.")] = ROLLOUTS,
+    rationales: Annotated[
+        bool | None,
+        Option(
+            "--rationales/--no-rationales",
+            help="Show rationales in demonstrations, where examples have them.",
+            show_default="as in RCTS: only with rcts and methods of equal cost, if the benchmark "
+            "has a prompt with rationales; with other prompts always",
+        ),
+    ] = None,
+    rationales_from: Annotated[
+        Path | None,
+        Option(help="Copy rationales of `bottega rationales` from this knowledge base."),
+    ] = None,
     compressor: CompressorFolder = None,
-    hyper: HyperModel = None,
-    store: StoreFolder = None,
-    max_tokens: MaxTokens = None,
-    concurrency: Concurrency = 32,
-    round_size: RoundSize = None,
-    allow_overlap: AllowOverlap = False,
-    passages: Passages = None,
-    unparsable: Unparsable = WRONG,
-    budget: BudgetLimit = None,
-    out: RunFolder = None,
-    json: ResultFile = None,
+    hyper: Annotated[
+        str | None,
+        Option(
+            "--hyper",
+            help="Model that compresses for the compressor, if it is not --model: "
+            "bundled:master, a folder, or a Hugging Face id.",
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        Option(
+            "--store",
+            help="Store of passages that `bottega compress build` compressed with --compressor. "
+            "Default: compress on demand.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Maximum tokens of a reply.",
+            show_default=f"{LABEL_TOKENS} for labels, else {ANSWER_TOKENS}",
+        ),
+    ] = None,
+    concurrency: Annotated[int, Option(min=1, help="Maximum concurrent queries.")] = 32,
+    round_size: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Evaluate in item order, in rounds of this size, for methods that learn from "
+            "answers.",
+        ),
+    ] = None,
+    allow_overlap: Annotated[
+        bool, Option("--allow-overlap", help="Allow test images in the knowledge base.")
+    ] = False,
+    passages: Annotated[
+        str | None,
+        Option(
+            help="Add passages to the knowledge base: the Google Search corpus of OK-VQA, or "
+            "WIT, as a file, a folder or a Hugging Face id."
+        ),
+    ] = None,
+    unparsable: Annotated[
+        str,
+        Option(
+            help="Score unparsable multiple-choice replies of mmmu as none (wrong) or random (a "
+            "random choice, as in MMMU's own code)."
+        ),
+    ] = WRONG,
+    budget: Annotated[
+        float | None, Option(help="Stop before the cost exceeds this many US dollars.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        Option(
+            help="Store every answer in this folder. The same command resumes the run and "
+            "retries failed items; `bottega report` reads it."
+        ),
+    ] = None,
+    json: Annotated[Path | None, Option(help="Write the results to this JSON file.")] = None,
     price: PriceOption = None,
     traces: TraceFile = None,
 ) -> None:
@@ -275,8 +254,9 @@ def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
     kind = benchmark.partition(":")[0]
     if unparsable != WRONG:
         if kind != "mmmu":
-            message = f"--unparsable applies only to mmmu, got {benchmark}"
-            raise SettingError(message, hint="remove --unparsable")
+            raise SettingError(
+                f"--unparsable applies only to mmmu, got {benchmark}", hint="remove --unparsable"
+            )
         benchmark = f"{benchmark},unparsable={unparsable}"
     if question is None:
         return benchmark
@@ -286,8 +266,10 @@ def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
             hint=f"remove --question, or use {' or '.join(LABELLED_IMAGES)}",
         )
     if ",question=" in benchmark:
-        message = f"{benchmark} already sets a question, got --question {question!r}"
-        raise SettingError(message, hint="remove one of the two questions")
+        raise SettingError(
+            f"{benchmark} already sets a question, got --question {question!r}",
+            hint="remove one of the two questions",
+        )
     return f"{benchmark},question={question}"
 
 

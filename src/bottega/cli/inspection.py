@@ -75,8 +75,8 @@ def _filter(tags: Sequence[str], text: str | None, since: datetime | None) -> Fi
     for tag in tags:
         name, sign, value = tag.partition("=")
         if not (name and sign):
-            message = f"--tag must be NAME=VALUE, got {tag!r}"
-            raise SettingError(message, hint="set e.g. --tag ward=3")
+            hint = "set e.g. --tag ward=3"
+            raise SettingError(f"--tag must be NAME=VALUE, got {tag!r}", hint=hint)
         parts.append(Eq(f"tags.{name}", value))
     if text is not None:
         parts.append(Contains(text))

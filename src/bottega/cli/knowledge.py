@@ -245,13 +245,13 @@ def reindex(
 
 
 def pin(file: KnowledgeFile, ids: Ids, namespace: Namespace = "", json: Json = False) -> None:
-    """Never evict these examples."""
+    """Protect examples from eviction."""
     with open_rows(file, namespace) as knowledge:
         _report_pins(knowledge.pin(ids), knowledge.stats().pinned, json)
 
 
 def unpin(file: KnowledgeFile, ids: Ids, namespace: Namespace = "", json: Json = False) -> None:
-    """Let these examples be evicted again."""
+    """Allow the eviction of pinned examples again."""
     with open_rows(file, namespace) as knowledge:
         _report_pins(knowledge.unpin(ids), knowledge.stats().pinned, json)
 

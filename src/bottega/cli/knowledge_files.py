@@ -57,9 +57,8 @@ def check_filled(knowledge: KnowledgeBase, file: Path, namespace: str) -> None:
 def open_rows(file: Path, namespace: str = "") -> KnowledgeBase:
     """Open a file for reading and deleting rows, without an embedder."""
     if not file.exists():
-        raise StoreError(
-            f"there is no knowledge base {file}", hint=f"run bottega add {file} FOLDER"
-        )
+        hint = f"run bottega add {file} FOLDER"
+        raise StoreError(f"knowledge base {file} does not exist", hint=hint)
     return KnowledgeBase.open(file, embed=None, create=False, namespace=namespace)
 
 
@@ -79,8 +78,8 @@ def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
         with open_rows(file) as rows:
             stored = rows.views()
             if foreign := [name for name, view in stored.items() if not _is_own(rows, view)]:
-                hint = f"KnowledgeBase.open(path, {{{foreign[0]!r}: View(...), ...}})"
-                raise _python_view_error(file, foreign, f"add from Python: {hint}")
+                hint = f"add from Python: KnowledgeBase.open(path, {{{foreign[0]!r}: View(...)}})"
+                raise _python_view_error(file, foreign, hint=hint)
             specs = _makers(rows, stored, embed, file)
             check_same_content(rows, views := _opened(specs), file)
     else:
@@ -100,7 +99,7 @@ def open_to_repair(file: Path, embed: str | None) -> KnowledgeBase:
         own = {name: view for name, view in stored.items() if _is_own(rows, view)}
         if stored and not own and embed is not None:
             hint = "remove --embed, or repair from Python"
-            raise _python_view_error(file, list(stored), hint)
+            raise _python_view_error(file, list(stored), hint=hint)
         views = _opened(_makers(rows, own, embed, file) if own or not stored else {})
         if embed is not None:
             check_same_content(rows, views, file)
@@ -183,7 +182,8 @@ def _makers(
 
 def check_same_content(knowledge: KnowledgeBase, views: Mapping[str, View], file: Path) -> None:
     if foreign := views_of_other_content(knowledge, views):
-        raise _python_view_error(file, foreign, "KnowledgeBase.open(...) with its View(...)")
+        hint = "open the file in Python: KnowledgeBase.open(path, {name: View(...)})"
+        raise _python_view_error(file, foreign, hint=hint)
 
 
 def views_of_other_content(knowledge: KnowledgeBase, views: Mapping[str, View]) -> list[str]:
@@ -209,7 +209,7 @@ def to_reindex(
         return name, embed or knowledge.note(NOTE) or BUNDLED
     if not _is_own(knowledge, stored[name]):
         hint = f"knowledge.reindex({name!r}, View(...)) in Python, or --by with a new name"
-        raise _python_view_error(file, [name], hint)
+        raise _python_view_error(file, [name], hint=hint)
     return name, embed or maker(knowledge, stored[name])
 
 
@@ -217,9 +217,10 @@ def _is_own(knowledge: KnowledgeBase, view: StoredView) -> bool:
     return view.name == DEFAULT or knowledge.note(_note(view)) is not None
 
 
-def _python_view_error(file: Path, names: Sequence[str], hint: str) -> StoreError:
-    message = f"these views of {file} are defined by Python code: {', '.join(names)}"
-    return StoreError(message, hint=hint)
+def _python_view_error(file: Path, names: Sequence[str], *, hint: str) -> StoreError:
+    return StoreError(
+        f"these views of {file} are defined by Python code: {', '.join(names)}", hint=hint
+    )
 
 
 def note_maker(knowledge: KnowledgeBase, name: str, spec: str) -> None:

@@ -110,7 +110,7 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
         from bottega.gateway.running.tiers import config_of, load_pipeline
     if sum((target is not None, file is not None, demo)) > 1:
         raise SettingError(
-            "several gateways are given", hint="choose one of MODULE:PIPELINE, --config and --demo"
+            "MODULE:PIPELINE, --config and --demo exclude each other", hint="keep one of them"
         )
     if target is not None:
         pipeline = load_pipeline(target)
