@@ -71,35 +71,27 @@ class Run:
         priced = [cost for cost in costs if cost is not None]
         return sum(priced) if len(priced) == len(costs) else None
 
-    @property
-    def candidates(self) -> list[float]:
-        """Return the mean accuracy of the tested candidates of each example."""
-        return [fmean(one.tried) for one in self.made if one.tried and one.error is None]
-
-    def total(self, name: str) -> int:
-        return sum(getattr(one, name) for one in self.made)
-
 
 def report(found: PendingRationales, run: Run, json: bool) -> None:
     """Report this run and all rationales of the file."""
-    rows = {"this run": _row(run.scores, run.rejected, run.candidates)}
+    # Candidate scores are not stored, so only this run has them.
+    tested = [fmean(one.tried) for one in run.made if one.tried and one.error is None]
+    rows = {"this run": {**_row(run.scores, run.rejected), "candidates": _figure(tested)}}
+    rejected = found.rejected + run.rejected
     if found.scores or found.rejected:
-        rows["with earlier ones"] = _row(
-            [*found.scores, *run.scores], found.rejected + run.rejected
-        )
+        rows["with earlier ones"] = _row([*found.scores, *run.scores], rejected)
     given = sum(one.usage.prompt_tokens for one in run.made)
     written = sum(one.usage.completion_tokens for one in run.made)
     spent = {
         "failed": run.failed,
-        "requests": run.total("requests"),
-        "calls": run.total("calls"),
-        "verified": run.total("verified"),
+        "requests": sum(one.requests for one in run.made),
+        "calls": sum(one.calls for one in run.made),
+        "verified": sum(one.verified for one in run.made),
         "prompt_tokens": given,
         "completion_tokens": written,
         "cost_usd": run.cost_usd,
     }
     left = len(found.ids) - len(run.made) + run.failed
-    rejected = found.rejected + run.rejected
     if json:
         counts = {"given": found.given, "passages": found.passages}
         print_json({"rows": rows, **spent, "left": left, "rejected": rejected, **counts})
@@ -120,12 +112,8 @@ def report(found: PendingRationales, run: Run, json: bool) -> None:
     )
 
 
-def _row(
-    kept: Sequence[float], rejected: int, candidates: Sequence[float] | None = None
-) -> dict[str, Figure]:
-    """Return one row; candidate scores are not stored, so only this run has them."""
-    row = {"entries": _figure([*kept, *[0.0] * rejected]), "kept": _figure(kept)}
-    return row if candidates is None else {**row, "candidates": _figure(candidates)}
+def _row(kept: Sequence[float], rejected: int) -> dict[str, Figure]:
+    return {"entries": _figure([*kept, *[0.0] * rejected]), "kept": _figure(kept)}
 
 
 def _figure(scores: Sequence[float]) -> Figure:
@@ -188,7 +176,7 @@ def rationales(
             asyncio.run(job.all(generator, spending))
         finally:
             report(found, run, json)
-    if job.is_spent:
+    if spending.is_spent:
         note(f"--budget {budget} is spent; repeat the command with a larger one to resume")
     if run.failed:
         raise typer.Exit(1)
@@ -203,7 +191,6 @@ class Job:
     ids: Sequence[str]
     concurrency: int
     asks: bool
-    is_spent: bool = False
 
     async def all(self, generator: Generator, spending: Budget) -> None:
         try:
@@ -213,7 +200,6 @@ class Job:
                     self.run.step = step
                     await self.work.run(rest, spending, self.concurrency)
         finally:
-            self.is_spent = spending.is_spent
             await generator.aclose()
 
     async def _first(self, spending: Budget) -> Sequence[str]:
