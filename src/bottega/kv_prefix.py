@@ -19,10 +19,8 @@ hf: Any = transformers  # partly annotated
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shape of a decoder's self-attention.
-
-    One token of a prefix is 2 x layers x kv_heads x head_dim numbers.
-    """
+    """Shape of a decoder's self-attention. One token of a prefix is 2 x layers x kv_heads x
+    head_dim numbers."""
 
     layers: int
     kv_heads: int
@@ -30,11 +28,9 @@ class Geometry:
 
     @classmethod
     def of(cls, model: nn.Module) -> Geometry:
-        """Return the geometry of a transformers model.
-
-        Raises `SettingError` for a model whose cache holds more than keys and values of every
-        token, all of one size: it cannot take a prefix.
-        """
+        """Return the geometry of a transformers model. Raises `SettingError` for a model whose
+        cache holds more than keys and values of every token, all of one size: it cannot take a
+        prefix."""
         config = decoder_config(model)
         _refuse_other_caches(model, config)
         heads: int = config.num_attention_heads
@@ -48,12 +44,10 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False)
 class KeyValues:
-    """KV prefix: keys and values per layer, each (batch, kv_heads, length, head_dim).
-
-    This is the modulation Theta of RACC, section "Modulating the baseMLLM with aggregated prompts"
-    (P-Tuning v2). Keys are stored after RoPE, as in the cache: a learned prefix needs no rotation,
-    and a prefix read from text keeps the positions 0 to length - 1.
-    """
+    """KV prefix: keys and values per layer, each (batch, kv_heads, length, head_dim). This is the
+    modulation Theta of RACC, section "Modulating the baseMLLM with aggregated prompts" (P-Tuning
+    v2). Keys are stored after RoPE, as in the cache: a learned prefix needs no rotation, and a
+    prefix read from text keeps the positions 0 to length - 1."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
 
@@ -91,16 +85,11 @@ class KeyValues:
 
     def repeat(self, times: int) -> KeyValues:
         """Repeat each row `times` times in a row, the order of beams and samples in a batch."""
-        return KeyValues(
-            tuple(
-                (k.repeat_interleave(times, dim=0), v.repeat_interleave(times, dim=0))
-                for k, v in self.layers
-            )
-        )
+        rows = torch.arange(self.batch).repeat_interleave(times)
+        return KeyValues(tuple((k[rows], v[rows]) for k, v in self.layers))
 
     def cache(self) -> Any:
-        """Return a new `transformers.DynamicCache`; a model appends to it. Gradients flow
-        through."""
+        """Return a new `transformers.DynamicCache`, to which a model appends."""
         cache = hf.DynamicCache()
         for index, (keys, values) in enumerate(self.layers):
             cache.update(keys, values, index)
@@ -141,10 +130,8 @@ KEEP_NO_LOGITS = torch.arange(0)  # as `logits_to_keep`; the number 0 would keep
 
 
 class Batch:
-    """Inputs of a processor with their model.
-
-    Raises `SettingError` for inputs with which a prefix would silently give wrong results.
-    """
+    """Inputs of a processor with their model. Raises `SettingError` for inputs with which a prefix
+    would silently give wrong results."""
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
         self.model: Any = model
@@ -170,9 +157,7 @@ class Batch:
 
     def fit(self, prefix: KeyValues) -> KeyValues:
         """Cast the prefix to the model's device and dtype. Raises `SettingError` on a mismatch.
-
-        Keys in fp32 would turn the attention of a half-precision model to fp32.
-        """
+        Keys in fp32 would turn the attention of a half-precision model to fp32."""
         if prefix.geometry != self.geometry:
             raise SettingError(
                 f"a prefix for this model must have {self.geometry}, got {prefix.geometry}",
@@ -207,20 +192,31 @@ class Batch:
 
     def continuation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return the mask of prompts plus `length` more tokens, and the positions of the latter.
-
-        Decoder-only models only.
-        """
+        Decoder-only models only."""
         longer = self._padded(0, length)
         return longer["attention_mask"], self._positions(longer)[..., -length:]
 
     def with_dummies(self, length: int) -> dict[str, Any]:
         """Return inputs for `generate` with `length` dummy tokens in front of each prompt.
-
-        `generate` drops as many tokens as the cache holds, so the dummies are never embedded.
-        """
-        if self.is_encoder_decoder:
-            return {**self.inputs, **self._decoder_start(length)}
-        return self._padded(length, 0)
+        `generate` drops as many tokens as the cache holds, so the dummies are never embedded."""
+        if not self.is_encoder_decoder:
+            return self._padded(length, 0)
+        start = getattr(self.model.config.get_text_config(), "decoder_start_token_id", None)
+        if start is None:
+            raise SettingError(
+                "the model's config has no decoder_start_token_id",
+                hint="set it to the value used in training; for T5 it is the pad token",
+            )
+        own = self.inputs.get("decoder_input_ids", torch.full_like(self.ids[:, :1], start))
+        # `generate` prepends a start token unless the ids begin with one: the dummies are starts.
+        ids = nn.functional.pad(own, (length, 0), value=start)
+        return {
+            **self.inputs,
+            "decoder_input_ids": ids,
+            # Without a mask of this length, `generate` would read the dummies after the prefix.
+            "decoder_attention_mask": torch.ones_like(ids),
+            "decoder_start_token_id": start,
+        }
 
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
         if foreign := [name for name in RESERVED_INPUTS if name in inputs]:
@@ -252,7 +248,11 @@ class Batch:
 
     def _padded(self, before: int, after: int) -> dict[str, Tensor]:
         """Return the inputs with dummy tokens before and after each prompt."""
-        values = {"input_ids": self._dummy(), "attention_mask": 1, "mm_token_type_ids": 0}
+        # These tokens mark no image and are least affected by a repetition penalty.
+        names = ("pad_token_id", "bos_token_id", "eos_token_id")
+        ids = [getattr(self.config, name, None) for name in names]
+        dummy = next((one for one in ids if isinstance(one, int)), 0)
+        values = {"input_ids": dummy, "attention_mask": 1, "mm_token_type_ids": 0}
         padded = {
             name: nn.functional.pad(self.inputs[name], (before, after), value=value)
             for name, value in values.items()
@@ -265,7 +265,7 @@ class Batch:
         ids, mask = longer["input_ids"], longer["attention_mask"]
         rope_index = getattr(getattr(self.model, "model", None), "get_rope_index", None)
         if rope_index is None:
-            return mask.cumsum(-1) - 1
+            return mask.cumsum(-1) - 1  # left padding gets -1, and is masked
         # Qwen's positions have three axes, (3, batch, length); an image spans fewer positions than
         # it has tokens.
         positions: Tensor = rope_index(
@@ -276,36 +276,11 @@ class Batch:
         )[0]
         return positions
 
-    def _decoder_start(self, length: int) -> dict[str, Any]:
-        start = getattr(self.model.config.get_text_config(), "decoder_start_token_id", None)
-        if start is None:
-            raise SettingError(
-                "the model's config has no decoder_start_token_id",
-                hint="set it to the value used in training; for T5 it is the pad token",
-            )
-        own = self.inputs.get("decoder_input_ids", torch.full_like(self.ids[:, :1], start))
-        # `generate` prepends a start token unless the ids begin with one: the dummies are starts.
-        ids = nn.functional.pad(own, (length, 0), value=start)
-        return {
-            "decoder_input_ids": ids,
-            # Without a mask of this length, `generate` would read the dummies after the prefix.
-            "decoder_attention_mask": torch.ones_like(ids),
-            "decoder_start_token_id": start,
-        }
-
-    def _dummy(self) -> int:
-        """Return a token that marks no image and is least affected by a repetition penalty."""
-        names = ("pad_token_id", "bos_token_id", "eos_token_id")
-        ids = [getattr(self.config, name, None) for name in names]
-        return next((one for one in ids if isinstance(one, int)), 0)
-
 
 @contextmanager
 def fresh_rope_offsets(model: nn.Module) -> Iterator[None]:
-    """Reset the position offsets of a Qwen model during the block, then restore them.
-
-    Qwen keeps the offsets of the last call and would apply them to any later call with a cache.
-    """
+    """Reset the position offsets of a Qwen model during the block, then restore them. Qwen keeps
+    the offsets of the last call and would apply them to any later call with a cache."""
     holder: Any = getattr(model, "model", None)
     if not hasattr(holder, "rope_deltas"):
         yield
@@ -328,11 +303,8 @@ RESERVED_SETTINGS = (
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Logits and loss of a forward pass.
-
-    `logits` (batch, length, vocabulary) cover the prompt, or the answer in an encoder-decoder.
-    `loss` is the mean over all labels except -100.
-    """
+    """Logits and loss of a forward pass. `logits` (batch, length, vocabulary) cover the prompt, or
+    the answer in an encoder-decoder. `loss` is the mean over all labels except -100."""
 
     logits: Tensor
     loss: Tensor | None
@@ -344,13 +316,10 @@ def forward(
     inputs: Mapping[str, Tensor],
     labels: Tensor | None = None,
 ) -> Scores:
-    """Run one forward pass; gradients flow to the prefix.
-
-    `inputs` come from a processor, padded on either side; their mask (batch, length) excludes the
-    prefix. `labels` are (batch, length), aligned with the ids, or the answers (batch, answer) of an
-    encoder-decoder; -100 is ignored. The prefix is cast to the model's dtype. Raises
-    `SettingError`.
-    """
+    """Run one forward pass; gradients flow to the prefix. `inputs` come from a processor, padded on
+    either side; their mask (batch, length) excludes the prefix. `labels` are (batch, length),
+    aligned with the ids, or the answers (batch, answer) of an encoder-decoder; -100 is ignored. The
+    prefix is cast to the model's dtype. Raises `SettingError`."""
     batch = Batch(model, inputs)
     output = batch.target(
         **batch.inputs_after(prefix.length),
@@ -372,12 +341,10 @@ def generate(
     **settings: object,
 ) -> Tensor:
     """Generate after a prefix; return new tokens (batch x num_return_sequences, max_new_tokens).
-
     `inputs` are those of `forward`, padded on the left. `settings` are those of transformers'
     `generate`; their defaults come from the model's generation config. Logits processors and
     stopping criteria see `prefix.length` dummy tokens in front of the prompt. Raises
-    `SettingError`.
-    """
+    `SettingError`."""
     if wrong := [name for name in RESERVED_SETTINGS if name in settings]:
         raise SettingError(
             f"generation after a prefix does not accept {', '.join(wrong)}",

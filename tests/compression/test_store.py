@@ -116,18 +116,18 @@ def test_missing_passage_error_names_it(tmp_path: Path) -> None:
 def test_other_compressor_or_precision_is_an_error(tmp_path: Path) -> None:
     opened(tmp_path).add(named("one"), rows)
 
-    with pytest.raises(StoreError, match="another compressor"):
+    with pytest.raises(StoreError, match="compressor a, not b"):
         opened(tmp_path, compressor="b")
-    with pytest.raises(StoreError, match="fp16 numbers, not int8"):
+    with pytest.raises(StoreError, match="precision fp16, not int8"):
         opened(tmp_path, precision="int8")
-    with pytest.raises(StoreError, match=f"prompts of {WIDTH} numbers"):
+    with pytest.raises(StoreError, match=f"width {WIDTH}, not {WIDTH + 1}"):
         PassageStore(tmp_path, Manifest("a", PROMPTS, WIDTH + 1))
 
 
 def test_foreign_folder_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("text")
 
-    with pytest.raises(StoreError, match="not a store's"):
+    with pytest.raises(StoreError, match="holds other files"):
         opened(tmp_path)
 
 

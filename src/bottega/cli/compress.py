@@ -158,11 +158,8 @@ def build(
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
-    """Pre-compress the passages of a knowledge base.
-
-    Unchanged passages are skipped: after an interruption or changes, the same command compresses
-    the rest.
-    """
+    """Pre-compress the passages of a knowledge base. Unchanged passages are skipped: after an
+    interruption or changes, the same command compresses the rest."""
     check_torch()
     from bottega.cli.compressor_training import StoreBuilder, load_model
 

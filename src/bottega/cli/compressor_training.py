@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -70,24 +69,9 @@ def load_model(generator: TransformersGenerator) -> LoadedModel:
         return asyncio.run(load())
 
 
-class StoreSummary(TypedDict):
-    """Counts and sizes in bytes per passage. `int8_error` is the mean of |int8 - fp16| / |fp16|
-    over the passages compressed now."""
-
-    passages: int
-    compressed: int
-    kept: int
-    text_bytes: float | None
-    fp16_bytes: int
-    int8_bytes: int
-    int8_error: float | None
-
-
 class StoreBuilder:
-    """Builder of a store of compressed passages: `add` them, then `flush`.
-
-    Raises `LoadError` for another model and `StoreError` for a store of another compressor.
-    """
+    """Builder of a store of compressed passages: `add` them, then `flush`. Raises `LoadError` for
+    another model and `StoreError` for a store of another compressor."""
 
     def __init__(self, compressor: Path, model: LoadedModel, folder: Path, *, int8: bool) -> None:
         saved = load(compressor)
@@ -133,7 +117,9 @@ class StoreBuilder:
         norm = torch.linalg.vector_norm
         self._errors += (norm(stored.flatten(1) - half, dim=1) / norm(half, dim=1)).tolist()
 
-    def summary(self) -> StoreSummary:
+    def summary(self) -> dict[str, float | None]:
+        """Return counts and sizes in bytes per passage. `int8_error` is the mean of |int8 - fp16| /
+        |fp16| over the passages compressed now."""
         numbers, count = self._config.document_prompts * self._config.width, len(self._ids)
         return {
             "passages": count,

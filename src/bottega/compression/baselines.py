@@ -48,10 +48,8 @@ class OneTokenCompressor(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, vectors: Tensor, least: float = 0.02) -> None:
-        """Set centre and spread from typical vectors (passages, 1, width).
-
-        Dimensions of hidden states differ by orders of magnitude.
-        """
+        """Set centre and spread from typical vectors (passages, 1, width). Dimensions of hidden
+        states differ by orders of magnitude."""
         self.centre.copy_(vectors.mean((0, 1)))
         self.spread.copy_(vectors.flatten(0, 1).std(0).clamp(min=least))
 
@@ -61,10 +59,8 @@ class OneTokenCompressor(nn.Module):
         return embedded
 
     def forward(self, model: Any, vectors: Tensor) -> KeyValues:
-        """Return the frozen model's keys and values of these tokens.
-
-        Gradients pass through the model to the bridge.
-        """
+        """Return the frozen model's keys and values of these tokens. Gradients pass through the
+        model to the bridge."""
         decoder = model.get_decoder().get_decoder()
         embedded = self.embed(vectors).to(model.dtype)
         cache = decoder(inputs_embeds=embedded, use_cache=True).past_key_values
@@ -114,8 +110,8 @@ class KVReuse:
     def prefix(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
         """Return the prefix of at least one passage."""
         bare = replace(query, text="?", images=())
-        encoded = [self._prompt_inputs(bare, (one,)) for one in shown]
-        without = rows(self._prompt_inputs(bare, ()))[0]
+        encoded = [self._encode([self._prompt(bare, (one,))]) for one in shown]
+        without = rows(self._encode([self._prompt(bare, ())]))[0]
         ids = [rows(inputs)[0] for inputs in encoded]
         start = inserted(ids[0], without, self._ends).start
         spans = [row[start : start + len(row) - len(without)] for row in ids]
@@ -127,15 +123,14 @@ class KVReuse:
         joined = torch.cat(parts, dim=3).float().cpu().numpy()
         return Prefix(tuple((keys, values) for keys, values in joined), start)
 
-    def _prompt_inputs(self, query: Query, shown: Sequence[Candidate]) -> Inputs:
-        return self._encode([self._prompt(query, shown)])
-
     def _opening(
         self, query: Query, shown: Sequence[Candidate], start: int, spans: Sequence[list[int]]
     ) -> tuple[int, ...]:
         """Return the tokens before the passages, which also open the prompt without passages."""
-        alone, whole = (rows(self._prompt_inputs(query, some))[0] for some in ((), tuple(shown)))
-        if whole != [*alone[:start], *itertools.chain(*spans), *alone[start:]]:
+        alone, full = (
+            rows(self._encode([self._prompt(query, some)]))[0] for some in ((), tuple(shown))
+        )
+        if full != [*alone[:start], *itertools.chain(*spans), *alone[start:]]:
             raise SettingError(
                 "the prompt does not render each passage identically, in sequence, before the"
                 " question",
@@ -144,14 +139,13 @@ class KVReuse:
         return tuple(alone[:start])
 
     def _states(self, key: CacheKey, inputs: Inputs) -> Tensor:
-        """Return cached or new keys and values: (layers, 2, kv_heads, length, head_dim).
-
-        Those of the first passage include the opening.
-        """
+        """Return cached or new keys and values: (layers, 2, kv_heads, length, head_dim). Those of
+        the first passage include the opening."""
         if (cached := self._cache.get(key)) is not None:
             return cached
         opening, span, _, position = key
         read = self._read(with_tokens(inputs, [[*opening, *span]]), len(opening), position)
+        # The clone frees the memory of the opening; a view would keep it.
         states = read if position == len(opening) else read[..., len(opening) :, :].clone()
         self._cache.put(key, states)
         return states
@@ -161,6 +155,7 @@ class KVReuse:
         batch = Batch(self._model, inputs)
         arguments = batch.inputs_after(0)
         positions = arguments["position_ids"].clone()
+        # RoPE rotates keys by position: the passage gets its final positions in the prompt.
         positions[..., opening:] += position - opening
         with torch.inference_mode(), fresh_rope_offsets(self._model):
             cache = batch.output(

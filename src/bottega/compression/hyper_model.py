@@ -14,10 +14,8 @@ from bottega.types import Example
 
 
 def image_groups(has_images: Sequence[bool]) -> list[list[int]]:
-    """Return the indices of items with images and of items without, leaving out empty groups.
-
-    A processor accepts either kind in one batch, but not both.
-    """
+    """Return the indices of items with images and of items without, leaving out empty groups. A
+    processor accepts either kind in one batch, but not both."""
     both = [[i for i, one in enumerate(has_images) if one is kind] for kind in (True, False)]
     return [group for group in both if group]
 
@@ -45,10 +43,8 @@ TOKEN_INPUTS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_id
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """Hidden states of texts (batch, length, width) and the mask of their tokens.
-
-    `prompted` (batch, prompts, width) are the states of prompts appended to each text.
-    """
+    """Hidden states of texts (batch, length, width) and the mask of their tokens. `prompted`
+    (batch, prompts, width) are the states of prompts appended to each text."""
 
     hidden: Tensor
     mask: Tensor
@@ -56,12 +52,10 @@ class HiddenStates:
 
 
 class HyperModel:
-    """Vision-language model as the paper's hyperMLLM (eq. 1 and 2).
-
-    `layer` selects the hidden states, as transformers counts them: 0 are the embeddings, -1 is the
-    output of the last norm. In an encoder-decoder (FlanT5) they are the encoder's, and prompts
-    enter the decoder. The model is frozen; gradients pass through it to the prompts only.
-    """
+    """Vision-language model as the paper's hyperMLLM (eq. 1 and 2). `layer` selects the hidden
+    states, as transformers counts them: 0 are the embeddings, -1 is the output of the last norm. In
+    an encoder-decoder (FlanT5) they are the encoder's, and prompts enter the decoder. The model is
+    frozen; gradients pass through it to the prompts only."""
 
     def __init__(self, model: Any, *, layer: int = -1) -> None:
         self.model = model.requires_grad_(False).eval()
@@ -86,19 +80,15 @@ class HyperModel:
         return -self.depth - 1 <= self.layer <= self.depth
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Return token embeddings (n, width) in full precision.
-
-        Small training steps would be lost in the model's own precision.
-        """
+        """Return token embeddings (n, width) in full precision. Small training steps would be lost
+        in the model's own precision."""
         embedded: Tensor = self.model.get_input_embeddings()(ids.to(self.device))
         return embedded.detach().float()
 
     def read(self, inputs: Inputs, prompts: Tensor | None = None) -> HiddenStates:
         """Return hidden states of left-padded `inputs`, with `prompts` (n, width) appended to each.
-
         The text is read once and without gradients, as it does not depend on the prompts. Raises
-        `SettingError` for inputs that the model would silently misread.
-        """
+        `SettingError` for inputs that the model would silently misread."""
         batch, rows = Batch(self.model, inputs), None
         if prompts is not None:
             weights = self.model.get_input_embeddings().weight
@@ -210,9 +200,7 @@ def _input_of(layer: nn.Module, batch: Batch) -> Tensor:
 
 
 def sentence_prompts(hyper: HyperModel, ids: Tensor, count: int) -> Tensor:
-    """Return `count` initial prompts: the embeddings of a sentence's tokens (PIPE).
-
-    The sentence is repeated or cut to that length.
-    """
+    """Return `count` initial prompts: the embeddings of a sentence's tokens (PIPE). The sentence is
+    repeated or cut to that length."""
     times = -(-count // len(ids))
     return hyper.embed(ids.repeat(times)[:count])

@@ -16,22 +16,17 @@ QUESTION = Message("user", ("?",))
 
 class PromptEncoder(Protocol):
     """Function that turns prompts into model inputs, such as `generation.LoadedModel.encode`.
-
     Inputs hold `input_ids`, `attention_mask` and the tensors of images, padded on the left. Either
-    all prompts have images or none has.
-    """
+    all prompts have images or none has."""
 
     def __call__(self, prompts: Sequence[Prompt], /) -> Inputs: ...
 
 
 class InputBuilder:
-    """Builder of the inputs that a compressor and its base model read.
-
-    The tokens of a passage are those that a prompt gains when the passage precedes a question. An
-    example with an answer is a demonstration: a user turn and an assistant turn. `ends` are the
-    tokens that end a turn. They decide which of two equal tokens, one before and one after a
-    passage, belongs to it.
-    """
+    """Builder of the inputs that a compressor and its base model read. The tokens of a passage are
+    those that a prompt gains when the passage precedes a question. An example with an answer is a
+    demonstration: a user turn and an assistant turn. `ends` are the tokens that end a turn. They
+    decide which of two equal tokens, one before and one after a passage, belongs to it."""
 
     def __init__(self, encode: PromptEncoder, ends: frozenset[int]) -> None:
         self._encode, self._ends = encode, ends
@@ -44,10 +39,8 @@ class InputBuilder:
         return with_tokens(inputs, spans)
 
     def query_inputs(self, queries: Sequence[Query]) -> tuple[Inputs, Inputs, Inputs]:
-        """Return the inputs of the image, of the question and of both (eq. 2).
-
-        Without images all three are the question. Either all queries have images or none has.
-        """
+        """Return the inputs of the image, of the question and of both (eq. 2). Without images all
+        three are the question. Either all queries have images or none has."""
         question = self.texts_only(queries)
         if not queries[0].images:
             return question, question, question
@@ -67,9 +60,7 @@ class InputBuilder:
 
     def text_and_question(self, query: Query) -> Inputs:
         """Return one batch of two rows: the text of the question, and the question with its images.
-
-        A large model takes little longer for two rows than for one.
-        """
+        A large model takes little longer for two rows than for one."""
         both = self.questions([query])
         ids = rows(self.texts_only([query])) + rows(both)
         joined = {**both, **padded(ids, both["input_ids"].device)}
@@ -127,10 +118,8 @@ def _between(opened: list[int], ids: list[int]) -> list[int]:
 
 
 def inserted(ids: Sequence[int], without: Sequence[int], ends: frozenset[int]) -> slice:
-    """Return the span of `ids` that `without` lacks.
-
-    Of several such spans, prefer the one after a token that ends a turn, else the first.
-    """
+    """Return the span of `ids` that `without` lacks. Of several such spans, prefer the one after a
+    token that ends a turn, else the first."""
     latest = _common(ids, without)
     start = len(without) - _common(ids[::-1], without[::-1])
     for index in range(start, latest):

@@ -17,12 +17,9 @@ SHARPNESS = 6.0  # initial scale of the attention by similarity
 
 class CrossAttention(nn.Module):
     """Cross-attention block of eq. 3 and 4 (Vaswani et al. 2017): attention to a memory, then a
-    feed-forward layer, both residual.
-
-    With `start="similar"` the untrained block attends to similar prompts and adds their values;
-    with `quiet` it adds nothing. With "random" the weights have torch's initialization. Inputs
-    should have about unit variance in every dimension.
-    """
+    feed-forward layer, both residual. With `start="similar"` the untrained block attends to similar
+    prompts and adds their values; with `quiet` it adds nothing. With "random" the weights have
+    torch's initialization. Inputs should have about unit variance in every dimension."""
 
     def __init__(
         self, width: int, *, heads: int = 1, start: Initialization = "similar", quiet: bool = False
@@ -43,11 +40,9 @@ class CrossAttention(nn.Module):
             _zeroed(self.second)
 
     def forward(self, prompts: Tensor, memory: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the updated prompts, of shape (batch, n, width).
-
-        `prompts` have shape (batch, n, width) and `memory` (batch, m, width). `bias` (batch, m) is
-        added to the attention logits, in nats.
-        """
+        """Return the updated prompts, of shape (batch, n, width). `prompts` have shape (batch, n,
+        width) and `memory` (batch, m, width). `bias` (batch, m) is added to the attention logits,
+        in nats."""
         projections = (self.query, prompts), (self.key, memory), (self.value, memory)
         query, key, value = (
             linear(rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -113,12 +108,10 @@ class Aggregator(nn.Module):
         scores: Tensor,
         present: Tensor,
     ) -> Tensor:
-        """Return the aggregated prompts, of shape (batch, prompts, width).
-
-        `documents` have shape (batch, documents, prompts, width); `image`, `question` and `both`
-        have shape (batch, prompts, width); `scores` and `present` have shape (batch, documents). At
-        least one document per query must be present.
-        """
+        """Return the aggregated prompts, of shape (batch, prompts, width). `documents` have shape
+        (batch, documents, prompts, width); `image`, `question` and `both` have shape (batch,
+        prompts, width); `scores` and `present` have shape (batch, documents). At least one document
+        per query must be present."""
         batch, count, prompts, width = documents.shape
         memory = documents.reshape(batch, count * prompts, width)
         if self.enhance is not None:

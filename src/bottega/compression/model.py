@@ -22,13 +22,10 @@ POSITION_BIAS = 10.0  # nats by which an untrained prompt prefers its own positi
 
 
 class AttentionPooling(nn.Module):
-    """Learned rows that attend to hidden states by position and content.
-
-    This pooling is ours. In the paper, prompts appended to a text see through frozen attention
-    heads, which need not attend to what must be stored. Positions count from the end of the text;
-    those from `reach` on share one weight. Untrained, row i attends to `stride` positions from
-    `starts[i]` on.
-    """
+    """Learned rows that attend to hidden states by position and content. This pooling is ours. In
+    the paper, prompts appended to a text see through frozen attention heads, which need not attend
+    to what must be stored. Positions count from the end of the text; those from `reach` on share
+    one weight. Untrained, row i attends to `stride` positions from `starts[i]` on."""
 
     def __init__(self, starts: list[int], width: int, *, stride: int = 1, reach: int = 64) -> None:
         super().__init__()
@@ -44,10 +41,8 @@ class AttentionPooling(nn.Module):
         nn.init.eye_(self.value.weight)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Return one row per prompt (batch, prompts, width).
-
-        `states` have shape (batch, length, width); `mask` (batch, length) is left padded.
-        """
+        """Return one row per prompt (batch, prompts, width). `states` have shape (batch, length,
+        width); `mask` (batch, length) is left padded."""
         length, width = states.shape[1:]
         from_end = torch.arange(length - 1, -1, -1, device=states.device)
         bias = self.position_bias[:, from_end.clamp(max=self.position_bias.shape[1] - 1)]
@@ -59,13 +54,10 @@ class AttentionPooling(nn.Module):
 
 
 class TextCompressor(nn.Module):
-    """Learned prompts (theta of eq. 1 and 2) that summarize a text.
-
-    With `hard`, the embeddings of a sentence (prompts, width), prompts are appended to the text in
-    the frozen model and start as that sentence (PIPE); the result is their last hidden states. With
-    `starts`, prompts read the hidden states of the text (`AttentionPooling`). With both, the
-    results are added.
-    """
+    """Learned prompts (theta of eq. 1 and 2) that summarize a text. With `hard`, the embeddings of
+    a sentence (prompts, width), prompts are appended to the text in the frozen model and start as
+    that sentence (PIPE); the result is their last hidden states. With `starts`, prompts read the
+    hidden states of the text (`AttentionPooling`). With both, the results are added."""
 
     centre: Tensor
     spread: Tensor
@@ -88,10 +80,8 @@ class TextCompressor(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, hyper: HyperModel, texts: Sequence[Inputs], least: float = 0.02) -> None:
-        """Set centre and spread from typical texts.
-
-        Dimensions of hidden states differ by orders of magnitude.
-        """
+        """Set centre and spread from typical texts. Dimensions of hidden states differ by orders of
+        magnitude."""
         rows = []
         for inputs in texts:
             states = hyper.read(inputs, self.prompts)
@@ -122,12 +112,10 @@ PromptMode = Literal["appended", "reading", "both"]
 @dataclass(frozen=True)
 class CompressorConfig:
     """Architecture of a compressor. Defaults are the paper's, except `start`, which is ours.
-
     `document_prompts` and `query_prompts` are L_d and L_vq. `prompting` selects how prompts read a
     text: see `TextCompressor`. An untrained reading prompt attends to `stride` tokens. For `dcvq`,
     `rgca` and `start` see `Aggregator` and `CrossAttention`. A width of 0 is filled in later from
-    the model. Raises `SettingError` for values out of range.
-    """
+    the model. Raises `SettingError` for values out of range."""
 
     width: int
     geometry: Geometry
@@ -161,10 +149,8 @@ class QueryPrompts:
 
 class RaccModel(nn.Module):
     """All trained weights of RACC. `forward` is the paper's figure 1, from compressed documents on.
-
     `hard` holds initial prompts for documents (L_d, width) and queries (L_vq, width), see
-    `sentence_prompts`; without it they are random.
-    """
+    `sentence_prompts`; without it they are random."""
 
     def __init__(self, config: CompressorConfig, hard: tuple[Tensor, Tensor] | None = None) -> None:
         super().__init__()
@@ -215,11 +201,9 @@ class RaccModel(nn.Module):
     def aggregate(
         self, documents: Tensor, query: QueryPrompts, scores: Tensor, present: Tensor | None = None
     ) -> Tensor:
-        """Return the aggregated prompts (batch, L_vq, width).
-
-        `documents` have shape (batch, documents, L_d, width), `scores` (batch, documents) any
-        scale; `present` (batch, documents) masks absent documents.
-        """
+        """Return the aggregated prompts (batch, L_vq, width). `documents` have shape (batch,
+        documents, L_d, width), `scores` (batch, documents) any scale; `present` (batch, documents)
+        masks absent documents."""
         if present is None:
             present = torch.ones_like(scores, dtype=torch.bool)
         device = documents.device

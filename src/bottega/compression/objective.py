@@ -87,11 +87,9 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class TrainingExample:
-    """Query with its retrieved passages, their scores and the annotated answer.
-
-    `relevant` marks passages that contain an annotated answer (pseudo-relevance, Luo et al. 2021)
-    and demonstrations with that answer.
-    """
+    """Query with its retrieved passages, their scores and the annotated answer. `relevant` marks
+    passages that contain an annotated answer (pseudo-relevance, Luo et al. 2021) and demonstrations
+    with that answer."""
 
     query: Query
     passages: tuple[Example, ...]
@@ -120,11 +118,9 @@ IGNORED = -100  # label that cross-entropy ignores
 
 @dataclass(frozen=True)
 class TrainingObjective:
-    """Loss of a compressor between two frozen models.
-
-    The paper calls the setting homogeneous if `hyper` and `base` are one model, else heterogeneous.
-    `end` is the token that ends a reply of `base`.
-    """
+    """Loss of a compressor between two frozen models. The paper calls the setting homogeneous if
+    `hyper` and `base` are one model, else heterogeneous. `end` is the token that ends a reply of
+    `base`."""
 
     hyper: HyperModel
     inputs: InputBuilder
@@ -137,11 +133,9 @@ class TrainingObjective:
         self.base.requires_grad_(False).eval()  # `HyperModel` freezes the other model
 
     def calibrate(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> None:
-        """Set the scales of hidden states and scores from a few hundred examples.
-
-        If the base model has rotary positions, also fit the modulation to its own prefixes of
-        relevant passages. Raises `SettingError` if no example has a relevant passage.
-        """
+        """Set the scales of hidden states and scores from a few hundred examples. If the base model
+        has rotary positions, also fit the modulation to its own prefixes of relevant passages.
+        Raises `SettingError` if no example has a relevant passage."""
         racc.to(self.hyper.device)
         passages = [passage for example in examples for passage in example.passages]
         queries = self.inputs.query_inputs([example.query for example in examples])
@@ -185,11 +179,8 @@ class TrainingObjective:
 
     def base_prefix(self, racc: RaccModel, passages: Sequence[Example]) -> KeyValues:
         """Return the base model's keys and values of the end of each passage, at prefix positions.
-
-        Raises `SettingError`
-        for a base model without rotary embeddings (an encoder-decoder, OPT), and for a passage
-        shorter than the prefix.
-        """
+        Raises `SettingError` for a base model without rotary embeddings (an encoder-decoder, OPT),
+        and for a passage shorter than the prefix."""
         if not self._rotates:
             raise SettingError(
                 f"the cache loss needs rotary positions, got {type(self.base).__name__}",
@@ -289,12 +280,10 @@ class TrainingObjective:
         return inputs, labels
 
     def _annotated(self, examples: Sequence[TrainingExample]) -> list[list[int]]:
-        """Return the annotated answers in the tokens that the base model would generate.
-
-        A model that copies a word from a passage also copies the space in its first token. Of the
-        two tokenizations, choose the one whose first token the base model finds likelier after
-        reading all passages.
-        """
+        """Return the annotated answers in the tokens that the base model would generate. A model
+        that copies a word from a passage also copies the space in its first token. Of the two
+        tokenizations, choose the one whose first token the base model finds likelier after reading
+        all passages."""
         answers = [example.answer for example in examples]
         begun = self.base_inputs.answers([example.query for example in examples], answers)
         copied = self.base_inputs.answers_in_text(answers)

@@ -24,14 +24,10 @@ CACHED_IMAGES = 1000  # 100 MB with the paper's 12 prompts of 2048 numbers
 
 
 class PassageCompressor:
-    """Trained compressor with its frozen hyper model; calls block.
-
-    The answer of an example is compressed with its text. Prompts of the last `cached_images` images
-    are cached for further questions about them.
-
-    Passages are compressed on demand, or read from `store`. With a store, a passage that is missing
-    or has changed raises `StoreError`.
-    """
+    """Trained compressor with its frozen hyper model; calls block. The answer of an example is
+    compressed with its text. Prompts of the last `cached_images` images are cached for further
+    questions about them. Passages are compressed on demand, or read from `store`. With a store, a
+    passage that is missing or has changed raises `StoreError`."""
 
     def __init__(
         self,
@@ -80,10 +76,8 @@ class PassageCompressor:
 
 
 def relative_scores(scores: Sequence[float]) -> list[float]:
-    """Return the scores minus their maximum.
-
-    Only differences matter (log_softmax); this way large scores still differ in single precision.
-    """
+    """Return the scores minus their maximum. Only differences matter (log_softmax); this way large
+    scores still differ in single precision."""
     if not all(map(math.isfinite, scores)):
         raise SettingError(
             "a candidate's score is not a finite number",
@@ -107,10 +101,8 @@ PrefixFunction = Callable[[Query, Sequence[Candidate]], Awaitable[Prefix]]
 
 
 class PrefixSearcher:
-    """Searcher that gives the model its candidates as a KV prefix instead of as text.
-
-    Use it as the `search` of a pipeline. Without candidates the model answers without a prefix.
-    """
+    """Searcher that gives the model its candidates as a KV prefix instead of as text. Use it as the
+    `search` of a pipeline. Without candidates the model answers without a prefix."""
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -28,12 +27,10 @@ LEAST = 1e-6  # half precision cannot represent less
 
 
 def fingerprint(model: Any) -> str:
-    """Return a fingerprint of a model's architecture and weights.
-
-    Each tensor contributes its RMS and a fixed random projection of the same scale. Both use a
-    sample of the weights, so a change of a few weights may go unnoticed. Compare fingerprints with
-    `same_model`, which tolerates rounding.
-    """
+    """Return a fingerprint of a model's architecture and weights. Each tensor contributes its RMS
+    and a fixed random projection of the same scale. Both use a sample of the weights, so a change
+    of a few weights may go unnoticed. Compare fingerprints with `same_model`, which tolerates
+    rounding."""
     named = sorted(model.state_dict().items())
     shapes = [(name, tuple(one.shape)) for name, one in named]
     architecture = hashlib.sha256(f"{type(model).__name__}{shapes}".encode()).hexdigest()[:16]
@@ -42,10 +39,8 @@ def fingerprint(model: Any) -> str:
 
 
 def same_model(one: str, other: str) -> bool:
-    """Return whether two fingerprints belong to one model, in any precision.
-
-    Raises `ValueError` for malformed fingerprints.
-    """
+    """Return whether two fingerprints belong to one model, in any precision. Raises `ValueError`
+    for malformed fingerprints."""
     (first, mine), (second, others) = _parsed(one), _parsed(other)
     if first != second or len(mine) != len(others):
         return False
@@ -54,13 +49,6 @@ def same_model(one: str, other: str) -> bool:
         abs(number - wanted) <= TOLERANCE * max(mine[i - i % 2], LEAST / TOLERANCE)
         for i, (number, wanted) in enumerate(zip(mine, others, strict=True))
     )
-
-
-def check_fingerprint(value: object) -> str:
-    """Return `value` if it is a fingerprint, else raise `ValueError`."""
-    if not isinstance(value, str) or not all(map(math.isfinite, _parsed(value)[1])):
-        raise ValueError("the fingerprints of its models are missing or malformed")
-    return value
 
 
 def _parsed(fingerprint: str) -> tuple[str, list[float]]:
@@ -101,16 +89,6 @@ RENAMED = {
     "flat": "hide_scores",
     "place": "position_bias",
 }
-ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    SettingError,
-    SafetensorError,
-)
 
 
 def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,11 +103,9 @@ def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SavedCompressor:
-    """Compressor loaded from a folder.
-
-    `digest` identifies the weights and their use. `hyper` and `base` are fingerprints of the two
-    frozen models; `layer` is the layer of `hyper` whose states are read.
-    """
+    """Compressor loaded from a folder. `digest` identifies the weights and their use. `hyper` and
+    `base` are fingerprints of the two frozen models; `layer` is the layer of `hyper` whose states
+    are read."""
 
     racc: RaccModel
     digest: str
@@ -138,10 +114,8 @@ class SavedCompressor:
     layer: int
 
     def open(self, hyper: Any, base: Any) -> HyperModel:
-        """Return the hyper model, ready to compress.
-
-        Raises `LoadError` for other models than those of training: answers would be wrong.
-        """
+        """Return the hyper model, ready to compress. Raises `LoadError` for other models than those
+        of training: answers would be wrong."""
         hyper_model = self.open_hyper(hyper)
         _check("base", base, self.base)
         return hyper_model
@@ -167,10 +141,8 @@ def _check(name: str, model: Any, wanted: str) -> None:
 
 
 def save(racc: RaccModel, folder: Path, *, hyper: HyperModel, base: Any, half: bool = True) -> None:
-    """Write weights, by default in half precision, and settings into `folder`.
-
-    Raises `SettingError` for weights that are not finite.
-    """
+    """Write weights, by default in half precision, and settings into `folder`. Raises
+    `SettingError` for weights that are not finite."""
     buffers = dict(racc.named_buffers())
     weights = {}
     for name, weight in racc.state_dict().items():
@@ -207,20 +179,22 @@ def load(folder: str | Path) -> SavedCompressor:
         settings = json.loads((path / SETTINGS).read_text())
         # Version 1 fingerprinted models by the signs of a few weights.
         if settings["version"] not in (2, VERSION):
-            raise LoadError(
-                f"{path} must have format version {VERSION}, got {settings['version']}",
-                hint="train the compressor again",
-            )
+            raise ValueError(f"format version must be {VERSION}, got {settings['version']}")
         settings = with_current_names(settings)
-        layer = _whole(settings["layer"], "layer")
-        hyper, base = (check_fingerprint(settings[name]) for name in ("hyper", "base"))
+        layer = _integer(settings["layer"], "layer")
+        hyper, base = settings["hyper"], settings["base"]
+        if not all(map(math.isfinite, (*_parsed(hyper)[1], *_parsed(base)[1]))):
+            raise ValueError("the fingerprints of its models are malformed")
         weights = with_current_names(load_file(path / WEIGHTS))
-        racc = _built(_config(settings["compressor"]), weights)
-    except ERRORS as error:
+        geometry = settings["compressor"]["geometry"].items()
+        sizes = Geometry(**{name: _integer(value, name) for name, value in geometry})
+        config = CompressorConfig(**{**settings["compressor"], "geometry": sizes})
+        racc = _built(config, weights)
+    except Exception as error:  # JSON, safetensors and torch raise many types
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise LoadError(
             f"{path} holds no readable compressor: {reason}",
-            hint="name a folder that `bottega compress train` wrote",
+            hint="name a folder that `bottega compress train` wrote, or train again",
         ) from error
     return SavedCompressor(racc, digest(racc, layer), hyper, base, layer)
 
@@ -236,10 +210,8 @@ def _built(config: CompressorConfig, weights: Mapping[str, Tensor]) -> RaccModel
 
 
 def _unusable(weights: Mapping[str, Tensor]) -> str:
-    """Return the name of the first unusable tensor, or "".
-
-    A spread of 0 marks a constant dimension in `Modulation`, but compressors divide by theirs.
-    """
+    """Return the name of the first unusable tensor, or "". A spread of 0 marks a constant dimension
+    in `Modulation`, but compressors divide by theirs."""
     for name, one in weights.items():
         divides = name in ("documents.spread", "queries.spread")
         if not bool(one.isfinite().all()) or (divides and bool((one <= 0).any())):
@@ -247,15 +219,7 @@ def _unusable(weights: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _config(values: Mapping[str, Any]) -> CompressorConfig:
-    """Return the config of decoded JSON. Raises `ValueError` for values of other types."""
-    geometry = Geometry(
-        **{name: _whole(value, name) for name, value in dict(values["geometry"]).items()}
-    )
-    return CompressorConfig(**{**values, "geometry": geometry})
-
-
-def _whole(value: object, name: str) -> int:
+def _integer(value: object, name: str) -> int:
     if type(value) is not int:
         raise ValueError(f"{name} must be an integer, got {value!r}")
     return value

@@ -32,10 +32,8 @@ REBUILD = "delete the folder and run `bottega compress build` again"
 
 
 class Entry(NamedTuple):
-    """Index entry of one row. `mark` is the digest of the passage.
-
-    `check` is a CRC of the row's bytes and the other fields, which detects swapped rows.
-    """
+    """Index entry of one row. `mark` is the digest of the passage. `check` is a CRC of the row's
+    bytes and the other fields, which detects swapped rows."""
 
     row: int
     id: str
@@ -53,39 +51,9 @@ class Entry(NamedTuple):
         return self == Entry.of(self.row, self.id, self.mark, data)
 
 
-@contextmanager
-def build_lock(folder: Path) -> Iterator[None]:
-    """Create the folder and lock it.
-
-    Raises `StoreBusyError` if another process, or another store in this process, holds the lock.
-    """
-    with os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_file(folder / LOCK)
-    if lock is None:
-        raise StoreBusyError(
-            f"another process is compressing passages into {folder}",
-            hint="wait until it finishes, or name another folder",
-        )
-    with lock:
-        yield
-
-
-def check_own(folder: Path) -> None:
-    """Raise `StoreError` for a folder that holds another program's files."""
-    with os_errors(folder):
-        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if MANIFEST not in names and names - UNFINISHED:
-        raise StoreError(
-            f"{folder} holds files that are not a store's", hint="name an empty folder"
-        )
-
-
 def read_entries(folder: Path, *, start: int, row: int) -> tuple[list[Entry], int]:
-    """Return the entries from byte `start` on, the first being that of `row`, and their end.
-
-    A last line without a newline is ignored: its writer is still busy or was killed.
-    """
+    """Return the entries from byte `start` on, the first being that of `row`, and their end. A last
+    line without a newline is ignored: its writer is still busy or was killed."""
     path = folder / ENTRIES
     data = b""
     with os_errors(folder):
@@ -93,6 +61,7 @@ def read_entries(folder: Path, *, start: int, row: int) -> tuple[list[Entry], in
             with path.open("rb") as file:
                 file.seek(max(start - 1, 0))
                 data = file.read()
+    # The byte before `start` ends the last line that was read, unless the file was replaced.
     if start and data[:1] != b"\n":
         raise damaged(path)
     lines = data[bool(start) : data.rfind(b"\n") + 1]
@@ -113,10 +82,8 @@ def check_rows(folder: Path, *, count: int, size: int) -> None:
 
 
 def read_rows(folder: Path, entries: Sequence[Entry], size: int) -> bytes:
-    """Return the joined bytes of the rows.
-
-    The file is read, not mapped: if another program truncates a mapped file, the process dies.
-    """
+    """Return the joined bytes of the rows. The file is read, not mapped: if another program
+    truncates a mapped file, the process dies."""
     path, rows = folder / ROWS, []
     if not entries:
         return b""
@@ -200,32 +167,34 @@ class PassageStore:
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Hold the build lock for several `add`.
-
-        Raises `StoreBusyError` while another process, or another store of this folder, builds.
-        """
+        """Hold the build lock for several `add`. Raises `StoreBusyError` while another process, or
+        another store of this folder, builds."""
         with self._lock:
             if self._is_building:
                 yield
                 return
-            with build_lock(self._folder):
-                self._create()
+            with os_errors(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                lock = lock_file(self._folder / LOCK)
+            if lock is None:
+                raise StoreBusyError(
+                    f"another process is compressing passages into {self._folder}",
+                    hint="wait until it finishes, or name another folder",
+                )
+            with lock:
+                # Only under the lock: another builder may have created the store in between.
+                if not self._exists():
+                    manifest = json.dumps(asdict(self._manifest), sort_keys=True)
+                    replace_file(self._folder / MANIFEST, manifest.encode())
                 self._is_building = True
                 try:
                     yield
                 finally:
                     self._is_building = False
 
-    def add(
-        self,
-        passages: Sequence[tuple[str, Example]],
-        compress: Compress,
-        report: Callable[[int], None] = lambda done: None,
-    ) -> int:
-        """Compress (id, passage) pairs that are new or changed; return their number.
-
-        Raises `StoreError` for numbers that the precision cannot hold, and like `building`.
-        """
+    def add(self, passages: Sequence[tuple[str, Example]], compress: Compress) -> int:
+        """Compress (id, passage) pairs that are new or changed; return their number. Raises
+        `StoreError` for numbers that the precision cannot hold, and like `building`."""
         with self.building():
             self._refresh()
             marked = [(id, one, content_digest(one)) for id, one in passages]
@@ -235,14 +204,11 @@ class PassageStore:
                 with torch.no_grad():
                     rows = compress([one for _, one, _ in batch])
                 self._append([(id, mark) for id, _, mark in batch], rows)
-                report(min(start + BATCH, len(missing)))
         return len(missing)
 
     def get(self, passages: Sequence[tuple[str, Example]]) -> Tensor:
-        """Return float32 prompts (passages, prompts, width).
-
-        Raises `StoreError` for a passage that is missing or has changed since its compression.
-        """
+        """Return float32 prompts (passages, prompts, width). Raises `StoreError` for a passage that
+        is missing or has changed since its compression."""
         entries = [self._entry_of(id, one) for id, one in passages]
         rows = np.frombuffer(read_rows(self._folder, entries, self._row.itemsize), self._row)
         values = rows["codes"].astype(np.float32)
@@ -271,6 +237,7 @@ class PassageStore:
             Entry.of(row, id, mark, one.tobytes())
             for row, ((id, mark), one) in enumerate(zip(passages, coded, strict=True), self._count)
         ]
+        # Rows first: a row exists once its entry does. `at` overwrites rows without an entry.
         write_at(self._folder / ROWS, coded.tobytes(), at=self._count * self._row.itemsize)
         lines = "".join(json.dumps(entry) + "\n" for entry in entries)
         write_at(self._folder / ENTRIES, lines.encode(), at=self._end)
@@ -283,7 +250,7 @@ class PassageStore:
                 f"compressed passages must have shape {wanted}, got {values.shape}",
                 hint="use the compressor that the manifest names",
             )
-        # The comparison is false for nan.
+        # Comparisons with nan are false, so nan is rejected too.
         fits = (np.abs(values) <= LARGEST[self._manifest.precision]).all((1, 2))
         if not fits.all():
             raise StoreError(
@@ -295,6 +262,7 @@ class PassageStore:
     def _coded(self, values: NDArray[np.float32]) -> NDArray[np.void]:
         coded = np.zeros(len(values), self._row)
         if self._scaled:
+            # A prompt of zeros has a scale above 0: dividing by it gives 0, not nan.
             smallest = np.finfo(np.float32).tiny
             scales = np.maximum(np.abs(values).max(-1) / 127, smallest).astype(np.float32)
             coded["scales"], values = scales, np.rint(values / scales[..., None]).clip(-127, 127)
@@ -302,19 +270,22 @@ class PassageStore:
         return coded
 
     def _exists(self) -> bool:
-        check_own(self._folder)
-        existing = _read_manifest(self._folder)
+        """Return whether the folder has a manifest. Raises `StoreError` for another one, and for a
+        folder with other files."""
+        folder, wanted = self._folder, asdict(self._manifest)
+        with os_errors(folder):
+            names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        if MANIFEST not in names and names - UNFINISHED:
+            raise StoreError(f"{folder} holds other files", hint="name an empty folder")
+        existing = _read_manifest(folder)
         if existing and existing != self._manifest:
+            pairs = asdict(existing).items()
+            differing = [f"{n} {old}, not {wanted[n]}" for n, old in pairs if old != wanted[n]]
             raise StoreError(
-                f"{self._folder} was built with {_differences(existing, self._manifest)}",
+                f"{folder} was built with {' and '.join(differing)}",
                 hint="name another folder, or use the settings of this one",
             )
         return existing is not None
-
-    def _create(self) -> None:
-        if not self._exists():
-            manifest = json.dumps(asdict(self._manifest), sort_keys=True)
-            replace_file(self._folder / MANIFEST, manifest.encode())
 
     def _refresh(self) -> None:
         """Read entries that were written since the last call."""
@@ -368,20 +339,3 @@ def _read_manifest(folder: Path) -> Manifest | None:
         } if prompts > 0 < width:
             return Manifest(compressor, prompts, width, precision)
     raise damaged(path)
-
-
-def _differences(existing: Manifest, wanted: Manifest) -> str:
-    """Return the differing fields in words."""
-    phrases = {
-        "compressor": "another compressor ({}, not {})",
-        "precision": "{} numbers, not {}",
-        "prompts": "{} prompts a passage, not {}",
-        "width": "prompts of {} numbers, not {}",
-        "version": "version {} of this format, not {}",
-    }
-    differing = [
-        phrase.format(getattr(existing, name), getattr(wanted, name))
-        for name, phrase in phrases.items()
-        if getattr(existing, name) != getattr(wanted, name)
-    ]
-    return " and ".join(differing)

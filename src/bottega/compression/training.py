@@ -68,7 +68,24 @@ def train(
     Raises `LoadError` for a checkpoint with other settings, and `SettingError` if a loss or
     gradient is not finite; the weights are then those of the step before.
     """
-    return _Training(racc, objective, config, folder).run(batches, held_out, report, stopped)
+    training = _Training(racc, objective, config, folder)
+    state = training.restore()
+    while state.step < config.steps and state.worse < config.patience:
+        rate = config.rate_at(state.step)
+        loss = training.step(batches, state.step, rate)
+        validation = None
+        if held_out and config.validate_every and (state.step + 1) % config.validate_every == 0:
+            validation = training.validate(held_out, state.step)
+            state = training.keep_best(state, validation)
+        report(TrainingProgress(state.step, loss, rate, validation))
+        state = replace(state, step=state.step + 1)
+        stopping = stopped() and state.step < config.steps
+        if state.step % config.checkpoint_every == 0 or state.step == config.steps or stopping:
+            training.save(state)
+        if stopping:
+            return False
+    training.restore_best()
+    return True
 
 
 class _Training:
@@ -91,33 +108,7 @@ class _Training:
         self._best_weights: dict[str, torch.Tensor] | None = None
         self._settings = {"training": asdict(config), "compressor": asdict(racc.config)}
 
-    def run(
-        self,
-        batches: TrainingBatches,
-        held_out: Sequence[TrainingExample],
-        report: Callable[[TrainingProgress], None],
-        stopped: Callable[[], bool],
-    ) -> bool:
-        config, state = self._config, self._restored()
-        while state.step < config.steps and state.worse < config.patience:
-            rate = config.rate_at(state.step)
-            loss = self._step(batches, state.step, rate)
-            validation = None
-            if held_out and config.validate_every and (state.step + 1) % config.validate_every == 0:
-                validation = self._validate(held_out, state.step)
-                state = self._keep_best(state, validation)
-            report(TrainingProgress(state.step, loss, rate, validation))
-            state = replace(state, step=state.step + 1)
-            stopping = stopped() and state.step < config.steps
-            if state.step % config.checkpoint_every == 0 or state.step == config.steps or stopping:
-                self._save(state)
-            if stopping:
-                return False
-        if self._best_weights is not None:
-            self._racc.load_state_dict(self._best_weights)
-        return True
-
-    def _step(self, batches: TrainingBatches, step: int, rate: float) -> float:
+    def step(self, batches: TrainingBatches, step: int, rate: float) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad()
@@ -138,7 +129,7 @@ class _Training:
         self._optimizer.step()
         return total
 
-    def _validate(self, held_out: Sequence[TrainingExample], step: int) -> float:
+    def validate(self, held_out: Sequence[TrainingExample], step: int) -> float:
         scores = retrieval_scores(held_out)
         with torch.no_grad(), self._autocast():
             loss = self._objective.loss(self._racc, held_out, self._config, scores)
@@ -149,7 +140,7 @@ class _Training:
         kind = self._objective.hyper.device.type
         return torch.autocast(kind, torch.bfloat16, enabled=self._config.half_precision)
 
-    def _keep_best(self, state: TrainingState, loss: float) -> TrainingState:
+    def keep_best(self, state: TrainingState, loss: float) -> TrainingState:
         if loss >= state.best:
             return replace(state, worse=state.worse + 1)
         # Clones: the optimizer changes the tensors of `state_dict` in place.
@@ -157,7 +148,7 @@ class _Training:
         self._best_weights = {name: one.clone() for name, one in weights.items()}
         return replace(state, best=loss, worse=0)
 
-    def _restored(self) -> TrainingState:
+    def restore(self) -> TrainingState:
         if self._path is None or not self._path.exists():
             return TrainingState()
         try:
@@ -178,7 +169,11 @@ class _Training:
             self._best_weights = with_current_names(saved["best_weights"])
         return TrainingState(**saved["state"])
 
-    def _save(self, state: TrainingState) -> None:
+    def restore_best(self) -> None:
+        if self._best_weights is not None:
+            self._racc.load_state_dict(self._best_weights)
+
+    def save(self, state: TrainingState) -> None:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
