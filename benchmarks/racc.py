@@ -50,7 +50,7 @@ from bottega.compression import (
     RaccModel,
     sentence_prompts,
 )
-from bottega.compression.inputs import rows
+from bottega.compression.hyper_model import rows
 from bottega.compression.store import Precision
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bottega.compression.hyper_model import HyperModel, sentence_prompts
-from bottega.compression.inputs import InputBuilder
+from bottega.compression.hyper_model import HyperModel, InputBuilder, sentence_prompts
 from bottega.compression.model import CompressorConfig, RaccModel
 from bottega.compression.objective import TrainingConfig, TrainingExample, TrainingObjective
 from bottega.compression.persistence import load, save

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bottega.compression.hyper_model import HyperModel, Inputs
-from bottega.compression.inputs import InputBuilder
+from bottega.compression.hyper_model import HyperModel, InputBuilder, Inputs
 from bottega.compression.model import RaccModel
 from bottega.compression.objective import (
     TrainingConfig,

@@ -6,8 +6,7 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from bottega.compression.hyper_model import HyperModel
-from bottega.compression.inputs import InputBuilder, padded, rows
+from bottega.compression.hyper_model import HyperModel, InputBuilder, padded, rows
 from bottega.image import Image
 from bottega.types import Example, Prompt, Query
 from tests.compression.tiny_models import (

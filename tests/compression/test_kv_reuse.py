@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bottega.compression.baselines import KVReuse
-from bottega.compression.hyper_model import Inputs
-from bottega.compression.inputs import rows
+from bottega.compression.hyper_model import Inputs, rows
 from bottega.errors import SettingError
 from bottega.kv_prefix import KeyValues, forward, read
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from bottega.compression.hyper_model import HyperModel, Inputs
-from bottega.compression.inputs import InputBuilder, PromptEncoder
+from bottega.compression.hyper_model import HyperModel, InputBuilder, Inputs, PromptEncoder
 from bottega.compression.model import CompressorConfig, RaccModel
 from bottega.image import Image
 from bottega.kv_prefix import Geometry

@@ -12,8 +12,14 @@ from torch import Tensor, nn
 
 from bottega._util.caching import LRUCache
 from bottega._util.identity import image_hashes
-from bottega.compression.hyper_model import HyperModel, Inputs
-from bottega.compression.inputs import PromptEncoder, inserted, rows, with_tokens
+from bottega.compression.hyper_model import (
+    HyperModel,
+    Inputs,
+    PromptEncoder,
+    inserted,
+    rows,
+    with_tokens,
+)
 from bottega.errors import SettingError
 from bottega.kv_prefix import KEEP_NO_LOGITS, Batch, KeyValues, decoder_config, fresh_rope_offsets
 from bottega.protocols import Prompter

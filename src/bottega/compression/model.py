@@ -11,8 +11,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from bottega._util.settings import check_settings
-from bottega.compression.hyper_model import HyperModel, Inputs, map_by_images
-from bottega.compression.inputs import InputBuilder
+from bottega.compression.hyper_model import HyperModel, InputBuilder, Inputs, map_by_images
 from bottega.compression.layers import Aggregator, Initialization, Modulation
 from bottega.errors import SettingError
 from bottega.kv_prefix import Geometry, KeyValues

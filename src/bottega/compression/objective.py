@@ -14,12 +14,14 @@ from torch import Tensor
 from bottega._util.settings import check_settings
 from bottega.compression.hyper_model import (
     HyperModel,
+    InputBuilder,
     Inputs,
     image_groups,
     map_by_images,
+    rows,
     split_by_images,
+    with_tokens,
 )
-from bottega.compression.inputs import InputBuilder, rows, with_tokens
 from bottega.compression.model import LARGEST_SEED, RaccModel
 from bottega.errors import SettingError
 from bottega.kv_prefix import (

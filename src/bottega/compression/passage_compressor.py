@@ -10,8 +10,7 @@ from torch import Tensor
 
 from bottega._util.caching import SharedLRUCache
 from bottega._util.identity import image_hashes
-from bottega.compression.hyper_model import HyperModel
-from bottega.compression.inputs import InputBuilder
+from bottega.compression.hyper_model import HyperModel, InputBuilder
 from bottega.compression.model import QueryPrompts, RaccModel
 from bottega.compression.store import PassageStore
 from bottega.errors import SettingError

@@ -12,7 +12,7 @@ from bottega.compression import (
     RaccModel,
     sentence_prompts,
 )
-from bottega.compression.inputs import rows
+from bottega.compression.hyper_model import rows
 from bottega.compression.objective import TrainingObjective
 from bottega.errors import SettingError
 from bottega.generation.loaded import LoadedModel
