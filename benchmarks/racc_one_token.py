@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bottega.bundled import bundled_folder
 from bottega.compression import HyperModel, InputBuilder, OneTokenCompressor, PrefixSearcher
 from bottega.compression.objective import TrainingConfig, TrainingExample, TrainingObjective
-from bottega.compression.passage_compressor import to_prefix
+from bottega.compression.prefixes import to_prefix
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.outcomes import Method, Outcome

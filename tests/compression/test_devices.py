@@ -19,7 +19,7 @@ from bottega.compression.objective import (
     TrainingObjective,
     retrieval_scores,
 )
-from bottega.compression.passage_compressor import PassageCompressor
+from bottega.compression.prefixes import PassageCompressor
 from bottega.compression.store import Manifest, PassageStore
 from bottega.compression.training import TrainingProgress, train
 from bottega.image import Image

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.baselines import KVReuse
 from bottega.compression.hyper_model import Inputs, rows
+from bottega.compression.prefixes import KVReuse
 from bottega.errors import SettingError
 from bottega.kv_prefix import KeyValues, forward, read
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter

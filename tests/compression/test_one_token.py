@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bottega.compression.baselines import OneTokenCompressor
+from bottega.compression.prefixes import OneTokenCompressor
 from bottega.compression.store import Manifest, PassageStore
 from bottega.kv_prefix import forward
 from bottega.types import Example, Query

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega.compression.model import RaccModel
-from bottega.compression.passage_compressor import PassageCompressor
+from bottega.compression.prefixes import PassageCompressor
 from bottega.image import Image
 from bottega.types import Candidate, Example, Prefix, Query
 from tests.compression import tiny_models

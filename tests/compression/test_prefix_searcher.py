@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bottega.compression.passage_compressor import PassageCompressor, PrefixSearcher
+from bottega.compression.prefixes import PassageCompressor, PrefixSearcher
 from bottega.compression.store import Manifest, PassageStore
 from bottega.errors import SettingError, StoreError
 from bottega.parsing import LabelParser

@@ -96,8 +96,7 @@ TARGETS = (
     Target("openai_api/*", "openai_api/test_* gateway/test_http* generation/test_openai*"),
     # RACC.
     Target(
-        "compression/layers compression/model"
-        " compression/passage_compressor compression/hyper_model",
+        "compression/layers compression/model compression/prefixes compression/hyper_model",
         "compression/test_aggregator compression/test_modulation"
         " compression/test_racc compression/test_hyper* compression/test_passage_compressor",
     ),

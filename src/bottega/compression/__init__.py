@@ -2,11 +2,15 @@
 
 Requires the extra `local`: torch and transformers."""
 
-from bottega.compression.baselines import KVReuse, OneTokenCompressor
 from bottega.compression.hyper_model import HyperModel, InputBuilder, sentence_prompts
 from bottega.compression.model import CompressorConfig, RaccModel
-from bottega.compression.passage_compressor import PassageCompressor, PrefixSearcher
 from bottega.compression.persistence import SavedCompressor, load, save
+from bottega.compression.prefixes import (
+    KVReuse,
+    OneTokenCompressor,
+    PassageCompressor,
+    PrefixSearcher,
+)
 from bottega.compression.store import Manifest, PassageStore
 
 __all__ = [
