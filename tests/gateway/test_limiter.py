@@ -79,7 +79,7 @@ def test_a_reservation_counts_until_it_is_released() -> None:
     holds = [limiter.hold(account) for _ in range(4)]
     for hold in holds[:3]:
         hold.reserve(0.1)  # 0.1 + 3 * 0.1: exactly the budget
-    with pytest.raises(BudgetError, match="is reserved by its other requests") as raised:
+    with pytest.raises(BudgetError, match="other requests have reserved the rest") as raised:
         holds[3].reserve(0.01)
     assert raised.value.headers["retry-after"] == "1"
     holds[0].release()  # for example an exact repeat

@@ -93,7 +93,6 @@ class TokenEstimates:
         return math.ceil(rate * seconds)
 
 
-RETRY_SECONDS = 1.0
 # Tolerates rounding of float sums: 0.1 + 0.2 must fit into a budget of 0.3.
 ROUNDING = 1 + 1e-9
 
@@ -135,7 +134,16 @@ class Limiter:
     def admit(self, account: Account) -> float | None:
         """Return None for an admitted request, else the seconds to wait. Raises `BudgetError`."""
         self._check_spent(account, 0.0)
-        return self._wait_for_turn(account)
+        if (limit := account.requests_per_minute) is None:
+            return None
+        now = self._clock()
+        bucket = self._buckets.setdefault(account.id, _TokenBucket(limit, now))
+        bucket.tokens = min(limit, bucket.tokens + (now - bucket.at) * limit / 60)
+        bucket.at = now
+        if bucket.tokens < 1:
+            return (1 - bucket.tokens) * 60 / limit
+        bucket.tokens -= 1
+        return None
 
     def hold(self, account: Account) -> Hold:
         return Hold(self, account)
@@ -146,35 +154,36 @@ class Limiter:
             return
         spent = self._check_spent(account, hold.paid)
         others = sum(one.usd for one in self._holds[account.id] if one is not hold)
+        # Without other reservations any call is admitted: else a large one would never fit.
         if others > 0 and spent + others + usd > budget * ROUNDING:
-            raise _reserved(budget)
+            raise BudgetError(
+                f"this key's other requests have reserved the rest of its budget of {budget:g} USD",
+                status=429,
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers={"retry-after": "1", "retry-after-ms": "1000"},
+                hint="wait until they end, or send a lower max_tokens to reserve less",
+            )
         hold.reserved = usd
         self._holds[account.id].add(hold)
 
     def _release(self, hold: Hold) -> None:
-        holds = self._holds[hold.account.id]
-        holds.discard(hold)
-        if not holds:
+        self._holds[hold.account.id].discard(hold)
+        if not self._holds[hold.account.id]:
             del self._holds[hold.account.id]
 
     def _check_spent(self, account: Account, paid: float) -> float:
         spent = self._spending.spent_this_month(account.id) + paid
         if account.usd_per_month is not None and spent >= account.usd_per_month:
-            raise _spent(account.usd_per_month)
+            raise BudgetError(
+                f"this key's budget of {account.usd_per_month:g} USD for this month is spent",
+                status=429,
+                type="insufficient_quota",
+                code="insufficient_quota",
+                headers={"x-should-retry": "false"},
+                hint="wait for the next month (UTC), or ask the operator for a higher budget",
+            )
         return spent
-
-    def _wait_for_turn(self, account: Account) -> float | None:
-        limit = account.requests_per_minute
-        if limit is None:
-            return None
-        now = self._clock()
-        bucket = self._buckets.setdefault(account.id, _TokenBucket(limit, now))
-        bucket.tokens = min(limit, bucket.tokens + (now - bucket.at) * limit / 60)
-        bucket.at = now
-        if bucket.tokens < 1:
-            return (1 - bucket.tokens) * 60 / limit
-        bucket.tokens -= 1
-        return None
 
 
 class Hold:
@@ -208,36 +217,7 @@ class Hold:
         return Hold(self._limiter, self.account)
 
 
-def _spent(budget: float) -> BudgetError:
-    return BudgetError(
-        f"this key's budget of {budget:g} USD for this month is spent",
-        status=429,
-        type="insufficient_quota",
-        code="insufficient_quota",
-        headers={"x-should-retry": "false"},
-        hint="wait for the next month (UTC), or ask the operator for a higher budget",
-    )
-
-
-def _reserved(budget: float) -> BudgetError:
-    return BudgetError(
-        f"the rest of this key's budget of {budget:g} USD is reserved by its other requests",
-        status=429,
-        type="rate_limit_error",
-        code="rate_limit_exceeded",
-        headers={
-            "retry-after": f"{RETRY_SECONDS:.0f}",
-            "retry-after-ms": f"{RETRY_SECONDS * 1000:.0f}",
-        },
-        hint="wait until they end, or send a lower max_tokens to reserve less",
-    )
-
-
 ALL = "*"
-
-# Records that a key (account id) uses a namespace, up to a maximum number of them. Returns False if
-# the maximum is reached. Blocks.
-Claim = Callable[[str, str, int], bool]
 
 
 @dataclass(frozen=True)
@@ -252,9 +232,10 @@ class KeyDefaults:
 @dataclass
 class Access:
     """Checker of the limits of keys. Use it from the event loop; it counts the requests of this
-    process only."""
+    process only. `claim` records that an account uses a namespace, up to a maximum number of them;
+    it returns False at the maximum, and blocks."""
 
-    claim: Claim
+    claim: Callable[[str, str, int], bool]
     defaults: KeyDefaults = field(default_factory=KeyDefaults)
     _under_way: Counter[str] = field(default_factory=Counter)
     _claimed: set[tuple[str, str]] = field(default_factory=set)

@@ -25,7 +25,7 @@ from bottega.errors import (
     StoreError,
 )
 from bottega.gateway.accounting.ledger import Ledger, Shadow
-from bottega.gateway.config.settings import CacheSettings, Config, RouteSettings
+from bottega.gateway.config.settings import Config, RouteSettings
 from bottega.gateway.decode_budget import (
     BudgetedKeeper,
     BudgetedRetriever,
@@ -75,31 +75,22 @@ def build_router(
 ) -> tuple[Router, Escalation | None]:
     """Return the router and the escalation of one namespace, which share no state with other
     namespaces. Its cache has `held` examples, which count towards the cold start."""
-    router, escalation = _router(route, tiers, retrieve), None
-    if route.router == "confidence":
-        assert route.min_confidence is not None
-        escalation = ConfidenceEscalation(tiers, route.min_confidence)
-    left = route.cold_start - held
-    return ColdStartRouter(left, tiers[-1], then=router) if left > 0 else router, escalation
-
-
-def _router(route: RouteSettings, tiers: Sequence[Tier], retrieve: Retriever) -> Router:
+    router: Router = FixedRouter(next((t for t in tiers if t.name == route.tier), tiers[0]))
+    escalation = None
     match route.router:
         case "random":
-            return RandomRouter(tiers, route.master_rate or 0.0, route.seed)
+            router = RandomRouter(tiers, route.master_rate or 0.0, route.seed)
         case "budget":
             assert route.usd_per_1k is not None
-            return BudgetRouter(tiers, route.usd_per_1k, seed=route.seed)
+            router = BudgetRouter(tiers, route.usd_per_1k, seed=route.seed)
         case "coverage":
-            return CoverageRouter(
-                tiers,
-                retrieve,
-                at_least=route.min_similarity,
-                master_rate=route.master_rate,
-                seed=route.seed,
-            )
-    named = (tier for tier in tiers if tier.name == route.tier)
-    return FixedRouter(next(named, tiers[0]))
+            least, share = route.min_similarity, route.master_rate
+            router = CoverageRouter(tiers, retrieve, least, master_rate=share, seed=route.seed)
+        case "confidence":
+            assert route.min_confidence is not None
+            escalation = ConfidenceEscalation(tiers, route.min_confidence)
+    left = route.cold_start - held
+    return ColdStartRouter(left, tiers[-1], then=router) if left > 0 else router, escalation
 
 
 log = logging.getLogger(__name__)
@@ -213,38 +204,38 @@ class NamespaceOpener:
             log.info(UNMEASURED_GATE, namespace)
         assert pipeline.rerank is not None
         gated = replace(pipeline, rerank=GatedReranker(pipeline.rerank, gate.shows))
-        shown = gated if config.shadow.gate else pipeline
-        charge = getattr(pipeline.route, "charge", None)
         return Tenant(
-            shown,
+            gated if config.shadow.gate else pipeline,
             keeper,
             teachers,
             shadow,
             ungated=pipeline,
-            charge=charge,
+            charge=getattr(pipeline.route, "charge", None),
             best=found.best,
             example=example,
         )
 
     def _search(self, base: KnowledgeBase) -> SharedRetriever:
+        search: Retriever = DenseRetriever(partial(base.search, exclude="same-question"))
+        if self.config.cache.retrieve == "bm25":
+            search = BM25Retriever(base, exclude="same-question")
         most = max(1, *(tier.shots for tier in self.tier_set.tiers))
-        budgeted = BudgetedRetriever(
-            _retriever(self.config.cache, base), self.decoding, self.metrics.retrieval.time
-        )
+        budgeted = BudgetedRetriever(search, self.decoding, self.metrics.retrieval.time)
         return SharedRetriever(EmptyTolerantRetriever(SameContextFilter(budgeted)), min_k=most)
 
     def _pipeline(self, base: KnowledgeBase, found: SharedRetriever) -> Pipeline:
         config, tiers = self.config, self.tier_set.tiers
         cache = config.cache
         route, escalate = build_router(config.route, tiers, found, len(base))
+        retrieve: Retriever = found
+        if cache.min_similarity is not None:
+            retrieve = SimilarityFilter(found, cache.min_similarity)
         pipeline = cache_of_thought(
             base,
             tiers=tiers,
             route=route,
             escalate=escalate,
-            retrieve=found
-            if cache.min_similarity is None
-            else SimilarityFilter(found, cache.min_similarity),
+            retrieve=retrieve,
             rerank=TopKReranker(cache.order),
             parse=FinalAnswerParser(),
             reasoning=False,
@@ -272,12 +263,6 @@ def _example(base: KnowledgeBase, id: str) -> Example | None:
         return base.get(id)
     except NotFoundError:
         return None
-
-
-def _retriever(cache: CacheSettings, base: KnowledgeBase) -> Retriever:
-    if cache.retrieve == "bm25":
-        return BM25Retriever(base, exclude="same-question")
-    return DenseRetriever(partial(base.search, exclude="same-question"))
 
 
 OpenNamespace = tuple[Tenant, KnowledgeBase]

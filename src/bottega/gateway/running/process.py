@@ -52,8 +52,11 @@ def bind_socket(listening: ServerSettings) -> socket.socket:
             found.close()
             raise
     except OSError as error:
+        hint = f"use --port {port + 1 if 1023 < port < 65535 else 8000}, or --port 0 for a free one"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            hint = "use --host 127.0.0.1 for this machine only, or --host :: for all its addresses"
         raise SettingError(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint=_bind_hint(error, port)
+            f"cannot listen on {host}:{port}: {error.strerror}", hint=hint
         ) from error
     return found
 
@@ -70,13 +73,6 @@ def bind_metrics_socket(listening: ServerSettings) -> socket.socket | None:
         raise SettingError(
             str(error), hint="change gateway.metrics_port and gateway.metrics_host"
         ) from error
-
-
-def _bind_hint(error: OSError, port: int) -> str:
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return "use --host 127.0.0.1 for this machine only, or --host :: for all its addresses"
-    other = port + 1 if 1023 < port < 65535 else 8000
-    return f"use --port {other}, or --port 0 for any free port"
 
 
 def base_url(listening: ServerSettings, port: int) -> str:
@@ -120,20 +116,17 @@ def _freeze_garbage_collector() -> None:
 
 
 def _schedule_exit() -> None:
-    leaving = threading.Timer(EXIT_SECONDS, _exit)
+    def exit_at_once() -> None:  # stored data are durable; only the loading of a model is lost
+        log.warning("stopped while a model or cache was still loading or closing")
+        logging.getLogger().handlers[0].close()
+        os._exit(0)
+
+    leaving = threading.Timer(EXIT_SECONDS, exit_at_once)
     leaving.daemon = True
     leaving.start()
 
 
-def _exit() -> None:
-    """Exit at once. Stored data are durable; only the loading of a model is lost."""
-    log.warning("stopped while a model or cache was still loading or closing")
-    logging.getLogger().handlers[0].close()
-    os._exit(0)
-
-
 def uvicorn_config(app: Any) -> uvicorn.Config:
-    """Return uvicorn's settings."""
     return uvicorn.Config(
         app,
         http=Connection,

@@ -82,7 +82,7 @@ class Connection(HttpToolsProtocol):
             LIMITS.check_headers(self.headers)
         except ApiError as error:
             error.headers["connection"] = "close"
-            self.app = cast(Any, partial(_error_app, error))
+            self.app = cast(Any, partial(_send_error, error))
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -114,7 +114,7 @@ class Connection(HttpToolsProtocol):
             self._timer = self.loop.call_later(self.check_seconds, self._check_timeouts)
 
 
-async def _error_app(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+async def _send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     await send_error(error, send)
 
 
@@ -127,14 +127,12 @@ FULL = ApiError(
     hint="try again in a moment",
 )
 
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 
 class Admission:
     """ASGI wrapper that rejects requests above a maximum, with an error of the OpenAI API. Probes
     are always admitted; `/readyz` fails while it is `closing`."""
 
-    def __init__(self, app: AsgiApp, most: int) -> None:
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], most: int) -> None:
         self._app = app
         self.most = most
         self.under_way = 0
@@ -151,13 +149,10 @@ class Admission:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["path"] in PROBE_PATHS:
-            if self.closing and scope["path"] == "/readyz":
-                await send_error(CLOSING, send)
-            else:
-                await self._app(scope, receive, send)
-        elif self.closing:
+        elif self.closing and (scope["path"] == "/readyz" or scope["path"] not in PROBE_PATHS):
             await send_error(CLOSING, send)
+        elif scope["path"] in PROBE_PATHS:
+            await self._app(scope, receive, send)
         elif self.under_way >= self.most:
             await send_error(FULL, send)
         else:
@@ -262,20 +257,16 @@ class GatewayServer:
     async def warm_up(self) -> None:
         """Open the cache and check the tiers, again and again until at least one tier can
         answer."""
+        served = self.tier_set.served
         while True:
             opened, answering = await asyncio.gather(
                 self._succeeds("the cache", self.tenants.open("")),
-                asyncio.gather(
-                    *(
-                        self._succeeds(one.name, one.upstream.check())
-                        for one in self.tier_set.served
-                    )
-                ),
+                asyncio.gather(*(self._succeeds(one.name, one.upstream.check()) for one in served)),
             )
             if opened and any(answering):
                 break
             await asyncio.sleep(RETRY_SECONDS)
-        for one in self.tier_set.served:  # the first lookup loads the price tables
+        for one in served:  # the first lookup loads the price tables
             await asyncio.to_thread(self.tier_set.prices, one.upstream.model, Usage())
         self.is_ready = True
         self.when_ready()

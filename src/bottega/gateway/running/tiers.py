@@ -90,8 +90,13 @@ def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
     served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
     prices = PriceTable(price_overrides(config, served))
-    if config.route.router == "budget":
-        _check_priced(config, served, prices)
+    for one in served if config.route.router == "budget" else ():
+        if prices(one.upstream.model, Usage(1, 1)) is None:
+            raise SettingError(
+                f"{config.file}: router 'budget' needs the price of tiers.{one.name}",
+                hint=f"set [tiers.{one.name}] price = [0.15, 0.60], in US dollars per million"
+                " tokens",
+            )
     return TierSet(served, prices, tuple(filter(None, keys.values())))
 
 
@@ -130,7 +135,24 @@ def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str
 
 
 def _served(tier: TierSettings, key: str, config: Config) -> Served:
-    generator, upstream = _remote(tier, key) if tier.is_remote else _local(tier, config)
+    generator: Generator
+    upstream: Upstream
+    if tier.is_remote:
+        name = tier.upstream_name
+        how: dict[str, Any] = {
+            "base_url": tier.base_url or OPENAI,
+            "api_key": key,
+            "timeout": tier.timeout,
+            "retries": tier.retries,
+            "concurrency": tier.concurrency,
+            "extra_body": tier.extra_body,
+        }
+        generator, upstream = OpenAIGenerator(name, **how), HttpUpstream(name, **how)
+    else:
+        check_torch()
+        with _prefixed_errors(f"{config.file}: tiers.{tier.name}.model"):
+            generator = open_model(tier.model)
+        upstream = LocalUpstream(generator)
     unsure = config.route.router == "confidence" and tier is not config.master
     asks = REMOTE_CONFIDENCE_FIELDS if tier.is_remote else LOCAL_CONFIDENCE_FIELDS
     if config.route.samples is not None:
@@ -145,42 +167,12 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
     )
 
 
-def _remote(tier: TierSettings, key: str) -> tuple[Generator, Upstream]:
-    name, url = tier.upstream_name, tier.base_url or OPENAI
-    how: dict[str, Any] = {
-        "base_url": url,
-        "api_key": key,
-        "timeout": tier.timeout,
-        "retries": tier.retries,
-        "concurrency": tier.concurrency,
-        "extra_body": tier.extra_body,
-    }
-    return OpenAIGenerator(name, **how), HttpUpstream(name, **how)
-
-
-def _local(tier: TierSettings, config: Config) -> tuple[Generator, Upstream]:
-    check_torch()
-    with _prefixed_errors(f"{config.file}: tiers.{tier.name}.model"):
-        generator = open_model(tier.model)
-    return generator, LocalUpstream(generator)
-
-
 @contextmanager
 def _prefixed_errors(setting: str) -> Iterator[None]:
     try:
         yield
     except SettingError as error:
         raise SettingError(f"{setting}: {error}", hint=error.hint) from error
-
-
-def _check_priced(config: Config, served: Sequence[Served], prices: PriceTable) -> None:
-    for one in served:
-        if prices(one.upstream.model, Usage(1, 1)) is None:
-            raise SettingError(
-                f"{config.file}: router 'budget' needs the price of tiers.{one.name}",
-                hint=f"set [tiers.{one.name}] price = [0.15, 0.60], in US dollars per million"
-                " tokens",
-            )
 
 
 def price_overrides(config: Config, served: Sequence[Served]) -> dict[str, TokenPrice]:
@@ -220,10 +212,6 @@ def load_pipeline(target: str) -> Pipeline:
             raise SettingError(f"module {module!r} has no attribute {attribute!r}", hint=FORM)
         found = getattr(found, name)
     pipeline = found if isinstance(found, Pipeline) or not callable(found) else found()
-    return _checked(pipeline, target)
-
-
-def _checked(pipeline: object, target: str) -> Pipeline:
     if not isinstance(pipeline, Pipeline):
         raise SettingError(
             f"{target} must be a Pipeline, got {type(pipeline).__name__}",
