@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bottega._util.settings import (
     SettingPath,
-    SettingsT,
     as_table,
     check_names,
     parse_toml,
@@ -32,8 +32,6 @@ from bottega.gateway.requests import has_port
 from bottega.naming import REMOTE
 from bottega.openai_api.fields import SERVICE_TIER
 
-__all__ = ["Config", "load_config", "parse_config"]
-
 # Settings that each router reads, and those of which it needs exactly one.
 PARAMETERS = {
     "fixed": ("tier",),
@@ -47,28 +45,28 @@ NEEDED = {
     "coverage": ("min_similarity", "master_rate"),
     "confidence": ("min_confidence",),
 }
-SAMPLE_LINES = {
-    "usd_per_1k": "usd_per_1k = 1.0",
-    "min_similarity": "min_similarity = 0.8",
-    "min_confidence": "min_confidence = 0.7",
+SAMPLES = {"usd_per_1k": 1.0, "min_similarity": 0.8, "min_confidence": 0.7}
+SECTIONS: dict[str, type] = {
+    "gateway": ServerSettings,
+    "route": RouteSettings,
+    "cache": CacheSettings,
+    "replay": ReplaySettings,
+    "limits": LimitSettings,
+    "shadow": ShadowSettings,
+    "keys": KeySettings,
 }
-# Names of settings in files for commit fd291dc, by section.
+# New names of the settings of files for commit fd291dc.
 RENAMED = {
-    ("route", "by"): "router",
-    ("route", "at_least"): "min_similarity",
-    ("route", "below"): "min_confidence",
-    ("cache", "at_least"): "min_similarity",
-    ("cache", "longest"): "max_characters",
-    ("replay", "sampled"): "include_sampled",
-    ("tiers", "teaches"): "store_answers",
+    "route": {"by": "router", "at_least": "min_similarity", "below": "min_confidence"},
+    "cache": {"at_least": "min_similarity", "longest": "max_characters"},
+    "replay": {"sampled": "include_sampled"},
+    "tiers": {"teaches": "store_answers"},
 }
-SECTIONS = ("gateway", "tiers", "route", "cache", "replay", "limits", "shadow", "keys")
 MASTER_RATE = 0.2
 # A cosine: three of four unrelated texts are below it, but hardly any two images.
 MIN_SIMILARITY = 0.3
 TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
-FLEX = 'give a tier extra_body = { service_tier = "flex" } and its price'
 EXAMPLE = "examples/bottega.toml describes every setting"
 
 
@@ -85,35 +83,24 @@ def parse_config(text: str, file: str = "bottega.toml") -> Config:
 def _build(document: dict[str, object], file: str) -> Config:
     path = SettingPath(file)
     reject_secrets(document, path)
-    check_names(document, SECTIONS, path)
-
-    def section(name: str, kind: type[SettingsT]) -> SettingsT:
-        return _read(kind, document.get(name, {}), path / name)
-
-    config = Config(
-        file,
-        _tiers(document.get("tiers"), path / "tiers"),
-        gateway=section("gateway", ServerSettings),
-        route=section("route", RouteSettings),
-        cache=section("cache", CacheSettings),
-        replay=section("replay", ReplaySettings),
-        limits=section("limits", LimitSettings),
-        shadow=section("shadow", ShadowSettings),
-        keys=section("keys", KeySettings),
-    )
-    config = replace(config, route=_default_route(config), cache=_default_cache(config.cache))
+    check_names(document, [*SECTIONS, "tiers"], path)
+    sections: dict[str, Any] = {
+        name: read_settings(
+            kind, document.get(name, {}), path / name, renamed=RENAMED.get(name, {})
+        )
+        for name, kind in SECTIONS.items()
+    }
+    config = Config(file, _tiers(document.get("tiers"), path / "tiers"), **sections)
+    config = replace(config, route=_default_route(config))
+    if config.cache.min_similarity is None and config.cache.retrieve == "nearest":
+        # Unrelated examples reduce accuracy. BM25 scores have no fixed scale and get no threshold.
+        config = replace(config, cache=replace(config.cache, min_similarity=MIN_SIMILARITY))
     _check_route(config, as_table(document.get("route", {}), path / "route"), path / "route")
     _check_hosts(config, path)
     _check_tiers(config, path)
     _check_retrieval(config, path)
     config.check_public()
     return config
-
-
-def _read(kind: type[SettingsT], table: object, path: SettingPath, **fixed: str) -> SettingsT:
-    section = path.key.partition(".")[0]
-    renamed = {old: new for (table_name, old), new in RENAMED.items() if table_name == section}
-    return read_settings(kind, table, path, renamed=renamed, **fixed)
 
 
 def _default_route(config: Config) -> RouteSettings:
@@ -125,14 +112,6 @@ def _default_route(config: Config) -> RouteSettings:
     if route.router == "random" and route.master_rate is None:
         route = replace(route, master_rate=MASTER_RATE)
     return route
-
-
-def _default_cache(cache: CacheSettings) -> CacheSettings:
-    """Return the cache with a default threshold: unrelated examples reduce accuracy. BM25 scores
-    have no fixed scale and get none."""
-    if cache.min_similarity is None and cache.retrieve == "nearest":
-        return replace(cache, min_similarity=MIN_SIMILARITY)
-    return cache
 
 
 def _tiers(table: object, path: SettingPath) -> tuple[TierSettings, ...]:
@@ -153,7 +132,7 @@ def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
     example = 'set model = "openai:NAME", "bundled", or a Hugging Face id or folder'
     if as_table(table, path).get("model", "") in ("", REMOTE):
         raise (path / "model").error("is missing", hint=example)
-    tier = _read(TierSettings, table, path, name=name)
+    tier = read_settings(TierSettings, table, path, renamed=RENAMED["tiers"], name=name)
     if not tier.is_remote and (tier.base_url or tier.api_key_env or tier.extra_body):
         raise path.error(
             "runs in this process, so it has no base_url, api_key_env or extra_body",
@@ -188,7 +167,7 @@ def _check_route(config: Config, given: Iterable[str], path: SettingPath) -> Non
         raise path.error(
             f"router {by!r} needs {'either ' * (len(needed) > 1)}{' or '.join(needed)}"
             f"{', not both' * (count > 1)}",
-            hint="remove one of them" if count else f"write {SAMPLE_LINES[needed[0]]}",
+            hint="remove one of them" if count else f"write {needed[0]} = {SAMPLES[needed[0]]}",
         )
     if by != "fixed" and len(names) == 1:
         raise (path / "router").error("needs several tiers, got 1", hint='write router = "fixed"')
@@ -220,7 +199,8 @@ def _check_tiers(config: Config, path: SettingPath) -> None:
         )
     if SERVICE_TIER in config.limits.fields:
         raise (path / "limits" / "fields").error(
-            f"must not contain {SERVICE_TIER}: its prices are not published", hint=FLEX
+            f"must not contain {SERVICE_TIER}: its prices are not published",
+            hint='give a tier extra_body = { service_tier = "flex" } and its price',
         )
     for tier in config.tiers:
         if SERVICE_TIER in tier.extra_body and tier.price is None:

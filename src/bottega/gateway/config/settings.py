@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -25,26 +25,25 @@ Prices = Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
 
 
+SECRET_HINT = (
+    'store it in an environment variable and name that here: api_key_env = "MASTER_KEY";'
+    " replace a key that was in a file with a new one"
+)
+
+
 def reject_secrets(value: object, path: SettingPath) -> None:
     """Raise `SettingError` for a value that looks like a secret: configuration files are copied,
     shown and committed, so keys come from the environment."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name == "api_key":
-                raise (path / name).error("must not be in a file", hint=_secret_hint())
+                raise (path / name).error("must not be in a file", hint=SECRET_HINT)
             reject_secrets(inner, path / str(name))
     elif isinstance(value, list):
         for inner in value:
             reject_secrets(inner, path)
     elif isinstance(value, str) and SECRET.search(value):
-        raise path.error("looks like a secret", hint=_secret_hint())
-
-
-def _secret_hint() -> str:
-    return (
-        'store it in an environment variable and name that here: api_key_env = "MASTER_KEY";'
-        " replace a key that was in a file with a new one"
-    )
+        raise path.error("looks like a secret", hint=SECRET_HINT)
 
 
 VIRTUAL = "bottega"  # the model name that clients use for all tiers
@@ -244,16 +243,9 @@ class Config:
 
     def override(self, *, host: str | None, port: int | None, data: Path | None) -> Config:
         """Return a copy with the values of the command line. Raises `SettingError`."""
-        server = self.gateway
-        changed = replace(
-            self,
-            gateway=replace(
-                server,
-                host=server.host if host is None else host,
-                port=server.port if port is None else port,
-                data=server.data if data is None else data,
-            ),
-        )
+        values: dict[str, Any] = {"host": host, "port": port, "data": data}
+        given = {name: value for name, value in values.items() if value is not None}
+        changed = replace(self, gateway=replace(self.gateway, **given))
         changed.check_public()
         return changed
 

@@ -20,6 +20,7 @@ from typing import Any
 import uvicorn
 
 from bottega.errors import SettingError
+from bottega.gateway.config.loading import SECTIONS
 from bottega.gateway.config.settings import Config, ServerSettings
 from bottega.gateway.running.build import build_fetch, key_defaults, request_limits
 from bottega.gateway.running.server import Admission, Connection, GatewayServer, unmap_large_blocks
@@ -192,7 +193,6 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-SECTIONS = ("gateway", "route", "cache", "replay", "limits", "shadow", "keys")
 RELOADED = {
     *(f"gateway.{name}" for name in ("max_concurrent", "allowed_hosts", "finish_seconds")),
     *(f"keys.{name}" for name in ("max_concurrent", "tiers", "max_namespaces")),
