@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -247,16 +247,13 @@ def _merged(old: Config, new: Config) -> Config:
 
 def _changed(old: Config, new: Config) -> Iterator[str]:
     """Yield the names of the settings that differ, such as `limits.images`."""
+    before, after = _values(old), _values(new)
     if [tier.name for tier in old.tiers] != [tier.name for tier in new.tiers]:
         yield "tiers"
-    else:
-        for one, other in zip(old.tiers, new.tiers, strict=True):
-            yield from _differences(f"tiers.{one.name}", one, other)
-    for name in SECTIONS:
-        yield from _differences(name, getattr(old, name), getattr(new, name))
+    yield from (name for name in before if name in after and before[name] != after[name])
 
 
-def _differences(name: str, old: Any, new: Any) -> Iterator[str]:
-    for one in fields(old):
-        if getattr(old, one.name) != getattr(new, one.name):
-            yield f"{name}.{one.name}"
+def _values(config: Config) -> dict[str, object]:
+    parts = {f"tiers.{tier.name}": tier for tier in config.tiers}
+    parts |= {name: getattr(config, name) for name in SECTIONS}
+    return {f"{part}.{name}": v for part, one in parts.items() for name, v in vars(one).items()}
