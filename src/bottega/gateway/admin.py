@@ -229,7 +229,7 @@ class _Admin:
         if number >= len(images):
             raise NotFoundError(
                 f"image {number} does not exist, the example has {len(images)}",
-                hint="use a number from 0",
+                hint="use a number from 0, below the number of images",
             )
         return Response(images[number].data, 200, IMAGE_HEADERS, images[number].media_type)
 
@@ -313,7 +313,7 @@ async def _read_object(
             raise ApiError(
                 f"{name} has the wrong type, got {type(value).__name__}",
                 param=name,
-                hint="see docs/gateway.md",
+                hint="use the type in docs/administration.md",
             )
     return {name: value for name, value in row.items() if value is not None}
 

@@ -95,6 +95,12 @@ def savings(
     routes = reader.routes()
     first, last = reader.span()
     spent = sum(route.cost_usd for route in routes)
+    agreement = None
+    if samples := reader.shadows():
+        shown, hidden = np.asarray(samples, np.float64).T
+        agreement = DemonstrationGain(
+            _wald(shown, AGREEMENT), _wald(hidden, AGREEMENT), _wald(shown - hidden, DIFFERENCE)
+        )
     return Savings(
         master,
         namespace,
@@ -106,7 +112,7 @@ def savings(
         spent,
         sum(route.unpriced for route in routes),
         _master_only_cost(reader, spent),
-        _agreement(reader.shadows()),
+        agreement,
         ledger.total_lost(),
     )
 
@@ -152,15 +158,6 @@ def _estimate(means: Floats, n: int, *, interval: bool) -> Estimate:
         return Estimate(float(means[0]), None, None, n)
     low, high = np.percentile(means[1:], [2.5, 97.5])
     return Estimate(float(means[0]), float(low), float(high), n)
-
-
-def _agreement(samples: Sequence[Row]) -> DemonstrationGain | None:
-    if not samples:
-        return None
-    shown, hidden = np.asarray(samples, np.float64).T
-    return DemonstrationGain(
-        _wald(shown, AGREEMENT), _wald(hidden, AGREEMENT), _wald(shown - hidden, DIFFERENCE)
-    )
 
 
 def _wald(values: Floats, added: Mapping[float, float]) -> Estimate:

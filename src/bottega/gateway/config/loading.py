@@ -161,7 +161,8 @@ def _check_route(config: Config, given: Iterable[str], path: SettingPath) -> Non
                     hint=f'write router = "{other}", or remove {name}',
                 )
     if config.route.tier is not None and config.route.tier not in names:
-        raise (path / "tier").error("is not one of the tiers", hint=f"use {', '.join(names)}")
+        problem = f"is not one of the tiers, got {config.route.tier!r}"
+        raise (path / "tier").error(problem, hint=f"use {', '.join(names)}")
     needed = NEEDED.get(by, ())
     if needed and (count := len(set(given) & set(needed))) != 1:
         raise path.error(

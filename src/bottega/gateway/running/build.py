@@ -41,7 +41,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
     with _open_stores(config) as (accounts, ledger, opened):
         metrics = Metrics(one.name for one in tier_set.served)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
-        tier_set = tier_set.with_decode_budget(decoding).timed(metrics)
+        tier_set = tier_set.prepared(metrics, decoding)
         file = NamespaceOpener(config, tier_set, metrics, ledger, decoding)
         file.check()
         tenants = NamespacePool(file.open, config.cache.open_namespaces)
@@ -76,7 +76,7 @@ def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
     with _open_stores(config) as (accounts, ledger, opened):
         metrics = Metrics(tier.name for tier in pipeline.tiers)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
-        tier_set = pipeline_tiers(pipeline).with_decode_budget(decoding).timed(metrics)
+        tier_set = pipeline_tiers(pipeline).prepared(metrics, decoding)
         if pipeline.retrieve is not None:
             pipeline = replace(pipeline, retrieve=BudgetedRetriever(pipeline.retrieve, decoding))
         gateway_server = _gateway_server(

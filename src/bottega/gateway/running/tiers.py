@@ -43,24 +43,17 @@ class TierSet:
     secrets: tuple[str, ...] = ()
     endpoints: Mapping[str, HttpUpstream] = field(default_factory=dict)
 
-    def with_decode_budget(self, budget: DecodeBudget) -> TierSet:
-        """Return self after setting the shared decode budget on local models."""
+    def prepared(self, metrics: Metrics, decoding: DecodeBudget) -> TierSet:
+        """Return a copy that reports calls and breaker states to the metrics and decodes images
+        of local models within the shared budget."""
+        endpoints, served = dict[str, HttpUpstream](), list[Served]()
         for one in self.served:
             if isinstance(one.upstream, LocalUpstream):
-                one.upstream.decoding = budget
-        return self
-
-    def timed(self, metrics: Metrics) -> TierSet:
-        """Return a copy that reports calls and breaker states to the metrics."""
-        endpoints = {
-            one.name: one.upstream for one in self.served if isinstance(one.upstream, HttpUpstream)
-        }
-        for name, endpoint in endpoints.items():
-            metrics.breaker(name, endpoint.breaker)
-        served = (
-            replace(one, upstream=TimedUpstream(one.upstream, metrics.upstream))
-            for one in self.served
-        )
+                one.upstream.decoding = decoding
+            elif isinstance(one.upstream, HttpUpstream):
+                endpoints[one.name] = one.upstream
+                metrics.breaker(one.name, one.upstream.breaker)
+            served.append(replace(one, upstream=TimedUpstream(one.upstream, metrics.upstream)))
         return replace(self, served=tuple(served), endpoints=endpoints)
 
     def tier_problems(self) -> dict[str, list[str]]:
