@@ -70,4 +70,4 @@ def test_errors_have_hints(run: Run) -> None:
     leaked = "sk-bottega-" + "1" * 12 + "-" + "2" * 64
     unknown = run("keys", "revoke", leaked)
     assert (unknown.code, "2222" in unknown.err + unknown.out) == (1, False)
-    assert "hint: `bottega keys ls`" in unknown.err
+    assert "hint: run bottega keys ls" in unknown.err
