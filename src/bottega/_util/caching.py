@@ -75,7 +75,7 @@ class LRUCache(Generic[Key, Value]):
         found = self._values.pop(key, None)
         if found is None:
             return None
-        self.size -= self._measure(found[0])
+        self.size -= self._measure(found[0])  # a value must not change its size while cached
         return found[0]
 
 

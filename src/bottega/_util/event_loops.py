@@ -55,7 +55,7 @@ class BackgroundLoop:
 
     def _start(self) -> _Running:
         with self._lock:
-            # A forked child has the object but not the thread.
+            # A forked child process has this object but not the thread.
             if self._running is None or not self._running.thread.is_alive():
                 started: Future[_Running] = Future()
                 threading.Thread(

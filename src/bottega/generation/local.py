@@ -147,7 +147,8 @@ class TransformersGenerator:
 
     def _model(self) -> LoadedModel:
         if self._loaded is None:
-            with LOADING:  # concurrent imports of transformers fail
+            # One load at a time in the process: concurrent imports of transformers fail.
+            with LOADING:
                 try:
                     import torch
 
@@ -177,7 +178,7 @@ class TransformersGenerator:
             rendered = _each(pairs, lambda one: model.render(one.prompt, one.sampling, one.prefix))
             for batch in self._batches(rendered):
                 self._answer(model, batch)
-        except BaseException as error:
+        except BaseException as error:  # callers would wait forever for a future without a result
             _fail([one for one in requests if not one.reply.done()], error)
 
     def _portion(self, waiting: Sequence[Request]) -> tuple[list[Request], list[Request]]:

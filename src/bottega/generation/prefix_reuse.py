@@ -104,6 +104,7 @@ class PrefixInputBuilder:
         pairs = list(zip(rows, starts, strict=True))
         cached, width = max(starts), max(len(row) - start for row, start in pairs)
         states = [self._prefixes.states(row.keys[:start]) for row, start in pairs]
+        # Columns: cached states, padded on the left, then the unread tokens, padded on the left.
         mask = np.zeros((len(rows), cached + width), np.int64)
         ids = np.full_like(mask, self._pad)
         for i, (row, start) in enumerate(pairs):
@@ -281,6 +282,7 @@ class BatchReader:
             1 if samples > 1 else MIN_SAVED_TOKENS
         ):
             return
+        # Shared prefixes may themselves share shorter prefixes.
         self._read_ahead(shared, 1, vision_inputs)
         inputs = self._input_builder.inputs(shared, vision_inputs)
         self._next(inputs)

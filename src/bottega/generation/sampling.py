@@ -33,6 +33,7 @@ class SampleRow:
             return None
         seed = self.sampling.seed
         entropy = secrets.randbits(64) if seed is None else seed % 2**64
+        # `SeedSequence` mixes the bits: neighbouring seeds and samples give unrelated streams.
         state = np.random.SeedSequence([entropy, self.index]).generate_state(1, np.uint64)[0]
         return torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
 

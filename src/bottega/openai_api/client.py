@@ -117,6 +117,7 @@ class ChatClient:
     async def stream(self, fields: Fields, encode: Encode = encode_json) -> AsyncGenerator[bytes]:
         """Yield the JSON of each chunk of a streamed reply."""
         choices = n if isinstance(n := fields.get("n"), int) else 1
+        # Retries and dialects apply up to the first event: nothing has reached the client yet.
         first, rest = await self._negotiate(fields, encode, partial(self._begin, choices))
         async with aclosing(rest):
             yield first
@@ -359,6 +360,7 @@ class Breaker:
         failed = isinstance(error, EndpointError) and not is_reply
         if failed:
             self._last = str(error)
+        # Only the probe decides while the breaker is open: a call that began before may end late.
         if attempt is self._probe:
             if failed:
                 self._open()

@@ -249,7 +249,7 @@ class EventReader:
         if not self._has_begun:
             text, self._has_begun = text.removeprefix(BOM), True
         self._after_return = text.endswith(b"\r")
-        lines = text.splitlines()
+        lines = text.splitlines()  # of bytes: splits at LF, CRLF and CR only, unlike that of str
         rest = b"" if text.endswith((b"\n", b"\r")) else lines.pop()
         self._parts = [rest] if rest else []
         events = [data for line in lines if (data := self._line(line)) is not None]

@@ -264,7 +264,7 @@ class StreamedResponse:
                 yield payload
         for payload in reader.end():
             if payload != DONE:
-                try:  # the last event, which no empty line ended, may be incomplete
+                try:  # no empty line ended the last event, so it may be incomplete
                     orjson.loads(payload)
                 except orjson.JSONDecodeError:
                     break
@@ -275,6 +275,7 @@ class StreamedResponse:
     def close(self) -> None:
         if self._response is None:
             return
+        # Unread bytes would be taken for the reply to the next request on this connection.
         if self._response.content.at_eof():
             self._response.release()
         else:

@@ -365,6 +365,7 @@ class TraceStore:
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         row = (trace.id, trace.time, *tokens, trace.seconds, trace.cost_usd, body)
         with self._lock, TRACE_STORE.translated(str(self.path)):
+            # Serialized outside of the lock: a large tree takes milliseconds.
             self._connection.execute("REPLACE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def _read(self, where: str, *values: object) -> StoredTraces:
