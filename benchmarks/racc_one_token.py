@@ -39,7 +39,7 @@ from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Retriever
-from bottega.tasks.facts import FactTask
+from bottega.tasks.glyphs import FactTask
 from bottega.types import Candidate, Example, Prefix, Query, Sampling
 from training.compressor import (
     EPISODES,

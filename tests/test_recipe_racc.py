@@ -12,7 +12,7 @@ from bottega.generation import OpenAIGenerator, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
 from bottega.recipes import racc
-from bottega.tasks.facts import FactTask
+from bottega.tasks.glyphs import FactTask
 from bottega.types import Candidate, Example, Query
 from tests.compression.tiny_models import passage
 

@@ -18,7 +18,7 @@ from bottega.evaluation.training_data import GoldPassageLessons
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
 from bottega.recipes.racc_training import teaching, untrained
-from bottega.tasks.facts import FactTask
+from bottega.tasks.glyphs import FactTask
 
 PASSAGES, BATCH, HARD_NEGATIVES = 5, 32, 0.5
 EPISODES, QUERIES = 40, 100

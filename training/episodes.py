@@ -14,8 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bottega.tasks.handwriting import draw_characters, join, sample_alphabet
-from bottega.tasks.nuisance import paint, sample_mixed_styles
+from bottega.tasks.handwriting import (
+    draw_characters,
+    join,
+    paint,
+    sample_alphabet,
+    sample_mixed_styles,
+)
 from training.architecture import token_id
 from training.image_batches import sample_siblings
 from training.surfaces import render_surfaces, sample_neighbours, sample_surfaces

@@ -16,19 +16,22 @@ from bottega.tasks.handwriting import (
     STROKES,
     TURNS,
     VERTICES,
+    ImageStyle,
     MotorPrograms,
     StrokeBatch,
+    crisp_style,
     draw_characters,
     ink,
     integers,
     join,
     normal,
+    paint,
     sample_alphabet,
+    sample_mixed_styles,
     sample_strokes,
     sign,
     uniform,
 )
-from bottega.tasks.nuisance import ImageStyle, crisp_style, paint, sample_mixed_styles
 from bottega.tasks.rules import sketch
 from training.surfaces import render_surfaces, sample_neighbours, sample_surfaces
 

@@ -16,8 +16,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bottega.tasks.handwriting import normal, uniform
-from bottega.tasks.nuisance import paint, sample_mixed_styles
+from bottega.tasks.handwriting import normal, paint, sample_mixed_styles, uniform
 from training.concepts import CONCEPTS, DIGITS, SHARPNESS
 from training.image_batches import as_bytes, draw_digit_ink, in_background
 from training.tower import EMBEDDING, Tower

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bottega.tasks.handwriting import chance, integers, normal, sign, uniform
-from bottega.tasks.nuisance import expose
+from bottega.tasks.handwriting import chance, expose, integers, normal, sign, uniform
 
 SIZE = 64
 HARMONICS = 6

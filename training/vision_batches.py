@@ -16,10 +16,11 @@ from bottega.tasks.handwriting import (
     draw_characters,
     integers,
     join,
+    paint,
     sample_alphabet,
+    sample_mixed_styles,
     uniform,
 )
-from bottega.tasks.nuisance import paint, sample_mixed_styles
 from bottega.tasks.rules import render_rows, sample_rows
 from training.concepts import NAME, ROW, SCENE, ConceptLabels
 from training.image_batches import (

@@ -8,7 +8,7 @@ from bottega.bundled import bundled_folder
 from bottega.compression.objective import TrainingExample, TrainingObjective
 from bottega.generation.loaded import LoadedModel
 from bottega.recipes.racc_training import teaching
-from bottega.tasks.facts import FactTask
+from bottega.tasks.glyphs import FactTask
 from bottega.types import Example, Query
 from tests.builders import solid_image
 

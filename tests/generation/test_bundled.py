@@ -17,8 +17,7 @@ from bottega.errors import ModelLoadError
 from bottega.generation import bundled
 from bottega.generation.local import WARNING, PhotographCheck, PhotographWarning, is_photograph
 from bottega.image import Image
-from bottega.tasks.facts import FactTask
-from bottega.tasks.glyphs import GlyphTask
+from bottega.tasks.glyphs import FactTask, GlyphTask
 from bottega.types import Prompt, Sampling
 from tests.generation.prompts import shown
 

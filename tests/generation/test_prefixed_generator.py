@@ -14,7 +14,7 @@ from bottega.errors import SettingError
 from bottega.generation import TransformersGenerator, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.protocols import PrefixGenerator
-from bottega.tasks.facts import FactTask
+from bottega.tasks.glyphs import FactTask
 from bottega.types import Example, Message, Prefix, Prompt, Query, Sampling
 
 TASK = FactTask(queries=20, episodes=1).generate(3)

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bottega.errors import SettingError
-from bottega.tasks.facts import FactTask
-from bottega.tasks.glyphs import NAMES
+from bottega.tasks.glyphs import NAMES, FactTask
 from bottega.tasks.task import RELATIONS, TOPIC_WORDS, TaskData
 
 

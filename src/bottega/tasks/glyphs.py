@@ -1,8 +1,9 @@
-"""Synthetic task of new characters, and the set of named glyphs that the bundled models know."""
+"""Synthetic tasks of new characters, and of facts about named ones that bundled models know."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,15 +12,18 @@ from torch import Tensor
 from bottega.image import Image
 from bottega.tasks.handwriting import (
     MotorPrograms,
+    crisp_style,
     draw_characters,
     integers,
     join,
+    paint,
     sample_alphabet,
+    sample_mixed_styles,
 )
-from bottega.tasks.nuisance import crisp_style, paint, sample_mixed_styles
 from bottega.tasks.task import (
     MIN_EPISODES,
     MIN_QUERIES,
+    RELATIONS,
     RandomSources,
     TaskData,
     check_choice,
@@ -28,6 +32,8 @@ from bottega.tasks.task import (
     invented_words,
     join_episodes,
     make_example,
+    question,
+    statement,
     to_images,
 )
 from bottega.types import Example
@@ -120,3 +126,68 @@ class GlyphTask:
         style = crisp_style(len(rows)) if crisp else sample_mixed_styles(rng, group, shared=1.0)
         strokes = draw_characters(rng, letters.rows(rows), style.boldness, style.fill, free=0.0)
         return to_images(paint(rng, strokes, style))
+
+
+@dataclass(frozen=True)
+class FactTask:
+    """Task of `episodes`, each with one passage per name and relation and `queries` glyph images. A
+    passage states an invented fact; a query asks for one relation of the glyph in its image. The
+    tag `passage` of an item is the id of the passage with its answer."""
+
+    queries: int = 20
+    episodes: int = 25
+
+    def __post_init__(self) -> None:
+        check_range("queries", self.queries, 1, 500)
+        check_range("episodes", self.episodes, 1, 500)
+        check_images(self.episodes * self.queries, "episodes or queries")
+
+    def generate(self, seed: int) -> TaskData:
+        sources = RandomSources(seed)
+        return join_episodes(self._episode(sources, str(number)) for number in range(self.episodes))
+
+    def _episode(self, sources: RandomSources, episode: str) -> tuple[list[Example], list[Example]]:
+        # A distinct invented word for each name and relation; the names themselves are excluded.
+        count = len(NAMES) * len(RELATIONS)
+        words = invented_words(sources.words, count + len(NAMES))
+        things = iter([word for word in words if word not in NAMES])
+        facts = {(name, relation): next(things) for name in NAMES for relation in RELATIONS}
+        passages = [
+            make_example(
+                _passage_id(episode, name, relation),
+                statement(sources.words, relation, name, thing),
+                "",
+                None,
+                tags={"episode": episode, "name": name, "relation": relation},
+            )
+            for (name, relation), thing in facts.items()
+        ]
+        return passages, self._queries(sources, episode, facts)
+
+    def _queries(
+        self, sources: RandomSources, episode: str, facts: Mapping[tuple[str, str], str]
+    ) -> list[Example]:
+        rng = sources.words
+        topics = rng.choices(list(facts), k=self.queries)
+        names = torch.tensor([NAMES.index(name) for name, _ in topics])
+        images = to_images(render_named_glyphs(sources.images, names))
+        return [
+            make_example(
+                f"facts-{episode}-asked-{index}",
+                question(rng, relation),
+                facts[name, relation],
+                image,
+                tags={
+                    "episode": episode,
+                    "name": name,
+                    "relation": relation,
+                    "topic": relation,
+                    "passage": _passage_id(episode, name, relation),
+                },
+            )
+            for index, ((name, relation), image) in enumerate(zip(topics, images, strict=True))
+        ]
+
+
+def _passage_id(episode: str, name: str, relation: str) -> str:
+    return f"facts-{episode}-{name}-{relation}"

@@ -23,10 +23,11 @@ from bottega.tasks.handwriting import (
     ink,
     integers,
     normal,
+    paint,
     pen_path,
+    sample_styles,
     uniform,
 )
-from bottega.tasks.nuisance import paint, sample_styles
 from bottega.tasks.task import (
     RandomSources,
     TaskData,

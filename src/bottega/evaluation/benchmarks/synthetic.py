@@ -48,8 +48,7 @@ def task_corruption(spec: str) -> Corruption | None:
 def _maker(kind: str) -> Any:
     with _needing_torch():
         from bottega.tasks.attributes import AttributeTask
-        from bottega.tasks.facts import FactTask
-        from bottega.tasks.glyphs import GlyphTask
+        from bottega.tasks.glyphs import FactTask, GlyphTask
         from bottega.tasks.rules import RuleTask
 
         return dict(zip(SYNTHETIC, (GlyphTask, AttributeTask, RuleTask, FactTask), strict=True))[
