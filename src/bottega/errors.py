@@ -197,3 +197,20 @@ def error_handler(on_error: Callable[[Error], None] | None) -> Callable[[Error],
 
 def _raise(error: BottegaError) -> None:
     raise error
+
+
+def check_count(name: str, count: int, least: int = 1) -> None:
+    """Raise `SettingError` unless `count` is a whole number of at least `least`."""
+    if not hasattr(count, "__index__") or count < least:  # also accepts integers of numpy
+        raise SettingError(
+            f"{name} must be at least {least}, got {count}", hint=f"set {name}={least} or more"
+        )
+
+
+def check_fraction(name: str, value: float) -> float:
+    """Return the value. Raise `SettingError` unless it is between 0 and 1; NaN is not."""
+    if not 0 <= value <= 1:
+        raise SettingError(
+            f"{name} must be between 0 and 1, got {value}", hint=f"set {name} between 0 and 1"
+        )
+    return value

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from PIL.Image import Image as PILImage
 
 from bottega._util.event_loops import BACKGROUND_LOOP, for_each
-from bottega.errors import BatchError, BottegaError, SettingError
+from bottega.errors import BatchError, BottegaError, SettingError, check_count
 from bottega.image import Image
 from bottega.protocols import (
     Escalation,
@@ -176,10 +176,7 @@ class Pipeline:
                 f"queries must be a list, got {os.fspath(queries)!r}",
                 hint=f"pass [{os.fspath(queries)!r}], or call answer for one query",
             )
-        if concurrency < 1:
-            raise SettingError(
-                f"concurrency must be at least 1, got {concurrency}", hint="set concurrency=8"
-            )
+        check_count("concurrency", concurrency)
         inputs = list(queries)
         answers: list[Answer | None] = [None] * len(inputs)
         errors: dict[int, Exception] = {}

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.errors import SettingError
+from bottega.errors import SettingError, check_count
 from bottega.image import Image
 
 Role = Literal["system", "user", "assistant"]
@@ -124,11 +124,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, count in (("n", self.n), ("max_tokens", self.max_tokens)):
-            if count < 1:
-                raise SettingError(
-                    f"{name} must be at least 1, got {count}", hint=f"set {name}=1 or more"
-                )
+        check_count("n", self.n)
+        check_count("max_tokens", self.max_tokens)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise SettingError(
                 f"temperature must be 0 or more, got {self.temperature}",

@@ -9,12 +9,11 @@ from math import ceil, inf
 from typing import Literal, get_args
 
 from bottega._util.identity import query_rng
-from bottega.errors import SettingError
+from bottega.errors import SettingError, check_count
 from bottega.protocols import Candidates, Generator, Parser, Prompter
 from bottega.reranking.rewards import (
     RewardFunction,
     RewardValue,
-    check_at_least_one,
     checked_reward,
 )
 from bottega.reranking.search_budget import (
@@ -78,7 +77,7 @@ class FlatSearch:
     most_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        check_at_least_one("branches", self.branches)
+        check_count("branches", self.branches)
         check_budget(self.most_calls, self.most_tokens)
         if self.sequences not in get_args(Sequences):
             raise SettingError(

@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal, Protocol, get_args
 
 from bottega._util.identity import query_rng
-from bottega.errors import SettingError
+from bottega.errors import SettingError, check_count, check_fraction
 from bottega.protocols import Candidates, Parser, Prompter
 from bottega.reranking.search_budget import BudgetedGenerator, gather_all
 from bottega.reranking.selection import scaled
@@ -74,7 +74,7 @@ class SelfConsistencyReward:
     variant: Variant = "paper"
 
     def __post_init__(self) -> None:
-        check_at_least_one("n", self.n)
+        check_count("n", self.n)
         check_variant(self.variant)
 
     async def __call__(
@@ -111,8 +111,8 @@ class MutualReward:
     variant: Variant = "paper"
 
     def __post_init__(self) -> None:
-        check_at_least_one("n", self.n)
-        check_at_least_one("samples", 1 if self.samples is None else self.samples)
+        check_count("n", self.n)
+        check_count("samples", 1 if self.samples is None else self.samples)
         check_variant(self.variant)
 
     async def __call__(
@@ -152,10 +152,7 @@ class WeightedReward:
     alpha: float = 0.2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise SettingError(
-                f"alpha must be from 0 to 1, got {self.alpha}", hint="set alpha to 0.2"
-            )
+        check_fraction("alpha", self.alpha)
 
     async def __call__(
         self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /
@@ -189,13 +186,6 @@ async def checked_reward(
             f"a reward must be from 0 to 1, got {value.value}", hint="scale its values to 0..1"
         )
     return value
-
-
-def check_at_least_one(name: str, count: int) -> None:
-    if not isinstance(count, int) or count < 1:
-        raise SettingError(
-            f"{name} must be at least 1, got {count}", hint=f"set {name} to 1 or more"
-        )
 
 
 def check_variant(variant: str) -> None:
@@ -241,8 +231,8 @@ class EnsembleReward:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least_one("shots", self.shots)
-        check_at_least_one("n", self.n)
+        check_count("shots", self.shots)
+        check_count("n", self.n)
 
     async def __call__(
         self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from bottega._util.caching import SharedTask
 from bottega._util.event_loops import gather_or_cancel
-from bottega.errors import SettingError
+from bottega.errors import check_count
 from bottega.protocols import Generator
 from bottega.types import Prompt, Reply, Sampling, Usage
 
@@ -140,11 +140,8 @@ class BudgetedGenerator:
 
 def check_budget(most_calls: int | None, most_tokens: int | None) -> None:
     for name, most in (("most_calls", most_calls), ("most_tokens", most_tokens)):
-        if most is not None and not (isinstance(most, int) and most >= 1):
-            raise SettingError(
-                f"{name} must be at least 1, got {most}",
-                hint=f"set {name} to 1 or more, or omit it",
-            )
+        if most is not None:
+            check_count(name, most)
 
 
 async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from bottega._util.identity import query_rng
-from bottega.errors import NotFoundError, SettingError
+from bottega.errors import NotFoundError, SettingError, check_count, check_fraction
 from bottega.protocols import Candidates, Reranker, Vectors
 from bottega.types import Candidate, Query
 
@@ -32,18 +32,13 @@ class TopKReranker:
     seed: int = 0
 
     async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
-        check_count(k)
+        check_count("k", k, 0)
         return order_demonstrations(candidates[:k], self.order, query, self.seed)
-
-
-def check_count(k: int) -> None:
-    if k < 0:
-        raise SettingError(f"k must be at least 0, got {k}", hint="set k to 0 or more")
 
 
 def check_depth(k: int) -> None:
     """Raise `SettingError` for a branch too deep for the nested JSON of a recorded tree."""
-    check_count(k)
+    check_count("k", k, 0)
     if k > MOST_SHOWN:
         raise SettingError(
             f"a search must select at most {MOST_SHOWN} demonstrations, got {k}",
@@ -79,7 +74,7 @@ class LabelCoverageReranker:
     seed: int = 0
 
     async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
-        check_count(k)
+        check_count("k", k, 0)
         rest: list[tuple[Candidate, set[str | None]]] = []
         for candidate in candidates:
             example = candidate.example
@@ -117,13 +112,10 @@ class MMRReranker:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.trade_off <= 1:
-            raise SettingError(
-                f"trade_off must be from 0 to 1, got {self.trade_off}", hint="set trade_off to 0.7"
-            )
+        check_fraction("trade_off", self.trade_off)
 
     async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
-        check_count(k)
+        check_count("k", k, 0)
         if any(candidate.example.id is None for candidate in candidates):
             raise SettingError(
                 "MMR needs candidates with ids, got one without",

@@ -11,14 +11,13 @@ from random import Random
 from typing import Literal, TypeVar
 
 from bottega._util.identity import query_rng
-from bottega.errors import SettingError
+from bottega.errors import SettingError, check_count
 from bottega.protocols import Candidates, Generator, Parser, Prompter
 from bottega.reranking.rewards import (
     AgreementFunction,
     RewardFunction,
     RewardValue,
     Variant,
-    check_at_least_one,
     check_variant,
     checked_reward,
     exact_agreement,
@@ -116,7 +115,7 @@ class MonteCarloTree:
         variant: Variant = "paper",
         random: Random,
     ) -> None:
-        check_at_least_one("width", width)
+        check_count("width", width)
         if not (math.isfinite(exploration) and exploration >= 0):
             raise SettingError(
                 f"exploration must be finite and at least 0, got {exploration}",
@@ -278,8 +277,8 @@ class TreeSearch:
     count: Callable[[Prompt], int] = most_prompt_tokens
 
     def __post_init__(self) -> None:
-        check_at_least_one("rollouts", self.rollouts)
-        check_at_least_one("parallel", self.parallel)
+        check_count("rollouts", self.rollouts)
+        check_count("parallel", self.parallel)
         check_variant(self.variant)
         if self.sampling.n != 1:
             raise SettingError(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bottega._util.identity import Exclude, is_excluded
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, check_count
 from bottega.protocols import Vectors
 from bottega.retrieval.ports import ChangeFeed, ChangeFollower
 from bottega.types import Candidate, Example, Query
@@ -58,8 +58,7 @@ class BM25Retriever:
         self._follow_lock = Lock()
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        if k < 1:
-            raise SettingError(f"k must be at least 1, got {k}", hint="set k=1 or more")
+        check_count("k", k)
         return await asyncio.to_thread(self._find, query, k)
 
     def _find(self, query: Query, k: int) -> list[Candidate]:

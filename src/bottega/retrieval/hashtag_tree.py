@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.errors import SettingError
+from bottega.errors import check_count
 from bottega.protocols import Vectors
 from bottega.retrieval.ports import VectorLookup
 
@@ -207,12 +207,9 @@ class HashtagTree:
         novel: float = math.inf,
         seed: int = 0,
     ) -> None:
-        if isinstance(groups, int) and groups < 1:
-            raise SettingError(f"groups must be at least 1, got {groups}", hint="set groups=10")
-        if cold_start < 1:
-            raise SettingError(
-                f"cold_start must be at least 1, got {cold_start}", hint="set cold_start=64"
-            )
+        if isinstance(groups, int):
+            check_count("groups", groups)
+        check_count("cold_start", cold_start)
         self._wanted = groups
         self._adapt = adapt
         self._cold_start = cold_start

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
 from bottega._util.event_loops import gather_or_cancel
-from bottega.errors import SettingError
+from bottega.errors import check_count
 from bottega.protocols import Generator, Prompter, Retriever
 from bottega.retrieval.bm25 import tokenize
 from bottega.types import Candidate, Example, Message, Prompt, Query, Sampling
@@ -59,10 +59,7 @@ class GeneratedKeywordExtractor:
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise SettingError(
-                f"count must be at least 1, got {self.count}", hint="set count to 1 or more"
-            )
+        check_count("count", self.count)
 
     async def __call__(self, text: str, /) -> tuple[str, ...]:
         if not text.strip():
@@ -157,11 +154,8 @@ class TfidfKeywordExtractor:
     """
 
     def __init__(self, corpus: Iterable[str] = (), *, count: int = 10, longest: int = 2) -> None:
-        if count < 1 or longest < 1:
-            raise SettingError(
-                f"count and longest must be at least 1, got {count} and {longest}",
-                hint="set count=10 and longest=2",
-            )
+        check_count("count", count)
+        check_count("longest", longest)
         self._count = count
         self._longest = longest
         self._texts = 0

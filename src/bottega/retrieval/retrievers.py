@@ -13,7 +13,7 @@ from itertools import chain
 from bottega._util.caching import SharedTask
 from bottega._util.event_loops import gather_or_cancel
 from bottega._util.identity import is_excluded, query_key
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, check_count
 from bottega.protocols import Embedder, Retriever
 from bottega.retrieval.ports import LabelledPool, NearestSearch, SearchFunction
 from bottega.types import Candidate, Example, Query, Trace
@@ -93,8 +93,7 @@ class RankFusionRetriever:
         self._depth = depth
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        if k < 0:
-            raise SettingError(f"k must be 0 or more, got {k}", hint="set k=0 or more")
+        check_count("k", k, 0)
         depth = max(k, self._depth)
         rankings = await gather_or_cancel(retrieve(query, depth) for retrieve in self._retrievers)
         return self._fused(rankings)[:k]
@@ -186,8 +185,7 @@ class SharedRetriever:
     """
 
     def __init__(self, retrieve: Retriever, *, min_k: int = 1) -> None:
-        if min_k < 1:
-            raise SettingError(f"min_k must be at least 1, got {min_k}", hint="set min_k=1 or more")
+        check_count("min_k", min_k)
         self._retrieve = retrieve
         self._min_k = min_k
         self._searches: dict[int, SharedSearch] = {}

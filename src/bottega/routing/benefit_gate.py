@@ -15,8 +15,7 @@ from operator import mul
 from statistics import NormalDist
 from typing import NamedTuple
 
-from bottega.errors import GenerationError, SettingError
-from bottega.routing.routers import check_fraction
+from bottega.errors import GenerationError, SettingError, check_count, check_fraction
 from bottega.types import Candidate, Query
 
 
@@ -319,8 +318,7 @@ class ShadowSampler:
         eager: bool = False,
         seed: int = 0,
     ) -> None:
-        if at_once < 1:
-            raise SettingError(f"at_once must be at least 1, got {at_once}", hint="set at_once=4")
+        check_count("at_once", at_once)
         self.gate = gate
         self._agree = agree
         self._rate = check_fraction("rate", rate)

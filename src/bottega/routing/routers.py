@@ -8,7 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from bottega.errors import SettingError
+from bottega.errors import SettingError, check_count, check_fraction
 from bottega.protocols import Recorder, Retriever, Router, Tier
 from bottega.types import Answer, Query, Trace
 
@@ -28,15 +28,6 @@ def check_tiers(tiers: Sequence[Tier]) -> tuple[Tier, ...]:
             hint="pass at least two tiers with different names, the cheapest first",
         )
     return tuple(tiers)
-
-
-def check_fraction(name: str, value: float) -> float:
-    """Return the value. Raise `SettingError` unless it is between 0 and 1; NaN is not."""
-    if not 0 <= value <= 1:
-        raise SettingError(
-            f"{name} must be between 0 and 1, got {value}", hint=f"set {name} between 0 and 1"
-        )
-    return value
 
 
 class ColdStartRouter:
@@ -235,10 +226,7 @@ class BudgetRouter:
                 f"usd_per_1k must be above 0, got {usd_per_1k}",
                 hint="set usd_per_1k to the budget of 1,000 queries in US dollars",
             )
-        if window < 20:
-            raise SettingError(
-                f"window must be at least 20 queries, got {window}", hint="set window=500"
-            )
+        check_count("window", window, 20)
         self._apprentice, self._master = apprentice_and_master(tiers)
         self._target = usd_per_1k / 1000
         self._window = window
