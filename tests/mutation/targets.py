@@ -86,7 +86,7 @@ TARGETS = (
     # Limits and repeats of gateway requests.
     Target(
         "gateway/requests openai_api/request openai_api/fields",
-        "gateway/test_limits gateway/test_requests gateway/test_hostile",
+        "gateway/test_limits gateway/test_requests gateway/test_hostile gateway/test_overrides",
     ),
     Target("gateway/image_fetcher", "gateway/test_addresses gateway/test_fetching*"),
     Target(

@@ -44,8 +44,7 @@ from bottega.openai_api.fields import DataUrl
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import Pipeline, run
-from bottega.protocols import Prompter
-from bottega.types import Candidate, Query
+from bottega.types import Candidate, Prompt, Query
 
 log = logging.getLogger(__name__)
 
@@ -192,9 +191,9 @@ class Completer:
     async def augmented(self, request: ChatRequest, shown: Sequence[Candidate]) -> Body:
         """Return the body with the demonstrations; encode their images off the event loop."""
         images = [image for one in shown for image in one.example.query.images]
-        return await self._encode(images, partial(augmented, request, shown, self.data_url))
+        return await self.encode(images, partial(augmented, request, shown, self.data_url))
 
-    async def _encode(self, images: Collection[Image], work: Callable[[], Body]) -> Body:
+    async def encode(self, images: Collection[Image], work: Callable[[], Body]) -> Body:
         if not images:
             return work()
         return await self.decoding.run(images, partial(asyncio.to_thread, work), Image.wire_cost)
@@ -260,67 +259,6 @@ class Completer:
             self.warn("routing failed, cheapest tier used", error)
             return self.served[0].name, False
 
-    async def demonstrations(self, job: ChatJob, served: Served) -> list[Candidate]:
-        """Return the demonstrations for this tier, none if they cannot be found."""
-        query, tier = job.query, served.tier
-        if query is None or not job.overrides.retrieve:
-            return []
-        if job.overrides.shots is not None and tier.shots:
-            tier = replace(tier, shots=job.overrides.shots)
-        try:
-            return await query.pipeline.demonstrations(query.query, tier)
-        except EmptyKnowledgeBaseError:
-            return []
-        except ApiError:
-            raise
-        except BottegaError as error:
-            self.warn("no demonstrations", error)
-            return []
-
-    async def prompt(
-        self, job: ChatJob, served: Served, shown: Sequence[Candidate]
-    ) -> UpstreamCall:
-        """Return the call of this tier, with the demonstrations that it supports."""
-        if served.prompt is not None:
-            return await self._prompt_pipeline(job, served, shown, served.prompt)
-        if not shown:
-            return UpstreamCall(served, _with_asks(job, served, job.request.body))
-        kept = fitting(shown, job.request, served.capabilities)
-        body = await self.augmented(job.request, kept)
-        return UpstreamCall(served, _with_asks(job, served, body), tuple(kept))
-
-    async def _prompt_pipeline(
-        self, job: ChatJob, served: Served, shown: Sequence[Candidate], prompter: Prompter
-    ) -> UpstreamCall:
-        if job.query is None:
-            raise ApiError(
-                "the pipeline served here cannot answer this request:"
-                f" {job.bypass or 'it has no question'}",
-                code="unsupported",
-                hint="end with a user turn of text and images, without tools or audio",
-            )
-        kept = fitting(shown, job.request, served.capabilities)
-        # The images of earlier turns stay in those turns.
-        query, images = job.query.query, len(job.request.messages[-1].images)
-        last_turn = replace(query, images=query.images[len(query.images) - images :])
-        prompt = prompter(last_turn, kept)
-        shown_images = [
-            part for one in prompt.messages for part in one.parts if isinstance(part, Image)
-        ]
-        work = partial(prompted, job.request, prompt, self.data_url)
-        body = await self._encode(shown_images, work)
-        return UpstreamCall(served, _with_asks(job, served, body), tuple(kept), prompt)
-
-    async def better_tier(self, job: ChatJob, result: ChatResult) -> Served | None:
-        """Return the tier that the pipeline escalates to after this answer."""
-        query = job.query
-        if query is None or query.pipeline.escalate is None or not job.escalates:
-            return None
-        answer = query.pipeline.parse_reply(query.query, result.completed.completions)
-        tier = await query.pipeline.escalate(query.query, result.call.served.tier, answer)
-        found = [one for one in self.served if tier is not None and one.name == tier.name]
-        return next((one for one in found if one.capabilities.support(job.request)), None)
-
 
 @contextmanager
 def _reserved(job: ChatJob, call: UpstreamCall) -> Iterator[CallState]:
@@ -360,14 +298,52 @@ class _JobSteps(Generic[Outcome]):
         return self._waiting.pop(0)
 
     async def demonstrations(self, served: Served) -> list[Candidate]:
-        if self._without_examples:
+        """Return the demonstrations for this tier, none if they cannot be found."""
+        query, overrides, tier = self._job.query, self._job.overrides, served.tier
+        if self._without_examples or query is None or not overrides.retrieve:
             return []
-        return await self._completer.demonstrations(self._job, served)
+        if overrides.shots is not None and tier.shots:
+            tier = replace(tier, shots=overrides.shots)
+        try:
+            return await query.pipeline.demonstrations(query.query, tier)
+        except EmptyKnowledgeBaseError:
+            return []
+        except ApiError:
+            raise
+        except BottegaError as error:
+            self._completer.warn("no demonstrations", error)
+            return []
 
     async def generate(self, served: Served, shown: list[Candidate]) -> Outcome:
-        self._call = None  # an error of `prompt` itself has no tier to replace
-        self._call = await self._completer.prompt(self._job, served, shown)
-        return await self._send(self._job, self._call)
+        self._call = None  # an error before the call has no tier to replace
+        job, kept = self._job, fitting(shown, self._job.request, served.capabilities)
+        prompt: Prompt | None = None
+        if served.prompt is None:
+            body = await self._completer.augmented(job.request, kept)
+        else:
+            prompt = served.prompt(self._last_turn(), kept)
+            parts = [part for message in prompt.messages for part in message.parts]
+            images = [part for part in parts if isinstance(part, Image)]
+            work = partial(prompted, job.request, prompt, self._completer.data_url)
+            body = await self._completer.encode(images, work)
+        if served.asks and job.escalates:
+            body = {**body, **served.asks}
+        self._call = UpstreamCall(served, body, tuple(kept), prompt)
+        return await self._send(job, self._call)
+
+    def _last_turn(self) -> Query:
+        """Return the query without the images of earlier turns, which stay in those turns."""
+        job = self._job
+        if job.query is None:
+            raise ApiError(
+                "the pipeline served here cannot answer this request:"
+                f" {job.bypass or 'it has no question'}",
+                code="unsupported",
+                hint="end with a user turn of text and images, without tools or audio",
+            )
+        images = job.query.query.images
+        count = len(job.request.messages[-1].images)
+        return replace(job.query.query, images=images[len(images) - count :])
 
     async def recover(self, served: Served, error: BottegaError) -> Served:
         call = self._call
@@ -397,20 +373,23 @@ class _JobSteps(Generic[Outcome]):
         return self._waiting.pop(0)
 
     async def escalate(self, outcome: Outcome) -> Served | None:
-        if not isinstance(outcome, ChatResult):
+        job, query = self._job, self._job.query
+        if not isinstance(outcome, ChatResult) or query is None or not job.escalates:
             return None
-        better = await self._completer.better_tier(self._job, outcome)
-        if better is None:
+        assert query.pipeline.escalate is not None
+        answer = query.pipeline.parse_reply(query.query, outcome.completed.completions)
+        tier = await query.pipeline.escalate(query.query, outcome.call.served.tier, answer)
+        better = next(
+            (one for one in self._completer.served if tier is not None and one.name == tier.name),
+            None,
+        )
+        if better is None or not better.capabilities.support(job.request):
             return None
         if outcome.call.abandoned:
             raise asyncio.CancelledError  # no client: do not escalate
         self.dismissed.append(outcome)
         self._waiting = [served for served in self._waiting if served is not better]
         return better
-
-
-def _with_asks(job: ChatJob, served: Served, body: Body) -> Body:
-    return {**body, **served.asks} if served.asks and job.escalates else body
 
 
 def _is_rejected(error: BottegaError) -> bool:
