@@ -134,7 +134,7 @@ class BatchWriter(Generic[RecordT, ResultT]):
         while self._waiting:
             count = min(self._max_batch, len(self._waiting))
             batch = [self._waiting.popleft() for _ in range(count)]
-            # A running future cannot be cancelled: setting its result cannot fail.
+            # A running future cannot be cancelled, so setting its result cannot fail.
             waiters = [
                 done if done is not None and done.set_running_or_notify_cancel() else None
                 for _, done in batch

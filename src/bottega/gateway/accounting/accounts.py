@@ -82,7 +82,7 @@ class Accounts:
         """Return the account of a key, None if the key is unknown or revoked. Takes microseconds,
         in constant time for valid and invalid keys."""
         found = TOKEN.fullmatch(token or "")
-        id, secret = found.groups() if found else NO_KEY
+        id, secret = found.groups() if found else NO_KEY  # hash and compare in any case
         account, digest = self._accounts.get(id, NO_ACCOUNT)
         is_valid = hmac.compare_digest(sha256(secret.encode()).digest(), digest)
         return account if is_valid and account.revoked is None else None
@@ -152,6 +152,7 @@ class Accounts:
         namespaces, in any process that shares the file."""
         with self._lock, GATEWAY_DB.translated(path_text(self.path)):
             self._connection.execute(
+                # Count and insert in one statement: other processes claim at the same time.
                 "INSERT OR IGNORE INTO namespaces SELECT ?1, ?2"
                 " WHERE (SELECT count(*) FROM namespaces WHERE account = ?1) < ?3",
                 (id, namespace, most),

@@ -162,6 +162,7 @@ class Ledger:
             except BaseException:
                 self._restore(batch)
                 raise
+            # First move the costs in one step, then add what other processes have written.
             with self._lock:
                 self._stored = _merged(self._stored, self._writing)
                 self._writing = {}
@@ -173,7 +174,7 @@ class Ledger:
         """Delete entries and shadows older than `keep_days`. Return their number."""
         before, gone = self._clock() - keep_days * DAY, 0
         while not self._closed.is_set():
-            with self._file_lock:
+            with self._file_lock:  # released between batches: a long deletion would stop writes
                 some = self._file.prune(before)
             if not some:
                 break
@@ -184,6 +185,7 @@ class Ledger:
         """Write the waiting rows and stop. Rows that cannot be written are lost and logged."""
         self._closed.set()
         self._writer.close()
+        # The thread has ended: rows added since then are written here.
         if not self._succeeds(self.flush):
             with self._lock:
                 self.lost += len(self._entries) + len(self._shadows)
@@ -252,7 +254,7 @@ class Ledger:
             entries, shadows = [*batch.entries, *self._entries], [*batch.shadows, *self._shadows]
             lost = max(0, len(entries) - MAX_WAITING) + max(0, len(shadows) - MAX_WAITING)
             self._entries, self._shadows = entries[-MAX_WAITING:], shadows[-MAX_WAITING:]
-            self._notes = {**batch.notes, **self._notes}
+            self._notes = {**batch.notes, **self._notes}  # a newer value wins
             self._waiting = _merged(batch.spent, self._waiting)
             self._writing = {}
             self._unsaved_lost += batch.lost + lost

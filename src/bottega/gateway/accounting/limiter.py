@@ -64,6 +64,7 @@ class TokenEstimates:
         one.prompt = one.prompt * DECAY + usage.prompt_tokens
         shortfall = min(usage.prompt_tokens - bound, UNSEEN_PROMPT)
         one.shortfall = max(one.shortfall * DECAY, shortfall)
+        # Maxima decay too: one odd reply must not raise all later reservations.
         one.longest = max(one.longest * DECAY, usage.completion_tokens / choices)
         if seconds is not None:
             one.completion = one.completion * DECAY + usage.completion_tokens
@@ -295,6 +296,7 @@ class Access:
             return
         most = account.max_namespaces
         most = self.defaults.max_namespaces if most is None else most
+        # The database counts, since other processes claim namespaces of the same key.
         if not await asyncio.to_thread(self.claim, account.id, namespace, most):
             raise ApiError(
                 f"this key has reached its limit of namespaces below its own, {most}",

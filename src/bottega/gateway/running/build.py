@@ -44,11 +44,11 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         tier_set = tier_set.prepared(metrics, decoding)
         file = NamespaceOpener(config, tier_set, metrics, ledger, decoding)
         file.check()
-        tenants = NamespacePool(file.open, config.cache.open_namespaces)
+        tenants = NamespacePool(file.open, config.cache.open_namespaces)  # opens nothing yet
         gateway_server = _gateway_server(
             config, file.tier_set, tenants, metrics, accounts, ledger, decoding
         )
-        opened.pop_all()
+        opened.pop_all()  # from here on the server closes both stores
     gateway = gateway_server.gateway
     repeats = gateway.response_cache.replies if gateway.response_cache else None
     if repeats is not None:
@@ -64,7 +64,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         )
 
     def forget(namespace: str) -> None:
-        if repeats is not None:
+        if repeats is not None:  # the response cache belongs to the event loop
             tenants.call_soon(repeats.clear)
 
     gateway_server.build_app(admin_routes(accounts, ledger, tenants.base, forget=forget))

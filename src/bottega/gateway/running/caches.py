@@ -97,10 +97,6 @@ log = logging.getLogger(__name__)
 
 CACHE = "cache.db"
 AGREES = 0.5
-UNMEASURED_GATE = (
-    "the gate of %r has too few samples: every answer of an apprentice is compared until it has"
-    " enough, and no examples are shown until then"
-)
 EVICTIONS: dict[str, Callable[[], Eviction]] = {
     "least-recent": LeastRecentlyUsedEviction,
     "least-frequent": LeastFrequentlyUsedEviction,
@@ -201,7 +197,11 @@ class NamespaceOpener:
         shadow = ShadowSampler(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
         if config.shadow.gate and not gate.is_measured and namespace not in self._logged:
             self._logged.add(namespace)
-            log.info(UNMEASURED_GATE, namespace)
+            log.info(
+                "the gate of %r has too few samples: until it has enough, every answer of an"
+                " apprentice is compared and no examples are shown",
+                namespace,
+            )
         assert pipeline.rerank is not None
         gated = replace(pipeline, rerank=GatedReranker(pipeline.rerank, gate.shows))
         return Tenant(
@@ -308,7 +308,7 @@ class NamespacePool:
             found.add_done_callback(lambda done: self._on_opened(namespace, done))
             self._opened[namespace] = found
         self._opened.move_to_end(namespace)
-        return await asyncio.shield(found)
+        return await asyncio.shield(found)  # a client that leaves must not cancel it for others
 
     async def _open_in_turn(self, namespace: str) -> OpenNamespace:
         await self._turns.acquire(1)
@@ -335,11 +335,12 @@ class NamespacePool:
 
     def _on_opened(self, namespace: str, done: asyncio.Future[OpenNamespace]) -> None:
         if done.cancelled() or done.exception() is not None:
-            self._opened.pop(namespace, None)
+            self._opened.pop(namespace, None)  # the next request tries again
             return
         tenant, base = done.result()
+        # Requests hold the tenant, so its end is the first moment when nothing reads the base.
         ending = weakref.finalize(tenant, self._closer.submit, _close, base, namespace)
-        ending.atexit = False
+        ending.atexit = False  # the executor accepts no work at exit
         self._endings = [*(one for one in self._endings if one.alive), ending]
         while len(self._opened) > self._most:
             self._opened.popitem(last=False)

@@ -193,12 +193,14 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
+# Settings that need no restart, by section.
 RELOADED = {
-    *(f"gateway.{name}" for name in ("max_concurrent", "allowed_hosts", "finish_seconds")),
-    *(f"keys.{name}" for name in ("max_concurrent", "tiers", "max_namespaces")),
-    *(f"limits.{name}" for name in ("messages", "text_characters", "images", "image_mb")),
-    *(f"limits.{name}" for name in ("image_pixels", "request_pixels", "fields")),
-    *(f"limits.{name}" for name in ("fetch_images", "fetch_hosts", "fetch_mb", "fetch_seconds")),
+    "gateway": ("max_concurrent", "allowed_hosts", "finish_seconds"),
+    "keys": ("max_concurrent", "tiers", "max_namespaces"),
+    "limits": (
+        *("messages", "text_characters", "images", "image_mb", "image_pixels", "request_pixels"),
+        *("fields", "fetch_images", "fetch_hosts", "fetch_mb", "fetch_seconds"),
+    ),
 }
 
 
@@ -214,11 +216,9 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
         return
     changed = list(_changed(gateway_server.config, applied))
     gateway_server.config = applied
-    if isinstance(
-        gateway_server.tier_set.prices, PriceTable
-    ):  # else the user's pipeline has its own
-        gateway_server.tier_set.prices.override(prices)
-    gateway = gateway_server.gateway
+    table, gateway = gateway_server.tier_set.prices, gateway_server.gateway
+    if isinstance(table, PriceTable):  # else the user's pipeline has its own prices
+        table.override(prices)
     gateway.limits, gateway.fetch = request_limits(applied.limits), build_fetch(applied.limits)
     gateway.allowed_hosts = applied.gateway.allowed_hosts
     gateway.more_fields = frozenset(applied.limits.fields)
@@ -233,13 +233,10 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
 
 def _merged(old: Config, new: Config) -> Config:
     """Return the old configuration with the settings of the new one that need no restart."""
-    values: dict[str, dict[str, Any]] = {}
-    for name in RELOADED.intersection(_changed(old, new)):
-        section, _, key = name.partition(".")
-        values.setdefault(section, {})[key] = getattr(getattr(new, section), key)
-    sections: dict[str, Any] = {
-        name: replace(getattr(old, name), **changed) for name, changed in values.items()
-    }
+    sections: dict[str, Any] = {}
+    for section, keys in RELOADED.items():
+        values = {key: getattr(getattr(new, section), key) for key in keys}
+        sections[section] = replace(getattr(old, section), **values)
     prices = {tier.name: tier.price for tier in new.tiers}
     tiers = tuple(replace(one, price=prices.get(one.name, one.price)) for one in old.tiers)
     return replace(old, tiers=tiers, **sections)

@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unparsed_bytes += len(data)
-        super().data_received(data)
+        super().data_received(data)  # resets the count for each complete part
         if self._unparsed_bytes > LIMITS.header_bytes and not self.transport.is_closing():
             if self.cycle is None or self.cycle.response_complete:
                 self.transport.write(HEADERS_TOO_LARGE)
@@ -105,6 +105,7 @@ class Connection(HttpToolsProtocol):
         now = self.loop.time()
         patience = self.message_seconds if self._headers_done else self.header_seconds
         slow = self._message_start is not None and now - self._message_start > patience
+        # While reading is paused the application is slow, not the client.
         if (slow and not self.flow.read_paused) or (
             self._write_blocked_since is not None
             and now - self._write_blocked_since > self.write_seconds
@@ -238,7 +239,7 @@ class GatewayServer:
         log_request(entry, record.reason, record.fallback)
         if record.entered and self.gateway.access is not None:
             self.gateway.access.leave(record.account)
-        if record.hold is not None:
+        if record.hold is not None:  # after the entry: the cost must always count somewhere
             record.hold.release()
 
     @asynccontextmanager

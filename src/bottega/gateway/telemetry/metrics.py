@@ -32,6 +32,7 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
+        # A reader in another thread may see the count without the sum, until the next scrape.
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
