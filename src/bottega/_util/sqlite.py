@@ -189,8 +189,7 @@ class FileKind:
                 )
             case sqlite3.SQLITE_NOTADB:
                 return StoreError(
-                    f"{path} is not a {self.name}",
-                    hint="check the path, or choose a new file name",
+                    f"{path} is not a {self.name}", hint="check the path, or choose a new file name"
                 )
             case sqlite3.SQLITE_READONLY:
                 return StoreError(

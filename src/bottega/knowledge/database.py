@@ -80,12 +80,7 @@ class Database:
     """
 
     def __init__(
-        self,
-        path: str,
-        *,
-        create: bool = True,
-        busy_seconds: float = 10.0,
-        namespace: str = "",
+        self, path: str, *, create: bool = True, busy_seconds: float = 10.0, namespace: str = ""
     ) -> None:
         self.namespace = namespace
         # Absolute: the working folder may change, and index files are beside the database.
@@ -351,8 +346,7 @@ def annotate_row(
     """
     columns = ("key", *COLUMNS, "namespace", "question_digest")
     row = connection.execute(
-        f"SELECT {', '.join(columns)} FROM examples WHERE namespace = ? AND id = ?",
-        (namespace, id),
+        f"SELECT {', '.join(columns)} FROM examples WHERE namespace = ? AND id = ?", (namespace, id)
     ).fetchone()
     if row is None:
         return False

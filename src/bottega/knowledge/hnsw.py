@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bottega.knowledge import lazy_faiss as faiss
 from bottega.knowledge.index import (
     MISSING,
     SUBSET_SHARE,
@@ -20,11 +21,6 @@ from bottega.knowledge.index import (
 )
 from bottega.knowledge.records import TINY
 from bottega.protocols import Vectors
-
-if TYPE_CHECKING:
-    import faiss
-else:
-    from bottega.knowledge import lazy_faiss as faiss
 
 LINKS = 16
 EF_CONSTRUCTION = 100

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Literal, Self, TypeVar, cast
+from typing import Literal, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bottega.errors import SettingError
+from bottega.knowledge import lazy_faiss as faiss
 from bottega.knowledge.records import Change, SearchHit, unit
 from bottega.protocols import Vectors
 
@@ -78,12 +79,16 @@ class Slots:
         self._by_key[self._keys[slots]] = MISSING
         self._live -= len(slots)
 
-    def move(self, source: int, target: int) -> None:
-        """Move the row in slot `source` to the dead slot `target`."""
+    def move(self, source: int, target: int) -> bool:
+        """Move the row in slot `source` to the dead slot `target`. Return False if `source` is
+        dead."""
+        if not self._alive[source]:
+            return False
         key = self._keys[source]
         self._keys[target], self._alive[target] = key, True
         self._alive[source] = False
         self._by_key[key] = target
+        return True
 
     def alive_keys(self) -> Keys:
         return self.keys[self._alive[: self._count]]
@@ -91,9 +96,6 @@ class Slots:
     def slot_keys(self) -> Keys:
         """Return the keys by slot, `MISSING` for dead slots."""
         return np.where(self._alive[: self._count], self.keys, MISSING)
-
-    def is_alive(self, slot: int) -> bool:
-        return bool(self._alive[slot])
 
     def truncate(self) -> None:
         """Drop the slots after the live ones, which come first."""
@@ -124,11 +126,6 @@ def _grow(array: NDArray[Scalar], size: int, fill: int) -> NDArray[Scalar]:
     grown[: len(array)] = array
     return grown
 
-
-if TYPE_CHECKING:
-    import faiss
-else:
-    from bottega.knowledge import lazy_faiss as faiss
 
 Metric = Literal["cosine", "l2"]
 SUBSET_SHARE = 0.1
@@ -198,10 +195,7 @@ class FaissIndex(ABC):
                 hint="use the embedder of this knowledge base",
             )
         if not np.isfinite(vectors).all():  # faiss would silently return nothing
-            raise SettingError(
-                "vectors contain NaN or infinite numbers",
-                hint="check the embedder",
-            )
+            raise SettingError("vectors contain NaN or infinite numbers", hint="check the embedder")
         barred = excluded or [()] * len(vectors)
         # Search for as many more as exclusion may drop, so the rest is exact.
         wanted = k + max(map(len, barred), default=0)
@@ -249,8 +243,7 @@ class FaissIndex(ABC):
         self._slots.append(keys)
 
     def _has_row(self, key: int, vector: Vectors | None) -> bool:
-        """Return whether the row already has this vector: a build and the log may both report one
-        change."""
+        # A build and the log may both report one change.
         (slot,) = self._slots.of([key]).tolist()
         return vector is not None and np.array_equal(
             self._row_at(slot), self._scaled(vector[None])[0]
@@ -285,10 +278,9 @@ class FlatIndex(FaissIndex):
         self._slots.mark_dead(slots)
         left, source = len(self._slots), len(rows) - 1
         for target in np.sort(slots[slots < left]).tolist():
-            while not self._slots.is_alive(source):
+            while not self._slots.move(source, target):
                 source -= 1
             rows[target] = rows[source]
-            self._slots.move(source, target)
         self._index.remove_ids(faiss.IDSelectorRange(left, len(rows)))
         self._slots.truncate()
 

@@ -16,23 +16,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import orjson
 
 from bottega._util.sqlite import MEMORY
 from bottega.errors import StoreError
+from bottega.knowledge import lazy_faiss as faiss
 from bottega.knowledge.eviction import HORIZON
 from bottega.knowledge.index import MISSING, Keys
 from bottega.knowledge.records import unit
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
-
-if TYPE_CHECKING:
-    import faiss
-else:
-    from bottega.knowledge import lazy_faiss as faiss
 
 log = logging.getLogger(__name__)
 
@@ -154,8 +150,15 @@ def index_file_problems(rows: SqliteRows) -> Iterator[tuple[str, Path]]:
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                     yield f"{path.name} is incomplete", path
-        elif not _fits(rows, path):
-            yield f"{path.name} does not match the rows", path
+        else:
+            found = load(path)
+            try:
+                # Without a snapshot: another process may have removed the file.
+                fits = not path.exists() if found is None else _matches_rows(rows, found)
+            except StoreError:  # an unreadable vector, which another check reports
+                fits = False
+            if not fits:
+                yield f"{path.name} does not match the rows", path
 
 
 def index_files(rows: SqliteRows) -> list[Path]:
@@ -170,16 +173,6 @@ def index_files(rows: SqliteRows) -> list[Path]:
         r"(\.index(\.unfinished)?|\.part|\.index(\.unfinished)?\.[0-9]+-[0-9]+\.part)"
     )
     return sorted(each for each in path.parent.iterdir() if ours.fullmatch(each.name))
-
-
-def _fits(rows: SqliteRows, path: Path) -> bool:
-    found = load(path)
-    try:
-        if found is None:
-            return not path.exists()  # another process may have removed it
-        return _matches_rows(rows, found)
-    except StoreError:  # an unreadable vector, which another check reports
-        return False
 
 
 def _matches_rows(rows: SqliteRows, found: IndexSnapshot) -> bool:

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING
 
 from bottega.errors import BottegaError, StoreError
+from bottega.knowledge import lazy_faiss as faiss
 from bottega.knowledge.hnsw import HnswIndex, empty_graph, restore_graph
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.index_files import (
@@ -23,11 +23,6 @@ from bottega.knowledge.index_files import (
 from bottega.knowledge.records import StoredView
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
-
-if TYPE_CHECKING:
-    import faiss
-else:
-    from bottega.knowledge import lazy_faiss as faiss
 
 log = logging.getLogger(__name__)
 

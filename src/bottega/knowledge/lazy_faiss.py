@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bottega._util.native import check_address_space
 
+if TYPE_CHECKING:
+    from faiss import *  # noqa: F403
+else:
 
-def __getattr__(name: str) -> Any:
-    check_address_space()
-    import faiss
+    def __getattr__(name: str) -> Any:
+        check_address_space()
+        import faiss
 
-    return getattr(faiss, name)
+        return getattr(faiss, name)

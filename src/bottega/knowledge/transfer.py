@@ -34,10 +34,7 @@ NO_NUMBERS = "its metadata must be numbers"
 
 
 def export(
-    rows: SqliteRows,
-    folder: Path,
-    on_error: OnError,
-    progress: Callable[[int], None] | None,
+    rows: SqliteRows, folder: Path, on_error: OnError, progress: Callable[[int], None] | None
 ) -> int:
     """Write the undamaged examples and return their number.
 

@@ -93,11 +93,7 @@ class PixelEmbedder:
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
         return unit_images(
-            queries,
-            _encode,
-            dimension=self.dimension,
-            at_least=SIDE,
-            batch_size=self._batch_size,
+            queries, _encode, dimension=self.dimension, at_least=SIDE, batch_size=self._batch_size
         )
 
 

@@ -278,10 +278,7 @@ class MultiVectorEncoderEmbedder:
             return []
         with self._lock, embedding_errors():
             found = encode(
-                items,
-                batch_size=self._batch_size,
-                show_progress_bar=False,
-                convert_to_numpy=True,
+                items, batch_size=self._batch_size, show_progress_bar=False, convert_to_numpy=True
             )
         return [np.asarray(rows, np.float32) for rows in found]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bottega.knowledge import lazy_faiss as faiss
 from bottega.knowledge.late_interaction.maxsim import (
     Positions,
     Rows,
@@ -20,11 +21,6 @@ from bottega.knowledge.late_interaction.maxsim import (
 )
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
-
-if TYPE_CHECKING:
-    import faiss
-else:
-    from bottega.knowledge import lazy_faiss as faiss
 
 Codes = NDArray[np.uint16]
 TOKENS_PER_CENTROID = 64
@@ -193,12 +189,7 @@ def int8_scores(
     padding = -len(query) % MULTIPLE
     padded = np.pad(query.astype(np.float32), ((0, padding), (0, 0)))
     found = scores(
-        tokens,
-        offsets,
-        documents,
-        _multiplier(padded, scale),
-        query_tokens=len(padded),
-        itemsize=1,
+        tokens, offsets, documents, _multiplier(padded, scale), query_tokens=len(padded), itemsize=1
     )
     return dequantize_sums(found, len(padded))
 
