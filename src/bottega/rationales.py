@@ -115,7 +115,7 @@ class RationaleGenerator:
         return best
 
     def _complete(self, reply: Reply) -> list[str]:
-        """Return the distinct complete candidates. Raises `GenerationError` if there are none."""
+        """Return the distinct complete candidates. Raises `GenerationError` without any."""
         ended = (one for one in reply.completions if one.finish_reason == "stop")
         texts = [strip_thinking(one.text) for one in ended]
         # No store accepts a NUL.
@@ -253,7 +253,7 @@ class CostBudget(Protocol):
 
 @dataclass(frozen=True)
 class RationaleWriter:
-    """Writer of rationales into a knowledge base; each is stored as soon as it is made.
+    """Writer of rationales into a knowledge base; each is stored as soon as it is complete.
 
     A run can be stopped at any time and continued later. After a failed request the example stays
     unchanged. If all candidates are rejected, the example keeps its rationale and gets a score of

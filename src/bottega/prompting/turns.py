@@ -124,8 +124,7 @@ class InterleavedPrompter:
                 messages.append(Message("assistant", (example.reply,)))
             # A passage may have another topic: repeat the question after it.
             previous = example.query.text if example.answer else None
-        messages.append(Message("user", (*query.images, self._question(query))))
-        return Prompt(tuple(messages))
+        return Prompt((*messages, Message("user", (*query.images, self._question(query)))))
 
     def _demonstration(self, example: Example, previous: str | None) -> tuple[str | Image, ...]:
         """Return the user turn; `previous` is the question of the demonstration before, if any."""
@@ -161,10 +160,8 @@ class LetteredPrompter:
                 reply = replace(example, answer=answer_letter(example)).reply
                 messages.append(Message("assistant", (reply,)))
         instruction = ASK_LETTER if query.choices else ASK_SHORT
-        messages.append(
-            Message("user", (*query.images, f"{format_lettered(query)}\n{instruction}"))
-        )
-        return Prompt(tuple(messages))
+        text = f"{format_lettered(query)}\n{instruction}"
+        return Prompt((*messages, Message("user", (*query.images, text))))
 
 
 class ReasoningPrompter:
@@ -215,8 +212,7 @@ class PromptTemplate:
                 letter, rationale = answer_letter(example), example.rationale
                 answer = template.format(answer=letter, rationale=rationale)
                 messages.append(Message("assistant", (answer,)))
-        messages.append(Message("user", self._question(query)))
-        return Prompt(tuple(messages))
+        return Prompt((*messages, Message("user", self._question(query))))
 
     def _question(self, query: Query, *, passage: bool = False) -> tuple[str | Image, ...]:
         """Return a user turn; a passage has no instruction."""

@@ -10,15 +10,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
-from bottega.protocols import (
-    Generator,
-    Pricer,
-    Prompter,
-    Recorder,
-    Retriever,
-    Tier,
-    turns_only,
-)
+from bottega.protocols import Generator, Pricer, Prompter, Recorder, Retriever, Tier, turns_only
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.types import Sampling
@@ -94,12 +86,6 @@ def visual_rag(
             hint="add labelled examples first (knowledge.add, `bottega add`), or pass labels=",
         )
     method = Classifier(
-        generator,
-        labels,
-        prompt,
-        multi_label=multi_label,
-        order=order,
-        record=record,
-        price=price,
+        generator, labels, prompt, multi_label=multi_label, order=order, record=record, price=price
     )
     return method.pipeline(retrieve or DenseRetriever(knowledge.search), shots)

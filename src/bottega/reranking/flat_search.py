@@ -143,7 +143,6 @@ class FlatSearch:
         return found
 
     def _sequences(self, query: Query, candidates: Candidates, k: int) -> list[tuple[int, Shown]]:
-        """Return each branch's index and demonstrations."""
         if self.sequences == "nearest":
             return list(enumerate([tuple(reversed(candidates[:k]))] * self.branches))
         rng, count = query_rng(query, self.seed), min(k, len(candidates))

@@ -100,7 +100,7 @@ class BudgetedGenerator:
             if self._tokens_left is not None:
                 most = sampling.n * (self._count(prompt) + sampling.max_tokens)
             price = ReservedCost(sampling.n, most)
-            self._pay(price)
+            self._pay(price)  # before any await: two requests cannot both take the last budget
             work = self._send(prompt, sampling, price.tokens)
             request = SharedTask(work, lambda: self._requests.pop(key, None))
             self._requests[key] = request

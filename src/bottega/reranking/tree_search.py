@@ -153,6 +153,7 @@ class MonteCarloTree:
         """Return the UCT of a node (eq. 11); infinity for the root."""
         if node.parent is None:
             return math.inf
+        # Virtual loss: a pending branch is a visit of value 0, which spreads concurrent selections.
         visits, above = node.visits + node.pending, node.parent.visits + node.parent.pending
         value = node.value * node.visits / visits if node.pending else node.value
         numerator = math.log(above + 1) if self._released else math.log(above) + 1
@@ -168,13 +169,14 @@ class MonteCarloTree:
             mean = (node.value * node.visits + propagated) / (node.visits + 1)
             node.value = (mean + best) / 2
             node.visits += 1
+            # The released code passes the leaf's value to all ancestors.
             if not self._released:
                 propagated = node.value
 
     def discard(self, leaf: TreeNode) -> None:
         """Remove an unanswered branch."""
         self._settle(leaf)
-        for node in list(leaf.to_root()):
+        for node in list(leaf.to_root()):  # a shared ancestor still has other children
             if node.parent is not None and not node.children:
                 node.parent.children.remove(node)
 

@@ -313,6 +313,7 @@ class HashtagTree:
             snapshot, old = dict(self._vectors), dict(self._group_of)
         if not snapshot:
             return None
+        # Fit without the lock; `_install` applies the additions and removals since the snapshot.
         rows = np.stack(list(snapshot.values()))
         numbers = {group: number for number, group in enumerate(dict.fromkeys(old.values()))}
         before = np.array([numbers[old[id]] for id in snapshot])
@@ -334,7 +335,7 @@ class HashtagTree:
         """Install the new groups and apply the additions and removals since the snapshot."""
         present = self._vectors
         for id, vector in snapshot.items():
-            if present.get(id) is not vector:
+            if present.get(id) is not vector:  # removed, or added again with another vector
                 group_of.pop(id).remove(id, vector)
         self._group_of = group_of
         self._groups = [group for group in dict.fromkeys(group_of.values()) if group.members]

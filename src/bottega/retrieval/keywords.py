@@ -135,8 +135,7 @@ def read_keywords(reply: str, count: int) -> tuple[str, ...]:
 
 
 def distinct(keywords: Iterable[str], count: int) -> tuple[str, ...]:
-    """Return the first `count` keywords that differ in more than case, each in its first
-    spelling."""
+    """Return the first `count` keywords that differ in more than case, as first written."""
     kept: dict[str, str] = {}
     for keyword in keywords:
         if keyword and len(keyword.split()) <= MOST_WORDS:
@@ -199,8 +198,8 @@ class ResponseProbeRetriever:
 
     Cache-of-Thought, 4.3.1: "what is in the image" carries little information, and even a wrong
     answer more. It costs one call per query. The keywords follow the question, or replace it with
-    `keep_question=False`, as in the paper. An answer without keywords leaves the
-    query as it is. Raises the generator's `GenerationError`.
+    `keep_question=False`, as in the paper. An answer without keywords does not change the query.
+    Raises the generator's `GenerationError`.
     """
 
     retrieve: Retriever

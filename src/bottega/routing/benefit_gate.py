@@ -150,13 +150,9 @@ class BenefitGate:
         """Add a sample. A query without candidates is ignored."""
         if not candidates:
             return
-        self._samples.append(
-            PairedSample(
-                nearest(candidates),
-                check_fraction("with_score", with_score),
-                check_fraction("without_score", without_score),
-            )
-        )
+        check_fraction("with_score", with_score)
+        check_fraction("without_score", without_score)
+        self._samples.append(PairedSample(nearest(candidates), with_score, without_score))
         self._divide()
         for index, samples in enumerate(self._by_band()):
             if len(samples) >= self._min_samples:
