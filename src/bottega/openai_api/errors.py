@@ -73,10 +73,6 @@ def status_error(status: int, message: str, where: str, model: str) -> EndpointE
         return ServerFailedError(
             text, status=status, hint="try again later; look at the server's log"
         )
-    return RejectedError(text, status=status, hint=_rejection_hint(status, model))
-
-
-def _rejection_hint(status: int, model: str) -> str:
     hints = {
         401: "set OPENAI_API_KEY (or api_key=) to a key that this endpoint accepts",
         403: "the key may not use this model: check OPENAI_API_KEY and the account's rights",
@@ -84,8 +80,7 @@ def _rejection_hint(status: int, model: str) -> str:
         413: "send fewer demonstrations or smaller images",
         429: "the account's quota is used up: check its billing",
     }
+    other = "change the request; extra_body={'field': None} leaves out a field it rejects"
     if 300 <= status < 400:
-        return "the base URL redirects: set it to the address that it redirects to"
-    return hints.get(
-        status, "change the request; extra_body={'field': None} leaves out a field it rejects"
-    )
+        other = "the base URL redirects: set it to the address that it redirects to"
+    return RejectedError(text, status=status, hint=hints.get(status, other))

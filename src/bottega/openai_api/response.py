@@ -157,27 +157,21 @@ def no_usage() -> dict[str, object]:
 
 def completion_json(reply: Reply) -> dict[str, object]:
     """Return the chat completion of a generator's reply."""
+    choices = []
+    for index, one in enumerate(reply.completions):
+        content, refusal, finish = one.text, None, one.finish_reason
+        if finish == "refusal":
+            content, refusal, finish = "", one.text, "stop"
+        message = {"role": "assistant", "content": content, "refusal": refusal}
+        choice = {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+        choices.append(choice)
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": reply.model,
-        "choices": [_choice(index, one) for index, one in enumerate(reply.completions)],
+        "choices": choices,
         "usage": usage_json(reply.usage),
-    }
-
-
-def _choice(index: int, completion: Completion) -> dict[str, object]:
-    refused = completion.finish_reason == "refusal"
-    return {
-        "index": index,
-        "message": {
-            "role": "assistant",
-            "content": "" if refused else completion.text,
-            "refusal": completion.text if refused else None,
-        },
-        "logprobs": None,
-        "finish_reason": "stop" if refused else completion.finish_reason,
     }
 
 

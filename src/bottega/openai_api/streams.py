@@ -127,19 +127,17 @@ def _parsed(payload: bytes) -> dict[str, object]:
     except orjson.JSONDecodeError as error:
         raise GarbledError(f"{WHERE} sent an event that is not JSON", hint="try again") from error
     choices = chunk.get("choices") if isinstance(chunk, dict) else ()
-    if not isinstance(choices, list | None) or not all(map(_is_choice, choices or ())):
+    is_chunk = isinstance(choices, list | None) and all(
+        isinstance(choice, dict)
+        and isinstance(choice.get("index", 0), int)
+        and isinstance(choice.get("delta"), dict | None)
+        for choice in choices or ()
+    )
+    if not is_chunk:
         raise GarbledError(
             f"{WHERE} sent an event that is not a completion chunk", hint="try again"
         )
     return cast(dict[str, object], chunk)
-
-
-def _is_choice(choice: object) -> bool:
-    return (
-        isinstance(choice, dict)
-        and isinstance(choice.get("index", 0), int)
-        and isinstance(choice.get("delta"), dict | None)
-    )
 
 
 def _add(whole: dict[str, object], piece: Mapping[str, object]) -> None:
