@@ -356,6 +356,7 @@ def generate(
             "prompts must be padded on the left, got padding on the right",
             hint='set the tokenizer\'s padding_side to "left"',
         )
+    # `generate` repeats the inputs for beams and samples, but not a given cache.
     rows = batch.fit(prefix).repeat(max(num_beams, num_return_sequences))
     arguments = batch.with_dummies(prefix.length)
     with fresh_rope_offsets(model):
@@ -388,5 +389,6 @@ def read(model: nn.Module, inputs: Mapping[str, Tensor]) -> KeyValues:
         )
     with torch.no_grad(), fresh_rope_offsets(model):
         cache = batch.output(**batch.inputs, use_cache=True).past_key_values
+    # An encoder-decoder also caches cross-attention, which is no part of a prefix.
     own = getattr(cache, "self_attention_cache", cache)
     return KeyValues(tuple((layer.keys, layer.values) for layer in own.layers))

@@ -104,18 +104,12 @@ class StoreBuilder:
             return rows
 
         self._compressed += self.store.add(batch, compress)
-        if self._int8:
-            for passages, rows in compressed:
-                self._measure(batch, passages, rows)
-
-    def _measure(
-        self, batch: Sequence[tuple[str, Example]], passages: Sequence[Example], rows: Tensor
-    ) -> None:
-        identities = {id(one) for one in passages}
-        stored = self.store.get([pair for pair in batch if id(pair[1]) in identities])
-        half = rows.half().float().flatten(1)
-        norm = torch.linalg.vector_norm
-        self._errors += (norm(stored.flatten(1) - half, dim=1) / norm(half, dim=1)).tolist()
+        for passages, rows in compressed if self._int8 else ():
+            identities = {id(one) for one in passages}
+            stored = self.store.get([pair for pair in batch if id(pair[1]) in identities])
+            half = rows.half().float().flatten(1)
+            norm = torch.linalg.vector_norm
+            self._errors += (norm(stored.flatten(1) - half, dim=1) / norm(half, dim=1)).tolist()
 
     def summary(self) -> dict[str, float | None]:
         """Return counts and sizes in bytes per passage. `int8_error` is the mean of |int8 - fp16| /

@@ -116,6 +116,7 @@ class HyperModel:
         hidden = out.hidden_states[self.layer]
         if rows is None:
             return HiddenStates(hidden, batch.mask)
+        # Positions continue those of the text's own tokens: padding does not count.
         mask, positions = batch.continuation(rows.shape[1])
         prompted = self._decoder(
             inputs_embeds=rows,
@@ -143,9 +144,15 @@ class HyperModel:
 
     def _encode(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
         """Run the text through the encoder, and the prompts through the decoder."""
+        images = {name: one for name, one in batch.inputs.items() if name not in TOKEN_INPUTS}
         with torch.no_grad():
+            embedded = self.model.get_input_embeddings()(batch.ids)
+            if images:  # merged as in BLIP's wrappers, which would also run the decoder
+                features = self.model.get_image_features(**images, return_dict=True).pooler_output
+                mask = self.model.get_placeholder_mask(batch.ids, inputs_embeds=embedded)
+                embedded = embedded.masked_scatter(mask, features.to(embedded))
             text = self.model.get_encoder()(
-                inputs_embeds=self._embeddings(batch),
+                inputs_embeds=embedded,
                 attention_mask=batch.mask,
                 output_hidden_states=[self.layer],
             )
@@ -162,19 +169,8 @@ class HyperModel:
 
     @property
     def _decoder(self) -> Any:
-        """The decoder without a logits layer (BLIP's `get_decoder` returns a language model)."""
+        # Without a logits layer: BLIP's `get_decoder` returns a language model.
         return self.model.get_decoder().get_decoder()
-
-    def _embeddings(self, batch: Batch) -> Tensor:
-        """Return embeddings of text and images, merged as BLIP's wrappers do; the wrappers
-        themselves would also run the decoder."""
-        embedded: Tensor = self.model.get_input_embeddings()(batch.ids)
-        images = {name: one for name, one in batch.inputs.items() if name not in TOKEN_INPUTS}
-        if not images:
-            return embedded
-        features = self.model.get_image_features(**images, return_dict=True).pooler_output
-        mask = self.model.get_placeholder_mask(batch.ids, inputs_embeds=embedded)
-        return embedded.masked_scatter(mask, features.to(embedded))
 
 
 class _ReachedError(Exception):
@@ -190,6 +186,7 @@ def _input_of(layer: nn.Module, batch: Batch) -> Tensor:
     def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         raise _ReachedError(given[0])
 
+    # An exception ends the pass at this layer; the hook must not stay in the shared model.
     hook = layer.register_forward_pre_hook(stop)
     try:
         batch.output(**batch.inputs_after(0), use_cache=False, logits_to_keep=KEEP_NO_LOGITS)
@@ -318,6 +315,7 @@ def inserted(ids: Sequence[int], without: Sequence[int], ends: frozenset[int]) -
     token that ends a turn, else the first."""
     latest = _common(ids, without)
     start = len(without) - _common(ids[::-1], without[::-1])
+    # Every start from here to `latest` leaves the same tokens: the turn's end decides.
     for index in range(start, latest):
         if ids[index] in ends:
             start = index + 1
@@ -346,6 +344,7 @@ def with_tokens(inputs: Inputs, rows: Sequence[Sequence[int]]) -> dict[str, Any]
 def padded(rows: Sequence[Sequence[int]], device: torch.device | None = None) -> dict[str, Tensor]:
     """Return `input_ids` and `attention_mask` of the rows, padded on the left."""
     length = max(map(len, rows))
+    # The padding token is irrelevant, as it is masked.
     ids = torch.zeros(len(rows), length, dtype=torch.int64)
     mask = torch.zeros_like(ids)
     for index, row in enumerate(rows):

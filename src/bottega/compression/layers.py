@@ -116,6 +116,7 @@ class Aggregator(nn.Module):
         memory = documents.reshape(batch, count * prompts, width)
         if self.enhance is not None:
             memory = self.enhance(memory, torch.cat([image, question], dim=1))
+        # All prompts of a document share its bias.
         bias = self._bias(scores, present).repeat_interleave(prompts, dim=1)
         for block in self.blocks:
             both = block(both, memory, bias.to(both.dtype))

@@ -43,6 +43,7 @@ class AttentionPooling(nn.Module):
         """Return one row per prompt (batch, prompts, width). `states` have shape (batch, length,
         width); `mask` (batch, length) is left padded."""
         length, width = states.shape[1:]
+        # From the end, because padding on the left shifts positions from the start.
         from_end = torch.arange(length - 1, -1, -1, device=states.device)
         bias = self.position_bias[:, from_end.clamp(max=self.position_bias.shape[1] - 1)]
         scores = self.query @ self.key(states).transpose(1, 2) / width**0.5 + bias

@@ -99,6 +99,7 @@ def relative_scores(scores: Sequence[float]) -> list[float]:
 
 def to_prefix(prefix: KeyValues) -> Prefix:
     """Return the prefix of a batch of one query, as numpy arrays."""
+    # In fp32: numpy has no bfloat16.
     return Prefix(
         tuple(
             (keys[0].float().cpu().numpy(), values[0].float().cpu().numpy())
@@ -164,7 +165,7 @@ class OneTokenCompressor(nn.Module):
         """Return the mean hidden states of the passages, of shape (passages, 1, width)."""
         with torch.no_grad():
             states = hyper.read(inputs)
-        weights = states.mask[..., None].to(states.hidden)
+        weights = states.mask[..., None].to(states.hidden)  # 0 for padding
         return (states.hidden * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
 
     @torch.no_grad()
@@ -230,6 +231,7 @@ class KVReuse:
 
     def prefix(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
         """Return the prefix of at least one passage."""
+        # Spans of passages must not depend on the query: they are cached for all queries.
         bare = replace(query, text="?", images=())
         encoded = [self._encode([self._prompt(bare, (one,))]) for one in shown]
         without = rows(self._encode([self._prompt(bare, ())]))[0]

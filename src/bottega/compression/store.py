@@ -65,9 +65,17 @@ def read_entries(folder: Path, *, start: int, row: int) -> tuple[list[Entry], in
     if start and data[:1] != b"\n":
         raise damaged(path)
     lines = data[bool(start) : data.rfind(b"\n") + 1]
-    entries = [_entry(line, path) for line in lines.splitlines()]
-    if any(entry.row != index for index, entry in enumerate(entries, row)):
-        raise damaged(path)
+    entries = []
+    for index, line in enumerate(lines.splitlines(), row):
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise damaged(path) from error
+        match found:
+            case [int(number), str(id), str(mark), int(check)] if number == index:
+                entries.append(Entry(number, id, mark, check))
+            case _:
+                raise damaged(path)
     return entries, start + len(lines)
 
 
@@ -100,17 +108,6 @@ def read_rows(folder: Path, entries: Sequence[Entry], size: int) -> bytes:
 
 def damaged(path: Path) -> StoreError:
     return StoreError(f"{path} is damaged", hint=REBUILD)
-
-
-def _entry(line: bytes, path: Path) -> Entry:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise damaged(path) from error
-    match found:
-        case [int(row), str(id), str(mark), int(check)]:
-            return Entry(row, id, mark, check)
-    raise damaged(path)
 
 
 Precision = Literal["fp16", "int8"]
@@ -209,7 +206,14 @@ class PassageStore:
     def get(self, passages: Sequence[tuple[str, Example]]) -> Tensor:
         """Return float32 prompts (passages, prompts, width). Raises `StoreError` for a passage that
         is missing or has changed since its compression."""
-        entries = [self._entry_of(id, one) for id, one in passages]
+        for id, passage in passages:
+            if (mark := self._mark(id)) != content_digest(passage):
+                problem = "has changed since it was compressed" if mark else "is not compressed"
+                raise StoreError(
+                    f"passage {id} {problem}",
+                    hint="run `bottega compress build` again to compress new passages",
+                )
+        entries = [self._entries[id] for id, _ in passages]
         rows = np.frombuffer(read_rows(self._folder, entries, self._row.itemsize), self._row)
         values = rows["codes"].astype(np.float32)
         if self._scaled:
@@ -219,20 +223,16 @@ class PassageStore:
     def _mark(self, id: str) -> str:
         return self._entries[id].mark if id in self._entries else ""
 
-    def _entry_of(self, id: str, passage: Example) -> Entry:
-        mark = self._mark(id)
-        if mark != content_digest(passage):
-            problem = "has changed since it was compressed" if mark else "is not compressed"
-            raise StoreError(
-                f"passage {id} {problem}",
-                hint="run `bottega compress build` again to compress new passages",
-            )
-        return self._entries[id]
-
     def _append(self, passages: Sequence[tuple[str, str]], rows: Tensor) -> None:
         values = rows.float().cpu().numpy()
         self._check_values([id for id, _ in passages], values)
-        coded = self._coded(values)
+        coded = np.zeros(len(values), self._row)
+        if self._scaled:
+            # A prompt of zeros has a scale above 0: dividing by it gives 0, not nan.
+            smallest = np.finfo(np.float32).tiny
+            scales = np.maximum(np.abs(values).max(-1) / 127, smallest).astype(np.float32)
+            coded["scales"], values = scales, np.rint(values / scales[..., None]).clip(-127, 127)
+        coded["codes"] = values
         entries = [
             Entry.of(row, id, mark, one.tobytes())
             for row, ((id, mark), one) in enumerate(zip(passages, coded, strict=True), self._count)
@@ -258,16 +258,6 @@ class PassageStore:
                 f" {self._manifest.precision} cannot hold",
                 hint="use int8; if the numbers are not finite, train the compressor again",
             )
-
-    def _coded(self, values: NDArray[np.float32]) -> NDArray[np.void]:
-        coded = np.zeros(len(values), self._row)
-        if self._scaled:
-            # A prompt of zeros has a scale above 0: dividing by it gives 0, not nan.
-            smallest = np.finfo(np.float32).tiny
-            scales = np.maximum(np.abs(values).max(-1) / 127, smallest).astype(np.float32)
-            coded["scales"], values = scales, np.rint(values / scales[..., None]).clip(-127, 127)
-        coded["codes"] = values
-        return coded
 
     def _exists(self) -> bool:
         """Return whether the folder has a manifest. Raises `StoreError` for another one, and for a
