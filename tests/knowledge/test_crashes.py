@@ -79,9 +79,9 @@ def killed(path: Path, names: list[str], seconds: float) -> list[str]:
     lines: list[str] = []
     for writer in writers:
         writer.kill()
-        said, complaint = writer.communicate()
-        assert complaint == ""
-        lines += [line for line in said.splitlines(keepends=True) if line.endswith("\n")]
+        output, errors = writer.communicate()
+        assert errors == ""
+        lines += [line for line in output.splitlines(keepends=True) if line.endswith("\n")]
     return [line.strip() for line in lines]
 
 

@@ -41,7 +41,7 @@ def noise(seed: int) -> Image:
     return Image.from_pillow(Pillow.fromarray(pixels))
 
 
-def ask(embedder: FlmrEmbedder, text: str, *images: Image) -> Vectors:
+def embed_query(embedder: FlmrEmbedder, text: str, *images: Image) -> Vectors:
     [rows] = embedder.embed_queries([Query(text, images)])
     return rows
 
@@ -52,14 +52,14 @@ def document(embedder: FlmrEmbedder, text: str, *images: Image) -> Vectors:
 
 
 def test_query_has_all_its_tokens_and_those_of_its_images(plain: FlmrEmbedder) -> None:
-    assert ask(plain, "what is it").shape == (WORDS, 8)
-    assert ask(plain, "what is it", noise(1)).shape == (WORDS + PREFIX + PATCHES, 8)
-    assert ask(plain, "", noise(1), noise(2)).shape == (WORDS + 2 * (PREFIX + PATCHES), 8)
-    assert ask(plain, " ".join(["red"] * 50)).shape == (WORDS, 8)
+    assert embed_query(plain, "what is it").shape == (WORDS, 8)
+    assert embed_query(plain, "what is it", noise(1)).shape == (WORDS + PREFIX + PATCHES, 8)
+    assert embed_query(plain, "", noise(1), noise(2)).shape == (WORDS + 2 * (PREFIX + PATCHES), 8)
+    assert embed_query(plain, " ".join(["red"] * 50)).shape == (WORDS, 8)
 
 
 def test_rows_are_float32_units(plain: FlmrEmbedder) -> None:
-    for rows in (ask(plain, "red", noise(1)), document(plain, "red")):
+    for rows in (embed_query(plain, "red", noise(1)), document(plain, "red")):
         assert rows.dtype == np.float32
         assert np.linalg.norm(rows, axis=1) == pytest.approx(1, abs=1e-5)
 
@@ -83,32 +83,32 @@ def test_padding_becomes_mask_tokens_without_attention(folder: Path) -> None:
     before = {name: row.clone() for name, row in zip(tiny_models.FLMR_WORDS, table, strict=True)}
     changed = folder.parent / "changed"
     tiny_models.save_flmr(changed)
-    original = ask(FlmrEmbedder(changed, instruction=""), "red")
+    original = embed_query(FlmrEmbedder(changed, instruction=""), "red")
     table[tiny_models.FLMR_WORDS.index("[PAD]")] += 1
     save_file(weights, changed / "model.safetensors")
-    assert np.array_equal(ask(FlmrEmbedder(changed, instruction=""), "red"), original)
+    assert np.array_equal(embed_query(FlmrEmbedder(changed, instruction=""), "red"), original)
     table[tiny_models.FLMR_WORDS.index("[MASK]")] = -before["[MASK]"] + 1
     save_file(weights, changed / "model.safetensors")
-    masked = ask(FlmrEmbedder(changed, instruction=""), "red")
-    said = 4  # start, mark, word, end
-    assert np.abs(masked[:said] - original[:said]).max() < 1e-6
-    assert np.abs(masked[said:] - original[said:]).max() > 0.01
+    masked = embed_query(FlmrEmbedder(changed, instruction=""), "red")
+    count = 4  # start, mark, word, end
+    assert np.abs(masked[:count] - original[:count]).max() < 1e-6
+    assert np.abs(masked[count:] - original[count:]).max() > 0.01
 
 
 def test_instruction_tokens_are_left_out(instructed: FlmrEmbedder, plain: FlmrEmbedder) -> None:
     # Start and mark stay; "find this :" goes.
-    assert len(ask(instructed, "what is it")) == WORDS - 3
-    whole = ask(plain, "find this: what is it")
-    assert len(whole) == WORDS - 3  # a colon of the question's own counts alike
-    assert np.abs(whole - ask(instructed, "what is it")).max() < 1e-6
-    assert len(ask(plain, "what is it")) == WORDS
+    assert len(embed_query(instructed, "what is it")) == WORDS - 3
+    inline = embed_query(plain, "find this: what is it")
+    assert len(inline) == WORDS - 3  # a colon of the question counts too
+    assert np.abs(inline - embed_query(instructed, "what is it")).max() < 1e-6
+    assert len(embed_query(plain, "what is it")) == WORDS
 
 
 def test_kept_tokens_and_patches_depend_on_the_question(plain: FlmrEmbedder) -> None:
-    one, other = (ask(plain, text, noise(1)) for text in ("what is red", "what is blue"))
-    places = slice(WORDS, WORDS + PREFIX)
+    one, other = (embed_query(plain, text, noise(1)) for text in ("what is red", "what is blue"))
+    prefix = slice(WORDS, WORDS + PREFIX)
     assert np.abs(one[:WORDS] - other[:WORDS]).max() > 0.01
-    assert np.abs(one[places] - other[places]).max() < 1e-6  # of the image alone
+    assert np.abs(one[prefix] - other[prefix]).max() < 1e-6  # they depend only on the image
     assert np.abs(one[WORDS + PREFIX :] - other[WORDS + PREFIX :]).max() > 1e-4
 
 
@@ -118,16 +118,19 @@ def test_patches_attend_to_later_patches(plain: FlmrEmbedder) -> None:
     pixels[24:, 24:] = 255  # the last patch
     lit = Image.from_pillow(Pillow.fromarray(pixels))
     first = WORDS + PREFIX
-    assert np.abs(ask(plain, "red", dark)[first] - ask(plain, "red", lit)[first]).max() > 1e-4
+    assert (
+        np.abs(embed_query(plain, "red", dark)[first] - embed_query(plain, "red", lit)[first]).max()
+        > 1e-4
+    )
 
 
 def test_document_punctuation_is_left_out(plain: FlmrEmbedder) -> None:
     # Start, mark, four words, end; the signs are read, but none of them is kept.
-    said = document(plain, "red, green. is it?")
-    assert said.shape == (3 + 4, 8)
-    assert len(document(plain, "red green is it")) == len(said)
+    original = document(plain, "red, green. is it?")
+    assert original.shape == (3 + 4, 8)
+    assert len(document(plain, "red green is it")) == len(original)
     changed = document(plain, "red, green. is blue?")
-    assert np.abs(said - changed).max() > 0.01
+    assert np.abs(original - changed).max() > 0.01
 
 
 def test_document_images_are_optional(plain: FlmrEmbedder, instructed: FlmrEmbedder) -> None:

@@ -113,7 +113,7 @@ def test_vectors_read_by_a_short_process_are_loaded_by_the_next(
     queries = np.eye(WIDTH, dtype=np.float32)
     assert index.search(queries, 9) == indexed_rows.truth().search(queries, 9)
     assert pages == []
-    assert isinstance(settled(again), HnswIndex)  # which takes the place of the file
+    assert isinstance(settled(again), HnswIndex)  # which replaces the file
     again.close()
     last = indexed_rows.follow()
     assert isinstance(last.current(), HnswIndex)

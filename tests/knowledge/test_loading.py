@@ -66,8 +66,8 @@ def test_split_is_a_folder_of_classes(tmp_path: Path) -> None:
 
 def test_equal_looking_labels_are_merged(tmp_path: Path) -> None:
     composed, decomposed = (unicodedata.normalize(form, "Bülbül") for form in ("NFC", "NFD"))
-    for place, name in enumerate([composed, decomposed, f" {composed} ", "鳥"]):
-        save(tmp_path / name / f"{place}.png", place)
+    for index, name in enumerate([composed, decomposed, f" {composed} ", "鳥"]):
+        save(tmp_path / name / f"{index}.png", index)
     found = list(load_image_folder(tmp_path))
     assert [e.answer for e in found] == [composed] * 3 + ["鳥"]
     assert {e.query.images[0] for e in found} == {solid_image(i) for i in range(4)}

@@ -174,8 +174,8 @@ def test_image_paths_must_be_inside_the_folder(tmp_path: Path) -> None:
     outside = tmp_path / "x.png"
     inside = tmp_path / "set" / "a.png"
     inside.parent.mkdir()
-    for shade, place in enumerate((outside, inside)):
-        place.write_bytes(solid_image(shade).data)
+    for shade, path in enumerate((outside, inside)):
+        path.write_bytes(solid_image(shade).data)
     images: list[object] = ["../x.png", str(outside), "a.png", str(inside)]
     path = written(inside.with_name("x.parquet"), {"image": images, "label": ["l"] * 4}, {})
     bad = ErrorList()

@@ -40,22 +40,22 @@ class Store(RuleBasedStateMachine):
         path = Path(self.folder.name) / "kb.db"
         self.kb = KnowledgeBase.open(path, SeededEmbedder())
 
-    @rule(drawn=examples, batch_size=st.integers(1, 4))
-    def add(self, drawn: list[tuple[int, str, bool]], batch_size: int) -> None:
+    @rule(fields_list=examples, batch_size=st.integers(1, 4))
+    def add(self, fields_list: list[tuple[int, str, bool]], batch_size: int) -> None:
         new = 0
-        for example in (build(*fields) for fields in drawn):
+        for example in (build(*fields) for fields in fields_list):
             if key_of(example) not in map(key_of, self.model):
                 self.model.append(example)
                 new += 1
-        added = self.kb.add([build(*fields) for fields in drawn], batch_size=batch_size)
-        assert added == AddResult(new=new, duplicates=len(drawn) - new)
+        added = self.kb.add([build(*fields) for fields in fields_list], batch_size=batch_size)
+        assert added == AddResult(new=new, duplicates=len(fields_list) - new)
 
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
-        places = data.draw(st.sets(st.integers(0, max(0, len(self.model) - 1)), max_size=3))
-        ids = [id for place, id in enumerate(self.kb.ids()) if place in places]
+        chosen = data.draw(st.sets(st.integers(0, max(0, len(self.model) - 1)), max_size=3))
+        ids = [id for index, id in enumerate(self.kb.ids()) if index in chosen]
         assert self.kb.delete(ids) == len(ids)
-        self.model = [e for place, e in enumerate(self.model) if place not in places]
+        self.model = [e for index, e in enumerate(self.model) if index not in chosen]
 
     @rule(number=st.integers(0, 12), with_image=st.booleans(), k=st.integers(1, 8))
     def search(self, number: int, with_image: bool, k: int) -> None:

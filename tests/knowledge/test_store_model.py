@@ -79,11 +79,11 @@ class TwoHandles(RuleBasedStateMachine):
             self.handles[handle].pin([self.derived[text]])
             self.pinned.add(text)
 
-    @rule(handle=HANDLES, text=texts, said=st.text("ab", min_size=1))
-    def annotate(self, handle: int, text: str, said: str) -> None:
+    @rule(handle=HANDLES, text=texts, rationale=st.text("ab", min_size=1))
+    def annotate(self, handle: int, text: str, rationale: str) -> None:
         if text in self.derived:
-            self.handles[handle].annotate(self.derived[text], rationale=said)
-            self.rationales[text] = said
+            self.handles[handle].annotate(self.derived[text], rationale=rationale)
+            self.rationales[text] = rationale
 
     @rule(handle=HANDLES)
     def use(self, handle: int) -> None:
@@ -118,8 +118,8 @@ class TwoHandles(RuleBasedStateMachine):
         np.testing.assert_allclose([c.score for c in found], best, atol=1e-5)
         for candidate in found:
             assert candidate.example.query.text in scores
-            said = candidate.example.rationale
-            assert said == self.rationales.get(candidate.example.query.text)
+            rationale = candidate.example.rationale
+            assert rationale == self.rationales.get(candidate.example.query.text)
 
     @rule(handle=HANDLES)
     def reopen(self, handle: int) -> None:

@@ -102,9 +102,9 @@ def test_unsupported_model_is_an_error(tmp_path: Path) -> None:
 
 def test_dual_cosine_is_the_mean_of_both(words: TokenEmbedder, dual: DualEmbedder) -> None:
     one, other = Query("its shape", (solid_image(1),)), Query("its hue", (solid_image(900),))
-    seen = PixelEmbedder().embed([one, other])
-    said = words.embed([one, other])
-    expected = (float(seen[0] @ seen[1]) + float(said[0] @ said[1])) / 2
+    image_rows = PixelEmbedder().embed([one, other])
+    text_rows = words.embed([one, other])
+    expected = (float(image_rows[0] @ image_rows[1]) + float(text_rows[0] @ text_rows[1])) / 2
     assert cosine(dual, one, other) == pytest.approx(expected, abs=1e-5)
     check_units(dual.embed([one, other]), dual.dimension)
     assert dual.dimension == PixelEmbedder().dimension + words.dimension

@@ -32,7 +32,7 @@ TEXT_TOKENS = 16
 def letters() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per letter."""
     words = [START, END, IMAGE, *"abcdefghijklmnopqrstuvwxyz"]
-    vocabulary = {word: place for place, word in enumerate(words)}
+    vocabulary = {word: index for index, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -227,7 +227,7 @@ def _embed(
         raise
     with rows.transaction() as connection:
         _check_view(connection, number)
-        # Only for rows that still exist.
+        # Only for rows that still exist: embedding ran outside of the transaction.
         connection.executemany(
             "INSERT OR REPLACE INTO vectors (key, view, vector, checksum)"
             " SELECT key, ?, ?, ? FROM examples WHERE key = ?",

@@ -122,6 +122,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         with self._writing, KNOWLEDGE_BASE.translated(self.name):
+            # Takes the write lock now: a read lock that becomes a write lock does not wait.
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
@@ -353,7 +354,9 @@ def annotate_row(
     old, *values = row
     updated = dict(zip(columns[1:], values, strict=True)) | dict(fields)
     updated["tags"] = orjson.dumps({**orjson.loads(updated["tags"]), **tags}).decode()
+    # Logged before the deletion: the log copies id and namespace from the row.
     log_change(connection, "delete", [old])
+    # Deleted before the insertion: ids are unique in a namespace.
     connection.execute("DELETE FROM examples WHERE key = ?", [old])
     key = connection.execute(INSERT, tuple(updated.values())).lastrowid
     for table in ("vectors", "example_images", "uses"):
@@ -393,9 +396,10 @@ def remove_rows(connection: sqlite3.Connection, keys: Sequence[int]) -> None:
         f"SELECT DISTINCT sha256 FROM example_images WHERE key IN {IN_JSON}", [chosen]
     )
     hashes = json_array([row[0] for row in seen])
-    log_change(connection, "delete", keys)
+    log_change(connection, "delete", keys)  # before the deletion, because it reads the rows
     for table in ("examples", "vectors", "example_images", "uses"):
         connection.execute(f"DELETE FROM {table} WHERE key IN {IN_JSON}", [chosen])
+    # Other examples, also of other namespaces, may share an image.
     connection.execute(
         f"DELETE FROM images WHERE sha256 IN {IN_JSON}"
         " AND NOT EXISTS (SELECT 1 FROM example_images AS kept WHERE kept.sha256 = images.sha256)",

@@ -137,8 +137,8 @@ class UsageBuffer:
         self._lock = Lock()
 
     def record(self, ids: Collection[str], saved_usd: float) -> None:
-        # One unwritable entry would block all the others.
         """Count one use of each example and share the savings among them."""
+        # Rejected here: one unwritable entry would block all others of its batch.
         if not all(map(is_text, ids)) or not is_amount(saved_usd):
             raise SettingError(
                 f"used requires ids and a finite amount, got {list(ids)!a} and {saved_usd!a}",
@@ -159,6 +159,7 @@ class UsageBuffer:
 
     def flush(self) -> None:
         """Write the counts. A read-only file discards them; it evicts nothing either."""
+        # Written without the lock: `record` must not wait for the disk.
         with self._lock:
             uses, self._uses = self._uses, {}
         if not uses:
@@ -168,16 +169,13 @@ class UsageBuffer:
         except BaseException as error:
             if is_read_only_error(error):
                 return
-            self._put_back(uses)
+            with self._lock:  # put them back, beside the uses recorded meanwhile
+                for id, use in uses.items():
+                    later = self._uses.get(id, UsageRecord(0, use.last_used, 0.0))
+                    self._uses[id] = UsageRecord(
+                        use.count + later.count, later.last_used, use.saved_usd + later.saved_usd
+                    )
             raise
-
-    def _put_back(self, uses: dict[str, UsageRecord]) -> None:
-        with self._lock:
-            for id, use in uses.items():
-                later = self._uses.get(id, UsageRecord(0, use.last_used, 0.0))
-                self._uses[id] = UsageRecord(
-                    use.count + later.count, later.last_used, use.saved_usd + later.saved_usd
-                )
 
 
 def is_amount(value: object) -> bool:

@@ -161,6 +161,7 @@ class FaissIndex(ABC):
         latest = {change.key: change.vector for change in changes}
         with self._lock:
             present = self._slots.keys[self._slots.of(list(latest))].tolist()
+            # Skip rows that already have their vector: replacing them would waste slots.
             same = {key for key in present if self._has_row(key, latest[key])}
             self._remove(self._slots.of([key for key in present if key not in same]))
             kept = {k: v for k, v in latest.items() if v is not None and k not in same}

@@ -68,6 +68,7 @@ class IndexFollower:
         `StaleIndexError`."""
         with self._lock:
             last = self._rows.last_seq()
+            # Checked under the lock: `close` empties the index under it.
             if self._stopping.is_set():
                 raise StaleIndexError
             if self._index is None:
@@ -87,6 +88,7 @@ class IndexFollower:
         """Wait for the background worker, and save a large index for the next start."""
         self._stopping.set()
         self._caller_waiting.set()
+        # Without the lock: searches of other threads go on meanwhile.
         if self._worker is not None:
             self._worker.join()
         with self._lock:
@@ -175,6 +177,7 @@ class IndexFollower:
 
     def _fill(self, index: FaissIndex, page: int = PAGE) -> FaissIndex:
         """Add the rows after the index's last row; earlier rows are as of its watermark."""
+        # Read before the rows: a change meanwhile is applied twice, not missed.
         watermark = index.watermark if len(index) else self._rows.last_seq()
         index.fill(self._pages(page, index.last_key()), watermark)
         return index
@@ -194,6 +197,7 @@ class IndexFollower:
         a rebuild."""
         while index.watermark + within < self._rows.last_seq():
             changes = self._rows.changes_since(index.watermark, PAGE, self._view.number)
+            # Read after the changes: another process may have pruned before they were read.
             if index.watermark < self._rows.pruned():
                 return False
             for change in changes:

@@ -90,6 +90,7 @@ class SqliteRows(Database):
                     set_metadata(connection, key, metadata)
                 if supersede:
                     remove_superseded(connection, self.namespace, key)
+            # Evicted before the commit: no reader sees more rows than the capacity.
             if new:
                 if capacity is not None:
                     evict_excess(connection, self.namespace, capacity)

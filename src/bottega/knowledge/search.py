@@ -134,7 +134,7 @@ class Searcher:
             try:
                 index = follower.current()
                 break
-            except StaleIndexError:
+            except StaleIndexError:  # this or another handle replaced the view
                 self._drop(follower)
         if not len(index):
             raise _empty_error(self._rows)
@@ -182,7 +182,7 @@ class Searcher:
 
     def close_indexes(self) -> None:
         """Close every index; the next search opens them again."""
-        with self._lock:
+        with self._lock:  # held until the end: no search may open an index meanwhile
             for follower in self._followers.values():
                 follower.close()
             self._followers.clear()
@@ -214,6 +214,7 @@ class Searcher:
         with self._lock:
             kept = {name: each for name, each in self._followers.items() if each is not follower}
             self._followers = kept
+        # Without the lock: closing waits for the background worker.
         follower.close(keep=False)
 
     def _allowed_keys(
@@ -236,6 +237,7 @@ class Searcher:
             if cached.seq != seq:
                 if len(cached.keys) > MAX_DELETED + 2 * most:  # most of them have been deleted
                     cached.last, cached.keys = 0, np.empty(0, np.int64)
+                # Read before the rows: a row added in between is tested again, not missed.
                 last = self._rows.last_key()
                 new = self._rows.keys_where(where, cached.last)
                 cached.keys = np.union1d(cached.keys, np.array(new, np.int64))
@@ -249,6 +251,7 @@ class Searcher:
         examples = self._recent.among(wanted)
         if missing := wanted - examples.keys():
             fetched = self._rows.by_keys(missing)
+            # Keys are never reused, so a missing row has been deleted.
             if len(fetched) < len(missing):
                 return None
             self._recent.keep(fetched, most=living + MAX_DELETED)

@@ -18,12 +18,12 @@ MATRICES = documents(40, seed=6)
 FOREIGN = ("ids.csv", "codes.py", "half.png", "offsets.txt", "eighth.7", "readme")
 
 
-def opened(place: Path | str) -> TokenArray:
-    return TokenArray(place, "test", DIMENSION)
+def opened(folder: Path | str) -> TokenArray:
+    return TokenArray(folder, "test", DIMENSION)
 
 
-def contents(place: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in place.iterdir() if path.is_file()}
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize("foreign", [FOREIGN, ("half.0",), ("lock", "readme"), ("manifest.json",)])
@@ -75,10 +75,10 @@ def test_invalid_folder_path_is_a_store_error(tmp_path: Path) -> None:
 
 
 def test_removed_folder_is_an_error_and_keeps_the_state(tmp_path: Path) -> None:
-    place = tmp_path / "array"
-    array = opened(place)
+    folder = tmp_path / "array"
+    array = opened(folder)
     array.append(names(3), MATRICES[:3])
-    shutil.rmtree(place)
+    shutil.rmtree(folder)
     uses: list[Callable[[], object]] = [
         lambda: array.append(["more"], MATRICES[3:4]),
         lambda: array.delete(names(1)),

@@ -269,6 +269,7 @@ class TokenArray:
         except BaseException:  # a full disk must not lose documents
             self._manifest, self._ids, self._positions = before, ids, positions
             raise
+        # Only after the new manifest is on disk: until then the old files are the array.
         with os_errors(self._folder):
             self._remove_leftovers()
 
