@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -258,6 +259,33 @@ def test_a_wake_during_a_write_causes_another_one() -> None:
     go.set()
     thread.close()
     assert len(calls) == 2
+
+
+def test_a_wake_while_the_thread_is_created_does_not_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    created: list[int] = []
+
+    class LoggingThread(threading.Thread):
+        """Thread whose creation runs a finalizer that logs."""
+
+        def __init__(self, **options: Any) -> None:
+            created.append(1)
+            assert thread.wake()
+            super().__init__(**options)
+
+    calls: list[int] = []
+
+    def write() -> bool:
+        calls.append(1)
+        return True
+
+    thread = WriterThread(write, name="reentrant", daemon=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", LoggingThread)
+        thread.wake()
+    thread.close(timeout=5)
+    assert (len(created), len(calls)) == (1, 1)
 
 
 EXIT = """

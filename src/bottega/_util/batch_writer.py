@@ -35,8 +35,9 @@ class WriterThread:
     ) -> None:
         self.seconds, self.retry_seconds = seconds, retry_seconds
         self._write, self._name, self._daemon = write, name, daemon
-        self._lock = threading.Lock()
-        self._woken = False
+        # Reentrant: creating a thread may run a finalizer that logs, and logging calls `wake`.
+        self._lock = threading.RLock()
+        self._woken = self._running = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -44,17 +45,18 @@ class WriterThread:
         """Request a write of everything added so far; return False after `close`. Takes
         microseconds; callable from any thread."""
         # No lock: the flag is cleared before a write takes its records.
-        if self._woken:
+        if self._woken and self._running:
             return True
         with self._lock:
-            if self._thread is None:
-                if self._closed.is_set():
-                    return False
+            if self._closed.is_set() and not self._running:
+                return False
+            self._woken = True
+            if not self._running:
+                self._running = True
                 self._thread = threading.Thread(
                     target=self._run, name=self._name, daemon=self._daemon
                 )
                 self._thread.start()
-            self._woken = True
         return True
 
     def close(self, timeout: float | None = None) -> None:
@@ -69,7 +71,7 @@ class WriterThread:
         while True:
             with self._lock:  # in one step: a wake must see the thread end or keep it running
                 if not self._woken:
-                    self._thread = None
+                    self._running = False
                     return
             if self.seconds:
                 self._closed.wait(self.seconds)  # collect a batch
@@ -78,7 +80,7 @@ class WriterThread:
                 done = self._write()
             except BaseException:
                 with self._lock:  # the next wake starts another thread
-                    self._thread = None
+                    self._running = False
                 raise
             if not done and not self._closed.wait(self.retry_seconds):
                 self._woken = True
