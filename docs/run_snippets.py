@@ -1,10 +1,10 @@
-"""Runs every command and snippet of the documents, so that none of them can go stale.
+"""Run every command and snippet of the documents.
 
 In README.md and docs/*.md: ```bash and ```python blocks of one document run in order, in one new
-folder that holds a small stand-in for a user's images. A block below <!-- not run: REASON --> is
-left out. One below <!-- server: URL --> is started, and the next block runs once URL answers with
-200; it is ended after the document. The programs are those of the environment that runs this file;
-on Linux, commands run in forks of one process (`preloading`). Two documents run in parallel.
+folder with small sample images. A block below <!-- not run: REASON --> is skipped. A block below
+<!-- server: URL --> is started; the next block runs when URL answers with 200, and the server ends
+with the document. Programs come from the environment that runs this file; on Linux, commands run in
+forks of one process (`preloading`). Two documents run in parallel.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ def draw_stand_in(folder: Path) -> None:
 
 
 def draw(colour: str, size: int) -> Image.Image:
-    picture = Image.new("RGB", (size * 2, size + 30), "white")
-    ImageDraw.Draw(picture).ellipse((8, 8, size, size), fill=colour)
-    return picture
+    image = Image.new("RGB", (size * 2, size + 30), "white")
+    ImageDraw.Draw(image).ellipse((8, 8, size, size), fill=colour)
+    return image
 
 
 if __name__ == "__main__":
