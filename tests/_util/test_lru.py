@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega._util.caching import LRUCache, SharedLRUCache
+from bottega._util.caching import LRUCache
 
 
 class Clock:
@@ -54,7 +54,7 @@ def test_values_expire_at_their_age_even_when_used() -> None:
 
 
 def test_removed_values_release_their_size() -> None:
-    cache: SharedLRUCache[str, str] = SharedLRUCache(10, size=len)
+    cache: LRUCache[str, str] = LRUCache(10, size=len)
     cache.put("a", "xxxx")
     cache.put("b", "xxx")
     assert (cache.pop("a"), cache.pop("a"), cache.size) == ("xxxx", None, 3)
@@ -63,7 +63,7 @@ def test_removed_values_release_their_size() -> None:
 
 
 def test_threads_share_a_cache() -> None:
-    cache: SharedLRUCache[str, str] = SharedLRUCache(50, size=len)
+    cache: LRUCache[str, str] = LRUCache(50, size=len)
 
     def use(seed: int) -> None:
         for i in range(2000):

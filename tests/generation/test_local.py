@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bottega._util.caching import SharedLRUCache
+from bottega._util.caching import LRUCache
 from bottega.errors import (
     GenerationError,
     ImageError,
@@ -103,7 +103,7 @@ async def test_cached_features_do_not_change_replies(folders: dict[str, Path]) -
     prompts = [shown(i, i + 1, i) for i in range(4)]
     cold = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
     warm = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
-    model._loaded.vision_cache._features = SharedLRUCache(0, size=lambda rows: rows.nbytes)
+    model._loaded.vision_cache._features = LRUCache(0, size=lambda rows: rows.nbytes)
     forgetful = await asyncio.gather(*[model.generate(prompt, SHORT) for prompt in prompts])
     object.__setattr__(model._loaded, "vision_cache", None)
     ordinary = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bottega._util.caching import LRUCache, SharedLRUCache
+from bottega._util.caching import LRUCache
 from bottega._util.identity import image_hashes
 from bottega.compression.hyper_model import (
     HyperModel,
@@ -50,7 +50,7 @@ class PassageCompressor:
     ) -> None:
         self._racc, self._hyper, self._inputs, self._store = racc.eval(), hyper, inputs, store
         racc.to(hyper.device)
-        self._images: SharedLRUCache[tuple[str, ...], Tensor] = SharedLRUCache(cached_images)
+        self._images: LRUCache[tuple[str, ...], Tensor] = LRUCache(cached_images)
 
     def prefix(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
         """Return the prefix of the candidates. Raises `SettingError` for scores that are not

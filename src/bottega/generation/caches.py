@@ -14,7 +14,7 @@ import torch
 from PIL import Image as Pillow
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from bottega._util.caching import SharedLRUCache
+from bottega._util.caching import LRUCache
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 TOKEN_BYTES = 16  # of one token besides its states: its key and its next position
@@ -152,7 +152,7 @@ class VisionCache:
         self._model, self._processor = model, processor
         self.placeholder = placeholder
         self._separate = False
-        self._features: SharedLRUCache[str, torch.Tensor] = SharedLRUCache(
+        self._features: LRUCache[str, torch.Tensor] = LRUCache(
             max_bytes, size=lambda rows: rows.nbytes
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn, cast
 
-from bottega._util.caching import SharedLRUCache
+from bottega._util.caching import LRUCache
 from bottega.errors import RejectedError
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError, JSONObject
@@ -281,7 +281,7 @@ KEEP_ENCODED = 64 << 20
 def data_url_cache() -> DataUrl:
     """Return a function that encodes images as data URLs and caches the results by content: the
     same examples are shown repeatedly, and a knowledge base returns new objects for each query."""
-    encoded: SharedLRUCache[str, str] = SharedLRUCache(KEEP_ENCODED, size=len)
+    encoded: LRUCache[str, str] = LRUCache(KEEP_ENCODED, size=len)
 
     def data_url(image: Image) -> str:
         url = encoded.get(image.sha256)
