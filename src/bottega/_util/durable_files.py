@@ -1,4 +1,4 @@
-"""Files that survive a crash: appends behind a known size, atomic replacement, and locks."""
+"""Files that survive a crash: appends after a known size, atomic replacement, and locks."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class FlmrEmbedder:
         if not self._model.shape.mask_punctuation:
             return np.ones_like(ids, bool)
         signs = self._document_tokens.convert_tokens_to_ids(list(string.punctuation))
-        # A sign that the vocabulary lacks has the id of unknown words, which stay.
+        # Signs missing from the vocabulary have the id of unknown words, which stay.
         unknown = self._document_tokens.unk_token_id
         kept: Mask = np.isin(ids, [sign for sign in signs if sign != unknown], invert=True)
         return kept

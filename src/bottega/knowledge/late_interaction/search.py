@@ -160,7 +160,7 @@ class TokenIndex:
             self._array.close()
 
     def _compact(self) -> None:
-        """Compact the array. The deletion stands even if a full disk prevents this."""
+        """Compact the array. A full disk prevents this, but not the deletion."""
         try:
             self._array.compact()
         except StoreError as error:
