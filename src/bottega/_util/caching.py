@@ -49,7 +49,7 @@ class LRUCache(Generic[Key, Value]):
             return found[0]
 
     def put(self, key: Key, value: Value, age: float = 0.0) -> None:
-        """Store a value that is `age` seconds old in place of an older one. A value larger than
+        """Store a value that is `age` seconds old in loop_key of an older one. A value larger than
         `max_size` is not stored."""
         size = self._measure(value)
         stored = 0.0 if self._seconds is None else self._clock() - age
@@ -116,33 +116,33 @@ class SharedTask(Generic[Value]):
 
 
 class SingleFlight(Generic[Key, Value]):
-    """Runs the work of a key once at a time in each event loop."""
+    """Runner that does the work of a key once at a time in each event loop."""
 
     def __init__(self) -> None:
         self._tasks: dict[tuple[asyncio.AbstractEventLoop, Key], SharedTask[Value]] = {}
 
     async def run(self, key: Key, work: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
         """Return the result of the running task of `key`; start it if there is none."""
-        place = asyncio.get_running_loop(), key
-        shared = self._tasks.get(place)
+        loop_key = asyncio.get_running_loop(), key
+        shared = self._tasks.get(loop_key)
         if shared is None:
-            shared = SharedTask(work(), lambda: self._forget(place, shared))
-            self._tasks[place] = shared
-            shared.task.add_done_callback(lambda _: self._forget(place, shared))
+            shared = SharedTask(work(), lambda: self._forget(loop_key, shared))
+            self._tasks[loop_key] = shared
+            shared.task.add_done_callback(lambda _: self._forget(loop_key, shared))
         return await shared.wait()
 
     def _forget(
-        self, place: tuple[asyncio.AbstractEventLoop, Key], shared: SharedTask[Value] | None
+        self, loop_key: tuple[asyncio.AbstractEventLoop, Key], shared: SharedTask[Value] | None
     ) -> None:
-        # An abandoned task ends after the next one has taken its place.
-        if self._tasks.get(place) is shared:
-            del self._tasks[place]
+        # An abandoned task ends after the next one has started.
+        if self._tasks.get(loop_key) is shared:
+            del self._tasks[loop_key]
 
 
 class LeaderFlight(Generic[Key, Value]):
-    """The first caller of a key does the work itself, e.g. streams a reply; the others wait for it.
+    """Work that the first caller of a key does itself, e.g. a streamed reply; others wait for it.
     If the leader ends without a value (it failed, or its client left), those that waited do the
-    work themselves; they neither fail with it nor queue again. For one event loop."""
+    work themselves: they do not fail with it, and they do not queue again. For one event loop."""
 
     def __init__(self) -> None:
         self._futures: dict[Key, asyncio.Future[Value | None]] = {}
@@ -161,16 +161,16 @@ class LeaderFlight(Generic[Key, Value]):
     def lead(self, key: Key) -> Generator[Callable[[Value], None]]:
         """Yield a function that passes the value to those that wait; at the end of the block they
         get None. If another caller leads already, none waits for this one."""
-        landing: asyncio.Future[Value | None] = asyncio.get_running_loop().create_future()
-        leads = self._futures.setdefault(key, landing) is landing
+        future: asyncio.Future[Value | None] = asyncio.get_running_loop().create_future()
+        leads = self._futures.setdefault(key, future) is future
 
-        def land(value: Value | None) -> None:
-            if leads and self._futures.get(key) is landing:
+        def finish(value: Value | None) -> None:
+            if leads and self._futures.get(key) is future:
                 del self._futures[key]
-            if not landing.done():
-                landing.set_result(value)
+            if not future.done():
+                future.set_result(value)
 
         try:
-            yield land
+            yield finish
         finally:
-            land(None)
+            finish(None)
