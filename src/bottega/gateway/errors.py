@@ -45,19 +45,19 @@ def to_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case PausedError():
-            return _upstream(
+            return _failure(
                 503, "upstream_paused", f"{MODEL} has failed too often", error.retry_after
             )
         case RateLimitedError():
-            return _upstream(
+            return _failure(
                 429, "rate_limit_exceeded", f"{MODEL} gets too many requests", error.retry_after
             )
         case EndpointTimeoutError():
-            return _upstream(504, "upstream_timeout", f"{MODEL} did not answer in time")
+            return _failure(504, "upstream_timeout", f"{MODEL} did not answer in time")
         case MisconfiguredError():
             tier = f"the tier {error.tier!r} of this gateway" if error.tier else MODEL
             message = f"{tier} is misconfigured; see the gateway's log"
-            return _upstream(502, "upstream_misconfigured", message)
+            return _failure(502, "upstream_misconfigured", message)
         case RequestRejectedError():
             return ApiError(
                 error.detail or "the model refused this request",
@@ -71,20 +71,14 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(str(error), status=error.status or 400, headers=FINAL)
         case EndpointError():
             status = 502 if error.retry_after is None else 503
-            return _upstream(status, "upstream_failed", f"{MODEL} failed", error.retry_after)
+            return _failure(status, "upstream_failed", f"{MODEL} failed", error.retry_after)
         case ImageError():
             return ApiError(str(error), code="invalid_image", hint=error.hint)
         case SettingError():
             return ApiError(str(error), code="unsupported", hint=error.hint)
         case BottegaError() if error.retryable:
-            return ApiError(
-                "the gateway is busy; try again later",
-                status=503,
-                type="server_error",
-                headers=FINAL,
-            )
-    message = "the gateway failed; see its log"
-    return ApiError(message, status=500, type="server_error", headers=FINAL)
+            return _failure(503, None, "the gateway is busy; try again later")
+    return _failure(500, None, "the gateway failed; see its log")
 
 
 CLOSING = ApiError(
@@ -119,7 +113,7 @@ def unknown_model(name: str, models: Iterable[str]) -> ApiError:
     )
 
 
-def _upstream(status: int, code: str, message: str, wait: float | None = None) -> ApiError:
+def _failure(status: int, code: str | None, message: str, wait: float | None = None) -> ApiError:
     kind = "rate_limit_error" if status == 429 else "server_error"
     headers = FINAL if wait is None else {**FINAL, "retry-after": str(math.ceil(wait))}
     return ApiError(message, status=status, type=kind, code=code, headers=headers)
