@@ -174,9 +174,9 @@ async def test_shown_demonstrations_count_as_used(cache: KnowledgeBase) -> None:
 def test_missing_or_duplicate_models_are_rejected(cache: KnowledgeBase) -> None:
     one = model("a")
     route = FixedRouter(Tier("a", one))
-    with pytest.raises(SettingError, match="missing or given twice"):
+    with pytest.raises(SettingError, match="models are incomplete or redundant"):
         cache_of_thought(cache, master=one, route=route)
-    with pytest.raises(SettingError, match="missing or given twice"):
+    with pytest.raises(SettingError, match="models are incomplete or redundant"):
         cache_of_thought(cache, tiers=[Tier("a", one)], master=one, route=route)
     with pytest.raises(SettingError, match="tiers must be one or more"):
         cache_of_thought(cache, tiers=[Tier("a", one), Tier("a", one)], route=route)

@@ -207,7 +207,7 @@ def test_training_reads_retrieved_passages(
         ("embed = 3", "", "embed must be text, got 3", "embed ="),
         ('model = "openai:gpt"', "", "local model, got openai:gpt", "bundled, a folder"),
         ('hyper = "openai:gpt"', "", "local model, got openai:gpt", "bundled, a folder"),
-        ("layer = 99", "", "there is no layer 99", "-1 (the last)"),
+        ("layer = 99", "", "layer does not exist, got 99", "-1 (the last)"),
     ],
 )
 def test_invalid_settings_are_reported(

@@ -105,7 +105,9 @@ def _tiers(
         return Tier("apprentice", apprentice, shots), Tier("master", master)
     if tiers is None or master is not None or apprentice is not None:
         raise SettingError(
-            "the models are missing or given twice", hint="pass master= and apprentice=, or tiers="
+            f"models are incomplete or redundant, got tiers={tiers is not None},"
+            f" master={master is not None} and apprentice={apprentice is not None}",
+            hint="pass master= and apprentice=, or tiers=",
         )
     if not tiers or len({tier.name for tier in tiers}) < len(tiers):
         raise SettingError(

@@ -35,7 +35,7 @@ def teaching(
     compresses = HyperModel((hyper or base).model, layer=layer)
     if not compresses.has_layer:
         raise SettingError(
-            f"there is no layer {layer}",
+            f"layer does not exist, got {layer}",
             hint=f"use 0 (the embeddings) to {compresses.depth}, or -1 (the last)",
         )
     return TrainingObjective(
@@ -48,15 +48,17 @@ def teaching(
 
 
 def untrained(shape: CompressorConfig, teaching: TrainingObjective, *, seed: int = 0) -> RaccModel:
-    """To be calibrated by `TrainingObjective.calibrate`."""
+    """Return a new compressor, which `TrainingObjective.calibrate` calibrates."""
     torch.manual_seed(seed)
     return RaccModel(shape, None if shape.prompting == "reading" else _hard(shape, teaching))
 
 
 def _hard(shape: CompressorConfig, teaching: TrainingObjective) -> tuple[Tensor, Tensor]:
-    spelt = (rows(teaching.inputs.passages([Example(Query(text), "")]))[0] for text in HARD_PROMPTS)
+    token_ids = (
+        rows(teaching.inputs.passages([Example(Query(text), "")]))[0] for text in HARD_PROMPTS
+    )
     documents, queries = (
         sentence_prompts(teaching.hyper, torch.tensor(ids), count)
-        for ids, count in zip(spelt, (shape.document_prompts, shape.query_prompts), strict=True)
+        for ids, count in zip(token_ids, (shape.document_prompts, shape.query_prompts), strict=True)
     )
     return documents, queries
