@@ -85,7 +85,7 @@ def test_a_bad_image_does_not_stop_the_others(run: Run, pets: Path) -> None:
     done = run("classify", "k.db", "bad.jpg", "query.jpg", "nowhere.png", "--json")
     bad, good, missing = answers(done.json)
     assert done.code == 1
-    assert "not an image" in bad["error"]
+    assert "not a readable image" in bad["error"]
     assert "cannot be read" in missing["error"]
     assert good["answer"] == "leaf"
     assert "skipped" in run("classify", "k.db", "bad.jpg", "query.jpg").err
