@@ -127,7 +127,7 @@ async def trickle(request: web.Request) -> web.StreamResponse:
         (trickle, "within"),
         (image_answer(b"<b>hello</b>", "text/html"), "did not send an image"),
         (image_answer(PIXEL.data, "application/octet-stream"), "did not send an image"),
-        (image_answer(b"<svg/>", "image/svg+xml"), "not an image"),
+        (image_answer(b"<svg/>", "image/svg+xml"), "not a readable image"),
         (image_answer(b"", "image/png"), "empty"),
         (image_answer(PIXEL.data, "image/png", Content_Encoding="br"), "compressed"),
         (
