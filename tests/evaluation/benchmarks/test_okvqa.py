@@ -101,7 +101,7 @@ def test_invalid_rows_are_reported_and_skipped(tmp_path: Path) -> None:
         bad,
         (
             "cannot be read",
-            "not an image",
+            "not a readable image",
             "has no answers",
             "is not unique",
             "has no answers",
