@@ -129,7 +129,7 @@ async def test_a_failed_write_fails_all_waiting_callers() -> None:
 async def test_unstorable_answers_are_logged_once(
     kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    remember = CacheRecorder(kb, teachers=(), longest=10)
+    remember = CacheRecorder(kb, teachers=(), max_characters=10)
     with caplog.at_level(logging.WARNING):
         for i in range(3):
             assert await remember.keep(text_example("q", f"{i} much too long")) is None

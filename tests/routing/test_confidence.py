@@ -21,12 +21,12 @@ ANSWERS = st.builds(
 )
 
 
-@given(answer=ANSWERS, below=st.floats(0, 1), place=st.integers(0, 2))
+@given(answer=ANSWERS, min_confidence=st.floats(0, 1), place=st.integers(0, 2))
 async def test_invalid_or_uncertain_answers_escalate_by_one_tier(
-    answer: Answer, below: float, place: int
+    answer: Answer, min_confidence: float, place: int
 ) -> None:
-    better = await ConfidenceEscalation(TIERS, below)(QUERY, TIERS[place], answer)
-    unsure = not answer.valid or (answer.confidence is not None and answer.confidence < below)
+    better = await ConfidenceEscalation(TIERS, min_confidence)(QUERY, TIERS[place], answer)
+    unsure = not answer.valid or (answer.confidence is not None and answer.confidence < min_confidence)
     if unsure and place < 2:
         assert better is TIERS[place + 1]
     else:
@@ -48,10 +48,10 @@ async def test_answers_without_confidence_are_kept_and_logged_once(
     assert [record.getMessage().split()[2] for record in caplog.records] == ["'small'", "'middle'"]
 
 
-@pytest.mark.parametrize("below", [-0.1, 1.1, float("nan")])
-def test_a_threshold_must_be_a_probability(below: float) -> None:
+@pytest.mark.parametrize("min_confidence", [-0.1, 1.1, float("nan")])
+def test_a_threshold_must_be_a_probability(min_confidence: float) -> None:
     with pytest.raises(SettingError):
-        ConfidenceEscalation(TIERS, below)
+        ConfidenceEscalation(TIERS, min_confidence)
 
 
 def test_tiers_need_two_or_more_different_names() -> None:
@@ -70,7 +70,7 @@ async def test_disagreeing_samples_escalate_through_the_cascade() -> None:
         parse=LabelParser(),
         sampling=Sampling(n=3, temperature=1.0),
         choose=most_frequent,
-        escalate=ConfidenceEscalation(tiers, below=0.7),
+        escalate=ConfidenceEscalation(tiers, min_confidence=0.7),
     )
     trace = await pipeline.trace(Query("?", choices=("a", "b", "c")))
     assert (trace.tier, trace.answer.text, trace.answer.confidence) == ("large", "b", 1.0)

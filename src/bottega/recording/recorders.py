@@ -138,17 +138,17 @@ class ExampleStore(Protocol):
 class CacheRecorder:
     """Recorder that stores the answers of the tiers named in `teachers` as examples.
 
-    Invalid and truncated answers are not stored; examples with texts of more than `longest`
+    Invalid and truncated answers are not stored; examples with texts of more than `max_characters`
     characters are not either. One answer is stored per question (images, text, choices and the tag
     `context`): a newer answer replaces the older one unless that is pinned. `source` is the tier
     and model. Concurrent answers share one commit. Raises `StoreError`.
     """
 
     def __init__(
-        self, knowledge: ExampleStore, *, teachers: Collection[str], longest: int = 32_000
+        self, knowledge: ExampleStore, *, teachers: Collection[str], max_characters: int = 32_000
     ) -> None:
         self._teachers = frozenset(teachers)
-        self._longest = longest
+        self._max_characters = max_characters
         self._writer = BatchWriter[Example, str | None](
             partial(knowledge.replace, on_error=self._warn_error),
             name="remember",
@@ -171,8 +171,8 @@ class CacheRecorder:
         stays. Return None, and log a warning, if it cannot be stored. A cancelled caller does not
         cancel the write."""
         texts = (example.query.text, example.answer, example.rationale or "")
-        if sum(map(len, texts)) > self._longest:
-            self._warn("too long", f"it has more than {self._longest} characters")
+        if sum(map(len, texts)) > self._max_characters:
+            self._warn("too long", f"it has more than {self._max_characters} characters")
             return None
         return await self._writer.write(example)
 

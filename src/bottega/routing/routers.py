@@ -97,7 +97,7 @@ STEP = 0.02
 class CoverageRouter:
     """Router that uses the apprentice if the cache has a similar example, else the master.
 
-    With `at_least`, the nearest example must have that score (the scale depends on the retriever).
+    With `min_similarity`, the nearest example must have that score (the scale depends on the retriever).
     With `master_rate`, about that fraction of the queries goes to the master: those whose nearest
     example is farthest, compared with the last `window` queries. The threshold is corrected after
     each query (adaptive conformal inference, Gibbs and Candès, NeurIPS 2021): over n queries of any
@@ -111,21 +111,21 @@ class CoverageRouter:
         self,
         tiers: Sequence[Tier],
         retrieve: Retriever,
-        at_least: float | None = None,
+        min_similarity: float | None = None,
         master_rate: float | None = None,
         *,
         window: int = 300,
         seed: int = 0,
     ) -> None:
-        if (at_least is None) == (master_rate is None):
+        if (min_similarity is None) == (master_rate is None):
             raise SettingError(
-                "coverage needs exactly one of at_least and master_rate, got"
-                f" at_least={at_least} and master_rate={master_rate}",
+                "coverage needs exactly one of min_similarity and master_rate, got"
+                f" min_similarity={min_similarity} and master_rate={master_rate}",
                 hint="pass one of the two",
             )
         self._apprentice, self._master = apprentice_and_master(tiers)
         self._retrieve = retrieve
-        self._at_least = at_least
+        self._min_similarity = min_similarity
         self._rate = check_fraction("master_rate", master_rate or 0.0)
         self._threshold = self._rate
         self._last: deque[float] = deque(maxlen=window)
@@ -134,8 +134,8 @@ class CoverageRouter:
     async def __call__(self, query: Query, /) -> Tier:
         found = await self._retrieve(query, 1)
         score = found[0].score if found else None
-        if self._at_least is not None:
-            covered = score is not None and score >= self._at_least
+        if self._min_similarity is not None:
+            covered = score is not None and score >= self._min_similarity
         else:
             covered = self._is_covered_by_rank(score)
         return self._apprentice if covered else self._master
@@ -161,7 +161,7 @@ log = logging.getLogger(__name__)
 
 
 class ConfidenceEscalation:
-    """Escalation to the next tier if the answer is invalid or its confidence is less than `below`.
+    """Escalation to the next tier if the answer is invalid or its confidence is less than `min_confidence`.
 
     `tiers` are two or more, the cheapest first. The parser provides the confidence: the one that
     the model states, or the probability of the whole reply, which is small for every long text. For
@@ -172,10 +172,10 @@ class ConfidenceEscalation:
     Other tiers, such as one that a client requested by name, are never escalated.
     """
 
-    def __init__(self, tiers: Sequence[Tier], below: float = 0.7) -> None:
+    def __init__(self, tiers: Sequence[Tier], min_confidence: float = 0.7) -> None:
         names = [tier.name for tier in check_tiers(tiers)]
         self._next = dict(zip(names, tiers[1:], strict=False))
-        self._below = check_fraction("below", below)
+        self._min_confidence = check_fraction("min_confidence", min_confidence)
         self._warned: set[str] = set()
 
     async def __call__(self, query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
@@ -192,7 +192,7 @@ class ConfidenceEscalation:
                 )
             return None
         confidence = answer.confidence if answer.valid and answer.confidence is not None else -1.0
-        return None if confidence >= self._below else better
+        return None if confidence >= self._min_confidence else better
 
 
 PATIENCE = 50  # queries until the first call to the master counts as failed

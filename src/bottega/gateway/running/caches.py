@@ -185,7 +185,7 @@ class NamespaceOpener:
 
     def _tenant(self, base: KnowledgeBase, namespace: str) -> Tenant:
         config, teachers = self.config, frozenset(self.config.teachers)
-        recorder = CacheRecorder(base, teachers=teachers, longest=config.cache.max_characters)
+        recorder = CacheRecorder(base, teachers=teachers, max_characters=config.cache.max_characters)
         keeper = BudgetedKeeper(recorder, self.decoding, self.metrics.store.time)
         # Shared by the router and the demonstrations: one search for both.
         found = self._search(base)
