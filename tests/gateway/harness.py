@@ -84,9 +84,9 @@ class TenantPool:
                 self.path, embed=PixelEmbedder(), namespace=namespace
             )
         cache = self.caches[namespace]
-        teachers = frozenset({self.tiers[-1].name})
-        keeper = CacheRecorder(cache, teachers=teachers)
-        return self.customize(Tenant(self.make(cache), keeper, teachers))
+        stored_tiers = frozenset({self.tiers[-1].name})
+        keeper = CacheRecorder(cache, stored_tiers=stored_tiers)
+        return self.customize(Tenant(self.make(cache), keeper, stored_tiers))
 
 
 def always_first(tiers: Sequence[Tier]) -> Callable[..., Any]:

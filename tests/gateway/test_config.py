@@ -68,7 +68,7 @@ def test_default_threshold_hides_dissimilar_examples() -> None:
 def test_defaults_with_two_tiers() -> None:
     config = parse_config(TWO)
     assert config.master.name == "large"
-    assert config.teachers == ("large",)
+    assert config.stored_tiers == ("large",)
     assert (config.route.router, config.route.master_rate) == ("random", 0.2)
     assert config.aliases == {"qwen", "gpt"}
     assert not config.keys_required
@@ -92,15 +92,15 @@ def test_one_tier_answers_everything() -> None:
 
 
 def test_teaching_tiers_can_be_configured() -> None:
-    assert parse_config(TWO.replace('"LARGE_KEY"', '"K"\nstore_answers = true')).teachers == (
+    assert parse_config(TWO.replace('"LARGE_KEY"', '"K"\nstore_answers = true')).stored_tiers == (
         "large",
     )
     config = parse_config(TWO.replace('8001/v1"', '8001/v1"\nstore_answers = true'))
-    assert config.teachers == ("small",)
-    no_teacher = TWO.replace('"LARGE_KEY"', '"K"\nstore_answers = false')
-    assert parse_config(no_teacher).teachers == ()
+    assert config.stored_tiers == ("small",)
+    not_stored = TWO.replace('"LARGE_KEY"', '"K"\nstore_answers = false')
+    assert parse_config(not_stored).stored_tiers == ()
     redundant = parse_config(TWO.replace('8001/v1"', '8001/v1"\nstore_answers = false'))
-    assert redundant.teachers == ("large",)
+    assert redundant.stored_tiers == ("large",)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def kb() -> Iterator[KnowledgeBase]:
 
 
 async def test_a_masters_answer_is_kept_with_its_reasoning_and_source(kb: KnowledgeBase) -> None:
-    await CacheRecorder(kb, teachers={"master"})(trace())
+    await CacheRecorder(kb, stored_tiers={"master"})(trace())
     (kept,) = kb
     assert (kept.answer, kept.rationale, kept.source) == ("cat", "it has whiskers", "master:gpt")
     assert kept.query.choices == ("cat", "dog")
@@ -38,12 +38,12 @@ async def test_a_masters_answer_is_kept_with_its_reasoning_and_source(kb: Knowle
 
 async def test_several_labels_stay_several(kb: KnowledgeBase) -> None:
     both = Answer("cat, dog", labels=("cat", "dog"))
-    await CacheRecorder(kb, teachers={"master"})(trace(answer=both))
+    await CacheRecorder(kb, stored_tiers={"master"})(trace(answer=both))
     assert [example.labels for example in kb] == [("cat", "dog")]
 
 
 async def test_other_answers_are_not_stored(kb: KnowledgeBase) -> None:
-    remember = CacheRecorder(kb, teachers={"master"})
+    remember = CacheRecorder(kb, stored_tiers={"master"})
     cut = Completion("it has", finish_reason="length")
     await remember(trace(tier="apprentice"))
     await remember(trace(answer=replace(ANSWERED, valid=False)))
@@ -55,12 +55,12 @@ async def test_other_answers_are_not_stored(kb: KnowledgeBase) -> None:
 
 
 async def test_learn_stores_an_answer_without_a_trace(kb: KnowledgeBase) -> None:
-    await CacheRecorder(kb, teachers={"master"}).learn(Query("q"), ANSWERED, "master")
+    await CacheRecorder(kb, stored_tiers={"master"}).learn(Query("q"), ANSWERED, "master")
     assert [example.source for example in kb] == ["master"]
 
 
 async def test_keep_returns_the_id(kb: KnowledgeBase) -> None:
-    remember = CacheRecorder(kb, teachers=())
+    remember = CacheRecorder(kb, stored_tiers=())
     first = await remember.keep(image_example(1, "cat"))
     second = await remember.keep(image_example(1, "dog"))
     assert kb.ids() == [second] != [first]
@@ -69,7 +69,7 @@ async def test_keep_returns_the_id(kb: KnowledgeBase) -> None:
 async def test_a_pinned_answer_stays_without_a_warning(
     kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    remember = CacheRecorder(kb, teachers={"master"})
+    remember = CacheRecorder(kb, stored_tiers={"master"})
     await remember(trace(answer=Answer("cat")))
     kb.pin(kb.ids())
     with caplog.at_level(logging.WARNING):
@@ -101,7 +101,7 @@ class Counting:
 
 async def test_concurrent_answers_share_a_commit() -> None:
     store = Counting()
-    remember = CacheRecorder(store, teachers=())
+    remember = CacheRecorder(store, stored_tiers=())
     ids = await asyncio.gather(*(remember.keep(text_example(f"q{i}")) for i in range(40)))
     assert ids == [f"q{i}" for i in range(40)]
     assert len(store.groups) <= 3
@@ -109,7 +109,7 @@ async def test_concurrent_answers_share_a_commit() -> None:
 
 async def test_a_cancelled_caller_does_not_cancel_the_write() -> None:
     store = Counting()
-    remember = CacheRecorder(store, teachers=())
+    remember = CacheRecorder(store, stored_tiers=())
     leaving = asyncio.create_task(remember.keep(text_example("first")))
     waiting = asyncio.create_task(remember.keep(text_example("second")))
     await asyncio.sleep(0)
@@ -119,7 +119,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_write() -> None:
 
 
 async def test_a_failed_write_fails_all_waiting_callers() -> None:
-    remember = CacheRecorder(Counting(StoreFullError("full")), teachers=())
+    remember = CacheRecorder(Counting(StoreFullError("full")), stored_tiers=())
     failed = await asyncio.gather(
         *(remember.keep(text_example(f"q{i}")) for i in range(3)), return_exceptions=True
     )
@@ -129,7 +129,7 @@ async def test_a_failed_write_fails_all_waiting_callers() -> None:
 async def test_unstorable_answers_are_logged_once(
     kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    remember = CacheRecorder(kb, teachers=(), max_characters=10)
+    remember = CacheRecorder(kb, stored_tiers=(), max_characters=10)
     with caplog.at_level(logging.WARNING):
         for i in range(3):
             assert await remember.keep(text_example("q", f"{i} much too long")) is None

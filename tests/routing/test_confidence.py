@@ -26,7 +26,9 @@ async def test_invalid_or_uncertain_answers_escalate_by_one_tier(
     answer: Answer, min_confidence: float, place: int
 ) -> None:
     better = await ConfidenceEscalation(TIERS, min_confidence)(QUERY, TIERS[place], answer)
-    unsure = not answer.valid or (answer.confidence is not None and answer.confidence < min_confidence)
+    unsure = not answer.valid or (
+        answer.confidence is not None and answer.confidence < min_confidence
+    )
     if unsure and place < 2:
         assert better is TIERS[place + 1]
     else:

@@ -33,7 +33,12 @@ async def sent(router: CoverageRouter, n: int) -> list[bool]:
 
 async def test_dissimilar_queries_go_to_the_master() -> None:
     cache = Cache(None, 0.79, 0.8, 0.9)
-    assert await sent(CoverageRouter(TWO, cache, min_similarity=0.8), 4) == [True, True, False, False]
+    assert await sent(CoverageRouter(TWO, cache, min_similarity=0.8), 4) == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 async def test_cached_answers_cover_later_queries() -> None:
@@ -114,7 +119,9 @@ async def test_the_share_recovers_after_a_time_without_examples() -> None:
     assert sum(went[600:]) / 500 == pytest.approx(0.3, abs=0.04)
 
 
-@pytest.mark.parametrize("given", [{}, {"min_similarity": 0.5, "master_rate": 0.5}, {"master_rate": 2.0}])
+@pytest.mark.parametrize(
+    "given", [{}, {"min_similarity": 0.5, "master_rate": 0.5}, {"master_rate": 2.0}]
+)
 def test_exactly_one_rule_is_required(given: dict[str, float]) -> None:
     with pytest.raises(SettingError):
         CoverageRouter(TWO, Cache(), **given)  # type: ignore[arg-type]

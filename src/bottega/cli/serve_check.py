@@ -65,7 +65,7 @@ def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipelin
 def _tier(
     tier: TierSettings, config: Config, environment: Mapping[str, str], prices: PriceTable
 ) -> Rows:
-    fills = " (its answers fill the cache)" * (tier.name in config.teachers)
+    fills = " (its answers fill the cache)" * (tier.name in config.stored_tiers)
     yield f"tiers.{tier.name}", f"{tier.model}{fills}"
     if not tier.is_remote:
         yield "  at", "this process"

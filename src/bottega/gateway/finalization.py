@@ -72,15 +72,15 @@ class Finalizer:
             self.warn("not stored", error)
 
     async def _stored(self, job: ChatJob, query: TenantQuery, result: ChatResult) -> str | None:
-        """Store a teacher's complete answer to a question that needs no earlier turns; return the
-        example's id."""
+        """Store the complete answer of a stored tier to a question that needs no earlier turns;
+        return the example's id."""
         tenant, completions = query.tenant, result.completed.completions
         answer = strip_thinking(completions[0].text)  # reasoning is neither shown nor searched
         can_store = (
             job.record.account.can_store
             and job.overrides.store
             and job.request.is_single_turn
-            and result.call.served.name in tenant.teachers
+            and result.call.served.name in tenant.stored_tiers
             and len(completions) == 1
             and completions[0].finish_reason == "stop"
             and answer
@@ -149,8 +149,8 @@ log = logging.getLogger(__name__)
 @dataclass
 class ShadowRunner:
     """Background measurement of the benefit of demonstrations. `over` is called with the record of
-    every call that only measures, `measured` with every comparison. A teacher's answer replaces the
-    apprentice's in `repeats`. No client waits for it."""
+    every call that only measures, `measured` with every comparison. The answer of a stored tier
+    replaces the apprentice's in `repeats`. No client waits for it."""
 
     completer: Completer
     finalizer: Finalizer
@@ -184,7 +184,7 @@ class ShadowRunner:
             return None
         for call, completed in (*result.dismissed, (result.call, result.completed)):
             reply = self.completer.without_extras(job, call, completed)
-            learns = call.served.name not in query.tenant.teachers
+            learns = call.served.name not in query.tenant.stored_tiers
             if learns and call.served.tier.shots > 0 and _is_complete(reply):
                 return call, reply.completions[0].text
         return None
@@ -207,8 +207,8 @@ class ShadowRunner:
             tenant.shadow.cancel()
             return
         expensive_first = self.completer.served[::-1]
-        teachers = (one for one in expensive_first if one.name in tenant.teachers)
-        master = next(teachers, expensive_first[0])
+        stored_tiers = (one for one in expensive_first if one.name in tenant.stored_tiers)
+        master = next(stored_tiers, expensive_first[0])
         # The request may have the master's answer without demonstrations already.
         own, completed = result.call, result.completed
         is_masters = own.served.name == master.name and not own.shown and _is_complete(completed)
@@ -240,8 +240,8 @@ class ShadowRunner:
             result = await self.completer.call_upstream(own, call)
             await self.finalizer.store(own, result)
             name, completed = served.name, result.completed
-            is_teachers = own.query is not None and name in own.query.tenant.teachers
-            may_correct = is_teachers and is_repeatable(completed.completions)
+            is_stored = own.query is not None and name in own.query.tenant.stored_tiers
+            may_correct = is_stored and is_repeatable(completed.completions)
             if own.key and self.repeats is not None and may_correct:
                 self.repeats.replace(own.key, CachedReply(completed.payload, name, completed.model))
             if record.cost_usd and job.query and job.query.tenant.charge:

@@ -124,15 +124,15 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True)
 class Tenant:
-    """Pipeline and stores of a namespace. `teachers` are the tiers whose answers become examples;
-    without a `keeper` none do. `shadow` measures the benefit of demonstrations, also where the gate
-    of `pipeline` hides them: `ungated` shows them. `charge` is called with the cost of
-    measurements, for a router that holds a budget. `best` returns the similarity of the nearest
+    """Pipeline and stores of a namespace. `stored_tiers` are the tiers whose answers become
+    examples; without a `keeper` none do. `shadow` measures the benefit of demonstrations, also
+    where the gate of `pipeline` hides them: `ungated` shows them. `charge` is called with the cost
+    of measurements, for a router that holds a budget. `best` returns the similarity of the nearest
     example found for a query, shown or not; `example` reads a stored one by its id, and blocks."""
 
     pipeline: Pipeline
     keeper: Keeper | None = None
-    teachers: frozenset[str] = frozenset()
+    stored_tiers: frozenset[str] = frozenset()
     shadow: ShadowSampler | None = None
     ungated: Pipeline | None = None
     charge: Charge | None = None

@@ -73,7 +73,7 @@ def cache_of_thought(
     """
     tiers = _tiers(tiers, master, apprentice, shots)
     tiers = _prompted(tiers, prompt, reasoning)
-    teacher = tiers[-1].name
+    master_name = tiers[-1].name
     router = _part(route, tiers)
     search = retrieve or DenseRetriever(partial(cache.search, exclude="same-question"))
     escalation = None if escalate is None else _part(escalate, tiers)
@@ -88,8 +88,8 @@ def cache_of_thought(
         parse=parse or LabelParser(),
         record=CompositeRecorder(
             *learners,
-            UseCountRecorder(cache, master=teacher),
-            CacheRecorder(cache, teachers={teacher}) if remember else None,
+            UseCountRecorder(cache, master=master_name),
+            CacheRecorder(cache, stored_tiers={master_name}) if remember else None,
             record,
         ),
         price=price,

@@ -136,7 +136,7 @@ class ExampleStore(Protocol):
 
 
 class CacheRecorder:
-    """Recorder that stores the answers of the tiers named in `teachers` as examples.
+    """Recorder that stores the answers of the tiers named in `stored_tiers` as examples.
 
     Invalid and truncated answers are not stored; examples with texts of more than `max_characters`
     characters are not either. One answer is stored per question (images, text, choices and the tag
@@ -145,9 +145,13 @@ class CacheRecorder:
     """
 
     def __init__(
-        self, knowledge: ExampleStore, *, teachers: Collection[str], max_characters: int = 32_000
+        self,
+        knowledge: ExampleStore,
+        *,
+        stored_tiers: Collection[str],
+        max_characters: int = 32_000,
     ) -> None:
-        self._teachers = frozenset(teachers)
+        self._stored_tiers = frozenset(stored_tiers)
         self._max_characters = max_characters
         self._writer = BatchWriter[Example, str | None](
             partial(knowledge.replace, on_error=self._warn_error),
@@ -158,12 +162,12 @@ class CacheRecorder:
 
     async def __call__(self, trace: Trace, /) -> None:
         whole = all(one.finish_reason == "stop" for one in trace.reply.completions)
-        if trace.tier in self._teachers and whole:
+        if trace.tier in self._stored_tiers and whole:
             await self._keep_valid(trace.query, trace.answer, f"{trace.tier}:{trace.reply.model}")
 
     async def learn(self, query: Query, answer: Answer, tier: str) -> None:
         """Store an answer without its trace, for a `Method` of the evaluation."""
-        if tier in self._teachers:
+        if tier in self._stored_tiers:
             await self._keep_valid(query, answer, tier)
 
     async def keep(self, example: Example) -> str | None:

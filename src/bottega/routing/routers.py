@@ -97,12 +97,12 @@ STEP = 0.02
 class CoverageRouter:
     """Router that uses the apprentice if the cache has a similar example, else the master.
 
-    With `min_similarity`, the nearest example must have that score (the scale depends on the retriever).
-    With `master_rate`, about that fraction of the queries goes to the master: those whose nearest
-    example is farthest, compared with the last `window` queries. The threshold is corrected after
-    each query (adaptive conformal inference, Gibbs and Candès, NeurIPS 2021): over n queries of any
-    stream, the fraction is within 51 / n of the rate. Queries without any example go to the master
-    in addition.
+    With `min_similarity`, the nearest example must have that score (the scale depends on the
+    retriever). With `master_rate`, about that fraction of the queries goes to the master: those
+    whose nearest example is farthest, compared with the last `window` queries. The threshold is
+    corrected after each query (adaptive conformal inference, Gibbs and Candès, NeurIPS 2021): over
+    n queries of any stream, the fraction is within 51 / n of the rate. Queries without any example
+    go to the master in addition.
 
     Pass the retriever of the demonstrations in a `SharedRetriever` to search only once per query.
     """
@@ -161,7 +161,8 @@ log = logging.getLogger(__name__)
 
 
 class ConfidenceEscalation:
-    """Escalation to the next tier if the answer is invalid or its confidence is less than `min_confidence`.
+    """Escalation to the next tier if the answer is invalid or its confidence is less than
+    `min_confidence`.
 
     `tiers` are two or more, the cheapest first. The parser provides the confidence: the one that
     the model states, or the probability of the whole reply, which is small for every long text. For

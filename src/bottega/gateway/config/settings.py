@@ -215,7 +215,7 @@ class Config:
         return self.tiers[-1]
 
     @property
-    def teachers(self) -> tuple[str, ...]:
+    def stored_tiers(self) -> tuple[str, ...]:
         """Return the tiers whose answers are stored: those with `store_answers = true`, else the
         master unless it has `store_answers = false`."""
         chosen = any(tier.store_answers for tier in self.tiers)
@@ -224,7 +224,7 @@ class Config:
 
     def shots(self, tier: TierSettings) -> int:
         """Return the number of demonstrations for a tier."""
-        default = 0 if tier.name in self.teachers else 1
+        default = 0 if tier.name in self.stored_tiers else 1
         return default if tier.shots is None else tier.shots
 
     @property

@@ -184,15 +184,17 @@ class NamespaceOpener:
         return base
 
     def _tenant(self, base: KnowledgeBase, namespace: str) -> Tenant:
-        config, teachers = self.config, frozenset(self.config.teachers)
-        recorder = CacheRecorder(base, teachers=teachers, max_characters=config.cache.max_characters)
+        config, stored_tiers = self.config, frozenset(self.config.stored_tiers)
+        recorder = CacheRecorder(
+            base, stored_tiers=stored_tiers, max_characters=config.cache.max_characters
+        )
         keeper = BudgetedKeeper(recorder, self.decoding, self.metrics.store.time)
         # Shared by the router and the demonstrations: one search for both.
         found = self._search(base)
         pipeline = self._pipeline(base, found)
         example = partial(_example, base)
         if not config.shadow.rate:
-            return Tenant(pipeline, keeper, teachers, best=found.best, example=example)
+            return Tenant(pipeline, keeper, stored_tiers, best=found.best, example=example)
         gate = self._gate(namespace)
         shadow = ShadowSampler(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
         if config.shadow.gate and not gate.is_measured and namespace not in self._logged:
@@ -207,7 +209,7 @@ class NamespaceOpener:
         return Tenant(
             gated if config.shadow.gate else pipeline,
             keeper,
-            teachers,
+            stored_tiers,
             shadow,
             ungated=pipeline,
             charge=getattr(pipeline.route, "charge", None),
