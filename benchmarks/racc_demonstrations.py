@@ -33,7 +33,7 @@ from bottega.evaluation.planning import plan
 from bottega.evaluation.retrieval import RescoredRetriever, SwappedRetriever, nearest_retriever
 from bottega.evaluation.runner import evaluate
 from bottega.evaluation.searchers import GOLD_SCORE
-from bottega.evaluation.training_data import RetrievedLessons
+from bottega.evaluation.training_data import RetrievedPassageSampler
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
@@ -41,7 +41,7 @@ from bottega.kv_prefix import Geometry
 from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever
 from bottega.recipes import Classifier, compression_searcher
-from bottega.recipes.racc_training import teaching, untrained
+from bottega.recipes.racc_training import new_compressor, training_objective
 from bottega.types import Candidate, Query, Sampling
 from training.compressor import TRAINING as OF_PASSAGES
 
@@ -49,7 +49,7 @@ TASK = "attributes:examples=500,queries=300"
 SHOTS, BATCH = 8, 16
 SEED, BASES = 20_000, 6  # bases for training, each with its own words; evaluation uses seed 0
 LAYER, PROMPTS = 1, 10
-CALIBRATION, INITIALIZATION = 48, 900  # lessons for the scales, and for the initialization
+CALIBRATION, INITIALIZATION = 48, 900  # examples for the scales, and for the initialization
 SHOWN = ("zero-shot", "random", "visual-rag", "vote")
 TRAINING = replace(OF_PASSAGES, steps=120, learning_rate=3e-4, warmup_steps=20)
 
@@ -75,7 +75,7 @@ VARIANTS = {
 class AlternatingBatches:
     """Training batches from several knowledge bases, one per step."""
 
-    def __init__(self, parts: Sequence[RetrievedLessons]) -> None:
+    def __init__(self, parts: Sequence[RetrievedPassageSampler]) -> None:
         self._parts = parts
 
     def __call__(self, step: int, /) -> Sequence[TrainingExample]:
@@ -83,7 +83,7 @@ class AlternatingBatches:
 
     def sample(self, count: int) -> list[TrainingExample]:
         each = count // len(self._parts)
-        return [lesson for part in self._parts for lesson in part.sample(each, -1)]
+        return [example for part in self._parts for example in part.sample(each, -1)]
 
 
 def base_of(data: Benchmark) -> KnowledgeBase:
@@ -99,18 +99,18 @@ def training_data(task: str = TASK, bases: int = BASES, shots: int = SHOTS) -> A
         data = load_benchmark(task, seed=seed)
         retrieve = nearest_retriever(data, base_of(data))
         parts.append(
-            RetrievedLessons(data, data.items, retrieve, seed=seed, shots=shots, batch=BATCH)
+            RetrievedPassageSampler(data, data.items, retrieve, seed=seed, shots=shots, batch=BATCH)
         )
     return AlternatingBatches(parts)
 
 
 def train_variant(variant: Variant, examples: AlternatingBatches, out: Path) -> dict[str, object]:
     model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    objective = MemoizedObjective(**vars(teaching(model, layer=LAYER)))
-    shape = CompressorConfig(
+    objective = MemoizedObjective(**vars(training_objective(model, layer=LAYER)))
+    config = CompressorConfig(
         objective.hyper.width, Geometry.of(model.model), PROMPTS, PROMPTS, prompting="reading"
     )
-    racc, started = untrained(shape, objective), time.process_time()
+    racc, started = new_compressor(config, objective), time.process_time()
     if variant.closed_form:
         objective.calibrate(racc, examples.sample(CALIBRATION))
         initialize(racc, objective, examples.sample(INITIALIZATION))

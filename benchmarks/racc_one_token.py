@@ -47,7 +47,7 @@ from training.compressor import (
     PASSAGES,
     QUERIES,
     SEED,
-    FactLessons,
+    FactSampler,
     fact_batches,
     racc_objective,
 )
@@ -71,8 +71,8 @@ def vectors_of(
 
 def trained(
     method: OneTokenCompressor,
-    teaching: TrainingObjective,
-    examples: FactLessons,
+    objective: TrainingObjective,
+    examples: FactSampler,
     vectors: Vectors,
     training: TrainingConfig,
     report: Callable[[int, float], None],
@@ -82,8 +82,8 @@ def trained(
         for group in optimizer.param_groups:
             group["lr"] = training.rate_at(step)
         batch = examples(step)
-        prefix = method(teaching.base, stacked(vectors, batch))
-        loss = teaching.answer_loss(prefix, batch)
+        prefix = method(objective.base, stacked(vectors, batch))
+        loss = objective.answer_loss(prefix, batch)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(method.parameters(), training.clip)
@@ -92,7 +92,7 @@ def trained(
 
 
 def stacked(vectors: Vectors, examples: Sequence[TrainingExample]) -> Tensor:
-    rows = ([vectors[str(one.query.id)] for one in lesson.passages] for lesson in examples)
+    rows = ([vectors[str(one.query.id)] for one in example.passages] for example in examples)
     return torch.stack([torch.cat(some) for some in rows])
 
 
@@ -158,10 +158,10 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     loaded = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    teaching, examples = racc_objective(loaded), fact_batches()
-    method = OneTokenCompressor(teaching.hyper.width)
+    objective, examples = racc_objective(loaded), fact_batches()
+    method = OneTokenCompressor(objective.hyper.width)
     candidates = FactTask(queries=QUERIES, episodes=EPISODES).generate(SEED).knowledge
-    vectors = vectors_of(method, teaching.hyper, teaching.inputs, candidates)
+    vectors = vectors_of(method, objective.hyper, objective.inputs, candidates)
     method.calibrate(torch.stack(list(vectors.values())))
     losses: list[float] = []
 
@@ -172,7 +172,7 @@ def main() -> None:
 
     began = time.perf_counter()
     training = replace(TRAINING, steps=options.steps, learning_rate=options.rate)
-    trained(method, teaching, examples, vectors, training, report)
+    trained(method, objective, examples, vectors, training, report)
     seconds = time.perf_counter() - began
     data = load_benchmark("facts", seed=0, limit=options.limit)
     results = asyncio.run(measured(data, method.eval()))

@@ -31,14 +31,14 @@ from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classifier
-from bottega.recipes.racc_training import teaching
+from bottega.recipes.racc_training import training_objective
 from bottega.types import Sampling
-from training.compressor import LAYER, TRAINING, FactLessons, compressor_config, fact_batches
+from training.compressor import LAYER, TRAINING, FactSampler, compressor_config, fact_batches
 
 STEPS, SHOTS = 300, (5,)
 METHODS = ("racc", "racc-oracle", "racc-flat")
 CONTROLLED = 100  # with the passages of others some replies go on to the last token
-MOST = 24  # tokens of a reply; answers have fewer
+MAX_TOKENS = 24  # tokens of a reply; answers have fewer
 HARD_PROMPT = "Summarize the key information of the given passage in a concise manner."
 
 
@@ -46,7 +46,7 @@ HARD_PROMPT = "Summarize the key information of the given passage in a concise m
 class Variant:
     """Difference from the bundled compressor."""
 
-    shape: Mapping[str, Any] = field(default_factory=dict)
+    compressor: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     calibrated: bool = True
     hard: float = 0.5
@@ -74,7 +74,7 @@ VARIANTS: dict[str, Variant] = {
         {**BY_ANSWERS, "prdb": True, "hide_scores": 0.0},
         calibrated=False,
     ),
-    "no hard lessons": Variant(hard=0.0),
+    "no hard examples": Variant(hard=0.0),
     # Trials of 40 steps, all scores equal, n = 60: 0.77 by layer 1, 0.13 by layer 2, the last.
     "master compresses": Variant(hyper="master", layer=1),
 } | {
@@ -84,13 +84,13 @@ VARIANTS: dict[str, Variant] = {
 
 
 def train_variant(
-    variant: Variant, examples: FactLessons, out: Path, steps: int
+    variant: Variant, examples: FactSampler, out: Path, steps: int
 ) -> dict[str, object]:
     model, hyper = _loaded("apprentice"), _loaded(variant.hyper) if variant.hyper else None
-    objective = teaching(model, hyper, layer=variant.layer)
+    objective = training_objective(model, hyper, layer=variant.layer)
     torch.manual_seed(0)
-    how = replace(compressor_config(model), width=objective.hyper.width, **variant.shape)
-    racc = RaccModel(how, _hard(hyper or model, objective, how))
+    config = replace(compressor_config(model), width=objective.hyper.width, **variant.compressor)
+    racc = RaccModel(config, _hard(hyper or model, objective, config))
     if variant.calibrated:
         objective.calibrate(racc, examples.sample(512, -1))
     training = replace(TRAINING, steps=steps, **variant.training)
@@ -111,13 +111,13 @@ def _loaded(name: str) -> LoadedModel:
 
 
 def _hard(
-    hyper: LoadedModel, objective: TrainingObjective, how: CompressorConfig
+    hyper: LoadedModel, objective: TrainingObjective, config: CompressorConfig
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return initial prompts (PIPE) where prompts are appended."""
-    if how.prompting == "reading" or how.start == "random":
+    if config.prompting == "reading" or config.start == "random":
         return None
     ids = torch.tensor(hyper.processor.tokenizer(HARD_PROMPT)["input_ids"])
-    counts = how.document_prompts, how.query_prompts
+    counts = config.document_prompts, config.query_prompts
     documents, queries = (sentence_prompts(objective.hyper, ids, count) for count in counts)
     return documents, queries
 
@@ -126,7 +126,7 @@ async def evaluate_folder(
     folder: Path, methods: Sequence[str], limit: int, hyper: str | None
 ) -> list[dict[str, object]]:
     data = load_benchmark("facts", seed=0, limit=limit)
-    settings = Classifier(bundled(), (), sampling=Sampling(max_tokens=MOST))
+    settings = Classifier(bundled(), (), sampling=Sampling(max_tokens=MAX_TOKENS))
     rows: list[dict[str, object]] = []
     other = bundled(hyper) if hyper else None
     with KnowledgeBase.open(":memory:", embed=None) as empty:

@@ -51,16 +51,16 @@ class MemoizedObjective(TrainingObjective):
 
     def documents(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> Tensor:
         """Return memoized prompts of shape (batch, demonstrations, prompts, width)."""
-        self._read(racc, (one for lesson in examples for one in lesson.passages))
+        self._read(racc, (one for example in examples for one in example.passages))
         return torch.stack(
             [
-                torch.stack([self._documents[content_digest(one)] for one in lesson.passages])
-                for lesson in examples
+                torch.stack([self._documents[content_digest(one)] for one in example.passages])
+                for example in examples
             ]
         )
 
     def query_prompts(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> QueryPrompts:
-        queries = [lesson.query for lesson in examples]
+        queries = [example.query for example in examples]
         new = {_digest(one): one for one in queries if _digest(one) not in self._queries}
         for part in _parts(list(new)):
             with torch.no_grad():
@@ -172,10 +172,11 @@ def refit(
     """Fit keys and values to prompts again, with one scale for all positions: the content of a
     position depends on the length of the label.
     """
-    lessons = [one for one in examples if any(one.relevant)]
-    first = [one.relevant.index(True) for one in lessons]
+    relevant = [one for one in examples if any(one.relevant)]
+    first = [one.relevant.index(True) for one in relevant]
     real = objective.base_prefix(
-        racc, [lesson.passages[position] for lesson, position in zip(lessons, first, strict=True)]
+        racc,
+        [example.passages[position] for example, position in zip(relevant, first, strict=True)],
     )
     modulation, joined = racc.modulation, racc.modulation.join(real)
     difference = (joined - joined.mean(1, keepdim=True)).flatten(1, 2).std(1)[:, None]
@@ -184,8 +185,8 @@ def refit(
         difference.where(difference > 1e-3, torch.zeros(())).expand_as(modulation.spread)
     )
     certain = CERTAIN * racc.aggregator.log_temperature.exp()
-    scores = nn.functional.one_hot(torch.tensor(first), len(lessons[0].passages)) * certain
-    modulation.fit(objective.prompts(racc, lessons, scores), real)
+    scores = nn.functional.one_hot(torch.tensor(first), len(relevant[0].passages)) * certain
+    modulation.fit(objective.prompts(racc, relevant, scores), real)
 
 
 def _slots(racc: RaccModel) -> tuple[Tensor, Tensor]:

@@ -70,10 +70,10 @@ def built(
     folder: Path, data: Benchmark, model: TransformersGenerator, kind: Precision
 ) -> PassageStore:
     saved, loaded = load(bundled_compressor()), model.loaded
-    shape = saved.racc.config
+    config = saved.racc.config
     texts = InputBuilder(loaded.encode, loaded.ends)
     condenser = PassageCompressor(saved.racc, saved.open_hyper(loaded.model), texts)
-    manifest = Manifest(saved.digest, shape.document_prompts, shape.width, kind)
+    manifest = Manifest(saved.digest, config.document_prompts, config.width, kind)
     store = PassageStore(folder, manifest)
     passages = [(str(one.id or one.query.id), one) for one in data.knowledge]
     store.add(passages, condenser.compress)

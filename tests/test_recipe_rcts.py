@@ -79,7 +79,7 @@ async def test_a_turns_only_model_continues_its_own_rationale(knowledge: Knowled
 
 async def test_the_call_budget_holds(knowledge: KnowledgeBase) -> None:
     model = ScriptedGenerator(follows)
-    trace = await rcts(knowledge, model, labels=("cat", "dog"), most_calls=30).trace(QUERY)
+    trace = await rcts(knowledge, model, labels=("cat", "dog"), max_calls=30).trace(QUERY)
     assert trace.tree is not None and trace.tree.calls <= 30
 
 

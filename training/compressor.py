@@ -14,10 +14,10 @@ from bottega.compression import CompressorConfig, HyperModel, RaccModel, save
 from bottega.compression.objective import TrainingConfig, TrainingObjective
 from bottega.compression.persistence import load, save_settings
 from bottega.compression.training import TrainingProgress, train
-from bottega.evaluation.training_data import GoldPassageLessons
+from bottega.evaluation.training_data import GoldPassageSampler
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
-from bottega.recipes.racc_training import teaching, untrained
+from bottega.recipes.racc_training import new_compressor, training_objective
 from bottega.tasks.glyphs import FactTask
 
 PASSAGES, BATCH, HARD_NEGATIVES = 5, 32, 0.5
@@ -37,22 +37,22 @@ TRAINING = TrainingConfig(
     hide_scores=0.5,
     checkpoint_every=100,
 )
-FactLessons = GoldPassageLessons
+FactSampler = GoldPassageSampler
 
 
-def fact_batches(episodes: int = EPISODES, queries: int = QUERIES, seed: int = SEED) -> FactLessons:
+def fact_batches(episodes: int = EPISODES, queries: int = QUERIES, seed: int = SEED) -> FactSampler:
     """Return training batches. In half of the examples another passage is about the same name, and
     one about the same relation.
     """
     task = FactTask(queries=queries, episodes=episodes).generate(seed)
-    return GoldPassageLessons(
+    return GoldPassageSampler(
         task.items, task.knowledge, seed=seed, shots=PASSAGES, hard=HARD_NEGATIVES, batch=BATCH
     )
 
 
 def racc_objective(model: LoadedModel) -> TrainingObjective:
     """Return the objective with the apprentice as hyper and base model."""
-    return teaching(model, layer=LAYER)
+    return training_objective(model, layer=LAYER)
 
 
 def compressor_config(model: LoadedModel) -> CompressorConfig:
@@ -65,13 +65,13 @@ def train_compressor(
     out: Path,
     work: Path,
     config: TrainingConfig = TRAINING,
-    batches: FactLessons | None = None,
+    batches: FactSampler | None = None,
     report: Callable[[TrainingProgress], None] = lambda progress: None,
 ) -> RaccModel:
     """Train and save a compressor; resume from the checkpoint in `work`."""
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
     batches, objective = batches or fact_batches(), racc_objective(model)
-    racc = untrained(compressor_config(model), objective)
+    racc = new_compressor(compressor_config(model), objective)
     objective.calibrate(racc, batches.sample(512, -1))
     train(racc, objective, batches, config, folder=work, report=report)
     save(racc, out, hyper=objective.hyper, base=model.model)

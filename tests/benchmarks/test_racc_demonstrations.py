@@ -39,13 +39,13 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_bases_have_own_words_and_relevance_follows_the_answer() -> None:
     examples = training_data(TASK, bases=2, shots=3)
     words = [
-        {one.answer for lesson in examples(step) for one in lesson.passages} for step in (0, 1)
+        {one.answer for example in examples(step) for one in example.passages} for step in (0, 1)
     ]
 
     assert words[0].isdisjoint(words[1])
-    for lesson in examples(0):
-        assert lesson.relevant == tuple(one.answer == lesson.answer for one in lesson.passages)
-    assert any(any(lesson.relevant) for lesson in examples(0))
+    for example in examples(0):
+        assert example.relevant == tuple(one.answer == example.answer for one in example.passages)
+    assert any(any(example.relevant) for example in examples(0))
 
 
 def test_controls_share_compressed_demonstrations(

@@ -57,7 +57,7 @@ def random_batch(racc: RaccModel, count: int, seed: int) -> Batch:
 
 
 def weights(racc: RaccModel, batch: Batch) -> torch.Tensor:
-    """(lessons, query prompts, demonstrations, document prompts)"""
+    """(examples, query prompts, demonstrations, document prompts)"""
     block = racc.aggregator.blocks[0]
     assert isinstance(block, CrossAttention)
     with torch.no_grad():
@@ -124,16 +124,16 @@ def test_initial_kv_is_nearer_to_the_right_demonstration_than_to_the_mean() -> N
 def test_memoized_states_equal_recomputed_ones() -> None:
     """This holds after the initialization shifts the slots, and after a training step."""
     racc, objective, plain = initialized()
-    lessons, scores = examples(8), torch.randn(8, 3)
+    batch, scores = examples(8), torch.randn(8, 3)
     how = TrainingConfig(
         steps=2, warmup_steps=0, learning_rate=1e-2, answer_weight=0.0, cache_weight=1.0, prdb=False
     )
 
     for _ in range(2):
         torch.testing.assert_close(
-            objective.loss(racc, lessons, how, scores),
-            plain.loss(racc, lessons, how, scores),
+            objective.loss(racc, batch, how, scores),
+            plain.loss(racc, batch, how, scores),
             atol=1e-4,
             rtol=1e-4,
         )
-        train(racc, objective, lambda step: lessons, how)
+        train(racc, objective, lambda step: batch, how)

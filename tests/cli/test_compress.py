@@ -22,7 +22,7 @@ from bottega.errors import StoreError
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
 from bottega.kv_prefix import Geometry
-from bottega.recipes.racc_training import teaching, untrained
+from bottega.recipes.racc_training import new_compressor, training_objective
 from tests.cli.conftest import Run
 from tests.knowledge.doubles import SeededEmbedder, text_example
 from tests.paths import ROOT
@@ -198,7 +198,7 @@ def test_training_reads_retrieved_passages(
         ("", "warm_up = 2", "training.warm_up is not a setting", "use warmup_steps"),
         ("", "answer = 1.0", "training.answer is not a setting", "use answer_weight"),
         ("", "cache = 1.0", "training.cache is not a setting", "use cache_weight"),
-        ("validate = 2", "", "validate holds out questions", "validate_every = 100"),
+        ("validate = 2", "", "validate needs validate_every in [training]", "validate_every = 100"),
         ("", "validate_every = 2", "needs validation questions", "validate = 50"),
         ('retrieve = "bm52"', "", "retrieve must be one of", "did you mean bm25?"),
         ("seed = -1", "", "seed must be at least 0, got -1", "seed = 0"),
@@ -258,11 +258,16 @@ def compressor(apprentice: LoadedModel, tmp_path: Path) -> Path:
 def saved_compressor(
     model: LoadedModel, folder: Path, seed: int, hyper: LoadedModel | None = None
 ) -> Path:
-    objective = teaching(model, hyper, layer=1)
-    shape = CompressorConfig(
+    objective = training_objective(model, hyper, layer=1)
+    config = CompressorConfig(
         objective.hyper.width, Geometry.of(model.model), 4, 4, prompting="reading"
     )
-    save(untrained(shape, objective, seed=seed), folder, hyper=objective.hyper, base=model.model)
+    save(
+        new_compressor(config, objective, seed=seed),
+        folder,
+        hyper=objective.hyper,
+        base=model.model,
+    )
     return folder
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from bottega.bundled import bundled_folder
 from bottega.compression.objective import TrainingExample, TrainingObjective
 from bottega.generation.loaded import LoadedModel
-from bottega.recipes.racc_training import teaching
+from bottega.recipes.racc_training import training_objective
 from bottega.tasks.glyphs import FactTask
 from bottega.types import Example, Query
 from tests.builders import solid_image
@@ -16,7 +16,7 @@ from tests.builders import solid_image
 @cache
 def apprentice() -> tuple[LoadedModel, TrainingObjective]:
     model = LoadedModel.load(str(bundled_folder()), "cpu", "float32")
-    return model, teaching(model)
+    return model, training_objective(model)
 
 
 @cache

@@ -35,7 +35,8 @@ TARGETS = (
     Target(
         "evaluation/run_store evaluation/outcomes evaluation/runner",
         "evaluation/test_committing evaluation/test_run_store evaluation/test_budget"
-        " evaluation/test_runner evaluation/test_demonstration_recorder evaluation/test_lessons",
+        " evaluation/test_runner evaluation/test_demonstration_recorder"
+        " evaluation/test_training_data",
     ),
     # Utilities.
     Target(

@@ -111,7 +111,7 @@ def leaf(node: SearchNode) -> SearchNode:
 @pytest.mark.parametrize("most", range(1, 12))
 async def test_a_budget_is_never_exceeded(most: int) -> None:
     model = ScriptedGenerator(last_shown)
-    found = await search(model, "random", branches=6, most_calls=most).search(QUERY, CANDIDATES, 2)
+    found = await search(model, "random", branches=6, max_calls=most).search(QUERY, CANDIDATES, 2)
     free = await search(ScriptedGenerator(last_shown), "random", branches=6).search(
         QUERY, CANDIDATES, 2
     )
@@ -122,7 +122,7 @@ async def test_a_budget_is_never_exceeded(most: int) -> None:
 
 async def test_zero_budget_is_an_error_and_failures_are_not_rewards() -> None:
     with pytest.raises(SettingError, match="not allow a single answer"):
-        await search(ScriptedGenerator([]), "nearest", branches=4, most_tokens=9).search(
+        await search(ScriptedGenerator([]), "nearest", branches=4, max_tokens=9).search(
             QUERY, CANDIDATES, 2
         )
 
@@ -161,7 +161,7 @@ async def test_budget_limits_answers_to_those_with_rewards(sequences: Sequences)
     answer = iter(range(1000))
     model = ScriptedGenerator(lambda prompt: f"x{next(answer)}")
     plain = Query("q")
-    flat = search(model, sequences, branches=9, most_calls=13, reward=TwoCallReward())
+    flat = search(model, sequences, branches=9, max_calls=13, reward=TwoCallReward())
     tree = (await flat.search(plain, CANDIDATES, 4)).tree
     assert tree is not None and tree.ended == "budget"
     leaves = [leaf(child) for child in tree.root.children]
@@ -171,7 +171,7 @@ async def test_budget_limits_answers_to_those_with_rewards(sequences: Sequences)
 
 async def test_explicit_seed_samples_other_answers_per_wave() -> None:
     model = ScriptedGenerator(lambda prompt: "cat")
-    flat = search(model, "nearest", branches=3, most_calls=9, sampling=Sampling(1.0, seed=7))
+    flat = search(model, "nearest", branches=3, max_calls=9, sampling=Sampling(1.0, seed=7))
     await flat.search(QUERY, CANDIDATES, 1)
     assert [call.sampling.seed for call in model.calls if call.sampling.seed is not None] == [7, 8]
 
@@ -185,7 +185,7 @@ async def test_invalid_arguments_are_errors() -> None:
 
 async def test_scored_answer_precedes_one_without_reward() -> None:
     """The budget pays for a second answer and not for its reward."""
-    flat = search(ScriptedGenerator(["cat", "yes", "dog"]), "random", branches=2, most_calls=3)
+    flat = search(ScriptedGenerator(["cat", "yes", "dog"]), "random", branches=2, max_calls=3)
     found = await flat.search(QUERY, CANDIDATES, 2)
     assert found.tree is not None and len(found.tree.root.children) == 2
     assert (found.answer.text, found.tree.ended) == ("cat", "budget")
@@ -219,7 +219,7 @@ async def test_answer_without_affordable_reward_ends_search() -> None:
     """An answer and its reward cost three calls; the fifth call pays only for an answer."""
     answer = iter(range(1000))
     model = ScriptedGenerator(lambda prompt: f"x{next(answer)}")
-    flat = search(model, "random", branches=4, most_calls=5, reward=TwoCallReward())
+    flat = search(model, "random", branches=4, max_calls=5, reward=TwoCallReward())
     found = await flat.search(Query("q"), CANDIDATES, 2)
     assert found.tree is not None
     assert (len(found.tree.root.children), found.tree.calls) == (2, 4)
@@ -227,13 +227,13 @@ async def test_answer_without_affordable_reward_ends_search() -> None:
 
 async def test_unused_reserved_tokens_pay_for_more_answers() -> None:
     """The image reserves 4,096 tokens for each answer, and the replies use a few."""
-    flat = search(ScriptedGenerator(last_shown), "random", branches=6, most_tokens=6000)
+    flat = search(ScriptedGenerator(last_shown), "random", branches=6, max_tokens=6000)
     found = await flat.search(QUERY, CANDIDATES, 1)
     assert found.tree is not None
     assert (len(found.tree.root.children), found.tree.ended) == (6, "rollouts")
 
 
-@pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
+@pytest.mark.parametrize("setting", ["max_calls", "max_tokens"])
 def test_a_budget_is_checked_before_the_first_query(setting: str) -> None:
     with pytest.raises(SettingError, match=f"{setting} must be at least 1, got 0"):
         search(ScriptedGenerator([]), "nearest", **{setting: 0})

@@ -86,7 +86,7 @@ async def test_a_seed_that_was_given_stays() -> None:
 
 async def test_request_above_budget_is_not_sent() -> None:
     model = ScriptedGenerator(lambda prompt: "yes")
-    budgeted = BudgetedGenerator(model, most_calls=4)
+    budgeted = BudgetedGenerator(model, max_calls=4)
     await budgeted.generate(says("a"), WARM)
     with pytest.raises(BudgetSpentError):
         await budgeted.generate(says("b"), WARM)
@@ -99,7 +99,7 @@ async def test_request_above_budget_is_not_sent() -> None:
 async def test_settle_frees_unused_reserved_tokens() -> None:
     # "a" may take 1 + 32 + 4 tokens and takes 2: there is room for a second one, not for both.
     model = ScriptedGenerator(lambda prompt: "yes", latency=0.001)
-    budgeted = BudgetedGenerator(model, most_tokens=39)
+    budgeted = BudgetedGenerator(model, max_tokens=39)
     at_once = await gather_affordable(budgeted.generate(says(letter), ONCE) for letter in "ab")
     assert [reply is not None for reply in at_once] == [True, False]
     with pytest.raises(BudgetSpentError):
@@ -117,8 +117,8 @@ async def test_settle_frees_unused_reserved_tokens() -> None:
 async def test_prompt_tokens_are_reserved_per_sample() -> None:
     model = ScriptedGenerator(lambda prompt: "yes")
     with pytest.raises(BudgetSpentError):
-        await BudgetedGenerator(model, most_tokens=3 * (33 + 4) - 1).generate(says("a"), WARM)
-    assert await BudgetedGenerator(model, most_tokens=3 * (33 + 4)).generate(says("a"), WARM)
+        await BudgetedGenerator(model, max_tokens=3 * (33 + 4) - 1).generate(says("a"), WARM)
+    assert await BudgetedGenerator(model, max_tokens=3 * (33 + 4)).generate(says("a"), WARM)
 
 
 class NoUsageGenerator(ScriptedGenerator):
@@ -130,7 +130,7 @@ class NoUsageGenerator(ScriptedGenerator):
 
 
 async def test_unreported_tokens_stay_reserved() -> None:
-    budgeted = BudgetedGenerator(NoUsageGenerator(lambda prompt: "yes"), most_tokens=40)
+    budgeted = BudgetedGenerator(NoUsageGenerator(lambda prompt: "yes"), max_tokens=40)
     await budgeted.generate(says("a"), ONCE)
     with pytest.raises(BudgetSpentError):
         await budgeted.generate(says("b"), ONCE)
@@ -168,14 +168,14 @@ async def test_cancelled_waiter_does_not_cancel_others() -> None:
 
 async def test_spent_budget_lets_pending_requests_finish() -> None:
     budgeted = BudgetedGenerator(
-        ScriptedGenerator(lambda prompt: "yes", latency=0.001), most_calls=1
+        ScriptedGenerator(lambda prompt: "yes", latency=0.001), max_calls=1
     )
     with pytest.raises(BudgetSpentError):
         await gather_all(budgeted.generate(says(letter), ONCE) for letter in "ab")
     assert (budgeted.requests, budgeted.calls) == (1, 1)
 
 
-@pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
+@pytest.mark.parametrize("setting", ["max_calls", "max_tokens"])
 def test_zero_budget_is_an_error(setting: str) -> None:
     with pytest.raises(SettingError) as raised:
         BudgetedGenerator(ScriptedGenerator([]), **{setting: 0})  # type: ignore[arg-type]
@@ -187,14 +187,14 @@ REQUESTS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 5)), m
 
 @given(
     waves=st.lists(REQUESTS, max_size=4),
-    most_calls=st.none() | st.integers(1, 30),
-    most_tokens=st.none() | st.integers(1, 600),
+    max_calls=st.none() | st.integers(1, 30),
+    max_tokens=st.none() | st.integers(1, 600),
 )
 async def test_no_budget_is_ever_exceeded(
-    waves: Sequence[Sequence[tuple[str, int]]], most_calls: int | None, most_tokens: int | None
+    waves: Sequence[Sequence[tuple[str, int]]], max_calls: int | None, max_tokens: int | None
 ) -> None:
     model = ScriptedGenerator(lambda prompt: "one two three")
-    budgeted = BudgetedGenerator(model, most_calls=most_calls, most_tokens=most_tokens)
+    budgeted = BudgetedGenerator(model, max_calls=max_calls, max_tokens=max_tokens)
     for wave in waves:
         await gather_affordable(
             budgeted.generate(says(letter), Sampling(temperature=1, n=n, max_tokens=4))
@@ -203,13 +203,13 @@ async def test_no_budget_is_ever_exceeded(
         budgeted.settle()
     requested = [call.sampling.n for call in model.calls]
     assert (budgeted.requests, budgeted.calls) == (len(requested), sum(requested))
-    assert budgeted.calls <= (most_calls or budgeted.calls)
+    assert budgeted.calls <= (max_calls or budgeted.calls)
     spent = budgeted.usage.prompt_tokens + budgeted.usage.completion_tokens
     assert spent == sum(1 + 3 * n for n in requested)
-    assert spent <= (most_tokens or spent)
+    assert spent <= (max_tokens or spent)
 
 
-@pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
+@pytest.mark.parametrize("setting", ["max_calls", "max_tokens"])
 def test_a_budget_is_a_positive_integer(setting: str) -> None:
     assert BudgetedGenerator(ScriptedGenerator([]), **{setting: 1}).is_limited  # type: ignore[arg-type]
     assert not BudgetedGenerator(ScriptedGenerator([]), **{setting: None}).is_limited  # type: ignore[arg-type]

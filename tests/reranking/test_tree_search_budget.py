@@ -28,27 +28,27 @@ from tests.reranking.tiny_search import (
 
 
 @given(
-    most_calls=st.none() | st.integers(1, 130),
-    most_tokens=st.none() | st.integers(200, 30_000),
+    max_calls=st.none() | st.integers(1, 130),
+    max_tokens=st.none() | st.integers(200, 30_000),
     parallel=st.integers(1, 5),
     count=st.integers(0, 8),
     k=st.integers(0, 4),
 )
 @settings(max_examples=40)
 async def test_no_budget_is_ever_exceeded(
-    most_calls: int | None, most_tokens: int | None, parallel: int, count: int, k: int
+    max_calls: int | None, max_tokens: int | None, parallel: int, count: int, k: int
 ) -> None:
     model = ScriptedGenerator(opinion)
-    search = rcts(model, parallel=parallel, most_calls=most_calls, most_tokens=most_tokens)
+    search = rcts(model, parallel=parallel, max_calls=max_calls, max_tokens=max_tokens)
     found = await search.search(QUERY, candidates(count), k)
     tree = found.tree
     assert tree is not None
     calls = sum(call.sampling.n for call in model.calls)
     assert (tree.requests, tree.calls) == (len(model.calls), calls)
-    assert calls <= (most_calls or calls)
+    assert calls <= (max_calls or calls)
     tokens = tree.usage.prompt_tokens + tree.usage.completion_tokens
-    assert tokens <= (most_tokens or tokens)
-    limited = most_calls is not None or most_tokens is not None
+    assert tokens <= (max_tokens or tokens)
+    limited = max_calls is not None or max_tokens is not None
     assert tree.ended != "budget" or limited
     assert leaf_at(found)[-1].answer == found.answer
     for leaf in leaves(tree.root):
@@ -59,27 +59,27 @@ async def test_no_budget_is_ever_exceeded(
 
 @pytest.mark.parametrize("parallel", [1, 4])
 @pytest.mark.parametrize(
-    ("most_calls", "judged"),
+    ("max_calls", "judged"),
     # The first three answers and 10 probes; the root's answer and 11 completions a branch.
     [(3 + 10, 1), (3 + 10 + 9, 1), (1 + 5 * 11, 5), (1 + 6 * 11 + 10, 6)],
 )
 async def test_a_budget_is_spent_on_whole_branches(
-    parallel: int, most_calls: int, judged: int
+    parallel: int, max_calls: int, judged: int
 ) -> None:
-    search = rcts(ScriptedGenerator(opinion), parallel=parallel, most_calls=most_calls)
+    search = rcts(ScriptedGenerator(opinion), parallel=parallel, max_calls=max_calls)
     found = await search.search(QUERY, candidates(20), 3)
     assert found.tree is not None
     assert found.tree.ended == "budget"
     assert found.tree.root.visits == judged
 
 
-@pytest.mark.parametrize(("most_calls", "shown"), [(1, []), (3, ["0", "1", "2"])])
-async def test_nearest_answer_wins_without_rewards(most_calls: int, shown: list[str]) -> None:
-    search = rcts(ScriptedGenerator(opinion), most_calls=most_calls)
+@pytest.mark.parametrize(("max_calls", "shown"), [(1, []), (3, ["0", "1", "2"])])
+async def test_nearest_answer_wins_without_rewards(max_calls: int, shown: list[str]) -> None:
+    search = rcts(ScriptedGenerator(opinion), max_calls=max_calls)
     found = await search.search(QUERY, candidates(20), 3)
     assert names(found.shown) == shown
     assert found.tree is not None
-    assert (found.tree.ended, found.tree.requests) == ("budget", most_calls)
+    assert (found.tree.ended, found.tree.requests) == ("budget", max_calls)
 
 
 async def test_low_cost_branch_does_not_lower_the_expected_cost() -> None:
@@ -98,7 +98,7 @@ async def test_low_cost_branch_does_not_lower_the_expected_cost() -> None:
         return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers, rewards of 4 and 1, and 6 calls left: for one more branch of 5, not for two.
-    search = rcts(ScriptedGenerator(repeated), reward=reward, parallel=2, most_calls=3 + 4 + 1 + 6)
+    search = rcts(ScriptedGenerator(repeated), reward=reward, parallel=2, max_calls=3 + 4 + 1 + 6)
     found = await search.search(QUERY, candidates(20), 2)
     assert found.tree is not None
     assert (found.tree.ended, found.tree.root.visits) == ("budget", 3)
@@ -124,7 +124,7 @@ async def test_branches_run_concurrently_as_far_as_the_budget_allows() -> None:
 
     # Three answers, two rewards of 4 calls, and two concurrent branches of 5.
     model = ScriptedGenerator(repeated, latency=0.001)
-    search = rcts(model, reward=reward, parallel=2, most_calls=3 + 2 * 4 + 2 * 5)
+    search = rcts(model, reward=reward, parallel=2, max_calls=3 + 2 * 4 + 2 * 5)
     found = await search.search(QUERY, candidates(20), 2)
     assert found.tree is not None
     assert (found.tree.root.visits, most) == (4, 2)
@@ -144,7 +144,7 @@ async def test_batch_without_full_rewards_ends_search() -> None:
         return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers and one reward of 4: the 3 calls left do not pay for the other one.
-    search = rcts(ScriptedGenerator(repeated), reward=reward, parallel=2, most_calls=3 + 4 + 3)
+    search = rcts(ScriptedGenerator(repeated), reward=reward, parallel=2, max_calls=3 + 4 + 3)
     tree = (await search.search(QUERY, candidates(20), 2)).tree
     assert tree is not None
     assert (tree.ended, tree.root.visits, tree.calls) == ("budget", 1, 7)
@@ -152,8 +152,8 @@ async def test_batch_without_full_rewards_ends_search() -> None:
 
 async def test_budget_without_any_answer_is_an_error() -> None:
     with pytest.raises(SettingError) as raised:
-        await rcts(ScriptedGenerator(opinion), most_tokens=20).search(QUERY, candidates(3), 2)
-    assert "most_tokens" in raised.value.hint
+        await rcts(ScriptedGenerator(opinion), max_tokens=20).search(QUERY, candidates(3), 2)
+    assert "max_tokens" in raised.value.hint
 
 
 class ShuffledGenerator(ScriptedGenerator):
@@ -176,6 +176,6 @@ async def test_token_budget_does_not_depend_on_reply_order(most: int, parallel: 
     waits = (None, lambda: 0.001, lambda: chance.random() / 500)
     trees = []
     for wait in waits:
-        search = rcts(ShuffledGenerator(wait), rollouts=6, parallel=parallel, most_tokens=most)
+        search = rcts(ShuffledGenerator(wait), rollouts=6, parallel=parallel, max_tokens=most)
         trees.append((await search.search(QUERY, candidates(6), 2)).tree)
     assert trees[0] == trees[1] == trees[2]

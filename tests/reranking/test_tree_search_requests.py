@@ -29,7 +29,7 @@ class DelayedGenerator(ScriptedGenerator):
 @pytest.mark.parametrize("budget", [None, 70])
 async def test_result_does_not_depend_on_reply_order(budget: int | None) -> None:
     def search(model: ScriptedGenerator) -> TreeSearch:
-        return rcts(model, parallel=4, most_calls=budget)
+        return rcts(model, parallel=4, max_calls=budget)
 
     expected = await search(ScriptedGenerator(opinion)).search(QUERY, candidates(20), 3)
     for salt in range(5):
@@ -97,6 +97,6 @@ async def test_a_failing_endpoint_is_neither_a_reward_nor_an_answer(
     parallel: int, budget: int | None
 ) -> None:
     for place in range(71):
-        search = rcts(FailingGenerator(place), parallel=parallel, most_calls=budget)
+        search = rcts(FailingGenerator(place), parallel=parallel, max_calls=budget)
         with pytest.raises(GenerationError, match="the endpoint failed"):
             await search.search(QUERY, candidates(20), 3)

@@ -101,12 +101,12 @@ def load_plan(file: Path) -> Plan:
         raise (path / "out").error(problem, hint='name a folder: out = "compressor"')
     if plan.settings.validate and not validate_every:
         raise (path / "validate").error(
-            "holds out questions, but validate_every is not set",
-            hint="[training] validate_every = 100",
+            "needs validate_every in [training]",
+            hint="set validate_every = 100 in [training]",
         )
     if validate_every and not plan.settings.validate:
         raise (path / "training" / "validate_every").error(
-            "needs validation questions", hint="validate = 50"
+            "needs validation questions", hint="set validate = 50"
         )
     return plan
 

@@ -38,9 +38,9 @@ from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.examples import is_passage
 from bottega.evaluation.retriever_factory import CachingEmbedder, retriever_factory
 from bottega.evaluation.training_data import (
-    GoldPassageLessons,
-    LessonSampler,
-    RetrievedLessons,
+    GoldPassageSampler,
+    RetrievedPassageSampler,
+    TrainingSampler,
     names_gold_passages,
     passages_of,
     split_validation,
@@ -49,11 +49,11 @@ from bottega.evaluation.training_data import (
 from bottega.generation import TransformersGenerator
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
-from bottega.recipes.racc_training import teaching, untrained
+from bottega.recipes.racc_training import new_compressor, training_objective
 from bottega.types import Example
 
 BATCH = 64
-BEGUN, LOSSES = "training.json", "losses.jsonl"
+SETTINGS_FILE, LOSSES = "training.json", "losses.jsonl"
 PROGRESS_LINES = 20
 
 
@@ -134,13 +134,15 @@ def train_compressor(plan: Plan) -> bool:
     hyper = local_model(settings.hyper) if settings.hyper else None
     data = _read_benchmark(settings)
     model = load_model(base)
-    objective = teaching(model, load_model(hyper) if hyper else None, layer=settings.layer)
+    objective = training_objective(
+        model, load_model(hyper) if hyper else None, layer=settings.layer
+    )
     config = replace(
         plan.compressor, width=objective.hyper.width, geometry=Geometry.of(objective.base)
     )
     with _training_examples(settings, data) as (sampler, held_out):
         _check_folder(replace(plan, compressor=config), objective, data)
-        racc = untrained(config, objective, seed=plan.training.seed)
+        racc = new_compressor(config, objective, seed=plan.training.seed)
         _print_plan(plan, racc, data, len(held_out))
         if (settings.out / CHECKPOINT).exists():
             note(f"resuming from the checkpoint in {settings.out}")
@@ -172,22 +174,22 @@ def _read_benchmark(settings: Settings) -> Benchmark:
 @contextmanager
 def _training_examples(
     settings: Settings, data: Benchmark
-) -> Iterator[tuple[LessonSampler, list[TrainingExample]]]:
+) -> Iterator[tuple[TrainingSampler, list[TrainingExample]]]:
     """Yield the sampler of training examples and the validation examples."""
-    passages, everything = passages_of(data), training_items(data)
-    items, held_out = split_validation(everything, settings.validate, settings.seed)
+    passages, questions = passages_of(data), training_items(data)
+    items, held_out = split_validation(questions, settings.validate, settings.seed)
     seed, shots, batch = settings.seed, settings.shots, settings.batch
-    if names_gold_passages(everything, passages):
+    if names_gold_passages(questions, passages):
         hard = settings.hard_negatives
         with waiting("reading questions and passages"):
             samplers = [
-                GoldPassageLessons(part, passages, seed=seed, shots=shots, hard=hard, batch=batch)
+                GoldPassageSampler(part, passages, seed=seed, shots=shots, hard=hard, batch=batch)
                 for part in (items, held_out)
                 if part
             ]
         yield samplers[0], samplers[-1].of(held_out)
         return
-    searched = replace(data, knowledge=passages, items=everything)
+    searched = replace(data, knowledge=passages, items=questions)
     check_images(searched, settings.retrieve)
     embedder = CachingEmbedder(open_retrieval(settings.retrieve, settings.embed))
     with filled_knowledge(searched, embedder, settings.retrieve) as knowledge:
@@ -195,7 +197,9 @@ def _training_examples(
             tokens = open_tokens(settings.embed)
             search = retriever_factory(settings.retrieve, embedder, tokens=tokens, seed=seed)
             retrieve = search(searched, knowledge)
-        sampler = RetrievedLessons(data, items, retrieve, seed=seed, shots=shots, batch=batch)
+        sampler = RetrievedPassageSampler(
+            data, items, retrieve, seed=seed, shots=shots, batch=batch
+        )
         yield sampler, sampler.of(held_out)
 
 
@@ -211,7 +215,7 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
         "hyper": fingerprint(objective.hyper.model),
         "base": fingerprint(objective.base),
     }
-    file = out / BEGUN
+    file = out / SETTINGS_FILE
     if not file.exists():
         if (out / SETTINGS).exists() or (out / CHECKPOINT).exists():
             raise LoadError(
@@ -265,7 +269,7 @@ def _print_plan(plan: Plan, racc: RaccModel, data: Benchmark, held_out: int) -> 
 def _train(
     racc: RaccModel,
     objective: TrainingObjective,
-    sampler: LessonSampler,
+    sampler: TrainingSampler,
     held_out: list[TrainingExample],
     plan: Plan,
 ) -> bool:
@@ -302,7 +306,7 @@ def _train(
 
 @contextmanager
 def _interruption() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl-C was pressed, so the current step can finish. The
+    """Yield a function that returns whether Ctrl-C was pressed, so the current step can finish. The
     second Ctrl-C ends the process at once."""
     interrupted = False
 

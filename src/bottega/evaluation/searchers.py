@@ -68,7 +68,7 @@ def tree_search(pipeline: Pipeline, context: MethodContext) -> Pipeline:
         sampling=pipeline.sampling,
         agree=same_answer,
         seed=context.config.seed,
-        most_calls=max_search_calls(context.generator, context.config.rollouts),
+        max_calls=max_search_calls(context.generator, context.config.rollouts),
     )
     return replace(pipeline, fetch=max(FETCH, context.shots), search=search)
 
@@ -92,7 +92,7 @@ def flat_search(sequences: Literal["random", "nearest"]) -> PipelineBuilder:
             branches=context.config.rollouts,
             sampling=sampling,
             seed=context.config.seed,
-            most_calls=max_search_calls(context.generator, context.config.rollouts),
+            max_calls=max_search_calls(context.generator, context.config.rollouts),
         )
         return replace(pipeline, fetch=max(FETCH, context.shots), search=search)
 

@@ -1,4 +1,4 @@
-"""Training lessons of a compressor from a benchmark with passages. Needs torch."""
+"""Training examples of a compressor from a benchmark with passages. Needs torch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from bottega.types import Candidate, Example
 EPISODE = "episode"
 
 
-class LessonSampler(ABC):
-    """Sampler of lessons, deterministic for a seed and a step.
+class TrainingSampler(ABC):
+    """Sampler of training examples, deterministic for a seed and a step.
 
-    Either all lessons of a batch have images or none has.
+    Either all examples of a batch have images or none has.
     """
 
     def __init__(self, items: Sequence[Example], *, seed: int, batch: int) -> None:
@@ -37,22 +37,22 @@ class LessonSampler(ABC):
         items = self._kinds[0]
         if len(self._kinds) > 1:
             items = rng.choices(self._kinds, [len(kind) for kind in self._kinds])[0]
-        return [self.lesson(rng.choice(items), rng) for _ in range(count)]
+        return [self.make_example(rng.choice(items), rng) for _ in range(count)]
 
     def of(self, items: Sequence[Example]) -> list[TrainingExample]:
-        """Return one lesson for each item, the same on each call."""
+        """Return one training example for each item, the same on each call."""
         rng = random.Random(f"{self.seed}:once")
-        return [self.lesson(item, rng) for item in items]
+        return [self.make_example(item, rng) for item in items]
 
     @abstractmethod
-    def lesson(self, item: Example, rng: random.Random) -> TrainingExample: ...
+    def make_example(self, item: Example, rng: random.Random) -> TrainingExample: ...
 
 
-class GoldPassageLessons(LessonSampler):
-    """Lessons of items that name their gold passage.
+class GoldPassageSampler(TrainingSampler):
+    """Training examples of items that name their gold passage.
 
     The gold passage appears among others of its episode, with late-interaction scores as for
-    `concat` and `racc` in `bottega eval`. In a share of `hard` lessons, the first others share a
+    `concat` and `racc` in `bottega eval`. In a share of `hard` examples, the first others share a
     tag with the gold passage (in facts, the name and the relation).
     """
 
@@ -80,7 +80,7 @@ class GoldPassageLessons(LessonSampler):
             passages, embed.embed_documents([one.query for one in passages])
         )
 
-    def lesson(self, item: Example, rng: random.Random) -> TrainingExample:
+    def make_example(self, item: Example, rng: random.Random) -> TrainingExample:
         gold = self._passages[item.tags["passage"]]
         others = [one for one in self._episodes[gold.tags.get(EPISODE, "")] if one is not gold]
         shown = [gold]
@@ -103,17 +103,17 @@ class GoldPassageLessons(LessonSampler):
         found: list[Example] = []
         for tag, value in gold.tags.items():
             similar = [one for one in others if one.tags.get(tag) == value and tag != EPISODE]
-            fresh = [one for one in similar if not _contains(found, one)]
-            if fresh and len(found) + 1 < self.shots:
-                found.append(rng.choice(fresh))
+            unused = [one for one in similar if not _contains(found, one)]
+            if unused and len(found) + 1 < self.shots:
+                found.append(rng.choice(unused))
         return found
 
     def _score(self, item: Example, passage: Example) -> float:
         return late_interaction_score(self._questions[id(item)], self._documents[id(passage)])
 
 
-class RetrievedLessons(LessonSampler):
-    """Lessons of items without a gold passage: the results of a retriever, with its scores.
+class RetrievedPassageSampler(TrainingSampler):
+    """Training examples of items without a gold passage, from a retriever and with its scores.
 
     A passage that contains one of the annotated answers (pseudo-relevance) and a demonstration that
     gives one are relevant.
@@ -136,7 +136,7 @@ class RetrievedLessons(LessonSampler):
         # By object identity: a question may have no id.
         self._found: dict[int, list[Candidate]] = {}
 
-    def lesson(self, item: Example, rng: random.Random) -> TrainingExample:
+    def make_example(self, item: Example, rng: random.Random) -> TrainingExample:
         found, answers = self._candidates(item), answers_of(self._data, item)
         return TrainingExample(
             item.query,
@@ -151,7 +151,7 @@ class RetrievedLessons(LessonSampler):
             found = asyncio.run(self._search(item))
             if len(found) < self._shots:
                 raise SettingError(
-                    f"a lesson needs {self._shots} passages, got {len(found)} for"
+                    f"a training example needs {self._shots} passages, got {len(found)} for"
                     f" {item.query.text!r}",
                     hint="set shots lower, or change retrieve",
                 )
@@ -165,8 +165,8 @@ class RetrievedLessons(LessonSampler):
 def training_items(data: Benchmark) -> tuple[Example, ...]:
     """Return the labelled questions of the knowledge base.
 
-    Synthetic tasks have passages alone there: they train on their items, and are evaluated with
-    another seed.
+    The knowledge base of a synthetic task holds only passages: such a task trains on its items and
+    is evaluated with another seed.
     """
     labelled = tuple(one for one in data.knowledge if not is_passage(one))
     return labelled or data.items
@@ -222,11 +222,13 @@ def _contains(examples: Sequence[Example], one: Example) -> bool:
     return any(one is other for other in examples)
 
 
-def _check(items: Sequence[Example], passages: Sequence[Example], fewest: int, shots: int) -> None:
+def _check(
+    items: Sequence[Example], passages: Sequence[Example], available: int, shots: int
+) -> None:
     if not items:
         raise SettingError("the benchmark has no training questions", hint="use another one")
-    if fewest < shots:
+    if available < shots:
         raise SettingError(
-            f"shots must be at most the number of passages ({fewest}), got {shots}",
+            f"shots must be at most the number of passages ({available}), got {shots}",
             hint="set shots lower",
         )

@@ -201,11 +201,11 @@ class CompressorLoader:
             )
 
             saved = load(self.compressor)
-            shape = saved.racc.config
+            config = saved.racc.config
             passages = None
             if self.store is not None:
                 manifest = Manifest.for_store(
-                    self.store, saved.digest, shape.document_prompts, shape.width
+                    self.store, saved.digest, config.document_prompts, config.width
                 )
                 passages = PassageStore(self.store, manifest)
             hyper = saved.open(model.model, self.base.loaded.model)

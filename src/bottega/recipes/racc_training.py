@@ -25,21 +25,21 @@ HARD_PROMPTS = (
 )
 
 
-def teaching(
+def training_objective(
     base: LoadedModel, hyper: LoadedModel | None = None, *, layer: int = -1
 ) -> TrainingObjective:
     """Return the training objective: `hyper` compresses for `base`, and defaults to `base`. `layer`
     is the layer whose hidden states are read, see `HyperModel`. Raises `SettingError` for a layer
     that does not exist."""
     texts = InputBuilder(base.encode, base.ends)
-    compresses = HyperModel((hyper or base).model, layer=layer)
-    if not compresses.has_layer:
+    hyper_model = HyperModel((hyper or base).model, layer=layer)
+    if not hyper_model.has_layer:
         raise SettingError(
             f"layer does not exist, got {layer}",
-            hint=f"use 0 (the embeddings) to {compresses.depth}, or -1 (the last)",
+            hint=f"use 0 (the embeddings) to {hyper_model.depth}, or -1 (the last)",
         )
     return TrainingObjective(
-        compresses,
+        hyper_model,
         texts if hyper is None else InputBuilder(hyper.encode, hyper.ends),
         base.model,
         texts,
@@ -47,18 +47,24 @@ def teaching(
     )
 
 
-def untrained(shape: CompressorConfig, teaching: TrainingObjective, *, seed: int = 0) -> RaccModel:
-    """Return a new compressor, which `TrainingObjective.calibrate` calibrates."""
+def new_compressor(
+    config: CompressorConfig, objective: TrainingObjective, *, seed: int = 0
+) -> RaccModel:
+    """Return a compressor with initial weights, which `TrainingObjective.calibrate` calibrates."""
     torch.manual_seed(seed)
-    return RaccModel(shape, None if shape.prompting == "reading" else _hard(shape, teaching))
+    return RaccModel(
+        config, None if config.prompting == "reading" else _hard_prompts(config, objective)
+    )
 
 
-def _hard(shape: CompressorConfig, teaching: TrainingObjective) -> tuple[Tensor, Tensor]:
+def _hard_prompts(config: CompressorConfig, objective: TrainingObjective) -> tuple[Tensor, Tensor]:
     token_ids = (
-        rows(teaching.inputs.passages([Example(Query(text), "")]))[0] for text in HARD_PROMPTS
+        rows(objective.inputs.passages([Example(Query(text), "")]))[0] for text in HARD_PROMPTS
     )
     documents, queries = (
-        sentence_prompts(teaching.hyper, torch.tensor(ids), count)
-        for ids, count in zip(token_ids, (shape.document_prompts, shape.query_prompts), strict=True)
+        sentence_prompts(objective.hyper, torch.tensor(ids), count)
+        for ids, count in zip(
+            token_ids, (config.document_prompts, config.query_prompts), strict=True
+        )
     )
     return documents, queries

@@ -52,8 +52,8 @@ def rcts(
     prompt: Prompter | None = None,
     parse: Parser | None = None,
     agree: AgreementFunction = same_answer,
-    most_calls: int | None = None,
-    most_tokens: int | None = None,
+    max_calls: int | None = None,
+    max_tokens: int | None = None,
     record: Recorder | None = None,
     price: Pricer | None = None,
     sampling: Sampling | None = None,
@@ -68,8 +68,8 @@ def rcts(
     `reward=EnsembleReward(...)` may then be better. `agree` compares two answers: by their kind by
     default, or always by choice, number or words. The paper retrieves by late interaction
     (`retrieve=DenseRetriever(LateInteractionIndex(...).search)`); the default is the search of
-    `knowledge`. `parallel` branches are tried concurrently; 1 is the paper's order. `most_calls`
-    and `most_tokens` limit one query. A given `search`, such as a `FlatSearch`, is used unchanged.
+    `knowledge`. `parallel` branches are tried concurrently; 1 is the paper's order. `max_calls`
+    and `max_tokens` limit one query. A given `search`, such as a `FlatSearch`, is used unchanged.
     """
     check_depth(shots)
     if fetch < shots:
@@ -107,8 +107,8 @@ def rcts(
             sampling=sampling,
             agree=agree,
             seed=seed,
-            most_calls=most_calls,
-            most_tokens=most_tokens,
+            max_calls=max_calls,
+            max_tokens=max_tokens,
         ),
         record=record,
         price=price,

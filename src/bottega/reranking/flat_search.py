@@ -73,12 +73,12 @@ class FlatSearch:
     branches: int = 10
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
-    most_calls: int | None = None
-    most_tokens: int | None = None
+    max_calls: int | None = None
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_count("branches", self.branches)
-        check_budget(self.most_calls, self.most_tokens)
+        check_budget(self.max_calls, self.max_tokens)
         if self.sequences not in get_args(Sequences):
             raise SettingError(
                 f"unknown sequences, got {self.sequences!r}", hint='use "random" or "nearest"'
@@ -93,14 +93,14 @@ class FlatSearch:
         budgeted = BudgetedGenerator(
             self.generator,
             seed=self.seed,
-            most_calls=self.most_calls,
-            most_tokens=self.most_tokens,
+            max_calls=self.max_calls,
+            max_tokens=self.max_tokens,
         )
         scored = await self._scored_answers(query, candidates, k, budgeted)
         if not scored:
             raise SettingError(
                 "the budget of the search does not allow a single answer",
-                hint="raise most_calls or most_tokens, or lower sampling.max_tokens",
+                hint="raise max_calls or max_tokens, or lower sampling.max_tokens",
             )
         # An answer without a reward ranks last.
         values = [-inf if reward is None else reward.value for _, reward in scored]

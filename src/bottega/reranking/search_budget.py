@@ -47,7 +47,7 @@ class BudgetedGenerator:
     Identical requests are sent once, including concurrent ones. A sampled request without a seed
     gets one derived from `seed` and its content, independent of the order of requests.
 
-    The budget allows `most_calls` completions and `most_tokens` tokens; a request that does not fit
+    The budget allows `max_calls` completions and `max_tokens` tokens; a request that does not fit
     raises `BudgetSpentError` instead of being sent. Tokens are reserved before sending: for each
     completion its maximum length and `count(prompt)`, an upper bound, because a server that ignores
     `n` reads the prompt for every sample. `settle()` frees reserved tokens that replies did not
@@ -60,19 +60,19 @@ class BudgetedGenerator:
         generator: Generator,
         *,
         seed: int = 0,
-        most_calls: int | None = None,
-        most_tokens: int | None = None,
+        max_calls: int | None = None,
+        max_tokens: int | None = None,
         count: Callable[[Prompt], int] = most_prompt_tokens,
     ) -> None:
-        check_budget(most_calls, most_tokens)
+        check_budget(max_calls, max_tokens)
         self.requests = 0
         self.calls = 0
         self.usage = Usage()
         self.reserved = ReservedCost()
         self._generator = generator
         self._seed = seed
-        self._calls_left = most_calls
-        self._tokens_left = most_tokens
+        self._calls_left = max_calls
+        self._tokens_left = max_tokens
         self._tokens_freed = 0
         self._count = count
         self._requests: dict[tuple[Prompt, Sampling], SharedTask[Reply]] = {}
@@ -138,8 +138,8 @@ class BudgetedGenerator:
         return replace(sampling, seed=int.from_bytes(digest.digest()) >> 1)
 
 
-def check_budget(most_calls: int | None, most_tokens: int | None) -> None:
-    for name, most in (("most_calls", most_calls), ("most_tokens", most_tokens)):
+def check_budget(max_calls: int | None, max_tokens: int | None) -> None:
+    for name, most in (("max_calls", max_calls), ("max_tokens", max_tokens)):
         if most is not None:
             check_count(name, most)
 

@@ -256,7 +256,7 @@ class TreeSearch:
     tree in the order of their selection. The result depends on the seed and on the replies, never
     on their order. 1 is the paper's order.
 
-    A search requests at most `most_calls` completions and `most_tokens` tokens, see
+    A search requests at most `max_calls` completions and `max_tokens` tokens, see
     `BudgetedGenerator`; when the budget is spent, it returns the best branch so far. An error of
     the generator ends the search. Called as a `Reranker` it returns only the demonstrations.
     """
@@ -274,8 +274,8 @@ class TreeSearch:
     sampling: Sampling = field(default_factory=Sampling)
     agree: AgreementFunction = exact_agreement
     seed: int = 0
-    most_calls: int | None = None
-    most_tokens: int | None = None
+    max_calls: int | None = None
+    max_tokens: int | None = None
     count: Callable[[Prompt], int] = most_prompt_tokens
 
     def __post_init__(self) -> None:
@@ -313,8 +313,8 @@ class TreeSearch:
         return BudgetedGenerator(
             self.generator,
             seed=self.seed,
-            most_calls=self.most_calls,
-            most_tokens=self.most_tokens,
+            max_calls=self.max_calls,
+            max_tokens=self.max_tokens,
             count=self.count,
         )
 
@@ -338,7 +338,7 @@ class TreeSearchRun:
         if best.answer is None:
             raise SettingError(
                 "the budget of the search does not allow a single answer",
-                hint="raise most_calls or most_tokens, or lower sampling.max_tokens",
+                hint="raise max_calls or max_tokens, or lower sampling.max_tokens",
             )
         prompt, reply = self.replies[best]
         record, shown = self.tree.record(root), tuple(self.tree.demonstrations(best))

@@ -1,4 +1,4 @@
-"""Tests of lessons from benchmarks with and without gold passages."""
+"""Tests of training examples from benchmarks with and without gold passages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.examples import contains_answer
 from bottega.evaluation.retrieval import ExamplePool, LateInteractionScorer
 from bottega.evaluation.training_data import (
-    GoldPassageLessons,
-    RetrievedLessons,
+    GoldPassageSampler,
+    RetrievedPassageSampler,
     names_gold_passages,
     passages_of,
     split_validation,
@@ -41,9 +41,9 @@ class LetterEmbedder:
     embed_documents = embed_queries
 
 
-def lessons_of(data: Benchmark, **changes: object) -> GoldPassageLessons:
+def sampler_of(data: Benchmark, **changes: object) -> GoldPassageSampler:
     usual = {"seed": 3, "shots": 3, "batch": 4, "tokens": LetterEmbedder()}
-    return GoldPassageLessons(data.items, data.knowledge, **{**usual, **changes})  # type: ignore[arg-type]
+    return GoldPassageSampler(data.items, data.knowledge, **{**usual, **changes})  # type: ignore[arg-type]
 
 
 class FirstPassages:
@@ -63,42 +63,42 @@ def test_gold_passage_is_among_passages_of_its_episode() -> None:
     right = {str(item.query.id): item.tags["passage"] for item in data.items}
     positions = set()
     for step in range(20):
-        for lesson in lessons_of(data)(step):
-            shown = [str(one.id) for one in lesson.passages]
+        for example in sampler_of(data)(step):
+            shown = [str(one.id) for one in example.passages]
             assert len(set(shown)) == 3
-            assert len({data.episode_of[id] for id in (str(lesson.query.id), *shown)}) == 1
-            assert [id == right[str(lesson.query.id)] for id in shown] == list(lesson.relevant)
-            positions.add(lesson.relevant.index(True))
+            assert len({data.episode_of[id] for id in (str(example.query.id), *shown)}) == 1
+            assert [id == right[str(example.query.id)] for id in shown] == list(example.relevant)
+            positions.add(example.relevant.index(True))
     assert positions == {0, 1, 2}
 
 
-def test_lessons_depend_only_on_step_and_seed() -> None:
+def test_examples_depend_only_on_step_and_seed() -> None:
     data = passage_benchmark()
-    assert lessons_of(data)(5) == lessons_of(data)(5)
-    assert lessons_of(data)(5) != lessons_of(data)(6)
-    assert lessons_of(data)(5) != lessons_of(data, seed=4)(5)
+    assert sampler_of(data)(5) == sampler_of(data)(5)
+    assert sampler_of(data)(5) != sampler_of(data)(6)
+    assert sampler_of(data)(5) != sampler_of(data, seed=4)(5)
 
 
-async def test_lesson_scores_match_evaluation() -> None:
+async def test_training_scores_match_evaluation() -> None:
     data = passage_benchmark()
-    (lesson, *_) = lessons_of(data)(0)
+    (example, *_) = sampler_of(data)(0)
 
-    class LessonPassages:
+    class ExamplePassages:
         async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-            return [Candidate(one, 0.0) for one in lesson.passages]
+            return [Candidate(one, 0.0) for one in example.passages]
 
-    found = await LateInteractionScorer(LessonPassages(), LetterEmbedder())(lesson.query, 3)  # type: ignore[arg-type]
-    assert [one.score for one in found] == list(lesson.scores)
+    found = await LateInteractionScorer(ExamplePassages(), LetterEmbedder())(example.query, 3)  # type: ignore[arg-type]
+    assert [one.score for one in found] == list(example.scores)
 
 
 @pytest.mark.parametrize("hard", [0.0, 1.0])
-def test_hard_lessons_show_passages_about_the_same_subject(hard: float) -> None:
+def test_hard_examples_show_passages_about_the_same_subject(hard: float) -> None:
     data = load_benchmark("facts:queries=3,episodes=1", seed=1)
     tags = {str(one.query.id): one.tags for one in data.knowledge}
     shared = []
-    for lesson in lessons_of(data, hard=hard).sample(40, 0):
-        about = [tags[str(one.id)] for one in lesson.passages]
-        right = about.pop(lesson.relevant.index(True))
+    for example in sampler_of(data, hard=hard).sample(40, 0):
+        about = [tags[str(one.id)] for one in example.passages]
+        right = about.pop(example.relevant.index(True))
         both = [sum(one[tag] == right[tag] for one in about) for tag in ("name", "relation")]
         shared.append(all(both))
     assert all(shared) if hard else sum(shared) < 10
@@ -110,16 +110,16 @@ def test_passages_with_the_answer_are_relevant() -> None:
     items = [Example(Query("which bird?", (solid_image(1),)), answer) for answer in ("Owl", "fowl")]
     data = Benchmark("birds", knowledge, tuple(items))
     retrieve = FirstPassages(data)
-    lessons = RetrievedLessons(data, data.items, retrieve, seed=0, shots=3, batch=20)
+    sampler = RetrievedPassageSampler(data, data.items, retrieve, seed=0, shots=3, batch=20)
 
-    made = {lesson.answer: lesson for lesson in lessons(0)}
+    made = {example.answer: example for example in sampler(0)}
 
     assert made["Owl"].relevant == (True, False, True)
     assert made["fowl"].relevant == (False, True, False)
     assert made["Owl"].scores == (9.0, 8.0, 7.0)
     assert len(retrieve.queries) == 2  # retrieved once per item
     with pytest.raises(SettingError, match="needs 3 passages, got 2 for 'which bird\\?'"):
-        RetrievedLessons(data, data.items, FirstPassages(data, limit=2), seed=0, shots=3)(0)
+        RetrievedPassageSampler(data, data.items, FirstPassages(data, limit=2), seed=0, shots=3)(0)
 
 
 def test_demonstrations_with_the_answer_are_relevant() -> None:
@@ -132,12 +132,14 @@ def test_demonstrations_with_the_answer_are_relevant() -> None:
     item = Example(Query("which tint?", (solid_image(9),)), "red")
     data = Benchmark("tints", tuple(shown), (item,))
 
-    (lesson,) = RetrievedLessons(data, data.items, FirstPassages(data), seed=0, shots=4).of([item])
+    (example,) = RetrievedPassageSampler(data, data.items, FirstPassages(data), seed=0, shots=4).of(
+        [item]
+    )
 
-    assert lesson.relevant == (True, False, True, False)
-    assert [one.answer for one in lesson.passages] == list(answers)
+    assert example.relevant == (True, False, True, False)
+    assert [one.answer for one in example.passages] == list(answers)
     with pytest.raises(SettingError, match=r"at most the number of passages \(4\), got 5"):
-        RetrievedLessons(data, data.items, FirstPassages(data), seed=0, shots=5)
+        RetrievedPassageSampler(data, data.items, FirstPassages(data), seed=0, shots=5)
 
 
 @pytest.mark.parametrize(
@@ -194,25 +196,25 @@ def test_validation_items_are_not_trained_on() -> None:
 def test_batches_do_not_mix_queries_with_and_without_images() -> None:
     data = passage_benchmark()
     bare = [replace(one, query=replace(one.query, images=())) for one in data.items[::2]]
-    lessons = lessons_of(replace(data, items=(*data.items[1::2], *bare)))
-    kinds = [{bool(one.query.images) for one in lessons(step)} for step in range(20)]
+    sampler = sampler_of(replace(data, items=(*data.items[1::2], *bare)))
+    kinds = [{bool(one.query.images) for one in sampler(step)} for step in range(20)]
     assert all(len(kind) == 1 for kind in kinds)
     assert {True} in kinds and {False} in kinds
 
 
-def test_lessons_can_mix_passages_with_and_without_images() -> None:
+def test_examples_can_mix_passages_with_and_without_images() -> None:
     data = passage_benchmark()
     seen = Example(Query("seen", (solid_image(1),), id="seen"), "", tags={"episode": "0"})
-    lessons = lessons_of(replace(data, knowledge=(*data.knowledge, seen)))
+    sampler = sampler_of(replace(data, knowledge=(*data.knowledge, seen)))
     shown = [
-        {bool(passage.query.images) for passage in one.passages} for one in lessons.sample(40, 0)
+        {bool(passage.query.images) for passage in one.passages} for one in sampler.sample(40, 0)
     ]
     assert {True, False} in shown
 
 
-def test_impossible_lessons_raise() -> None:
+def test_missing_passages_raise() -> None:
     data = passage_benchmark()
     with pytest.raises(SettingError, match=r"at most the number of passages \(6\), got 7"):
-        lessons_of(data, shots=7)
+        sampler_of(data, shots=7)
     with pytest.raises(SettingError, match="no passages"):
         passages_of(replace(data, knowledge=data.items))
