@@ -243,6 +243,29 @@ def test_a_thread_that_crashed_is_started_again(monkeypatch: pytest.MonkeyPatch)
     assert len(calls) == 2
 
 
+async def test_a_thread_that_could_not_start_is_started_by_the_next_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate()
+    gate.open.set()
+    writer = BatchWriter(gate, name="squares")
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await writer.write(2)
+        writer.close()  # nothing to join
+    writer = BatchWriter(gate, name="squares")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await writer.write(2)
+    assert await asyncio.wait_for(writer.write(3), 5) == 9
+
+
 def test_a_wake_during_a_write_causes_another_one() -> None:
     started, go = threading.Event(), threading.Event()
     calls: list[int] = []

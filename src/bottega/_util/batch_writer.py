@@ -53,10 +53,13 @@ class WriterThread:
             self._woken = True
             if not self._running:
                 self._running = True
-                self._thread = threading.Thread(
-                    target=self._run, name=self._name, daemon=self._daemon
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=self._daemon)
+                try:
+                    thread.start()
+                except BaseException:  # at the limit of threads: the next wake tries again
+                    self._running = False
+                    raise
+                self._thread = thread
         return True
 
     def close(self, timeout: float | None = None) -> None:
