@@ -61,15 +61,15 @@ def vectors_of(
     method: OneTokenCompressor, hyper: HyperModel, texts: InputBuilder, passages: Sequence[Example]
 ) -> dict[str, Tensor]:
     """Return vectors of shape (1, width) by passage id."""
-    found: dict[str, Tensor] = {}
+    vectors: dict[str, Tensor] = {}
     for start in range(0, len(passages), BATCH):
-        some = passages[start : start + BATCH]
-        made = method.passage_vectors(hyper, texts.passages(some))
-        found |= {str(one.query.id): row for one, row in zip(some, made, strict=True)}
-    return found
+        batch = passages[start : start + BATCH]
+        rows = method.passage_vectors(hyper, texts.passages(batch))
+        vectors |= {str(one.query.id): row for one, row in zip(batch, rows, strict=True)}
+    return vectors
 
 
-def trained(
+def train(
     method: OneTokenCompressor,
     objective: TrainingObjective,
     examples: FactSampler,
@@ -93,7 +93,7 @@ def trained(
 
 def stacked(vectors: Vectors, examples: Sequence[TrainingExample]) -> Tensor:
     rows = ([vectors[str(one.query.id)] for one in example.passages] for example in examples)
-    return torch.stack([torch.cat(some) for some in rows])
+    return torch.stack([torch.cat(row) for row in rows])
 
 
 def evaluated_methods(
@@ -172,7 +172,7 @@ def main() -> None:
 
     began = time.perf_counter()
     training = replace(TRAINING, steps=options.steps, learning_rate=options.rate)
-    trained(method, objective, examples, vectors, training, report)
+    train(method, objective, examples, vectors, training, report)
     seconds = time.perf_counter() - began
     data = load_benchmark("facts", seed=0, limit=options.limit)
     results = asyncio.run(measured(data, method.eval()))

@@ -23,7 +23,7 @@ from benchmarks.rcts_searches import TaskSetup, apprentice
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.runner import evaluate
 
-AT_ONCE = 200
+CONCURRENCY = 200
 TIMED = 16
 
 
@@ -36,28 +36,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/rcts"))
     parser.add_argument("--json", type=Path, help="write all figures and item scores to this file")
     parser.add_argument("--csv", type=Path, help="write all figures to this file")
-    chosen = parser.parse_args()
-    for folder in (chosen.replies, chosen.out):
+    options = parser.parse_args()
+    for folder in (options.replies, options.out):
         folder.mkdir(parents=True, exist_ok=True)
-    names = chosen.only.split(",") if chosen.only else list(SETTINGS)
+    names = options.only.split(",") if options.only else list(SETTINGS)
     all_rows = []
     for setting in (SETTINGS[name] for name in names):
-        if chosen.limit:
-            setting = replace(setting, items=chosen.limit)
-        if chosen.seeds:
-            setting = replace(setting, seeds=tuple(map(int, chosen.seeds.split(","))))
+        if options.limit:
+            setting = replace(setting, items=options.limit)
+        if options.seeds:
+            setting = replace(setting, seeds=tuple(map(int, options.seeds.split(","))))
         start = time.perf_counter()
-        measured = asyncio.run(measure(setting, chosen.replies / f"{setting.name}.jsonl"))
-        (chosen.out / f"rcts_{setting.name}.md").write_text(tables(measured), "utf-8")
+        measured = asyncio.run(measure(setting, options.replies / f"{setting.name}.jsonl"))
+        (options.out / f"rcts_{setting.name}.md").write_text(tables(measured), "utf-8")
         if setting.deep:
-            draw(measured, chosen.out / f"rcts_{setting.name}.png")
+            draw(measured, options.out / f"rcts_{setting.name}.png")
         print(tables(measured))
         print(f"{setting.name}: {time.perf_counter() - start:.0f} s", flush=True)
         all_rows += rows(measured)
-    if chosen.json:
-        chosen.json.write_bytes(orjson.dumps(all_rows, option=orjson.OPT_INDENT_2))
-    if chosen.csv:
-        with chosen.csv.open("w", newline="", encoding="utf-8") as file:
+    if options.json:
+        options.json.write_bytes(orjson.dumps(all_rows, option=orjson.OPT_INDENT_2))
+    if options.csv:
+        with options.csv.open("w", newline="", encoding="utf-8") as file:
             table = csv.DictWriter(file, [name for name in all_rows[0] if name != "scores"])
             table.writeheader()
             table.writerows({k: v for k, v in row.items() if k != "scores"} for row in all_rows)
@@ -70,20 +70,20 @@ async def measure(setting: Setting, replies: Path) -> SettingResults:
         for seed in setting.seeds:
             task = TaskSetup(setting, seed, model)
             for config in methods(setting, first=seed == setting.seeds[0]):
-                await _answered(measured, task, config)
+                await _measure_method(measured, task, config)
             task.close()
     finally:
         await model.aclose()
     if setting.deep:
-        measured.seconds = await timed(setting)
+        measured.seconds = await time_methods(setting)
     return measured
 
 
-async def _answered(measured: SettingResults, task: TaskSetup, config: MethodConfig) -> None:
+async def _measure_method(measured: SettingResults, task: TaskSetup, config: MethodConfig) -> None:
     start = time.perf_counter()
     method = task.method(config)
     result, scored = await evaluate(
-        task.data, method, RunConfig(concurrency=AT_ONCE, seed=task.seed)
+        task.data, method, RunConfig(concurrency=CONCURRENCY, seed=task.seed)
     )
     measured.keep(config, task.seed, scored)
     print(
@@ -93,23 +93,23 @@ async def _answered(measured: SettingResults, task: TaskSetup, config: MethodCon
     )
 
 
-async def timed(setting: Setting) -> dict[tuple[str, int], float]:
+async def time_methods(setting: Setting) -> dict[tuple[str, int], float]:
     """Return seconds per query with new requests, by method and concurrency."""
-    answers: dict[tuple[str, int], float] = {}
+    seconds: dict[tuple[str, int], float] = {}
     model = apprentice(None)
     task = TaskSetup(replace(setting, items=TIMED), setting.seeds[0], model)
-    for at_once in (1, TIMED):
+    for concurrency in (1, TIMED):
         for config in (
             MethodConfig("top-k"),
             *(MethodConfig(kind, setting.reward) for kind in SEARCHES[:2]),
         ):
             method = task.method(config)
-            await method.answer(task.data.items[0].query)  # the model is loaded then
-            result, _ = await evaluate(task.data, method, RunConfig(concurrency=at_once))
-            answers[config.kind, at_once] = result.seconds / result.n
+            await method.answer(task.data.items[0].query)  # loads the model before the measurement
+            result, _ = await evaluate(task.data, method, RunConfig(concurrency=concurrency))
+            seconds[config.kind, concurrency] = result.seconds / result.n
     task.close()
     await model.aclose()
-    return answers
+    return seconds
 
 
 if __name__ == "__main__":

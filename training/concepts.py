@@ -14,7 +14,7 @@ from bottega.tasks.attributes import SIZES
 from bottega.tasks.glyphs import NAMES
 from bottega.tasks.rules import NUMBERS, SYMBOLS
 
-SHARPNESS = 8.0  # of the softmax whose cross-entropy is trained; a clean 1 among 0 satisfies it
+SHARPNESS = 8.0  # logit scale of the cross-entropy: one-hot outputs have a low loss
 
 PARTS = (*SIZES, SYMBOLS, NUMBERS, NUMBERS, len(NAMES))
 STARTS = tuple(sum(PARTS[:i]) for i in range(len(PARTS)))
@@ -22,7 +22,7 @@ CONCEPTS = sum(PARTS)
 SCENE = slice(0, len(SIZES))
 ROW = slice(len(SIZES), len(SIZES) + 3)  # symbol, left, right
 NAME = len(PARTS) - 1
-DIGITS = 10  # what only the master reads
+DIGITS = 10  # read only by the master
 
 
 def part(index: int) -> slice:
@@ -53,7 +53,7 @@ def reading_loss(concepts: Tensor, read: ConceptLabels) -> Tensor:
 
 
 def silence_loss(concepts: Tensor, parts: range) -> Tensor:
-    """Return the mean square of values that these images do not show."""
+    """Return the mean square of the concepts that are absent from these images."""
     return torch.stack([concepts[:, part(i)].square().sum(1).mean() for i in parts]).mean()
 
 

@@ -95,14 +95,14 @@ def held_out(seed: int, tasks: int = 20, ways: int = 20, views: int = 2) -> Held
     for _ in range(tasks):
         letters = sample_alphabet(rng, ways).rows(rows)
         style = sample_mixed_styles(rng, torch.zeros(len(rows), dtype=torch.long), shared=1.0)
-        generated["glyphs"].append(_written(rng, letters, style))
-        generated["crisp"].append(_written(rng, letters, crisp_style(len(rows))))
+        generated["glyphs"].append(_render_glyphs(rng, letters, style))
+        generated["crisp"].append(_render_glyphs(rng, letters, crisp_style(len(rows))))
         generated["surfaces"].append(render_surfaces(rng, sample_surfaces(rng, ways).rows(rows)))
     shape = (tasks, ways, views, 3, 64, 64)
     return HeldOut(**{name: as_bytes(torch.stack(x)).view(shape) for name, x in generated.items()})
 
 
-def _written(rng: torch.Generator, letters: MotorPrograms, style: ImageStyle) -> Tensor:
+def _render_glyphs(rng: torch.Generator, letters: MotorPrograms, style: ImageStyle) -> Tensor:
     return paint(rng, draw_characters(rng, letters, style.boldness, style.fill, free=0.0), style)
 
 
@@ -136,19 +136,20 @@ def in_background(
                 break
             except queue.Empty:
                 if not worker.is_alive():
-                    raise RuntimeError("the drawing process ended early") from None
+                    raise RuntimeError("the rendering process ended early") from None
     worker.join()
 
 
 def sample_siblings(rng: torch.Generator, parents: MotorPrograms) -> MotorPrograms:
-    """Each parent after one edit: a stroke replaced, added or dropped, moved, turned, mirrored."""
+    """Return each parent after one edit: a stroke is replaced, added, dropped, moved, turned or
+    mirrored."""
     n = len(parents)
     child = parents.rows(torch.arange(n))
     edit, row = integers(rng, 5, (n,)), torch.arange(n)
     stroke = (uniform(rng, (n,)) * child.count).long()
-    fresh = sample_strokes(rng, n)
+    new_strokes = sample_strokes(rng, n)
     for name in (f.name for f in fields(StrokeBatch)):
-        old, new = getattr(child, name), getattr(fresh, name)
+        old, new = getattr(child, name), getattr(new_strokes, name)
         mask = (edit == 0)[:, None] if new.ndim == 2 else edit == 0
         old[row, stroke] = torch.where(mask, new, old[row, stroke])
     grown = torch.where(child.count < STROKES, child.count + 1, child.count - 1)
@@ -170,7 +171,7 @@ def sample_siblings(rng: torch.Generator, parents: MotorPrograms) -> MotorProgra
 def draw_digit_ink(
     rng: torch.Generator, kind: Tensor, boldness: Tensor, fill: Tensor, jitter: float = 1.2
 ) -> Tensor:
-    """(n, SIZE, SIZE) ink of single figures; `fill` (n,) is their share of the frame."""
+    """Return ink of single digits (n, SIZE, SIZE); `fill` (n,) is their share of the frame."""
     points, used = sketch(rng, kind, jitter)
     width = (normal(rng, (len(kind),), 0.3).exp() * 0.02 * SIZE * boldness).clamp(0.8, 4.0)
     room = (fill * (1 - 2 * width / SIZE))[:, None, None, None]

@@ -138,7 +138,7 @@ async def test_questions_without_ids_get_unique_ids(own_questions: Benchmark) ->
 
 
 async def test_oracle_shows_the_named_passage(own_questions: Benchmark) -> None:
-    model = ScriptedGenerator(lambda prompt: "said")
+    model = ScriptedGenerator(lambda prompt: "answer")
     with KnowledgeBase.open(":memory:", embed=None) as empty:
         settings = Classifier(model, ())
         (oracle,) = plan(RunConfig(methods=["oracle"], shots=(1,)), own_questions, empty, settings)
@@ -158,7 +158,7 @@ def test_unknown_passage_is_named(own_questions: Benchmark) -> None:
 def test_methods_that_use_ids_require_unique_ids(id: str | None, message: str, name: str) -> None:
     queries = [Example(Query(text, id=id), text, tags={"passage": "p"}) for text in ("a", "b")]
     data = Benchmark("two", (Example(Query("p", id="p"), ""),), tuple(queries))
-    settings = Classifier(ScriptedGenerator(lambda prompt: "said"), ())
+    settings = Classifier(ScriptedGenerator(lambda prompt: "answer"), ())
     with (
         KnowledgeBase.open(":memory:", embed=None) as empty,
         pytest.raises(SettingError, match=message),

@@ -7,7 +7,7 @@ from typing import Any
 
 from bottega.gateway.accounting.database import Entry
 
-DONE = Entry(
+ANSWERED = Entry(
     time=1000.0,
     request_id="4f1e2d",
     account="0123456789ab",
@@ -27,4 +27,4 @@ DONE = Entry(
 
 
 def request_entry(**changes: Any) -> Entry:
-    return replace(DONE, **changes)
+    return replace(ANSWERED, **changes)

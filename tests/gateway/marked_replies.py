@@ -51,10 +51,10 @@ def parse_start(text: str) -> MarkedReply | None:
 
 
 def digest(text: str, images: Sequence[bytes] = ()) -> str:
-    whole = hashlib.sha256(text.encode())
+    combined = hashlib.sha256(text.encode())
     for image in images:
-        whole.update(hashlib.sha256(image).digest())
-    return whole.hexdigest()[:16]
+        combined.update(hashlib.sha256(image).digest())
+    return combined.hexdigest()[:16]
 
 
 def question_digest(messages: Sequence[Mapping[str, object]]) -> str:

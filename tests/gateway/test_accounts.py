@@ -225,16 +225,16 @@ def test_a_damaged_account_raises_a_store_error(tmp_path: Path, column: str) -> 
         Accounts(path)
 
 
-MOST = 2**31 - 1
+MAX_INT = 2**31 - 1
 
 
 @pytest.mark.parametrize(
     ("setting", "valid", "wrong"),
     [
-        ("requests_per_minute", [None, 1, MOST], [0, -1, MOST + 1]),
+        ("requests_per_minute", [None, 1, MAX_INT], [0, -1, MAX_INT + 1]),
         ("usd_per_month", [None, 0, 0.01, 1e9], [-0.01, float("inf"), float("nan")]),
-        ("max_concurrent", [None, 1, MOST], [0, -1, MOST + 1]),
-        ("max_namespaces", [None, 0, MOST], [-1, MOST + 1]),
+        ("max_concurrent", [None, 1, MAX_INT], [0, -1, MAX_INT + 1]),
+        ("max_namespaces", [None, 0, MAX_INT], [-1, MAX_INT + 1]),
         ("namespace", ["", "x" * MAX_NAME_LENGTH], ["x" * (MAX_NAME_LENGTH + 1), "a\n", "\ud800"]),
     ],
 )

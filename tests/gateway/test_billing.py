@@ -15,7 +15,7 @@ from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import parse_request
 from bottega.protocols import Tier
 from bottega.types import Candidate, Example, Query, Usage
-from tests.gateway.test_abandoned import LateUpstream
+from tests.gateway.test_disconnects import LateUpstream
 
 TIER = Tier("large", ScriptedGenerator(lambda prompt: "seven"))
 

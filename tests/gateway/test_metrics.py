@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from bottega.gateway.telemetry.metrics import Metrics
-from tests.gateway.entries import DONE
+from tests.gateway.entries import ANSWERED
 
 
 @dataclass
@@ -29,9 +29,9 @@ def new_metrics() -> Metrics:
 
 def test_request_metrics_are_counted() -> None:
     metrics = new_metrics()
-    metrics.observe(DONE)
-    metrics.observe(replace(DONE, tier="master", cost_usd=None, shots=0, similarity=None))
-    metrics.observe(replace(DONE, state="failed", status=502, cost_usd=0.0))
+    metrics.observe(ANSWERED)
+    metrics.observe(replace(ANSWERED, tier="master", cost_usd=None, shots=0, similarity=None))
+    metrics.observe(replace(ANSWERED, state="failed", status=502, cost_usd=0.0))
     exported = lines(metrics)
     assert exported['requests_total{route="apprentice",state="answered",status="200"}'] == 1
     assert exported['requests_total{route="apprentice",state="failed",status="502"}'] == 1
@@ -76,8 +76,8 @@ def test_other_metrics_are_exported() -> None:
 def test_clients_cannot_create_series() -> None:
     metrics = Metrics(["apprentice"], namespaces=5)
     for number in range(1000):
-        metrics.observe(replace(DONE, tier=f"model-{number}", namespace=f"n{number}"))
-        metrics.observe(replace(DONE, status=number * 1000))
+        metrics.observe(replace(ANSWERED, tier=f"model-{number}", namespace=f"n{number}"))
+        metrics.observe(replace(ANSWERED, status=number * 1000))
         metrics.cache_entries(f"n{number}", number)
         metrics.breaker(f"model-{number}", Breaker())
     exported = lines(metrics)
@@ -92,7 +92,7 @@ def test_clients_cannot_create_series() -> None:
 
 def test_gateways_have_separate_metrics() -> None:
     one, other = new_metrics(), new_metrics()
-    one.observe(DONE)
+    one.observe(ANSWERED)
     assert not any(name.startswith("requests_total") for name in lines(other))
 
 
@@ -106,7 +106,7 @@ def test_observing_takes_microseconds() -> None:
             work()
         return time.thread_time() - clock
 
-    metrics.observe(DONE)
-    observing = min(once(lambda: metrics.observe(DONE)) for _ in range(7))
+    metrics.observe(ANSWERED)
+    observing = min(once(lambda: metrics.observe(ANSWERED)) for _ in range(7))
     counting = min(once(metrics.agreed.inc) for _ in range(7))
     assert observing < 40 * counting

@@ -46,7 +46,7 @@ def test_rows_vectors_and_numbers_are_kept(old: Path) -> None:
         assert [change.id[0] for change in kb.changes()] == ["a", "b"]
         kb.add([text_example("d")])
         (id,) = set(kb.ids()) - {"a" * 16, "b" * 16}
-        assert kb._rows.keys([id]) == {id: 4}  # 3 was given before
+        assert kb._rows.keys([id]) == {id: 4}  # keys are never reused
         assert kb.get("a" * 16).tags == {"n": "a"}
 
 

@@ -36,7 +36,7 @@ def test_snapshot_is_loaded_and_updated(indexed_rows: IndexedRows, tmp_path: Pat
     indexed_rows.rows.delete(indexed_rows.rows.ids_where()[:7])
     again = indexed_rows.follow()
     index = again.current()
-    assert isinstance(index, HnswIndex)  # at once: it was not built
+    assert isinstance(index, HnswIndex)  # the snapshot was loaded, not rebuilt
     assert index.digest() == indexed_rows.truth().digest()
     again.close()
     indexed_rows.rows.close()
@@ -81,18 +81,18 @@ def test_snapshot_that_is_replaced_while_it_is_read_is_read_again(
         settled(follower)
     old = load(path)
     assert old is not None
-    # As many rows, in another order, as after rebuilding a graph.
-    turned = faiss.IndexHNSWFlat(WIDTH, 8)
-    turned.add(old.index.reconstruct_n(0, 300)[::-1])
-    save(newer, IndexSnapshot(old.header, turned, old.keys[::-1]))
+    # The same rows in reverse order, as after rebuilding a graph.
+    reordered = faiss.IndexHNSWFlat(WIDTH, 8)
+    reordered.add(old.index.reconstruct_n(0, 300)[::-1])
+    save(newer, IndexSnapshot(old.header, reordered, old.keys[::-1]))
     read = faiss.read_index
 
-    def late(name: str) -> faiss.Index:
+    def read_after_replacement(name: str) -> faiss.Index:
         if newer.exists():
             newer.replace(path)
         return read(name)
 
-    monkeypatch.setattr(faiss, "read_index", late)
+    monkeypatch.setattr(faiss, "read_index", read_after_replacement)
     found = load(path)
     assert found is not None
     assert found.keys[0] == old.keys[299]

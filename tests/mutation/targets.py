@@ -28,13 +28,13 @@ TARGETS = (
     ),
     Target(
         "gateway/finalization gateway/calls",
-        "gateway/test_completion gateway/test_budgets gateway/test_abandoned gateway/test_serving"
-        " gateway/test_pinned gateway/test_isolation gateway/test_billing"
+        "gateway/test_completion gateway/test_budgets gateway/test_disconnects gateway/test_serving"
+        " gateway/test_pinned_answers gateway/test_isolation gateway/test_billing"
         " gateway/test_stored_repeats gateway/test_shadow",
     ),
     Target(
         "evaluation/run_store evaluation/outcomes evaluation/runner",
-        "evaluation/test_committing evaluation/test_run_store evaluation/test_budget"
+        "evaluation/test_committer evaluation/test_run_store evaluation/test_budget"
         " evaluation/test_runner evaluation/test_demonstration_recorder"
         " evaluation/test_training_data",
     ),
@@ -47,7 +47,7 @@ TARGETS = (
     ),
     Target(
         "_util/batch_writer",
-        "_util/test_batch_writer evaluation/test_committing recording/test_remember"
+        "_util/test_batch_writer evaluation/test_committer recording/test_cache_recorder"
         " gateway/test_ledger_writer gateway/test_logs",
     ),
     Target("_util/sqlite", "gateway/test_ledger gateway/test_accounts knowledge/test_rows"),
@@ -59,14 +59,14 @@ TARGETS = (
     # Knowledge base.
     Target(
         "knowledge/database knowledge/rows knowledge/records knowledge/batch",
-        "knowledge/test_rows knowledge/test_base knowledge/test_replacing knowledge/test_adding"
-        " knowledge/test_annotating knowledge/test_eviction knowledge/test_listing"
-        " knowledge/test_verifying knowledge/test_model knowledge/test_choices",
+        "knowledge/test_rows knowledge/test_base knowledge/test_replace knowledge/test_add"
+        " knowledge/test_annotate knowledge/test_eviction knowledge/test_listing"
+        " knowledge/test_verification knowledge/test_model knowledge/test_choices",
     ),
     Target(
         "knowledge/search knowledge/index knowledge/index_follower",
-        "knowledge/test_searching knowledge/test_index knowledge/test_following"
-        " knowledge/test_views knowledge/test_pruning knowledge/test_annotating"
+        "knowledge/test_search_errors knowledge/test_index knowledge/test_index_updates"
+        " knowledge/test_views knowledge/test_pruning knowledge/test_annotate"
         " knowledge/test_index_files knowledge/test_hnsw knowledge/test_filters"
         " knowledge/test_model",
     ),
@@ -75,9 +75,10 @@ TARGETS = (
         "knowledge/test_eviction knowledge/test_base knowledge/test_pruning",
     ),
     Target(
-        "knowledge/filters", "knowledge/test_filters knowledge/test_listing knowledge/test_texts"
+        "knowledge/filters",
+        "knowledge/test_filters knowledge/test_listing knowledge/test_stored_texts",
     ),
-    Target("knowledge/transfer", "knowledge/test_transferring"),
+    Target("knowledge/transfer", "knowledge/test_export_import"),
     # Routing, parsing and selection of demonstrations.
     Target("routing/*", "routing/test_*"),
     Target("parsing/*", "parsing/test_*"),
@@ -87,9 +88,13 @@ TARGETS = (
     # Limits and repeats of gateway requests.
     Target(
         "gateway/requests openai_api/request openai_api/fields",
-        "gateway/test_limits gateway/test_requests gateway/test_hostile gateway/test_overrides",
+        "gateway/test_limits gateway/test_requests gateway/test_hostile_requests"
+        " gateway/test_overrides",
     ),
-    Target("gateway/image_fetcher", "gateway/test_addresses gateway/test_fetching*"),
+    Target(
+        "gateway/image_fetcher",
+        "gateway/test_addresses gateway/test_fetching gateway/test_internal_addresses",
+    ),
     Target(
         "gateway/response_cache",
         "gateway/test_repeat* gateway/test_stored_repeats",
@@ -99,7 +104,7 @@ TARGETS = (
     Target(
         "compression/layers compression/model compression/prefixes compression/hyper_model",
         "compression/test_aggregator compression/test_modulation"
-        " compression/test_racc compression/test_hyper* compression/test_passage_compressor",
+        " compression/test_racc compression/test_hyper_models* compression/test_passage_compressor",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""When two answers are the same, by the kind of the answer."""
+"""Equality of two answers, by the kind of answer."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ HALVES = Query("How much?", choices=(r"\frac{1}{2}", "2.5", "5-4-3", "5-3-4"))
 LETTERS = Query("Which group?", choices=("O", "A", "B", "AB"))
 SPECIES = Query("Which?", choices=("B. subtilis", "E. coli", "A. niger"))
 LISTED = Query("Which city?\nA) Paris\nB) Rome")
-UNLIKE = [
+UNEQUAL = [
     (r"-\sqrt{2}", r"\sqrt{2}"),
     (r"\frac{\pi}{2}", r"\frac{2}{\pi}"),
     ("(3,-4)", "(3,4)"),
@@ -213,20 +213,22 @@ WORD_PAIRS = [
 
 
 @pytest.mark.parametrize(("query", "one", "other", "same"), CHOICES)
-def test_choices(query: Query, one: str, other: str, same: float) -> None:
+def test_choices_are_compared_by_text_or_letter(
+    query: Query, one: str, other: str, same: float
+) -> None:
     for evaluate in (same_choice, same_answer):
         assert evaluate(Answer(one), Answer(other), query) == same
         assert evaluate(Answer(other), Answer(one), query) == same
 
 
 @pytest.mark.parametrize(("one", "other", "same"), NUMBERS)
-def test_numbers(one: str, other: str, same: float) -> None:
+def test_numbers_are_compared_by_value(one: str, other: str, same: float) -> None:
     assert same_number(Answer(one), Answer(other), OPEN_QUERY) == same
     assert same_number(Answer(other), Answer(one), OPEN_QUERY) == same
 
 
 @pytest.mark.parametrize(("one", "other", "same"), WORD_PAIRS)
-def test_words(one: str, other: str, same: float) -> None:
+def test_short_answers_are_compared_by_words(one: str, other: str, same: float) -> None:
     assert same_words(Answer(one), Answer(other), OPEN_QUERY) == same
     assert same_words(Answer(other), Answer(one), OPEN_QUERY) == same
 
@@ -241,18 +243,18 @@ def test_open_answers_are_numbers_or_words(one: str, other: str, same: float) ->
 
 
 def test_parsed_answers_are_compared_by_labels() -> None:
-    several = Answer("cat, dog", labels=("cat", "dog"))
-    turned = Answer("dog, cat", labels=("dog", "cat"))
+    two = Answer("cat, dog", labels=("cat", "dog"))
+    reversed_two = Answer("dog, cat", labels=("dog", "cat"))
     none = LabelParser(multi_label=True)(PETS, Completion("none"))
     for query in (PETS, OPEN_QUERY):
-        assert same_answer(several, turned, query) == 1
-        assert same_answer(several, Answer("cat", labels=("cat",)), query) == 0
-    assert (same_answer(none, none, PETS), same_answer(none, several, PETS)) == (1, 0)
-    said = FinalAnswerParser()(HALVES, Completion("It is 0.5, so the answer is 0.5."))
-    assert same_answer(said, Answer(HALVES.choices[0], labels=HALVES.choices[:1]), HALVES) == 1
+        assert same_answer(two, reversed_two, query) == 1
+        assert same_answer(two, Answer("cat", labels=("cat",)), query) == 0
+    assert (same_answer(none, none, PETS), same_answer(none, two, PETS)) == (1, 0)
+    parsed = FinalAnswerParser()(HALVES, Completion("It is 0.5, so the answer is 0.5."))
+    assert same_answer(parsed, Answer(HALVES.choices[0], labels=HALVES.choices[:1]), HALVES) == 1
 
 
-@pytest.mark.parametrize(("one", "other"), UNLIKE)
+@pytest.mark.parametrize(("one", "other"), UNEQUAL)
 def test_order_and_signs_matter_in_numbers_and_formulas(one: str, other: str) -> None:
     for evaluate in (same_words, same_answer):
         assert evaluate(Answer(one), Answer(other), OPEN_QUERY) == 0

@@ -45,7 +45,7 @@ from bottega.parsing.comparison import MAX_DEPTH, MAX_LENGTH, formula_value
         ("3 × 4 − 2", 10),
     ],
 )
-def test_values(formula: str, number: float) -> None:
+def test_formula_has_its_value(formula: str, number: float) -> None:
     assert formula_value(formula) == pytest.approx(number, abs=1e-4)
 
 
@@ -90,7 +90,7 @@ def test_other_texts_have_no_value(formula: str) -> None:
 def test_length_and_depth_have_exact_limits() -> None:
     assert formula_value("0" * (MAX_LENGTH - 1) + "7") == 7
     assert formula_value("0" * MAX_LENGTH + "7") is None
-    brackets = MAX_DEPTH - 1  # the whole formula is a level too
+    brackets = MAX_DEPTH - 1  # the formula itself is one level
     assert formula_value("(" * brackets + "7" + ")" * brackets) == 7
     assert formula_value("(" * MAX_DEPTH + "7" + ")" * MAX_DEPTH) is None
 

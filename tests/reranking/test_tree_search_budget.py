@@ -63,7 +63,7 @@ async def test_no_budget_is_ever_exceeded(
     # The first three answers and 10 probes; the root's answer and 11 completions a branch.
     [(3 + 10, 1), (3 + 10 + 9, 1), (1 + 5 * 11, 5), (1 + 6 * 11 + 10, 6)],
 )
-async def test_a_budget_is_spent_on_whole_branches(
+async def test_a_budget_is_spent_on_complete_branches(
     parallel: int, max_calls: int, judged: int
 ) -> None:
     search = rcts(ScriptedGenerator(opinion), parallel=parallel, max_calls=max_calls)
@@ -83,7 +83,7 @@ async def test_nearest_answer_wins_without_rewards(max_calls: int, shown: list[s
 
 
 async def test_low_cost_branch_does_not_lower_the_expected_cost() -> None:
-    """No more branches begin than can be paid for by the most expensive one so far."""
+    """A branch starts only if the budget covers the most expensive one so far."""
     costs = iter([4, 1, 4, 4, 4])
 
     async def reward(
@@ -105,7 +105,7 @@ async def test_low_cost_branch_does_not_lower_the_expected_cost() -> None:
 
 
 async def test_branches_run_concurrently_as_far_as_the_budget_allows() -> None:
-    under_way, most = 0, 0
+    running, peak = 0, 0
 
     async def reward(
         query: Query,
@@ -114,12 +114,12 @@ async def test_branches_run_concurrently_as_far_as_the_budget_allows() -> None:
         budgeted: BudgetedGenerator,
         /,
     ) -> RewardValue:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
         for number in range(4):
             await budgeted.generate(reminded(query, f"{answer.text} {number}"), SHORT)
-        under_way -= 1
+        running -= 1
         return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers, two rewards of 4 calls, and two concurrent branches of 5.
@@ -127,7 +127,7 @@ async def test_branches_run_concurrently_as_far_as_the_budget_allows() -> None:
     search = rcts(model, reward=reward, parallel=2, max_calls=3 + 2 * 4 + 2 * 5)
     found = await search.search(QUERY, candidates(20), 2)
     assert found.tree is not None
-    assert (found.tree.root.visits, most) == (4, 2)
+    assert (found.tree.root.visits, peak) == (4, 2)
 
 
 async def test_batch_without_full_rewards_ends_search() -> None:
@@ -156,8 +156,8 @@ async def test_budget_without_any_answer_is_an_error() -> None:
     assert "max_tokens" in raised.value.hint
 
 
-class ShuffledGenerator(ScriptedGenerator):
-    """Replies in an order of its own."""
+class DelayedGenerator(ScriptedGenerator):
+    """Generator with a delay before each reply."""
 
     def __init__(self, latency: Callable[[], float] | None) -> None:
         super().__init__(opinion)
@@ -170,12 +170,12 @@ class ShuffledGenerator(ScriptedGenerator):
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
-@pytest.mark.parametrize("most", range(1500, 9000, 500))
-async def test_token_budget_does_not_depend_on_reply_order(most: int, parallel: int) -> None:
-    chance = random.Random(most)
-    waits = (None, lambda: 0.001, lambda: chance.random() / 500)
+@pytest.mark.parametrize("limit", range(1500, 9000, 500))
+async def test_token_budget_does_not_depend_on_reply_order(limit: int, parallel: int) -> None:
+    rng = random.Random(limit)
+    waits = (None, lambda: 0.001, lambda: rng.random() / 500)
     trees = []
     for wait in waits:
-        search = rcts(ShuffledGenerator(wait), rollouts=6, parallel=parallel, max_tokens=most)
+        search = rcts(DelayedGenerator(wait), rollouts=6, parallel=parallel, max_tokens=limit)
         trees.append((await search.search(QUERY, candidates(6), 2)).tree)
     assert trees[0] == trees[1] == trees[2]

@@ -14,7 +14,7 @@ from tests.reranking.tiny_search import QUERY, candidates, opinion, rcts
 
 
 class DelayedGenerator(ScriptedGenerator):
-    """Some replies take longer than others, by the dice."""
+    """Generator with a pseudo-random delay for each reply."""
 
     def __init__(self, replies: Callable[[Prompt], str], salt: int) -> None:
         super().__init__(replies)
@@ -40,7 +40,7 @@ async def test_result_does_not_depend_on_reply_order(budget: int | None) -> None
 
 
 class SequentialGenerator(ScriptedGenerator):
-    """An endpoint that takes one request at a time."""
+    """Generator that answers one request at a time."""
 
     def __init__(self, replies: Callable[[Prompt], str], latency: float) -> None:
         super().__init__(replies, latency=latency)
@@ -71,7 +71,7 @@ async def test_much_faster_than_the_same_requests_one_by_one(parallel: int, fast
 
 
 async def test_identical_probes_are_requested_once() -> None:
-    """Without rationales branches with the same answer have the same probes: 3 answers at most."""
+    """Without rationales, branches with the same answer (one of 3) have the same probes."""
     model = ScriptedGenerator(lambda prompt: opinion(prompt)[-1])
     found = await rcts(model).search(QUERY, candidates(20), 3)
     assert found.tree is not None
@@ -81,12 +81,12 @@ async def test_identical_probes_are_requested_once() -> None:
 
 
 class FailingGenerator(ScriptedGenerator):
-    def __init__(self, place: int) -> None:
+    def __init__(self, position: int) -> None:
         super().__init__(opinion)
-        self._place = place
+        self._position = position
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
-        if len(self.calls) == self._place:
+        if len(self.calls) == self._position:
             raise GenerationError("the endpoint failed")
         return await super().generate(prompt, sampling)
 
@@ -96,7 +96,7 @@ class FailingGenerator(ScriptedGenerator):
 async def test_a_failing_endpoint_is_neither_a_reward_nor_an_answer(
     parallel: int, budget: int | None
 ) -> None:
-    for place in range(71):
-        search = rcts(FailingGenerator(place), parallel=parallel, max_calls=budget)
+    for position in range(71):
+        search = rcts(FailingGenerator(position), parallel=parallel, max_calls=budget)
         with pytest.raises(GenerationError, match="the endpoint failed"):
             await search.search(QUERY, candidates(20), 3)

@@ -16,23 +16,23 @@ from tests.builders import example
 ORDERS = st.lists(st.permutations("abcdef"), min_size=1, max_size=4)
 
 
-class Ranked:
-    """Retriever of given labels that records the requested depths."""
+class RankedRetriever:
+    """Retriever of fixed labels that records the requested depths."""
 
     def __init__(self, labels: Sequence[str], error: Exception | None = None) -> None:
         self.labels = labels
         self.error = error
-        self.labelled_text: list[int] = []
+        self.depths: list[int] = []
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        self.labelled_text.append(k)
+        self.depths.append(k)
         if self.error is not None:
             raise self.error
         return [Candidate(example(label, 0), 100.0 - i) for i, label in enumerate(self.labels)][:k]
 
 
 async def fused(*orders: Sequence[str], k: int = 6, **settings: object) -> list[Candidate]:
-    retrieve = RankFusionRetriever([Ranked(order) for order in orders], **settings)  # type: ignore[arg-type]
+    retrieve = RankFusionRetriever([RankedRetriever(order) for order in orders], **settings)  # type: ignore[arg-type]
     return await retrieve(Query("q"), k)
 
 
@@ -72,17 +72,17 @@ async def test_a_unanimous_first_rank_is_first(orders: list[list[str]], k: int) 
 async def test_weights_and_depth() -> None:
     heavy = await fused("ab", "ba", weights=[1.0, 2.0])
     assert [c.example.answer for c in heavy] == ["b", "a"]
-    retriever = Ranked("abc")
+    retriever = RankedRetriever("abc")
     fusion = RankFusionRetriever([retriever], depth=5)
     await fusion(Query("q"), 2)
     await fusion(Query("q"), 9)
-    assert retriever.labelled_text == [5, 9]
+    assert retriever.depths == [5, 9]
 
 
 async def test_a_failed_retriever_raises_its_own_error() -> None:
     down = GenerationError("down")
     with pytest.raises(GenerationError):
-        await RankFusionRetriever([Ranked("ab"), Ranked("", down)])(Query("q"), 2)
+        await RankFusionRetriever([RankedRetriever("ab"), RankedRetriever("", down)])(Query("q"), 2)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,13 @@ async def test_a_failed_retriever_raises_its_own_error() -> None:
 )
 def test_an_invalid_fusion_is_rejected(retrievers: int, settings: dict[str, object]) -> None:
     with pytest.raises(SettingError):
-        RankFusionRetriever([Ranked("a")] * retrievers, **settings)  # type: ignore[arg-type]
+        RankFusionRetriever([RankedRetriever("a")] * retrievers, **settings)  # type: ignore[arg-type]
 
 
 async def test_retrievers_and_weights_can_be_any_iterable() -> None:
-    fusion = RankFusionRetriever(iter([Ranked("ab"), Ranked("ba")]), weights=iter([1.0, 2.0]))
+    fusion = RankFusionRetriever(
+        iter([RankedRetriever("ab"), RankedRetriever("ba")]), weights=iter([1.0, 2.0])
+    )
     for _ in range(2):
         assert [c.example.answer for c in await fusion(Query("q"), 2)] == ["b", "a"]
     with pytest.raises(SettingError):
@@ -127,8 +129,8 @@ async def test_a_negative_k_is_rejected() -> None:
         await fused("abc", k=-1)
 
 
-class Scored:
-    """Retriever of labels with given scores, best first, ties in the given order."""
+class ScoredRetriever:
+    """Retriever of labels with fixed scores, best first; ties keep their order."""
 
     def __init__(self, scores: Sequence[tuple[str, float]]) -> None:
         self.scores = sorted(scores, key=lambda pair: -pair[1])
@@ -145,7 +147,9 @@ async def test_ties_share_their_best_rank(
     scores: list[tuple[str, float]], order: list[str], data: st.DataObject
 ) -> None:
     async def fuse(scores: Sequence[tuple[str, float]]) -> dict[str, float]:
-        found = await RankFusionRetriever([Ranked(order), Scored(scores)])(Query("q"), 6)
+        found = await RankFusionRetriever([RankedRetriever(order), ScoredRetriever(scores)])(
+            Query("q"), 6
+        )
         return {c.example.answer: c.score for c in found}
 
     alone = {label: 1 / (60 + rank) for rank, label in enumerate(order, 1)}
@@ -160,8 +164,8 @@ async def test_ties_share_their_best_rank(
 
 @given(order=st.permutations("abcdef"), tied=st.permutations("abcdef"))
 async def test_an_all_tied_list_is_ignored(order: list[str], tied: list[str]) -> None:
-    same = Scored([(label, 0.0) for label in tied])
-    found = await RankFusionRetriever([same, Ranked(order)])(Query("q"), 6)
+    same = ScoredRetriever([(label, 0.0) for label in tied])
+    found = await RankFusionRetriever([same, RankedRetriever(order)])(Query("q"), 6)
     assert [c.example.answer for c in found] == order
     assert len(await RankFusionRetriever([same])(Query("q"), 3)) == 3
 
@@ -179,10 +183,12 @@ async def test_an_all_tied_list_is_ignored(order: list[str], tied: list[str]) ->
 )
 def test_invalid_constants_and_weights_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingError):
-        RankFusionRetriever([Ranked("ab"), Ranked("ba")], **settings)
+        RankFusionRetriever([RankedRetriever("ab"), RankedRetriever("ba")], **settings)
 
 
 async def test_a_retriever_of_weight_zero_does_not_change_the_order() -> None:
-    fusion = RankFusionRetriever([Ranked("ab"), Ranked("ba")], weights=[1.0, 0.0], constant=0.1)
+    fusion = RankFusionRetriever(
+        [RankedRetriever("ab"), RankedRetriever("ba")], weights=[1.0, 0.0], constant=0.1
+    )
     assert [c.example.answer for c in await fusion(Query("q"), 2)] == ["a", "b"]
     assert await fusion(Query("q"), 0) == []

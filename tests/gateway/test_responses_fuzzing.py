@@ -53,7 +53,7 @@ def _answer(body: Body) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     with harness(
         tmp_path_factory.mktemp("any"), master=AllTools(), apprentice=AllTools(), replays=False
     ) as server:
@@ -104,32 +104,32 @@ def bodies(draw: st.DrawFn) -> Any:
     """Return valid bodies with one value replaced, removed or added."""
     body = copy.deepcopy(RICH) | {"stream": draw(st.booleans())}
     for _ in range(draw(st.integers(0, 2))):
-        place: Any = body
+        node: Any = body
         while True:
-            keys = list(range(len(place))) if isinstance(place, list) else list(place)
+            keys = list(range(len(node))) if isinstance(node, list) else list(node)
             if not keys:
                 break
             key = draw(st.sampled_from(keys))
-            if not isinstance(place[key], dict | list) or draw(st.integers(0, 3)) == 0:
-                _change(draw, place, key)
+            if not isinstance(node[key], dict | list) or draw(st.integers(0, 3)) == 0:
+                _change(draw, node, key)
                 break
-            place = place[key]
+            node = node[key]
     _replace_unlisted_values(body)
     return body
 
 
-def _change(draw: st.DrawFn, place: Any, key: Any) -> None:
+def _change(draw: st.DrawFn, node: Any, key: Any) -> None:
     change = draw(st.sampled_from(["replace", "remove", "empty", "add", "repeat"]))
     if change == "replace":
-        place[key] = draw(JSON)
+        node[key] = draw(JSON)
     elif change == "remove":
-        del place[key]
+        del node[key]
     elif change == "empty":
-        place[key] = None
-    elif isinstance(place, dict):
-        place["unknown"] = draw(JSON)
+        node[key] = None
+    elif isinstance(node, dict):
+        node["unknown"] = draw(JSON)
     else:
-        place.append(copy.deepcopy(place[key]))
+        node.append(copy.deepcopy(node[key]))
 
 
 def _replace_unlisted_values(body: dict[str, Any]) -> None:
@@ -142,8 +142,8 @@ def _replace_unlisted_values(body: dict[str, Any]) -> None:
 
 @given(st.integers(0, 9).flatmap(lambda one: bodies() if one else JSON))
 @settings(max_examples=150)
-def test_any_request_gets_a_client_error_or_a_valid_reply(willing: Harness, body: Any) -> None:
-    url = urlsplit(willing.url)
+def test_any_request_gets_a_client_error_or_a_valid_reply(tool_server: Harness, body: Any) -> None:
+    url = urlsplit(tool_server.url)
     connection = http.client.HTTPConnection(url.netloc, timeout=20)
     try:
         connection.request("POST", "/v1/responses", json.dumps(body).encode())

@@ -1,4 +1,4 @@
-"""Storable texts are returned unchanged; test_adding.py tests the others."""
+"""Storable texts are returned unchanged; test_add.py tests the others."""
 
 from __future__ import annotations
 
