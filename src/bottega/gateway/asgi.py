@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from bottega.errors import BottegaError
 from bottega.gateway.chat import Gateway
-from bottega.gateway.errors import CLOSING, send_error, to_api_error, unknown_model
+from bottega.gateway.errors import CLOSING, error_response, to_api_error, unknown_model
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
 from bottega.gateway.requests import Limits, check_host
 from bottega.gateway.responses import ResponsesEndpoint
@@ -262,7 +262,7 @@ class App:
             try:
                 self._check(scope)
             except ApiError as error:
-                await send_error(error, send)
+                await error_response(error)(scope, receive, send)
                 return
             if scope["method"] == "POST":
                 app = self._endpoints.get(scope["path"], app)
@@ -345,11 +345,7 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 async def _send_error(request: Request, error: Exception) -> Response:
-    api_error = to_api_error(error)
-    headers = {"x-request-id": request_id(), **api_error.headers}
-    return Response(
-        api_error.body, api_error.status, headers=headers, media_type="application/json"
-    )
+    return error_response(to_api_error(error), **{"x-request-id": request_id()})
 
 
 async def _send_not_found(request: Request, error: Exception) -> Response:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from starlette.responses import Response
+
 from bottega.errors import (
     BottegaError,
     EndpointError,
@@ -14,7 +16,7 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
-from bottega.gateway.ports import Send, TierCapabilities
+from bottega.gateway.ports import TierCapabilities
 from bottega.openai_api.client import PausedError
 from bottega.openai_api.errors import ApiError, RequestRejectedError
 from bottega.openai_api.request import ChatRequest
@@ -119,16 +121,9 @@ def _failure(status: int, code: str | None, message: str, wait: float | None = N
     return ApiError(message, status=status, type=kind, code=code, headers=headers)
 
 
-async def send_error(error: ApiError, send: Send) -> None:
-    """Send the error as an ASGI response."""
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(error.body)),
-        **error.headers,
-    }
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": error.body})
+def error_response(error: ApiError, **headers: str) -> Response:
+    """Return the error as a response, which is also an ASGI application."""
+    return Response(error.body, error.status, headers | error.headers, "application/json")
 
 
 def unsupported_request(

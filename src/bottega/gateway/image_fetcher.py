@@ -15,6 +15,7 @@ from yarl import URL
 
 from bottega.errors import ImageError
 from bottega.image import Image
+from bottega.openai_api.endpoint import parse_address
 from bottega.openai_api.errors import ApiError
 
 # The registries of special addresses. `is_global` alone has been wrong in several Python versions.
@@ -59,9 +60,8 @@ NOT_PUBLIC_V6 = [
 def is_public(address: str) -> bool:
     """Return whether the text is a global unicast address that embeds no other address. Tunnels and
     NAT64 are therefore excluded."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
+    parsed = parse_address(address)
+    if parsed is None:
         return False
     if isinstance(parsed, IPv4Address):
         special = any(parsed in network for network in NOT_PUBLIC_V4)
@@ -186,11 +186,12 @@ class ImageFetcher:
 
     async def _addresses(self, url: URL) -> list[str]:
         host = str(url.raw_host)
-        try:
-            literal = _is_literal(host)
-            found = [host] if literal else list(await self._resolve(host, url.port or 0))
-        except (OSError, UnicodeError):
-            found = []
+        found = [host]
+        if parse_address(host) is None:
+            try:
+                found = list(await self._resolve(host, url.port or 0))
+            except (OSError, UnicodeError):
+                found = []
         # The same message for an unknown name: clients must not enumerate internal host names.
         if not found or not all(map(self._allowed, found)):
             raise _FetchError("its host has no public address")
@@ -257,17 +258,9 @@ class _PinnedResolver(AbstractResolver):
     async def close(self) -> None: ...
 
 
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_plain(host: str) -> bool:
     """Return whether the host is a DNS name, or an address in its canonical form."""
-    if _is_literal(host):
+    if parse_address(host) is not None:
         return "%" not in host
     return bool(NAME.fullmatch(host)) and not ENDS_IN_A_NUMBER.fullmatch(host)
 

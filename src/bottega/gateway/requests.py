@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from typing import Any, cast
 
 import orjson
@@ -17,6 +16,7 @@ from bottega._util.identity import ID_LENGTH, json_digest
 from bottega.errors import ImageError, TooManyPixelsError
 from bottega.gateway.errors import unknown_model
 from bottega.image import MAX_PIXELS, Image
+from bottega.openai_api.endpoint import is_loopback, parse_address
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import above_limit, image_error
 from bottega.openai_api.request import (
@@ -66,11 +66,7 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
 def _is_local(host: str, allowed: Collection[str]) -> bool:
     """Return whether a host is `localhost`, a loopback address or one of `allowed`."""
     name = host_name(host)
-    try:
-        is_loopback = ip_address(name).is_loopback
-    except ValueError:
-        is_loopback = name == "localhost"
-    return is_loopback or name in map(host_name, allowed)
+    return is_loopback(name) or name in map(host_name, allowed)
 
 
 def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
@@ -94,12 +90,9 @@ def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
 
 def _address(host: str) -> str | None:
     """Return the normalized IP address, or None for a name."""
-    try:
-        address = ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return None
+    address = parse_address(host.removeprefix("[").removesuffix("]"))
     # Python before 3.13 does not count ::ffff:127.0.0.1 as loopback.
-    return str(getattr(address, "ipv4_mapped", None) or address)
+    return None if address is None else str(getattr(address, "ipv4_mapped", None) or address)
 
 
 MB = 1 << 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from bottega._util.settings import FilePath, SettingPath, TextList
 from bottega.naming import REMOTE
+from bottega.openai_api.endpoint import is_loopback
 
 # Narrower than the pattern that redacts logs: a model may be named `key-frames`.
 SECRET = re.compile(
@@ -67,10 +67,7 @@ class ServerSettings:
 
     @property
     def is_loopback(self) -> bool:
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True)

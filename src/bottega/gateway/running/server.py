@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, cast
 
 from starlette.routing import BaseRoute
@@ -21,7 +20,7 @@ from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.asgi import PROBE_PATHS, App, ChatEndpoint
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import Config
-from bottega.gateway.errors import CLOSING, send_error
+from bottega.gateway.errors import CLOSING, error_response
 from bottega.gateway.ports import Receive, RequestRecord, Scope, Send, Tenants
 from bottega.gateway.requests import Limits
 from bottega.gateway.running.tiers import TierSet
@@ -82,7 +81,7 @@ class Connection(HttpToolsProtocol):
             LIMITS.check_headers(self.headers)
         except ApiError as error:
             error.headers["connection"] = "close"
-            self.app = cast(Any, partial(_send_error, error))
+            self.app = cast(Any, error_response(error))
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -113,10 +112,6 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._timer = self.loop.call_later(self.check_seconds, self._check_timeouts)
-
-
-async def _send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_error(error, send)
 
 
 FULL = ApiError(
@@ -151,11 +146,11 @@ class Admission:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif self.closing and (scope["path"] == "/readyz" or scope["path"] not in PROBE_PATHS):
-            await send_error(CLOSING, send)
+            await error_response(CLOSING)(scope, receive, send)
         elif scope["path"] in PROBE_PATHS:
             await self._app(scope, receive, send)
         elif self.under_way >= self.most:
-            await send_error(FULL, send)
+            await error_response(FULL)(scope, receive, send)
         else:
             self.under_way += 1
             try:
