@@ -17,6 +17,7 @@ import uvicorn
 
 from bottega._util.caching import LeaderFlight
 from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.asgi import App, ChatEndpoint
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer, Fallback
@@ -89,6 +90,13 @@ class TenantPool:
         return self.customize(Tenant(self.make(cache), keeper, stored_tiers))
 
 
+class NoSpending:
+    """Ledger stub of keys that have spent nothing."""
+
+    def spent_this_month(self, account: str, /) -> float:
+        return 0.0
+
+
 def always_first(tiers: Sequence[Tier]) -> Callable[..., Any]:
     async def route(query: object, /) -> Tier:
         return tiers[0]
@@ -151,9 +159,10 @@ def harness(
         tenants,
         Finalizer(lambda model, usage: usage.prompt_tokens * 1e-6),
         {"bottega": "", **{f"bottega/{tier.name}": tier.name for tier in tiers}, "gpt-4o": ""},
+        limiter=Limiter(NoSpending()),
         limits=limits or Limits(),
         authenticate=authenticate,
-        response_cache=response_cache if replays else None,
+        response_cache=replace(response_cache, enabled=replays),
         fetch=fetch,
         background=re.compile(r"\A### Task:"),
     )

@@ -14,7 +14,7 @@ from time import perf_counter
 from bottega._util.caching import LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, StoreError
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.limiter import Access, Limiter
+from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
 from bottega.gateway.completion import ChatJob, ChatResult, ChatStream, Completer, TenantQuery
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
 from bottega.gateway.errors import to_api_error, unknown_key
@@ -71,13 +71,15 @@ Land = Callable[[CachedReply], None]
 @dataclass(frozen=True)
 class ResponseCache:
     """Cache of replies and bodies. `identity` decides which images are equal; with `sampled`,
-    replies to requests with a temperature above 0 are repeated, too."""
+    replies to requests with a temperature above 0 are repeated, too. Without `enabled` no request
+    has a key, so the cache stays empty."""
 
     replies: ReplyCache
     bodies: BodyCache
-    flights: LeaderFlight[str, CachedReply]
+    flights: LeaderFlight[str, CachedReply] = field(default_factory=LeaderFlight)
     identity: Identity = "bytes"
     sampled: bool = False
+    enabled: bool = True
 
 
 @dataclass
@@ -89,12 +91,12 @@ class Gateway:
     tenants: Tenants
     finalizer: Finalizer
     models: Mapping[str, str]
+    response_cache: ResponseCache
+    limiter: Limiter
     limits: Limits = field(default_factory=Limits)
     shadow: ShadowRunner | None = None
     authenticate: Callable[[str | None], Account | None] | None = None
-    limiter: Limiter | None = None
-    access: Access | None = None
-    response_cache: ResponseCache | None = None
+    access: Access = field(default_factory=lambda: Access(defaults=KeyDefaults(tiers=(ALL,))))
     stored: StoredReplies | None = None
     fetch: Fetch | None = None
     allowed_hosts: Collection[str] = ()
@@ -120,7 +122,7 @@ class Gateway:
         given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
         options = (f"{name}={value}" for name, value in sorted(given.items()))
         # A repeat skips the checks below, so everything that they depend on is part of its key.
-        tiers = self.access.tiers_of(record.account) if self.access is not None else ()
+        tiers = self.access.tiers_of(record.account)
         rights = f"admin={record.account.admin} tiers={','.join(tiers)}"
         scope = (record.namespace, rights, *options)
         if cached := self._cached(raw, scope):
@@ -137,9 +139,7 @@ class Gateway:
             overrides,
             self.finalizer.bill(record, request),
             bypass_reason(request, self.background),
-            self.access is None
-            or record.account is ANONYMOUS
-            or self.access.may_reach(record.account, self.completer.served[-1].name),
+            self.access.may_reach(record.account, self.completer.served[-1].name),
         )
         images = await self._images(job)
         if any(map(is_web, images)):  # tiers never fetch
@@ -147,7 +147,7 @@ class Gateway:
             job.request = await self.decoding.run(images.values(), embed, Image.wire_cost)
         job.query = await self._query(job, images)
         key = job.key = await self._key(job, images)
-        if key is None or self.response_cache is None:
+        if key is None:
             return await self._answer(job, ExitStack(), lambda reply: None)
         cache = self.response_cache
         repeated = RepeatedRequest(key, request.stream, request.include_usage, record.namespace)
@@ -182,21 +182,15 @@ class Gateway:
 
     def models_of(self, account: Account) -> list[str]:
         """Return the model ids that the key may request."""
-        access = self.access
-        if access is None or account is ANONYMOUS:
-            return list(self.models)
         tiers = self.models.items()
-        return [id for id, tier in tiers if not tier or access.may_choose(account, tier)]
+        return [id for id, tier in tiers if not tier or self.access.may_choose(account, tier)]
 
     def _admit(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
         account = self.check_key(headers)
         record.account, record.namespace = account, account.namespace
         CLIENT.set(account.id)  # of this task only: fair turns in the decode budget
-        if self.access is not None and account is not ANONYMOUS:
-            self.access.enter(account)
-            record.entered = True
-        if self.limiter is None:
-            return
+        self.access.enter(account)
+        record.entered = True
         if (wait := self.limiter.admit(account)) is not None:
             raise ApiError(
                 "too many requests with this key",
@@ -212,8 +206,6 @@ class Gateway:
         record.hold = self.limiter.hold(account)
 
     async def _check_access(self, account: Account, overrides: Overrides, namespace: str) -> None:
-        if self.access is None or account is ANONYMOUS:
-            return
         if overrides.tier is not None:
             self.access.check_tiers(account, [overrides.tier])
         if overrides.master_rate is not None:  # picks the first or the last tier at random
@@ -225,8 +217,6 @@ class Gateway:
         self, raw: bytes, scope: tuple[str, ...]
     ) -> tuple[RepeatedRequest, CachedReply] | None:
         """Return an identical earlier request and its cached reply."""
-        if self.response_cache is None:
-            return None
         repeated = self.response_cache.bodies.get(raw, scope)
         reply = self.response_cache.replies.get(repeated.key) if repeated is not None else None
         return (repeated, reply) if repeated is not None and reply is not None else None
@@ -234,7 +224,7 @@ class Gateway:
     async def _images(self, job: ChatJob) -> dict[str, Image]:
         """Return the images that this request needs, by URL. Images of a request that is forwarded
         unchanged are not decoded."""
-        may_repeat = self.response_cache is not None and job.overrides.replay
+        may_repeat = self.response_cache.enabled and job.overrides.replay
         wanted = job.bypass is None and (may_repeat or self._needs_pipeline(job))
         parts = [part for part in job.request.images if wanted or is_web(part.url)]
         images = await read_images(parts, self.fetch, self.limits) if parts else {}
@@ -265,17 +255,16 @@ class Gateway:
         return TenantQuery(query, tenant, images)
 
     async def _key(self, job: ChatJob, images: Mapping[str, Image]) -> str | None:
-        response_cache = self.response_cache
-        if response_cache is None or not job.overrides.replay or job.bypass is not None:
+        cache = self.response_cache
+        if not (cache.enabled and job.overrides.replay) or job.bypass is not None:
             return None
         if any(map(is_web, images)):  # another image may be there next time
             return None
 
         def digest_all() -> dict[str, str]:
-            identity = response_cache.identity
-            return {url: image_digest(image, identity) for url, image in images.items()}
+            return {url: image_digest(image, cache.identity) for url, image in images.items()}
 
-        if response_cache.identity == "pixels":
+        if cache.identity == "pixels":
             work = partial(asyncio.to_thread, digest_all)
             digests = await self.decoding.run(images.values(), work, Image.strips_cost)
         else:
@@ -285,10 +274,10 @@ class Gateway:
         body = {name: value for name, value in job.request.body.items() if name != "model"}
         request = replace(job.request, body=body)
         scope = (job.record.namespace, repr(overrides))
-        return exact_key(request, digests, scope=scope, sampled=response_cache.sampled)
+        return exact_key(request, digests, scope=scope, sampled=cache.sampled)
 
     async def _stored(self, key: str, query: TenantQuery) -> CachedReply | None:
-        if self.stored is None or self.response_cache is None:
+        if self.stored is None:
             return None
         try:
             found = await asyncio.to_thread(self.stored.find, key, query.tenant.example)

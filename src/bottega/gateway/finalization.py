@@ -156,7 +156,7 @@ class ShadowRunner:
     finalizer: Finalizer
     over: Callable[[RequestRecord], None]
     measured: Callable[[RequestRecord, float, AgreementPair], None]
-    repeats: ReplyCache | None = None
+    repeats: ReplyCache
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def after(self, job: ChatJob, result: ChatResult) -> None:
@@ -242,7 +242,7 @@ class ShadowRunner:
             name, completed = served.name, result.completed
             is_stored = own.query is not None and name in own.query.tenant.stored_tiers
             may_correct = is_stored and is_repeatable(completed.completions)
-            if own.key and self.repeats is not None and may_correct:
+            if own.key and may_correct:
                 self.repeats.replace(own.key, CachedReply(completed.payload, name, completed.model))
             if record.cost_usd and job.query and job.query.tenant.charge:
                 job.query.tenant.charge(record.cost_usd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.database import State
-from bottega.gateway.accounting.limiter import Hold
+from bottega.gateway.accounting.limiter import ALL, Hold
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
@@ -147,7 +148,8 @@ class Tenants(Protocol):
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
-ANONYMOUS = Account("", "anonymous")
+# All requests without a key share it, so it has no limits of its own.
+ANONYMOUS = Account("", "anonymous", max_concurrent=sys.maxsize, tiers=(ALL,))
 
 
 NO_USAGE = Usage()

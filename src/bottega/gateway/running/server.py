@@ -16,7 +16,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Entry, Ledger
-from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.asgi import PROBE_PATHS, App, ChatEndpoint
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import Config
@@ -203,7 +202,6 @@ class GatewayServer:
     accounts: Accounts
     ledger: Ledger
     gateway: Gateway
-    limiter: Limiter
     is_ready: bool = False
     when_ready: Callable[[], None] = lambda: None
     app: Admission = field(init=False)
@@ -232,7 +230,7 @@ class GatewayServer:
         self.ledger.note(entry)
         self.metrics.observe(entry)
         log_request(entry, record.reason, record.fallback)
-        if record.entered and self.gateway.access is not None:
+        if record.entered:
             self.gateway.access.leave(record.account)
         if record.hold is not None:  # after the entry: the cost must always count somewhere
             record.hold.release()
