@@ -62,7 +62,7 @@ def test_tier_settings_are_printed(run: Run) -> None:
         "at http://localhost:8001/v1",
         "key none",
         "shown 2 examples",
-        "takes 8 images, no tools, no audio, 32768 tokens of context",
+        "supports 8 images, no tools, no audio, 32768 tokens of context",
         "price unknown",
         "time-outs 30 s an attempt; of a stream 30 s to the first event, 30 s between two; 1 retry",
         "concurrency 32 requests",
@@ -72,7 +72,7 @@ def test_tier_settings_are_printed(run: Run) -> None:
         "at https://api.openai.com/v1",
         "key OPENAI_API_KEY set",
         "shown 1 example",
-        "takes any number of images, tools, no audio, any context",
+        "supports any number of images, tools, no audio, any context",
     ]
     assert middle[5] == "price 2 in, 8 out: USD per million tokens (published)"
     assert middle[6].endswith("120 s to the first event, 60 s between two; 2 retries")
@@ -117,7 +117,7 @@ def test_values_are_aligned(run: Run) -> None:
         (
             'router = "confidence"\nmin_confidence = 0.7\nfallback = "up"\ncold_start = 9',
             [
-                "route confidence: the cheapest first, the next if it is unsure",
+                "route confidence: the cheapest first, the next if its confidence is low",
                 "min_confidence 0.7",
                 "samples not set: one reply, and its probability",
                 "cold_start 9",
@@ -161,7 +161,7 @@ def test_cache_and_replay_settings_are_printed(run: Run) -> None:
         "min_similarity not set: bm25 has no similarity",
     ]
     assert "replay off" in lines
-    assert block(lines, "limits", 2) == ["limits the defaults, but for", "images 3"]
+    assert block(lines, "limits", 2) == ["limits the defaults, except", "images 3"]
     assert "shadow 0.1 of the apprentices' answers are compared; the gate is on" in lines
     assert "gateway http://127.0.0.1:9999" in lines
 
@@ -185,8 +185,8 @@ def test_local_models_are_printed(run: Run) -> None:
         "tiers.only bundled (its answers fill the cache)",
         "at this process",
         "shown no examples",
-        "takes any number of images, no tools, no audio, any context",
-        "price nothing: it runs in this process",
+        "supports any number of images, no tools, no audio, any context",
+        "price free: it runs in this process",
         "route fixed: one tier for all",
     ]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bottega.errors import SettingError
 from bottega.protocols import Vectors
 from bottega.retrieval import HashtagTree
-from bottega.retrieval.hashtag_tree import MOST_GROUPS, kmeans, means, spread
+from bottega.retrieval.hashtag_tree import MAX_GROUPS, kmeans, means, spread
 
 
 def test_the_spread_is_the_distance_to_the_others_of_a_group() -> None:
@@ -213,7 +213,7 @@ def test_outliers_do_not_exceed_the_group_limit() -> None:
     tree.add(["a", "b", "c", "d"], np.eye(2, 200, dtype=np.float32)[[0, 0, 1, 1]])
     tree.refit()
     tree.add([f"stray{i}" for i in range(150)], 9 * np.eye(200, dtype=np.float32)[2:152])
-    assert len(tree.groups) == MOST_GROUPS
+    assert len(tree.groups) == MAX_GROUPS
     assert len(tree) == 154
 
 

@@ -126,14 +126,14 @@ def read_settings(
     """Return the dataclass `kind` from a table. Fields without a value keep their defaults. The
     table cannot contain the `fixed` fields. `missing` is the hint for a field that has neither a
     value nor a default; for `renamed` see `check_names`. Raises `SettingError`."""
-    given = as_table(table, path)
-    names = [one.name for one in dataclasses.fields(kind) if one.name not in fixed]
-    check_names(given, names, path, renamed)
-    for one in dataclasses.fields(kind):
-        required = one.default is one.default_factory is dataclasses.MISSING
-        if required and one.name not in {**given, **fixed}:
-            raise (path / one.name).error("is missing", hint=missing or f"set {one.name}")
-    values = {name: _validate(kind, name, value, path / name) for name, value in given.items()}
+    entries = as_table(table, path)
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in fixed]
+    check_names(entries, names, path, renamed)
+    for field in dataclasses.fields(kind):
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and field.name not in {**entries, **fixed}:
+            raise (path / field.name).error("is missing", hint=missing or f"set {field.name}")
+    values = {name: _validate(kind, name, value, path / name) for name, value in entries.items()}
     return kind(**values, **fixed)
 
 
@@ -155,7 +155,7 @@ def as_table(value: object, path: SettingPath) -> Table:
 
 
 def check_names(
-    given: Iterable[str],
+    entries: Iterable[str],
     allowed: Iterable[str],
     path: SettingPath,
     renamed: Mapping[str, str] = MappingProxyType({}),
@@ -163,7 +163,7 @@ def check_names(
     """Raise `SettingError` for a name that is not allowed, with its new name from `renamed` or the
     nearest allowed one."""
     names = list(allowed)
-    for name in given:
+    for name in entries:
         if name not in names:
             new = renamed.get(name)
             hint = f"use {new}" if new in names else _nearest(name, names)

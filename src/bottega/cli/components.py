@@ -73,7 +73,7 @@ def check_retrieve(name: str, embed: str = BUNDLED) -> None:
         )
     if name != "hybrid" and embed.startswith(FLMR):
         raise SettingError(
-            f"{embed} makes several vectors per question, which {name} does not compare",
+            f"{embed} makes several vectors per question, which {name} does not support",
             hint="add --retrieve hybrid",
         )
 
@@ -127,7 +127,7 @@ def open_recorder(given: Path | None) -> Iterator[Recorder | None]:
     with _trace_errors(traces_path(given)):
         traces = open_traces(given)
     with closing(traces):
-        # Fail before a model is loaded and paid.
+        # Fail before a model is loaded and charges money.
         with _trace_errors(traces.path):
             traces.check_writable()
         yield traces

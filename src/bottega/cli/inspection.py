@@ -28,7 +28,7 @@ Limit = Annotated[
     int, Option("--limit", "-n", min=1, max=1_000_000, help="Maximum number of rows.")
 ]
 
-OF_VIEWS = ("views", "embedder", "dimension")
+VIEW_FIELDS = ("views", "embedder", "dimension")
 
 
 def ls(
@@ -63,9 +63,9 @@ def ls(
             f"no example has the label {label!r}", hint=f"labels here: {', '.join(labels[:20])}"
         )
     if json:
-        print_json([_described(example) for example in examples])
+        print_json([_to_dict(example) for example in examples])
         return
-    rows = [(e.id, e.answer, _shapes(e), e.source or "-") for e in examples]
+    rows = [(e.id, e.answer, _image_sizes(e), e.source or "-") for e in examples]
     print_table(("id", "answer", "image", "source"), rows)
     say(f"{len(examples)} of {total} examples")
 
@@ -101,12 +101,12 @@ def show(
     if image is not None:
         _write_image(example, image)
         note(f"wrote {image}")
-    described = _described(example)
+    fields = _to_dict(example)
     if json:
-        print_json(described | {"pinned": metadata.pinned, "uses": metadata.uses})
+        print_json(fields | {"pinned": metadata.pinned, "uses": metadata.uses})
     else:
         rows: list[tuple[str, object]] = []
-        for name, value in described.items():
+        for name, value in fields.items():
             if value:
                 text = ", ".join(map(str, value)) if isinstance(value, list) else value
                 rows.append((name, text))
@@ -123,8 +123,8 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
     if json:
         print_json({**found, "views": views, "namespaces": namespaces})
         return
-    totals = [(name, str(value)) for name, value in found.items() if name not in OF_VIEWS]
-    print_table(("what", "value"), totals)
+    totals = [(name, str(value)) for name, value in found.items() if name not in VIEW_FIELDS]
+    print_table(("field", "value"), totals)
     if views:
         say("")
         rows = [(name, *view.values()) for name, view in views.items()]
@@ -194,7 +194,7 @@ def models(
     if json:
         print_json([{"model": name, "what": what} for name, what in rows])
     else:
-        print_table(("model", "what"), rows)
+        print_table(("model", "description"), rows)
 
 
 async def _at_endpoint() -> list[str]:
@@ -220,7 +220,7 @@ def _write_image(example: Example, file: Path) -> None:
     file.write_bytes(first.data)
 
 
-def _described(example: Example) -> dict[str, object]:
+def _to_dict(example: Example) -> dict[str, object]:
     return {
         "id": example.id,
         "question": example.query.text,
@@ -231,11 +231,11 @@ def _described(example: Example) -> dict[str, object]:
         "tags": dict(example.tags),
         "source": example.source,
         "images": [image.sha256 for image in example.query.images],
-        "sizes": _shapes(example),
+        "sizes": _image_sizes(example),
     }
 
 
-def _shapes(example: Example) -> str:
+def _image_sizes(example: Example) -> str:
     return ", ".join(f"{image.width}x{image.height}" for image in example.query.images) or "-"
 
 
@@ -245,12 +245,12 @@ def print_trace(trace: StoredTrace) -> None:
     for sha256 in trace.images:
         say(f"image:    {sha256}")
     rows = [(d.order, d.answer, d.score, d.id) for d in trace.demonstrations]
-    print_table(("shown", "answer", "score", "example"), rows)
+    print_table(("position", "answer", "score", "example"), rows)
     for completion in trace.completions:
         say(f"reply:    {completion.text}")
     confidence = trace.answer.confidence
-    sure = "" if confidence is None else f"  (confidence {confidence:.2f})"
-    say(f"answer:   {trace.answer.text if trace.answer.valid else 'invalid'}{sure}")
+    confidence_text = "" if confidence is None else f"  (confidence {confidence:.2f})"
+    say(f"answer:   {trace.answer.text if trace.answer.valid else 'invalid'}{confidence_text}")
     cost = "unknown" if trace.cost_usd is None else f"{trace.cost_usd:.6f} USD"
     say(f"tokens:   {trace.usage.prompt_tokens} + {trace.usage.completion_tokens}   cost: {cost}")
     say(f"seconds:  {trace.seconds:.3f}")

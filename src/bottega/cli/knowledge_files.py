@@ -28,7 +28,7 @@ def others(knowledge: KnowledgeBase, namespace: str) -> dict[str, int]:
 
 
 def counted(namespaces: Mapping[str, int]) -> str:
-    """`12 in 'team-a', 3 in 'team-b'`; a long list is cut."""
+    """Return text such as `12 in 'team-a', 3 in 'team-b'`; a long list is truncated."""
     shown = [f"{count} in {name!r}" for name, count in namespaces.items()]
     more = len(shown) - MAX_NAMED
     return ", ".join([*shown[:MAX_NAMED], *([f"and {more} more namespaces"] if more > 0 else [])])

@@ -25,7 +25,7 @@ ROUTERS = {
     "random": "the master at random",
     "budget": "the master as often as the spend allows",
     "coverage": "the master if nothing cached is similar",
-    "confidence": "the cheapest first, the next if it is unsure",
+    "confidence": "the cheapest first, the next if its confidence is low",
 }
 UNSET = {
     "min_similarity": "adapted to recent questions to hold master_rate",
@@ -38,7 +38,8 @@ OWN = "the pipeline's own"
 def print_config(
     config: Config, environment: Mapping[str, str], pipeline: Pipeline | None = None
 ) -> None:
-    """Print the settings; of keys only their source, and no credentials in addresses."""
+    """Print the settings, with the source of each key instead of the key, and addresses without
+    credentials."""
     rows = [*_answering(config, environment, pipeline), *_serving(config)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
@@ -75,19 +76,19 @@ def _tier(
         state = "set" if environment.get(variable or "") else "NOT set"
         yield "  key", f"{variable} {state}" if variable else "none"
     yield "  shown", _examples(config.shots(tier))
-    yield "  takes", _takes(tier)
+    yield "  supports", _capabilities(tier)
     if tier.price:
         yield "  price", _per_million(tier.price)
     elif not tier.is_remote:
-        yield "  price", "nothing: it runs in this process"
+        yield "  price", "free: it runs in this process"
     else:
         yield "  price", _published_price(tier.upstream_name, prices)
     if tier.is_remote:
-        waits = Timeouts.of(tier.timeout)
+        timeouts = Timeouts.of(tier.timeout)
         yield (
             "  time-outs",
-            f"{waits.total:g} s an attempt; of a stream {waits.first:g} s to the first event,"
-            f" {waits.between:g} s between two; {_counted(tier.retries, 'retry', 'retries')}",
+            f"{timeouts.total:g} s an attempt; of a stream {timeouts.first:g} s to the first event,"
+            f" {timeouts.between:g} s between two; {_counted(tier.retries, 'retry', 'retries')}",
         )
         yield "  concurrency", f"{tier.concurrency} requests"
 
@@ -96,7 +97,7 @@ def _examples(shots: int) -> str:
     return _counted(shots, "example") if shots else "no examples"
 
 
-def _takes(tier: TierSettings) -> str:
+def _capabilities(tier: TierSettings) -> str:
     images = "any number of images" if tier.images is None else _counted(tier.images, "image")
     tools = "tools" if tier.takes_tools else "no tools"
     audio = "audio" if tier.audio else "no audio"
@@ -119,32 +120,32 @@ def _per_million(price: Collection[float]) -> str:
     return ", ".join(f"{usd:.6g} {word}" for usd, word in words) + ": USD per million tokens"
 
 
-def _counted(number: int, one: str, more: str = "") -> str:
-    return f"{number} {one if number == 1 else more or one + 's'}"
+def _counted(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def _route(config: Config) -> Rows:
     route, by = config.route, str(config.route.router)
-    usual: dict[str, object] = {"seed": 0, "cold_start": 0, "fallback": "any"}
+    defaults: dict[str, object] = {"seed": 0, "cold_start": 0, "fallback": "any"}
     if by == "random":
-        usual["master_rate"] = MASTER_RATE
+        defaults["master_rate"] = MASTER_RATE
     unset = {**UNSET, "tier": f"the first, {config.tiers[0].name}"}
     yield "route", f"{by}: {ROUTERS[by]}"
     for name in (*PARAMETERS[by], "cold_start", "fallback"):
         value = getattr(route, name)
-        text = _with_default(name, value, usual)
+        text = _with_default(name, value, defaults)
         yield f"  {name}", f"not set: {unset[name]}" if value is None else text
 
 
 def _cache(config: Config) -> Rows:
     cache = config.cache
-    usual = {**vars(type(cache)()), "min_similarity": MIN_SIMILARITY}
+    defaults = {**vars(type(cache)()), "min_similarity": MIN_SIMILARITY}
     yield "cache", str(cache.file or config.gateway.data / CACHE)
     shown = ("embed", "retrieve", "min_similarity", "capacity")
-    texts = {name: _with_default(name, getattr(cache, name), usual) for name in shown}
+    texts = {name: _with_default(name, getattr(cache, name), defaults) for name in shown}
     if cache.min_similarity is None:
         texts["min_similarity"] = "not set: bm25 has no similarity"
-    texts["capacity"] += f", then {cache.evict} goes"
+    texts["capacity"] += f", then {cache.evict} is evicted"
     for name, text in texts.items():
         yield f"  {name}", text
     yield from _changed(cache, skip=("file", "evict", *shown))
@@ -152,13 +153,13 @@ def _cache(config: Config) -> Rows:
 
 def _serving(config: Config) -> Rows:
     replay, shadow, gateway = config.replay, config.shadow, config.gateway
-    kept = f"exact repeats for {replay.seconds:g} s, from {replay.memory_mb:g} MB"
-    yield "replay", kept if replay.seconds and replay.memory_mb else "off"
+    replay_text = f"exact repeats for {replay.seconds:g} s, from {replay.memory_mb:g} MB"
+    yield "replay", replay_text if replay.seconds and replay.memory_mb else "off"
     yield from _changed(replay, skip=("seconds", "memory_mb"))
-    compared = f"{shadow.rate:g} of the apprentices' answers are compared; the gate is "
-    yield "shadow", compared + ("on" if shadow.gate else "off") if shadow.rate else "off"
+    shadow_text = f"{shadow.rate:g} of the apprentices' answers are compared; the gate is "
+    yield "shadow", shadow_text + ("on" if shadow.gate else "off") if shadow.rate else "off"
     limits = [*_changed(config.limits)]
-    yield "limits", "the defaults, but for" if limits else "the defaults"
+    yield "limits", "the defaults, except" if limits else "the defaults"
     yield from limits
     yield "gateway", base_url(gateway, gateway.port).removesuffix("/v1")
     yield "  data", str(gateway.data)
@@ -168,23 +169,23 @@ def _serving(config: Config) -> Rows:
 
 
 def _keys(config: Config) -> str:
-    made, data = list[Account](), config.gateway.data
+    created, data = list[Account](), config.gateway.data
     if (data / FILE).exists():
         with closing(Accounts(data / FILE, create=False)) as accounts:
-            made = accounts.list()
-    if not config.needs_keys(bool(made)):
+            created = accounts.list()
+    if not config.needs_keys(bool(created)):
         return "not required"
-    if valid := sum(account.revoked is None for account in made):
+    if valid := sum(account.revoked is None for account in created):
         return f"required; {valid} in {data}"
     return f"required, but none exist: bottega keys add NAME --data {data}"
 
 
 def _changed(section: object, skip: Collection[str] = ()) -> Rows:
-    usual = vars(type(section)())
+    defaults = vars(type(section)())
     for name, value in vars(section).items():
-        if name not in skip and value != usual[name]:
+        if name not in skip and value != defaults[name]:
             yield f"  {name}", str(value)
 
 
-def _with_default(name: str, value: object, usual: Mapping[str, object]) -> str:
-    return f"{value} (default)" if usual.get(name) == value else str(value)
+def _with_default(name: str, value: object, defaults: Mapping[str, object]) -> str:
+    return f"{value} (default)" if defaults.get(name) == value else str(value)

@@ -59,41 +59,41 @@ class WatchedRequest:
 
 
 class DisconnectWatcher:
-    """Watcher that listens for the disconnect of clients that have waited for a moment. One timer
+    """Watcher for the disconnect of clients whose requests take longer than a moment. One timer
     serves all requests: a task or timer per request would double the cost of a replay."""
 
     def __init__(self) -> None:
         self._new: dict[WatchedRequest, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, one: WatchedRequest) -> None:
-        self._new[one] = None
+    def begin(self, request: WatchedRequest) -> None:
+        self._new[request] = None
         if self._timer is None:
-            self._look_again()
+            self._schedule_tick()
 
-    def end(self, one: WatchedRequest) -> None:
-        self._new.pop(one, None)
-        one.end()
+    def end(self, request: WatchedRequest) -> None:
+        self._new.pop(request, None)
+        request.end()
 
-    def _look_again(self) -> None:
+    def _schedule_tick(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(POLL_SECONDS, self._look, list(self._new))
+        self._timer = loop.call_later(POLL_SECONDS, self._tick, list(self._new))
 
-    def _look(self, seen: list[WatchedRequest]) -> None:
+    def _tick(self, seen: list[WatchedRequest]) -> None:
         """Listen to the requests that were also in progress at the previous tick."""
-        for one in seen:
-            if one in self._new:
-                del self._new[one]
-                one.listen()
+        for request in seen:
+            if request in self._new:
+                del self._new[request]
+                request.listen()
         self._timer = None
         if self._new:
-            self._look_again()
+            self._schedule_tick()
 
 
 log = logging.getLogger(__name__)
 JSON = (b"content-type", b"application/json")
 EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
-# Proxies in between must not hold a stream back.
+# Proxies must not buffer a stream.
 UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
 CLIENT_LEFT = 499
 
@@ -101,10 +101,10 @@ CLIENT_LEFT = 499
 @dataclass(frozen=True)
 class ChatEndpoint:
     """ASGI endpoint that calls `answer` with the headers and a function that reads the body. Its
-    exceptions become errors of the OpenAI API. `over` gets the record of each ended request."""
+    exceptions become errors of the OpenAI API. `on_end` gets the record of each ended request."""
 
     answer: Answer
-    over: Callable[[RequestRecord], None]
+    on_end: Callable[[RequestRecord], None]
     limits: Limits
     watch: DisconnectWatcher = field(default_factory=DisconnectWatcher)
 
@@ -127,10 +127,10 @@ class ChatEndpoint:
         try:
             reply = await self.answer(record, headers, body)
             if watched.has_left and reply.events is None:
-                raise _LeftError  # the upstream call was finished only to learn its cost
+                raise _DisconnectedError  # the upstream call was finished only to learn its cost
             started = True
             await _send(send, record, reply)
-        except _LeftError:
+        except _DisconnectedError:
             record.state, record.status, record.reason = "failed", CLIENT_LEFT, "client left"
         except asyncio.CancelledError:
             # The watcher cancels for a client that left, the server for its shutdown.
@@ -139,7 +139,7 @@ class ChatEndpoint:
                 record.status, record.reason = CLIENT_LEFT, record.reason or "client left"
             else:
                 record.status, record.reason = CLOSING.status, "shutting down"
-                await _cut(send, record)
+                await _send_shutdown_error(send, record)
         except Exception as error:
             record.state = "failed"
             record.reason = getattr(error, "code", None) or type(error).__name__
@@ -154,27 +154,27 @@ class ChatEndpoint:
             await _send(send, record, Reply(api_error.headers, api_error.body))
         finally:
             self.watch.end(watched)
-            self.over(record)
+            self.on_end(record)
 
 
 def request_id() -> str:
     return f"req_{random.getrandbits(128):032x}"
 
 
-class _LeftError(Exception):
+class _DisconnectedError(Exception):
     """The client disconnected before its body or the reply was complete."""
 
 
 async def _body(headers: Mapping[str, str], receive: Receive, limits: Limits) -> bytes:
-    stated = headers.get("content-length", "")
-    if stated.isdecimal():
-        limits.check_size(int(stated))
+    content_length = headers.get("content-length", "")
+    if content_length.isdecimal():
+        limits.check_size(int(content_length))
     chunks: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _LeftError
+            raise _DisconnectedError
         chunk = message.get("body", b"")
         size += len(chunk)
         limits.check_size(size)
@@ -199,14 +199,14 @@ async def _send(send: Send, record: RequestRecord, reply: Reply) -> None:
         await send({**start, "headers": [EVENTS, *UNBUFFERED, *headers]})
         record.streamed = True
         await send({"type": "http.response.body", "body": first, "more_body": True})
-        async for one in reply.events:
-            await send({"type": "http.response.body", "body": one, "more_body": True})
+        async for event in reply.events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
     finally:
         await reply.events.aclose()
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _cut(send: Send, record: RequestRecord) -> None:
+async def _send_shutdown_error(send: Send, record: RequestRecord) -> None:
     """End a reply that the server's shutdown has interrupted with an error."""
     if not record.streamed:
         await _send(send, record, Reply(CLOSING.headers, CLOSING.body))
@@ -274,8 +274,8 @@ class App:
         is_for_metrics = self._is_for_metrics(scope)
         exempt = scope["path"] == "/healthz" or is_for_metrics
         if self._gateway.authenticate is None and not exempt:
-            given = dict(scope["headers"]).get(b"host")
-            host = None if given is None else given.decode("latin-1")
+            host_header = dict(scope["headers"]).get(b"host")
+            host = None if host_header is None else host_header.decode("latin-1")
             check_host(host, self._gateway.allowed_hosts)
         if is_for_metrics and scope["path"] not in PROBE_PATHS:
             raise ApiError(

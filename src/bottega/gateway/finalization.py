@@ -148,13 +148,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ShadowRunner:
-    """Background measurement of the benefit of demonstrations. `over` is called with the record of
-    every call that only measures, `measured` with every comparison. The answer of a stored tier
+    """Background measurement of the benefit of demonstrations. `on_end` is called with the record
+    of every call that only measures, `measured` with every comparison. The answer of a stored tier
     replaces the apprentice's in `repeats`. No client waits for it."""
 
     completer: Completer
     finalizer: Finalizer
-    over: Callable[[RequestRecord], None]
+    on_end: Callable[[RequestRecord], None]
     measured: Callable[[RequestRecord, float, AgreementPair], None]
     repeats: ReplyCache
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -254,7 +254,7 @@ class ShadowRunner:
             record.status = 502
             raise
         finally:
-            self.over(record)
+            self.on_end(record)
 
 
 async def _given(answer: str) -> str:

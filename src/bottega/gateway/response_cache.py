@@ -50,7 +50,7 @@ NULL_IS_ABSENT = {
     "top_p",
     "verbosity",
 }
-# Clients send back what they were sent.
+# Clients may return these fields as they received them.
 NULL_IN_MESSAGES = {"audio", "function_call", "name", "refusal", "tool_call_id", "tool_calls"}
 EXACT_INTEGERS = 2**53
 
@@ -67,8 +67,8 @@ def exact_key(
 
     `images` gives the `image_digest` for each URL in the body; a request with any other URL has no
     key, since its content is unknown. `scope` is everything outside of the body that decides the
-    answer: namespace and overrides. An explicit
-    temperature above 0 requests a new answer each time, unless `sampled`.
+    answer: namespace and overrides. An explicit temperature above 0 requests a new answer each
+    time, unless `sampled`.
     """
     try:
         messages = [_message(message, images) for message in request.messages]
@@ -78,13 +78,14 @@ def exact_key(
 
 
 def image_digest(image: Image, identity: Identity) -> str:
-    """By `pixels`, an image that was re-encoded without loss is the same image. Bytes still
-    decide where decoding loses something that a model might see: transparency, further frames,
-    16 bits, CMYK, a rotation that not every server applies.
+    """Return a digest that is equal for images with the same content.
 
-    Decodes: not for the event loop. Raises `ImageError`.
+    With `pixels`, an image that was re-encoded without loss is the same image. Bytes still decide
+    if decoding loses something that a model might see: transparency, further frames, 16 bits, CMYK,
+    or a rotation that not every server applies. Decoding blocks: call it in a thread. Raises
+    `ImageError`.
     """
-    if identity == "bytes" or not _shows_its_pixels(image):
+    if identity == "bytes" or not _is_defined_by_pixels(image):
         return f"bytes:{image.sha256}"
     digest = hashlib.sha256(f"{image.width}x{image.height}:".encode())
     for strip in image.rgb_strips():
@@ -97,7 +98,8 @@ class _NotRepeatableError(Exception):
 
 
 def _fields(body: Body, sampled: bool) -> list[tuple[str, object]]:
-    """Sorted at the top only: the order of a schema's properties is the order of the answer's."""
+    """Return the fields sorted by name. Nested objects keep their order: that of a schema's
+    properties is that of the answer."""
     fields = {
         name: plain
         for name, value in body.items()
@@ -160,7 +162,7 @@ def _image(part: ImagePart, images: Mapping[str, str]) -> object:
     return images[part.url], part.detail or "auto", rest
 
 
-def _shows_its_pixels(image: Image) -> bool:
+def _is_defined_by_pixels(image: Image) -> bool:
     readers = [name for name in FORMATS if name in Pillow.OPEN]
     with Pillow.open(io.BytesIO(image.data), formats=readers) as opened:
         return (

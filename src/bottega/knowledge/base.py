@@ -154,15 +154,15 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         views = self._views.resolve(self._rows.views())
         pending = iter(examples)
         total = AddResult()
-        while taken := list(islice(pending, batch_size)):
+        while batch := list(islice(pending, batch_size)):
             if self._capacity is not None:
                 self._uses.flush()  # eviction depends on the counts
-            new, bad = store_batch(
-                taken, self._rows, views, error_handler(on_error), self._capacity, metadata_by_id
+            new, failed = store_batch(
+                batch, self._rows, views, error_handler(on_error), self._capacity, metadata_by_id
             )
-            total += AddResult(new, len(taken) - new - bad, bad)
+            total += AddResult(new, len(batch) - new - failed, failed)
             if progress is not None:
-                progress(len(taken))
+                progress(len(batch))
         return total
 
     def replace(
@@ -214,13 +214,13 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         entries of deleted rows: a reader that is too far behind gets `LogPrunedError` and starts
         again from 0.
         """
-        begun = self._rows.pruned()
-        complete = since == 0 or since >= begun
+        pruned_before = self._rows.pruned()
+        complete = since == 0 or since >= pruned_before
         while True:
             page = self._rows.example_changes_since(since, PAGE)
             # Read after the page: another process may have pruned before the page was read.
             pruned = self._rows.pruned()
-            if since < pruned and not (complete and pruned == begun):
+            if since < pruned and not (complete and pruned == pruned_before):
                 raise LogPrunedError(
                     f"the change log has lost entries after change {since}",
                     hint="rebuild from changes(0), which yields every example",
@@ -311,10 +311,10 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         """Add the examples of an export, with age, pins and counters, and embed them again."""
         total = AddResult()
         pending = read_export(Path(folder), error_handler(on_error))
-        while taken := list(islice(pending, batch_size)):
-            examples = [example for example, _ in taken]
+        while batch := list(islice(pending, batch_size)):
+            examples = [example for example, _ in batch]
             # Of equal examples the first is stored.
-            metadata_by_id = {identity(example): metadata for example, metadata in reversed(taken)}
+            metadata_by_id = {identity(example): metadata for example, metadata in reversed(batch)}
             total += self._added(examples, batch_size, on_error, progress, metadata_by_id)
         return total
 

@@ -23,7 +23,7 @@ from bottega.knowledge.records import (
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example
 
-TEXTS = (
+TEXT_HINT = (
     "use texts that UTF-8 can encode, without NULs, for question, choices, answer, labels,"
     " rationale, tags and sources"
 )
@@ -45,11 +45,11 @@ def store_batch(
     for example in storable:
         named.setdefault(identity(example), example)
     stored = rows.keys(named)
-    fresh = [with_id(example, id) for id, example in named.items() if id not in stored]
-    decoded = [example for example in fresh if _decodes(example, on_error)]
-    sound, embedded = _embed_all(decoded, views, on_error)
-    new = rows.put(sound, embedded, capacity, metadata_by_id, supersede) if sound else 0
-    return new, len(examples) - len(storable) + len(fresh) - len(sound)
+    unstored = [with_id(example, id) for id, example in named.items() if id not in stored]
+    decoded = [example for example in unstored if _decodes(example, on_error)]
+    valid, embedded = _embed_all(decoded, views, on_error)
+    new = rows.put(valid, embedded, capacity, metadata_by_id, supersede) if valid else 0
+    return new, len(examples) - len(storable) + len(unstored) - len(valid)
 
 
 def replace_batch(
@@ -81,7 +81,7 @@ def check_annotation(rationale: str | None, tags: Mapping[str, str]) -> None:
     """Raise `LoadError` for values that cannot be stored, and `SettingError` for a tag that is part
     of the example's identity."""
     if not all(map(is_text, (*tags, *tags.values(), *([] if rationale is None else [rationale])))):
-        raise LoadError("the annotation cannot be stored", hint=TEXTS)
+        raise LoadError("the annotation cannot be stored", hint=TEXT_HINT)
     if CONTEXT in tags:
         raise SettingError(
             f"the tag {CONTEXT!r} is part of the example's id and cannot be changed",
@@ -96,7 +96,7 @@ def _is_storable(example: Example, on_error: OnError) -> bool:
         storable = False
     if not storable:
         name = example.source or example.query.text
-        on_error(LoadError(f"{name!a} cannot be stored", hint=TEXTS))
+        on_error(LoadError(f"{name!a} cannot be stored", hint=TEXT_HINT))
     return storable
 
 
@@ -127,15 +127,15 @@ def _embed_all(
     try:
         return examples, _vectors(examples, views)
     except EmbeddingError:
-        sound = []
+        valid = []
         for example in examples:
             try:
                 _vectors([example], views)
-                sound.append(example)
+                valid.append(example)
             except EmbeddingError as error:
                 name = example.source or repr(example.query.text)
                 on_error(EmbeddingError(f"{name}: {error}", hint=error.hint))
-        return sound, _vectors(sound, views)
+        return valid, _vectors(valid, views)
 
 
 def _vectors(examples: Sequence[Example], views: Mapping[str, View]) -> dict[str, EmbeddedBatch]:
@@ -221,9 +221,12 @@ def _embed(
         for example in examples.values():
             try:
                 view.vectors([example])
-            except EmbeddingError as own:
-                hint = own.hint or f"bottega rm FILE {example.id} removes it; the rest is kept"
-                raise EmbeddingError(f"example {example.id}: {own}", hint=hint) from error
+            except EmbeddingError as single_error:
+                hint = (
+                    single_error.hint
+                    or f"bottega rm FILE {example.id} removes it; the rest is kept"
+                )
+                raise EmbeddingError(f"example {example.id}: {single_error}", hint=hint) from error
         raise
     with rows.transaction() as connection:
         _check_view(connection, number)

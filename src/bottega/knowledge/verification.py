@@ -210,10 +210,10 @@ def _mismatched_keys(
             failed.append(error)
             return []
         return [key for one in keys for key in _mismatched_keys(rows, [one], stored, view, failed)]
-    held = _valid_vectors(rows, list(made), stored)
+    stored_vectors = _valid_vectors(rows, list(made), stored)
     return [
         key
-        for key, vector in held.items()
+        for key, vector in stored_vectors.items()
         if vector is not None
         and np.linalg.norm(vector - made[key]) > TOLERANCE * np.linalg.norm(made[key])
     ]

@@ -26,9 +26,9 @@ class TokenPrice:
 
     def __call__(self, usage: Usage) -> float:
         cached = self.input if self.cached is None else self.cached
-        fresh = usage.prompt_tokens - usage.cached_tokens
+        uncached = usage.prompt_tokens - usage.cached_tokens
         dollars = (
-            fresh * self.input
+            uncached * self.input
             + usage.cached_tokens * cached
             + usage.completion_tokens * self.output
         )
@@ -161,8 +161,8 @@ class CacheRecorder:
         self._warned: set[str] = set()
 
     async def __call__(self, trace: Trace, /) -> None:
-        whole = all(one.finish_reason == "stop" for one in trace.reply.completions)
-        if trace.tier in self._stored_tiers and whole:
+        complete = all(one.finish_reason == "stop" for one in trace.reply.completions)
+        if trace.tier in self._stored_tiers and complete:
             await self._keep_valid(trace.query, trace.answer, f"{trace.tier}:{trace.reply.model}")
 
     async def learn(self, query: Query, answer: Answer, tier: str) -> None:

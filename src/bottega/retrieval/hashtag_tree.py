@@ -64,7 +64,7 @@ def spread(vectors: Vectors, labels: Labels) -> float:
 
 # Larger values change the choice little and take much longer.
 CANDIDATES, QUERIES = 2000, 400
-LADDER = (2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64)
+GROUP_COUNTS = (2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64)
 # In standard errors of the paired difference to no groups at all.
 MIN_STANDARD_ERRORS = 2.0
 
@@ -94,7 +94,7 @@ class LeaveOneOutGroupCount:
 
     def __call__(self, ids: Sequence[str], vectors: Vectors, /) -> int:
         chosen = self._sample(len(ids))
-        rows, names = vectors[chosen], [ids[place] for place in chosen]
+        rows, names = vectors[chosen], [ids[index] for index in chosen]
         order, responses = unit_rows(self._order(names)), unit_rows(self._responses(names))
         queries = slice(max(0, len(chosen) - QUERIES), None)
         near, similarity = order[queries] @ order.T, responses[queries] @ responses.T
@@ -106,13 +106,13 @@ class LeaveOneOutGroupCount:
         """Return the indices of the latest entries and a sample of the others, oldest first."""
         older = max(0, entries - QUERIES)
         rng = np.random.default_rng(self._seed)
-        some = rng.choice(older, min(older, CANDIDATES - QUERIES), replace=False)
-        return np.concatenate([np.sort(some), np.arange(older, entries)]).astype(np.intp)
+        sampled = rng.choice(older, min(older, CANDIDATES - QUERIES), replace=False)
+        return np.concatenate([np.sort(sampled), np.arange(older, entries)]).astype(np.intp)
 
     def _best(self, rows: Vectors, queries: slice, near: Vectors, similarity: Vectors) -> int:
         undivided = self._scores(near, similarity, np.ones(near.shape, bool))
         best, groups = 0.0, 1
-        for count in LADDER:
+        for count in GROUP_COUNTS:
             if count * self._k > len(rows):
                 break
             labels = kmeans(rows, count, seed=self._seed)
@@ -149,7 +149,7 @@ DRIFT = 1.1
 # once there are enough of them for a reliable mean and for a low total cost of all re-fits.
 NEW_ENTRIES, NEW_ENTRIES_SHARE = 32, 0.25
 # Limit of groups: outliers must not make a search visit group after group.
-MOST_GROUPS = 64
+MAX_GROUPS = 64
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class HashtagTree:
         if isinstance(groups, int):
             check_count("groups", groups)
         check_count("cold_start", cold_start)
-        self._wanted = groups
+        self._group_count = groups
         self._adapt = adapt
         self._cold_start = cold_start
         self._novel = novel
@@ -282,7 +282,7 @@ class HashtagTree:
             return taken
 
     def due(self) -> bool:
-        """Whether `refit` would help."""
+        """Return whether `refit` would help."""
         with self._lock:
             entries = len(self._vectors)
             if not self._fitted or not self._adapt:
@@ -317,17 +317,19 @@ class HashtagTree:
         rows = np.stack(list(snapshot.values()))
         numbers = {group: number for number, group in enumerate(dict.fromkeys(old.values()))}
         before = np.array([numbers[old[id]] for id in snapshot])
-        wanted = self._wanted
-        groups = wanted if isinstance(wanted, int) else wanted(list(snapshot), rows)
+        group_count = self._group_count
+        groups = group_count if isinstance(group_count, int) else group_count(list(snapshot), rows)
         labels = kmeans(rows, groups, seed=self._seed)
         group_of = _groups(snapshot, rows, labels)
-        loose, tight = spread(rows, before), spread(rows, labels)
+        spread_before, spread_after = spread(rows, before), spread(rows, labels)
         with self._lock:
             self._install(snapshot, group_of)
             self._fitted = len(snapshot) if self._vectors else 0
-            self._spread, self._new_entries = tight, 0
+            self._spread, self._new_entries = spread_after, 0
             seconds = time.perf_counter() - started
-            done = RefitReport(len(snapshot), len(self._groups), seconds, loose, tight)
+            done = RefitReport(
+                len(snapshot), len(self._groups), seconds, spread_before, spread_after
+            )
             self.refits.append(done)
             return done
 
@@ -351,8 +353,8 @@ class HashtagTree:
         self._new_distances.append(float(distance[nearest]))
         self._new_entries += 1
         # No new group if their number is fixed, or if one group was best.
-        counted = self._adapt and self._fitted > 0 and not isinstance(self._wanted, int)
-        may_add = counted and 1 < len(self._groups) < MOST_GROUPS
+        counted = self._adapt and self._fitted > 0 and not isinstance(self._group_count, int)
+        may_add = counted and 1 < len(self._groups) < MAX_GROUPS
         novel = may_add and distance[nearest] > self._novel * self._spread
         group = self._add_group(len(vector)) if novel else self._groups[nearest]
         self._join(group, id, vector)

@@ -21,8 +21,8 @@ def test_archive_is_read_like_an_unpacked_folder(tmp_path: Path) -> None:
     write_archive(tmp_path / "rows.json.zip", {"rows.json": b'{"rows": [{"n": 1}]}'})
     write_image(tmp_path / "train" / "3.jpg", 3)
     downloads = Downloads(tmp_path, LAYOUT)
-    assert downloads.needed("missing", "val") == "val"
-    assert downloads.needed("train") == "train"
+    assert downloads.required("missing", "val") == "val"
+    assert downloads.required("train") == "train"
     names = ("val/1.jpg", "task/query/2.jpg", "train/3.jpg")
     assert [downloads.image(name) for name in names] == [solid_image(shade) for shade in (1, 2, 3)]
     assert downloads.rows("rows.json", key="rows") == [(f"{tmp_path}/rows.json, row 0", {"n": 1})]
@@ -33,7 +33,7 @@ def test_missing_files_show_the_expected_layout(tmp_path: Path) -> None:
         Downloads(tmp_path, LAYOUT).rows("train.json", "Annotations/train.json")
     assert raised.value.hint == LAYOUT
     with pytest.raises(LoadError, match="is not a folder"):
-        Downloads(tmp_path / "x", LAYOUT).needed("train.json")
+        Downloads(tmp_path / "x", LAYOUT).required("train.json")
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,10 @@ def root(tmp_path: Path) -> Path:
     )
     write_json(tmp_path / "Art_Theory", "dev", *queries)
     write_json(tmp_path / "Art_Theory", "validation", row("validation_Art_Theory_1", [4]))
-    several = row("validation_Math_1", [5], options="[]", answer="['24/7', '3.429']")
+    multiple_answers = row("validation_Math_1", [5], options="[]", answer="['24/7', '3.429']")
     one = row("validation_Math_2", [6, 7], options="[]", answer="12")
     write_json(tmp_path / "Math", "dev", row("dev_Math_1", [8]))
-    write_json(tmp_path / "Math", "validation", several, one)
+    write_json(tmp_path / "Math", "validation", multiple_answers, one)
     return tmp_path
 
 
@@ -86,15 +86,15 @@ def test_validation_can_be_evaluated_and_images_filtered(root: Path) -> None:
 
 def test_replies_are_parsed_and_scored(root: Path) -> None:
     data = mmmu(Source(f"mmmu:{root},split=validation", 0))
-    choice, several, one = data.items
-    assert several.answer == "24/7"
+    choice, multiple_answers, one = data.items
+    assert multiple_answers.answer == "24/7"
     [metric] = data.metrics
     for item, reply, score in [
         (choice, "It is (B).", 1.0),
         (choice, "It is (A).", 0.0),
         (choice, "no idea", 0.0),
-        (several, "It is 3.43", 1.0),
-        (several, "24/7", 1.0),
+        (multiple_answers, "It is 3.43", 1.0),
+        (multiple_answers, "24/7", 1.0),
         (one, "x = 12", 1.0),
         (one, "x = 13", 0.0),
     ]:
@@ -103,7 +103,7 @@ def test_replies_are_parsed_and_scored(root: Path) -> None:
     _, choosing = data.prompt(choice.query, []).messages
     assert "(A) a cat\n(B)" in str(choosing.parts[-1])
     assert "option letter" in str(choosing.parts[-1])
-    _, opened = data.prompt(several.query, []).messages
+    _, opened = data.prompt(multiple_answers.query, []).messages
     assert "option letter" not in str(opened.parts[-1])
     assert (data.prompt, data.rationale_prompt) == (MMMU, MMMU_REASONED)
     answer = data.parse(choice.query, Completion("The answer is B. BECAUSE: A is out."))

@@ -11,10 +11,10 @@ from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     Row,
     image,
-    needed,
     option,
     read_examples,
     read_rows,
+    required,
     text,
     texts,
 )
@@ -24,8 +24,10 @@ from tests.builders import solid_image
 ROWS: list[dict[str, object]] = [{"n": 1, "word": "één"}, {"n": 2, "word": "two"}]
 
 
-def numbers(location: Path | str, split: str = "test", *, several: bool = False) -> list[object]:
-    return [row["n"] for _, row in read_rows(str(location), split, several=several)]
+def numbers(
+    location: Path | str, split: str = "test", *, allow_multiple: bool = False
+) -> list[object]:
+    return [row["n"] for _, row in read_rows(str(location), split, allow_multiple=allow_multiple)]
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -67,7 +69,7 @@ def stored(shade: int) -> dict[str, object]:
 def test_tables_in_a_folder_are_joined_or_selected_by_name(tmp_path: Path) -> None:
     for number, config in enumerate(("FULL", "IMG")):
         lines(tmp_path / config / "test-00000-of-00001.jsonl", {"n": number})
-    assert numbers(tmp_path, several=True) == [0, 1]
+    assert numbers(tmp_path, allow_multiple=True) == [0, 1]
     assert numbers(tmp_path / "IMG") == [1]
     with pytest.raises(LoadError, match="FULL, IMG") as raised:
         numbers(tmp_path)
@@ -114,7 +116,7 @@ def test_hub_id_can_name_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.setattr(datasets, "get_dataset_config_names", lambda name: ["Art", "Music"])
     assert numbers("owner/name/Art") == ["Art"]
-    assert numbers("owner/name", several=True) == ["Art", "Music"]
+    assert numbers("owner/name", allow_multiple=True) == ["Art", "Music"]
     with pytest.raises(LoadError, match="Art, Music"):
         numbers("owner/name")
     [(source, row)] = read_rows("owner/name/Music", "test")
@@ -149,7 +151,7 @@ def test_invalid_rows_are_reported_and_others_kept(tmp_path: Path) -> None:
 
 
 def word_example(row: Row, source: str) -> Example:
-    return Example(Query("?"), needed(row, "word"), source=source)
+    return Example(Query("?"), required(row, "word"), source=source)
 
 
 def test_row_fields_are_validated() -> None:

@@ -34,7 +34,7 @@ async def test_rows_match_the_command_output(tmp_path: Path) -> None:
     assert len(section.rows) == len(runs)
     for row, (result, _) in zip(section.rows, runs, strict=True):
         assert replace(row.result, seconds=0) == replace(result, seconds=0)
-        assert row.each(row.result.seconds) == pytest.approx(0.6)
+        assert row.per_item(row.result.seconds) == pytest.approx(0.6)
     assert list(section.pairs) == paired_differences(runs)
     assert [row.title for row in section.rows] == ["zero-shot", "random 3", "top-k 3"]
 

@@ -64,22 +64,22 @@ def load_benchmark(
     `label_noise` is the share of corrupted answers in the knowledge base. Raises `LoadError` for
     items in both parts unless `allow_overlap`.
     """
-    whole = _whole(spec, seed, on_error)
-    found = [example for example in whole.knowledge if _is_readable(example, on_error)]
-    items = [item for item in _named(whole.items) if _is_readable(item, on_error)]
+    loaded = _load_source(spec, seed, on_error)
+    examples = [example for example in loaded.knowledge if _is_readable(example, on_error)]
+    items = [item for item in _with_ids(loaded.items) if _is_readable(item, on_error)]
     rng = random.Random(seed)
     rng.shuffle(items)
     if per_class is not None:
-        found = _thin(found, per_class, rng)
-    knowledge = found
+        examples = _limit_per_class(examples, per_class, rng)
+    knowledge = examples
     if label_noise:
-        corruption = task_corruption(spec) or label_confusion(found)
-        knowledge = corrupt(found, label_noise, corruption, seed=seed)
+        corruption = task_corruption(spec) or label_confusion(examples)
+        knowledge = corrupt(examples, label_noise, corruption, seed=seed)
     benchmark = replace(
-        whole,
+        loaded,
         knowledge=tuple(knowledge),
         items=tuple(items[:limit]),
-        corrupted_count=_replaced(found, knowledge) if label_noise else None,
+        corrupted_count=_count_replaced(examples, knowledge) if label_noise else None,
     )
     _check_size(benchmark)
     if not allow_overlap:
@@ -87,7 +87,7 @@ def load_benchmark(
     return benchmark
 
 
-def _whole(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
+def _load_source(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
     """Load all items and examples."""
     source = Source(spec, seed, on_error)
     if source.kind not in SOURCES or not (source.location or source.kind in WITHOUT_LOCATION):
@@ -96,8 +96,8 @@ def _whole(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
     return SOURCES[source.kind](source)
 
 
-def _named(items: Sequence[Example]) -> list[Example]:
-    """Give items without an id one by position: methods look up an item's data by id."""
+def _with_ids(items: Sequence[Example]) -> list[Example]:
+    """Give items without an id their position as id: methods look up an item's data by id."""
     return [
         item if item.query.id else replace(item, query=replace(item.query, id=f"item {index}"))
         for index, item in enumerate(items, 1)
@@ -117,13 +117,15 @@ def _is_readable(item: Example, on_error: OnError | None) -> bool:
     return True
 
 
-def _replaced(before: Sequence[Example], after: Sequence[Example]) -> int:
+def _count_replaced(before: Sequence[Example], after: Sequence[Example]) -> int:
     """Count the objects of `after` that are not in `before`."""
     kept = {id(example) for example in before}
     return sum(id(example) not in kept for example in after)
 
 
-def _thin(knowledge: Sequence[Example], per_class: int, rng: random.Random) -> list[Example]:
+def _limit_per_class(
+    knowledge: Sequence[Example], per_class: int, rng: random.Random
+) -> list[Example]:
     """Limit the examples of each label; passages have none, so all remain."""
     kept: dict[tuple[str | None, str], int] = defaultdict(int)
     chosen: list[Example] = []
@@ -158,7 +160,7 @@ def _check_overlap(benchmark: Benchmark) -> None:
 
 def _identities(example: Example) -> list[tuple[str, str]]:
     """Return the normalized question and sorted choices with each image of the example."""
-    whole = " ".join((example.query.text, *sorted(example.query.choices)))
-    folded = unicodedata.normalize("NFKC", whole).casefold()
+    loaded = " ".join((example.query.text, *sorted(example.query.choices)))
+    folded = unicodedata.normalize("NFKC", loaded).casefold()
     text = " ".join(re.findall(r"\w+", folded))
     return [(text, image.sha256) for image in example.query.images] or [(text, "")]

@@ -14,8 +14,8 @@ from bottega.evaluation.benchmarks.tables import (
     Row,
     by_letter,
     image,
-    needed,
     read_examples,
+    required,
     text,
     texts,
 )
@@ -50,7 +50,9 @@ def mmmu(source: Source) -> Benchmark:
         return example if wanted else None
 
     def read(split: str) -> tuple[Example, ...]:
-        return tuple(read_examples(location, split, make, on_error=source.on_error, several=True))
+        return tuple(
+            read_examples(location, split, make, on_error=source.on_error, allow_multiple=True)
+        )
 
     query_split = options["split"]
     example_split = "validation" if query_split == "dev" else "dev"
@@ -74,9 +76,9 @@ def _example(row: Row, location: str, name: str, golds: dict[str, tuple[str, ...
     The markers <image 1> remain in the texts; images follow their order.
     """
     number, choices, answer = (
-        needed(row, "id"),
-        _listed(needed(row, "options")),
-        needed(row, "answer"),
+        required(row, "id"),
+        _listed(required(row, "options")),
+        required(row, "answer"),
     )
     answers = (by_letter(choices, answer),) if choices else _golds(answer)
     if len(answers) > 1:
@@ -85,7 +87,7 @@ def _example(row: Row, location: str, name: str, golds: dict[str, tuple[str, ...
     subject = ID.fullmatch(number)
     tags = {SUBJECT: subject[1] if subject else "", "difficulty": text(row, "topic_difficulty")}
     return Example(
-        Query(needed(row, "question"), images, choices, number),
+        Query(required(row, "question"), images, choices, number),
         answers[0],
         rationale=text(row, "explanation") or None,
         tags={tag: value for tag, value in tags.items() if value},
@@ -137,12 +139,15 @@ def mathvision(source: Source) -> Benchmark:
 
 def _mathvision_example(row: Row, location: str, name: str) -> Example:
     """Parse a row; one image covers all <image1>, <image2> markers of the question."""
-    choices, answer = texts(row, "options"), needed(row, "answer")
+    choices, answer = texts(row, "options"), required(row, "answer")
     pixels = row.get("decoded_image") or row.get("image")
     tags = {tag: text(row, tag) for tag in ("subject", "level")}
     return Example(
         Query(
-            needed(row, "question"), (image(pixels, location, name),), choices, needed(row, "id")
+            required(row, "question"),
+            (image(pixels, location, name),),
+            choices,
+            required(row, "id"),
         ),
         by_letter(choices, answer) if choices else answer,
         rationale=text(row, "solution") or None,

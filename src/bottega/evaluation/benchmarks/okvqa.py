@@ -18,9 +18,9 @@ from bottega.evaluation.benchmarks.tables import (
     Row,
     coco_number,
     image,
-    needed,
     option,
     read_rows,
+    required,
     texts,
 )
 from bottega.evaluation.metrics.vqa import direct_answer, vqa_accuracy
@@ -50,7 +50,7 @@ def annotated_question(
     ranked = Counter(answer for answer in answers if answer).most_common(1)
     if not ranked:
         raise LoadError("the question has no answers", hint="choose a split with answers")
-    query = Query(needed(row, "question"), images, id=id)
+    query = Query(required(row, "question"), images, id=id)
     return AnnotatedQuestion(Example(query, ranked[0][0], source=source), tuple(answers))
 
 
@@ -100,7 +100,7 @@ def from_table(location: str) -> Make:
     """Return a parser of rows with question_id, question, answers and an optional image."""
 
     def make(row: Row, source: str) -> AnnotatedQuestion:
-        id, images = needed(row, "question_id"), row_images(row, location, source)
+        id, images = required(row, "question_id"), row_images(row, location, source)
         return annotated_question(
             row, source, id=id, answers=annotator_answers(row, "answers"), images=images
         )
@@ -174,10 +174,10 @@ def _published(downloads: Downloads, split: str, source: Source) -> list[Annotat
     """Read the published files, with the stemmed answers that OK-VQA scores against."""
     rows = downloads.rows(ANNOTATIONS.format(split), key="annotations")
     annotations = {str(row.get("question_id")): row for _, row in rows}
-    folder = downloads.needed(split, f"images/{split}", "images")
+    folder = downloads.required(split, f"images/{split}", "images")
 
     def make(row: Row, name: str) -> AnnotatedQuestion:
-        id = needed(row, "question_id")
+        id = required(row, "question_id")
         if id not in annotations:
             raise LoadError(f"question {id} has no answers", hint=UNUSABLE)
         path = f"{folder}/COCO_{split}_{coco_number(row)}.jpg"
@@ -238,7 +238,7 @@ def _parts(
 
 def _maker(images: ImagesOf, options: Mapping[str, str]) -> Make:
     def make(row: Row, source: str) -> AnnotatedQuestion:
-        id, answers = needed(row, "question_id"), annotator_answers(row, "direct_answers")
+        id, answers = required(row, "question_id"), annotator_answers(row, "direct_answers")
         one = annotated_question(row, source, id=id, answers=answers, images=images(row, source))
         example = one.example
         if options["rationales"] == "yes":
@@ -257,7 +257,7 @@ def _maker(images: ImagesOf, options: Mapping[str, str]) -> Make:
 
 def _photographs(downloads: Downloads, split: str) -> ImagesOf:
     year = f"{split}2017"
-    folder = downloads.needed(year, f"images/{year}", f"coco/{year}")
+    folder = downloads.required(year, f"images/{year}", f"coco/{year}")
     return lambda row, source: (downloads.image(f"{folder}/{coco_number(row)}.jpg"),)
 
 

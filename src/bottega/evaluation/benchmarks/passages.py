@@ -14,7 +14,7 @@ from typing import TextIO
 from bottega.errors import LoadError, OnError, error_handler
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.okvqa import first_split
-from bottega.evaluation.benchmarks.tables import needed
+from bottega.evaluation.benchmarks.tables import required
 from bottega.image import path_text
 from bottega.knowledge.loaders import load_passage_lines
 from bottega.types import Example, Query
@@ -84,7 +84,7 @@ def _from_table(location: str, train: bool, on_error: OnError | None) -> Iterato
     splits = ("train_passages", "train") if train else ("test_passages", "train")
     for source, row in first_split(location, *splits):
         try:
-            query = Query(needed(row, "passage_content"), id=needed(row, "passage_id"))
+            query = Query(required(row, "passage_content"), id=required(row, "passage_id"))
         except LoadError as error:
             report(LoadError(f"{source}: {error}", hint=error.hint))
         else:

@@ -14,9 +14,9 @@ from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
     Row,
     image,
-    needed,
     option,
     read_examples,
+    required,
     text,
     texts,
 )
@@ -92,7 +92,7 @@ def _path(folder: Path, split: str, pid: str, row: Row) -> str | None:
 
 def _example(row: Row, location: str, name: str, pixels: object, pid: str | None) -> Example:
     choices, hint = texts(row, "choices"), text(row, "hint")
-    question = needed(row, "question")
+    question = required(row, "question")
     worked = (text(row, "lecture"), text(row, "solution"))
     return Example(
         Query(

@@ -39,7 +39,7 @@ class Downloads:
         """Return the first existing file or folder."""
         return next((name for name in names if self._has(name)), None)
 
-    def needed(self, *names: str) -> str:
+    def required(self, *names: str) -> str:
         """Return the first existing file or folder. Raises `LoadError`."""
         found = self.find(*names)
         if found is None:
@@ -51,7 +51,7 @@ class Downloads:
     def rows(self, *names: str, key: str | None = None) -> list[tuple[str, Row]]:
         """Return named objects of the first existing JSON file, from the list under `key` if
         given."""
-        name = self.needed(*names)
+        name = self.required(*names)
         found = self._json(name)
         if key is not None:
             found = found.get(key) if isinstance(found, dict) else None
@@ -119,7 +119,7 @@ class Downloads:
 
 def coco_number(row: Row) -> str:
     """Return the number of a COCO photograph as in its file name."""
-    id = needed(row, "image_id")
+    id = required(row, "image_id")
     if not id.isdecimal():
         raise LoadError(f"image_id must be a number, got {id}", hint=UNUSABLE)
     return id.zfill(12)
@@ -140,7 +140,7 @@ def text(row: Row, name: str) -> str:
     return str(value).strip()
 
 
-def needed(row: Row, name: str) -> str:
+def required(row: Row, name: str) -> str:
     value = text(row, name)
     if not value:
         raise LoadError(f"{name} is missing", hint=UNUSABLE)
@@ -194,33 +194,35 @@ def read_examples(
     make: Make,
     *,
     on_error: OnError | None,
-    several: bool = False,
+    allow_multiple: bool = False,
 ) -> list[Example]:
     """Parse all rows with `make`; its `LoadError` and `ImageError` go to `on_error`."""
     report = error_handler(on_error)
-    made: list[Example] = []
-    for source, row in read_rows(location, split, several=several):
+    examples: list[Example] = []
+    for source, row in read_rows(location, split, allow_multiple=allow_multiple):
         try:
             example = make(row, source)
         except (LoadError, ImageError) as error:
             report(LoadError(f"{source}: {error}", hint=error.hint))
         else:
-            made += [] if example is None else [example]
-    return made
+            examples += [] if example is None else [example]
+    return examples
 
 
-def read_rows(location: str, split: str, *, several: bool = False) -> Iterator[tuple[str, Row]]:
+def read_rows(
+    location: str, split: str, *, allow_multiple: bool = False
+) -> Iterator[tuple[str, Row]]:
     """Return the named rows of a split. A location is a folder, ID or ID/CONFIG.
 
-    Of several tables (subfolders, configs) one must be selected, unless `several` may be joined. A
-    file belongs to a split by its name or, if columnar, its folder: `data/test.jsonl`,
+    If there are several tables (subfolders, configs), select one, or set `allow_multiple` to join
+    them. A file belongs to a split by its name or, if columnar, its folder: `data/test.jsonl`,
     `Art/test-00000-of-00001.parquet`, `test/data-00000-of-00001.arrow`.
     """
     folder, hub = Path(location), HUB_ID.fullmatch(location)
     if folder.is_dir():
-        yield from _local(folder, split, several)
+        yield from _local(folder, split, allow_multiple)
     elif hub is not None:
-        yield from _hub(hub["id"], hub["config"], split, several)
+        yield from _hub(hub["id"], hub["config"], split, allow_multiple)
     else:
         raise LoadError(
             f"{path_text(location)} is neither a folder nor a Hugging Face id",
@@ -228,7 +230,7 @@ def read_rows(location: str, split: str, *, several: bool = False) -> Iterator[t
         )
 
 
-def _local(folder: Path, split: str, several: bool) -> Iterator[tuple[str, Row]]:
+def _local(folder: Path, split: str, allow_multiple: bool) -> Iterator[tuple[str, Row]]:
     files = sorted(path for path in folder.rglob("*") if _holds(path, split))
     if not files:
         raise LoadError(
@@ -236,7 +238,7 @@ def _local(folder: Path, split: str, several: bool) -> Iterator[tuple[str, Row]]
             hint=f"add e.g. {split}.jsonl or data/{split}-00000-of-00001.parquet",
         )
     tables = sorted({path_text(file.parent.relative_to(folder)) for file in files})
-    if not several and len(tables) > 1:
+    if not allow_multiple and len(tables) > 1:
         raise _ambiguous(path_text(folder), tables)
     for file in files:
         name = path_text(file)
@@ -286,12 +288,14 @@ def _columnar(file: Path) -> Iterator[Row]:
                 yield from batch.to_pylist()
 
 
-def _hub(name: str, config: str | None, split: str, several: bool) -> Iterator[tuple[str, Row]]:
+def _hub(
+    name: str, config: str | None, split: str, allow_multiple: bool
+) -> Iterator[tuple[str, Row]]:
     with library_errors(name):
         import datasets
 
         configs = [config] if config else datasets.get_dataset_config_names(name)
-        if not several and len(configs) > 1:
+        if not allow_multiple and len(configs) > 1:
             raise _ambiguous(name, configs)
         for one in configs:
             stream = datasets.load_dataset(name, one, split=split, streaming=True)

@@ -21,7 +21,7 @@ from bottega.evaluation.benchmarks.okvqa import (
     references,
 )
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.tables import Downloads, Row, needed, text
+from bottega.evaluation.benchmarks.tables import Downloads, Row, required, text
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.metrics.vqa import (
     UNANSWERABLE,
@@ -92,10 +92,10 @@ def _answerable(row: Row) -> str:
 
 
 def _photographed(downloads: Downloads, split: str) -> Make:
-    folder = downloads.needed(split, f"images/{split}", f"Images/{split}")
+    folder = downloads.required(split, f"images/{split}", f"Images/{split}")
 
     def make(row: Row, source: str) -> AnnotatedQuestion:
-        id = needed(row, "image")
+        id = required(row, "image")
         images = (downloads.image(f"{folder}/{id}"),)
         return annotated_question(
             row, source, id=id, answers=annotator_answers(row, "answers"), images=images

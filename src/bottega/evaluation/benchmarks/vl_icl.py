@@ -13,7 +13,7 @@ from bottega.evaluation.benchmarks.okvqa import (
     read_questions,
 )
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.tables import UNUSABLE, Downloads, Row, needed, texts
+from bottega.evaluation.benchmarks.tables import UNUSABLE, Downloads, Row, required, texts
 from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
 from bottega.parsing import plain_text
 from bottega.prompting import InterleavedPrompter
@@ -50,7 +50,7 @@ def _part(downloads: Downloads, task: str, part: str, source: Source) -> list[An
         images = tuple(map(downloads.image, (_found(downloads, path, task) for path in paths)))
         if not images:
             raise LoadError("the row has no image", hint=UNUSABLE)
-        answers = (needed(row, "answer"),)
+        answers = (required(row, "answer"),)
         return annotated_question(row, name, id=name, answers=answers, images=images)
 
     return read_questions(downloads.rows(f"{task}/{part}.json"), make, source.on_error)

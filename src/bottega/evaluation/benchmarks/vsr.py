@@ -15,9 +15,9 @@ from bottega.evaluation.benchmarks.tables import (
     Make,
     Row,
     image,
-    needed,
     read_examples,
     read_rows,
+    required,
     text,
 )
 from bottega.image import Image, path_text
@@ -43,8 +43,8 @@ def vsr(source: Source) -> Benchmark:
     images_of = _images_of(Path(location), options["images"])
 
     def make(row: Row, name: str) -> Example:
-        question = f'Is this true of the image? "{needed(row, "caption")}"'
-        tags = {"relation": needed(row, "relation")}
+        question = f'Is this true of the image? "{required(row, "caption")}"'
+        tags = {"relation": required(row, "relation")}
         return Example(
             Query(question, images_of(row), id=Path(name).name),
             _label(row),
@@ -67,14 +67,14 @@ def vsr_mc(source: Source) -> Benchmark:
     relations = _relations(location)
 
     def make(row: Row, name: str) -> Example | None:
-        relation = needed(row, "relation")
+        relation = required(row, "relation")
         if _label(row) == "false":
             return None
         short = Path(name).name  # equal ids and choices in any folder
         rng = random.Random(f"{source.seed} {short}")
         others = rng.sample([one for one in relations if one != relation], DISTRACTORS)
         choices = tuple(rng.sample([relation, *others], DISTRACTORS + 1))
-        question = f"What belongs in the gap? {masked(needed(row, 'caption'), relation)}"
+        question = f"What belongs in the gap? {masked(required(row, 'caption'), relation)}"
         return Example(Query(question, images_of(row), choices, short), relation, source=name)
 
     knowledge, items = _parts(location, make, source)
@@ -143,7 +143,7 @@ def _images_of(location: Path, which: str) -> Callable[[Row], tuple[Image, ...]]
         )
 
     def of(row: Row) -> tuple[Image, ...]:
-        name = needed(row, "image")
+        name = required(row, "image")
         below = "/".join(text(row, "image_link").split("/")[-2:])
         found = below if below and (folder / below).is_file() else name
         return (image(found, str(folder), name),)

@@ -33,8 +33,8 @@ class WholeMatch(ExactMatch):
 
     def score(self, item: Example, answer: Answer, /) -> float:
         line = answer.text.strip().partition("\n")[0]
-        said, gold = (answer.text, line, SENTENCE_END.split(line)[0]), item.answer
-        equal = gold in said or normalize(gold) in filter(None, map(normalize, said))
+        candidates, gold = (answer.text, line, SENTENCE_END.split(line)[0]), item.answer
+        equal = gold in candidates or normalize(gold) in filter(None, map(normalize, candidates))
         return float(answer.valid and equal)
 
 

@@ -62,8 +62,8 @@ def _priced(rows: Sequence[Row]) -> bool:
 
 def _cost(rows: Sequence[Row]) -> Callable[[Row], float]:
     if _priced(rows):
-        return lambda row: PER * (row.each(row.result.cost_usd) or 0.0)
-    return lambda row: row.each(row.tokens) or 0.0
+        return lambda row: PER * (row.per_item(row.result.cost_usd) or 0.0)
+    return lambda row: row.per_item(row.tokens) or 0.0
 
 
 MARKERS = "os^Dv+XP"

@@ -94,7 +94,7 @@ def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
     r = row.result
     names = (section.benchmark, row.run, row.model, r.method, r.shots)
     counts = (section.item_count, r.n, r.failed, r.missing, r.invalid)
-    costs = (r.calls, r.prompt_tokens, r.completion_tokens, r.cost_usd, row.each(r.seconds))
+    costs = (r.calls, r.prompt_tokens, r.completion_tokens, r.cost_usd, row.per_item(r.seconds))
     yield (*names, *counts, r.metric, r.value, r.low, r.high, *costs)
     for one in r.also:
         yield (*names, *counts, one.metric, one.value, one.low, one.high, *costs)
@@ -102,13 +102,20 @@ def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
 
 def _figures(section: Section) -> tuple[list[str], list[tuple[object, ...]]]:
     named = len(section.runs) > 1
-    head = [*(("run",) if named else ()), "method", "shots", "n", section.metric, *section.further]
+    head = [
+        *(("run",) if named else ()),
+        "method",
+        "shots",
+        "n",
+        section.metric,
+        *section.other_metrics,
+    ]
     head += ["invalid", "failed", "skipped", "calls", "tokens", "USD", "seconds an answer"]
     rows: list[tuple[object, ...]] = []
     for row in section.rows:
         r = row.result
         also = {one.metric: (one.value, one.low, one.high) for one in r.also}
-        figures = [(r.value, r.low, r.high), *(also.get(name) for name in section.further)]
+        figures = [(r.value, r.low, r.high), *(also.get(name) for name in section.other_metrics)]
         rows.append(
             (
                 *((row.run,) if named else ()),
@@ -122,7 +129,7 @@ def _figures(section: Section) -> tuple[list[str], list[tuple[object, ...]]]:
                 r.calls,
                 row.tokens,
                 "unknown" if r.cost_usd is None else f"{r.cost_usd:.4f}",
-                "–" if (seconds := row.each(r.seconds)) is None else f"{seconds:.2f}",
+                "–" if (seconds := row.per_item(r.seconds)) is None else f"{seconds:.2f}",
             )
         )
     return head, rows

@@ -84,15 +84,16 @@ def confusions(section: Section) -> Confusions | None:
         return None
     answered = [(labels_of(one.item)[0], _answer_name(one)) for one in row.scored]
     pairs = Counter(
-        (truth, said if said in (*labels, INVALID) else OTHER) for truth, said in answered
+        (truth, predicted if predicted in (*labels, INVALID) else OTHER)
+        for truth, predicted in answered
     )
-    shown = {said for truth, said in pairs if truth in labels}
+    shown = {predicted for truth, predicted in pairs if truth in labels}
     columns = (*labels, *(name for name in (OTHER, INVALID) if name in shown))
     return Confusions(
         row,
         labels,
         columns,
-        tuple(tuple(pairs[truth, said] for said in columns) for truth in labels),
+        tuple(tuple(pairs[truth, predicted] for predicted in columns) for truth in labels),
         len(counts) - len(labels),
     )
 
@@ -148,7 +149,7 @@ def _cells(
 
 
 # Metrics of a whole set are not the mean of item scores.
-WHOLE = ("macro", "answerability")
+SET_METRICS = ("macro", "answerability")
 ANSWERABILITY: Mapping[str, Literal["ap", "f1"]] = {
     "answerability_ap": "ap",
     "answerability_f1": "f1",
@@ -183,13 +184,13 @@ class Row:
 
     @property
     def scored(self) -> list[ScoredAnswer]:
-        return [given.scored for given in self.answers.values()]
+        return [recorded.scored for recorded in self.answers.values()]
 
     @property
     def tokens(self) -> int:
         return self.result.prompt_tokens + self.result.completion_tokens
 
-    def each(self, total: float | None) -> float | None:
+    def per_item(self, total: float | None) -> float | None:
         """Divide a sum over the answered items by their number."""
         return total / self.result.n if total is not None and self.result.n else None
 
@@ -210,7 +211,7 @@ class Section:
         return self.metrics[0]
 
     @property
-    def further(self) -> tuple[str, ...]:
+    def other_metrics(self) -> tuple[str, ...]:
         """Return the further metrics of all rows."""
         found = {one.metric for row in self.rows for one in row.result.also}
         return tuple(sorted(found, key=[*self.metrics, *sorted(found)].index))
@@ -222,10 +223,10 @@ class Section:
 
 def sections(runs: Mapping[str, StoredRun]) -> list[Section]:
     """Group runs over the same items in the same order, which can be compared item by item."""
-    together: dict[object, dict[str, StoredRun]] = {}
+    groups: dict[object, dict[str, StoredRun]] = {}
     for name, run in runs.items():
-        together.setdefault(_identity(run), {})[name] = run
-    return [_section(some) for some in together.values()]
+        groups.setdefault(_identity(run), {})[name] = run
+    return [_section(some) for some in groups.values()]
 
 
 def estimate(metric: str, index: int, scored: Sequence[ScoredAnswer], seed: int) -> Estimate | None:
@@ -234,13 +235,13 @@ def estimate(metric: str, index: int, scored: Sequence[ScoredAnswer], seed: int)
         return None
     if metric == MacroF1.name:
         truth = [labels_of(one.item) for one in scored]
-        said = [one.answer.labels for one in scored]
-        labels = list(dict.fromkeys(label for some in (*truth, *said) for label in some))
-        return macro_f1(truth, said, labels, seed=seed)
+        predicted = [one.answer.labels for one in scored]
+        labels = list(dict.fromkeys(label for some in (*truth, *predicted) for label in some))
+        return macro_f1(truth, predicted, labels, seed=seed)
     if metric in ANSWERABILITY:
         judged = [Judgement(one.item, one.answer, one.scores[index]) for one in scored]
         return _answerability(metric, judged).estimate(judged, seed=seed)
-    if metric.startswith(WHOLE):
+    if metric.startswith(SET_METRICS):
         return None
     return mean([one.scores[index] for one in scored], seed=seed)
 
@@ -279,11 +280,11 @@ def _row(name: str, several: bool, run: StoredRun, key: Key) -> Row:
 
 
 def _calls_no_model(answers: Mapping[int, RecordedAnswer]) -> bool:
-    return bool(answers) and not any(given.scored.calls for given in answers.values())
+    return bool(answers) and not any(recorded.scored.calls for recorded in answers.values())
 
 
 def _result(run: StoredRun, key: Key, answers: Mapping[int, RecordedAnswer], failed: int) -> Result:
-    scored = [given.scored for given in answers.values()]
+    scored = [recorded.scored for recorded in answers.values()]
     metrics: list[str] = run.settings["metrics"]
     found = {name: estimate(name, i, scored, _seed(run)) for i, name in enumerate(metrics)}
     return summarize(
@@ -293,7 +294,7 @@ def _result(run: StoredRun, key: Key, answers: Mapping[int, RecordedAnswer], fai
         [Figure(name, one.value, one.low, one.high) for name, one in found.items() if one],
         items=len(run.items),
         failed=failed,
-        seconds=sum(given.seconds for given in answers.values()),
+        seconds=sum(recorded.seconds for recorded in answers.values()),
         seed=_seed(run),
     )
 
@@ -302,9 +303,9 @@ def _within(rows: Sequence[Row]) -> list[PairedDifference]:
     """Return the comparisons of `bottega eval`."""
     compared: list[PairedDifference] = []
     for name in dict.fromkeys(row.run for row in rows):
-        of_run = [row for row in rows if row.run == name]
-        for one in paired_differences([(row.result, row.scored) for row in of_run]):
-            prefix = of_run[0].prefix
+        run_rows = [row for row in rows if row.run == name]
+        for one in paired_differences([(row.result, row.scored) for row in run_rows]):
+            prefix = run_rows[0].prefix
             method, against = f"{prefix}{one.method}", f"{prefix}{one.against}"
             compared.append(replace(one, method=method, against=against))
     return compared
@@ -316,7 +317,7 @@ def _across(rows: Sequence[Row], seed: int) -> list[PairedDifference]:
     for key in dict.fromkeys((row.result.method, row.result.shots) for row in rows):
         same = [row for row in rows if (row.result.method, row.result.shots) == key]
         for before, after in pairwise(same):
-            if before.result.metric.startswith(WHOLE):
+            if before.result.metric.startswith(SET_METRICS):
                 continue
             method, shots = key
             names = (f"{after.prefix}{method}", f"{before.prefix}{method}")

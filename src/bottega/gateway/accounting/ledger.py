@@ -172,14 +172,14 @@ class Ledger:
 
     def prune(self, keep_days: float) -> int:
         """Delete entries and shadows older than `keep_days`. Return their number."""
-        before, gone = self._clock() - keep_days * DAY, 0
+        before, total = self._clock() - keep_days * DAY, 0
         while not self._closed.is_set():
             with self._file_lock:  # released between batches: a long deletion would stop writes
-                some = self._file.prune(before)
-            if not some:
+                deleted = self._file.prune(before)
+            if not deleted:
                 break
-            gone += some
-        return gone
+            total += deleted
+        return total
 
     def close(self) -> None:
         """Write the waiting rows and stop. Rows that cannot be written are lost and logged."""
@@ -261,5 +261,5 @@ class Ledger:
             self.lost += lost
 
 
-def _merged(one: Mapping[AccountMonth, float], other: AccountSpending) -> AccountSpending:
-    return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in {**one, **other}}
+def _merged(first: Mapping[AccountMonth, float], second: AccountSpending) -> AccountSpending:
+    return {key: first.get(key, 0.0) + second.get(key, 0.0) for key in {**first, **second}}

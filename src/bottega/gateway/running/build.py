@@ -57,7 +57,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         gateway.shadow = ShadowRunner(
             gateway.completer,
             gateway.finalizer,
-            gateway_server.over,
+            gateway_server.on_end,
             file.record_shadow_sample,
             repeats,
         )

@@ -150,10 +150,10 @@ class DrainingServer(uvicorn.Server):
         admission: Admission,
         seconds: float,
         started: Callable[[], None] = lambda: None,
-        over: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config)
-        self._over = over
+        self._on_end = on_end
         self._admission, self._seconds, self._on_started = admission, seconds, started
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -169,7 +169,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._admission.closing or self._loop is None:
-            self._over()
+            self._on_end()
             self.should_exit = self.force_exit = True
             return
         self._admission.closing = True
@@ -189,7 +189,7 @@ class DrainingServer(uvicorn.Server):
         """Wait for the requests in progress. The port stays open: load balancers read `/readyz`,
         and further requests get a 503 error."""
         await self._admission.close(self._seconds)
-        self._over()
+        self._on_end()
         self.should_exit = True
 
 

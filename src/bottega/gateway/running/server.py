@@ -209,7 +209,7 @@ class GatewayServer:
 
     def build_app(self, more: Sequence[BaseRoute] = ()) -> None:
         """Build `app`, with `more` routes such as those of the administration API."""
-        chat_endpoint = ChatEndpoint(self.gateway.answer, self.over, self.gateway.limits)
+        chat_endpoint = ChatEndpoint(self.gateway.answer, self.on_end, self.gateway.limits)
         app = App(
             self.gateway,
             chat_endpoint,
@@ -224,7 +224,7 @@ class GatewayServer:
         self.metrics.in_flight.set_function(lambda: self.app.under_way)
         self.metrics.lost_rows(lambda: self.ledger.lost)
 
-    def over(self, record: RequestRecord) -> None:
+    def on_end(self, record: RequestRecord) -> None:
         """Record a request that has ended: ledger entry, metrics and log line."""
         entry = ledger_entry(record)
         self.ledger.note(entry)

@@ -80,8 +80,8 @@ def histogram(
     name: str, help: str, labels: Sequence[str], rows: Mapping[LabelValues, Histogram]
 ) -> HistogramMetricFamily:
     family = HistogramMetricFamily(f"bottega_{name}", help, labels=labels)
-    for values, one in rows.items():
-        family.add_metric(values, *one.read())
+    for values, measured in rows.items():
+        family.add_metric(values, *measured.read())
     return family
 
 
@@ -171,20 +171,20 @@ class Metrics:
         similarity, shots = Histogram(SIMILARITY), Histogram(SHOTS)
         # Alerts need series that exist from the start.
         empty = [(("", route, "", 0), _Tally()) for route in sorted(self._routes - {""})]
-        for (namespace, route, state, status), one in [*empty, *self._tallies.items()]:
+        for (namespace, route, state, status), tally in [*empty, *self._tallies.items()]:
             if state:
-                requests[route, state, str(status or OTHER)] += one.requests
-                by_namespace[namespace,] += one.requests
-                spent[namespace,] += one.cost
-            tokens[route, "prompt"] += one.prompt
-            tokens[route, "completion"] += one.completion
-            tokens[route, "cached"] += one.cached
-            cost[route,] += one.cost
-            unpriced[route,] += one.unpriced
-            seconds.setdefault((route,), Histogram(SECONDS)).include(one.seconds)
-            similarity.include(one.similarity)
+                requests[route, state, str(status or OTHER)] += tally.requests
+                by_namespace[namespace,] += tally.requests
+                spent[namespace,] += tally.cost
+            tokens[route, "prompt"] += tally.prompt
+            tokens[route, "completion"] += tally.completion
+            tokens[route, "cached"] += tally.cached
+            cost[route,] += tally.cost
+            unpriced[route,] += tally.unpriced
+            seconds.setdefault((route,), Histogram(SECONDS)).include(tally.seconds)
+            similarity.include(tally.similarity)
             if state == "answered":
-                shots.include(one.shots)
+                shots.include(tally.shots)
         by_outcome = ("route", "state", "status")
         yield counter("requests", "Requests by route, state and status", by_outcome, requests)
         yield histogram("request_seconds", "Duration of requests", ["route"], seconds)
