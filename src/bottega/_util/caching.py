@@ -49,7 +49,7 @@ class LRUCache(Generic[Key, Value]):
             return found[0]
 
     def put(self, key: Key, value: Value, age: float = 0.0) -> None:
-        """Store a value that is `age` seconds old in loop_key of an older one. A value larger than
+        """Store a value that is `age` seconds old in place of an older one. A value larger than
         `max_size` is not stored."""
         size = self._measure(value)
         stored = 0.0 if self._seconds is None else self._clock() - age

@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bottega.gateway.accounting.limiter import TokenEstimates
-from bottega.gateway.ports import (
-    RequestRecord,
-    TierCapabilities,
-    UpstreamCall,
-)
+from bottega.gateway.ports import RequestRecord, TierCapabilities, UpstreamCall
 from bottega.openai_api.fields import DataUrl, messages_json
 from bottega.openai_api.request import (
     IMAGE_TOKENS,

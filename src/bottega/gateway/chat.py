@@ -117,6 +117,7 @@ class Gateway:
         body: Callable[[], Awaitable[bytes]],
     ) -> Reply:
         """Return the reply to a request. Raises `ApiError` and the errors of tiers."""
+        # Before the body is read: a client without a valid key must not fill the memory.
         self._admit(record, headers)
         raw = await body()
         given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
@@ -125,8 +126,10 @@ class Gateway:
         tiers = self.access.tiers_of(record.account)
         rights = f"admin={record.account.admin} tiers={','.join(tiers)}"
         scope = (record.namespace, rights, *options)
-        if cached := self._cached(raw, scope):
-            return replayed(record, *cached)
+        cache = self.response_cache
+        repeated = cache.bodies.get(raw, scope)
+        if repeated is not None and (reply := cache.replies.get(repeated.key)) is not None:
+            return replayed(record, repeated, reply)
         request = self.limits.read(raw)
         request.body = allowed_fields(request.body, self.more_fields)
         overrides = self._overrides(request.model, tuple(given.items()))
@@ -149,9 +152,9 @@ class Gateway:
         key = job.key = await self._key(job, images)
         if key is None:
             return await self._answer(job, ExitStack(), lambda reply: None)
-        cache = self.response_cache
         repeated = RepeatedRequest(key, request.stream, request.include_usage, record.namespace)
         cache.bodies.put(raw, scope, repeated, [image.url for image in request.images])
+        # Other bytes may mean the same request: other order of fields, streamed or not.
         reply = cache.replies.get(key)
         if reply is None and job.query is not None:
             reply = await self._stored(key, job.query)
@@ -190,6 +193,7 @@ class Gateway:
         record.account, record.namespace = account, account.namespace
         CLIENT.set(account.id)  # of this task only: fair turns in the decode budget
         self.access.enter(account)
+        # Only after `enter`: a rejected request must not lower the count when it ends.
         record.entered = True
         if (wait := self.limiter.admit(account)) is not None:
             raise ApiError(
@@ -212,14 +216,6 @@ class Gateway:
             served = self.completer.served
             self.access.check_tiers(account, [served[0].name, served[-1].name])
         await self.access.check_namespace(account, namespace)
-
-    def _cached(
-        self, raw: bytes, scope: tuple[str, ...]
-    ) -> tuple[RepeatedRequest, CachedReply] | None:
-        """Return an identical earlier request and its cached reply."""
-        repeated = self.response_cache.bodies.get(raw, scope)
-        reply = self.response_cache.replies.get(repeated.key) if repeated is not None else None
-        return (repeated, reply) if repeated is not None and reply is not None else None
 
     async def _images(self, job: ChatJob) -> dict[str, Image]:
         """Return the images that this request needs, by URL. Images of a request that is forwarded
@@ -304,6 +300,7 @@ class Gateway:
             result = await self.completer.complete(job)
             self._note_call(job, result.call, result.failed)
             await self._finalize(job, result)
+            # After `_finalize`, which sets the example that the headers name.
             headers = headers_of(record)
             _land(result.completed, record, remember)
         payload = result.completed.payload
@@ -347,6 +344,7 @@ class Gateway:
                 api_error = to_api_error(error)
                 record.state, record.status = "failed", api_error.status
                 record.reason = api_error.code or type(error).__name__
+                # The status 200 is sent already, so the error is an event of the stream.
                 yield to_event(api_error.body)
                 return
             finally:

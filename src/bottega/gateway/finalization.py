@@ -66,6 +66,7 @@ class Finalizer:
         try:
             record.stored = await self._stored(job, job.query, result)
             text = result.completed.completions[0].text
+            # A repeat serves the stored answer, so it must be the whole text that this client gets.
             if record.stored and job.key and strip_thinking(text) == text.strip():
                 self.remember(job.key, record.stored)
         except BottegaError as error:
@@ -167,6 +168,7 @@ class ShadowRunner:
         own = self._apprentice_answer(job, query, result)
         if own is not None and query.tenant.shadow.begins():
             task = asyncio.create_task(self._measure(job, query, result, *own))
+            # The event loop holds its tasks by weak references only.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -230,6 +232,7 @@ class ShadowRunner:
         record = RequestRecord(job.record.request_id, account=job.record.account)
         record.namespace, record.state = job.record.namespace, "shadow"
         record.route, record.shots = served.name, len(shown)
+        # The client's request may end first and release its own hold.
         record.hold = job.record.hold and job.record.hold.sibling()
         # Without a query nothing is stored: only the master's own reply may be.
         query, bill = None if shown else job.query, self.finalizer.bill(record, job.request)
@@ -254,6 +257,7 @@ class ShadowRunner:
             record.status = 502
             raise
         finally:
+            # Also after a cancellation: the ledger must get what the call has cost.
             self.on_end(record)
 
 

@@ -82,11 +82,7 @@ ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?(\d+|0x[0-9a-f]*)")
 AMBIGUOUS = re.compile(r"[\\\s\x00-\x20\x7f]")
 REDIRECTS = {301, 302, 303, 307, 308}
 # No data of the client: no cookies, key or address. A compressed body could be a bomb.
-HEADERS = {
-    "Accept": "image/*",
-    "Accept-Encoding": "identity",
-    "User-Agent": "bottega",
-}
+HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "bottega"}
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Connect = Callable[[AbstractResolver], aiohttp.BaseConnector]

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Mapping,
-    MutableMapping,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -113,9 +107,6 @@ class UpstreamCall:
         return max((one.score for one in self.shown), default=None)
 
 
-Charge = Callable[[float], None]
-
-
 class Keeper(Protocol):
     """Store of answers. Returns the example's id once it is durable, that of a pinned example of
     the same question if there is one, or None if nothing was stored."""
@@ -136,7 +127,7 @@ class Tenant:
     stored_tiers: frozenset[str] = frozenset()
     shadow: ShadowSampler | None = None
     ungated: Pipeline | None = None
-    charge: Charge | None = None
+    charge: Callable[[float], None] | None = None
     best: Callable[[Query], float | None] = lambda query: None
     example: Callable[[str], Example | None] = lambda id: None
 
@@ -145,20 +136,13 @@ class Tenants(Protocol):
     async def open(self, namespace: str, /) -> Tenant: ...
 
 
+Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-
-
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # All requests without a key share it, so it has no limits of its own.
 ANONYMOUS = Account("", "anonymous", max_concurrent=sys.maxsize, tiers=(ALL,))
-
-
 NO_USAGE = Usage()
-
-
-Scope = MutableMapping[str, Any]
-
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+MAX_NAME = 200
 
 
 @dataclass(slots=True)
@@ -204,9 +188,6 @@ class Reply:
 Answer = Callable[
     [RequestRecord, Mapping[str, str], Callable[[], Awaitable[bytes]]], Awaitable[Reply]
 ]
-
-
-MAX_NAME = 200
 
 
 async def as_stream(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:

@@ -109,6 +109,7 @@ def _fields(body: Body, sampled: bool) -> list[tuple[str, object]]:
         raise _NotRepeatableError
     if not sampled and fields.get("temperature", 0) != 0:
         raise _NotRepeatableError
+    # Old and new name of the same field; servers prefer the new one.
     if "max_completion_tokens" not in fields and "max_tokens" in fields:
         fields["max_completion_tokens"] = fields.pop("max_tokens")
     return sorted(fields.items())

@@ -207,6 +207,7 @@ class ResponseEvents:
             yield from self._step(choice.get("delta") or {})
 
     def end(self) -> Iterator[bytes]:
+        # Clients expect at least one output item, even for an empty answer.
         if not self._items:
             yield from self._open_part("output_text")
         status = "incomplete" if _incomplete_reason(self._finish) else "completed"

@@ -152,6 +152,7 @@ class ChatClient:
         self, fields: Fields, encode: Encode, attempt: Callable[[_Body], Awaitable[Result]]
     ) -> Result:
         """Send the fields, in another dialect if the server rejects one; keep what it accepts."""
+        # A local copy: concurrent requests may try other dialects meanwhile.
         dialect = self._dialect
         while True:
             body = _Body(dialect.spell(fields), encode)
@@ -406,6 +407,7 @@ class Attempt:
         """Close a half-open breaker at the first event of a stream, before its end."""
         if self is self._breaker._probe:
             self._breaker._close()
+            # The rest of this stream counts in the closed state that it caused.
             self.epoch = self._breaker._epoch
 
     def __enter__(self) -> Attempt:

@@ -104,6 +104,7 @@ class Connections:
         connection = self._by_loop.get(loop)
         if connection is None or connection.session.closed:
             session = aiohttp.ClientSession(
+                # `slots` limit the requests: a wait in aiohttp's queue would count towards `total`.
                 connector=aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(
                     total=self.timeout, sock_connect=min(self.timeout, CONNECT_SECONDS)

@@ -90,6 +90,7 @@ class Ledger:
         """Add an entry. Takes microseconds; callable from any thread."""
         cost = dollars(entry.cost_usd)
         with self._lock:
+            # Under one lock: a flush takes the entry and its cost together or neither.
             self._entries.append(entry)
             if cost:
                 key = (self._month_at(entry.time), entry.account)
@@ -166,6 +167,7 @@ class Ledger:
             with self._lock:
                 self._stored = _merged(self._stored, self._writing)
                 self._writing = {}
+            # Without `_lock`, which every request needs to read its spending.
             stored = self._file.spent_since(month_of(self._clock()))
             with self._lock:
                 self._stored = stored
@@ -183,6 +185,7 @@ class Ledger:
 
     def close(self) -> None:
         """Write the waiting rows and stop. Rows that cannot be written are lost and logged."""
+        # First, so that a long `prune` ends after its current batch.
         self._closed.set()
         self._writer.close()
         # The thread has ended: rows added since then are written here.

@@ -134,6 +134,7 @@ class Limiter:
 
     def admit(self, account: Account) -> float | None:
         """Return None for an admitted request, else the seconds to wait. Raises `BudgetError`."""
+        # First: a request without budget takes no token from the bucket.
         self._check_spent(account, 0.0)
         if (limit := account.requests_per_minute) is None:
             return None
@@ -153,6 +154,8 @@ class Limiter:
         account, budget = hold.account, hold.account.usd_per_month
         if budget is None:
             return
+        # Paid calls of requests in progress have no ledger entry yet: add those of this request
+        # here, and those of others below through `usd`.
         spent = self._check_spent(account, hold.paid)
         others = sum(one.usd for one in self._holds[account.id] if one is not hold)
         # Without other reservations any call is admitted: else a large one would never fit.
@@ -308,4 +311,5 @@ class Access:
                 code="too_many_namespaces",
                 hint="use one of them, or ask the operator for a key with --max-namespaces",
             )
+        # Claims are never taken back, so a success needs no second look at the database.
         self._claimed.add(claimed)

@@ -125,6 +125,7 @@ class NamespaceOpener:
     metrics: Metrics
     ledger: Ledger
     decoding: DecodeBudget
+    # Gates outlive open namespaces: a shadow call may end after its namespace was evicted.
     _gates: dict[str, BenefitGate] = field(default_factory=dict)
     _logged: set[str] = field(default_factory=set)
 
@@ -322,12 +323,14 @@ class NamespacePool:
 
     def counts(self) -> dict[str, int]:
         """Return the number of examples of each open namespace. Blocks."""
+        # A copy: this runs in a thread while the event loop changes the dict.
         done = {name: one.result() for name, one in list(self._opened.items()) if one.done()}
         return {name: len(base) for name, (_, base) in done.items()}
 
     async def aclose(self) -> None:
         """Close all namespaces, even those that a request still uses. Stored examples are
         durable."""
+        # A thread that opens a namespace cannot be stopped: wait, then close what it opened.
         await asyncio.gather(*self._opened.values(), return_exceptions=True)
         self._opened.clear()
         for ending in self._endings:

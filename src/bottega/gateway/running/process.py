@@ -173,6 +173,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._admission.closing = True
+        # A signal handler may run while the loop sleeps; this call also wakes the loop.
         self._loop.call_soon_threadsafe(self._drain)
 
     def _on_sighup(self) -> None:
@@ -183,6 +184,7 @@ class DrainingServer(uvicorn.Server):
 
     def _drain(self) -> None:
         log.info("draining: %d requests under way", self._admission.under_way)
+        # The attribute keeps the task alive: the loop holds tasks by weak references only.
         self._draining = asyncio.ensure_future(self._drained())
 
     async def _drained(self) -> None:

@@ -151,6 +151,7 @@ class Admission:
         elif self.under_way >= self.most:
             await error_response(FULL)(scope, receive, send)
         else:
+            # No await since the comparison: two requests cannot take the same last slot.
             self.under_way += 1
             try:
                 await self._app(scope, receive, send)
