@@ -38,7 +38,7 @@ from bottega.types import Answer, Candidate, Completion, Example, Message
 LABELS = ["zero", "Straße nach Süden", "犬", "a_much-longer label, with (punctuation) 12.5 %"]
 PROMPT = InterleavedPrompter(show_choices=False)
 BRIEF = InterleavedPrompter(show_choices=False, repeat_question=False)
-MOST = {"apprentice": (8_000_000, 4_000_000), "master": (24_000_000, 12_000_000)}
+MAX_BYTES = {"apprentice": (8_000_000, 4_000_000), "master": (24_000_000, 12_000_000)}
 COLOUR, SHAPE = "What colour is it?", "Which shape do you see here?"
 HOME = "What is its home?"
 SYMBOL = "What does the symbol make of them?"
@@ -119,10 +119,10 @@ async def test_no_demonstrations_means_unknown(model: TransformersGenerator) -> 
     assert await ask(model, PROMPT(question(0), [])) == "unknown"
 
 
-@pytest.mark.parametrize("name", MOST)
+@pytest.mark.parametrize("name", MAX_BYTES)
 def test_the_folder_stays_small(name: str) -> None:
     skip_if_absent(name)
-    files, most = list(bundled_folder(name).iterdir()), MOST[name]
+    files, most = list(bundled_folder(name).iterdir()), MAX_BYTES[name]
     assert sum(file.stat().st_size for file in files) <= most[0]
     assert sum(map(parameters, (f for f in files if f.suffix == ".safetensors"))) <= most[1]
 

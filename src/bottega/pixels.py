@@ -175,7 +175,7 @@ SEQUENTIAL = {0xC0, 0xC1, 0xC9}
 WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xD8)}
 FILL = re.compile(rb"\xff+")  # any number of fill bytes may precede a marker
 # Pillow reads the bytes between segments one by one in Python: 16 KB take it about 15 ms.
-MOST_STEPS = 1 << 14
+MAX_STEPS = 1 << 14
 
 
 def has_several_scans(data: bytes) -> bool:
@@ -195,11 +195,11 @@ def has_several_scans(data: bytes) -> bool:
 
 def is_header_slow(data: bytes) -> bool:
     """Return whether markers, and bytes between segments, before the first scan are more than
-    `MOST_STEPS` together."""
+    `MAX_STEPS` together."""
     steps = 0
     for _, _, skipped in _markers(data):
         steps += 1 + skipped
-        if steps > MOST_STEPS:
+        if steps > MAX_STEPS:
             return True
     return False
 

@@ -55,7 +55,7 @@ async def test_reload_applies_settings_and_logs_the_others(
     assert gateway.limits.body_mb == 20
     assert gateway.allowed_hosts == ("gate.local",)
     assert gateway.more_fields == {"guided_choice"}
-    assert (gateway_server.app.most, gateway.completer.finish_seconds) == (5, 9.0)
+    assert (gateway_server.app.limit, gateway.completer.finish_seconds) == (5, 9.0)
     assert (before, gateway_server.tier_set.prices("qwen", Usage(1_000_000, 0))) == (1.0, 7.0)
     team = Account("1", "team")
     access.check_tiers(team, ["large"])

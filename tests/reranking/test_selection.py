@@ -17,7 +17,7 @@ from bottega.reranking import (
     MMRReranker,
     TopKReranker,
 )
-from bottega.reranking.selection import MOST_SHOWN, check_depth
+from bottega.reranking.selection import MAX_SHOWN, check_depth
 from bottega.types import Candidate, Query
 from tests.builders import QUESTION, candidates, example, solid_image
 
@@ -66,11 +66,11 @@ async def test_a_negative_number_of_candidates_is_refused(rerank: Reranker) -> N
 
 def test_the_depth_of_a_search_is_limited_by_json_nesting() -> None:
     check_depth(0)
-    check_depth(MOST_SHOWN)
+    check_depth(MAX_SHOWN)
     with pytest.raises(
-        SettingError, match=f"at most {MOST_SHOWN} demonstrations, got {MOST_SHOWN + 1}"
+        SettingError, match=f"at most {MAX_SHOWN} demonstrations, got {MAX_SHOWN + 1}"
     ):
-        check_depth(MOST_SHOWN + 1)
+        check_depth(MAX_SHOWN + 1)
 
 
 GATE_QUERY = Query("q")

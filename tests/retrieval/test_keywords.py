@@ -17,7 +17,7 @@ from bottega.retrieval import (
     stored_keywords,
     tag_keywords,
 )
-from bottega.retrieval.keywords import MOST_WORDS, read_keywords
+from bottega.retrieval.keywords import MAX_WORDS, read_keywords
 from bottega.types import Candidate, Example, Query
 from tests.builders import solid_image
 
@@ -49,7 +49,7 @@ def test_any_reply_gives_few_short_different_keywords(reply: str, count: int) ->
     keywords = read_keywords(reply, count)
     assert len(keywords) <= count
     assert len({keyword.casefold() for keyword in keywords}) == len(keywords)
-    assert all(k and "," not in k and len(k.split()) <= MOST_WORDS for k in keywords)
+    assert all(k and "," not in k and len(k.split()) <= MAX_WORDS for k in keywords)
 
 
 async def test_the_prompt_contains_the_text_unchanged() -> None:

@@ -220,9 +220,9 @@ class Job:
         else:
             # The highest possible cost of an example with all its candidates.
             highest = max(one.at_most_usd for one in self.run.made)
-            about, most = left * last.cost_usd, left * highest
+            about, bound = left * last.cost_usd, left * highest
             note(
-                f"{left} more: about {about:.4f} USD, up to {most:.4f} USD if each needs all its"
+                f"{left} more: about {about:.4f} USD, up to {bound:.4f} USD if each needs all its"
                 " candidates"
             )
         if not (self.asks and at_terminal()) or last.cost_usd == 0:

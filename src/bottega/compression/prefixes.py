@@ -93,8 +93,8 @@ def relative_scores(scores: Sequence[float]) -> list[float]:
             "a candidate's score is not a finite number",
             hint="use a retriever that gives each candidate a finite score",
         )
-    most = max(scores)
-    return [max(score - most, LOWEST) for score in scores]
+    highest = max(scores)
+    return [max(score - highest, LOWEST) for score in scores]
 
 
 def to_prefix(prefix: KeyValues) -> Prefix:

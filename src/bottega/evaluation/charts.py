@@ -22,9 +22,9 @@ SHAPES = (
     "M-5 -2.5h10v5h-10z",
     "M-2.5 -5h5v10h-5z",
 )
-# Steps between ticks of a share; the first one with at most MOST_TICKS ticks is used.
+# Steps between ticks of a share; the first one with at most MAX_TICKS ticks is used.
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.25)
-MOST_TICKS = 6
+MAX_TICKS = 6
 # Offset between methods, which keeps their intervals visible.
 OFFSET = 5.0
 
@@ -149,7 +149,7 @@ def _heights(
     """Return the y scale and its ticks, over the part of 0 to 1 that the intervals need."""
     points = [point for one in series for point in one.points]
     low, high = min(point.low for point in points), max(point.high for point in points)
-    step = next((step for step in STEPS if (high - low) / step <= MOST_TICKS - 1), STEPS[-1])
+    step = next((step for step in STEPS if (high - low) / step <= MAX_TICKS - 1), STEPS[-1])
     first = max(math.floor(low / step + 1e-9), 0)
     last = max(math.ceil(min(high, 1.0) / step - 1e-9), first + 1)
 
@@ -166,14 +166,14 @@ def _costs(
     inner, wide = LEFT + 24, WIDTH - RIGHT - LEFT - 48
     if not positive:
         return lambda cost: float(inner), (("0", float(inner)),)
-    least, most = min(positive), max(positive)
-    if most / least < 30:
-        ticks = _round_steps(most)
+    lowest, highest = min(positive), max(positive)
+    if highest / lowest < 30:
+        ticks = _round_steps(highest)
         return (
-            lambda cost: inner + cost / most * wide,
-            tuple((_tick(tick), inner + tick / most * wide) for tick in ticks),
+            lambda cost: inner + cost / highest * wide,
+            tuple((_tick(tick), inner + tick / highest * wide) for tick in ticks),
         )
-    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
+    low, high = math.floor(math.log10(lowest)), math.ceil(math.log10(highest))
     free = 1 if len(positive) < len(costs) else 0
 
     def position(cost: float) -> float:
@@ -185,11 +185,11 @@ def _costs(
     return position, tuple((_tick(tick), position(tick)) for tick in ticks)
 
 
-def _round_steps(most: float) -> list[float]:
-    """Return round ticks from 0 to about `most`."""
-    power = 10.0 ** math.floor(math.log10(most / 4))
-    step = next(power * n for n in (1, 2, 2.5, 5, 10) if power * n * 5 >= most)
-    return [step * i for i in range(math.floor(most / step + 1e-9) + 1)]
+def _round_steps(highest: float) -> list[float]:
+    """Return round ticks from 0 to about `highest`."""
+    power = 10.0 ** math.floor(math.log10(highest / 4))
+    step = next(power * n for n in (1, 2, 2.5, 5, 10) if power * n * 5 >= highest)
+    return [step * i for i in range(math.floor(highest / step + 1e-9) + 1)]
 
 
 def _tick(value: float) -> str:

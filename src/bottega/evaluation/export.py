@@ -83,8 +83,8 @@ def _vlmevalkit(data: Benchmark, out: Path) -> Path:
     VLMEvalKit uses the file name as the data set's name, and skips items without an image.
     """
     kind = re.sub(r"\W+", "_", data.name.partition(":")[0])
-    most = max(len(options(data, item)) for item in data.items)
-    letters = ascii_uppercase[:most]
+    max_choices = max(len(options(data, item)) for item in data.items)
+    letters = ascii_uppercase[:max_choices]
     tagged = any(_category(item) for item in data.items)
     path = out / f"bottega_{kind}.tsv"
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
@@ -93,7 +93,7 @@ def _vlmevalkit(data: Benchmark, out: Path) -> Path:
         writer.writerow((*head, "category") if tagged else head)
         for index, item in enumerate(data.items):
             chosen = options(data, item)
-            offered = [chosen[i] if i < len(chosen) else "" for i in range(most)]
+            offered = [chosen[i] if i < len(chosen) else "" for i in range(max_choices)]
             row = (index, _encoded(item), item.query.text, *offered, _letter(chosen, item.answer))
             writer.writerow((*row, _category(item)) if tagged else row)
     return path

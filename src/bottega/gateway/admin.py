@@ -281,13 +281,13 @@ class _Admin:
         return self.open_cache(_namespace(request))
 
 
-async def _stream(request: Request, most: int) -> AsyncIterator[bytes]:
+async def _stream(request: Request, limit: int) -> AsyncIterator[bytes]:
     length = 0
     async for chunk in request.stream():
         length += len(chunk)
-        if length > most:
+        if length > limit:
             raise ApiError(
-                f"the body is longer than {most:,} bytes",
+                f"the body is longer than {limit:,} bytes",
                 status=413,
                 hint="send it in several parts",
             )
@@ -295,12 +295,12 @@ async def _stream(request: Request, most: int) -> AsyncIterator[bytes]:
 
 
 async def _read_object(
-    request: Request, fields: Mapping[str, tuple[type, ...]], most: int
+    request: Request, fields: Mapping[str, tuple[type, ...]], limit: int
 ) -> dict[str, Any]:
     """Read a JSON object with no other fields than these. A field with null counts as absent.
     Raises `ApiError`."""
     try:
-        row = orjson.loads(b"".join([chunk async for chunk in _stream(request, most)]))
+        row = orjson.loads(b"".join([chunk async for chunk in _stream(request, limit)]))
     except orjson.JSONDecodeError as error:
         raise ApiError(f"the body is not JSON: {error.msg}", hint="send an object") from error
     if not isinstance(row, dict):
@@ -318,11 +318,11 @@ async def _read_object(
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _query_number(request: Request, name: str, default: int, most: int) -> int:
+def _query_number(request: Request, name: str, default: int, limit: int) -> int:
     text = request.query_params.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= limit):
         raise ApiError(
-            f"{name} must be a whole number from 0 to {most}, got {text[:40]!a}",
+            f"{name} must be a whole number from 0 to {limit}, got {text[:40]!a}",
             param=name,
             hint="use a number in this range, or leave it out",
         )

@@ -132,8 +132,8 @@ class Bill:
             longest = min(
                 self.estimates.longest(call.model), MAX_LONGEST_FACTOR * call.served.output_tokens
             )
-            most = Usage(self._max_prompt(call), allowed_output(call, longest))
-            self.record.hold.reserve(self.price(call.model, most) or 0.0)
+            largest_usage = Usage(self._max_prompt(call), allowed_output(call, longest))
+            self.record.hold.reserve(self.price(call.model, largest_usage) or 0.0)
 
     def paid(self, call: UpstreamCall, usage: Usage | None, seconds: float | None = None) -> None:
         """Book a call by the usage that the upstream reported. `seconds` is the time of a complete

@@ -169,8 +169,8 @@ class Limits(BodyLimits):
         try:
             image = Image.from_data_url("data:" + url[5:])
         except TooManyPixelsError as error:
-            most = min(self.image_pixels, MAX_PIXELS)
-            message = f"The image has more than {most:,} pixels."
+            max_pixels = min(self.image_pixels, MAX_PIXELS)
+            message = f"The image has more than {max_pixels:,} pixels."
             raise image_error(message, param, error.hint) from error
         except ImageError as error:
             raise image_error(f"Invalid image: {error}.", param, error.hint) from error

@@ -103,10 +103,10 @@ class OpenAIGenerator:
     async def _samples(self, prompt: Prompt, sampling: Sampling) -> Samples:
         """Return `n` samples. Many servers ignore `n`: missing samples are requested in equal
         pieces, concurrently."""
-        most = sampling.n if self._many_choices else 1
-        found, usage = await self._call(prompt, _piece(sampling, 0, most))
+        max_choices = sampling.n if self._many_choices else 1
+        found, usage = await self._call(prompt, _piece(sampling, 0, max_choices))
         while (missing := sampling.n - len(found)) > 0:
-            size, first = max(1, min(most, len(found))), len(found)
+            size, first = max(1, min(max_choices, len(found))), len(found)
             starts = range(first, first + missing, size)
             pieces = (self._call(prompt, _piece(sampling, start, size)) for start in starts)
             for more, spent in await gather_or_cancel(pieces):

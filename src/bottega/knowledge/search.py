@@ -25,7 +25,7 @@ MAX_FILTERS = 64
 MAX_DELETED = 1000
 
 
-MOST_BYTES = 64 << 20
+MAX_CACHE_BYTES = 64 << 20
 BYTES_BESIDE_IMAGES = 2048
 # An image may cache its pixels and its base64 text beside its bytes.
 BYTES_PER_PIXEL = 3
@@ -36,8 +36,8 @@ class ExampleCache:
     """Bounded cache of examples by key. A key always denotes the same content, so no entry can be
     stale."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._bytes = 0
         self._examples: dict[int, Example] = {}
         self._lock = Lock()
@@ -50,18 +50,18 @@ class ExampleCache:
     def __len__(self) -> int:
         return len(self._examples)
 
-    def keep(self, examples: Mapping[int, Example], most: int) -> None:
-        """Add examples; beyond `most` entries, clear the cache first, because most entries were
+    def keep(self, examples: Mapping[int, Example], limit: int) -> None:
+        """Add examples; beyond `limit` entries, clear the cache first, because most entries were
         deleted."""
         with self._lock:
-            if len(self._examples) + len(examples) > most:
+            if len(self._examples) + len(examples) > limit:
                 self._examples.clear()
                 self._bytes = 0
             for key, example in examples.items():
                 if key not in self._examples:
                     self._examples[key] = example
                     self._bytes += _size(example)
-            while self._bytes > self._most_bytes:
+            while self._bytes > self._max_bytes:
                 oldest = next(iter(self._examples))
                 self._bytes -= _size(self._examples.pop(oldest))
 
@@ -151,7 +151,7 @@ class Searcher:
             own = None
             if excluded_for is not None:
                 own = [self._rows.excluded_keys(query, scope.exclude) for query in excluded_for]
-            allowed = self._allowed_keys(scope.where, scope.within, most=len(index))
+            allowed = self._allowed_keys(scope.where, scope.within, limit=len(index))
             searched = index.watermark
             hits = index.search(vectors, k, allowed=allowed, excluded=own)
             candidates = self._candidates(hits, len(index))
@@ -218,15 +218,15 @@ class Searcher:
         follower.close(keep=False)
 
     def _allowed_keys(
-        self, where: Filter | None, within: Collection[str] | None, most: int
+        self, where: Filter | None, within: Collection[str] | None, limit: int
     ) -> Keys | None:
-        keys = None if where is None else self._filter_keys(where, most)
+        keys = None if where is None else self._filter_keys(where, limit)
         if within is not None:
             chosen = np.fromiter(self._rows.keys(within).values(), np.int64)
             keys = chosen if keys is None else np.intersect1d(chosen, keys)
         return keys
 
-    def _filter_keys(self, where: Filter, most: int) -> Keys:
+    def _filter_keys(self, where: Filter, limit: int) -> Keys:
         """Return the keys that match. Rows never change, so only new rows are tested; the index
         ignores deleted ones."""
         with self._lock:
@@ -235,7 +235,7 @@ class Searcher:
                 self._filters.put(where, cached := ResolvedFilter())
             seq = self._rows.last_seq()
             if cached.seq != seq:
-                if len(cached.keys) > MAX_DELETED + 2 * most:  # most of them have been deleted
+                if len(cached.keys) > MAX_DELETED + 2 * limit:  # most of them have been deleted
                     cached.last, cached.keys = 0, np.empty(0, np.int64)
                 # Read before the rows: a row added in between is tested again, not missed.
                 last = self._rows.last_key()
@@ -254,7 +254,7 @@ class Searcher:
             # Keys are never reused, so a missing row has been deleted.
             if len(fetched) < len(missing):
                 return None
-            self._recent.keep(fetched, most=living + MAX_DELETED)
+            self._recent.keep(fetched, limit=living + MAX_DELETED)
             examples |= fetched
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
 

@@ -357,8 +357,8 @@ class _Parser:
 
     def _add_content(self, text: str, where: str, position: object) -> None:
         self._text_characters += len(text)
-        if self._text_characters > (most := self._limits.text_characters):
-            problem = f"more than {most:,} characters of text"
+        if self._text_characters > (limit := self._limits.text_characters):
+            problem = f"more than {limit:,} characters of text"
             above_limit(where.format(position), problem, "string_above_max_length")
         self._add_text(text)
 

@@ -140,10 +140,10 @@ def _parsed(payload: bytes) -> dict[str, object]:
     return cast(dict[str, object], chunk)
 
 
-def _add(whole: dict[str, object], piece: Mapping[str, object]) -> None:
+def _add(merged: dict[str, object], piece: Mapping[str, object]) -> None:
     for name, value in piece.items():
         if value is not None:
-            whole[name] = _joined(whole.get(name), value, name)
+            merged[name] = _joined(merged.get(name), value, name)
 
 
 def _joined(old: object, new: object, name: str) -> object:
@@ -152,23 +152,23 @@ def _joined(old: object, new: object, name: str) -> object:
     if isinstance(old, list) and isinstance(new, list):
         return _joined_lists(old, new)
     if isinstance(old, dict) and isinstance(new, dict):
-        whole = dict(old)
-        _add(whole, new)
-        return whole
+        merged = dict(old)
+        _add(merged, new)
+        return merged
     return new
 
 
 def _joined_lists(old: list[object], new: list[object]) -> list[object]:
     """Join tool calls, which come in pieces, by their index; append everything else."""
-    whole = list(old)
+    merged = list(old)
     positions = {_index(value): position for position, value in enumerate(old)}
     for value in new:
         position = None if (index := _index(value)) is None else positions.get(index)
         if position is None:
-            whole.append(value)
+            merged.append(value)
         else:
-            whole[position] = _joined(whole[position], value, "")
-    return whole
+            merged[position] = _joined(merged[position], value, "")
+    return merged
 
 
 def _index(value: object) -> int | None:

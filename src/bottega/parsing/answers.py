@@ -297,11 +297,11 @@ def _split(text: str, index: ChoiceIndex) -> tuple[str, ...] | None:
     """
     parts = SEPARATORS.split(text)  # captured separators are at the odd indices
     # An upper bound: each separator is at least one character of a choice.
-    most = 2 * max(map(len, index.texts)) + 1
+    max_length = 2 * max(map(len, index.texts)) + 1
     found: list[str] = []
     start = 0
     while start < len(parts):
-        for end in range(min(len(parts), start + most), start, -2):
+        for end in range(min(len(parts), start + max_length), start, -2):
             label = _listed("".join(parts[start:end]), index)
             if label is not None:
                 found.append(label)

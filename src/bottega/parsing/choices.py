@@ -77,9 +77,9 @@ class ChoiceParser:
             labels = (last,) if last else ()
             return Answer(last, bool(last), labels, sure if last else None, rationale)
         options = dict(zip(ascii_uppercase, query.choices, strict=False))
-        said = self._chosen(last, options) or self._chosen(reply, options)
-        if said is not None:
-            return Answer(said, labels=(said,), confidence=sure, rationale=rationale)
+        chosen = self._chosen(last, options) or self._chosen(reply, options)
+        if chosen is not None:
+            return Answer(chosen, labels=(chosen,), confidence=sure, rationale=rationale)
         if self.unparsable == "none":
             return Answer(last, valid=False, rationale=rationale)
         sampled = random.Random(f"{self.seed} {query.id or query.text}").choice(query.choices)
@@ -135,10 +135,10 @@ def _alone(text: str, options: Options) -> str | None:
     named = find_choice(text, tuple(dict.fromkeys(options.values())))
     if named is not None:
         return named
-    said = normalize(text)
+    chosen = normalize(text)
     for letter, option in options.items():
         both = (f"{letter}{mark} {option}" for mark in (".", ")", ":"))
-        if said in map(normalize, (letter, *both)):
+        if chosen in map(normalize, (letter, *both)):
             return option
     return None
 
@@ -203,12 +203,12 @@ class RationaleParser:
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
         reply = FENCE.sub("", strip_thinking(completion.text)).strip()
-        thought, said, reason = _parts(reply)
-        if said == reply:
+        thought, chosen, reason = _parts(reply)
+        if chosen == reply:
             return self._parse(query, replace(completion, text=reply))
-        answer = self._parse(query, replace(completion, text=said))
-        first = SENTENCE_END.split(said, maxsplit=1)[0]
-        if not answer.valid and first != said:
+        answer = self._parse(query, replace(completion, text=chosen))
+        first = SENTENCE_END.split(chosen, maxsplit=1)[0]
+        if not answer.valid and first != chosen:
             answer = self._parse(query, replace(completion, text=first))
         why = "\n".join(part for part in (thought, reason) if WORDS.search(part))
         return replace(answer, rationale=why or answer.rationale)
@@ -217,17 +217,17 @@ class RationaleParser:
 def _parts(reply: str) -> tuple[str, str, str]:
     """Split a reply into thoughts, answer and reasons."""
     final = next(reversed(list(FINAL.finditer(reply))), None)
-    thought, said = (reply[: final.start()], reply[final.end() :]) if final else ("", reply)
+    thought, chosen = (reply[: final.start()], reply[final.end() :]) if final else ("", reply)
     reason = ""
-    for mark in BECAUSE.finditer(said):
-        if WORDS.search(said[: mark.start()]):  # a reason before the answer is no reason for it
-            said, reason = said[: mark.start()], said[mark.end() :]
+    for mark in BECAUSE.finditer(chosen):
+        if WORDS.search(chosen[: mark.start()]):  # a reason before the answer is no reason for it
+            chosen, reason = chosen[: mark.start()], chosen[mark.end() :]
             break
-    phrases = list(ANSWER_PHRASE.finditer(said))
-    if phrases and (final or reason or THOUGHT.search(said)):
-        thought += said[: phrases[-1].start()]
-        said = said[phrases[-1].end() :]
-    return THOUGHT.sub("", thought).strip(), said.strip(), reason.strip()
+    phrases = list(ANSWER_PHRASE.finditer(chosen))
+    if phrases and (final or reason or THOUGHT.search(chosen)):
+        thought += chosen[: phrases[-1].start()]
+        chosen = chosen[phrases[-1].end() :]
+    return THOUGHT.sub("", thought).strip(), chosen.strip(), reason.strip()
 
 
 def most_frequent(answers: Sequence[Answer]) -> Answer:

@@ -317,6 +317,6 @@ class JointChoiceSearch:
 
 def log_softmax(scores: Sequence[float]) -> list[float]:
     """Return the log softmax of at least one score."""
-    most = max(scores)
-    total = most + math.log(sum(math.exp(score - most) for score in scores))
+    highest = max(scores)
+    total = highest + math.log(sum(math.exp(score - highest) for score in scores))
     return [score - total for score in scores]

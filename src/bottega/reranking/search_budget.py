@@ -96,10 +96,10 @@ class BudgetedGenerator:
         key = prompt, sampling
         request = self._requests.get(key)
         if request is None:
-            most = 0
+            reserved = 0
             if self._tokens_left is not None:
-                most = sampling.n * (self._count(prompt) + sampling.max_tokens)
-            price = ReservedCost(sampling.n, most)
+                reserved = sampling.n * (self._count(prompt) + sampling.max_tokens)
+            price = ReservedCost(sampling.n, reserved)
             self._pay(price)  # before any await: two requests cannot both take the last budget
             work = self._send(prompt, sampling, price.tokens)
             request = SharedTask(work, lambda: self._requests.pop(key, None))
@@ -139,9 +139,9 @@ class BudgetedGenerator:
 
 
 def check_budget(max_calls: int | None, max_tokens: int | None) -> None:
-    for name, most in (("max_calls", max_calls), ("max_tokens", max_tokens)):
-        if most is not None:
-            check_count(name, most)
+    for name, reserved in (("max_calls", max_calls), ("max_tokens", max_tokens)):
+        if reserved is not None:
+            check_count(name, reserved)
 
 
 async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:

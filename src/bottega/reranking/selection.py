@@ -15,7 +15,7 @@ from bottega.errors import NotFoundError, SettingError, check_count, check_fract
 from bottega.protocols import Candidates, Reranker, Vectors
 from bottega.types import Candidate, Query
 
-MOST_SHOWN = 100
+MAX_SHOWN = 100
 DemonstrationOrder = Literal["nearest-last", "nearest-first", "shuffled"]
 
 
@@ -39,10 +39,10 @@ class TopKReranker:
 def check_depth(k: int) -> None:
     """Raise `SettingError` for a branch too deep for the nested JSON of a recorded tree."""
     check_count("k", k, 0)
-    if k > MOST_SHOWN:
+    if k > MAX_SHOWN:
         raise SettingError(
-            f"a search must select at most {MOST_SHOWN} demonstrations, got {k}",
-            hint=f"show {MOST_SHOWN} or fewer, or use no search",
+            f"a search must select at most {MAX_SHOWN} demonstrations, got {k}",
+            hint=f"show {MAX_SHOWN} or fewer, or use no search",
         )
 
 

@@ -373,7 +373,7 @@ class TreeSearchRun:
             for one, other in combinations(answers, 2)
         )
 
-    def _next_leaves(self, most: int) -> list[TreeNode]:
+    def _next_leaves(self, limit: int) -> list[TreeNode]:
         """Return the leaves of the next batch.
 
         Its size fits the budget by the cost of earlier branches; otherwise the search could start
@@ -381,7 +381,7 @@ class TreeSearchRun:
         """
         prices = self.price.values()
         price = ReservedCost(sum(one.calls for one in prices), sum(one.tokens for one in prices))
-        size = min(most, self.how.parallel, max(1, self.budgeted.room(price)))
+        size = min(limit, self.how.parallel, max(1, self.budgeted.room(price)))
         chosen = [self.tree.sample() for _ in range(int(size))]
         return [leaf for leaf in chosen if leaf is not None]
 

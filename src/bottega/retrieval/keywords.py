@@ -17,7 +17,7 @@ from bottega.retrieval.bm25 import tokenize
 from bottega.types import Candidate, Example, Message, Prompt, Query, Sampling
 
 TAG = "keywords"
-MOST_WORDS = 6
+MAX_WORDS = 6
 
 REQUEST = """\
 Extract the {count} most important keywords or key phrases from the text below. Answer with the \
@@ -138,7 +138,7 @@ def distinct(keywords: Iterable[str], count: int) -> tuple[str, ...]:
     """Return the first `count` keywords that differ in more than case, as first written."""
     kept: dict[str, str] = {}
     for keyword in keywords:
-        if keyword and len(keyword.split()) <= MOST_WORDS:
+        if keyword and len(keyword.split()) <= MAX_WORDS:
             kept.setdefault(keyword.casefold(), keyword)
     return tuple(kept.values())[:count]
 

@@ -49,8 +49,10 @@ def _is_open_match(reply: str, golds: Sequence[str]) -> bool:
     right = [form for gold in golds for form in open_forms(gold)]
     texts = [form for form in right if isinstance(form, str)]
     return any(
-        any(gold in said for gold in texts) if isinstance(said, str) else said in right
-        for said in open_candidates(reply)
+        any(gold in predicted for gold in texts)
+        if isinstance(predicted, str)
+        else predicted in right
+        for predicted in open_candidates(reply)
     )
 
 
@@ -75,9 +77,9 @@ class MathVisionAccuracy:
         named = [choice for choice in choices if _bare(choice) == _bare(answer.text)]
         if named:
             return float(item.answer in named)
-        said = (answer.text, answer.text.replace(r"\approx", "=").rpartition("=")[2])
+        predicted = (answer.text, answer.text.replace(r"\approx", "=").rpartition("=")[2])
         others = [choice for choice in choices if choice != item.answer]
-        return float(_is_one(said, _ways(item)) and not _is_one(said, others))
+        return float(_is_one(predicted, _ways(item)) and not _is_one(predicted, others))
 
     def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         return mean([one.score for one in judged], seed=seed)
@@ -90,13 +92,13 @@ def _ways(item: Example) -> list[str]:
     return [item.answer, *letters]
 
 
-def _is_one(said: Sequence[str], texts: Sequence[str]) -> bool:
-    return any(equal(text, one) for text in texts for one in said)
+def _is_one(predicted: Sequence[str], texts: Sequence[str]) -> bool:
+    return any(equal(text, one) for text in texts for one in predicted)
 
 
-def equal(gold: str, said: str) -> bool:
+def equal(gold: str, predicted: str) -> bool:
     """Compare two answers; empty texts never match."""
-    ours, theirs = _bare(gold), _bare(said)
+    ours, theirs = _bare(gold), _bare(predicted)
     if not ours or not theirs:
         return False
     if ours == theirs:

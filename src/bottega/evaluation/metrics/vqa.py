@@ -75,7 +75,7 @@ ENOUGH = 3
 
 
 class Agreement(Protocol):
-    def __call__(self, said: str, golds: Sequence[str], /) -> float: ...
+    def __call__(self, reply: str, golds: Sequence[str], /) -> float: ...
 
 
 class AnnotatorAgreement:
@@ -132,24 +132,24 @@ def leave_one_out(matches: int, annotators: int) -> float:
     return (by_those + by_the_others) / annotators
 
 
-def _original(said: str, golds: Sequence[str], /) -> float:
-    said, golds = one_line(said), [one_line(gold) for gold in golds]
+def _original(reply: str, golds: Sequence[str], /) -> float:
+    reply, golds = one_line(reply), [one_line(gold) for gold in golds]
     if len(set(golds)) > 1:
-        return _always_normalised(said, golds)
-    return leave_one_out(golds.count(said), len(golds))
+        return _always_normalised(reply, golds)
+    return leave_one_out(golds.count(reply), len(golds))
 
 
-def _always_normalised(said: str, golds: Sequence[str], /) -> float:
-    matches = [normalised(gold) for gold in golds].count(normalised(said))
+def _always_normalised(reply: str, golds: Sequence[str], /) -> float:
+    matches = [normalised(gold) for gold in golds].count(normalised(reply))
     return leave_one_out(matches, len(golds))
 
 
-def _exactly(said: str, golds: Sequence[str], /) -> float:
-    return min(1.0, list(golds).count(said) / ENOUGH)
+def _exactly(reply: str, golds: Sequence[str], /) -> float:
+    return min(1.0, list(golds).count(reply) / ENOUGH)
 
 
-def _exactly_normalised(said: str, golds: Sequence[str], /) -> float:
-    return _exactly(normalised(said), [normalised(gold) for gold in golds])
+def _exactly_normalised(reply: str, golds: Sequence[str], /) -> float:
+    return _exactly(normalised(reply), [normalised(gold) for gold in golds])
 
 
 _VQA: Mapping[Variant, Agreement] = {
@@ -170,8 +170,8 @@ def vizwiz_accuracy(references: References) -> AnnotatorAgreement:
     return AnnotatorAgreement("vizwiz_accuracy", references, _agreement)
 
 
-def _agreement(said: str, golds: Sequence[str], /) -> float:
-    return leave_one_out(list(golds).count(normalised(said)), len(golds))
+def _agreement(reply: str, golds: Sequence[str], /) -> float:
+    return leave_one_out(list(golds).count(normalised(reply)), len(golds))
 
 
 class Answerability:
@@ -214,8 +214,8 @@ def _f1(
     positive: NDArray[np.float64], suspicion: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return one value for each row of item weights."""
-    said = (suspicion > 0).astype(np.float64)
-    both, either = weights @ (positive * said), weights @ (positive + said)
+    reply = (suspicion > 0).astype(np.float64)
+    both, either = weights @ (positive * reply), weights @ (positive + reply)
     return np.divide(2 * both, either, out=np.zeros_like(both), where=either > 0)
 
 

@@ -153,7 +153,7 @@ def _escaped(text: str) -> str:
 
 SCRIPTS = ("comparison.js", "items.js")
 HERE = "bottega.evaluation.report"
-MOST_ERRORS = 8
+MAX_ERRORS = 8
 # Settings shown first.
 FIRST = ("model", "seed", "prompt", "order", "retrieve", "embedder")
 
@@ -222,7 +222,7 @@ def _section_view(section: Section) -> SectionView:
         published,
         list(dict.fromkeys(one.column for one in beside)),
         _settings(section),
-        errors.most_common(MOST_ERRORS),
+        errors.most_common(MAX_ERRORS),
     )
 
 
@@ -238,11 +238,11 @@ def _settings(section: Section) -> dict[str, list[Any]]:
     """Return the settings by name, one value for each run, without those in the section's head."""
     runs = section.runs.values()
     names = dict.fromkeys([*FIRST, *(name for run in runs for name in run.settings)])
-    said = ("benchmark", "metrics")
+    shown_above = ("benchmark", "metrics")
     return {
         name: [run.settings.get(name) for run in runs]
         for name in names
-        if name not in said and any(name in run.settings for run in runs)
+        if name not in shown_above and any(name in run.settings for run in runs)
     }
 
 

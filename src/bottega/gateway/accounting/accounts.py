@@ -147,15 +147,15 @@ class Accounts:
             raise NotFoundError("no key has this id", hint="run bottega keys ls for the ids")
         return self._accounts[id][0]
 
-    def claim_namespace(self, id: str, namespace: str, most: int) -> bool:
-        """Record that the key uses this namespace. Return False if it has already used `most` other
-        namespaces, in any process that shares the file."""
+    def claim_namespace(self, id: str, namespace: str, limit: int) -> bool:
+        """Record that the key uses this namespace. Return False if it has already used `limit`
+        other namespaces, in any process that shares the file."""
         with self._lock, GATEWAY_DB.translated(path_text(self.path)):
             self._connection.execute(
                 # Count and insert in one statement: other processes claim at the same time.
                 "INSERT OR IGNORE INTO namespaces SELECT ?1, ?2"
                 " WHERE (SELECT count(*) FROM namespaces WHERE account = ?1) < ?3",
-                (id, namespace, most),
+                (id, namespace, limit),
             )
             found = self._connection.execute(
                 "SELECT 1 FROM namespaces WHERE account = ? AND namespace = ?", (id, namespace)

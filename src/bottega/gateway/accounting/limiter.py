@@ -239,17 +239,17 @@ class Access:
     process only. `claim` records that an account uses a namespace, up to a maximum number of them;
     it returns False at the maximum, and blocks."""
 
-    claim: Callable[[str, str, int], bool] = lambda account, namespace, most: True
+    claim: Callable[[str, str, int], bool] = lambda account, namespace, limit: True
     defaults: KeyDefaults = field(default_factory=KeyDefaults)
     _under_way: Counter[str] = field(default_factory=Counter)
     _claimed: set[tuple[str, str]] = field(default_factory=set)
 
     def enter(self, account: Account) -> None:
         """Count a request of the key; call `leave` when it ends. Raises `ApiError` (429)."""
-        most = account.max_concurrent or self.defaults.max_concurrent
-        if self._under_way[account.id] >= most:
+        limit = account.max_concurrent or self.defaults.max_concurrent
+        if self._under_way[account.id] >= limit:
             raise ApiError(
-                f"this key has reached its limit of concurrent requests, {most}",
+                f"this key has reached its limit of concurrent requests, {limit}",
                 status=429,
                 type="rate_limit_error",
                 code="too_many_concurrent_requests",
@@ -300,12 +300,12 @@ class Access:
             return
         if claimed in self._claimed:
             return
-        most = account.max_namespaces
-        most = self.defaults.max_namespaces if most is None else most
+        limit = account.max_namespaces
+        limit = self.defaults.max_namespaces if limit is None else limit
         # The database counts, since other processes claim namespaces of the same key.
-        if not await asyncio.to_thread(self.claim, account.id, namespace, most):
+        if not await asyncio.to_thread(self.claim, account.id, namespace, limit):
             raise ApiError(
-                f"this key has reached its limit of namespaces below its own, {most}",
+                f"this key has reached its limit of namespaces below its own, {limit}",
                 status=403,
                 type="permission_error",
                 code="too_many_namespaces",

@@ -222,9 +222,9 @@ class NamespaceOpener:
         search: Retriever = DenseRetriever(partial(base.search, exclude="same-question"))
         if self.config.cache.retrieve == "bm25":
             search = BM25Retriever(base, exclude="same-question")
-        most = max(1, *(tier.shots for tier in self.tier_set.tiers))
+        max_shots = max(1, *(tier.shots for tier in self.tier_set.tiers))
         budgeted = BudgetedRetriever(search, self.decoding, self.metrics.retrieval.time)
-        return SharedRetriever(EmptyTolerantRetriever(SameContextFilter(budgeted)), min_k=most)
+        return SharedRetriever(EmptyTolerantRetriever(SameContextFilter(budgeted)), min_k=max_shots)
 
     def _pipeline(self, base: KnowledgeBase, found: SharedRetriever) -> Pipeline:
         config, tiers = self.config, self.tier_set.tiers
@@ -272,14 +272,14 @@ OpenNamespace = tuple[Tenant, KnowledgeBase]
 
 
 class NamespacePool:
-    """Pool of at most `most` open namespaces. The least recently used one is evicted, and closed
+    """Pool of at most `limit` open namespaces. The least recently used one is evicted, and closed
     once no request holds its tenant. `open_one` blocks and runs in a thread, one call at a time:
     this loads an embedder only once. Clients take turns, so a client that opens many namespaces
     does not delay the others."""
 
-    def __init__(self, open_one: Callable[[str], OpenNamespace], most: int) -> None:
+    def __init__(self, open_one: Callable[[str], OpenNamespace], limit: int) -> None:
         self._open_one = open_one
-        self._most = most
+        self._limit = limit
         self._opened: OrderedDict[str, asyncio.Future[OpenNamespace]] = OrderedDict()
         self._endings: list[weakref.finalize[..., Tenant]] = []
         self._turns = FairSemaphore(1, 1)
@@ -347,7 +347,7 @@ class NamespacePool:
         ending = weakref.finalize(tenant, self._closer.submit, _close, base, namespace)
         ending.atexit = False  # the executor accepts no work at exit
         self._endings = [*(one for one in self._endings if one.alive), ending]
-        while len(self._opened) > self._most:
+        while len(self._opened) > self._limit:
             self._opened.popitem(last=False)
 
 

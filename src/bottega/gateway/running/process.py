@@ -226,7 +226,7 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
     gateway.more_fields = frozenset(applied.limits.fields)
     gateway.completer.finish_seconds = applied.gateway.finish_seconds
     gateway.access.defaults = key_defaults(applied)
-    gateway_server.app.most = applied.gateway.max_concurrent
+    gateway_server.app.limit = applied.gateway.max_concurrent
     log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
     if waiting := list(_changed(applied, new)):
         log.warning("changed settings that need a restart: %s", ", ".join(waiting))

@@ -127,9 +127,9 @@ class Admission:
     """ASGI wrapper that rejects requests above a maximum, with an error of the OpenAI API. Probes
     are always admitted; `/readyz` fails while it is `closing`."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], most: int) -> None:
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], limit: int) -> None:
         self._app = app
-        self.most = most
+        self.limit = limit
         self.under_way = 0
         self.closing = False
         self._empty = asyncio.Event()
@@ -148,7 +148,7 @@ class Admission:
             await error_response(CLOSING)(scope, receive, send)
         elif scope["path"] in PROBE_PATHS:
             await self._app(scope, receive, send)
-        elif self.under_way >= self.most:
+        elif self.under_way >= self.limit:
             await error_response(FULL)(scope, receive, send)
         else:
             # No await since the comparison: two requests cannot take the same last slot.
