@@ -70,15 +70,15 @@ def test_key_with_a_concurrency_limit_leaves_slots_free(
     with run_gateway(gateway) as url, ThreadPoolExecutor(8) as clients:
         endpoint.answers = [slow]
         half = [clients.submit(ask, url, f"greedy {n}", key=greedy) for n in range(4)]
-        _wait_until(lambda: gateway.app.under_way == 4)
+        _wait_until(lambda: gateway.app.in_flight == 4)
         again = http_error_of(lambda: ask(url, "greedy again", key=greedy))
         assert again == (429, "too_many_concurrent_requests")
-        assert gateway.app.under_way == 4
+        assert gateway.app.in_flight == 4
         three = [clients.submit(ask, url, f"more {n}", key=more) for n in range(3)]
-        _wait_until(lambda: gateway.app.under_way == 7)
+        _wait_until(lambda: gateway.app.in_flight == 7)
         assert http_error_of(lambda: ask(url, "more again", key=more))[0] == 429
         last = clients.submit(ask, url, "other", key=other)
-        _wait_until(lambda: gateway.app.under_way == 8)
+        _wait_until(lambda: gateway.app.in_flight == 8)
         go.set()
         answers = [one.result(20)[0] for one in [*half, *three, last]]
         assert {one["choices"][0]["message"]["content"] for one in answers} == {"seven"}

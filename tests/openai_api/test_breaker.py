@@ -206,11 +206,11 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.breaker = Breaker(TOLERANCE, clock=self.clock)
-        self.under_way: set[Attempt] = set()
+        self.in_flight: set[Attempt] = set()
 
     @rule(target=attempts)
     def begin(self) -> Attempt:
-        before, many = self.breaker.state, len(self.under_way)
+        before, many = self.breaker.state, len(self.in_flight)
         try:
             attempt = self.breaker.attempt()
         except PausedError as error:
@@ -220,14 +220,14 @@ class Machine(RuleBasedStateMachine):
             assert before == "open" or many
             return Attempt(Breaker(), 0)
         assert before in ("closed", "half-open")
-        self.under_way.add(attempt)
+        self.in_flight.add(attempt)
         return attempt
 
     @rule(attempt=consumes(attempts), error=st.sampled_from([None, *OWN, *OTHERS]))
     def finish(self, attempt: Attempt, error: Exception | None) -> None:
         before = self.breaker.state
         end(attempt, error)
-        self.under_way.discard(attempt)
+        self.in_flight.discard(attempt)
         if before == "closed" and error not in OWN:
             assert self.breaker.state == "closed"
 
@@ -235,7 +235,7 @@ class Machine(RuleBasedStateMachine):
     def cancel(self, attempt: Attempt) -> None:
         before = self.breaker.state
         end(attempt, asyncio.CancelledError())
-        self.under_way.discard(attempt)
+        self.in_flight.discard(attempt)
         assert self.breaker.state == before
 
     @rule(attempt=attempts)
@@ -253,7 +253,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def idle_breaker_recovers(self) -> None:
-        if not self.under_way:
+        if not self.in_flight:
             now, self.clock.now = self.clock.now, self.clock.now + TOLERANCE.longest_pause
             assert self.breaker.state != "open"
             self.breaker.check()

@@ -218,7 +218,7 @@ async def test_invalid_answer_has_zero_reward_without_requests() -> None:
 
 
 class ConcurrencyCounter(ScriptedGenerator):
-    """Knows how many requests were under way at the same time."""
+    """Generator that records the maximum number of concurrent requests."""
 
     now = most = 0
 

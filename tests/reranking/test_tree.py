@@ -89,7 +89,7 @@ def test_the_papers_tree_by_hand() -> None:
     # s over all candidates: a (3-1)/2 = 1, b 1/2, c 0, each + 1/1000.
     a, b, c = 1 + LEAST, F(1, 2) + LEAST, LEAST
 
-    # The greedy branch and the first sampled one, which may not begin with a, are under way
+    # The greedy branch and the first sampled one, which may not begin with a, are in flight
     # together. After b, everything but b is valid.
     first = hand.tree.greedy()
     assert first is not None
@@ -206,15 +206,15 @@ def test_pending_branch_counts_as_visit_without_reward() -> None:
         assert leaf is not None
         hand.finish(leaf, reward)
     hand.given.next = [0]
-    under_way = hand.tree.sample()
-    assert under_way is not None
-    assert letters(under_way) == "ca"
-    node = under_way.parent
+    in_flight = hand.tree.sample()
+    assert in_flight is not None
+    assert letters(in_flight) == "ca"
+    node = in_flight.parent
     assert node is not None
     # c: Q 1*1/2, N 1 + 1, below a root of 3 + 1.
     assert hand.tree.uct(node) == pytest.approx(1 / 2 + math.sqrt((math.log(4) + 1) / 2) / 2)
     assert (node.value, node.visits) == (1, 1)
-    hand.tree.discard(under_way)
+    hand.tree.discard(in_flight)
     assert hand.tree.uct(node) == pytest.approx(1 + math.sqrt(math.log(3) + 1) / 2)
     assert [letters(child) for child in node.children] == ["cb"]
 

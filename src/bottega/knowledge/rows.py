@@ -262,7 +262,7 @@ class SqliteRows(Database):
 
 
 SHORTEST_PREFIX = 4
-EXAMPLES_AT_ONCE = 64
+ITERATION_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -392,7 +392,7 @@ class KnowledgeBaseReader:
     def __iter__(self) -> Iterator[Example]:
         """Yield the examples in insertion order, without those deleted during the iteration."""
         pending = iter(self._rows.ids_where())
-        while ids := list(islice(pending, EXAMPLES_AT_ONCE)):
+        while ids := list(islice(pending, ITERATION_BATCH)):
             found = self._rows.get(ids)
             yield from (found[id] for id in ids if id in found)
 

@@ -124,7 +124,7 @@ class UseCountRecorder:
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 64
+MAX_BATCH = 64
 
 
 class ExampleStore(Protocol):
@@ -156,7 +156,7 @@ class CacheRecorder:
         self._writer = BatchWriter[Example, str | None](
             partial(knowledge.replace, on_error=self._warn_error),
             name="remember",
-            max_batch=AT_ONCE,
+            max_batch=MAX_BATCH,
         )
         self._warned: set[str] = set()
 

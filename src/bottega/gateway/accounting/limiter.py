@@ -241,13 +241,13 @@ class Access:
 
     claim: Callable[[str, str, int], bool] = lambda account, namespace, limit: True
     defaults: KeyDefaults = field(default_factory=KeyDefaults)
-    _under_way: Counter[str] = field(default_factory=Counter)
+    _in_flight: Counter[str] = field(default_factory=Counter)
     _claimed: set[tuple[str, str]] = field(default_factory=set)
 
     def enter(self, account: Account) -> None:
         """Count a request of the key; call `leave` when it ends. Raises `ApiError` (429)."""
         limit = account.max_concurrent or self.defaults.max_concurrent
-        if self._under_way[account.id] >= limit:
+        if self._in_flight[account.id] >= limit:
             raise ApiError(
                 f"this key has reached its limit of concurrent requests, {limit}",
                 status=429,
@@ -256,12 +256,12 @@ class Access:
                 headers={"retry-after": "1"},
                 hint="wait until one ends, or ask the operator for a higher limit",
             )
-        self._under_way[account.id] += 1
+        self._in_flight[account.id] += 1
 
     def leave(self, account: Account) -> None:
-        self._under_way[account.id] -= 1
-        if self._under_way[account.id] <= 0:
-            del self._under_way[account.id]
+        self._in_flight[account.id] -= 1
+        if self._in_flight[account.id] <= 0:
+            del self._in_flight[account.id]
 
     def tiers_of(self, account: Account) -> tuple[str, ...]:
         if account.admin:

@@ -183,7 +183,7 @@ class DrainingServer(uvicorn.Server):
             self.handle_exit(signal.SIGHUP, None)
 
     def _drain(self) -> None:
-        log.info("draining: %d requests under way", self._admission.under_way)
+        log.info("draining: %d requests in flight", self._admission.in_flight)
         # The attribute keeps the task alive: the loop holds tasks by weak references only.
         self._draining = asyncio.ensure_future(self._drained())
 

@@ -130,14 +130,14 @@ class Admission:
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], limit: int) -> None:
         self._app = app
         self.limit = limit
-        self.under_way = 0
+        self.in_flight = 0
         self.closing = False
         self._empty = asyncio.Event()
 
     async def close(self, within: float) -> None:
         """Reject further requests and wait for those in progress, at most `within` seconds."""
         self.closing = True
-        if self.under_way:
+        if self.in_flight:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), within)
 
@@ -148,16 +148,16 @@ class Admission:
             await error_response(CLOSING)(scope, receive, send)
         elif scope["path"] in PROBE_PATHS:
             await self._app(scope, receive, send)
-        elif self.under_way >= self.limit:
+        elif self.in_flight >= self.limit:
             await error_response(FULL)(scope, receive, send)
         else:
             # No await since the comparison: two requests cannot take the same last slot.
-            self.under_way += 1
+            self.in_flight += 1
             try:
                 await self._app(scope, receive, send)
             finally:
-                self.under_way -= 1
-                if self.closing and not self.under_way:
+                self.in_flight -= 1
+                if self.closing and not self.in_flight:
                     self._empty.set()
 
 
@@ -222,7 +222,7 @@ class GatewayServer:
         )
         self.inner = app
         self.app = Admission(app, self.config.gateway.max_concurrent)
-        self.metrics.in_flight.set_function(lambda: self.app.under_way)
+        self.metrics.in_flight.set_function(lambda: self.app.in_flight)
         self.metrics.lost_rows(lambda: self.ledger.lost)
 
     def on_end(self, record: RequestRecord) -> None:

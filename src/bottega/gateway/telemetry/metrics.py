@@ -117,7 +117,7 @@ class Metrics:
         self._tallies: dict[_Key, _Tally] = {}
         self.upstream = Histogram(SECONDS)
         self.retrieval, self.store = Histogram(STAGE_SECONDS), Histogram(STAGE_SECONDS)
-        self.in_flight = self._gauge("requests_in_flight", "Requests under way")
+        self.in_flight = self._gauge("requests_in_flight", "Requests in flight")
         self._entries = self._gauge("cache_entries", "Examples in the cache", "namespace")
         self._breaker = self._gauge("breaker_state", "0 closed, 1 half-open, 2 open", "route")
         shadows = self._counter("shadow", "Comparisons with the master's answer", "agreement")
