@@ -17,6 +17,7 @@ import pytest
 
 from bottega.errors import EndpointTimeoutError, RejectedError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
+from bottega.evaluation.benchmarks.source import current_spec, read_options
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
@@ -160,6 +161,34 @@ def test_folder_of_another_run_is_rejected(tmp_path: Path) -> None:
         pass
 
 
+def test_run_with_former_option_names_is_resumed(tmp_path: Path) -> None:
+    with open_store(tmp_path, benchmark="rules:symbols=2,shown=8,asked=4"):
+        pass
+    with open_store(tmp_path, benchmark="rules:symbols=2,examples=8,queries=4"):
+        pass
+    with pytest.raises(SettingError, match="with benchmark"):
+        open_store(tmp_path, benchmark="rules:symbols=2,examples=8,queries=5")
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("attributes:kb=10,asked=5", "attributes:examples=10,queries=5"),
+        ("facts:episodes=2,asked=5", "facts:episodes=2,queries=5"),
+        ("digits", "digits"),
+        ("folder:/asked=/kb=1", "folder:/asked=/kb=1"),
+    ],
+)
+def test_former_option_names_are_replaced_in_synthetic_tasks(spec: str, expected: str) -> None:
+    assert current_spec(spec) == expected
+
+
+def test_former_option_name_is_refused_with_the_current_one() -> None:
+    with pytest.raises(SettingError, match="no option 'asked'") as caught:
+        read_options("facts", "asked=5", {"queries": 20, "episodes": 25})
+    assert caught.value.hint == "use queries"
+
+
 async def test_stored_answers_are_rescored_with_current_annotations(tmp_path: Path) -> None:
     items = tuple(
         Example(replace(item.query, id=str(index)), item.answer) for index, item in enumerate(ITEMS)
@@ -253,6 +282,7 @@ from contextlib import closing
 from pathlib import Path
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmark import Benchmark, fingerprint
+from bottega.evaluation.benchmarks.source import current_spec, read_options
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome

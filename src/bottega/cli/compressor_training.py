@@ -35,6 +35,7 @@ from bottega.evaluation import benchmark
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
+from bottega.evaluation.benchmarks.source import current_spec
 from bottega.evaluation.examples import is_passage
 from bottega.evaluation.retriever_factory import CachingEmbedder, retriever_factory
 from bottega.evaluation.training_data import (
@@ -239,6 +240,8 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
 
 
 def _equal(name: str, stored: object, value: object) -> bool:
+    if name == "benchmark":
+        return current_spec(str(stored)) == value
     if name not in ("hyper", "base"):
         return stored == value
     try:  # fingerprints are rounded differently on another machine

@@ -17,6 +17,7 @@ from bottega._util.durable_files import lock_file
 from bottega._util.identity import image_hashes
 from bottega._util.sqlite import FileKind
 from bottega.errors import BottegaError, SettingError, StoreError
+from bottega.evaluation.benchmarks.source import current_spec
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
@@ -87,7 +88,7 @@ class DemonstrationRecorder(AnswerStore):
 
 
 FILE = "run.db"
-DATA = "data"
+DATA, BENCHMARK = "data", "benchmark"
 BUSY_SECONDS = 10.0
 RUN_FILE = FileKind(
     "run",
@@ -258,6 +259,8 @@ class RunStore(AnswerStore):
     def _begin(self, settings: Mapping[str, object], items: tuple[Example, ...]) -> None:
         wanted = {name: json_text(value) for name, value in settings.items()}
         found = dict(self._read("SELECT name, value FROM settings"))
+        if BENCHMARK in found:
+            found[BENCHMARK] = json_text(current_spec(str(orjson.loads(found[BENCHMARK]))))
         differing = [name for name in wanted if found and found.get(name) != wanted[name]]
         if differing:
             name = differing[0]

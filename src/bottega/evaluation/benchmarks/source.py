@@ -34,6 +34,19 @@ class Source:
         return self.location if ":" in self.spec else None
 
 
+# New names of the synthetic tasks' options, which runs and checkpoints of commit fd291dc record.
+RENAMED = {"asked": "queries", "kb": "examples", "shown": "examples"}
+RENAMED_OPTION = re.compile(rf"(?<=[:,])({'|'.join(RENAMED)})(?==)")
+SYNTHETIC = ("attributes:", "facts:", "rules:")
+
+
+def current_spec(spec: str) -> str:
+    """Return a stored benchmark specification with the current names of its options."""
+    if not spec.startswith(SYNTHETIC):
+        return spec
+    return RENAMED_OPTION.sub(lambda match: RENAMED[match[1]], spec)
+
+
 # Python refuses to parse thousands of digits; no option needs more than a billion.
 MAX_DIGITS = 9
 LOCATION = re.compile(r"(.*?)(?:,(\s*\w+\s*=.*))?", re.DOTALL)
@@ -53,7 +66,10 @@ def read_options(
         if name in chosen:
             raise SettingError(f"{name} is set twice", hint=hint)
         if name not in defaults:
-            raise SettingError(f"{kind} has no option {name!r}", hint=hint)
+            new = RENAMED.get(name)
+            raise SettingError(
+                f"{kind} has no option {name!r}", hint=f"use {new}" if new in defaults else hint
+            )
         if isinstance(defaults[name], str):
             chosen[name] = value
         elif value.isdigit() and len(value) > MAX_DIGITS:
