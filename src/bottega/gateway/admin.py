@@ -30,6 +30,7 @@ from bottega.errors import (
 from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import savings
+from bottega.gateway.requests import bearer_token
 from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase, read_jsonl
 from bottega.openai_api.errors import ApiError
 from bottega.types import Example
@@ -127,8 +128,7 @@ def _require_admin(
 
 
 def _check_admin(accounts: Accounts, request: Request) -> Account:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    account = accounts.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+    account = accounts.authenticate(bearer_token(request.headers) or None)
     if account is None:
         raise ApiError(
             "the administration API needs an admin key",

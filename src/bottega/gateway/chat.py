@@ -34,6 +34,7 @@ from bottega.gateway.requests import (
     Fetch,
     Limits,
     Overrides,
+    bearer_token,
     bypass_reason,
     check_origin,
     embed_fetched,
@@ -176,8 +177,7 @@ class Gateway:
         if self.authenticate is None:
             check_origin(headers.get("origin"), self.allowed_hosts)
             return ANONYMOUS
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        key = token.strip() if scheme.lower() == "bearer" else ""
+        key = bearer_token(headers)
         account = self.authenticate(key or None)
         if account is None:
             raise unknown_key(key)

@@ -69,6 +69,12 @@ def _is_local(host: str, allowed: Collection[str]) -> bool:
     return is_loopback(name) or name in map(host_name, allowed)
 
 
+def bearer_token(headers: Mapping[str, str]) -> str:
+    """Return the key in the Authorization header, empty without one."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
 def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
     """Raise `ApiError` for a web page whose host is neither loopback nor allowed.
 
@@ -305,6 +311,7 @@ class Overrides:
 def read_overrides(model: str, headers: Mapping[str, str], tiers: Mapping[str, str]) -> Overrides:
     """Return the overrides. `tiers` maps every model id that clients may use to its tier, "" for
     the router's choice. A header takes precedence over the model's suffix. Raises `ApiError`."""
+    # A model id such as qwen2.5vl:7b may contain the separator itself.
     name, _, suffix = model.partition(":") if model not in tiers else (model, "", "")
     if name not in tiers or len(model) > MAX_MODEL:
         raise unknown_model(model, tiers)

@@ -86,6 +86,7 @@ class HttpUpstream:
             self.breaker,
         )
         self._extra = dict(extra_body or {})
+        # None removes a field that the client may have sent.
         absent = [name for name, value in self._extra.items() if value is None]
         self._left_out = ("stream", "stream_options", *absent)
         self.is_misconfigured = False

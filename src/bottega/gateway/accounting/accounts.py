@@ -197,7 +197,9 @@ class Accounts:
                 rows = self._connection.execute(
                     f"SELECT secret, {', '.join(COLUMNS)} FROM accounts ORDER BY created, id"
                 )
+                # One assignment: `authenticate` reads the mapping without the lock.
                 self._accounts = {row[1]: _stored_account(*row) for row in rows}
+            # Only after a complete read: the next refresh repeats one that failed.
             self._stamp, self._version = stamp, (version, changed)
 
 

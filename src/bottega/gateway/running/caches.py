@@ -309,6 +309,7 @@ class NamespacePool:
         if found is None:
             found = asyncio.ensure_future(self._open_in_turn(namespace))
             found.add_done_callback(lambda done: self._on_opened(namespace, done))
+            # Before the first await: concurrent requests share this opening.
             self._opened[namespace] = found
         self._opened.move_to_end(namespace)
         return await asyncio.shield(found)  # a client that leaves must not cancel it for others
