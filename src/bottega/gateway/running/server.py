@@ -161,12 +161,12 @@ class Admission:
                     self._empty.set()
 
 
-M_MMAP_THRESHOLD = -3  # malloc.h of glibc
-BLOCK = 1 << 20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+LARGE_BLOCK, KEPT_AT_HEAP_END = 4 << 20, 8 << 20
 
 
 def unmap_large_blocks() -> bool:
-    """Make malloc map each block of 1 MB or more separately and unmap it when it is freed. Return
+    """Make malloc map each block of 4 MB or more separately and unmap it when it is freed. Return
     whether the C library supports this.
 
     By default glibc raises this threshold to the largest block freed so far: after the first large
@@ -176,7 +176,10 @@ def unmap_large_blocks() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, BLOCK))
+    # A fixed threshold also ends the automatic one for trimming heaps. At its default of 128 kB,
+    # each request with an image returned its body's memory, and the next one faulted it in again.
+    mallopt(M_TRIM_THRESHOLD, KEPT_AT_HEAP_END)
+    return bool(mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK))
 
 
 log = logging.getLogger(__name__)
