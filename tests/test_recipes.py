@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from bottega.recipes import cache_of_thought, visual_rag
 from bottega.recording import PriceTable, TokenPrice
 from bottega.routing import ColdStartRouter, RandomRouter
 from bottega.types import Answer, Prompt, Query, Trace
+from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
 
 
@@ -235,3 +238,23 @@ async def test_visual_rag_takes_its_labels_from_the_knowledge_base(cache: Knowle
     assert sorted(pipeline.choices) == ["cat", "dog"]
     assert (await pipeline.answer(image_example(3).query.images[0])).labels == ("dog",)
     assert visual_rag(cache, model("small"), labels=()).choices == ()
+
+
+def test_wrong_types_are_rejected_where_they_are_passed(tmp_path: Path) -> None:
+    image: Any = solid_image(1)
+    with pytest.raises(SettingError, match="images must be a tuple of Image"):
+        Query("What?", image)
+    embed: Any = "bundled"
+    with pytest.raises(SettingError, match="embed must be an Embedder, got 'bundled'"):
+        KnowledgeBase.open(tmp_path / "k.db", embed)
+    wrong: Any = "pets.db"
+    generator = ScriptedGenerator(["pug"])
+    with pytest.raises(SettingError, match=r"knowledge must be a KnowledgeBase, got 'pets.db'"):
+        visual_rag(wrong, generator)
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as pets:
+        with pytest.raises(SettingError, match="generator must be a Generator"):
+            visual_rag(pets, wrong, labels=["pug"])
+        with pytest.raises(SettingError, match="order is unknown"):
+            visual_rag(pets, generator, labels=["pug"], order=wrong)
+        with pytest.raises(SettingError, match="shots must be at least 1, got 0"):
+            visual_rag(pets, generator, labels=["pug"], shots=0)

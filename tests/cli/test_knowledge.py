@@ -155,6 +155,12 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
         assert (failed.code, expected in failed.err) == (code, True), failed.err
 
 
+def test_add_creates_the_folder_of_a_new_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "gs.jsonl").write_text('{"question": "Sky?", "answer": "blue"}\n')
+    assert run("add", "new/folder/k.db", "gs.jsonl", "--embed", "words").code == 0
+    assert (tmp_path / "new" / "folder" / "k.db").exists()
+
+
 def test_errors_have_hints_and_no_traceback(run: Run, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     for arguments in (

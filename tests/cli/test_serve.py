@@ -261,7 +261,13 @@ def test_invalid_serve_options_are_reported(run: Run, tmp_path: Path) -> None:
     public = run("serve", "--demo", "--host", "0.0.0.0", "--port", 0)
     assert public.code == 2
     assert "need a key" in public.err
-    assert "bottega keys add" in public.err
+    assert "bottega keys add NAME --data FOLDER, then serve --demo --data FOLDER" in public.err
+    (tmp_path / "boom.py").write_text("pipeline = 1 / 0\n")
+    failed = run("serve", "boom:pipeline")
+    assert failed.code == 2
+    assert (
+        "importing boom failed: ZeroDivisionError: division by zero (boom.py, line 1)" in failed.err
+    )
     nowhere = run("serve", "--demo", "--host", "127.0.0.999")
     assert (nowhere.code, "--host 127.0.0.1" in nowhere.err) == (2, True)
 

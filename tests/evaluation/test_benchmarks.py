@@ -94,10 +94,23 @@ def test_too_few_items_raise(tmp_path: Path) -> None:
         load_benchmark(f"image-folder:{folder(tmp_path, {'a': 1})}", seed=0)
 
 
-@pytest.mark.parametrize("spec", ["", "digitz", "image-folder:", "manyicl"])
+@pytest.mark.parametrize("spec", ["", "digitz"])
 def test_unknown_benchmarks_are_named(spec: str) -> None:
     with pytest.raises(SettingError, match="unknown benchmark"):
         load_benchmark(spec, seed=0)
+
+
+@pytest.mark.parametrize("spec", ["image-folder:", "manyicl", "mmmu"])
+def test_benchmarks_without_location_are_rejected(spec: str) -> None:
+    with pytest.raises(SettingError, match="needs a folder or a Hugging Face id") as raised:
+        load_benchmark(spec, seed=0)
+    assert raised.value.hint == f"write {spec.rstrip(':')}:DIR"
+
+
+def test_folder_is_no_benchmark(tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as raised:
+        load_benchmark(str(tmp_path), seed=0)
+    assert raised.value.hint == f"use image-folder:{tmp_path}"
 
 
 @pytest.mark.skipif(not UCMERCED.exists(), reason="sample data are absent")

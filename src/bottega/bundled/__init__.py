@@ -12,9 +12,15 @@ CLASS_FEATURES = slice(0, 80)  # of an image: close for images of one class
 TOKEN_IDENTITY = slice(159, 223)  # of a token
 TOKEN_CONCEPTS = (slice(134, 158), slice(329, 345))  # of a token: its name, topic or rule
 
+MODELS = ("apprentice", "master")
+
 
 def bundled_folder(name: str = "apprentice") -> Path:
     """Return the folder of a bundled model; any `transformers` program can load it."""
+    if name not in MODELS:
+        raise ModelLoadError(
+            f"bundled model is unknown, got {name!r}", hint=f"use {' or '.join(map(repr, MODELS))}"
+        )
     folder = Path(str(files(__package__))) / name
     return _check(folder / "config.json", f"model {name!r}")
 

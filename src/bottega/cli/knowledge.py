@@ -111,13 +111,18 @@ def load(source: str, split: str | None, on_error: OnError) -> Iterator[Example]
         return load_hugging_face(source.removeprefix("hf:"), split or "train", on_error=on_error)
     if source.partition(":")[0] in PUBLISHED:
         return iter(load_benchmark(source, seed=0, on_error=on_error).knowledge)
+    if not path.exists():
+        raise LoadError(
+            f"{source} does not exist",
+            hint="give a folder, a .jsonl or .parquet file, or hf:OWNER/NAME",
+        )
     if path.suffix == ".jsonl":
         return load_jsonl(path, on_error=on_error)
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):
         return load_hugging_face(source, split or "train", on_error=on_error)
     if (path / "demo.csv").exists():
         return load_manyicl(path, split or "demo", on_error=on_error)
-    if not path.is_dir() and path.exists():
+    if not path.is_dir():
         raise SettingError(
             f"{source} is not a folder, .jsonl or .parquet file",
             hint="add --passages for data without answers; see bottega add --help",

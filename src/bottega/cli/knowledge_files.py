@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bottega.cli.components import open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
+from bottega.image import path_text
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.records import DEFAULT, StoredView, check_name
 from bottega.naming import BUNDLED, NOTE
@@ -84,6 +85,13 @@ def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
             check_same_content(rows, views := _opened(specs), file)
     else:
         views = _opened(specs := {DEFAULT: embed or BUNDLED})
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"the folder {path_text(file.parent)} cannot be created: {error.strerror}",
+                hint="check the path and its permissions",
+            ) from error
     with _mismatch_hint(file, embed):
         knowledge = KnowledgeBase.open(file, views, namespace=namespace)
     # A new file has no stored views yet, so `note_maker` does not apply.

@@ -91,6 +91,11 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         `hnsw_above` examples. In a read-only folder, writes of other processes are visible only if
         one of them opened the file first.
         """
+        if not (embed is None or isinstance(embed, Mapping) or hasattr(embed, "fingerprint")):
+            raise SettingError(
+                f"embed must be an Embedder, got {embed!r:.80}",
+                hint="pass TowerEmbedder.bundled(), PixelEmbedder() or SentenceEmbedder(name)",
+            )
         if metric not in ("cosine", "l2"):
             raise SettingError(
                 f"metric must be 'cosine' or 'l2', got {metric!r}", hint="use metric='cosine'"

@@ -139,7 +139,11 @@ def _parse(text: str) -> URL:
     except ValueError:  # its message quotes the URL, which may contain a password
         raise SettingError("the base URL is not a URL", hint=BASE_HINT) from None
     if url.scheme not in ("http", "https") or not host:
-        raise SettingError("the base URL is not an http(s) URL", hint=BASE_HINT)
+        shown = text.rpartition("@")[2][:60]  # without user and password
+        raise SettingError(
+            f"the base URL must start with http:// or https://, got {shown!r}",
+            hint=BASE_HINT,
+        )
     return url.with_path(url.path.rstrip("/").removesuffix(CHAT_PATH), keep_query=True)
 
 

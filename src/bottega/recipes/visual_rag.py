@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
-from bottega.errors import EmptyKnowledgeBaseError
+from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
@@ -78,8 +79,25 @@ def visual_rag(
     `prompt` defaults to the paper's appendix A, or to brief turns for a generator that needs them,
     such as the bundled one. `retrieve` defaults to the search of `knowledge`.
 
-    Raises `EmptyKnowledgeBaseError` if `labels` is None and the knowledge base has none.
+    Raises `SettingError`, and `EmptyKnowledgeBaseError` if `labels` is None and the knowledge base
+    has none.
     """
+    if not isinstance(knowledge, KnowledgeBase):
+        raise SettingError(
+            f"knowledge must be a KnowledgeBase, got {knowledge!r:.80}",
+            hint="open it with KnowledgeBase.open(path, embed)",
+        )
+    if not hasattr(generator, "generate"):
+        raise SettingError(
+            f"generator must be a Generator, got {generator!r:.80}",
+            hint="pass bundled(), OpenAIGenerator(name) or TransformersGenerator(name)",
+        )
+    if order not in get_args(DemonstrationOrder):
+        raise SettingError(
+            f"order is unknown, got {order!r}",
+            hint=f"use {', '.join(get_args(DemonstrationOrder))}",
+        )
+    check_count("shots", shots)
     if labels is None and not (labels := knowledge.labels()):
         raise EmptyKnowledgeBaseError(
             "the knowledge base has no labels: it is empty",

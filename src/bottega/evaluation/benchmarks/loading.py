@@ -8,6 +8,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from bottega.errors import ImageError, LoadError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
@@ -90,7 +91,16 @@ def load_benchmark(
 def _load_source(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
     """Load all items and examples."""
     source = Source(spec, seed, on_error)
-    if source.kind not in SOURCES or not (source.location or source.kind in WITHOUT_LOCATION):
+    if source.kind in SOURCES and not (source.location or source.kind in WITHOUT_LOCATION):
+        raise SettingError(
+            f"benchmark {source.kind} needs a folder or a Hugging Face id",
+            hint=f"write {source.kind}:DIR",
+        )
+    if source.kind not in SOURCES:
+        if spec and Path(spec).is_dir():
+            raise SettingError(
+                f"{spec} is a folder, not a benchmark", hint=f"use image-folder:{spec}"
+            )
         specs = ", ".join(name if name in WITHOUT_LOCATION else f"{name}:DIR" for name in SOURCES)
         raise SettingError(f"unknown benchmark {spec!r}", hint=f"use {specs}")
     return SOURCES[source.kind](source)

@@ -145,10 +145,14 @@ def check_keys(config: Config, accounts: Accounts) -> bool:
     required = config.needs_keys(bool(made))
     if required and all(account.revoked is not None for account in made):
         where = config.gateway.data
+        hint = (
+            f"run bottega keys add NAME --data {where}, or on loopback set [keys] required = false"
+        )
+        if str(config.file) == "--demo":  # its data may be in a temporary folder
+            hint = "run bottega keys add NAME --data FOLDER, then serve --demo --data FOLDER"
         raise SettingError(
             f"requests to {config.gateway.host} need a key, and there are none in {where}",
-            hint=f"run bottega keys add NAME --data {where}, or on loopback set [keys] required ="
-            " false",
+            hint=hint,
         )
     return required
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -140,7 +141,8 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
             "concurrency": tier.concurrency,
             "extra_body": tier.extra_body,
         }
-        generator, upstream = OpenAIGenerator(name, **how), HttpUpstream(name, **how)
+        with _prefixed_errors(f"{config.file}: tiers.{tier.name}.base_url"):
+            generator, upstream = OpenAIGenerator(name, **how), HttpUpstream(name, **how)
     else:
         check_torch()
         with _prefixed_errors(f"{config.file}: tiers.{tier.name}.model"):
@@ -187,8 +189,8 @@ FORM = "write it as package.module:attribute, such as shop:pipeline for shop.py 
 
 
 def load_pipeline(target: str) -> Pipeline:
-    """Import a `Pipeline`, or a function without arguments that returns one. Raises `SettingError`;
-    exceptions of the module itself propagate."""
+    """Import a `Pipeline`, or a function without arguments that returns one. Raises `SettingError`,
+    also for an exception of the module itself."""
     module, colon, attribute = target.partition(":")
     if not (module and colon and attribute):
         raise SettingError(f"the pipeline's name is incomplete, got {target!r}", hint=FORM)
@@ -200,6 +202,13 @@ def load_pipeline(target: str) -> Pipeline:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module imports another one that is missing
         raise SettingError(f"module {error.name!r} does not exist", hint=FORM) from error
+    except Exception as error:  # of the user's own code
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise SettingError(
+            f"importing {module} failed: {type(error).__name__}: {error}"
+            f" ({Path(where.filename).name}, line {where.lineno})",
+            hint="repair the module; run with --debug to see the whole traceback",
+        ) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
             raise SettingError(f"module {module!r} has no attribute {attribute!r}", hint=FORM)
