@@ -30,6 +30,16 @@ def test_importing_the_package_loads_no_heavy_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_commands_load_without_the_serve_extra() -> None:
+    code = """
+import sys
+for name in ("starlette", "uvicorn", "prometheus_client"):
+    sys.modules[name] = None  # an import of it fails
+import bottega.cli.app
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_documented_error_tree_is_complete() -> None:
     classes = [
         c

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-
-from starlette.responses import Response
+from typing import TYPE_CHECKING
 
 from bottega.errors import (
     BottegaError,
@@ -20,6 +19,9 @@ from bottega.gateway.ports import TierCapabilities
 from bottega.openai_api.client import PausedError
 from bottega.openai_api.errors import ApiError, RequestRejectedError
 from bottega.openai_api.request import ChatRequest
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 # The gateway has retried already; without this header, the client's library would too.
 FINAL = {"x-should-retry": "false"}
@@ -123,6 +125,8 @@ def _failure(status: int, code: str | None, message: str, wait: float | None = N
 
 def error_response(error: ApiError, **headers: str) -> Response:
     """Return the error as a response, which is also an ASGI application."""
+    from starlette.responses import Response  # needs the extra [serve], this module does not
+
     return Response(error.body, error.status, headers | error.headers, "application/json")
 
 
