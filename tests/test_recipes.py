@@ -241,9 +241,6 @@ async def test_visual_rag_takes_its_labels_from_the_knowledge_base(cache: Knowle
 
 
 def test_wrong_types_are_rejected_where_they_are_passed(tmp_path: Path) -> None:
-    image: Any = solid_image(1)
-    with pytest.raises(SettingError, match="images must be a tuple of Image"):
-        Query("What?", image)
     embed: Any = "bundled"
     with pytest.raises(SettingError, match="embed must be an Embedder, got 'bundled'"):
         KnowledgeBase.open(tmp_path / "k.db", embed)
@@ -251,7 +248,10 @@ def test_wrong_types_are_rejected_where_they_are_passed(tmp_path: Path) -> None:
     generator = ScriptedGenerator(["pug"])
     with pytest.raises(SettingError, match=r"knowledge must be a KnowledgeBase, got 'pets.db'"):
         visual_rag(wrong, generator)
+    image: Any = solid_image(1)
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as pets:
+        with pytest.raises(SettingError, match="images must be a tuple of Image"):
+            visual_rag(pets, generator, labels=["pug"]).answer_sync(Query("What?", image))
         with pytest.raises(SettingError, match="generator must be a Generator"):
             visual_rag(pets, wrong, labels=["pug"])
         with pytest.raises(SettingError, match="order is unknown"):

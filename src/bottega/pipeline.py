@@ -199,6 +199,12 @@ class Pipeline:
         started, clock = time.time(), time.perf_counter()
         if not isinstance(query, Query):
             query = Query(self.question, (await asyncio.to_thread(_image, query),))
+        images = query.images
+        if not (isinstance(images, tuple) and all(isinstance(image, Image) for image in images)):
+            raise SettingError(
+                f"images must be a tuple of Image, got {images!r:.80}",
+                hint="pass (Image.open(path),)",
+            )
         # Copy even if nothing changes: `retrieval.SharedRetriever` compares queries by identity.
         query = replace(query, choices=query.choices or self.choices)
         (tier, found), dismissed = await run(_QuerySteps(self, query))

@@ -33,13 +33,6 @@ class Query:
     id: str | None = None
     context: str = ""
 
-    def __post_init__(self) -> None:
-        if not (isinstance(self.images, tuple) and all(isinstance(i, Image) for i in self.images)):
-            raise SettingError(
-                f"images must be a tuple of Image, got {self.images!r:.80}",
-                hint="pass (Image.open(path),)",
-            )
-
 
 @dataclass(frozen=True)
 class Example:
