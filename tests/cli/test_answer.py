@@ -50,6 +50,21 @@ def test_more_shots_than_examples_shows_all_examples(run: Run, pets: Path) -> No
     run("add", "k.db", pets)
     [answer] = answers(run("classify", "k.db", "query.jpg", "--shots", 50, "--json").json)
     assert len(answer["demonstrations"]) == 12
+    note = "50 shots requested; all 12 examples are shown"
+    assert note in run("classify", "k.db", "query.jpg", "--shots", 50).err
+    assert "requested" not in run("classify", "k.db", "query.jpg", "--shots", 12).err
+
+
+def test_an_unknown_order_is_rejected(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    done = run("classify", "k.db", "query.jpg", "--order", "best")
+    assert (done.code, "--order must be nearest-" in done.err) == (2, True)
+    assert "got 'best'" in done.err
+
+
+def test_an_empty_question_is_rejected(run: Run) -> None:
+    done = run("ask", " ")
+    assert (done.code, "question is empty" in done.err) == (2, True)
 
 
 def test_an_image_is_not_its_own_demonstration(run: Run, pets: Path) -> None:
@@ -221,6 +236,12 @@ def test_ask_with_and_without_a_knowledge_base(run: Run, pets: Path, served: Ser
     assert run(*command).out == "A green disc.\n"
     assert run(*command, "--kb", "k.db", "--shots", 2).out == "A green disc.\n"
     without, shown = served.bodies
+    log = run("log", "--json").json
+    assert isinstance(log, dict)
+    with_demonstrations, zero_shot = log["traces"]
+    head = "position"
+    assert head not in run("log", zero_shot["id"]).out
+    assert head in run("log", with_demonstrations["id"]).out
     assert [m["role"] for m in without["messages"]] == ["user"]
     assert [m["role"] for m in shown["messages"]] == ["user", "assistant"] * 2 + ["user"]
 

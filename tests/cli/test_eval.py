@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import orjson
@@ -167,10 +168,25 @@ def test_eval_of_a_synthetic_task_compares_retrieval_with_vote(run: Run, served:
     ]
     assert all(p["low"] <= p["value"] <= p["high"] and p["p_value"] <= 1 for p in paired)
     assert "McNemar" in done.out
+    assert re.search(r"method +baseline +shots +n +difference", done.out)
     assert "p_value" in done.out
     assert (document["made_wrong"], document["knowledge_base"]) == (4, 8)
     assert "4 of 8 answers corrupted" in done.out
     assert "vote is the majority" in done.err
+
+
+def test_json_needs_a_file_name(run: Run) -> None:
+    done = run("eval", "digits", "--json", "--limit", "5")
+    assert (done.code, "--json needs a file name, got '--limit'" in done.err) == (2, True)
+
+
+def test_a_repeated_run_notes_the_stored_answers(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [ok("Answer Choice: leaf")]
+    evaluation = ("eval", f"image-folder:{pets}", "--methods", "zero-shot", "--model", "openai:m")
+    assert "reused" not in run(*evaluation, "--out", "kept").err
+    sent = len(served.bodies)
+    assert "3 stored answers in kept are reused" in run(*evaluation, "--out", "kept").err
+    assert len(served.bodies) == sent
 
 
 def test_notes_describe_only_the_methods_that_ran(run: Run, pets: Path) -> None:

@@ -71,3 +71,8 @@ def test_errors_have_hints(run: Run) -> None:
     unknown = run("keys", "revoke", leaked)
     assert (unknown.code, "2222" in unknown.err + unknown.out) == (1, False)
     assert "hint: run bottega keys ls" in unknown.err
+
+
+def test_a_second_key_of_the_same_name_is_noted(run: Run) -> None:
+    assert "already" not in run("keys", "add", "ada").err
+    assert "1 other valid key named 'ada' already" in run("keys", "add", "ada").err

@@ -37,7 +37,7 @@ def test_failures_are_reported(run: Run, pets: Path, served: Server) -> None:
     assert run(*evaluation, "--model", "openai:m", "--out", "kept").code == 1
     done = run("report", "kept")
     assert done.code == 0
-    assert "zero-shot: 2 of 3 answered, 1 failed, 0 skipped" in done.out
+    assert "zero-shot: 2 of 3 answered, 1 failed, 0 missing" in done.out
     assert "content filter" in Path("kept/report/index.html").read_text("utf-8")
 
 

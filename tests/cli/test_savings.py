@@ -42,7 +42,7 @@ def test_figures_are_printed_with_n(run: Run, tmp_path: Path) -> None:
     assert "the master alone: 2.0000 USD [2.0000, 2.0000]" in printed.out
     assert "saved:            1.5400 USD [1.5400, 1.5400], 77% of it" in printed.out
     assert "n = 1 shadow samples" in printed.out
-    assert "an estimate: 80 requests that others answered" in printed.err
+    assert "an estimate: 80 requests not answered by the master" in printed.err
     assert "(n = 20)" in printed.err
     assert "20 of them in namespaces where it gave none" in printed.err
 
@@ -106,3 +106,22 @@ def test_shares_are_of_answered_requests(run: Run, tmp_path: Path) -> None:
     assert next(line for line in printed if line.startswith("apprentice")).split()[2] == "100.0%"
     rejected = next(line for line in printed if line.startswith("rejected"))
     assert "3" in rejected and "%" not in rejected
+
+
+def test_an_invalid_time_names_the_format(run: Run, tmp_path: Path) -> None:
+    write_ledger(tmp_path / "bottega-data")
+    done = run("savings", "--since", "lastweek")
+    assert done.code == 2
+    assert "--since must be a date or time such as 2026-01-31" in done.err
+    assert "got 'lastweek'" in done.err
+    later = run("savings", "--since", "2030-01-01T00:00:00+02:00", "--json").json
+    assert isinstance(later, dict)
+    assert later["requests"] == 0
+
+
+def test_small_amounts_have_two_significant_digits(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    ledger = Ledger(tmp_path / "d" / "gateway.db")
+    ledger.note(Entry(MOMENT, "r", "k", "", "master", "m", "answered", cost_usd=0.0000123))
+    ledger.close()
+    assert "spent:            0.000012 USD" in run("savings", "--data", "d").out

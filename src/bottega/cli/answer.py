@@ -42,6 +42,7 @@ from bottega.retrieval import DenseRetriever
 from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
 
 CONCURRENCY = 16
+SHOTS = 10  # default of classify
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ def classify(
     file: KnowledgeFile,
     images: Annotated[list[Path], Argument(metavar="IMAGE", help="Images, or folders of images.")],
     model: Model = BUNDLED,
-    shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = 10,
+    shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = SHOTS,
     namespace: Namespace = "",
     by: By = None,
     embed: Embed = None,
@@ -69,6 +70,8 @@ def classify(
         open_recorder(traces) as record,
     ):
         labels = knowledge.labels()
+        if shots > len(knowledge) and shots != SHOTS:
+            note(f"{shots} shots requested; all {len(knowledge)} examples are shown")
         pipeline = visual_rag(
             knowledge,
             generator,
@@ -89,7 +92,7 @@ def classify(
 
 
 def ask(
-    question: Annotated[str, Argument(help="The question.")],
+    question: Annotated[str, Argument(metavar="QUESTION", help="The question.")],
     image: Annotated[
         list[Path] | None, Option("--image", "-i", help="An image; may be repeated.")
     ] = None,
@@ -109,6 +112,8 @@ def ask(
     """Ask a question, with similar examples as demonstrations if --kb is given."""
     if kb is None and (namespace or by):
         raise SettingError("--namespace and --by need a knowledge base", hint="add --kb K.db")
+    if not question.strip():
+        raise SettingError(f"question is empty, got {question!r}", hint="write a question")
     query = Query(question, tuple(Image.open(path) for path in image or ()))
     generator = open_model(model)
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
@@ -135,9 +140,12 @@ def ask(
 
 
 def parse_order(text: str) -> DemonstrationOrder:
-    if text not in get_args(DemonstrationOrder):
-        hint = f"use {', '.join(get_args(DemonstrationOrder))}"
-        raise SettingError(f"order is unknown, got {text!r}", hint=hint)
+    orders = get_args(DemonstrationOrder)
+    if text not in orders:
+        raise SettingError(
+            f"--order must be {', '.join(orders[:-1])} or {orders[-1]}, got {text!r}",
+            hint=f"set e.g. --order {orders[0]}",
+        )
     return cast(DemonstrationOrder, text)
 
 
@@ -223,7 +231,7 @@ def _report(results: Sequence[_ImageResult], json: bool) -> None:
             warn(one.error, about=str(one.path))
     rows = [_row(one.path, one.trace) for one in results if one.trace]
     if rows:
-        print_table(("image", "label", "confidence", "agreeing examples"), rows)
+        print_table(("image", "label", "confidence", "agreeing demonstrations"), rows)
 
 
 def _row(path: Path, trace: Trace) -> tuple[str, str, float | None, str]:

@@ -43,10 +43,16 @@ def bottega(
     ] = False,
     debug: Annotated[bool, Option("--debug", help="Show tracebacks; allowed anywhere.")] = False,
 ) -> None:
-    """Let a small vision-language model answer like a large one, by showing it the right worked
-    examples."""
+    """Let a small vision-language model answer like a large one, by showing it the right
+    demonstrations."""
 
 
+def _paragraphs(text: str) -> str:
+    """Return the text with one line per paragraph: the help screen keeps line breaks."""
+    return "\n\n".join(" ".join(one.split()) for one in text.split("\n\n"))
+
+
+NAMES = {"import_": "import", "evaluate": "eval"}
 for command in (
     demo.demo,
     knowledge.add,
@@ -60,18 +66,18 @@ for command in (
     explain.explain,
     inspection.models,
     knowledge.export,
+    knowledge.import_,
     knowledge.verify,
     knowledge.reindex,
     knowledge.pin,
     knowledge.unpin,
     rationales.rationales,
+    eval.evaluate,
     report.report,
     report.dataset,
     savings.savings,
     serve.serve,
 ):
-    app.command()(command)
-app.command("import")(knowledge.import_)
-app.command("eval")(eval.evaluate)
+    app.command(NAMES.get(command.__name__), help=_paragraphs(command.__doc__ or ""))(command)
 app.add_typer(keys.keys, name="keys")
 app.add_typer(compress.compress, name="compress")

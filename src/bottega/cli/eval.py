@@ -56,6 +56,15 @@ LABEL_TOKENS, ANSWER_TOKENS = 64, 512
 SHOWN_FAILURES = 10
 
 
+def _file_name(path: Path | None) -> Path | None:
+    """Return the value of --json. Raises `SettingError` for the next option."""
+    if path is not None and str(path).startswith("-"):
+        raise SettingError(
+            f"--json needs a file name, got {str(path)!r}", hint="set e.g. --json results.json"
+        )
+    return path
+
+
 def evaluate(
     benchmark: BenchmarkSpec,
     question: Annotated[
@@ -183,7 +192,10 @@ def evaluate(
             "retries failed items; `bottega report` reads it."
         ),
     ] = None,
-    json: Annotated[Path | None, Option(help="Write the results to this JSON file.")] = None,
+    json: Annotated[
+        Path | None,
+        Option(metavar="FILE", callback=_file_name, help="Write the results to this JSON file."),
+    ] = None,
     price: PriceOption = None,
     traces: TraceFile = None,
 ) -> None:
@@ -355,6 +367,8 @@ def _answer_store(
     with closing(RunStore.open(out, settings, data.items)) as store:
         if changed := store.score_again(data.metrics, data.items):
             note(f"{changed} stored answers have new scores: the metric has changed")
+        if count := store.count():
+            note(f"{count} stored answers in {out} are reused")
         yield store
 
 
@@ -366,7 +380,10 @@ def _report(
 ) -> None:
     results, differences = [result for result, _ in runs], paired_differences(runs)
     if results:
-        say(f"{record['model']}, examples by {record['retrieve']} ({record['embedder']})")
+        say(
+            f"model {record['model']}; examples retrieved by {record['retrieve']},"
+            f" embedder {record['embedder']}"
+        )
     print_results(data, results, differences)
     if file is not None and results:
         head = {

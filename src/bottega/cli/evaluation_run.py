@@ -35,7 +35,8 @@ from bottega.protocols import Generator
 from bottega.recipes import Classifier
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
-PAIRED_COLUMNS = ("method", "against", "shots", "n", "value", "low", "high")
+PAIRED_FIELDS = ("method", "against", "shots", "n", "value", "low", "high", "p_value")
+PAIRED_COLUMNS = ("method", "baseline", "shots", "n", "difference", "low", "high", "p_value")
 PAIRED_TESTS = (
     "Newcombe's interval and McNemar's exact p-value for right or wrong answers, else the"
     " bootstrap's interval and a permutation test's p-value"
@@ -123,10 +124,10 @@ def print_results(
         print_table(("method", "shots", "metric", "value", "low", "high"), also)
     if differences:
         say(f"\npaired differences on the same items: {PAIRED_TESTS}")
-        rows = [[getattr(one, name) for name in PAIRED_COLUMNS] for one in differences]
-        for row, one in zip(rows, differences, strict=True):
-            row.append(one.p_value if one.p_value >= 0.001 else "< 0.001")
-        print_table((*PAIRED_COLUMNS, "p_value"), rows)
+        rows = [[getattr(one, name) for name in PAIRED_FIELDS] for one in differences]
+        for row in rows:
+            row[-1] = row[-1] if row[-1] >= 0.001 else "< 0.001"
+        print_table(PAIRED_COLUMNS, rows)
     run = {result.method for result in results}
     notes = [spec.note for spec in METHODS.values() if spec.note and spec.name in run]
     note(" ".join([*notes, FOOTNOTE]))

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from bottega.bundled import bundled_folder
 from bottega.cli.components import open_traces
 from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
-from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile, timestamp
+from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile, parse_time, timestamp
 from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAIGenerator
@@ -42,7 +42,12 @@ def ls(
         str | None, Option(help="Only examples whose question or answer contains this.")
     ] = None,
     since: Annotated[
-        datetime | None, Option(help="Only examples stored at or after this local time.")
+        datetime | None,
+        Option(
+            metavar="TIME",
+            parser=parse_time,
+            help="Only examples stored at or after this local time.",
+        ),
     ] = None,
     limit: Limit = 20,
     namespace: Namespace = "",
@@ -87,7 +92,7 @@ def _filter(tags: Sequence[str], text: str | None, since: datetime | None) -> Fi
 
 def show(
     file: KnowledgeFile,
-    id: Annotated[str, Argument(help="Id, or its beginning.")],
+    id: Annotated[str, Argument(metavar="ID", help="Id, or its beginning.")],
     image: Annotated[
         Path | None,
         Option(help="Write the example's first image to this file, in its stored format."),
@@ -135,7 +140,7 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
 
 
 def log(
-    id: Annotated[str | None, Argument(help="Show this trace in full.")] = None,
+    id: Annotated[str | None, Argument(metavar="ID", help="Show this trace in full.")] = None,
     limit: Limit = 20,
     traces: TraceFile = None,
     json: Json = False,
@@ -188,7 +193,11 @@ def models(
     if endpoint:
         rows += [(f"openai:{name}", "at the endpoint") for name in asyncio.run(_at_endpoint())]
     else:
-        where = "at OPENAI_BASE_URL" if os.environ.get("OPENAI_BASE_URL") else "at OpenAI"
+        where = (
+            "at OPENAI_BASE_URL"
+            if os.environ.get("OPENAI_BASE_URL")
+            else "any OpenAI-compatible endpoint (OPENAI_BASE_URL)"
+        )
         rows.append(("openai:NAME", f"{where}; list them with --endpoint"))
     rows.append(("ID or FOLDER", "any image-text-to-text model of Hugging Face transformers"))
     if json:
@@ -240,12 +249,14 @@ def _image_sizes(example: Example) -> str:
 
 
 def print_trace(trace: StoredTrace) -> None:
-    say(f"{trace.id}  {clock(trace.time)}  {trace.model}  ({trace.tier})")
+    tier = "" if trace.tier == trace.model else f"  ({trace.tier})"
+    say(f"{trace.id}  {clock(trace.time)}  {trace.model}{tier}")
     say(f"question: {trace.question}")
     for sha256 in trace.images:
         say(f"image:    {sha256}")
     rows = [(d.order, d.answer, d.score, d.id) for d in trace.demonstrations]
-    print_table(("position", "answer", "score", "example"), rows)
+    if rows:
+        print_table(("position", "answer", "score", "example"), rows)
     for completion in trace.completions:
         say(f"reply:    {completion.text}")
     confidence = trace.answer.confidence

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument, Option, Typer
 
 from bottega.cli.options import CONFIG, DataFolder, Json
-from bottega.cli.output import note, print_json, print_result, print_table
+from bottega.cli.output import note, plural, print_json, print_result, print_table
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.limiter import ALL
@@ -17,7 +17,7 @@ from bottega.gateway.config.loading import load_config
 from bottega.naming import suggestion
 
 COLUMNS = (
-    *("id", "name", "namespace", "may", "per minute", "USD a month"),
+    *("id", "name", "namespace", "permissions", "per minute", "USD a month"),
     *("concurrent", "tiers", "namespaces", "created", "revoked"),
 )
 keys = Typer(no_args_is_help=True, help="Create, list and revoke the gateway's keys.")
@@ -25,7 +25,9 @@ keys = Typer(no_args_is_help=True, help="Create, list and revoke the gateway's k
 
 @keys.command()
 def add(
-    name: Annotated[str, Argument(help="Name of the key's owner, for display only.")],
+    name: Annotated[
+        str, Argument(metavar="NAME", help="Name of the key's owner, for display only.")
+    ],
     data: DataFolder,
     namespace: Annotated[str, Option(help="Cache namespace that the key reads and fills.")] = "",
     admin: Annotated[
@@ -56,6 +58,7 @@ def add(
     """Create a key. It is shown once; only its hash is stored."""
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with closing(Accounts(data / FILE)) as accounts:
+        same = sum(one.name == name and one.revoked is None for one in accounts.list())
         account, token = accounts.add(
             name,
             namespace=namespace,
@@ -72,6 +75,8 @@ def add(
     print_result(json, {"key": token, "account": account}, token)
     if not json:
         note(f"the key of {account.name!r} (id {account.id}); it is not shown again")
+    if same:
+        note(f"{plural(same, 'other valid key')} named {name!r} already: see bottega keys ls")
 
 
 @keys.command()
@@ -89,7 +94,7 @@ def ls(data: DataFolder, json: Json = False) -> None:
 
 @keys.command()
 def revoke(
-    id: Annotated[str, Argument(help="Id as shown by ls, or a leaked key.")],
+    id: Annotated[str, Argument(metavar="ID", help="Id as shown by ls, or a leaked key.")],
     data: DataFolder,
     json: Json = False,
 ) -> None:

@@ -22,7 +22,15 @@ from bottega.cli.knowledge_files import (
     whole_name,
 )
 from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace
-from bottega.cli.output import SkippedExamples, note, print_json, print_result, progress, say
+from bottega.cli.output import (
+    SkippedExamples,
+    note,
+    plural,
+    print_json,
+    print_result,
+    progress,
+    say,
+)
 from bottega.errors import BottegaError, LoadError, OnError, SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
 from bottega.evaluation.benchmarks.passages import load_passages
@@ -44,9 +52,10 @@ def add(
     source: Annotated[
         str,
         Argument(
+            metavar="SOURCE",
             help="Folder with one subfolder per class, folder with demo.csv (ManyICL), a .jsonl "
             "or .parquet file, hf:DATASET, digits, or the examples of a published benchmark, e.g. "
-            "mathvision:DIR."
+            "mathvision:DIR.",
         ),
     ],
     split: Annotated[str | None, Option(help="Split of the source: train, test, demo, ...")] = None,
@@ -98,7 +107,7 @@ def add(
 def _added_text(added: AddResult, skipped: SkippedExamples, file: str, total: int) -> str:
     return (
         f"{added.new} added, {added.duplicates} were there already, {len(skipped)} skipped;"
-        f" {file} holds {total} examples"
+        f" {file} holds {plural(total, 'example')}"
     )
 
 
@@ -130,7 +139,7 @@ def load(source: str, split: str | None, on_error: OnError) -> Iterator[Example]
     return load_image_folder(path, split=split, on_error=on_error)
 
 
-Ids = Annotated[list[str], Argument(help="Ids, or their beginnings, as shown by ls.")]
+Ids = Annotated[list[str], Argument(metavar="ID", help="Ids, or their beginnings, as shown by ls.")]
 
 
 def rm(
@@ -143,13 +152,13 @@ def rm(
     with open_rows(file, namespace) as knowledge:
         removed = knowledge.delete(ids)
         left = len(knowledge)
-    text = f"{removed} removed; {whole_name(file, namespace)} holds {left} examples"
+    text = f"{removed} removed; {whole_name(file, namespace)} holds {plural(left, 'example')}"
     print_result(json, {"removed": removed, "examples": left}, text)
 
 
 def export(
     file: KnowledgeFile,
-    folder: Annotated[Path, Argument(help="New or empty folder.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="New or empty folder.")],
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
@@ -169,7 +178,7 @@ def export(
 
 def import_(
     file: KnowledgeFile,
-    folder: Annotated[Path, Argument(help="Folder written by bottega export.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder written by bottega export.")],
     namespace: Namespace = "",
     embed: Embed = None,
     json: Json = False,

@@ -8,17 +8,19 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED
 from bottega.evaluation.benchmarks.synthetic import SYNTHETIC
 
 BenchmarkSpec = Annotated[
     str,
     Argument(
+        metavar="BENCHMARK",
         help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR or jsonl:DIR; a "
         "synthetic task with options, e.g. glyphs:ways=5,shots=5 (tasks: "
         f"{', '.join(SYNTHETIC)}); or a published benchmark with a folder or a Hugging Face id and "
         f"options, e.g. mmmu:DIR,asked=validation ({', '.join(PUBLISHED)}). See "
-        "docs/evaluation.md."
+        "docs/evaluation.md.",
     ),
 ]
 ItemLimit = Annotated[int | None, Option(min=1, help="Maximum number of evaluated items.")]
@@ -60,6 +62,18 @@ DataFolder = Annotated[
         show_default="gateway.data of ./bottega.toml, else bottega-data",
     ),
 ]
+
+
+def parse_time(text: str) -> datetime:
+    """Return the local time of an ISO 8601 text. Raises `SettingError`."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise SettingError(
+            f"--since must be a date or time such as 2026-01-31 or 2026-01-31T09:30, got {text!r}",
+            hint="set e.g. --since 2026-01-31",
+        ) from error
+    return time if time.tzinfo is None else time.astimezone().replace(tzinfo=None)
 
 
 def timestamp(time: datetime | None) -> float | None:

@@ -85,6 +85,10 @@ def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def say(text: str) -> None:
     console.print(shown(text), soft_wrap=True)
 

@@ -16,7 +16,7 @@ from bottega.evaluation.report.render import write_report
 
 def report(
     folders: Annotated[
-        list[Path], Argument(metavar="DIR...", help="Run folders of bottega eval --out.")
+        list[Path], Argument(metavar="DIR", help="Run folders of bottega eval --out.")
     ],
     out: Annotated[
         Path | None,
@@ -35,7 +35,7 @@ def report(
             if result.failed or result.missing:
                 say(
                     f"{section.benchmark}, {row.title}: {result.n} of {section.item_count}"
-                    f" answered, {result.failed} failed, {result.missing} skipped"
+                    f" answered, {result.failed} failed, {result.missing} missing"
                 )
     if done.unplotted is not None:
         note(f"no plots: {done.unplotted} ({done.unplotted.hint})")

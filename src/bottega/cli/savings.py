@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from datetime import datetime
 from typing import Annotated
 
 from typer import Option
 
-from bottega.cli.options import DataFolder, Json, timestamp
+from bottega.cli.options import DataFolder, Json, parse_time, timestamp
 from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import Estimate, Route, Savings
 from bottega.gateway.accounting.savings import savings as savings_of
+
+COLUMNS = (
+    *("outcome", "requests", "share", "tokens in", "tokens out"),
+    *("USD", "similarity", "seconds"),
+)
 
 
 def savings(
@@ -22,7 +28,10 @@ def savings(
         str | None, Option(help="Only this namespace (default: all of them).")
     ] = None,
     since: Annotated[
-        datetime | None, Option(help="Only requests at or after this local time.")
+        datetime | None,
+        Option(
+            metavar="TIME", parser=parse_time, help="Only requests at or after this local time."
+        ),
     ] = None,
     master: Annotated[str | None, Option(help="Tier to compare with (default: as served).")] = None,
     json: Json = False,
@@ -49,10 +58,9 @@ def _print(found: Savings) -> None:
     answered = "" if found.answered == found.requests else f", {found.answered} answered"
     span = f"{clock(found.first or 0)} to {clock(found.last or 0)}"
     say(f"{found.requests} requests{where}{answered}, {span}")
-    columns = ("how", "requests", "share", "tokens in", "out", "USD", "similarity", "seconds")
-    print_table(columns, [_row(route, found.answered) for route in found.routes])
+    print_table(COLUMNS, [_row(route, found.answered) for route in found.routes])
     left_out = f"; {found.unpriced} of unknown price are excluded" if found.unpriced else ""
-    say(f"spent:            {found.spent_usd:.4f} USD, n = {found.requests}{left_out}")
+    say(f"spent:            {_usd(found.spent_usd)} USD, n = {found.requests}{left_out}")
     _print_alone(found)
     _print_agreement(found)
 
@@ -77,7 +85,7 @@ def _print_alone(found: Savings) -> None:
     if alone.pooled:
         borrowed = f"; {alone.pooled} of them in namespaces where it gave none, at the mean of all"
     note(
-        f"an estimate: {alone.estimated} requests that others answered, at the mean cost of"
+        f"an estimate: {alone.estimated} requests not answered by the master, at the mean cost of"
         f" {found.master!r}'s own answers (n = {alone.usd.n}) in the same namespace{borrowed}"
     )
 
@@ -104,7 +112,7 @@ def _row(route: Route, answered: int) -> tuple[object, ...]:
         f"{route.requests / answered:.1%}" if route.is_answer else None,
         route.prompt_tokens,
         route.completion_tokens,
-        f"{route.cost_usd:.4f}" if route.unpriced < route.requests else None,
+        _usd(route.cost_usd) if route.unpriced < route.requests else None,
         similarity and f"{similarity} (n = {route.compared})",
         route.seconds,
     )
@@ -123,8 +131,14 @@ def _how(route: Route) -> str:
 
 def _money(figure: Estimate) -> str:
     if figure.low is None or figure.high is None:
-        return f"about {figure.value:.4f} USD (no interval: too few answers, n = {figure.n})"
-    return f"{figure.value:.4f} USD [{figure.low:.4f}, {figure.high:.4f}]"
+        return f"about {_usd(figure.value)} USD (no interval: too few answers, n = {figure.n})"
+    return f"{_usd(figure.value)} USD [{_usd(figure.low)}, {_usd(figure.high)}]"
+
+
+def _usd(value: float) -> str:
+    """Format an amount with four decimals, or more for two significant digits."""
+    decimals = 1 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:.{min(max(4, decimals), 12)}f}"
 
 
 def _share(figure: Estimate, sign: str = "") -> str:

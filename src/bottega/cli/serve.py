@@ -49,9 +49,7 @@ DEMO_QUESTION = "What colour is it?"
 def serve(
     pipeline: Annotated[
         str | None,
-        Argument(
-            metavar="[MODULE:PIPELINE]", help="Serve this pipeline instead of a configuration."
-        ),
+        Argument(metavar="MODULE:PIPELINE", help="Serve this pipeline instead of a configuration."),
     ] = None,
     config: Annotated[Path | None, Option(help="TOML file (default: ./bottega.toml).")] = None,
     demo: Annotated[

@@ -130,13 +130,14 @@ def check_benchmark_fit(names: Sequence[str], data: Benchmark) -> None:
     gold = [name for name in NEEDS_GOLD_PASSAGES if name in names]
     if gold and not names_passages(data.items):
         raise SettingError(
-            f"{' and '.join(gold)} need the gold passage of each item, which {data.name} lacks",
+            f"{' and '.join(gold)} {_need(gold)} the gold passage of each item,"
+            f" which {data.name} lacks",
             hint="remove them, or use facts",
         )
     passages = [name for name in names if METHODS[name].reads_passages]
     if passages and not _has_passages(data):
         raise SettingError(
-            f"{', '.join(passages)} need passages, which {data.name} lacks",
+            f"{', '.join(passages)} {_need(passages)} passages, which {data.name} lacks",
             hint="add some with --passages, or use facts",
         )
     if passages and not all(map(is_passage, data.knowledge)):
@@ -153,15 +154,19 @@ def check_benchmark_fit(names: Sequence[str], data: Benchmark) -> None:
         )
 
 
+def _need(names: Sequence[str]) -> str:
+    return "needs" if len(names) == 1 else "need"
+
+
 def _check_labels(names: Sequence[str], data: Benchmark) -> None:
     if names and _has_passages(data):
         raise SettingError(
-            f"{' and '.join(names)} need labels, got passages in {data.name}",
+            f"{' and '.join(names)} {_need(names)} labels, got passages in {data.name}",
             hint=f"use {', '.join(PASSAGE_METHODS)} or visual-rag",
         )
     if names and _has_own_choices(data):
         raise SettingError(
-            f"{' and '.join(names)} need common labels, got choices of each question in"
+            f"{' and '.join(names)} {_need(names)} common labels, got choices of each question in"
             f" {data.name}",
             hint=f"use {', '.join(CHOICE_METHODS)}",
         )

@@ -212,6 +212,11 @@ class RunStore(AnswerStore):
             )
         return len(changed)
 
+    def count(self) -> int:
+        """Return the number of stored answers of all methods."""
+        ((count,),) = self._read("SELECT count(*) FROM answers")
+        return int(count)
+
     def spent(self) -> tuple[float, float]:
         """Return the cost of all answers and that of the most expensive one, in US dollars."""
         ((usd, highest),) = self._read("SELECT total(cost_usd), max(cost_usd) FROM answers")

@@ -4,7 +4,7 @@ const PAGE_SIZE = 50;
 const MARKS = { right: "✓", wrong: "✗", partly: "◐", invalid: "⚠", failed: "!", missing: "–" };
 const NAMES = {
   right: "right", wrong: "wrong", partly: "partly right", invalid: "invalid", failed: "failed",
-  missing: "skipped",
+  missing: "missing",
 };
 
 function element(name, attributes = {}, ...children) {
@@ -15,7 +15,7 @@ function element(name, attributes = {}, ...children) {
 }
 
 // An answer is [text, valid, score, confidence, replies, demonstrations, tokens, USD, seconds,
-// trace]; a number is the index of an error text; null is a skipped item.
+// trace]; a number is the index of an error text; null is a missing item.
 function stateOf(answer) {
   if (answer === null) return "missing";
   if (!Array.isArray(answer)) return "failed";

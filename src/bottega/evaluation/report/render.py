@@ -110,7 +110,7 @@ def _figures(section: Section) -> tuple[list[str], list[tuple[object, ...]]]:
         section.metric,
         *section.other_metrics,
     ]
-    head += ["invalid", "failed", "skipped", "calls", "tokens", "USD", "seconds an answer"]
+    head += ["invalid", "failed", "missing", "calls", "tokens", "USD", "seconds per answer"]
     rows: list[tuple[object, ...]] = []
     for row in section.rows:
         r = row.result
@@ -290,7 +290,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _sources(runs: dict[str, StoredRun]) -> str:
-    return f"run {next(iter(runs))}" if len(runs) == 1 else f"runs {', '.join(runs)}"
+    return f"the folder{'s' * (len(runs) > 1)} {', '.join(runs)}"
 
 
 def _make(out: Path) -> None:
