@@ -177,9 +177,12 @@ def test_run_with_former_option_names_is_resumed(tmp_path: Path) -> None:
         ("facts:episodes=2,asked=5", "facts:episodes=2,queries=5"),
         ("digits", "digits"),
         ("folder:/asked=/kb=1", "folder:/asked=/kb=1"),
+        ("mmmu:/data,asked=validation,images=one", "mmmu:/data,split=validation,images=one"),
+        ("mmmu:/asked=/data,images=one", "mmmu:/asked=/data,images=one"),
+        ("mmmu:/data", "mmmu:/data"),
     ],
 )
-def test_former_option_names_are_replaced_in_synthetic_tasks(spec: str, expected: str) -> None:
+def test_former_option_names_are_replaced(spec: str, expected: str) -> None:
     assert current_spec(spec) == expected
 
 

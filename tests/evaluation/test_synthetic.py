@@ -144,7 +144,12 @@ def test_too_many_images_are_rejected(spec: str, requested: str, bound: str) -> 
 
 @pytest.mark.parametrize(
     ("spec", "new"),
-    [("facts:asked=2", "queries"), ("attributes:kb=9", "examples"), ("rules:shown=9", "examples")],
+    [
+        ("facts:asked=2", "queries"),
+        ("attributes:kb=9", "examples"),
+        ("rules:shown=9", "examples"),
+        ("mmmu:folder,asked=validation", "split"),
+    ],
 )
 def test_old_option_name_suggests_the_new_one(spec: str, new: str) -> None:
     with pytest.raises(SettingError) as raised:

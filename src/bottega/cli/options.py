@@ -19,7 +19,7 @@ BenchmarkSpec = Annotated[
         help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR or jsonl:DIR; a "
         "synthetic task with options, e.g. glyphs:ways=5,shots=5 (tasks: "
         f"{', '.join(SYNTHETIC)}); or a published benchmark with a folder or a Hugging Face id and "
-        f"options, e.g. mmmu:DIR,asked=validation ({', '.join(PUBLISHED)}). See "
+        f"options, e.g. mmmu:DIR,split=validation ({', '.join(PUBLISHED)}). See "
         "docs/evaluation.md.",
     ),
 ]

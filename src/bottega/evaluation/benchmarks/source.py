@@ -34,17 +34,27 @@ class Source:
         return self.location if ":" in self.spec else None
 
 
-# New names of the synthetic tasks' options, which runs and checkpoints of commit fd291dc record.
-RENAMED = {"asked": "queries", "kb": "examples", "shown": "examples"}
-RENAMED_OPTION = re.compile(rf"(?<=[:,])({'|'.join(RENAMED)})(?==)")
-SYNTHETIC = ("attributes:", "facts:", "rules:")
+# Current names of the options that runs and checkpoints of commit fd291dc record.
+RENAMED_SYNTHETIC = {"asked": "queries", "kb": "examples", "shown": "examples"}
+RENAMED = {
+    "attributes": RENAMED_SYNTHETIC,
+    "facts": RENAMED_SYNTHETIC,
+    "rules": RENAMED_SYNTHETIC,
+    "mmmu": {"asked": "split"},
+}
 
 
 def current_spec(spec: str) -> str:
     """Return a stored benchmark specification with the current names of its options."""
-    if not spec.startswith(SYNTHETIC):
+    kind, colon, rest = spec.partition(":")
+    if (names := RENAMED.get(kind)) is None:
         return spec
-    return RENAMED_OPTION.sub(lambda match: RENAMED[match[1]], spec)
+    # A folder may contain "asked=", so only the options after it are renamed.
+    found = LOCATION.fullmatch(rest) if kind == "mmmu" else None
+    start = len(found[1]) if found else 0
+    option = re.compile(rf"(^|,)(\s*)({'|'.join(names)})(?=\s*=)")
+    options = option.sub(lambda match: f"{match[1]}{match[2]}{names[match[3]]}", rest[start:])
+    return kind + colon + rest[:start] + options
 
 
 # Python refuses to parse thousands of digits; no option needs more than a billion.
@@ -66,7 +76,7 @@ def read_options(
         if name in chosen:
             raise SettingError(f"{name} is set twice", hint=hint)
         if name not in defaults:
-            new = RENAMED.get(name)
+            new = RENAMED.get(kind, {}).get(name)
             raise SettingError(
                 f"{kind} has no option {name!r}", hint=f"use {new}" if new in defaults else hint
             )
