@@ -313,7 +313,7 @@ class Soak:
     async def _left_running(self, upstream: Server) -> int:
         """Return pending requests after the last clients had time to end."""
         for _ in range(50):
-            now = json.loads(await asyncio.to_thread(read, f"{upstream.url}/told"))["now"]
+            now = json.loads(await asyncio.to_thread(read, f"{upstream.url}/counts"))["now"]
             if not now:
                 break
             await asyncio.sleep(0.1)

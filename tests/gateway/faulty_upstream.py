@@ -350,14 +350,14 @@ class FaultyUpstream:
     async def models(self, request: web.Request) -> web.StreamResponse:
         return await reply({"object": "list", "data": []})(request)
 
-    async def tell(self, request: web.Request) -> web.StreamResponse:
+    async def counts(self, request: web.Request) -> web.StreamResponse:
         return await reply({"done": self.done, "now": self.now, "left": self.left})(request)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/v1/chat/completions", self.answer)
         app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/told", self.tell)
+        app.router.add_get("/counts", self.counts)
         return app
 
 
