@@ -41,7 +41,7 @@ TARGETS = (
     # Utilities.
     Target(
         "_util/caching _util/event_loops",
-        "_util/test_single_flight _util/test_gather _util/test_lru gateway/test_repeats"
+        "_util/test_caching _util/test_event_loops gateway/test_repeats"
         " retrieval/test_shared generation/test_replay reranking/test_search_budget"
         " knowledge/test_filters",
     ),

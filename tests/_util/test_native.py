@@ -107,3 +107,22 @@ def test_a_limited_process_ends_with_the_error_instead_of_a_crash(command: str) 
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: address space must be at least 1.0 GB, got 0.3 GB\n")
+
+
+WHILE_ANOTHER_LOADS = """
+import asyncio, os, sys, threading
+from bottega.generation import TransformersGenerator
+from bottega._util.native import LOADING
+
+with LOADING:
+    model = TransformersGenerator("nobody/nothing")
+    threading.Thread(target=lambda: asyncio.run(model.load()), daemon=True).start()
+    threading.Event().wait(0.7)
+    os._exit("torch" in sys.modules)
+"""
+
+
+def test_libraries_are_imported_by_one_thread_at_a_time() -> None:
+    """An embedder and a generator that loaded together found transformers half imported."""
+    done = subprocess.run([sys.executable, "-c", WHILE_ANOTHER_LOADS], timeout=60, check=False)
+    assert done.returncode == 0
