@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,25 @@ async def test_a_truncated_line_is_ignored(tmp_path: Path) -> None:
     whole = ReplayGenerator(path)
     assert (await whole.generate(ask("one"), Sampling())).completions[0].text == "one"
     assert (await whole.generate(ask("two"), Sampling())).completions[0].text == "again"
+
+
+async def test_a_line_without_its_end_is_torn(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    for word in ("one", "two"):
+        await ReplayGenerator(path, ScriptedGenerator([word])).generate(ask(word), Sampling())
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second[:-30])
+    replay = ReplayGenerator(path, ScriptedGenerator(["three"]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:  # a line break and the second line fit, except for the last byte
+        size = path.stat().st_size + len(second)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        with pytest.raises(StoreFullError):
+            replay._append(second)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    await replay.generate(ask("three"), Sampling())
+    assert len(ReplayGenerator(path)) == 3
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

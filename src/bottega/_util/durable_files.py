@@ -13,19 +13,17 @@ from bottega.errors import StoreError, StoreFullError
 
 
 @contextmanager
-def os_errors(folder: Path) -> Iterator[None]:
+def os_errors(path: Path) -> Iterator[None]:
     """Translate errors of the operating system into `StoreError`."""
     try:
         yield
     except OSError as error:
-        reason = f"{folder} cannot be read or written: {error.strerror or error}"
+        reason = f"{path} cannot be read or written: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreFullError(
                 reason, hint="free disk space and try again, or use another folder"
             ) from error
-        raise StoreError(
-            reason, hint="check that it is a folder, and check its permissions"
-        ) from error
+        raise StoreError(reason, hint="check the path and its permissions") from error
 
 
 def write_at(path: Path, data: bytes, *, at: int = 0) -> None:
@@ -39,12 +37,23 @@ def write_at(path: Path, data: bytes, *, at: int = 0) -> None:
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically: after a crash it has the old or the new content."""
+@contextmanager
+def replacement(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that replaces `path` atomically: after a crash it has the old or new content."""
     draft = path.with_name(f"{path.name}.new")
-    write_at(draft, data)
     with os_errors(path.parent):
+        with draft.open("wb") as file:
+            yield file
+            # On disk before the rename: a power cut must not leave an empty file.
+            file.flush()
+            os.fsync(file.fileno())
         draft.replace(path)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace the content of a file atomically."""
+    with replacement(path) as file:
+        file.write(data)
 
 
 def lock_file(path: Path) -> IO[bytes] | None:

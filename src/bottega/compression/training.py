@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from bottega._util.durable_files import replacement
 from bottega.compression.model import RaccModel
 from bottega.compression.objective import (
     TrainingBatches,
@@ -177,8 +177,7 @@ class _Training:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path.with_suffix(".part")
-        with unfinished.open("wb") as file:
+        with replacement(self._path) as file:
             torch.save(
                 {
                     "of": json.dumps(self._settings),
@@ -189,10 +188,6 @@ class _Training:
                 },
                 file,
             )
-            # On disk before the rename: a power cut must not leave an empty checkpoint.
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self._path)
 
 
 def _finite(number: float, name: str, step: int) -> float:

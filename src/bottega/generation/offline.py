@@ -14,13 +14,13 @@ from pathlib import Path
 import orjson
 
 from bottega._util.caching import SingleFlight
+from bottega._util.durable_files import os_errors
 from bottega._util.identity import request_key
 from bottega.errors import (
     GenerationError,
     ReplayMissError,
     SettingError,
     StoreError,
-    StoreFullError,
 )
 from bottega.protocols import Generator
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
@@ -135,33 +135,23 @@ class ReplayGenerator:
         return reply
 
     def _append(self, line: bytes) -> None:
-        try:
+        with os_errors(self._path):
             with self._lock, self._path.open("ab", buffering=0) as file:
-                written = file.write((b"\n" if self._torn else b"") + line)
-                self._torn = written < len(line)
-            if self._torn:
+                data = (b"\n" if self._torn else b"") + line
+                self._torn = file.write(data) < len(data)
+            if self._torn:  # a full disk takes a part of the line without an error
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise (StoreFullError if full else StoreError)(
-                f"{self._path} cannot be written: {error.strerror}",
-                hint="free disk space; earlier replies are intact" if full else CHECK,
-            ) from error
 
     def _load(self) -> dict[str, str]:
         """Load the replies; return the model name of each fingerprint."""
-        try:
+        with os_errors(self._path):
             content = self._path.read_bytes() if self._path.exists() else b""
-        except OSError as error:
-            raise StoreError(
-                f"{self._path} cannot be read: {error.strerror}", hint=CHECK
-            ) from error
         names: dict[str, str] = {}
         for key, fingerprint, reply in _rows(content):
             self._replies.setdefault(key, reply)
             names[fingerprint] = reply.model
         if content.strip() and not names:
-            raise StoreError(f"{self._path} is not a record of replies", hint=CHECK)
+            raise StoreError(f"{self._path} is not a record of replies", hint="check the path")
         self._torn = bool(content) and not content.endswith(b"\n")
         return names
 
@@ -174,9 +164,6 @@ class ReplayGenerator:
             f"{self._path} must contain one matching model, got {models}",
             hint="pass model=, or an inner generator to record with",
         )
-
-
-CHECK = "check the path and its permissions"
 
 
 def _rows(content: bytes) -> Iterator[tuple[str, str, Reply]]:
