@@ -42,7 +42,7 @@ TARGETS = (
     Target(
         "_util/caching _util/event_loops",
         "_util/test_caching _util/test_event_loops gateway/test_repeats"
-        " retrieval/test_shared generation/test_replay reranking/test_search_budget"
+        " retrieval/test_wrappers generation/test_offline reranking/test_search_budget"
         " knowledge/test_filters",
     ),
     Target(

@@ -11,7 +11,7 @@ import pytest
 from tests.mutation.__main__ import LISTED, ROOT, ListError, listed_mutants, sampled_mutants
 from tests.mutation.operators import edits
 from tests.mutation.sandbox import BaselineError, Sandbox, verdict
-from tests.mutation.targets import SOURCES, files_for, modules
+from tests.mutation.targets import SOURCES, TARGETS, files_for, modules
 
 
 def mutated(source: str) -> list[str]:
@@ -87,6 +87,12 @@ def test_every_module_has_tests_and_begins_with_its_own() -> None:
         assert files_for(ROOT, path)
     path = f"{SOURCES}/gateway/accounting/limiter.py"
     assert files_for(ROOT, path)[0] == "tests/gateway/test_limiter.py"
+
+
+def test_all_targets_name_existing_files() -> None:
+    for target in TARGETS:
+        for folder, names in ((ROOT / SOURCES, target.modules), (ROOT / "tests", target.tests)):
+            assert all(list(folder.glob(f"{name}.py")) for name in names.split()), target
 
 
 def test_a_seed_draws_the_same_mutants() -> None:

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -164,6 +164,17 @@ class FileKind:
             raise StoreError(
                 f"{path} cannot be opened: {error.strerror}", hint="check the path"
             ) from error
+
+    @contextmanager
+    def connected(
+        self, path: Path, *, create: bool = True, busy_seconds: float
+    ) -> Iterator[sqlite3.Connection]:
+        """Open a connection for one block, without checking the format; translate its errors."""
+        with (
+            self.translated(path_text(path)),
+            closing(connect(path, create=create, busy_seconds=busy_seconds)) as connection,
+        ):
+            yield connection
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:

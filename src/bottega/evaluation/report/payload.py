@@ -8,7 +8,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import orjson
 from PIL import Image as Pillow
 from PIL import features
 
-from bottega._util.sqlite import connect
 from bottega.errors import BottegaError, ImageError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.examples import labels_of
@@ -53,10 +51,7 @@ def keep_thumbnails(
 
     An interrupted call can be repeated.
     """
-    with (
-        RUN_FILE.translated(str(path)),
-        closing(connect(path, busy_seconds=BUSY_SECONDS)) as connection,
-    ):
+    with RUN_FILE.connected(path, busy_seconds=BUSY_SECONDS) as connection:
         rows = connection.execute(MISSING_IMAGES, (method.name, method.shots))
         missing = {sha256 for (sha256,) in rows}
         found = [image for image in _images(data) if image.sha256 in missing]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from bottega._util.sqlite import connect
 from bottega.errors import StoreError
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import ScoredAnswer
@@ -82,8 +81,7 @@ def read_run(folder: Path) -> StoredRun:
             f"{path_text(folder)} holds no run", hint="pass a folder of bottega eval --out"
         )
     with (
-        RUN_FILE.translated(name),
-        closing(connect(path, create=False, busy_seconds=BUSY_SECONDS)) as connection,
+        RUN_FILE.connected(path, create=False, busy_seconds=BUSY_SECONDS) as connection,
         _snapshot(connection),
         RUN_FILE.reading(name),
     ):
