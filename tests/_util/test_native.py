@@ -7,11 +7,12 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from bottega import KnowledgeBase, PixelEmbedder, cli
-from bottega._util.native import GB, address_space_warning, check_address_space
+from bottega._util.native import GB, address_space_warning, check_address_space, load_from_hub
 from bottega.errors import SettingError
 from bottega.naming import check_embedder, open_model
 from tests.builders import example
@@ -126,3 +127,38 @@ def test_libraries_are_imported_by_one_thread_at_a_time() -> None:
     """An embedder and a generator that loaded together found transformers half imported."""
     done = subprocess.run([sys.executable, "-c", WHILE_ANOTHER_LOADS], timeout=60, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no route"), None])
+def test_the_hub_is_checked_once_before_a_download(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    calls: list[object] = []
+
+    def model_info(self: object, source: str, **_: object) -> None:
+        calls.append(source)
+        if error:
+            raise error
+
+    def load(local_files_only: bool) -> str:
+        calls.append(local_files_only)
+        if local_files_only:
+            raise OSError("not cached")
+        return "model"
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    if error:
+        with pytest.raises(ConnectionError, match="no route"):
+            load_from_hub("owner/name", load)
+        assert calls == [True, "owner/name"]
+    else:
+        assert load_from_hub("owner/name", load) == "model"
+        assert calls == [True, "owner/name", False]
+
+
+def test_a_folder_is_not_looked_up(tmp_path: Path) -> None:
+    def load(local_files_only: bool) -> str:
+        raise OSError("damaged")
+
+    with pytest.raises(OSError, match="damaged"):
+        load_from_hub(str(tmp_path), load)

@@ -62,6 +62,14 @@ def test_an_unknown_order_is_rejected(run: Run, pets: Path) -> None:
     assert "got 'best'" in done.err
 
 
+def test_swapped_arguments_are_explained(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    done = run("classify", "query.jpg", "k.db")
+    assert done.code == 2
+    assert "query.jpg is an image, but the first argument is the knowledge base" in done.err
+    assert "bottega classify K.db IMAGE" in done.err
+
+
 def test_an_empty_question_is_rejected(run: Run) -> None:
     done = run("ask", " ")
     assert (done.code, "question is empty" in done.err) == (2, True)

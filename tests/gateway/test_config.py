@@ -111,8 +111,8 @@ def test_teaching_tiers_can_be_configured() -> None:
         (TWO + "[route]\nmaster_rte = 0.5", "route.master_rte", "mean master_rate?"),
         (
             TWO + "[gateway]\nport = '80'",
-            "port must be a whole number, got text",
-            "port = 1",
+            "port must be a whole number, got the text '80'",
+            "port = 80",
         ),
         (
             TWO + "[gateway]\nport = true",
@@ -174,6 +174,7 @@ def test_teaching_tiers_can_be_configured() -> None:
         ("[tiers.a]\nmodel = 'bundled'\nname = 'b'", "tiers.a.name", ""),
         ("[tiers.a]\nmodel = 'bundled'\nbase_url = 'http://x/v1'", "no base_url", "openai:bundled"),
         ("[tiers.a]\nmodel = 'openai:x'\nprice = [1.0]", "tiers.a.price", "0.15"),
+        ("[tiers.a]\nmodel = 'openai:x'\nprice = 0.5", "2 or 3 numbers, got 0.5", "input, output"),
         (
             "[tiers.a]\nmodel = 'openai:x'\nprice = [-1, 1]",
             "price item 1 must be at least 0",

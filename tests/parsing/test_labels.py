@@ -7,13 +7,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.parsing import LabelParser, plain_text
+from bottega.parsing import LabelParser, last_answer, plain_text
 from bottega.parsing.answers import normalize
 from bottega.types import Completion, Query
 
 CHOICES = ("cat", "Dog", "salt and pepper", "a, b", "Straße", "no_parking")
 QUERY = Query("?", choices=CHOICES)
 ONE, MANY = LabelParser(), LabelParser(multi_label=True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "rationale"),
+    [
+        ("digit three\nAnswer: three", "three", "digit three"),
+        ("Answer: one\nbut wait\n**Answer:** two", "two", None),
+        ("Answer: three", "three", None),
+        ("A green disc.", "A green disc.", None),
+        ("Answer: first\nand then more text", "Answer: first\nand then more text", None),
+        ("Answer:", "Answer:", None),
+    ],
+)
+def test_last_answer_reads_a_closing_line_only(
+    reply: str, text: str, rationale: str | None
+) -> None:
+    answer = last_answer(Query("?"), Completion(reply))
+    assert (answer.text, answer.rationale, answer.valid) == (text, rationale, True)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,21 @@
-"""Limits of native libraries: address space, and one model load at a time."""
+"""Native libraries and models: address space, one load at a time, and one hub request."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 from bottega.errors import SettingError
 
 GB = 10**9
+HUB_TIMEOUT = 10.0  # seconds
 WITH_FAISS, WITH_TORCH = GB, 2 * GB
 PER_THREAD = 150 * 10**6
+
+T = TypeVar("T")
 
 
 def check_address_space(needed: int = WITH_FAISS) -> None:
@@ -53,3 +59,19 @@ def _threads() -> int:
 # transformers changes torch for the whole process while it loads a model, and a second model loaded
 # meanwhile misses some of its weights. Two threads that import it at once get a partial module.
 LOADING = threading.RLock()  # reentrant: an embedder may load others
+
+
+def load_from_hub(source: str, load: Callable[[bool], T]) -> T:
+    """Return `load(local_files_only)` from a folder or the cache, or else from the hub.
+
+    One short request checks the hub first: the libraries retry an unreachable hub for minutes.
+    """
+    import huggingface_hub
+
+    try:
+        return load(True)
+    except (OSError, ValueError):  # not cached; report the error of the hub instead
+        if Path(source).exists():
+            raise
+    huggingface_hub.HfApi().model_info(source, timeout=HUB_TIMEOUT)
+    return load(False)

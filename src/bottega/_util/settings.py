@@ -55,6 +55,8 @@ EXPECTED = {
     "dict_type": ("a table", "{ ... }"),
     "finite_number": ("a finite number", "1.0"),
 }
+NUMBERS = ("int_type", "float_type")
+NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 # pydantic's error type: the words for the limit, and the limit's name in the error's context.
 LIMITS = {
     "greater_than": ("more than", "gt"),
@@ -203,7 +205,10 @@ def _setting_error(error: ErrorDetails, path: SettingPath) -> SettingError:
         allowed = f"{comparison} {example}"
     else:
         allowed, example = EXPECTED[kind]
-    problem = f"must be {allowed}, got {_describe(got)}"
+    described = _describe(got)
+    if kind in NUMBERS and isinstance(got, str) and NUMBER.fullmatch(got):  # no secret
+        described, example = f"the text '{got}'", got
+    problem = f"must be {allowed}, got {described}"
     if error["loc"]:
         problem, example = f"item {int(error['loc'][0]) + 1} {problem}", f"[{example}]"
     return path.error(problem, hint=f"write {path.name} = {example}")

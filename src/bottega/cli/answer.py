@@ -32,7 +32,7 @@ from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
 from bottega.knowledge.loaders.folders import SUFFIXES
 from bottega.naming import BUNDLED, open_model
-from bottega.parsing import plain_text
+from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
@@ -62,6 +62,11 @@ def classify(
     json: Json = False,
 ) -> None:
     """Classify images with the nearest labelled images as demonstrations (Visual RAG)."""
+    if file.suffix.lower() in SUFFIXES:
+        raise SettingError(
+            f"{file} is an image, but the first argument is the knowledge base",
+            hint="write bottega classify K.db IMAGE",
+        )
     style, ordered = open_prompt(prompt), parse_order(order)
     found = list(chain.from_iterable(map(_images, images)))
     generator = open_model(model)
@@ -123,7 +128,7 @@ def ask(
             retrieve=DenseRetriever(knowledge.search) if knowledge else None,
             rerank=TopKReranker(),
             prompt=InterleavedPrompter(show_choices=False),
-            parse=plain_text,
+            parse=last_answer,
             record=record,
             price=open_prices(price),
             sampling=Sampling(max_tokens=max_tokens),

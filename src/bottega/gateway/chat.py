@@ -197,7 +197,8 @@ class Gateway:
         record.entered = True
         if (wait := self.limiter.admit(account)) is not None:
             raise ApiError(
-                "too many requests with this key",
+                f"this key may send {account.requests_per_minute} requests per minute;"
+                f" the next one is admitted in {math.ceil(wait)} s",
                 status=429,
                 type="rate_limit_error",
                 code="rate_limit_exceeded",

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import torch
 import transformers
 from transformers.cache_utils import DynamicLayer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
+from bottega._util.native import load_from_hub
 from bottega.errors import BottegaError, GenerationError, ModelLoadError
 from bottega.generation.caches import VisionCache
 from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
@@ -29,21 +28,13 @@ from bottega.image import Image
 from bottega.types import Completion, Prefix, Prompt, Sampling, Usage
 
 hf: Any = transformers  # partly annotated
-HUB_TIMEOUT = 10.0  # seconds
 
 
 def load_parts(source: str, dtype: str) -> tuple[Any, Any]:
     """Load a model and its processor from a folder, the cache or the hub. Raises
     `ModelLoadError`."""
     try:
-        try:
-            model, processor = _load(source, dtype, local_files_only=True)
-        except (OSError, ValueError):  # not cached; report the error of the hub instead
-            if Path(source).exists():
-                raise
-            # One short request checks the hub: the libraries retry an unreachable hub for minutes.
-            huggingface_hub.HfApi().model_info(source, timeout=HUB_TIMEOUT)
-            model, processor = _load(source, dtype, local_files_only=False)
+        model, processor = load_from_hub(source, lambda local: _load(source, dtype, local))
     except Exception as error:  # transformers raises errors of any type
         raise ModelLoadError(
             f"{source} cannot be loaded as a vision-language model: {first_line(error)}",

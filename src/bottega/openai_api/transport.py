@@ -39,6 +39,7 @@ STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
 # The end of the response comes with or right after `[DONE]`; the connection can serve again then.
 DRAIN_SECONDS = 0.1
 UNREACHABLE_HINT = "start the server there, or set another address: OPENAI_BASE_URL (or base_url=)"
+ADDRESS_HINT = "check the network and the address: OPENAI_BASE_URL (or base_url=)"
 CONNECTION_PROBLEMS = {
     aiohttp.ClientConnectorDNSError: "has no address: the host name is unknown",
     aiohttp.ClientConnectorCertificateError: "has no valid TLS certificate",
@@ -185,7 +186,7 @@ def _translated(
 ) -> EndpointError:
     for kind, problem in CONNECTION_PROBLEMS.items():
         if isinstance(error, kind):
-            return UnreachableError(f"{where} {problem}", hint=UNREACHABLE_HINT)
+            return UnreachableError(f"{where} {problem}", hint=ADDRESS_HINT)
     if isinstance(error, aiohttp.ClientConnectorError):
         problem = error.os_error.strerror or "no connection"
         return UnreachableError(f"{where} cannot be reached: {problem}", hint=UNREACHABLE_HINT)

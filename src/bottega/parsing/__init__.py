@@ -1,6 +1,12 @@
 """Parsers that turn a reply into an `Answer` with a confidence, and comparison of answers."""
 
-from bottega.parsing.answers import FinalAnswerParser, LabelParser, plain_text, strip_thinking
+from bottega.parsing.answers import (
+    FinalAnswerParser,
+    LabelParser,
+    last_answer,
+    plain_text,
+    strip_thinking,
+)
 from bottega.parsing.choices import (
     ChoiceParser,
     RationaleParser,
@@ -16,6 +22,7 @@ __all__ = [
     "LabelParser",
     "RationaleParser",
     "agreement",
+    "last_answer",
     "most_confident",
     "most_frequent",
     "open_candidates",

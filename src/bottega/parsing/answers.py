@@ -194,6 +194,17 @@ def plain_text(query: Query, completion: Completion, /) -> Answer:
     return Answer(text, valid=bool(text))
 
 
+def last_answer(query: Query, completion: Completion, /) -> Answer:
+    """Return the closing line `Answer: ...` with the text above it as rationale, or else the whole
+    reply without its thinking. An empty reply is invalid."""
+    whole = plain_text(query, completion)
+    stated = find_stated_answers(whole.text)
+    if not stated or WORDS.search(whole.text[stated[-1].end() :]):
+        return whole
+    text, rationale = stated[-1][1].strip("*_` \t"), rationale_before(whole.text, stated)
+    return Answer(text, rationale=rationale) if text else whole
+
+
 class LabelParser:
     """Parser of `Answer Choice: ...` and `Confidence Score: ...`, or else of the whole reply.
 

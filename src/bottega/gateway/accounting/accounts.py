@@ -144,7 +144,7 @@ class Accounts:
             )
         self._refresh()
         if id not in self._accounts:  # the message omits the argument: it may be a key
-            raise NotFoundError("no key has this id", hint="run bottega keys ls for the ids")
+            raise NotFoundError(f"no key has the id {id!r}", hint="run bottega keys ls for the ids")
         return self._accounts[id][0]
 
     def claim_namespace(self, id: str, namespace: str, limit: int) -> bool:

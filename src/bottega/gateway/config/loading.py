@@ -130,8 +130,10 @@ def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
             hint="use up to 32 lower-case letters, digits, - and _, as in [tiers.master]",
         )
     example = 'set model = "openai:NAME", "bundled", or a Hugging Face id or folder'
-    if as_table(table, path).get("model", "") in ("", REMOTE):
+    entries = as_table(table, path)
+    if entries.get("model", "") in ("", REMOTE):
         raise (path / "model").error("is missing", hint=example)
+    _check_price(entries.get("price", [0, 0]), path / "price")
     tier = read_settings(TierSettings, table, path, renamed=RENAMED["tiers"], name=name)
     if not tier.is_remote and (tier.base_url or tier.api_key_env or tier.extra_body):
         raise path.error(
@@ -142,13 +144,17 @@ def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
         raise (path / "api_key_env").error(
             "must be the name of an environment variable", hint='write api_key_env = "MASTER_KEY"'
         )
-    if tier.price is not None and len(tier.price) not in (2, 3):
-        raise (path / "price").error(
-            f"must have 2 or 3 numbers, got {len(tier.price)}",
-            hint="write price = [in, out] or [in, out, cached], such as [0.15, 0.60],"
+    return tier
+
+
+def _check_price(price: object, path: SettingPath) -> None:
+    got = len(price) if isinstance(price, list) else price
+    if isinstance(price, list | float) and got not in (2, 3):
+        raise path.error(
+            f"must be a list of 2 or 3 numbers, got {got}",
+            hint="write price = [input, output] or [input, output, cached], such as [0.15, 0.60],"
             " in US dollars per million tokens",
         )
-    return tier
 
 
 def _check_route(config: Config, given: Iterable[str], path: SettingPath) -> None:

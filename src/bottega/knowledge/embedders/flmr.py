@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bottega._util.native import load_from_hub
 from bottega.knowledge.embedders.sentence import embedding_errors, loading_model, weights_digest
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
@@ -63,7 +64,10 @@ class FlmrEmbedder:
             if not folder.is_dir():
                 from huggingface_hub import snapshot_download
 
-                folder = Path(snapshot_download(str(model)))
+                folder = load_from_hub(
+                    str(model),
+                    lambda local: Path(snapshot_download(str(model), local_files_only=local)),
+                )
             self._model: FlmrModel = load_flmr(folder).to(device)
             shape = self._model.shape
             self._query_tokens = BertTokenizer.from_pretrained(str(folder / "query_tokenizer"))

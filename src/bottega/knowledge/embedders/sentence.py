@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega._util.native import LOADING
+from bottega._util.native import LOADING, load_from_hub
 from bottega.errors import BottegaError, EmbeddingError, MissingDependencyError, SettingError
 from bottega.knowledge.embedders.pixels import embed_images, unit_images
 from bottega.knowledge.records import unit
@@ -138,7 +138,12 @@ class SentenceEmbedder:
         with loading_model(str(model)):
             from sentence_transformers import SentenceTransformer
 
-            self._model = SentenceTransformer(str(model), device=device)
+            self._model = load_from_hub(
+                str(model),
+                lambda local: SentenceTransformer(
+                    str(model), device=device, local_files_only=local
+                ),
+            )
             # Not every architecture declares it; embed a short text to find out.
             self._dimension = self._model.get_embedding_dimension() or self._encode(["a"]).shape[1]
         self._check_mode(str(model), mode)
@@ -233,7 +238,10 @@ class MultiVectorEncoderEmbedder:
         with loading_model(str(model)):
             from sentence_transformers import MultiVectorEncoder
 
-            self._model = MultiVectorEncoder(str(model), device=device)
+            self._model = load_from_hub(
+                str(model),
+                lambda local: MultiVectorEncoder(str(model), device=device, local_files_only=local),
+            )
         self._check_modes(str(model))
         self._dimension = int(self._model.get_embedding_dimension() or 0)
         if not self._dimension:
