@@ -59,26 +59,26 @@ def test_tier_settings_are_printed(run: Run) -> None:
     lines = printed(run, TIERS)
     assert block(lines, "tiers.apprentice", 8) == [
         "tiers.apprentice openai:Qwen/Qwen2.5-VL-7B-Instruct",
-        "at http://localhost:8001/v1",
+        "base_url http://localhost:8001/v1",
         "key none",
-        "shown 2 examples",
+        "shots 2",
         "supports 8 images, no tools, no audio, 32768 tokens of context",
         "price unknown",
-        "time-outs 30 s an attempt; of a stream 30 s to the first event, 30 s between two; 1 retry",
+        "timeout 30 s per attempt; streams: 30 s to the first event, 30 s between events; 1 retry",
         "concurrency 32 requests",
     ]
     middle = block(lines, "tiers.middle", 8)
     assert middle[1:5] == [
-        "at https://api.openai.com/v1",
+        "base_url https://api.openai.com/v1",
         "key OPENAI_API_KEY set",
-        "shown 1 example",
+        "shots 1",
         "supports any number of images, tools, no audio, any context",
     ]
     assert middle[5] == "price 2 in, 8 out: USD per million tokens (published)"
-    assert middle[6].endswith("120 s to the first event, 60 s between two; 2 retries")
+    assert middle[6].endswith("120 s to the first event, 60 s between events; 2 retries")
     master = block(lines, "tiers.master", 6)
     assert master[0].endswith("(its answers fill the cache)")
-    assert master[3] == "shown no examples"
+    assert master[3] == "shots 0 (no demonstrations)"
     assert master[5] == "price 2 in, 8 out, 0.5 cached: USD per million tokens"
 
 
@@ -183,8 +183,8 @@ def test_local_models_are_printed(run: Run) -> None:
     lines = printed(run, '[tiers.only]\nmodel = "bundled"\n[cache]\nembed = "words"\n')
     assert block(lines, "tiers.only", 6) == [
         "tiers.only bundled (its answers fill the cache)",
-        "at this process",
-        "shown no examples",
+        "runs in this process",
+        "shots 0 (no demonstrations)",
         "supports any number of images, no tools, no audio, any context",
         "price free: it runs in this process",
         "route fixed: one tier for all",
@@ -208,7 +208,7 @@ def test_a_custom_pipeline_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert done.code == 0
     assert block(lines, "tiers.only", 5) == [
         "tiers.only mine",
-        "shown 3 examples",
+        "shots 3",
         "price unknown",
         "route the pipeline's own",
         "cache the pipeline's own",

@@ -51,7 +51,7 @@ def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipelin
     if pipeline is not None:
         for pipeline_tier in pipeline.tiers:
             yield f"tiers.{pipeline_tier.name}", pipeline_tier.generator.name
-            yield "  shown", _examples(pipeline_tier.shots)
+            yield "  shots", _shots(pipeline_tier.shots)
             published = _published_price(pipeline_tier.generator.name, prices)
             yield "  price", published if pipeline.price is None else OWN
         yield "route", OWN
@@ -69,13 +69,13 @@ def _tier(
     fills = " (its answers fill the cache)" * (tier.name in config.stored_tiers)
     yield f"tiers.{tier.name}", f"{tier.model}{fills}"
     if not tier.is_remote:
-        yield "  at", "this process"
+        yield "  runs in", "this process"
     else:
-        yield "  at", Endpoint.locate(tier.base_url or OPENAI, "").shown
+        yield "  base_url", Endpoint.locate(tier.base_url or OPENAI, "").shown
         variable = key_variable(tier)
         state = "set" if environment.get(variable or "") else "NOT set"
         yield "  key", f"{variable} {state}" if variable else "none"
-    yield "  shown", _examples(config.shots(tier))
+    yield "  shots", _shots(config.shots(tier))
     yield "  supports", _capabilities(tier)
     if tier.price:
         yield "  price", _per_million(tier.price)
@@ -86,15 +86,15 @@ def _tier(
     if tier.is_remote:
         timeouts = Timeouts.of(tier.timeout)
         yield (
-            "  time-outs",
-            f"{timeouts.total:g} s an attempt; of a stream {timeouts.first:g} s to the first event,"
-            f" {timeouts.between:g} s between two; {_counted(tier.retries, 'retry', 'retries')}",
+            "  timeout",
+            f"{timeouts.total:g} s per attempt; streams: {timeouts.first:g} s to the first event,"
+            f" {timeouts.between:g} s between events; {_counted(tier.retries, 'retry', 'retries')}",
         )
         yield "  concurrency", f"{tier.concurrency} requests"
 
 
-def _examples(shots: int) -> str:
-    return _counted(shots, "example") if shots else "no examples"
+def _shots(shots: int) -> str:
+    return str(shots) if shots else "0 (no demonstrations)"
 
 
 def _capabilities(tier: TierSettings) -> str:
@@ -145,7 +145,7 @@ def _cache(config: Config) -> Rows:
     texts = {name: _with_default(name, getattr(cache, name), defaults) for name in shown}
     if cache.min_similarity is None:
         texts["min_similarity"] = "not set: bm25 has no similarity"
-    texts["capacity"] += f", then {cache.evict} is evicted"
+    texts["capacity"] += f", evicts {cache.evict}"
     for name, text in texts.items():
         yield f"  {name}", text
     yield from _changed(cache, skip=("file", "evict", *shown))
