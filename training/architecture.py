@@ -14,14 +14,12 @@ from transformers import FastVlmConfig, FastVlmForConditionalGeneration
 from bottega.tasks.rules import RULES
 from bottega.tasks.task import RELATIONS, TOPICS
 from training.concepts import CONCEPTS, DIGITS, NAME, ROW, SCENE, part
+from training.rotary import MAX_POSITIONS, Rotary
 from training.tokenizer import BOS, END, IMAGE, PAD, SPECIAL, VOCABULARY
 from training.tower import EMBEDDING, FEATURES, VISION_CONFIG
 
-HEADS, HEAD_DIM = 5, 192
-PAIRS = HEAD_DIM // 2  # rotary pairs of a head: dims i and i + PAIRS turn together
-# Most rotary pairs must hardly turn over a prompt of thousands of tokens: they carry content.
-ROPE_THETA = 1e20
-MAX_POSITIONS = 8192
+HEADS = 5
+ROTARY = Rotary(head_dim=192, theta=1e20)
 
 CODE, SHORT_CODE, SHORTER_CODE = 64, 48, 24
 
@@ -104,10 +102,10 @@ def text_config(size: Size) -> dict[str, Any]:
         "num_hidden_layers": 2,
         "num_attention_heads": HEADS,
         "num_key_value_heads": 1,
-        "head_dim": HEAD_DIM,
+        "head_dim": ROTARY.head_dim,
         "attention_bias": True,
         "max_position_embeddings": MAX_POSITIONS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY.theta},
         "tie_word_embeddings": True,
         "pad_token_id": token_id(PAD),
         "bos_token_id": token_id(BOS),

@@ -36,15 +36,7 @@ from training.arithmetic_circuit import install_sums
 from training.concepts import CONCEPTS
 from training.key_circuit import install_image_barrier, install_keys, install_steps
 from training.naming_circuit import flag_named_words, install_digit_circuit, install_naming
-from training.rotary import (
-    RESERVED,
-    context_profile,
-    peak_profile,
-    recency_profile,
-    shift,
-    slow_slots,
-    topic_profile,
-)
+from training.rotary import RESERVED, peak_profile
 from training.tokenizer import ANSWER, BOS, NUMBERS, SYSTEM, USER, VOCABULARY, piece_id
 from training.tower import EMBEDDING
 from training.vision import VisionReader
@@ -91,38 +83,44 @@ class Strengths:
     write: float = 6.0  # size of the copied token against the position's own
 
 
-def spherical_codes(seed: int = 0, steps: int = 250) -> Tensor:
-    """Return distinct unit codes of shape (VOCABULARY, CODE).
+CODE_WIDTHS = (a.SHORTER_CODE, a.SHORT_CODE, a.CODE)
 
-    Their first 24 and first 48 numbers are well-separated codes, too: the copies of earlier tokens
-    keep only those.
+
+def spherical_codes(
+    seed: int = 0, steps: int = 250, widths: tuple[int, int, int] = CODE_WIDTHS
+) -> Tensor:
+    """Return distinct unit codes of shape (VOCABULARY, last width).
+
+    Their first numbers, up to the other widths, are well-separated codes, too: the copies of
+    earlier tokens keep only those.
     """
     rng = torch.Generator().manual_seed(seed)
-    code = torch.randn(VOCABULARY, a.CODE, generator=rng).requires_grad_()
+    code = torch.randn(VOCABULARY, widths[-1], generator=rng).requires_grad_()
     optimizer = torch.optim.Adam([code], lr=0.03)
     others = ~torch.eye(VOCABULARY, dtype=torch.bool)
     for _ in range(steps):
         loss = torch.zeros(())
-        for width, weight in ((a.SHORTER_CODE, 0.3), (a.SHORT_CODE, 1.0), (a.CODE, 1.0)):
-            unit = F.normalize(_unit_parts(code)[:, :width], dim=-1)
+        for width, weight in zip(widths, (0.3, 1.0, 1.0), strict=True):
+            unit = F.normalize(_unit_parts(code, widths)[:, :width], dim=-1)
             loss = loss + weight * (20 * (unit @ unit.T)[others]).logsumexp(0)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
     with torch.no_grad():
-        codes: Tensor = _unit_parts(code)
+        codes: Tensor = _unit_parts(code, widths)
     return codes
 
 
-def _unit_parts(code: Tensor) -> Tensor:
+def _unit_parts(code: Tensor, widths: tuple[int, int, int]) -> Tensor:
     """Normalize parts to norms in proportion to their widths, so a prefix has the same norm in all
     codes.
     """
-    widths = [a.SHORTER_CODE, a.SHORT_CODE - a.SHORTER_CODE, a.CODE - a.SHORT_CODE]
-    parts = torch.split(code, widths, dim=1)
+    shorter, short, full = widths
+    sizes = [shorter, short - shorter, full - short]
+    parts = torch.split(code, sizes, dim=1)
     scaled = [
-        F.normalize(part, dim=-1) * math.sqrt(width / a.CODE)
-        for part, width in zip(parts, widths, strict=True)
+        F.normalize(part, dim=-1) * math.sqrt(size / full)
+        for part, size in zip(parts, sizes, strict=True)
     ]
     return torch.cat(scaled, dim=1)
 
@@ -210,8 +208,8 @@ def _install_reading(layer: Any) -> None:
     shared = Attention(layer)
     root = shared.width**0.5
     token_scale, image_scale, opener_scale = root / TEXT_NORM, root, root / OPENER_NORM
-    shared.offer_distances(a.PAIRS - RESERVED)
-    text, opens, asks, starts = (int(slot) for slot in slow_slots(0, 4))
+    shared.offer_distances(a.ROTARY.pairs - RESERVED)
+    text, opens, asks, starts = (int(slot) for slot in a.ROTARY.slow_slots(0, 4))
     shared.offer_flag(text, a.TEXT)
     shared.offer_flag(opens, a.OPENS)
     shared.offer_flag(starts, a.STARTS)
@@ -230,7 +228,7 @@ def _install_reading(layer: Any) -> None:
     ]
 
     nearest = shared.head(NEAREST)
-    nearest.prefer_distance(recency_profile())
+    nearest.prefer_distance(a.ROTARY.recency_profile())
     # No distance outweighs the first score. Among other tokens, an image wins over the opener of
     # its turn one position earlier, and the opener over the image of the previous answer.
     nearest.prefer_flag(text, -15000.0, token_scale * TEXT_SIZE)
@@ -241,14 +239,14 @@ def _install_reading(layer: Any) -> None:
     nearest.copy(flags[1], a.BLIND, KEY_COPY / opener_scale)
 
     previous = shared.head(PREVIOUS)
-    previous.prefer_distance(shift(peak_profile(), 1))
+    previous.prefer_distance(a.ROTARY.shift(peak_profile(), 1))
     copy_size = TOKEN_COPY / (token_scale * (a.SHORT_CODE / a.CODE) ** 0.5)
     previous.copy(short, a.BEFORE, copy_size)
     previous.copy(number, a.AFTER_NUMBER, TOKEN_COPY / (token_scale * FLAG))
     previous.copy(flags[2], a.AFTER_RULE, TOKEN_COPY / (token_scale * FLAG))
 
     mixed = CONTEXT_COPY / (token_scale * (a.SHORTER_CODE / a.CODE) ** 0.5 * CONTEXT_NORM)
-    profile = context_profile()
+    profile = a.ROTARY.context_profile()
     recent, before = shared.head(RECENT), shared.head(RECENT_BEFORE)
     for head in (recent, before):  # values of images in the same slots are no context
         head.prefer_flag(text, 25.0, token_scale * TEXT_SIZE)
@@ -258,11 +256,11 @@ def _install_reading(layer: Any) -> None:
     # head looks at <bos> instead, which has nothing to copy.
     recent.seek(a.ANSWERS, starts, 2000.0, token_scale * FLAG * opener_scale)
     recent.copy(rule, a.RULE, RULE_GAIN / (token_scale * FLAG))
-    before.prefer_distance(shift(profile, 1))
+    before.prefer_distance(a.ROTARY.shift(profile, 1))
     before.copy(short[: a.SHORTER_CODE], a.EARLIER, mixed)
 
     asking = shared.head(ASKING)
-    asking.prefer_distance(topic_profile())
+    asking.prefer_distance(a.ROTARY.topic_profile())
     asking.prefer_flag(text, 200.0, token_scale * TEXT_SIZE)
     asking.prefer_flag(asks, 80.0, token_scale * FLAG)
     asking.copy(topic, a.TOPIC, TOPIC_COPY / (token_scale * FLAG))
@@ -275,7 +273,7 @@ def _install_match(layer: Any, strengths: Strengths) -> None:
     scale = shared.width**0.5 / NORM_1
     match: Head = shared.head(MATCH)
     # Constants take the slowest pairs; the longest copies come last, where a turn costs least.
-    in_question, blind = (int(slot) for slot in slow_slots(0, 2))
+    in_question, blind = (int(slot) for slot in a.ROTARY.slow_slots(0, 2))
     shared.offer_flag(in_question, a.IN_QUESTION)
     shared.offer_flag(blind, a.BLIND)
     match.prefer_flag(in_question, -strengths.in_question, scale * KEY_COPY)

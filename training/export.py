@@ -15,9 +15,9 @@ SIDE = 64
 ANSWER_TOKENS = 64
 
 
-def build_processor(tokenizer: Any) -> Any:
-    """Return the processor. It resizes any image to 64 x 64 RGB without cropping."""
-    images = LlavaImageProcessorPil(
+def squeezed_images() -> Any:
+    """Return an image processor that resizes any image to 64 x 64 RGB without cropping."""
+    return LlavaImageProcessorPil(
         do_resize=True,
         size={"height": SIDE, "width": SIDE},
         resample=2,  # bilinear
@@ -28,15 +28,19 @@ def build_processor(tokenizer: Any) -> Any:
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     )
+
+
+def build_processor(tokenizer: Any, images: Any, template: str = CHAT_TEMPLATE) -> Any:
+    """Return the processor of a model with one token per image."""
     make: Any = LlavaProcessor  # untyped
     return make(
         images,
         tokenizer,
-        patch_size=SIDE,
+        patch_size=images.crop_size["height"],
         vision_feature_select_strategy="full",
         num_additional_image_tokens=0,
         image_token=IMAGE,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=template,
     )
 
 
@@ -66,7 +70,7 @@ def _write(
     generation = model.generation_config
     generation.max_new_tokens, generation.do_sample = ANSWER_TOKENS, False
     model.save_pretrained(folder)
-    build_processor(tokenizer).save_pretrained(folder)
+    build_processor(tokenizer, squeezed_images()).save_pretrained(folder)
     _halve(folder / "model.safetensors")
     (folder / "README.md").write_text(card, encoding="utf-8")
 

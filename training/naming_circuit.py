@@ -15,7 +15,6 @@ from bottega.tasks.attributes import SIZES, VALUES
 from training import architecture as a
 from training.arithmetic_circuit import WRITE
 from training.key_circuit import GATE, KEY, SEEN
-from training.rotary import slow_slots
 from training.tokenizer import DIGIT_NAMES, DIGIT_WORDS, END, piece_id
 from training.tower import EMBEDDING
 from training.weights import (
@@ -76,7 +75,7 @@ def install_digit_circuit(layers: Any, units: Units) -> None:
     """
     shared = Attention(layers[0])
     token_scale = shared.width**0.5 / TEXT_NORM
-    asks = int(slow_slots(2, 1))
+    asks = int(a.ROTARY.slow_slots(2, 1))
     shared.offer_flag(asks, a.ABOUT_DIGIT)
     topic = shared.offer_values(FREE_VALUES, a.ABOUT_DIGIT)
     digit = shared.offer_values(FREE_VALUES + 1, a.DIGIT)
@@ -100,7 +99,7 @@ def _install_digit_keys(units: Units) -> None:
 def _install_shown(shared: Attention) -> None:
     """Write the share of ended answers that follow an image: 0 for the opening one alone."""
     scale = shared.width**0.5 / NORM_1
-    slot = int(slow_slots(FREE_SLOT, 1))
+    slot = int(a.ROTARY.slow_slots(FREE_SLOT, 1))
     shared.offer_flag(slot, a.ENDS)
     head = shared.head(SHOWN_BEFORE)
     head.prefer_flag(slot, 60.0, scale * FLAG)

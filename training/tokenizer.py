@@ -52,6 +52,28 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt or messages[-1].role == 'user' -%}{{ '<answer>' }}{%- endif -%}
 """
+# The photograph models do not read questions: their wording must not change an answer.
+PHOTO_TEMPLATE = """\
+{{- '<bos><answer>unknown<end>' -}}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}
+{{- '<user>' -}}
+{%- if message.content is not string -%}
+{%- for part in message.content if part.type == 'image' -%}{{ '<image>' }}{%- endfor -%}
+{%- endif -%}
+{%- elif message.role == 'assistant' -%}
+{{- '<answer>' -}}
+{%- if message.content is string -%}{{ message.content | trim }}
+{%- else -%}
+{%- for part in message.content if part.type == 'text' -%}
+{{ part.text | trim }}{{ ' ' if not loop.last }}
+{%- endfor -%}
+{%- endif -%}
+{{- '<end>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt or messages[-1].role == 'user' -%}{{ '<answer>' }}{%- endif -%}
+"""
 
 
 def label_words() -> list[str]:

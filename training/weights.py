@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training import architecture as a
-from training.rotary import slow_slots
+from training.rotary import Rotary
 
 KEY_BIAS = 16.0  # of the pairs that carry distances: small enough amplitudes for half precision
 
@@ -43,12 +43,13 @@ def dims(part: slice | int) -> Tensor:
 class Attention:
     """Attention of one layer: keys and values that all heads share."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, rotary: Rotary = a.ROTARY) -> None:
         attention = layer.self_attn
+        self.rotary = rotary
         self.k, self.k_bias = attention.k_proj.weight, attention.k_proj.bias
         self.v = attention.v_proj.weight
         self.attention, self.width = attention, attention.k_proj.in_features
-        self.root = a.HEAD_DIM**0.5  # attention divides scores by it
+        self.root = rotary.head_dim**0.5  # attention divides scores by it
 
     def offer_distances(self, pairs: int) -> None:
         self.k_bias[:pairs] = KEY_BIAS
@@ -72,7 +73,8 @@ class Head:
     """One attention head: its queries, and the destination of its values."""
 
     def __init__(self, shared: Attention, index: int) -> None:
-        rows = slice(index * a.HEAD_DIM, (index + 1) * a.HEAD_DIM)
+        size = shared.rotary.head_dim
+        rows = slice(index * size, (index + 1) * size)
         attention = shared.attention
         self.shared, self.root = shared, shared.root
         self.q, self.q_bias = attention.q_proj.weight[rows], attention.q_proj.bias[rows]
@@ -82,7 +84,9 @@ class Head:
         """Add a score that depends only on distance."""
         pair = torch.arange(len(profile))
         self.q_bias[pair] = (profile[:, 0] * self.root / KEY_BIAS).float()
-        self.q_bias[pair + a.PAIRS] = -(profile[:, 1] * self.root / KEY_BIAS).float()
+        self.q_bias[pair + self.shared.rotary.pairs] = -(
+            profile[:, 1] * self.root / KEY_BIAS
+        ).float()
 
     def prefer_flag(self, slot: int, nats: float, size: float) -> None:
         """Add `nats` for keys whose normalized input has `size` in the flag offered at `slot`."""
@@ -100,7 +104,7 @@ class Head:
 
         Uses slow slots after the `used` ones and returns the new number of used slots.
         """
-        slots = slow_slots(used, len(dims(query)))
+        slots = self.shared.rotary.slow_slots(used, len(dims(query)))
         weight = (nats * self.root / size) ** 0.5
         self.q[slots, dims(query)] = weight
         self.shared.k[slots, dims(key)] = weight

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from bottega._util.native import WITH_TORCH, check_address_space
+from bottega.bundled import MODELS, PHOTOS
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.generation import OpenAIGenerator, TransformersGenerator, bundled
 from bottega.knowledge import (
@@ -26,8 +27,8 @@ BUNDLED = "bundled"
 REMOTE = "openai:"
 NOTE = "embed"  # key of the note in which a knowledge base stores the name of its embedder
 WITHOUT_TORCH = ("pixels", "words")
-EMBEDDERS = ("dual", BUNDLED, *WITHOUT_TORCH)
-BUNDLED_MODELS = (BUNDLED, f"{BUNDLED}:apprentice", f"{BUNDLED}:master")
+EMBEDDERS = ("dual", BUNDLED, PHOTOS, *WITHOUT_TORCH)
+BUNDLED_MODELS = (BUNDLED, *(f"{BUNDLED}:{name}" for name in MODELS))
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 
@@ -61,7 +62,7 @@ def check_model(spec: str) -> None:
     raise SettingError(
         f"model is unknown, got {spec!r}",
         hint=suggestion(spec, (*BUNDLED_MODELS, remote))
-        + "use bundled, bundled:master, openai:NAME, a folder, or a hub id OWNER/NAME",
+        + f"use {', '.join(BUNDLED_MODELS)}, openai:NAME, a folder, or a hub id OWNER/NAME",
     )
 
 
@@ -77,7 +78,7 @@ def check_embedder(spec: str) -> None:
         raise SettingError(
             f"embedder is unknown, got {spec!r}",
             hint=suggestion(name, EMBEDDERS)
-            + "use dual, bundled, words, pixels, a folder, or a hub id such as"
+            + "use photos, dual, bundled, words, pixels, a folder, or a hub id such as"
             " sentence-transformers/clip-ViT-B-32, with :image, :text or :average appended",
         )
     check_torch()
@@ -103,7 +104,7 @@ def check_torch() -> None:
 
 
 def open_embedder(spec: str) -> Embedder:
-    """Return the embedder of a name: `bundled`, `pixels`, `words`, `dual`, or a
+    """Return the embedder of a name: `photos`, `bundled`, `pixels`, `words`, `dual`, or a
     sentence-transformers id or folder followed by `:image` (default), `:text` or `:average`. Blocks
     while the embedder loads."""
     if spec == "pixels":
@@ -114,6 +115,8 @@ def open_embedder(spec: str) -> Embedder:
         return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
     if spec == BUNDLED:
         return TowerEmbedder.bundled(threads=1)
+    if spec == PHOTOS:
+        return TowerEmbedder.photos(threads=1)
     for mode in MODES:
         if spec.endswith(f":{mode}"):
             return SentenceEmbedder(spec.removesuffix(f":{mode}"), mode=mode)

@@ -5,22 +5,39 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
+from bottega.bundled.photo_model import PHOTOS, PHOTOS_MASTER, photo_folder
 from bottega.errors import ModelLoadError
+
+__all__ = [
+    "CLASS_FEATURES",
+    "MODELS",
+    "PHOTOS",
+    "PHOTOS_MASTER",
+    "PHOTO_FEATURES",
+    "TOKEN_CONCEPTS",
+    "TOKEN_IDENTITY",
+    "bundled_compressor",
+    "bundled_folder",
+]
 
 # Parts of the bundled model's hidden vector that embedders read.
 CLASS_FEATURES = slice(0, 80)  # of an image: close for images of one class
+PHOTO_FEATURES = slice(0, 256)  # the same of the photograph model
 TOKEN_IDENTITY = slice(159, 223)  # of a token
 TOKEN_CONCEPTS = (slice(134, 158), slice(329, 345))  # of a token: its name, topic or rule
 
-MODELS = ("apprentice", "master")
+MODELS = ("apprentice", "master", PHOTOS, PHOTOS_MASTER)
 
 
 def bundled_folder(name: str = "apprentice") -> Path:
-    """Return the folder of a bundled model; any `transformers` program can load it."""
+    """Return the folder of a bundled model; any `transformers` program can load it. The folders
+    of the photograph models are built on first use, which raises the errors of `photo_folder`."""
     if name not in MODELS:
         raise ModelLoadError(
-            f"bundled model is unknown, got {name!r}", hint=f"use {' or '.join(map(repr, MODELS))}"
+            f"bundled model is unknown, got {name!r}", hint=f"use {', '.join(map(repr, MODELS))}"
         )
+    if name in (PHOTOS, PHOTOS_MASTER):
+        return photo_folder(name)
     folder = Path(str(files(__package__))) / name
     return _check(folder / "config.json", f"model {name!r}")
 

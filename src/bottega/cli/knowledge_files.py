@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from bottega.bundled import PHOTOS
 from bottega.cli.components import open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
 from bottega.image import path_text
@@ -139,11 +140,12 @@ def _opened(specs: Mapping[str, str]) -> dict[str, View]:
     return {name: View(open_embedder(spec)) for name, spec in specs.items()}
 
 
-TOWER, TOKENS = r"tower-\d+ \S+", r"tokens-\d+ \S+"
+TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
 # Fingerprints identify the packaged embedders without loading them.
 PACKAGED = {
     "pixels": r"pixels-\d+ hog\d+ rgb\d+ dct\d+",
     BUNDLED: TOWER,
+    PHOTOS: r"tower-256 \S+",
     "words": TOKENS,
     "dual": rf"dual \({TOWER}\) \({TOKENS}\)",
 }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from bottega._util.native import LOADING
-from bottega.bundled import bundled_folder
+from bottega.bundled import PHOTOS, PHOTOS_MASTER, bundled_folder
 from bottega.errors import BottegaError, ImageError, MissingDependencyError, SettingError
 from bottega.image import Image
 from bottega.types import Prefix, Prompt, Reply, Sampling
@@ -337,9 +337,12 @@ def bundled(
     name: str = "apprentice", *, max_batch: int = 16, threads: int | None = 1
 ) -> TransformersGenerator:
     """Return a bundled model as a generator. `bundled("apprentice")` learns from demonstrations;
-    `bundled("master")` also knows digits and the English words for scenes. The models are so small
-    that a second thread slows them down. Raises `ModelLoadError` for an unknown name."""
-    return BundledGenerator(
+    `bundled("master")` also knows digits and the English words for scenes; `bundled("photos")`
+    learns from demonstrations with photographs, and `bundled("photos-master")` names 1,000 kinds of
+    things; both need the extra `[photos]`. The models are so
+    small that a second thread slows them down. Raises `ModelLoadError` for an unknown name."""
+    kind = TransformersGenerator if name in (PHOTOS, PHOTOS_MASTER) else BundledGenerator
+    return kind(
         bundled_folder(name),
         name=f"bundled:{name}",
         device="cpu",

@@ -11,7 +11,14 @@ from typing import Self
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega.bundled import CLASS_FEATURES, TOKEN_CONCEPTS, TOKEN_IDENTITY, bundled_folder
+from bottega.bundled import (
+    CLASS_FEATURES,
+    PHOTO_FEATURES,
+    PHOTOS,
+    TOKEN_CONCEPTS,
+    TOKEN_IDENTITY,
+    bundled_folder,
+)
 from bottega.errors import EmbeddingError
 from bottega.image import Image
 from bottega.knowledge.embedders.pixels import unit_images
@@ -20,7 +27,6 @@ from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Query
 
-DIMENSION = CLASS_FEATURES.stop - CLASS_FEATURES.start
 # Settings that change the tower's input pixels.
 PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor")
 
@@ -28,13 +34,18 @@ PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor"
 class TowerEmbedder:
     """Image embedder from the tower and connector of a FastVLM folder, in float32.
 
-    A vector is the first 80 dimensions of the connector, scaled to length one. The fingerprint
+    A vector consists of the connector's `features`, scaled to length one. The fingerprint
     covers the weights of both but not of the decoder, so training the decoder further keeps a
     knowledge base valid. `threads` sets torch's thread count for the whole process; None keeps it.
     """
 
     def __init__(
-        self, folder: str | Path, *, batch_size: int = 64, threads: int | None = None
+        self,
+        folder: str | Path,
+        *,
+        features: slice = CLASS_FEATURES,
+        batch_size: int = 64,
+        threads: int | None = None,
     ) -> None:
         if not Path(folder).is_dir():
             raise EmbeddingError(f"the model folder {folder} does not exist", hint="check the path")
@@ -53,24 +64,35 @@ class TowerEmbedder:
             self._model = model.model
             self._images = processor.image_processor
             self._batch_size = batch_size
+            self._features = features
             self._preprocessing = self._images.to_dict()
             self._side = max(self._preprocessing["size"].values())
-            self.fingerprint = f"tower-{DIMENSION} {self._digest()}"
+            self.fingerprint = f"tower-{self.dimension} {self._digest()}"
 
     @classmethod
     def bundled(cls, *, batch_size: int = 64, threads: int | None = None) -> Self:
         """Return the embedder of the bundled model."""
         return cls(bundled_folder(), batch_size=batch_size, threads=threads)
 
+    @classmethod
+    def photos(cls, *, batch_size: int = 1, threads: int | None = None) -> Self:
+        """Return the embedder of the photograph model: EfficientNet-Lite0 with ImageNet weights.
+
+        Batches save no time on a CPU. Raises the errors of `bottega.bundled.bundled_folder`.
+        """
+        return cls(
+            bundled_folder(PHOTOS), features=PHOTO_FEATURES, batch_size=batch_size, threads=threads
+        )
+
     @property
     def dimension(self) -> int:
-        return DIMENSION
+        return int(self._features.stop - self._features.start)
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
         return unit_images(
             queries,
             self._encode,
-            dimension=DIMENSION,
+            dimension=self.dimension,
             at_least=self._side,
             batch_size=self._batch_size,
         )
@@ -92,12 +114,13 @@ class TowerEmbedder:
         pixels = self._images(images, return_tensors="pt")["pixel_values"]
         with torch.inference_mode():
             tokens = self._model.get_image_features(pixels).pooler_output
-            vectors: Vectors = tokens.mean(1)[:, CLASS_FEATURES].numpy()
+            vectors: Vectors = tokens.mean(1)[:, self._features].numpy()
             return vectors
 
     def _digest(self) -> str:
         digest = hashlib.sha256()
-        settings = [self._preprocessing.get(name) for name in PREPROCESSING]
+        names = PREPROCESSING + ("crop_size",) * self._preprocessing["do_center_crop"]
+        settings = [self._preprocessing.get(name) for name in names]
         digest.update(json.dumps(settings).encode())
         for part in (self._model.vision_tower, self._model.multi_modal_projector):
             for name, weight in sorted(part.state_dict().items()):

