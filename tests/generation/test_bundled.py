@@ -34,7 +34,7 @@ async def test_the_bundled_model_loads_as_transformers_generator() -> None:
 def test_an_unknown_bundled_model_raises() -> None:
     with pytest.raises(ModelLoadError) as caught:
         bundled("journeyman")
-    assert caught.value.hint == "use 'apprentice' or 'master'"
+    assert caught.value.hint == "use 'apprentice', 'master', 'photos', 'photos-master'"
 
 
 PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos" / "cifar10" / "test"
