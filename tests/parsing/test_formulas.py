@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.parsing.comparison import MAX_DEPTH, MAX_LENGTH, formula_value
+from bottega.parsing.formulas import MAX_DEPTH, MAX_LENGTH, formula_value
 
 
 @pytest.mark.parametrize(

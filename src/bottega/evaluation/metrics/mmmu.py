@@ -9,7 +9,7 @@ from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.metric import Judgement
 from bottega.parsing import open_candidates
 from bottega.parsing.choices import open_forms
-from bottega.parsing.comparison import formula_value
+from bottega.parsing.formulas import formula_value
 from bottega.types import Answer, Example
 
 SUBJECT = "subject"
