@@ -18,7 +18,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import EfficientNetConfig, EfficientNetModel
 
-from bottega import Image, InterleavedPrompter, Query, Sampling, TransformersGenerator, bundled
+from bottega import (
+    Image,
+    InterleavedPrompter,
+    KnowledgeBase,
+    Query,
+    Sampling,
+    TransformersGenerator,
+    bundled,
+    visual_rag,
+)
 from bottega.bundled import bundled_folder, efficientnet, photo_model
 from bottega.bundled.efficientnet import LITE0, LITE2, EfficientNetLite
 from bottega.errors import MissingDependencyError, ModelLoadError, StoreError
@@ -256,3 +265,31 @@ def test_damaged_weights_are_reported(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ModelLoadError, match="missing or damaged") as raised:
         bundled_folder("photos-master")
     assert "--force-reinstall" in raised.value.hint
+
+
+def test_stored_features_replace_encoding(
+    tmp_path: Path, embedder: TowerEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is encoded twice: demonstrations come with the base, the query from its search."""
+    query, *shown = (Query("What is it?", (pattern(kind, kind),)) for kind in (4, 0, 1, 2, 3))
+    examples = [Example(one, f"label {i % 2}") for i, one in enumerate(shown)]
+    generator = bundled("photos")
+    with KnowledgeBase.open(tmp_path / "k.db", embedder) as knowledge:
+        knowledge.add(examples)
+        pipeline = visual_rag(knowledge, generator, shots=4)
+        asyncio.run(generator.load())
+        cache = generator.loaded.vision_cache
+        assert cache is not None
+        encoded: list[str] = []
+        encode = cache._encode_images
+
+        def counting(decoded: dict[str, Any]) -> Any:
+            encoded.extend(decoded)
+            return encode(decoded)
+
+        monkeypatch.setattr(cache, "_encode_images", counting)
+        with_stored = pipeline.trace_sync(query)
+        assert encoded == []
+        plain = ask(bundled("photos"), query, [c.example for c in with_stored.candidates])
+    assert plain.text == with_stored.answer.text
+    assert with_stored.answer.confidence == pytest.approx(np.exp(plain.logprob or 0.0), abs=0.02)

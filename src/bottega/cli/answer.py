@@ -36,7 +36,7 @@ from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
-from bottega.recipes import visual_rag
+from bottega.recipes import share_features, visual_rag
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
@@ -122,6 +122,8 @@ def ask(
     query = Query(question, tuple(Image.open(path) for path in image or ()))
     generator = open_model(model)
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
+    if knowledge:
+        share_features(generator, knowledge)
     with open_recorder(traces) as record:
         pipeline = Pipeline(
             route=FixedRouter(Tier(generator.name, generator, shots if knowledge else 0)),

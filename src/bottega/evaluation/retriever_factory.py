@@ -179,21 +179,21 @@ class CachingEmbedder:
     """
 
     def __init__(self, inner: Embedder) -> None:
-        self._inner = inner
+        self.inner = inner
         self._cache: dict[tuple[str, ...], Vectors] = {}
 
     @property
     def fingerprint(self) -> str:
-        return self._inner.fingerprint
+        return self.inner.fingerprint
 
     @property
     def dimension(self) -> int:
-        return self._inner.dimension
+        return self.inner.dimension
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
         if not queries:
             return np.empty((0, self.dimension), np.float32)
-        return np.stack(_cached(self._cache, queries, self._inner.embed))
+        return np.stack(_cached(self._cache, queries, self.inner.embed))
 
 
 class CachingTokenEmbedder:

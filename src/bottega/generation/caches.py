@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -145,13 +145,22 @@ def common_prefix(one: IntArray, other: IntArray) -> int:
 MAX_BYTES = 256 * 1024 * 1024
 
 
+# Returns stored vectors by image sha256, for some of the given images.
+FeatureSource: TypeAlias = Callable[[Collection[str]], Mapping[str, npt.NDArray[np.float32]]]
+
+
 class VisionCache:
-    """Projected features by image sha256, up to `max_bytes`."""
+    """Projected features by image sha256, up to `max_bytes`.
+
+    `sources` hold vectors of images that need not be encoded: the first dimensions of a feature,
+    of unit length, where the projector's biases are its other dimensions.
+    """
 
     def __init__(self, model: Any, processor: Any, placeholder: str, max_bytes: int) -> None:
         self._model, self._processor = model, processor
         self.placeholder = placeholder
         self._separate = False
+        self.sources: tuple[FeatureSource, ...] = ()
         self._features: LRUCache[str, torch.Tensor] = LRUCache(
             max_bytes, size=lambda rows: rows.nbytes
         )
@@ -170,13 +179,24 @@ class VisionCache:
         return cls(model, processor, placeholder, max_bytes) if placeholder else None
 
     def contains(self, sha256: str) -> bool:
-        return self._features.get(sha256) is not None
+        return self._cached(sha256) is not None
+
+    def _cached(self, sha256: str) -> torch.Tensor | None:
+        rows = self._features.get(sha256)
+        for source in self.sources:
+            if rows is not None:
+                break
+            if (vector := source([sha256]).get(sha256)) is not None:
+                rows = self._model.model.multi_modal_projector.linear_2.bias.detach().clone()[None]
+                rows[0, : len(vector)] = torch.from_numpy(vector.copy())
+                self._features.put(sha256, rows)
+        return rows
 
     def features(
         self, images: Iterable[str], decoded: Mapping[str, Pillow.Image]
     ) -> dict[str, torch.Tensor]:
         """Return the features by sha256; `decoded` holds the images that are not cached."""
-        cached = {sha: self._features.get(sha) for sha in images}
+        cached = {sha: self._cached(sha) for sha in images}
         fresh = self._encode_images(
             {sha: decoded[sha] for sha, rows in cached.items() if rows is None}
         )

@@ -22,6 +22,7 @@ from bottega.image import Image
 from bottega.types import Prefix, Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
+    from bottega.generation.caches import FeatureSource
     from bottega.generation.loaded import LoadedModel
     from bottega.generation.tokenization import RenderedPrompt
 
@@ -333,6 +334,27 @@ class BundledGenerator(TransformersGenerator):
         return await super().generate(prompt, sampling)
 
 
+class PhotoGenerator(TransformersGenerator):
+    """Photograph model. Images with a known vector of its own embedder are not encoded again."""
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.folder = Path(self._source)
+        self._sources: tuple[FeatureSource, ...] = ()
+
+    def features_from(self, *sources: FeatureSource) -> None:
+        """Look up vectors of images in these sources, which any thread may call."""
+        self._sources = sources
+        if self._loaded is not None and self._loaded.vision_cache is not None:
+            self._loaded.vision_cache.sources = sources
+
+    def _model(self) -> LoadedModel:
+        model = super()._model()
+        if model.vision_cache is not None:
+            model.vision_cache.sources = self._sources
+        return model
+
+
 def bundled(
     name: str = "apprentice", *, max_batch: int = 16, threads: int | None = 1
 ) -> TransformersGenerator:
@@ -341,7 +363,8 @@ def bundled(
     learns from demonstrations with photographs, and `bundled("photos-master")` names 1,000 kinds of
     things; both need the extra `[photos]`. The models are so
     small that a second thread slows them down. Raises `ModelLoadError` for an unknown name."""
-    kind = TransformersGenerator if name in (PHOTOS, PHOTOS_MASTER) else BundledGenerator
+    kinds = {PHOTOS: PhotoGenerator, PHOTOS_MASTER: TransformersGenerator}
+    kind = kinds.get(name, BundledGenerator)
     return kind(
         bundled_folder(name),
         name=f"bundled:{name}",

@@ -159,6 +159,18 @@ class Database:
         with self.decoding():
             return {key: np.frombuffer(blob, np.float32) for key, blob in found}
 
+    def vectors_of_images(self, sha256s: Collection[str], view: int) -> dict[str, Vectors]:
+        """Return the vectors of examples with exactly one image, by its hash."""
+        found = self.read(
+            "SELECT shown.sha256, vector FROM example_images AS shown JOIN vectors USING (key)"
+            f" WHERE shown.sha256 IN {IN_JSON} AND view = ? AND NOT EXISTS"
+            " (SELECT 1 FROM example_images AS o WHERE o.key = shown.key AND o.position > 0)",
+            json_array(sha256s),
+            view,
+        )
+        with self.decoding():
+            return {sha256: np.frombuffer(blob, np.float32) for sha256, blob in found}
+
     def vectors_after(self, key: int, limit: int, view: int) -> list[tuple[int, Vectors]]:
         found = self.read(
             "SELECT examples.key, vector FROM examples JOIN vectors USING (key)"

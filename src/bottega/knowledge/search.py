@@ -18,7 +18,7 @@ from bottega.knowledge.index import FaissIndex, Keys, Metric
 from bottega.knowledge.index_follower import IndexFollower, StaleIndexError
 from bottega.knowledge.records import SearchHit, StoredView, View, Views, embed_checked
 from bottega.knowledge.rows import KnowledgeBaseReader, SqliteRows
-from bottega.protocols import Vectors
+from bottega.protocols import Embedder, Vectors
 from bottega.types import Candidate, Example, Query
 
 MAX_FILTERS = 64
@@ -333,6 +333,21 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         """Return the stored vectors (n, dimension), float32, in the order of the ids."""
         self._check_embeds()
         return self._searcher.vectors(ids, by)
+
+    def image_vectors(self, sha256s: Collection[str], by: str | None = None) -> dict[str, Vectors]:
+        """Return the stored vectors of examples with exactly one image, by its sha256."""
+        self._check_embeds()
+        try:
+            view, _ = self._searcher.view(by)
+        except EmptyKnowledgeBaseError:
+            return {}
+        return self._rows.vectors_of_images(sha256s, view.number)
+
+    def embedder(self, by: str | None = None) -> Embedder:
+        """Return the embedder of a view, by default the first one."""
+        self._check_embeds()
+        given = self._views.resolve(self._rows.views())
+        return given[next(iter(given)) if by is None else by].embed
 
     def wait_for_indexes(self) -> None:
         """Wait until no index is being built in the background."""

@@ -3,7 +3,7 @@
 from bottega.recipes.cache_of_thought import cache_of_thought
 from bottega.recipes.racc import compression_searcher, kv_reuse_searcher, racc
 from bottega.recipes.rcts import default_reward, rcts
-from bottega.recipes.visual_rag import Classifier, default_prompter, visual_rag
+from bottega.recipes.visual_rag import Classifier, default_prompter, share_features, visual_rag
 
 __all__ = [
     "Classifier",
@@ -14,5 +14,6 @@ __all__ = [
     "kv_reuse_searcher",
     "racc",
     "rcts",
+    "share_features",
     "visual_rag",
 ]

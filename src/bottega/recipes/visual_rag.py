@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
-from bottega.knowledge import KnowledgeBase
+from bottega.generation.local import PhotoGenerator
+from bottega.knowledge import KnowledgeBase, TowerEmbedder
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
@@ -47,6 +48,17 @@ class Classifier:
             sampling=self.sampling,
             choices=tuple(self.labels),
         )
+
+
+def share_features(generator: Generator, knowledge: KnowledgeBase) -> None:
+    """Let the photograph model take the vectors of images from the knowledge base and its embedder,
+    if both have the same vision tower. Other pairs stay as they are."""
+    if not isinstance(generator, PhotoGenerator):
+        return
+    embedder = knowledge.embedder()
+    embedder = getattr(embedder, "inner", embedder)  # of an evaluation's cache
+    if isinstance(embedder, TowerEmbedder) and embedder.folder == generator.folder:
+        generator.features_from(embedder.image_vectors, knowledge.image_vectors)
 
 
 def default_prompter(generator: Generator) -> Prompter:
@@ -103,6 +115,7 @@ def visual_rag(
             "the knowledge base has no labels: it is empty",
             hint="add labelled examples first (knowledge.add, `bottega add`), or pass labels=",
         )
+    share_features(generator, knowledge)
     method = Classifier(
         generator, labels, prompt, multi_label=multi_label, order=order, record=record, price=price
     )

@@ -47,7 +47,7 @@ from bottega.naming import NOTE, open_embedder
 from bottega.parsing import FinalAnswerParser, agreement, most_frequent
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Embedder, Escalation, Retriever, Router, Tier
-from bottega.recipes import cache_of_thought
+from bottega.recipes import cache_of_thought, share_features
 from bottega.recording import CacheRecorder
 from bottega.reranking import GatedReranker, TopKReranker
 from bottega.retrieval import (
@@ -192,6 +192,8 @@ class NamespaceOpener:
         keeper = BudgetedKeeper(recorder, self.decoding, self.metrics.store.time)
         # Shared by the router and the demonstrations: one search for both.
         found = self._search(base)
+        for tier in self.tier_set.tiers:
+            share_features(tier.generator, base)
         pipeline = self._pipeline(base, found)
         example = partial(_example, base)
         if not config.shadow.rate:

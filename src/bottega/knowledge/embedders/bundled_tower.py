@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 from PIL import Image as Pillow
 
+from bottega._util.caching import LRUCache
 from bottega.bundled import (
     CLASS_FEATURES,
     PHOTO_FEATURES,
@@ -27,6 +28,7 @@ from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Query
 
+RECENT = 1024  # images whose vectors are kept
 # Settings that change the tower's input pixels.
 PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor")
 
@@ -65,6 +67,8 @@ class TowerEmbedder:
             self._images = processor.image_processor
             self._batch_size = batch_size
             self._features = features
+            self._recent: LRUCache[str, Vectors] = LRUCache(RECENT)
+            self.folder = Path(folder)
             self._preprocessing = self._images.to_dict()
             self._side = max(self._preprocessing["size"].values())
             self.fingerprint = f"tower-{self.dimension} {self._digest()}"
@@ -89,13 +93,22 @@ class TowerEmbedder:
         return int(self._features.stop - self._features.start)
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
-        return unit_images(
+        rows = unit_images(
             queries,
             self._encode,
             dimension=self.dimension,
             at_least=self._side,
             batch_size=self._batch_size,
         )
+        for query, row in zip(queries, rows, strict=True):
+            if len(query.images) == 1:
+                self._recent.put(query.images[0].sha256, row)
+        return rows
+
+    def image_vectors(self, sha256s: Collection[str]) -> dict[str, Vectors]:
+        """Return the vectors of images that were embedded last, by sha256."""
+        found = {sha256: self._recent.get(sha256) for sha256 in sha256s}
+        return {sha256: row for sha256, row in found.items() if row is not None}
 
     def cells(self, image: Image) -> Vectors:
         """Return (cells, channels) of the tower's last map with more than one cell."""
