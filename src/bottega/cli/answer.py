@@ -16,10 +16,10 @@ from bottega.cli.components import open_prices, open_prompt, open_recorder
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
     By,
+    DefaultModel,
     Embed,
     Json,
     KnowledgeFile,
-    Model,
     Namespace,
     OrderOption,
     PriceOption,
@@ -31,7 +31,7 @@ from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
 from bottega.knowledge.loaders.folders import SUFFIXES
-from bottega.naming import BUNDLED, open_model
+from bottega.naming import BUNDLED, default_model, open_model
 from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
@@ -50,7 +50,7 @@ T = TypeVar("T")
 def classify(
     file: KnowledgeFile,
     images: Annotated[list[Path], Argument(metavar="IMAGE", help="Images, or folders of images.")],
-    model: Model = BUNDLED,
+    model: DefaultModel = None,
     shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = SHOTS,
     namespace: Namespace = "",
     by: By = None,
@@ -69,12 +69,13 @@ def classify(
         )
     style, ordered = open_prompt(prompt), parse_order(order)
     found = list(chain.from_iterable(map(_images, images)))
-    generator = open_model(model)
+    generator = open_model(model) if model else None  # fails before the files are opened
     with (
         open_to_search(file, embed, namespace, by) as knowledge,
         open_recorder(traces) as record,
     ):
         labels = knowledge.labels()
+        generator = generator or open_model(default_model(knowledge.embedder()))
         if shots > len(knowledge) and shots != SHOTS:
             note(f"{shots} shots requested; all {len(knowledge)} examples are shown")
         pipeline = visual_rag(
@@ -107,7 +108,7 @@ def ask(
     shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = 3,
     namespace: Namespace = "",
     by: By = None,
-    model: Model = BUNDLED,
+    model: DefaultModel = None,
     embed: Embed = None,
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of the answer.")] = 512,
     price: PriceOption = None,
@@ -120,8 +121,11 @@ def ask(
     if not question.strip():
         raise SettingError(f"question is empty, got {question!r}", hint="write a question")
     query = Query(question, tuple(Image.open(path) for path in image or ()))
-    generator = open_model(model)
+    generator = open_model(model) if model else None
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
+    generator = generator or open_model(
+        default_model(knowledge.embedder()) if knowledge else BUNDLED
+    )
     if knowledge:
         share_features(generator, knowledge)
     with open_recorder(traces) as record:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 from typer import Exit, Option
 
 from bottega import __version__
+from bottega.bundled import PHOTOS
 from bottega.cli.answer import parse_order
 from bottega.cli.components import check_retrieve, local_model, open_prices, open_prompt
 from bottega.cli.evaluation_run import MethodResult, check_output, print_results, run_methods
@@ -18,8 +20,8 @@ from bottega.cli.knowledge_files import open_rows
 from bottega.cli.options import (
     BenchmarkSpec,
     CompressorFolder,
+    DefaultModel,
     ItemLimit,
-    Model,
     OrderOption,
     PriceOption,
     PromptStyle,
@@ -47,7 +49,7 @@ from bottega.evaluation.run_store import AnswerStore, RunStore
 from bottega.evaluation.runner import RunState
 from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
-from bottega.naming import BUNDLED, open_model
+from bottega.naming import BUNDLED, check_model, default_embedder, open_model
 from bottega.recipes import Classifier
 from bottega.types import IMAGE_QUESTION
 
@@ -86,14 +88,15 @@ def evaluate(
         int | None, Option(min=1, help="Maximum examples per label in the knowledge base.")
     ] = None,
     limit: ItemLimit = None,
-    model: Model = BUNDLED,
+    model: DefaultModel = None,
     embed: Annotated[
-        str,
+        str | None,
         Option(
-            help="Embedder: bundled, pixels, or a sentence-transformers id or folder; with "
-            "--retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder."
+            help="Embedder: photos, bundled, pixels, or a sentence-transformers id or folder; with "
+            "--retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder.",
+            show_default="photos for photographs if its extra is installed, else bundled",
         ),
-    ] = BUNDLED,
+    ] = None,
     retrieve: Annotated[
         str,
         Option(
@@ -224,7 +227,7 @@ def evaluate(
         kb_per_class=kb_per_class,
         label_noise=label_noise,
         allow_overlap=allow_overlap,
-        embed=embed,
+        embed=embed or BUNDLED,
         retrieve=retrieve,
         prompt=prompt,
         order=order,
@@ -240,11 +243,18 @@ def evaluate(
         concurrency=concurrency,
     )
     check_methods(config.methods or tuple(METHODS), config.shots)
-    check_retrieve(retrieve, embed)
+    check_retrieve(retrieve, config.embed)
     check_output(json)
     check_compressor(config, hyper)
     hyper_model = None if hyper is None else local_model(hyper)
     Budget(budget)  # fail before anything is loaded
+    if model:
+        check_model(model)  # before the benchmark is read
+    data, skipped = _load(config, rationales_from)
+    if embed is None and retrieve != "hybrid":
+        images = chain.from_iterable(example.query.images for example in data.knowledge)
+        config = replace(config, embed=default_embedder(images))
+    model = model or (f"{BUNDLED}:{PHOTOS}" if config.embed == PHOTOS else BUNDLED)
     settings = Classifier(
         open_model(model, concurrency=concurrency),
         labels=(),
@@ -253,7 +263,6 @@ def evaluate(
         price=open_prices(price),
         seed=seed,
     )
-    data, skipped = _load(config, rationales_from)
     tokens = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
     config = replace(config, methods=config.methods or default_methods(data), max_tokens=tokens)
     settings = replace(settings, sampling=replace(settings.sampling, max_tokens=tokens))

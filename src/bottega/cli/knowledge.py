@@ -42,6 +42,7 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
+from bottega.naming import SAMPLED, default_embedder
 from bottega.types import Example
 
 TRAIN = "train"
@@ -89,9 +90,13 @@ def add(
             f"split of passages must be {TRAIN}, got {split}",
             hint=f"use --split {TRAIN} for the training part of the Google Search corpus",
         )
-    # Read one example first: a mistyped folder must not leave an empty file.
-    first = list(islice(examples, 1))
-    with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
+    # Read some examples first: a mistyped folder must not leave an empty file.
+    first = list(islice(examples, SAMPLED))
+    default = default_embedder(chain.from_iterable(one.query.images for one in first))
+    with (
+        open_to_add(file, embed, namespace, default) as knowledge,
+        progress("adding", None) as step,
+    ):
         added = knowledge.add(chain(first, examples), on_error=on_error, progress=step)
         total = len(knowledge)
     if skipped and added.new == added.duplicates == 0:

@@ -74,8 +74,10 @@ def open_to_search(file: Path, embed: str | None, namespace: str, by: str | None
         return KnowledgeBase.open(file, _opened({view.name: spec}), namespace=namespace)
 
 
-def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
-    """Open or create a file with all of its views."""
+def open_to_add(
+    file: Path, embed: str | None, namespace: str, default: str = BUNDLED
+) -> KnowledgeBase:
+    """Open or create a file with all of its views; `default` is the embedder of a new file."""
     if file.exists():
         with open_rows(file) as rows:
             stored = rows.views()
@@ -85,7 +87,7 @@ def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
             specs = _makers(rows, stored, embed, file)
             check_same_content(rows, views := _opened(specs), file)
     else:
-        views = _opened(specs := {DEFAULT: embed or BUNDLED})
+        views = _opened(specs := {DEFAULT: embed or default})
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -83,19 +83,24 @@ def timestamp(time: datetime | None) -> float | None:
 
 
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
-Model = Annotated[
-    str,
+MODELS_HELP = (
+    "bundled (same as bundled:apprentice), bundled:photos, bundled:master, openai:NAME (endpoint: "
+    "OPENAI_BASE_URL), or a Hugging Face id or folder."
+)
+Model = Annotated[str, Option(help=MODELS_HELP)]
+DefaultModel = Annotated[
+    str | None,
     Option(
-        help="bundled (same as bundled:apprentice), bundled:master, openai:NAME (endpoint: "
-        "OPENAI_BASE_URL), or a Hugging Face id or folder."
+        help=MODELS_HELP,
+        show_default="bundled:photos with the embedder photos, else bundled",
     ),
 ]
 Embed = Annotated[
     str | None,
     Option(
-        help="bundled, pixels, words (of the question), dual (bundled and words), or a "
-        "sentence-transformers id or folder[:image|text|average]. "
-        "Default: the embedder that built the file, else bundled."
+        help="photos, bundled, pixels, words (of the question), dual (bundled and words), or a "
+        "sentence-transformers id or folder[:image|text|average]. Default: the embedder that built "
+        "the file, else photos for photographs if its extra is installed, else bundled."
     ),
 ]
 PromptStyle = Annotated[
