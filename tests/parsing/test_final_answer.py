@@ -56,6 +56,45 @@ def test_open_final_answers(reply: str, said: str) -> None:
     assert parse(OPEN, Completion(reply)).text == said
 
 
+ANGLES = Query("?", choices=("pi", "2 pi", r"$\frac{1}{3}$", "1,200 m", "3 red balls"))
+
+
+@pytest.mark.parametrize(
+    ("reply", "option"),
+    [
+        ("(B) 2 pi", 1),
+        (r"\boxed{(B) 2\pi}", 1),
+        ("The answer is (B) 2.0 pi.", 1),
+        ("(B) because the circle turns 2 times", 1),
+        ("B\n10 pi is the whole way", 1),
+        ("C. 0.33", 2),
+        ("(C) 2/6", 2),
+        ("(D) 1200", 3),
+        ("(E) Three red balls", 4),
+    ],
+)
+def test_letter_with_the_value_of_its_option(reply: str, option: int) -> None:
+    assert parse(ANGLES, Completion(reply)).text == ANGLES.choices[option]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "(B) 10 pi",
+        "B. 10 pi",
+        r"\boxed{(B) 10\pi}",
+        "The answer is (B) 10 pi. It is a long way.",
+        "(C) 0.3",
+        "(C) 2 pi",
+        "(C) 2PI/3",
+        "(D) 1201",
+        "(E) 4 red balls",
+    ],
+)
+def test_letter_with_another_value_is_no_option(reply: str) -> None:
+    assert parse(ANGLES, Completion(reply)).text not in ANGLES.choices
+
+
 @pytest.mark.parametrize("reply", ["", " . ", "<think>B", "Answer:", "Confidence: 1"])
 def test_empty_answers_are_invalid(reply: str) -> None:
     assert not parse(BARE, Completion(reply)).valid

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from string import ascii_lowercase, ascii_uppercase
 
+from bottega.parsing.formulas import values_differ
 from bottega.types import Answer, Completion, Query
 
 # Some chat templates write the opening tag, and the reply contains only the closing one.
@@ -338,7 +339,8 @@ class FinalAnswerParser:
     The answer is the last `\boxed{...}` of the reply, else the line `Answer: ...`, else the text
     after "the answer is" up to the end of the sentence, else the whole reply. For a query with
     choices a letter means its option; so does the first or last letter of a reply without a stated
-    answer. Other answers stay unchanged: 0.5 may equal the option \frac{1}{2}, which a metric
+    answer. A letter before another value than its option's does not count: "(B) 10 pi" is not the
+    option 2 pi. Other answers stay unchanged: 0.5 may equal the option \frac{1}{2}, which a metric
     checks.
     """
 
@@ -353,7 +355,7 @@ class FinalAnswerParser:
         said = (reply if found is None else found).strip(AROUND).removesuffix(".").strip(AROUND)
         if not said:
             return Answer("", valid=False, rationale=rationale)
-        letter = _letter(said)
+        letter = _letter(said, query.choices)
         if letter is None and found is None and (last := LETTER_LAST.search(reply)):
             letter = last[1]
         said = _option(letter, said, query.choices)
@@ -382,9 +384,16 @@ def _after_phrase(reply: str) -> str | None:
     return rest[: end.start()] if end else rest
 
 
-def _letter(said: str) -> str | None:
-    alone = ONLY_A_LETTER.fullmatch(said) or LETTER_FIRST.match(said)
-    return next(filter(None, alone.groups()), "").upper() if alone else None
+def _letter(said: str, choices: Sequence[str]) -> str | None:
+    """Return the letter of an option, unless a value follows that is not the option's."""
+    match = ONLY_A_LETTER.fullmatch(said) or LETTER_FIRST.match(said)
+    if match is None:
+        return None
+    letter = next(filter(None, match.groups()), "").upper()
+    rest = SENTENCE_ENDS.split(said[match.end() :], maxsplit=1)[0]
+    option = dict(zip(ascii_uppercase, choices, strict=False)).get(letter, "")
+    same_line = not match[0].endswith("\n")
+    return None if same_line and values_differ(rest, option) else letter
 
 
 def _option(letter: str | None, said: str, choices: Sequence[str]) -> str:

@@ -76,6 +76,7 @@ REPLACEMENTS = {
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 PLAIN_NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 WHOLE_FRACTION = re.compile(r"\\frac\s*(?:\{\s*\d+\s*\}|\d)\s*(?:\{\s*\d+\s*\}|\d)")
+BARE_PI = re.compile(r"(?<![a-z\\])pi(?![a-z])", re.IGNORECASE)
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -89,12 +90,35 @@ def formula_value(formula: str) -> float | None:
     if len(formula) > MAX_LENGTH:
         return None
     without_units = UNIT.sub("", WITHOUT_VALUE.sub("", formula.lower()))
-    reader = FormulaParser(THOUSANDS.sub("", normalize_formula(without_units)))
+    return evaluate(FormulaParser(THOUSANDS.sub("", normalize_formula(without_units))))
+
+
+def evaluate(parser: FormulaParser) -> float | None:
+    """Return the value of a parser's text, or None if it is no formula or not finite."""
     try:
-        found = reader.whole()
+        found = parser.whole()
     except (NotAFormula, ArithmeticError, ValueError):
         return None
     return found if math.isfinite(found) else None
+
+
+def values_differ(one: str, other: str) -> bool:
+    r"""Return whether two texts are certainly different values.
+
+    They are if both have a value, and the values differ by more than 0.01; or if they have the
+    same words and signs and different numbers, as in "10 pi" and "2\pi".
+    """
+    values = [formula_value(BARE_PI.sub(r"\\pi ", text)) for text in (one, other)]
+    if values[0] is not None and values[1] is not None:
+        return not math.isclose(values[0], values[1], abs_tol=0.01)
+    (ours, our_words), (theirs, their_words) = _numbers_and_words(one), _numbers_and_words(other)
+    return our_words == their_words and bool(ours and theirs) and ours != theirs
+
+
+def _numbers_and_words(text: str) -> tuple[list[str], list[str]]:
+    tokens = [token for token in formula_tokens(text) if token != "\\"]
+    numbers = [token for token in tokens if PLAIN_NUMBER.fullmatch(token)]
+    return numbers, [token for token in tokens if not PLAIN_NUMBER.fullmatch(token)]
 
 
 def normalize_formula(formula: str) -> str:
