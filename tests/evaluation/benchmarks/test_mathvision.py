@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.prompting import MATH_V, MATH_V_REASONED
@@ -71,6 +72,25 @@ def test_replies_are_parsed_and_scored(root: Path) -> None:
     reply = r"The answer is \boxed{B}. BECAUSE: Half of it is (A) or B."
     answer = data.parse(values.query, Completion(reply))
     assert (answer.text, answer.rationale) == (values.answer, "Half of it is (A) or B.")
+
+
+def test_official_scoring_is_an_option(root: Path) -> None:
+    data = load_benchmark(f"mathvision:{root},scoring=official", seed=0)
+    default = load_benchmark(f"mathvision:{root},scoring=lenient", seed=0)
+    assert data.metrics[0].name == "mathvision_accuracy_official"
+    assert default.metrics[0].name == "mathvision_accuracy"
+    assert (data.knowledge, len(data.items)) == (default.knowledge, 3)
+    item = next(item for item in data.items if item.query.id == "3")
+    for reply, official, lenient in [("B", 1, 1), ("0.5 cm", 0, 1), ("(B) 10 pi", 0, 0)]:
+        completion = Completion(reply)
+        assert data.metrics[0].score(item, data.parse(item.query, completion)) == official
+        assert default.metrics[0].score(item, default.parse(item.query, completion)) == lenient
+
+
+def test_unknown_scoring_is_rejected(root: Path) -> None:
+    with pytest.raises(SettingError) as error:
+        load_benchmark(f"mathvision:{root},scoring=strict", seed=0)
+    assert error.value.hint == "use lenient or official"
 
 
 def sample() -> Benchmark:

@@ -19,6 +19,10 @@ from bottega.evaluation.benchmarks.tables import (
     text,
     texts,
 )
+from bottega.evaluation.metrics.mathvision_official import (
+    OfficialMathVisionAccuracy,
+    OfficialMathVisionParser,
+)
 from bottega.evaluation.metrics.mmmu import SUBJECT, MathVisionAccuracy, MMMUAccuracy
 from bottega.parsing import ChoiceParser, FinalAnswerParser, RationaleParser
 from bottega.prompting import MATH_V, MATH_V_REASONED, MMMU, MMMU_REASONED
@@ -32,6 +36,8 @@ OPTIONS = {
     "images": ("any", "one"),
     "unparsable": ("none", "random"),
 }
+
+SCORING = {"scoring": ("lenient", "official")}
 
 
 def mmmu(source: Source) -> Benchmark:
@@ -118,20 +124,23 @@ def _listed(written: str) -> tuple[str, ...]:
 
 def mathvision(source: Source) -> Benchmark:
     """Load MathVision: testmini (304 items), with the rest of test (2,736) as the knowledge
-    base."""
+    base. `scoring=official` gives the verdicts of its published code."""
+    location, options = read_location(source, SCORING)
 
     def make(row: Row, name: str) -> Example:
-        return _mathvision_example(row, source.location, name)
+        return _mathvision_example(row, location, name)
 
-    items = read_examples(source.location, "testmini", make, on_error=source.on_error)
+    items = read_examples(location, "testmini", make, on_error=source.on_error)
     query_ids = {item.query.id for item in items}
-    everything = read_examples(source.location, "test", make, on_error=source.on_error)
+    everything = read_examples(location, "test", make, on_error=source.on_error)
+    is_official = options["scoring"] == "official"
+    parse = RationaleParser(FinalAnswerParser())
     return Benchmark(
         source.spec,
         tuple(example for example in everything if example.query.id not in query_ids),
         tuple(items),
-        metrics=(MathVisionAccuracy(),),
-        parse=RationaleParser(FinalAnswerParser()),
+        metrics=(OfficialMathVisionAccuracy() if is_official else MathVisionAccuracy(),),
+        parse=OfficialMathVisionParser(parse) if is_official else parse,
         prompt=MATH_V,
         rationale_prompt=MATH_V_REASONED,
     )

@@ -79,17 +79,19 @@ class MathVisionAccuracy:
             return float(item.answer in named)
         predicted = (answer.text, answer.text.replace(r"\approx", "=").rpartition("=")[2])
         others = [choice for choice in choices if choice != item.answer]
-        return float(_is_one(predicted, _ways(item)) and not _is_one(predicted, others))
+        return float(
+            _is_one(predicted, [item.answer, *option_letter(item)])
+            and not _is_one(predicted, others)
+        )
 
     def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         return mean([one.score for one in judged], seed=seed)
 
 
-def _ways(item: Example) -> list[str]:
-    """Return the right answer and, for an option, its letter."""
+def option_letter(item: Example) -> list[str]:
+    """Return the letter of the right option; an open question has none."""
     choices = item.query.choices
-    letters = [ascii_uppercase[choices.index(item.answer)]] if item.answer in choices else []
-    return [item.answer, *letters]
+    return [ascii_uppercase[choices.index(item.answer)]] if item.answer in choices else []
 
 
 def _is_one(predicted: Sequence[str], texts: Sequence[str]) -> bool:

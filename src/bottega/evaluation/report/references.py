@@ -123,7 +123,7 @@ def _rcts() -> Iterator[Reference]:
         options = {"split": "dev", "images": "any"} if name == "mmmu" else {}
         for (method, shots, ours), values in zip(RCTS_METHODS, rows, strict=True):
             for model, value in zip(models, values, strict=True):
-                metrics = ("accuracy", f"{name}_accuracy")
+                metrics = ("accuracy", f"{name}_accuracy", f"{name}_accuracy_official")
                 yield Reference(
                     name, method, shots, model, value, RCTS, "Table 2", ours, metrics, options
                 )

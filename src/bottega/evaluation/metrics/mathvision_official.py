@@ -1,0 +1,239 @@
+"""MathVision's published scoring: its reading of replies and its equality of answers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bottega.evaluation.metrics.intervals import Estimate, mean
+from bottega.evaluation.metrics.metric import Judgement
+from bottega.evaluation.metrics.mmmu import option_letter
+from bottega.parsing import strip_thinking
+from bottega.parsing.formulas import (
+    CLOSING,
+    FormulaParser,
+    NotAFormula,
+    evaluate,
+)
+from bottega.protocols import Parser
+from bottega.types import Answer, Completion, Example, Query
+
+FIRST_LINE = re.compile(r"(?:([A-E])|\(([A-E])\)(?: \2)?)\n")
+LAST_WORD = re.compile(r" (?:([A-E])|\(([A-E])\))\.\Z")
+PHRASES = (
+    "the final answer is",
+    "the answer is",
+    "the correct answer is",
+    "the answer should be",
+)
+BOX = "oxed{"
+DROPPED = re.compile(
+    r"\\[,!%]|\\?\$|\\(?:text|mbox|left|right)|\^(?:\{\\circ\}|\\circ)"
+    r"|\{m\}\^3|m\^3|\{(?:units|km)\}|units|km"
+)
+BARE_ROOT = re.compile(r"\\sqrt([^{])")
+BARE_FRACTION = re.compile(r"\\frac([^{])([^{]?)")
+BRACKETED_LETTER = re.compile(r"\(([a-e])\)")
+BRACED_LETTER = re.compile(r"\{([a-e])\}")
+
+
+class OfficialMathVisionParser:
+    """Parser of the answer as MathVision's published code reads it.
+
+    The answer is a letter in the first line or at the end of the last sentence, else a number after
+    the last "is", else the last box, else the sentence after "the answer is", else the whole reply.
+    It is lower case, without spaces, and begins after the last equals sign. `parse` reads the
+    rationale and the confidence.
+    """
+
+    def __init__(self, parse: Parser) -> None:
+        self._parse = parse
+
+    def __call__(self, query: Query, completion: Completion, /) -> Answer:
+        said = read_answer(strip_thinking(completion.text))
+        answer = self._parse(query, completion)
+        return replace(answer, text=said, labels=(said,) if said else (), valid=bool(said))
+
+
+def read_answer(reply: str) -> str:
+    """Return the answer of a reply in the form that `official_equal` compares."""
+    said = _stated(reply.strip())
+    if BOX not in said:
+        for phrase in PHRASES:
+            said = _after(phrase.capitalize(), _after(phrase, said))
+    return _clean(_content(said.lower().replace("{}", "")))
+
+
+def _stated(reply: str) -> str:
+    """Return the letter or the number that the reply states, or else the reply."""
+    found = (FIRST_LINE.match(reply), LAST_WORD.search(reply))
+    letters = [one[1] or one[2] for one in found if one]
+    if letters:
+        return min(letters)
+    number = reply.rpartition("is ")[2].rstrip(".")
+    try:
+        float(number)
+    except ValueError:
+        return reply
+    return number
+
+
+def _after(phrase: str, said: str) -> str:
+    """Return the sentence after the last occurrence of a phrase, or else the text."""
+    _, found, rest = said.rpartition(phrase)
+    rest = rest.strip()
+    return rest.split("\n")[0].split(". ")[0] if found else rest
+
+
+def _content(said: str) -> str:
+    """Return the right side of the last box, up to the last brace of the reply, or of the text."""
+    _, box, rest = said.rpartition(BOX)
+    said = rest.rpartition("}")[0] if box and "}" in rest else said
+    opened, closed = said.find("{"), said.find("}")
+    if closed != -1 and (opened == -1 or closed < opened):
+        said = said[:closed]
+    return said.rpartition("=")[2].rpartition(r"\approx")[2]
+
+
+def _clean(said: str) -> str:
+    """Remove spaces, TeX's text and spacing commands, degrees and the units m^3 and km."""
+    said = "".join(said.split()).replace("∞", r"\infty").replace(r"+\infty", r"\infty")
+    said = DROPPED.sub("", said.replace(r"\\", "\\"))
+    said = said.replace("tfrac", "frac").replace("dfrac", "frac")
+    if "sqrt" in said:  # the published code completes fractions only beside a root
+        said = BARE_ROOT.sub(r"\\sqrt{\1}", said)
+        said = BARE_FRACTION.sub(_braced_fraction, said)
+    said = BRACED_LETTER.sub(r"\1", BRACKETED_LETTER.sub(r"\1", said))
+    return said.rstrip(".").lstrip(":")
+
+
+def _braced_fraction(match: re.Match[str]) -> str:
+    below = f"{{{match[2]}}}" if match[2] else ""
+    return rf"\frac{{{match[1]}}}{below}"
+
+
+class OfficialMathVisionAccuracy:
+    """Accuracy with the verdicts of MathVision's published code, for answers of
+    `OfficialMathVisionParser`.
+
+    An answer is right if it equals the gold letter, the gold option's text or the open answer. The
+    published code executes replies; this class evaluates formulas without running code.
+    """
+
+    name = "mathvision_accuracy_official"
+
+    def score(self, item: Example, answer: Answer, /) -> float:
+        golds = [item.answer, *option_letter(item)]
+        return float(answer.valid and any(official_equal(gold, answer.text) for gold in golds))
+
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
+        return mean([one.score for one in judged], seed=seed)
+
+
+def official_equal(gold: str, answer: str) -> bool:
+    """Compare an answer with the gold one: by text, by element or by value to two decimals."""
+    ours, theirs = gold.lower().strip(), answer.lower().strip()
+    if not ours or not theirs:
+        return False
+    if ours == theirs or _elements(ours) == _elements(theirs):
+        return True
+    values = official_value(ours), official_value(theirs)
+    return None not in values and values[0] == values[1]
+
+
+def _elements(text: str) -> str:
+    """Return a tuple or list with the value of each element, or the text if one has none."""
+    parts = text[1:-1].split(",")
+    if len(parts) == 1 or text[0] + text[-1] not in ("()", "[]"):
+        return text
+    fixed = [part if "infty" in part or part in ("a", "-a") else None for part in parts]
+    values = [one or official_value(part) for one, part in zip(fixed, parts, strict=True)]
+    return text if None in values else f"{text[0]}{values}"
+
+
+IGNORED = re.compile(r"\$|~|\\,|\\(?:displaystyle|qquad|quad|left|right)(?![a-z])")
+
+
+def official_value(formula: str) -> float | None:
+    """Return the value of a formula, to two decimals, as the published code reads it."""
+    text = IGNORED.sub(" ", formula).replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
+    value = evaluate(OfficialFormulaParser(text))
+    return None if value is None else round(value, 2)
+
+
+NUMBER = re.compile(r"(\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(\\%)?")
+PRODUCT_SIGNS = ("*", r"\times", r"\cdot")
+QUOTIENT_SIGNS = ("/", ":", r"\div")
+# The published code ignores the text from here on: "24) cm" is 24, but "24 cm" has no value.
+STOP = re.compile(r"[)\]}&_]|\\}|\\to|\\rightarrow|\.(?!\d)")
+NO_FACTOR = re.compile(rf"{STOP.pattern}|[-+*/:,;<>=|^!]|\\times|\\cdot|\\div")
+MAX_FACTORIAL = 170  # larger ones are no floats
+
+
+class OfficialFormulaParser(FormulaParser):
+    r"""Parser of LaTeX as the published code's library reads it.
+
+    Units and names have no value; an integer before a fraction is a factor (4\frac{1}{2} is 2); a
+    product without a sign precedes a quotient (4/2\pi is 4/(2\pi)); powers associate to the left.
+    """
+
+    def whole(self) -> float:
+        found = self.sum()
+        if self.peek() and not STOP.match(self.text, self.at):
+            raise NotAFormula
+        return found
+
+    def product(self) -> float:
+        total = self.signed()
+        while sign := self.accept(*PRODUCT_SIGNS, *QUOTIENT_SIGNS):
+            factor = self.signed()
+            total = total * factor if sign in PRODUCT_SIGNS else total / factor
+        return total
+
+    def power(self) -> float:
+        """Read factors without a sign between them."""
+        total = self.raised()
+        while self.peek() and not NO_FACTOR.match(self.text, self.at):
+            total *= self.raised()
+        return total
+
+    def raised(self) -> float:
+        base = self.atom()
+        while sign := self.accept("^", "!", "'"):
+            if sign == "^":
+                base = math.pow(base, self.atom())
+            elif sign == "!":
+                base = _factorial(base)
+        return base
+
+    def atom(self) -> float:
+        if bracket := self.accept("(", "[", "{"):
+            return self.closed_by(CLOSING[bracket])
+        if self.accept(r"\{"):
+            return self.closed_by(r"\}")
+        if self.accept(r"\frac"):
+            return self.argument() / self.argument()
+        if self.accept(r"\sqrt"):
+            degree = self.closed_by("]") if self.accept("[") else 2.0
+            return math.pow(self.argument(), 1 / degree)
+        return math.pi if self.accept(r"\pi") else self.number()
+
+    def argument(self) -> float:
+        if not self.accept("{"):
+            raise NotAFormula
+        return self.closed_by("}")
+
+    def number(self) -> float:
+        found = NUMBER.match(self.text, self.at)
+        if found is None:
+            raise NotAFormula
+        self.at = found.end()
+        return float(found[1].replace(",", "")) / (100 if found[2] else 1)
+
+
+def _factorial(number: float) -> float:
+    if not number.is_integer() or not 0 <= number <= MAX_FACTORIAL:
+        raise NotAFormula
+    return float(math.factorial(int(number)))
