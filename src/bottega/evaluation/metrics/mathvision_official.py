@@ -153,7 +153,7 @@ def _elements(text: str) -> str:
     return text if None in values else f"{text[0]}{values}"
 
 
-IGNORED = re.compile(r"\$|~|\\,|\\(?:displaystyle|qquad|quad|left|right)(?![a-z])")
+IGNORED = re.compile(r"\$|~|\\,|\\(?:displaystyle|qquad|quad|left|right)")
 
 
 def official_value(formula: str) -> float | None:
