@@ -179,11 +179,11 @@ def test_without_similar_demonstrations_the_answer_is_unknown(
 ) -> None:
     query, similar, foreign = (
         Query("What is it?", (pattern(kind, variant),))
-        for kind, variant in ((7, 0), (7, 1), (2, 0))
+        for kind, variant in ((27, 0), (27, 1), (18, 0))
     )
     vectors = unit(embedder.embed([query, similar, foreign]))
     assert vectors[1] @ vectors[0] > 0.9
-    assert vectors[2] @ vectors[0] < 0.19
+    assert vectors[2] @ vectors[0] < 0.15
     assert ask(model, query).text == "unknown"
     assert ask(model, query, [Example(foreign, "barn")]).text == "unknown"
     assert ask(model, query, [Example(foreign, "barn"), Example(similar, "fox")]).text == "fox"
@@ -293,3 +293,26 @@ def test_stored_features_replace_encoding(
         plain = ask(bundled("photos"), query, [c.example for c in with_stored.candidates])
     assert plain.text == with_stored.answer.text
     assert with_stored.answer.confidence == pytest.approx(np.exp(plain.logprob or 0.0), abs=0.02)
+
+
+def test_a_foreign_image_is_unknown_to_the_recipe(tmp_path: Path, embedder: TowerEmbedder) -> None:
+    """Kinds 0 to 5 are known, kinds 6 and 7 are not: the base itself sets the threshold."""
+    generator = bundled("photos")
+    names = ("waves", "checks", "rings", "dots", "long waves", "big checks")
+    with KnowledgeBase.open(tmp_path / "k.db", embedder) as knowledge:
+        knowledge.add(
+            Example(Query("What is it?", (pattern(kind, variant),)), names[kind])
+            for kind in range(6)
+            for variant in range(10)
+        )
+        scores = knowledge.leave_one_out(5)
+        assert scores.shape == (60, 5)
+        assert (np.diff(scores, axis=1) <= 1e-6).all() and scores.max() < 1
+        pipeline = visual_rag(knowledge, generator, shots=5)
+        known = [pipeline.trace_sync(Query("", (pattern(kind, 50),))) for kind in range(6)]
+        foreign = [pipeline.trace_sync(Query("", (pattern(kind, 50),))) for kind in (6, 7)]
+        others = visual_rag(knowledge, generator, shots=5, labels=["waves"])
+        assert others.rerank is not None
+    assert [one.answer.text for one in known] == list(names)
+    assert [one.reply.completions[0].text for one in foreign] == ["unknown"] * 2
+    assert not any(one.answer.valid for one in foreign)

@@ -87,7 +87,7 @@ class Strengths:
 
     match: float = 10.0  # at cosine 1
     novelty: float = 60.0  # the same of the head that decides between an answer and "unknown"
-    least_similar: float = 0.2  # below this cosine every demonstration is foreign
+    least_similar: float = 0.12  # below this cosine every demonstration is foreign
     before: float = 140.0
     context: float = 60.0
     in_question: float = 220.0

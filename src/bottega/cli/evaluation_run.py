@@ -32,7 +32,7 @@ from bottega.evaluation.runner import Result, RunState, evaluate
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
-from bottega.recipes import Classifier, share_features
+from bottega.recipes import Classifier, novelty_gate
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
 PAIRED_FIELDS = ("method", "against", "shots", "n", "value", "low", "high", "p_value")
@@ -93,8 +93,8 @@ def run_methods(
                     seed=config.seed,
                     progress=step,
                 )
-            if embedder is not None:
-                share_features(settings.generator, knowledge)
+            gate = novelty_gate(settings.generator, knowledge) if embedder else None
+            settings = replace(settings, shows=gate.shows if gate else None)
             methods = plan(config, data, knowledge, settings, search=search, hyper=hyper)
         models = [settings.generator, *([hyper] if hyper else [])]
         asyncio.run(_run_all(data, methods, models, config, state, runs))

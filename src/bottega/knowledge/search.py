@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -180,6 +181,19 @@ class Searcher:
         rows = [found[keys[id]] for id in ids]
         return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
 
+    def leave_one_out(self, k: int, by: str | None, sample: int, seed: int) -> Vectors:
+        try:
+            index = self.current_index(by)
+        except EmptyKnowledgeBaseError:
+            return np.empty((0, k), np.float32)
+        ids = self._rows.ids_where()
+        chosen = random.Random(seed).sample(ids, min(sample, len(ids)))
+        keys = self._rows.keys(chosen)
+        own = [(keys[id],) for id in chosen]
+        hits = index.search(self.vectors(chosen, by), k, excluded=own)
+        rows = [[hit.score for hit in found] for found in hits if len(found) == k]
+        return np.array(rows, np.float32).reshape(-1, k)
+
     def close_indexes(self) -> None:
         """Close every index; the next search opens them again."""
         with self._lock:  # held until the end: no search may open an index meanwhile
@@ -333,6 +347,15 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         """Return the stored vectors (n, dimension), float32, in the order of the ids."""
         self._check_embeds()
         return self._searcher.vectors(ids, by)
+
+    def leave_one_out(
+        self, k: int, *, by: str | None = None, sample: int = 500, seed: int = 0
+    ) -> Vectors:
+        """Return the scores (n, k) of the `k` nearest other examples, best first, of at most
+        `sample` examples. Examples with fewer than `k` others are left out."""
+        _check_k(k)
+        self._check_embeds()
+        return self._searcher.leave_one_out(k, by, sample, seed)
 
     def image_vectors(self, sha256s: Collection[str], by: str | None = None) -> dict[str, Vectors]:
         """Return the stored vectors of examples with exactly one image, by its sha256."""

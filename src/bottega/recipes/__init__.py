@@ -3,7 +3,13 @@
 from bottega.recipes.cache_of_thought import cache_of_thought
 from bottega.recipes.racc import compression_searcher, kv_reuse_searcher, racc
 from bottega.recipes.rcts import default_reward, rcts
-from bottega.recipes.visual_rag import Classifier, default_prompter, share_features, visual_rag
+from bottega.recipes.visual_rag import (
+    Classifier,
+    default_prompter,
+    novelty_gate,
+    share_features,
+    visual_rag,
+)
 
 __all__ = [
     "Classifier",
@@ -12,6 +18,7 @@ __all__ = [
     "default_prompter",
     "default_reward",
     "kv_reuse_searcher",
+    "novelty_gate",
     "racc",
     "rcts",
     "share_features",

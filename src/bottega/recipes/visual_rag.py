@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -12,17 +12,28 @@ from bottega.knowledge import KnowledgeBase, TowerEmbedder
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
-from bottega.protocols import Generator, Pricer, Prompter, Recorder, Retriever, Tier, turns_only
-from bottega.reranking import DemonstrationOrder, TopKReranker
+from bottega.protocols import (
+    Generator,
+    Pricer,
+    Prompter,
+    Recorder,
+    Reranker,
+    Retriever,
+    Tier,
+    turns_only,
+)
+from bottega.reranking import DemonstrationOrder, GatedReranker, TopKReranker
 from bottega.retrieval import DenseRetriever
-from bottega.types import Sampling
+from bottega.routing.novelty_gate import AVERAGED, NoveltyGate
+from bottega.types import Candidate, Sampling
 
 
 @dataclass(frozen=True)
 class Classifier:
     """Settings that classification pipelines share; only the retriever and the shots differ.
 
-    `prompt` defaults to that of `default_prompter`. Decoding is greedy.
+    `prompt` defaults to that of `default_prompter`. Decoding is greedy. `shows` decides by the
+    candidates whether a query gets demonstrations.
     """
 
     generator: Generator
@@ -34,13 +45,17 @@ class Classifier:
     record: Recorder | None = None
     price: Pricer | None = None
     seed: int = 0
+    shows: Callable[[Sequence[Candidate]], bool] | None = None
 
     def pipeline(self, retrieve: Retriever | None = None, shots: int = 0) -> Pipeline:
         """Return a pipeline with these settings."""
+        rerank: Reranker = TopKReranker(self.order, seed=self.seed)
+        if self.shows is not None:
+            rerank = GatedReranker(rerank, self.shows)
         return Pipeline(
             route=FixedRouter(Tier(self.generator.name, self.generator, shots)),
             retrieve=retrieve,
-            rerank=TopKReranker(self.order, seed=self.seed),
+            rerank=rerank,
             prompt=self.prompt or default_prompter(self.generator),
             parse=LabelParser(multi_label=self.multi_label),
             record=self.record,
@@ -50,15 +65,27 @@ class Classifier:
         )
 
 
-def share_features(generator: Generator, knowledge: KnowledgeBase) -> None:
-    """Let the photograph model take the vectors of images from the knowledge base and its embedder,
-    if both have the same vision tower. Other pairs stay as they are."""
+def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
+    """Let the photograph model take the vectors of images from the knowledge base and its embedder.
+
+    Returns False for other pairs, which stay as they are: both need the same vision tower.
+    """
     if not isinstance(generator, PhotoGenerator):
-        return
+        return False
     embedder = knowledge.embedder()
     embedder = getattr(embedder, "inner", embedder)  # of an evaluation's cache
-    if isinstance(embedder, TowerEmbedder) and embedder.folder == generator.folder:
-        generator.features_from(embedder.image_vectors, knowledge.image_vectors)
+    if not isinstance(embedder, TowerEmbedder) or embedder.folder != generator.folder:
+        return False
+    generator.features_from(embedder.image_vectors, knowledge.image_vectors)
+    return True
+
+
+def novelty_gate(generator: Generator, knowledge: KnowledgeBase) -> NoveltyGate | None:
+    """Return the gate for the photograph model over a knowledge base of its own embedder, else
+    None. Blocks for about a second at 100,000 examples."""
+    if not share_features(generator, knowledge):
+        return None
+    return NoveltyGate(knowledge.leave_one_out(min(AVERAGED, max(1, len(knowledge) - 1))))
 
 
 def default_prompter(generator: Generator) -> Prompter:
@@ -89,7 +116,8 @@ def visual_rag(
     `labels` defaults to `knowledge.labels()`, read once, when this function is called: build the
     pipeline again after adding examples of a new class. An empty `labels` allows any answer.
     `prompt` defaults to the paper's appendix A, or to brief turns for a generator that needs them,
-    such as the bundled one. `retrieve` defaults to the search of `knowledge`.
+    such as the bundled one. The photograph model abstains where no example is similar enough
+    (`NoveltyGate`). `retrieve` defaults to the search of `knowledge`.
 
     Raises `SettingError`, and `EmptyKnowledgeBaseError` if `labels` is None and the knowledge base
     has none.
@@ -115,8 +143,15 @@ def visual_rag(
             "the knowledge base has no labels: it is empty",
             hint="add labelled examples first (knowledge.add, `bottega add`), or pass labels=",
         )
-    share_features(generator, knowledge)
+    gate = novelty_gate(generator, knowledge)
     method = Classifier(
-        generator, labels, prompt, multi_label=multi_label, order=order, record=record, price=price
+        generator,
+        labels,
+        prompt,
+        multi_label=multi_label,
+        order=order,
+        record=record,
+        price=price,
+        shows=gate.shows if gate else None,
     )
     return method.pipeline(retrieve or DenseRetriever(knowledge.search), shots)

@@ -11,6 +11,7 @@ from bottega.routing.benefit_gate import (
     ShadowSampler,
     SimilarityBand,
 )
+from bottega.routing.novelty_gate import NoveltyGate
 from bottega.routing.routers import (
     BudgetRouter,
     ColdStartRouter,
@@ -26,6 +27,7 @@ __all__ = [
     "ColdStartRouter",
     "ConfidenceEscalation",
     "CoverageRouter",
+    "NoveltyGate",
     "RandomRouter",
     "ShadowQuality",
     "ShadowSampler",

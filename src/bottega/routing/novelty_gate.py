@@ -1,0 +1,41 @@
+"""Abstention for queries that are unlike every example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bottega.protocols import Vectors
+from bottega.types import Candidate
+
+LEAST_EXAMPLES = 50  # fewer give no estimate of a low quantile
+AVERAGED = 10  # candidates
+
+
+@dataclass(frozen=True)
+class NoveltyGate:
+    """Gate that shows demonstrations only to a query that is as similar to them as examples are to
+    each other. A model that answers "unknown" without demonstrations then abstains.
+
+    `similarities` (n, k) holds the scores of the nearest other examples, best first, for n stored
+    examples (`KnowledgeBase.leave_one_out`). A query is novel if the mean score of its first
+    candidates is below the `quantile` of these examples' means: about that share of familiar
+    queries is rejected by mistake. With fewer than 50 examples no query is novel.
+    """
+
+    similarities: Vectors
+    quantile: float = 0.02
+    _thresholds: dict[int, float] = field(default_factory=dict)
+
+    def shows(self, candidates: Sequence[Candidate]) -> bool:
+        count = min(len(candidates), AVERAGED, self.similarities.shape[1])
+        if count == 0 or len(self.similarities) < LEAST_EXAMPLES:
+            return True
+        if count not in self._thresholds:
+            means = self.similarities[:, :count].mean(axis=1)
+            self._thresholds[count] = float(np.quantile(means, self.quantile))
+        nearest = sorted((one.score for one in candidates), reverse=True)[:count]
+        mean: float = sum(nearest) / count
+        return mean >= self._thresholds[count]
