@@ -26,7 +26,7 @@ class NoveltyGate:
     """
 
     similarities: Vectors
-    quantile: float = 0.02
+    quantile: float = 0.01
     _thresholds: dict[int, float] = field(default_factory=dict)
 
     def shows(self, candidates: Sequence[Candidate]) -> bool:
