@@ -24,12 +24,19 @@ def test_eval_writes_every_method_at_every_number_of_shots(run: Run, pets: Path)
         *((name, k) for name in ("random", "balanced", "visual-rag", "vote") for k in (1, 2)),
         ("nearest", 1),
         *(("knn", k) for k in (1, 2)),
+        ("logreg", 0),
     ]
+    assert (document["paired"][0]["method"], document["paired"][0]["against"]) == (
+        "visual-rag",
+        "knn",
+    )
+    first = done.out.partition("\nmethod      baseline")[2].splitlines()[1]
+    assert first.split()[:3] == ["visual-rag", "knn", "1"]
     for row in rows:
         assert list(row)[: len(FIELDS)] == FIELDS
         assert row["n"] == 3
         assert 0 <= row["low"] <= row["value"] <= row["high"] <= 1
-        assert row["calls"] == (0 if row["method"] in ("vote", "nearest", "knn") else 3)
+        assert row["calls"] == (0 if row["method"] in ("vote", "nearest", "knn", "logreg") else 3)
     best = next(r for r in rows if (r["method"], r["shots"]) == ("visual-rag", 2))
     assert best["value"] == 1.0
 

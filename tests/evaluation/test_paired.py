@@ -154,6 +154,29 @@ async def test_retrieval_methods_are_compared_with_their_baselines() -> None:
     ]
 
 
+async def test_differences_to_knn_come_first() -> None:
+    names = {"vote": 3, "visual-rag": 0, "top-k": 1, "knn": 2}
+    runs = [await _run(name, k, wrong) for name, wrong in names.items() for k in (5, 10)]
+    pairs = paired_differences(runs)
+    assert [(p.method, p.shots) for p in pairs if p.against == "knn"] == [
+        ("visual-rag", 5),
+        ("visual-rag", 10),
+        ("top-k", 5),
+        ("top-k", 10),
+    ]
+    assert [p.against for p in pairs[:5]] == ["knn"] * 4 + ["vote"]
+
+
+async def test_logreg_is_compared_with_knn_at_every_shot_count() -> None:
+    runs = [await _run("logreg", 0, 0), await _run("knn", 5, 3), await _run("knn", 10, 6)]
+    assert [(p.method, p.against, p.shots, p.value) for p in paired_differences(runs)] == [
+        ("logreg", "knn", 5, 0.5),
+        ("logreg", "knn", 10, 1.0),
+    ]
+    pairs = paired_differences([await _run("visual-rag", 5, 0), runs[0]])
+    assert [(p.method, p.against, p.shots) for p in pairs] == [("visual-rag", "logreg", 5)]
+
+
 async def test_compression_is_compared_with_concat_and_its_controls() -> None:
     names = {"concat": 1, "racc": 0, "racc-flat": 2, "racc-swapped": 6, "racc-oracle": 0}
     runs = [await _run(name, 5, wrong_count) for name, wrong_count in names.items()]

@@ -104,6 +104,22 @@ def test_knn_returns_a_dominant_nearest_label(
     assert knn(retrieved(*close)).labels == nearest_label(retrieved(*close)).labels == ("a",)
 
 
+@given(RETRIEVED, st.integers(0, 11))
+def test_duplicate_never_lowers_the_share_of_its_label(
+    scored: list[tuple[str, float]], index: int
+) -> None:
+    label, score = scored[index % len(scored)]
+    for rule in (vote, knn):
+        before, after = rule(retrieved(*scored)), rule(retrieved(*scored, (label, score)))
+        if before.labels == (label,):
+            assert after.labels == (label,)
+            assert (after.confidence or 0) >= (before.confidence or 0) - 1e-12
+        elif after.labels == before.labels:
+            assert (after.confidence or 0) <= (before.confidence or 0) + 1e-12
+        else:
+            assert after.labels == (label,)
+
+
 def test_single_example_decides_every_rule() -> None:
     for rule in VOTES.values():
         assert rule(retrieved(("a", 0.3))).labels == ("a",)

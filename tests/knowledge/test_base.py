@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import pytest
 
 from bottega.errors import (
@@ -20,6 +22,7 @@ from bottega.errors import (
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
+from tests.builders import example
 from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
 
 
@@ -43,6 +46,19 @@ def test_l2_scores_are_negative_distances() -> None:
         assert kb.search(Query("a"), 1)[0].score == pytest.approx(0.0, abs=1e-3)
         assert kb.search(Query("a"), 2)[1].score < 0
         assert kb.stats().metric == "l2"
+
+
+def test_embedded_query_and_excluded_ids_are_those_of_the_search(kb: KnowledgeBase) -> None:
+    kb.add(examples := [example("a", 1), example("b", 2)])
+    query = examples[0].query
+    [vector] = kb.embed([query])
+    own, other = kb.ids()
+    assert np.array_equal(vector, kb.vectors([own])[0])
+    assert kb.excluded_ids(query) == {own}
+    another = replace(query, text="Another question?", id=None)
+    assert kb.excluded_ids(another) == {own}
+    assert kb.excluded_ids(another, "same-question") == set()
+    assert [c.example.id for c in kb.search(another, 5)] == [other]
 
 
 def test_query_itself_is_excluded_by_default(kb: KnowledgeBase) -> None:

@@ -15,7 +15,7 @@ from bottega.cli.options import Json, Seed, TraceFile
 from bottega.cli.output import note, print_json, say
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods import PAPER_METHODS
+from bottega.evaluation.methods import PAPER_METHODS, REFERENCE
 from bottega.evaluation.page import render_demo
 from bottega.evaluation.paired import paired_differences
 from bottega.evaluation.run_store import DemonstrationRecorder
@@ -43,7 +43,7 @@ def demo(
     check_output(out)
     data = load_benchmark("digits", seed=seed, limit=limit, per_class=kb_per_class)
     settings = Classifier(open_model(BUNDLED), labels=(), price=open_prices(None), seed=seed)
-    config = RunConfig(methods=PAPER_METHODS, shots=(1, 5, 10, 20), seed=seed)
+    config = RunConfig(methods=(*PAPER_METHODS, REFERENCE), shots=(1, 5, 10, 20), seed=seed)
     recorder = DemonstrationRecorder("visual-rag", 5)
     runs: list[MethodResult] = []
     run_methods(data, settings, config, runs, state=RunState(recorder), traces=traces)

@@ -208,15 +208,15 @@ def evaluate(
     Completed methods are printed and written even if a later method fails.
 
     vote, nearest and knn choose a label among the retrieved examples without a model; vote-strict
-    counts ties as wrong. top-k shows the nearest examples, the same as visual-rag for labelled
-    images; majority and best-of-n choose among several samples of its reply. in-context shows all
-    examples, oracle the gold passage among others. rcts searches for helpful examples;
-    rcts-random and rcts-best-of-n have its reward and its budget without a tree. concat shows
-    passages, racc compresses them; racc-oracle and racc-flat change the retrieval scores,
-    racc-swapped reads the passages of another item. candidates answers from each passage
-    separately and chooses the answer with the best joint probability; kv-reuse puts the keys and
-    values of each passage before the question. swap-image and swap-question are visual-rag with the
-    image or the question of another item.
+    counts ties as wrong; logreg fits a logistic regression to all labelled vectors. top-k shows the
+    nearest examples, the same as visual-rag for labelled images; majority and best-of-n choose
+    among several samples of its reply. in-context shows all examples, oracle the gold passage among
+    others. rcts searches for helpful examples; rcts-random and rcts-best-of-n have its reward and
+    its budget without a tree. concat shows passages, racc compresses them; racc-oracle and racc-
+    flat change the retrieval scores, racc-swapped reads the passages of another item. candidates
+    answers from each passage separately and chooses the answer with the best joint probability; kv-
+    reuse puts the keys and values of each passage before the question. swap-image and swap-question
+    are visual-rag with the image or the question of another item.
     """
     config = RunConfig(
         benchmark=_spec(benchmark, question, unparsable),
@@ -264,7 +264,9 @@ def evaluate(
         seed=seed,
     )
     tokens = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
-    config = replace(config, methods=config.methods or default_methods(data), max_tokens=tokens)
+    config = replace(
+        config, methods=config.methods or default_methods(data, retrieve), max_tokens=tokens
+    )
     settings = replace(settings, sampling=replace(settings.sampling, max_tokens=tokens))
     data = passages_only(data, config.methods)
     _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces)
@@ -410,7 +412,7 @@ def _report(
 def _note_rationales(with_rationales: Sequence[str], runs: Sequence[MethodResult]) -> None:
     """Note that some methods show rationales and others do not."""
     shown = dict.fromkeys(result.method for result, _ in runs if result.shots)
-    others = [name for name in shown if name not in with_rationales and not METHODS[name].vote]
+    others = [name for name in shown if name not in with_rationales and METHODS[name].uses_model]
     explaining = [name for name in shown if name in with_rationales]
     if explaining and others:
         note(

@@ -66,7 +66,7 @@ def run_methods(
     traces: Path | None = None,
 ) -> None:
     """Run all methods; append each result when it is complete, so an error keeps the others."""
-    check_benchmark_fit(config.methods, data)
+    check_benchmark_fit(config.methods, data, config.retrieve)
     available = max_demonstrations(data)
     if max(config.shots) > available:
         note(f"{max(config.shots)} shots requested; all {available} available examples are shown")

@@ -24,17 +24,21 @@ from bottega.evaluation.votes import Vote, knn, nearest_label, strict_vote, vote
 from bottega.parsing import most_confident, most_frequent
 
 # How demonstrations are found. "passages": with the gold passage where items name theirs and with
-# late-interaction scores, else by a search.
-Retrieval = Literal["none", "search", "uniform", "balanced", "everything", "oracle", "passages"]
+# late-interaction scores, else by a search. "vectors": no example is shown,
+# all labelled vectors are used.
+Retrieval = Literal[
+    "none", "search", "uniform", "balanced", "everything", "oracle", "passages", "vectors"
+]
 
 
 @dataclass(frozen=True)
 class MethodSpec:
     """Definition of an evaluation method: its needs, its construction and its baselines.
 
-    A method answers by a `vote`, or by a pipeline that `build` changes and whose query `swap`
-    replaces. `shots` is the only number of shots of a method that has just one. Methods that
-    `match_search_cost` may spend as much as RCTS's tree search, so they see its rationales.
+    A method answers by a `vote`, by a classifier of `vectors`, or by a pipeline that `build`
+    changes and whose query `swap` replaces. `shots` is the only number of shots of a method that
+    has just one. Methods that `match_search_cost` may spend as much as RCTS's tree search, so they
+    see its rationales.
     `baselines` are the methods that it is compared with, `note` explains it under the results.
     """
 
@@ -52,7 +56,12 @@ class MethodSpec:
     @property
     def needs_labels(self) -> bool:
         """Whether examples must have labels to count."""
-        return self.vote is not None or self.retrieval == "balanced"
+        return not self.uses_model or self.retrieval == "balanced"
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether a model answers."""
+        return self.vote is None and self.retrieval != "vectors"
 
     @property
     def reads_passages(self) -> bool:
@@ -62,14 +71,22 @@ class MethodSpec:
     @property
     def shows_demonstrations(self) -> bool:
         """Whether a model sees demonstrations."""
-        return self.vote is None and self.retrieval != "none"
+        return self.uses_model and self.retrieval != "none"
 
     def searches(self, data: Benchmark, *, names_passages: bool) -> bool:
         """Return whether the method searches the knowledge base."""
-        return self.retrieval == "search" or (self.reads_passages and not names_passages)
+        return self.retrieval in ("search", "vectors") or (
+            self.reads_passages and not names_passages
+        )
 
 
-BASELINES = ("vote", "nearest", "knn", "top-k", "random", "zero-shot")
+# Each comparison of methods begins with the differences to this one.
+REFERENCE = "knn"
+LOGREG = "logreg"
+BASELINES = (
+    *(REFERENCE, LOGREG, "vote", "vote-strict", "nearest"),
+    *("top-k", "random", "zero-shot"),
+)
 EQUAL_COST = ("majority", "best-of-n", "rcts-random", "rcts-best-of-n")
 RACC_BASELINES = ("concat", "racc-flat", "racc-swapped", "zero-shot")
 
@@ -92,6 +109,13 @@ _SPECS = (
         note="nearest is the label of the most similar example.",
     ),
     MethodSpec("knn", vote=knn, note="knn is a vote weighted by similarity."),
+    MethodSpec(
+        LOGREG,
+        "vectors",
+        shots=0,
+        baselines=(REFERENCE,),
+        note="logreg is a logistic regression on the vectors of all labelled examples.",
+    ),
     MethodSpec("top-k", baselines=BASELINES),
     MethodSpec(
         "majority",
@@ -132,7 +156,7 @@ _SPECS = (
 METHODS = {spec.name: spec for spec in _SPECS}
 
 PAPER_METHODS = ("zero-shot", "random", "balanced", "visual-rag", "vote")
-LABEL_METHODS = (*PAPER_METHODS, "nearest", "knn")
+LABEL_METHODS = (*PAPER_METHODS, "nearest", "knn", LOGREG)
 PASSAGE_METHODS = ("zero-shot", "random", "oracle")
 CHOICE_METHODS = ("zero-shot", "random", "top-k")
 NEEDS_GOLD_PASSAGES = ("oracle", "racc-oracle")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bottega.evaluation.methods import METHODS
+from bottega.evaluation.methods import METHODS, REFERENCE
 from bottega.evaluation.metrics.intervals import (
     Estimate,
     mcnemar,
@@ -38,19 +38,26 @@ class PairedDifference:
 def paired_differences(
     runs: Sequence[tuple[Result, Sequence[ScoredAnswer]]], *, seed: int = 0
 ) -> list[PairedDifference]:
-    """Compare retrieving and compressing methods with their baselines at the same number of shots,
-    or at the baseline's only one. Metrics of a whole set (macro-F1) have no pairs."""
+    """Compare methods with their baselines, the differences to `REFERENCE` first.
+
+    Both have the same number of shots, except that a method with only one is compared at each
+    number of the other. Metrics of a whole set (macro-F1) have no pairs.
+    """
     by_name = {
         (r.method, r.shots): scored for r, scored in runs if not r.metric.startswith("macro")
     }
-    return [
-        compared
+    compared = [
+        compare(method, against, max(shots, other), scored, by_name[against, other], seed)
         for (method, shots), scored in by_name.items()
         for against in _baselines(method)
-        for theirs in [by_name.get((against, _shots(against, shots)))]
-        if theirs is not None
-        if (compared := compare(method, against, shots, scored, theirs, seed)) is not None
+        for other in _shots(method, shots, against, by_name)
     ]
+    return sorted(filter(None, compared), key=is_other_baseline)
+
+
+def is_other_baseline(one: PairedDifference) -> bool:
+    """Sort key that puts differences to `REFERENCE` first and keeps the order of the others."""
+    return one.against != REFERENCE
 
 
 def _baselines(method: str) -> list[str]:
@@ -58,9 +65,12 @@ def _baselines(method: str) -> list[str]:
     return [] if spec is None else [name for name in spec.baselines if name != method]
 
 
-def _shots(method: str, shots: int) -> int:
-    fixed = METHODS[method].shots
-    return shots if fixed is None else fixed
+def _shots(method: str, shots: int, against: str, runs: Iterable[tuple[str, int]]) -> list[int]:
+    """Return the baseline's numbers of shots to compare with."""
+    available = [other for name, other in runs if name == against]
+    if METHODS[against].shots is not None or METHODS[method].shots is not None:
+        return available
+    return [shots] if shots in available else []
 
 
 def compare(

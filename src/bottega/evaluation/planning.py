@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -12,10 +13,12 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.controls import SwappedPrompter, SwappedQueryRecorder
 from bottega.evaluation.examples import is_passage, names_passages
+from bottega.evaluation.logistic import KnowledgeBaseLogistic
 from bottega.evaluation.methods import (
     CHOICE_METHODS,
     COMPRESSION_METHODS,
     LABEL_METHODS,
+    LOGREG,
     METHODS,
     NEEDS_GOLD_PASSAGES,
     PASSAGE_METHODS,
@@ -31,7 +34,7 @@ from bottega.evaluation.retrieval import (
     oracle_retriever,
     pools,
 )
-from bottega.evaluation.retriever_factory import RetrieverFactory
+from bottega.evaluation.retriever_factory import BY_VECTORS, RetrieverFactory
 from bottega.evaluation.searchers import SAMPLES, MethodContext, max_search_calls
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
@@ -55,13 +58,14 @@ def plan(
     search: RetrieverFactory = nearest_retriever,
     hyper: TransformersGenerator | None = None,
 ) -> list[Method]:
-    """Return each method at each number of shots; `zero-shot`, `nearest` and `in-context` once.
+    """Return each method at each number of shots; `zero-shot`, `nearest`, `logreg` and
+    `in-context` once.
 
     `knowledge` may be empty unless `needs_search`; `search` finds the examples of the methods that
     search it. Raises `SettingError`.
     """
     check_methods(config.methods, config.shots)
-    check_benchmark_fit(config.methods, data)
+    check_benchmark_fit(config.methods, data, config.retrieve)
     check_compressor(config, hyper)
     context = MethodContext(
         data, settings.generator, config, samples=_samples(config, settings), hyper=hyper
@@ -69,6 +73,9 @@ def plan(
     planned: list[Method] = []
     for name in dict.fromkeys(config.methods):
         spec = METHODS[name]
+        if spec.retrieval == "vectors":
+            planned.append(_logistic_method(data, knowledge, settings.multi_label, config.seed))
+            continue
         asking = replace(settings, prompt=prompt_for(name, data, settings, config.rationales))
         retrieve = _retriever(spec, data, knowledge, config.seed, search)
         swapped = _swapped(spec, data, asking, config.seed)
@@ -78,11 +85,15 @@ def plan(
     return planned
 
 
-def default_methods(data: Benchmark) -> tuple[str, ...]:
+def default_methods(data: Benchmark, retrieve: str = "image") -> tuple[str, ...]:
     """Return the default methods: for passages, for questions with choices, or for labels."""
     if _has_passages(data):
         return PASSAGE_METHODS
-    return CHOICE_METHODS if _has_own_choices(data) else LABEL_METHODS
+    if _has_own_choices(data):
+        return CHOICE_METHODS
+    if _has_open_answers(data) or retrieve not in BY_VECTORS:
+        return tuple(name for name in LABEL_METHODS if name != LOGREG)
+    return LABEL_METHODS
 
 
 def passages_only(data: Benchmark, names: Sequence[str]) -> Benchmark:
@@ -125,8 +136,8 @@ def check_methods(names: Sequence[str], shots: Sequence[int]) -> None:
         )
 
 
-def check_benchmark_fit(names: Sequence[str], data: Benchmark) -> None:
-    """Raise `SettingError` for a method that this benchmark does not support."""
+def check_benchmark_fit(names: Sequence[str], data: Benchmark, retrieve: str = "image") -> None:
+    """Raise `SettingError` for a method that this benchmark or its retrieval does not support."""
     gold = [name for name in NEEDS_GOLD_PASSAGES if name in names]
     if gold and not names_passages(data.items):
         raise SettingError(
@@ -147,6 +158,8 @@ def check_benchmark_fit(names: Sequence[str], data: Benchmark) -> None:
             " passages_only(data, names)",
         )
     _check_labels([name for name in METHODS if name in names and METHODS[name].needs_labels], data)
+    if LOGREG in names:
+        _check_label_set(data, retrieve)
     if "in-context" in names and not data.episode_of and len(data.knowledge) > MAX_IN_CONTEXT:
         raise SettingError(
             f"in-context shows at most {MAX_IN_CONTEXT} examples, got {len(data.knowledge)}",
@@ -169,6 +182,20 @@ def _check_labels(names: Sequence[str], data: Benchmark) -> None:
             f"{' and '.join(names)} {_need(names)} common labels, got choices of each question in"
             f" {data.name}",
             hint=f"use {', '.join(CHOICE_METHODS)}",
+        )
+
+
+def _check_label_set(data: Benchmark, retrieve: str) -> None:
+    if _has_open_answers(data):
+        raise SettingError(
+            f"{LOGREG} needs a set of labels, got open answers in {data.name}",
+            hint=f"remove {LOGREG}; knn and vote choose among the retrieved answers",
+        )
+    if retrieve not in BY_VECTORS:
+        raise SettingError(
+            f"{LOGREG} needs one vector for each example, got retrieval by {retrieve}",
+            hint=f"set --retrieve to {', '.join(BY_VECTORS[:-1])} or {BY_VECTORS[-1]}, or remove"
+            f" {LOGREG}",
         )
 
 
@@ -234,6 +261,22 @@ def _vote_method(spec: MethodSpec, retrieve: Retriever, shots: int, multi_label:
     return Method(spec.name, shots, answer)
 
 
+def _logistic_method(
+    data: Benchmark, knowledge: KnowledgeBase, multi_label: bool, seed: int
+) -> Method:
+    fit = partial(KnowledgeBaseLogistic, knowledge, multi_label=multi_label, seed=seed)
+    by_episode = {
+        episode: fit(within=knowledge.ids(tags={"episode": episode}) if episode else None)
+        for episode in dict.fromkeys(data.episode_of.values()) or [""]
+    }
+
+    async def answer(query: Query) -> Outcome:
+        episode = data.episode_of.get(query.id or "", "")
+        return Outcome(await asyncio.to_thread(by_episode[episode].answer, query))
+
+    return Method(LOGREG, 0, answer)
+
+
 def _retriever(
     spec: MethodSpec,
     data: Benchmark,
@@ -270,6 +313,10 @@ def _swapped(spec: MethodSpec, data: Benchmark, settings: Classifier, seed: int)
 
 def _has_passages(data: Benchmark) -> bool:
     return any(map(is_passage, data.knowledge))
+
+
+def _has_open_answers(data: Benchmark) -> bool:
+    return not data.labels and not all(item.query.choices for item in data.items)
 
 
 def _has_own_choices(data: Benchmark) -> bool:

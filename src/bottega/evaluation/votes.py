@@ -19,7 +19,7 @@ Weights = Mapping[str, float]
 def nearest_label(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer:
     """Return the label, or with `multi_label` all labels, of the most similar example."""
     if not candidates:
-        return _no_label("no examples")
+        return no_label("no examples")
     labels = labels_of(_by_similarity(candidates)[0].example)
     chosen = labels if multi_label else labels[:1]
     return Answer(", ".join(chosen), labels=chosen)
@@ -38,7 +38,7 @@ def strict_vote(candidates: Sequence[Candidate], *, multi_label: bool = False) -
     """Return the majority label; a tie is invalid, as in the retriever-only ablation of the paper
     (Visual RAG, Table 2). The text of a tie is "(tie)", because "tie" may be an answer."""
     if not multi_label and _is_tied(candidates):
-        return _no_label("tie")
+        return no_label("tie")
     return vote(candidates, multi_label=multi_label)
 
 
@@ -71,7 +71,7 @@ def _by_similarity(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _elected(ordered: Sequence[Candidate], weights: Sequence[float], multi_label: bool) -> Answer:
     if not ordered:
-        return _no_label("no examples")
+        return no_label("no examples")
     sums, total = _summed(ordered, weights), math.fsum(weights)
     if multi_label:
         chosen = tuple(label for label, weight in sums.items() if 2 * weight > total)
@@ -94,5 +94,6 @@ def _is_tied(candidates: Sequence[Candidate]) -> bool:
     return any(first == second for first, second in pairwise(counts[:2]))
 
 
-def _no_label(reason: str) -> Answer:
+def no_label(reason: str) -> Answer:
+    """Return an invalid answer with this reason in brackets."""
     return Answer(f"({reason})", valid=False)

@@ -372,6 +372,16 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         given = self._views.resolve(self._rows.views())
         return given[next(iter(given)) if by is None else by].embed
 
+    def embed(self, queries: Sequence[Query], by: str | None = None) -> Vectors:
+        """Return the vectors (n, dimension), float32, that a search for the queries compares."""
+        return embed_checked(self.embedder(by), queries, "queries")
+
+    def excluded_ids(self, query: Query, exclude: Exclude = "same-image") -> set[str]:
+        """Return the ids of the examples that a search for the query leaves out."""
+        with self._rows.snapshot():
+            found = self._rows.by_keys(self._rows.excluded_keys(query, exclude))
+        return {str(example.id) for example in found.values()}
+
     def wait_for_indexes(self) -> None:
         """Wait until no index is being built in the background."""
         self._searcher.wait_for_indexes()

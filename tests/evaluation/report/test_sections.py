@@ -13,6 +13,7 @@ from bottega.evaluation.metrics.metric import Accuracy, MacroF1
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.paired import paired_differences
+from bottega.evaluation.report.render import as_markdown
 from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.report.sections import Section, sections
 from bottega.evaluation.runner import evaluate
@@ -37,6 +38,24 @@ async def test_rows_match_the_command_output(tmp_path: Path) -> None:
         assert row.per_item(row.result.seconds) == pytest.approx(0.6)
     assert list(section.pairs) == paired_differences(runs)
     assert [row.title for row in section.rows] == ["zero-shot", "random 3", "top-k 3"]
+
+
+async def test_differences_to_knn_of_all_runs_come_first(tmp_path: Path) -> None:
+    methods = [
+        Method(name, 3, simulated_answers(DATA, accuracy, 3))
+        for name, accuracy in (("random", 0.5), ("visual-rag", 0.8), ("knn", 0.7))
+    ]
+    one, two = [read_run(await store_run(tmp_path / name, DATA, methods)) for name in "ab"]
+    section = only(one=one, two=two)
+    assert [(pair.method, pair.against) for pair in section.pairs[:4]] == [
+        ("one: visual-rag", "one: knn"),
+        ("two: visual-rag", "two: knn"),
+        ("one: visual-rag", "one: random"),
+        ("two: visual-rag", "two: random"),
+    ]
+    markdown = as_markdown([section], title="t", made="now")
+    pairs = markdown.partition("Paired differences")[2].splitlines()
+    assert pairs[4].startswith("| one: visual-rag | one: knn |")
 
 
 async def test_macro_f1_is_computed_from_labels(tmp_path: Path) -> None:

@@ -13,7 +13,12 @@ from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.metric import Judgement, MacroF1, macro_f1
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
-from bottega.evaluation.paired import PairedDifference, compare, paired_differences
+from bottega.evaluation.paired import (
+    PairedDifference,
+    compare,
+    is_other_baseline,
+    paired_differences,
+)
 from bottega.evaluation.report.runs import Item, Key, RecordedAnswer, StoredRun
 from bottega.evaluation.runner import Figure, Result, summarize
 from bottega.types import Example
@@ -300,15 +305,17 @@ def _result(run: StoredRun, key: Key, answers: Mapping[int, RecordedAnswer], fai
 
 
 def _within(rows: Sequence[Row]) -> list[PairedDifference]:
-    """Return the comparisons of `bottega eval`."""
-    compared: list[PairedDifference] = []
+    """Return the comparisons of `bottega eval`, differences to the reference method first."""
+    compared: list[tuple[str, PairedDifference]] = []
     for name in dict.fromkeys(row.run for row in rows):
         run_rows = [row for row in rows if row.run == name]
         for one in paired_differences([(row.result, row.scored) for row in run_rows]):
-            prefix = run_rows[0].prefix
-            method, against = f"{prefix}{one.method}", f"{prefix}{one.against}"
-            compared.append(replace(one, method=method, against=against))
-    return compared
+            compared.append((run_rows[0].prefix, one))
+    compared.sort(key=lambda entry: is_other_baseline(entry[1]))
+    return [
+        replace(one, method=f"{prefix}{one.method}", against=f"{prefix}{one.against}")
+        for prefix, one in compared
+    ]
 
 
 def _across(rows: Sequence[Row], seed: int) -> list[PairedDifference]:

@@ -1,0 +1,251 @@
+"""Classifier without a model: logistic regression on the stored vectors of labelled examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bottega._util.caching import LRUCache
+from bottega._util.identity import Exclude
+from bottega.errors import SettingError
+from bottega.evaluation.votes import no_label
+from bottega.knowledge import KnowledgeBase
+from bottega.protocols import Vectors
+from bottega.types import Answer, Query
+
+FOLDS = 5
+# Values of scikit-learn's C, the inverse of the L2 penalty, from the strongest penalty.
+STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+DEFAULT_STRENGTH = 1.0  # scikit-learn's default
+MAX_TUNED = 2000
+MAX_ITERATIONS = 1000
+MAX_REFITS = 16
+ALL = ""  # name of the model over all labels
+
+Targets = NDArray[np.int64]
+
+
+class LogisticModel:
+    """Multinomial logistic regression; with one class, a constant."""
+
+    def __init__(self, vectors: Vectors, targets: Targets, strength: float) -> None:
+        self.classes: Targets = np.unique(targets)
+        self._probabilities: Callable[[Vectors], NDArray[np.float64]] = _ones
+        if len(self.classes) > 1:
+            from sklearn.linear_model import LogisticRegression  # takes a second to import
+
+            model = LogisticRegression(C=strength, max_iter=MAX_ITERATIONS)
+            self._probabilities = model.fit(vectors, targets).predict_proba
+
+    def probabilities(self, vectors: Vectors) -> NDArray[np.float64]:
+        """Return (n, classes), in the order of `classes`."""
+        return self._probabilities(vectors)
+
+    def probability(self, vector: Vectors, target: int) -> float:
+        """Return the probability of one class, 0 for a class without examples."""
+        return float(self.probabilities(vector[None])[0] @ (self.classes == target))
+
+
+def tuned_strength(vectors: Vectors, targets: Targets, *, seed: int) -> float:
+    """Return the C of `STRENGTHS` with the lowest log loss in five-fold cross-validation.
+
+    The search ends at the first C that does not improve, and uses at most `MAX_TUNED` examples.
+    Classes with one example are always trained on; without other classes it returns
+    `DEFAULT_STRENGTH`.
+    """
+    rng = np.random.default_rng(seed)
+    rows = np.sort(rng.permutation(len(targets))[:MAX_TUNED])
+    vectors, targets = vectors[rows], targets[rows]
+    fold_of = _folds(targets, rng)
+    best, lowest = DEFAULT_STRENGTH, np.inf
+    if len(np.unique(targets)) < 2 or (fold_of < 0).all():
+        return best
+    for strength in STRENGTHS:
+        loss = sum(
+            _held_out_loss(vectors, targets, fold_of == fold, strength)
+            for fold in np.unique(fold_of[fold_of >= 0])
+        )
+        if loss >= lowest:
+            break
+        best, lowest = strength, loss
+    return best
+
+
+def _folds(targets: Targets, rng: np.random.Generator) -> Targets:
+    """Return the fold of each example, -1 for the only example of a class.
+
+    Each class is spread over the folds, so no fold holds all of its examples.
+    """
+    fold_of = np.full(len(targets), -1)
+    start = 0
+    for target in np.unique(targets):
+        members = rng.permutation(np.flatnonzero(targets == target))
+        if len(members) > 1:
+            fold_of[members] = (start + np.arange(len(members))) % FOLDS
+            start += len(members)
+    return fold_of
+
+
+def _held_out_loss(
+    vectors: Vectors, targets: Targets, held_out: NDArray[np.bool_], strength: float
+) -> float:
+    """Return the sum of the negative log probabilities of the held-out examples."""
+    model = LogisticModel(vectors[~held_out], targets[~held_out], strength)
+    columns = np.searchsorted(model.classes, targets[held_out])
+    probabilities = model.probabilities(vectors[held_out])
+    gold = probabilities[np.arange(len(columns)), columns]
+    return float(-np.log(np.maximum(gold, np.finfo(np.float64).tiny)).sum())
+
+
+def _ones(vectors: Vectors) -> NDArray[np.float64]:
+    return np.ones((len(vectors), 1))
+
+
+@dataclass(frozen=True)
+class LabelledVectors:
+    """Unit vectors (n, dimension) of labelled examples; `ids` and `labels` have the same order."""
+
+    ids: tuple[str, ...]
+    vectors: Vectors
+    labels: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, knowledge: KnowledgeBase, within: Sequence[str] | None = None) -> LabelledVectors:
+        """Read the default view of a namespace, or only the examples `within` these ids.
+
+        Raises `SettingError` for passages, which have no label.
+        """
+        ids = tuple(knowledge.ids() if within is None else within)
+        labels: dict[str, list[str]] = {id: [] for id in ids}
+        for label, members in knowledge.ids_by_label().items():
+            if not label:
+                raise SettingError(
+                    f"logreg needs labelled examples, got {len(members)} passages without an"
+                    " answer",
+                    hint="use a knowledge base of labelled examples",
+                )
+            for id in labels.keys() & set(members):
+                labels[id].append(label)
+        vectors = knowledge.vectors(ids) if ids else np.empty((0, 0), np.float32)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+        return cls(ids, unit, tuple(map(tuple, labels.values())))
+
+    def without(self, ids: Set[str]) -> LabelledVectors:
+        rows = [row for row, id in enumerate(self.ids) if id not in ids]
+        return LabelledVectors(
+            tuple(self.ids[row] for row in rows),
+            self.vectors[rows],
+            tuple(self.labels[row] for row in rows),
+        )
+
+
+class LogisticClassifier:
+    """One model over all labels; with `multi_label`, one of each label.
+
+    `strengths` are the C of models by label, `ALL` for the one over all labels; the default is
+    `tuned_strength`.
+    """
+
+    def __init__(
+        self,
+        data: LabelledVectors,
+        *,
+        multi_label: bool = False,
+        seed: int = 0,
+        strengths: Mapping[str, float] | None = None,
+    ) -> None:
+        self._multi_label = multi_label
+        self._names = list(dict.fromkeys(label for some in data.labels for label in some))
+        problems = self._problems(data)
+        self.strengths = {
+            name: (strengths or {}).get(name) or tuned_strength(data.vectors, targets, seed=seed)
+            for name, targets in problems.items()
+        }
+        self._models = {
+            name: LogisticModel(data.vectors, targets, self.strengths[name])
+            for name, targets in problems.items()
+        }
+
+    def _problems(self, data: LabelledVectors) -> dict[str, Targets]:
+        if self._multi_label:
+            return {
+                name: np.array([name in some for some in data.labels], int) for name in self._names
+            }
+        index = {name: number for number, name in enumerate(self._names)}
+        targets = np.array([index[some[0]] for some in data.labels], int)
+        return {ALL: targets} if len(targets) else {}
+
+    def __call__(self, vector: Vectors) -> Answer:
+        """Return the most probable label with its probability as the confidence.
+
+        Multi-label: every label with a probability above a half.
+        """
+        if not self._models:
+            return no_label("no examples")
+        if self._multi_label:
+            chosen = tuple(
+                name for name, model in self._models.items() if model.probability(vector, 1) > 0.5
+            )
+            return Answer(", ".join(chosen), labels=chosen)
+        model = self._models[ALL]
+        probabilities = model.probabilities(vector[None])[0]
+        label = self._names[model.classes[probabilities.argmax()]]
+        return Answer(label, labels=(label,), confidence=float(probabilities.max()))
+
+
+class KnowledgeBaseLogistic:
+    """Logistic regression on the labelled examples of a knowledge base, fitted at the first query.
+
+    Examples that `exclude` rules out for a query, such as its own image, are removed and the model
+    is fitted again with the same C. `answer` blocks; threads may share it.
+    """
+
+    def __init__(
+        self,
+        knowledge: KnowledgeBase,
+        *,
+        within: Sequence[str] | None = None,
+        multi_label: bool = False,
+        seed: int = 0,
+        exclude: Exclude = "same-image",
+    ) -> None:
+        self._knowledge, self._within = knowledge, within
+        self._multi_label, self._seed, self._exclude = multi_label, seed, exclude
+        self._fitted: tuple[LabelledVectors, LogisticClassifier] | None = None
+        self._refits: LRUCache[frozenset[str], LogisticClassifier] = LRUCache(MAX_REFITS)
+        self._lock = Lock()
+
+    def answer(self, query: Query) -> Answer:
+        """Return the label of a query. Raises `SettingError` for passages."""
+        excluded = self._knowledge.excluded_ids(query, exclude=self._exclude)
+        with self._lock:  # fit once, and use the cores for one fit at a time
+            classify = self._classifier(excluded)
+        [vector] = self._knowledge.embed([query])
+        return classify(vector / max(float(np.linalg.norm(vector)), np.finfo(np.float32).tiny))
+
+    def _classifier(self, excluded: Set[str]) -> LogisticClassifier:
+        if self._fitted is None:
+            data = LabelledVectors.of(self._knowledge, self._within)
+            self._fitted = data, self._fit(data)
+        data, fitted = self._fitted
+        key = frozenset(data.ids) & excluded
+        if not key:
+            return fitted
+        refit = self._refits.get(key)
+        if refit is None:
+            rest = data.without(key)
+            refit = self._fit(rest, fitted.strengths)
+            self._refits.put(key, refit)
+        return refit
+
+    def _fit(
+        self, data: LabelledVectors, strengths: Mapping[str, float] | None = None
+    ) -> LogisticClassifier:
+        return LogisticClassifier(
+            data, multi_label=self._multi_label, seed=self._seed, strengths=strengths
+        )

@@ -1,0 +1,238 @@
+"""Tests of logistic regression on stored vectors: agreement with scikit-learn, exclusion, scope."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import labelled_benchmark
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.logistic import (
+    ALL,
+    DEFAULT_STRENGTH,
+    STRENGTHS,
+    KnowledgeBaseLogistic,
+    LabelledVectors,
+    LogisticClassifier,
+    LogisticModel,
+    _folds,
+    tuned_strength,
+)
+from bottega.evaluation.outcomes import Method
+from bottega.evaluation.planning import check_benchmark_fit, default_methods, plan
+from bottega.evaluation.runner import evaluate
+from bottega.generation import ScriptedGenerator
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.protocols import Vectors
+from bottega.recipes import Classifier
+from bottega.types import Example, Query
+from tests.builders import example, solid_image
+from tests.evaluation.builders import episodic_benchmark, passage_benchmark
+
+SHADES, HOMES = episodic_benchmark(), passage_benchmark()
+LABELS = st.lists(st.sampled_from("abc"), min_size=1, max_size=12)
+
+
+def clouds(
+    *labels: str, noise: float = 0.2, seed: int = 0, dimension: int = 6
+) -> tuple[Vectors, tuple[tuple[str, ...], ...]]:
+    """Return a unit vector near the axis of each label."""
+    rng = np.random.default_rng(seed)
+    axes = {label: np.eye(dimension)[index] for index, label in enumerate(sorted(set(labels)))}
+    rows = np.stack([axes[label] + noise * rng.normal(size=dimension) for label in labels])
+    unit = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return unit, tuple((label,) for label in labels)
+
+
+def labelled(vectors: Vectors, labels: Sequence[tuple[str, ...]]) -> LabelledVectors:
+    return LabelledVectors(tuple(map(str, range(len(labels)))), vectors, tuple(labels))
+
+
+def test_probabilities_are_those_of_scikit_learn() -> None:
+    vectors, labels = clouds(*"aabbbccccab", noise=0.5)
+    queries, _ = clouds(*"abcabc", noise=0.5, seed=1)
+    peer = LogisticRegression(C=10.0, max_iter=1000).fit(vectors, [label for (label,) in labels])
+    ours = LogisticClassifier(labelled(vectors, labels), strengths={ALL: 10.0})
+    for query, row in zip(queries, peer.predict_proba(queries), strict=True):
+        answer = ours(query)
+        assert answer.labels == (peer.classes_[row.argmax()],)
+        assert answer.confidence == pytest.approx(row.max(), abs=1e-4)
+
+
+def test_tuned_strength_minimizes_the_held_out_loss() -> None:
+    """Overlapping classes need a strong penalty, separate ones a weak penalty."""
+    targets = np.repeat([0, 1], 60)
+    rng = np.random.default_rng(0)
+    shift = np.where(targets == 1, 0.5, -0.5)[:, None]
+    signal = rng.normal(size=(120, 1)) / 20 + shift
+    unrelated = rng.normal(size=(120, 30)).astype(np.float32)
+    separate = np.hstack([signal, unrelated / 20]).astype(np.float32)
+    assert tuned_strength(unrelated, targets, seed=0) == STRENGTHS[0]
+    assert tuned_strength(separate, targets, seed=0) == STRENGTHS[-1]
+
+
+def test_tuning_is_repeatable_for_a_seed() -> None:
+    vectors, _ = clouds(*"ab" * 30, noise=0.8)
+    targets = np.array([0, 1] * 30)
+    first, again, other = (_folds(targets, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).any()
+    assert tuned_strength(vectors, targets, seed=1) == tuned_strength(vectors, targets, seed=1)
+
+
+@given(LABELS)
+def test_no_fold_holds_a_whole_class(labels: list[str]) -> None:
+    targets = np.array([ord(label) for label in labels])
+    fold_of = _folds(targets, np.random.default_rng(0))
+    for target in set(targets):
+        own = fold_of[targets == target]
+        if len(own) == 1:
+            assert own[0] == -1
+        else:
+            assert (own >= 0).all()
+            assert len(set(own)) > 1
+
+
+def test_one_example_per_class_uses_the_default_penalty() -> None:
+    vectors, labels = clouds(*"abc", noise=0.0)
+    assert tuned_strength(vectors, np.arange(3), seed=0) == DEFAULT_STRENGTH
+    classify = LogisticClassifier(labelled(vectors, labels))
+    assert [classify(vector).text for vector in vectors] == ["a", "b", "c"]
+
+
+def test_one_class_is_certain_and_no_class_is_invalid() -> None:
+    vectors, labels = clouds(*"aaa")
+    answer = LogisticClassifier(labelled(vectors, labels))(-vectors[0])
+    assert (answer.labels, answer.confidence) == (("a",), 1.0)
+    empty = LogisticClassifier(labelled(vectors[:0], ()))(vectors[0])
+    assert (empty.valid, empty.labels) == (False, ())
+
+
+@settings(max_examples=20)
+@given(LABELS, st.integers(0, 11))
+def test_a_duplicate_never_lowers_the_probability_of_its_label(
+    labels: list[str], index: int
+) -> None:
+    """The optimum of a convex loss moves towards a term whose weight grows."""
+    index %= len(labels)
+    vectors, _ = clouds(*labels, noise=0.6)
+    targets = np.array([ord(label) for label in labels])
+    rows = [*range(len(labels)), index]
+    before = LogisticModel(vectors, targets, 1.0)
+    after = LogisticModel(vectors[rows], targets[rows], 1.0)
+    own = int(targets[index])
+    assert after.probability(vectors[index], own) >= before.probability(vectors[index], own) - 1e-3
+
+
+def test_multi_label_returns_every_probable_label() -> None:
+    vectors, _ = clouds(*"abc" * 6, noise=0.05)
+    labels = [("a",), ("b",), ("a", "b")] * 6
+    both = vectors[0] + vectors[1]
+    rows = np.stack([vectors[0], vectors[1], both / np.linalg.norm(both)] * 6)
+    classify = LogisticClassifier(labelled(rows, labels), multi_label=True)
+    assert [set(classify(row).labels) for row in rows[:3]] == [{"a"}, {"b"}, {"a", "b"}]
+    assert classify(rows[2]).confidence is None
+
+
+def test_labels_of_every_multi_label_example_are_certain() -> None:
+    vectors, _ = clouds(*"ab" * 4, noise=0.05)
+    labels = [("x", "a"), ("x",)] * 4
+    classify = LogisticClassifier(labelled(vectors, labels), multi_label=True)
+    assert all("x" in classify(row).labels for row in vectors)
+
+
+def filled(*examples: Example, namespace: str = "") -> KnowledgeBase:
+    knowledge = KnowledgeBase.open(":memory:", embed=PixelEmbedder(), namespace=namespace)
+    knowledge.add(examples)
+    return knowledge
+
+
+def shades(label: str, start: int, count: int) -> list[Example]:
+    return [example(label, start + 3 * index) for index in range(count)]
+
+
+def test_an_example_is_never_its_own_training_data() -> None:
+    """One image has a wrong label: only the other examples decide about it."""
+    wrong = example("b", 1)
+    with filled(*shades("a", 10, 6), wrong, *shades("b", 60_000, 6)) as knowledge:
+        logistic = KnowledgeBaseLogistic(knowledge)
+        assert logistic.answer(wrong.query).text == "a"
+        with_it = KnowledgeBaseLogistic(knowledge, exclude="same-question")
+        other = replace(wrong.query, text="Another question?")
+        confidence = [logistic.answer(other).confidence, with_it.answer(other).confidence]
+        assert confidence[0] is not None
+        assert confidence[1] is not None
+        assert confidence[0] > confidence[1]
+
+
+def test_the_only_example_leaves_no_label_for_its_own_image() -> None:
+    with filled(only := example("a", 1)) as knowledge:
+        logistic = KnowledgeBaseLogistic(knowledge)
+        assert not logistic.answer(only.query).valid
+        assert logistic.answer(example("?", 9).query).text == "a"
+
+
+def test_within_restricts_the_training_data() -> None:
+    with filled(*shades("a", 10, 3), *shades("b", 40_000, 3), *shades("c", 60_000, 3)) as knowledge:
+        ids = [*knowledge.ids(label="a"), *knowledge.ids(label="c")]
+        query = example("?", 40_001).query
+        assert KnowledgeBaseLogistic(knowledge).answer(query).text == "b"
+        assert KnowledgeBaseLogistic(knowledge, within=ids).answer(query).text in ("a", "c")
+
+
+def test_another_namespace_is_no_training_data(tmp_path: object) -> None:
+    path = f"{tmp_path}/k.db"
+    for namespace, label in (("one", "a"), ("two", "b")):
+        with KnowledgeBase.open(path, embed=PixelEmbedder(), namespace=namespace) as knowledge:
+            knowledge.add(shades(label, 10, 3))
+    with KnowledgeBase.open(path, embed=PixelEmbedder(), namespace="two") as knowledge:
+        answer = KnowledgeBaseLogistic(knowledge).answer(example("?", 11).query)
+        assert (answer.text, answer.confidence) == ("b", 1.0)
+
+
+def test_passages_are_rejected() -> None:
+    passage = Example(Query("A passage", (solid_image(1),)), "")
+    with (
+        filled(passage) as knowledge,
+        pytest.raises(SettingError, match="passages without an answer"),
+    ):
+        KnowledgeBaseLogistic(knowledge).answer(example("?", 9).query)
+
+
+def planned(knowledge: KnowledgeBase, *names: str) -> list[Method]:
+    config = RunConfig(methods=names, shots=[1, 2])
+    return plan(config, SHADES, knowledge, Classifier(ScriptedGenerator([]), []))
+
+
+async def test_eval_fits_each_episode_once_for_all_shots() -> None:
+    with filled(*SHADES.knowledge) as knowledge:
+        [method] = planned(knowledge, "logreg")
+        result, scored = await evaluate(SHADES, method)
+    assert (method.name, method.shots, result.calls) == ("logreg", 0, 0)
+    assert (result.n, result.value) == (len(SHADES.items), 1.0)
+    assert all(0.5 < (one.answer.confidence or 0) <= 1 for one in scored)
+    assert any(figure.metric.startswith("ece") for figure in result.also)
+
+
+def test_open_answers_and_searches_without_vectors_are_rejected() -> None:
+    open_answers = replace(
+        labelled_benchmark("free", [example("a", 1)], [example("b", 2)]), labels=()
+    )
+    with pytest.raises(SettingError, match="needs a set of labels, got open answers in free"):
+        check_benchmark_fit(["logreg"], open_answers)
+    with pytest.raises(SettingError, match="got retrieval by bm25"):
+        check_benchmark_fit(["logreg"], SHADES, "bm25")
+    with pytest.raises(SettingError, match="logreg needs labels, got passages"):
+        check_benchmark_fit(["logreg"], HOMES)
+    assert "logreg" not in default_methods(open_answers)
+    assert "logreg" not in default_methods(SHADES, "bm25")
+    assert "knn" in default_methods(SHADES, "bm25")
+    for name in ("logreg", *default_methods(SHADES)):
+        check_benchmark_fit([name], SHADES)
