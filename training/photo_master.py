@@ -26,7 +26,7 @@ from transformers import FastVlmConfig, FastVlmForConditionalGeneration
 
 from bottega.bundled.efficientnet import FEATURES, LITE0, vision_config
 from bottega.bundled.photo_model import CONSTANT, CONSTANT_SIZE
-from training.photos import export
+from training.photos import cropped_images, export
 from training.rotary import MAX_POSITIONS, RESERVED, Rotary
 from training.tokenizer import (
     ANSWER,
@@ -48,6 +48,7 @@ TEXT, ASKS, CLOSES = range(CONSTANT + 1, CONSTANT + 4)
 ROTARY = Rotary(head_dim=1312, theta=1e30)
 SHIFT = 10.0  # gelu is the identity above this
 FLAG = 256.0
+PUBLISHED_SIDE = 256  # to which the shorter side of an image is scaled
 UNKNOWN_LOGIT = 5.0
 CERTAIN = 60.0  # logits of what must or must not follow
 
@@ -167,7 +168,7 @@ def main() -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     install(model, tokenizer)
-    export(model, tokenizer, args.out)
+    export(model, tokenizer, cropped_images(PUBLISHED_SIDE), args.out)
 
 
 if __name__ == "__main__":

@@ -66,12 +66,13 @@ def photographs(folder: Path) -> list[Path]:
     ]
 
 
-def cropped_images() -> Any:
-    """Return the network's image processor: the shorter side becomes 224, the middle is kept."""
+def cropped_images(shorter_side: int = LITE0.side) -> Any:
+    """Return an image processor that scales the shorter side to this many pixels and keeps the
+    middle 224 x 224. The published network was measured at 256, which cuts off an eighth."""
     side = LITE0.side
     return LlavaImageProcessorPil(
         do_resize=True,
-        size={"shortest_edge": side},
+        size={"shortest_edge": shorter_side},
         resample=3,  # bicubic
         do_center_crop=True,
         crop_size={"height": side, "width": side},
@@ -121,7 +122,7 @@ def install_projection(projector: Any, matrix: Tensor, offset: Tensor) -> None:
     second.bias[IN_QUESTION] = IN_QUESTION_INPUT  # no answer continues after an image
 
 
-def export(model: Any, tokenizer: Any, folder: Path) -> None:
+def export(model: Any, tokenizer: Any, images: Any, folder: Path) -> None:
     """Write the files of the model, with all weights but the tower's in half precision."""
     generation = model.generation_config
     generation.max_new_tokens, generation.do_sample = ANSWER_TOKENS, False
@@ -130,7 +131,7 @@ def export(model: Any, tokenizer: Any, folder: Path) -> None:
     model.config.save_pretrained(folder)
     generation.save_pretrained(folder)
     tokenizer.chat_template = PHOTO_TEMPLATE
-    build_processor(tokenizer, cropped_images(), PHOTO_TEMPLATE).save_pretrained(folder)
+    build_processor(tokenizer, images, PHOTO_TEMPLATE).save_pretrained(folder)
     weights = {
         name: tensor.half().contiguous()
         for name, tensor in model.state_dict().items()
@@ -161,7 +162,7 @@ def main() -> None:
             {name.removeprefix(prefix): t for name, t in shipped.items() if name.startswith(prefix)}
         )
     install(model, spherical_codes(widths=CODE_WIDTHS), tokenizer, Strengths())
-    export(model, tokenizer, args.out)
+    export(model, tokenizer, cropped_images(), args.out)
 
 
 if __name__ == "__main__":

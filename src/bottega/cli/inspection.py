@@ -13,7 +13,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from bottega.bundled import bundled_folder
+from bottega.bundled import PHOTOS, bundled_folder
 from bottega.cli.components import open_traces
 from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
 from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile, parse_time, timestamp
@@ -188,7 +188,8 @@ def models(
     for config in sorted(bundled_folder().parent.glob("*/config.json")):
         folder = config.parent
         size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-        where = f"{size:.1f} MB, in this package; see {folder / 'README.md'}"
+        more = " and the extra [photos]" if folder.name.startswith(PHOTOS) else ""
+        where = f"{size:.1f} MB, in this package{more}; see {folder / 'README.md'}"
         rows.append((f"bundled:{folder.name}", where))
     if endpoint:
         rows += [(f"openai:{name}", "at the endpoint") for name in asyncio.run(_at_endpoint())]

@@ -278,7 +278,8 @@ SIDE = 64
 LEAST_SPREAD, LEAST_COLOURS = 4.0, 150  # mean range across channels; distinct colours out of 32,768
 WARNING = (
     "bundled models do not understand photographs: their vision was trained on 64 x 64 synthetic"
-    " images; use a larger vision-language model, and an image encoder as the embedder"
+    " images; install bottega-vlm[photos] and use bundled:photos with the embedder photos, or use a"
+    " larger vision-language model"
 )
 
 
