@@ -45,7 +45,7 @@ $(VENV)/bin/python:
 $(VENV)/local: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing into $(VENV): about a minute on a fast line"
 	@test "$$(uname -s)$$PIP_EXTRA_INDEX_URL" != Linux || echo "without an index of CPU builds (README), torch takes about 6 GB"
-	$(INSTALL) -e '.[local]'
+	$(INSTALL) -e '.[local,photos]'
 	touch $@
 
 $(VENV)/dev: $(VENV)/local
