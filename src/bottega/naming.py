@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega.bundled import MODELS, PHOTOS
@@ -18,23 +17,15 @@ from bottega.errors import MissingDependencyError, SettingError
 from bottega.generation import OpenAIGenerator, TransformersGenerator, bundled
 from bottega.generation.local import is_photograph
 from bottega.image import Image
-from bottega.knowledge import (
-    DualEmbedder,
-    PixelEmbedder,
-    SentenceEmbedder,
-    TokenEmbedder,
-    TowerEmbedder,
-)
+from bottega.knowledge import TowerEmbedder
+from bottega.knowledge.embedders.names import BUNDLED, MODES
 from bottega.protocols import Embedder, Generator
 
-BUNDLED = "bundled"
 REMOTE = "openai:"
-NOTE = "embed"  # key of the note in which a knowledge base stores the name of its embedder
 WITHOUT_TORCH = ("pixels", "words")
 EMBEDDERS = ("dual", BUNDLED, PHOTOS, *WITHOUT_TORCH)
 BUNDLED_MODELS = (BUNDLED, *(f"{BUNDLED}:{name}" for name in MODELS))
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 
 
 SAMPLED = 16  # images that decide between the defaults
@@ -124,23 +115,3 @@ def check_torch() -> None:
     if find_spec("torch") is None:
         raise MissingDependencyError("torch", "local")
     check_address_space(WITH_TORCH)
-
-
-def open_embedder(spec: str) -> Embedder:
-    """Return the embedder of a name: `photos`, `bundled`, `pixels`, `words`, `dual`, or a
-    sentence-transformers id or folder followed by `:image` (default), `:text` or `:average`. Blocks
-    while the embedder loads."""
-    if spec == "pixels":
-        return PixelEmbedder()
-    if spec == "words":
-        return TokenEmbedder.bundled()
-    if spec == "dual":
-        return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
-    if spec == BUNDLED:
-        return TowerEmbedder.bundled(threads=1)
-    if spec == PHOTOS:
-        return TowerEmbedder.photos(threads=1)
-    for mode in MODES:
-        if spec.endswith(f":{mode}"):
-            return SentenceEmbedder(spec.removesuffix(f":{mode}"), mode=mode)
-    return SentenceEmbedder(spec, mode="image")

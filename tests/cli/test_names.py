@@ -9,6 +9,7 @@ import pytest
 from bottega import naming
 from bottega.cli.components import open_embedder, open_prompt, open_tokens
 from bottega.errors import SettingError
+from bottega.knowledge.embedders import names
 from bottega.naming import check_embedder, open_model
 from tests.cli.conftest import Run
 
@@ -21,7 +22,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str, **_: object) -> None:
         raise AssertionError(f"a hub was queried for {name!r}")
 
-    monkeypatch.setattr(naming, "SentenceEmbedder", fail)
+    monkeypatch.setattr(names, "SentenceEmbedder", fail)
     monkeypatch.setattr(naming, "TransformersGenerator", fail)
 
 

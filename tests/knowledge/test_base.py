@@ -19,8 +19,9 @@ from bottega.errors import (
     StoreBusyError,
     StoreError,
 )
-from bottega.knowledge import KnowledgeBase
+from bottega.knowledge import KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.knowledge.rows import SqliteRows
+from bottega.protocols import Embedder
 from bottega.types import Example, Query
 from tests.builders import example
 from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
@@ -270,3 +271,39 @@ def test_examples_of_a_killed_process_are_visible(tmp_path: Path) -> None:
 def test_namespace_is_a_text(namespace: str) -> None:
     with pytest.raises(SettingError, match="namespace"):
         KnowledgeBase.open(":memory:", SeededEmbedder(), namespace=namespace)
+
+
+@pytest.mark.parametrize("embed", [PixelEmbedder(), TokenEmbedder.bundled()])
+def test_a_file_opens_with_its_own_embedder(tmp_path: Path, embed: Embedder) -> None:
+    path = tmp_path / "k.db"
+    with KnowledgeBase.open(path, embed) as knowledge:
+        knowledge.add([example("one", 10), example("two", 200)])
+        expected = knowledge.search(example("?", 60).query, 2)
+    with KnowledgeBase.open(path) as knowledge:
+        assert knowledge.embedder().fingerprint == embed.fingerprint
+        assert knowledge.search(example("?", 60).query, 2) == expected
+
+
+def test_a_file_without_a_known_embedder_needs_one(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="embed is missing for the new file"):
+        KnowledgeBase.open(tmp_path / "new.db")
+    assert not (tmp_path / "new.db").exists()
+    with KnowledgeBase.open(tmp_path / "k.db", SeededEmbedder()) as knowledge:
+        knowledge.add([example("one", 10)])
+    with pytest.raises(StoreError, match="names no embedder") as raised:
+        KnowledgeBase.open(tmp_path / "k.db")
+    assert "embed=" in raised.value.hint
+
+
+def test_leave_one_out_compares_each_example_with_the_others() -> None:
+    with KnowledgeBase.open(":memory:", PixelEmbedder()) as knowledge:
+        assert knowledge.leave_one_out(2).shape == (0, 2)
+        knowledge.add(example(str(i), 40 * i) for i in range(5))
+        scores = knowledge.leave_one_out(4)
+        assert scores.shape == (5, 4)
+        assert (scores[:, :-1] >= scores[:, 1:]).all()
+        assert knowledge.leave_one_out(5).shape == (0, 5)
+        assert knowledge.leave_one_out(2, sample=3).shape == (3, 2)
+        vectors = knowledge.vectors(knowledge.ids())
+    others = np.sort(vectors @ vectors.T, axis=1)[:, :-1]
+    assert np.allclose(np.sort(scores.ravel()), np.sort(others.ravel()), atol=1e-5)

@@ -30,8 +30,9 @@ from bottega.cli.output import note, print_json, print_table, progress, say, war
 from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
+from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.loaders.folders import SUFFIXES
-from bottega.naming import BUNDLED, default_model, open_model
+from bottega.naming import default_model, open_model
 from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter

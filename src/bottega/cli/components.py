@@ -16,7 +16,8 @@ from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreEr
 from bottega.evaluation.retriever_factory import RETRIEVE
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import DualEmbedder, FlmrEmbedder, TokenEmbedder
-from bottega.naming import BUNDLED
+from bottega.knowledge.embedders import names
+from bottega.knowledge.embedders.names import BUNDLED
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Embedder, MultiVectorEmbedder, Prompter, Recorder
 from bottega.recording import PriceTable, TokenPrice, TraceStore
@@ -53,12 +54,12 @@ def open_embedder(spec: str) -> Embedder:
     naming.check_embedder(spec)
     try:
         with waiting(f"loading the embedder {spec}"):
-            return naming.open_embedder(spec)
+            return names.open_embedder(spec)
     except EmbeddingError as error:
         raise EmbeddingError(
             str(error),
-            hint="set --embed to bundled, pixels, words, dual, or a sentence-transformers folder or"
-            " id (needs a network once)",
+            hint="set --embed to photos, bundled, pixels, words, dual, or a sentence-transformers"
+            " folder or id (needs a network once)",
         ) from error
 
 

@@ -23,7 +23,8 @@ from bottega.cli.options import CompressorFolder, Json, KnowledgeFile, Namespace
 from bottega.cli.output import note, print_json, progress, say
 from bottega.evaluation.examples import is_passage
 from bottega.evaluation.retriever_factory import RETRIEVE
-from bottega.naming import BUNDLED, check_torch
+from bottega.knowledge.embedders.names import BUNDLED
+from bottega.naming import check_torch
 from bottega.recipes.racc import bundled_compressor_for
 
 if TYPE_CHECKING:

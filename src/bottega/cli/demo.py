@@ -20,7 +20,8 @@ from bottega.evaluation.page import render_demo
 from bottega.evaluation.paired import paired_differences
 from bottega.evaluation.run_store import DemonstrationRecorder
 from bottega.evaluation.runner import RunState
-from bottega.naming import BUNDLED, open_model
+from bottega.knowledge.embedders.names import BUNDLED
+from bottega.naming import open_model
 from bottega.recipes import Classifier
 
 TITLE = "Bottega demo: Visual RAG"

@@ -49,7 +49,8 @@ from bottega.evaluation.run_store import AnswerStore, RunStore
 from bottega.evaluation.runner import RunState
 from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
-from bottega.naming import BUNDLED, check_model, default_embedder, open_model
+from bottega.knowledge.embedders.names import BUNDLED
+from bottega.naming import check_model, default_embedder, open_model
 from bottega.recipes import Classifier
 from bottega.types import IMAGE_QUESTION
 

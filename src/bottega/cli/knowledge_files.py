@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bottega.bundled import PHOTOS
 from bottega.cli.components import open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
 from bottega.image import path_text
 from bottega.knowledge import KnowledgeBase, View
+from bottega.knowledge.embedders.names import BUNDLED, NOTE, note_of, packaged_name
 from bottega.knowledge.records import DEFAULT, StoredView, check_name
-from bottega.naming import BUNDLED, NOTE
 
 MAX_NAMED = 5
 
@@ -142,17 +140,6 @@ def _opened(specs: Mapping[str, str]) -> dict[str, View]:
     return {name: View(open_embedder(spec)) for name, spec in specs.items()}
 
 
-TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
-# Fingerprints identify the packaged embedders without loading them.
-PACKAGED = {
-    "pixels": r"pixels-\d+ hog\d+ rgb\d+ dct\d+",
-    BUNDLED: TOWER,
-    PHOTOS: r"tower-256 \S+",
-    "words": TOKENS,
-    "dual": rf"dual \({TOWER}\) \({TOKENS}\)",
-}
-
-
 def chosen(stored: Mapping[str, StoredView], by: str | None, file: Path) -> StoredView:
     """Return the view `by`, else the only view, else `default`."""
     if not stored:
@@ -169,10 +156,9 @@ def chosen(stored: Mapping[str, StoredView], by: str | None, file: Path) -> Stor
 
 def maker(knowledge: KnowledgeBase, view: StoredView) -> str:
     """Return the --embed value of a view, by its fingerprint or by a note in the file."""
-    for spec, pattern in PACKAGED.items():
-        if re.fullmatch(pattern, view.fingerprint):
-            return spec
-    if (noted := knowledge.note(_note(view))) is not None:
+    if (name := packaged_name(view.fingerprint)) is not None:
+        return name
+    if (noted := knowledge.note(note_of(view))) is not None:
         return noted
     raise StoreError(
         f"the embedder {view.fingerprint!r} of the view {view.name!r} is unknown",
@@ -226,7 +212,7 @@ def to_reindex(
 
 
 def _is_own(knowledge: KnowledgeBase, view: StoredView) -> bool:
-    return view.name == DEFAULT or knowledge.note(_note(view)) is not None
+    return view.name == DEFAULT or knowledge.note(note_of(view)) is not None
 
 
 def _python_view_error(file: Path, names: Sequence[str], *, hint: str) -> StoreError:
@@ -237,11 +223,6 @@ def _python_view_error(file: Path, names: Sequence[str], *, hint: str) -> StoreE
 
 def note_maker(knowledge: KnowledgeBase, name: str, spec: str) -> None:
     """Note the view's embedder in the file, for later commands."""
-    note = _note(knowledge.views()[name])
+    note = note_of(knowledge.views()[name])
     if knowledge.note(note) != spec:
         knowledge.set_note(note, spec)
-
-
-def _note(view: StoredView) -> str:
-    # A new embedder changes the view's number, so an old note never applies to it.
-    return NOTE if view.name == DEFAULT else f"{NOTE}.{view.number}"

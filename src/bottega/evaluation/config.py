@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bottega.errors import LoadError
-from bottega.naming import BUNDLED
+from bottega.knowledge.embedders.names import BUNDLED
 from bottega.recipes.racc import COMPRESSOR, STORE
 
 ROLLOUTS = 10

@@ -7,13 +7,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from bottega._util.identity import identity
-from bottega.errors import LogPrunedError, OnError, SettingError, error_handler
+from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, reindex, replace_batch, store_batch
 from bottega.knowledge.database import CloseOnExit
+from bottega.knowledge.embedders.names import note_of, open_embedder, packaged_name
 from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction, UsageBuffer
 from bottega.knowledge.index import Metric
 from bottega.knowledge.records import RowMetadata, View, Views, is_text
@@ -69,7 +70,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     def open(
         cls,
         path: str | Path,
-        embed: Embedder | Mapping[str, View] | None,
+        embed: Embedder | Mapping[str, View] | Literal["stored"] | None = "stored",
         *,
         metric: Metric = "cosine",
         create: bool = True,
@@ -80,9 +81,10 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     ) -> Self:
         """Open or create a file; `:memory:` keeps the data in memory.
 
-        `embed` is an embedder, or several named views of which the first is the default. Without
-        it, examples can be listed, shown and deleted but not searched, and an existing empty file
-        is rejected (`StoreError`). The first `add` ties the file to its views; opening it with
+        `embed` is an embedder, or several named views of which the first is the default. By default
+        an existing file's own embedders are loaded, by their names. With None, examples can be
+        listed, shown and deleted but not searched, and an existing empty file is rejected
+        (`StoreError`). The first `add` ties the file to its views; opening it with
         another embedder raises `EmbedderMismatchError`. The metric concerns only the search and may
         change.
 
@@ -91,6 +93,8 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         `hnsw_above` examples. In a read-only folder, writes of other processes are visible only if
         one of them opened the file first.
         """
+        if embed == "stored":
+            embed = cls._stored_views(path, namespace)
         if not (embed is None or isinstance(embed, Mapping) or hasattr(embed, "fingerprint")):
             raise SettingError(
                 f"embed must be an Embedder, got {embed!r:.80}",
@@ -127,6 +131,24 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         except BaseException:
             rows.close()
             raise
+
+    @classmethod
+    def _stored_views(cls, path: str | Path, namespace: str) -> dict[str, View]:
+        """Return the views of a file with the embedders that its fingerprints or notes name."""
+        hint = "pass embed=, e.g. KnowledgeBase.open(path, TowerEmbedder.bundled())"
+        if not Path(path).exists():
+            raise SettingError(f"embed is missing for the new file {path_text(path)}", hint=hint)
+        with cls.open(path, None, create=False, namespace=namespace) as rows:
+            stored = rows.views()
+            names = {
+                name: packaged_name(view.fingerprint) or rows.note(note_of(view))
+                for name, view in stored.items()
+            }
+        unknown = [stored[name].fingerprint for name, spec in names.items() if spec is None]
+        if unknown or not names:
+            problem = f"names no embedder for {unknown[0]!r}" if unknown else "has no vectors yet"
+            raise StoreError(f"{path_text(path)} {problem}", hint=hint)
+        return {name: View(open_embedder(str(spec))) for name, spec in names.items()}
 
     def add(
         self,

@@ -43,7 +43,7 @@ from bottega.knowledge import (
     LeastSavingsEviction,
     RandomEviction,
 )
-from bottega.naming import NOTE, open_embedder
+from bottega.knowledge.embedders.names import NOTE, open_embedder
 from bottega.parsing import FinalAnswerParser, agreement, most_frequent
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Embedder, Escalation, Retriever, Router, Tier

@@ -1,0 +1,60 @@
+"""Embedders by name, as in command-line options, and the names of stored ones."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from bottega.bundled import PHOTOS
+from bottega.knowledge.embedders.bundled_tower import TokenEmbedder, TowerEmbedder
+from bottega.knowledge.embedders.pixels import PixelEmbedder
+from bottega.knowledge.embedders.sentence import DualEmbedder, SentenceEmbedder
+from bottega.knowledge.records import DEFAULT, StoredView
+from bottega.protocols import Embedder
+
+BUNDLED = "bundled"
+NOTE = "embed"  # key of the note in which a knowledge base stores the name of its embedder
+MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
+TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
+# Fingerprints identify the packaged embedders without loading them.
+PACKAGED = {
+    "pixels": r"pixels-\d+ hog\d+ rgb\d+ dct\d+",
+    BUNDLED: TOWER,
+    PHOTOS: r"tower-256 \S+",
+    "words": TOKENS,
+    "dual": rf"dual \({TOWER}\) \({TOKENS}\)",
+}
+
+
+def packaged_name(fingerprint: str) -> str | None:
+    """Return the name of a packaged embedder, None for others."""
+    for name, pattern in PACKAGED.items():
+        if re.fullmatch(pattern, fingerprint):
+            return name
+    return None
+
+
+def note_of(view: StoredView) -> str:
+    """Return the key of the note that names the view's embedder."""
+    # A new embedder changes the view's number, so an old note never applies to it.
+    return NOTE if view.name == DEFAULT else f"{NOTE}.{view.number}"
+
+
+def open_embedder(spec: str) -> Embedder:
+    """Return the embedder of a name: `photos`, `bundled`, `pixels`, `words`, `dual`, or a
+    sentence-transformers id or folder followed by `:image` (default), `:text` or `:average`. Blocks
+    while the embedder loads."""
+    if spec == "pixels":
+        return PixelEmbedder()
+    if spec == "words":
+        return TokenEmbedder.bundled()
+    if spec == "dual":
+        return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
+    if spec == BUNDLED:
+        return TowerEmbedder.bundled(threads=1)
+    if spec == PHOTOS:
+        return TowerEmbedder.photos(threads=1)
+    for mode in MODES:
+        if spec.endswith(f":{mode}"):
+            return SentenceEmbedder(spec.removesuffix(f":{mode}"), mode=mode)
+    return SentenceEmbedder(spec, mode="image")
