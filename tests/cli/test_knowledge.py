@@ -205,7 +205,9 @@ def test_an_unloadable_embedder_gets_a_hint_with_the_choices(
     def not_found(name: str, *, mode: str) -> Embedder:
         raise EmbeddingError(f"{name} cannot be loaded as an embedder")
 
-    monkeypatch.setattr("bottega.knowledge.embedders.names.SentenceEmbedder", not_found)  # queries a hub
+    monkeypatch.setattr(
+        "bottega.knowledge.embedders.names.SentenceEmbedder", not_found
+    )  # queries a hub
     failed = run("add", "k.db", pets, "--embed", "owner/name")
     assert failed.code == 1
     for name in ("bundled", "pixels", "words", "dual", "sentence-transformers folder or id"):

@@ -217,3 +217,9 @@ def test_a_leading_decimal_point_is_kept(parser: Parser, reply: str) -> None:
 def test_part_of_a_number_is_not_a_word(amount: str) -> None:
     reply = Completion(f"I weighed it and it was {amount} in all")
     assert not ChoiceParser(whole_words=True)(POINTS, reply).valid
+
+
+def test_only_the_official_rules_read_a_dialogue_that_continues() -> None:
+    reply = Completion("(B)\n\nQuestion: Which city is in Italy?\nAnswer: (A)")
+    assert parse(CITIES, reply).text == "Rome"
+    assert ChoiceParser(whole_words=True)(CITIES, reply).text == "Paris"

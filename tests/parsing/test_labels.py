@@ -25,6 +25,13 @@ ONE, MANY = LabelParser(), LabelParser(multi_label=True)
         ("A green disc.", "A green disc.", None),
         ("Answer: first\nand then more text", "Answer: first\nand then more text", None),
         ("Answer:", "Answer:", None),
+        ("Answer: 7\n\nQuestion: What is 2 + 2?\nAnswer: 4", "7", None),
+        ('{"answer": "seven"}', "seven", None),
+        ('{"answer": "seven", "confidence": 0.5}', "seven", None),
+        ("<answer>seven</answer>", "seven", None),
+        ("A disc.<|im_end|>\n<|im_start|>user\nAnd this?", "A disc.", None),
+        ("```python\nprint(1)\n```", "```python\nprint(1)\n```", None),
+        ("Four questions.\n\nQuestion: 1 + 1?", "Four questions.\n\nQuestion: 1 + 1?", None),
     ],
 )
 def test_last_answer_reads_a_closing_line_only(
@@ -53,6 +60,7 @@ def test_last_answer_reads_a_closing_line_only(
         ("so it is...\n</think>\n\ncat", "cat", None),
         ("Answer Choice: cat\nConfidence Score: -0.5", "cat", None),
         ("a, b", "a, b", None),
+        ("a cat", "cat", None),
     ],
 )
 def test_replies_that_name_a_choice(reply: str, label: str, confidence: float | None) -> None:
@@ -66,7 +74,7 @@ def test_replies_that_name_a_choice(reply: str, label: str, confidence: float | 
         "",
         "   ",
         "caterpillar",
-        "a cat",
+        "a catfish",
         "I cannot tell.",
         "cat, dog",
         "unknown",
@@ -249,7 +257,17 @@ def cpu_seconds(reply: str) -> float:
     return time.thread_time() - started
 
 
-REPEATED = [("", "*\n", 20_000), ("confidence", ":", 40_000), ("", "cat, ", 4000)]
+REPEATED = [
+    ("", "*\n", 20_000),
+    ("confidence", ":", 40_000),
+    ("", "cat, ", 4000),
+    ("", "{\n", 20_000),
+    ("", "{a:[", 8000),
+    ("", "<answer>", 8000),
+    ("", "Human:\n", 8000),
+    ("label", "*", 40_000),
+    ("The answer is ", "the ", 8000),
+]
 
 
 @pytest.mark.parametrize(("begin", "repeated", "times"), REPEATED)
@@ -271,7 +289,7 @@ def test_a_long_reply_is_normalized_a_fixed_number_of_times(
         return normalize(text)
 
     monkeypatch.setattr("bottega.parsing.answers.normalize", counted)
-    monkeypatch.setattr("bottega.parsing.answers.normalize", counted)
+    monkeypatch.setattr("bottega.parsing.labels.normalize", counted)
     ONE(QUERY, Completion(reply))
     assert len(reply) <= seen <= 5 * len(reply)
 
@@ -287,7 +305,7 @@ def test_each_choice_is_normalized_a_fixed_number_of_times(
         return normalize(text)
 
     monkeypatch.setattr("bottega.parsing.answers.normalize", counted)
-    monkeypatch.setattr("bottega.parsing.answers.normalize", counted)
+    monkeypatch.setattr("bottega.parsing.labels.normalize", counted)
     query = Query("?", choices=tuple(f"kind {number}" for number in range(200)))
     assert len(MANY(query, Completion("- kind 7, kind 8, " * 50 + "kind 9")).labels) == 3
     assert seen < 2000

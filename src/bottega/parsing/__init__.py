@@ -1,12 +1,6 @@
 """Parsers that turn a reply into an `Answer` with a confidence, and comparison of answers."""
 
-from bottega.parsing.answers import (
-    FinalAnswerParser,
-    LabelParser,
-    last_answer,
-    plain_text,
-    strip_thinking,
-)
+from bottega.parsing.answers import last_answer, plain_text
 from bottega.parsing.choices import (
     ChoiceParser,
     RationaleParser,
@@ -15,6 +9,9 @@ from bottega.parsing.choices import (
     open_candidates,
 )
 from bottega.parsing.comparison import agreement, same_answer, same_choice, same_number, same_words
+from bottega.parsing.final_answers import FinalAnswerParser
+from bottega.parsing.labels import LabelParser
+from bottega.parsing.replies import strip_thinking
 
 __all__ = [
     "ChoiceParser",

@@ -15,15 +15,15 @@ from typing import Literal
 
 from bottega.parsing.answers import (
     ANSWER_PHRASE,
-    WORDS,
     drop_confidence,
     find_choice,
     find_stated_answers,
     normalize,
     rationale_before,
     read_confidence,
-    strip_thinking,
 )
+from bottega.parsing.labels import stated_label
+from bottega.parsing.replies import FENCE, WORDS, cut_dialogue, strip_thinking, unwrap
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
 
@@ -49,7 +49,8 @@ class ChoiceParser:
     The official rules take the last "(B)" of the reply, else the last " B ", else, in a reply of
     more than five words, the last option text. An option text may be part of a word ("cat" in
     "caterpillar"); of two that begin at the same index the first counts. With `whole_words` it must
-    consist of whole words, and the longest counts ("in front of", not "in"). A line `Answer: ...`
+    consist of whole words, and the longest counts ("in front of", not "in"), and these rules apply
+    only to a reply in which `LabelParser` reads no label. A line `Answer: ...`
     is read before the rest of the reply. If these rules find no option, the reply may be a single
     choice in any case and punctuation ("**b**", "B. Paris", "paris"). Options with equal texts are
     the same answer.
@@ -63,11 +64,16 @@ class ChoiceParser:
         self, *, unparsable: Unparsable = "none", seed: int = 0, whole_words: bool = False
     ) -> None:
         self.find_named = _find_named_by_words if whole_words else _find_named
+        self.whole_words = whole_words
         self.unparsable = unparsable
         self.seed = seed
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
         reply = strip_thinking(completion.text)
+        if self.whole_words:
+            if (label := stated_label(query, completion)) is not None:
+                return label
+            reply = cut_dialogue(unwrap(reply), query)
         stated = find_stated_answers(reply)
         rationale = rationale_before(reply, stated)
         sure = read_confidence(reply, completion)
@@ -187,7 +193,6 @@ THOUGHT = re.compile(r"\*{0,2}THOUGHT PROCESS\*{0,2}\s*:\*{0,2}\s*", re.IGNORECA
 FINAL = re.compile(r"\*{0,2}FINAL ANSWER\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
 BECAUSE = re.compile(r"\*{0,2}BECAUSE\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
 SENTENCE_END = re.compile(r"\.\s|\n")
-FENCE = re.compile(r"^[ \t]*```\w*[ \t]*$", re.MULTILINE)
 
 
 class RationaleParser:

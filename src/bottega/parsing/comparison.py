@@ -8,9 +8,11 @@ from collections import Counter
 from fractions import Fraction
 from string import ascii_uppercase
 
-from bottega.parsing.answers import FinalAnswerParser, LabelParser, find_choice, normalize
+from bottega.parsing.answers import find_choice, normalize
 from bottega.parsing.choices import ChoiceParser
+from bottega.parsing.final_answers import FinalAnswerParser
 from bottega.parsing.formulas import DIGITS, SIGNS, formula_tokens, formula_value, is_formula
+from bottega.parsing.labels import LabelParser
 from bottega.types import Answer, Completion, Query
 
 ARTICLES = frozenset({"a", "an", "the"})

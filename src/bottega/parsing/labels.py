@@ -1,0 +1,246 @@
+"""Parser of labels, and contradictions in the text after a label."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from string import ascii_letters, ascii_lowercase
+
+from bottega.parsing.answers import (
+    ANSWER_PHRASE,
+    QUOTES,
+    STATED_ANSWER,
+    ChoiceIndex,
+    drop_confidence,
+    normalize,
+    rationale_before,
+    read_confidence,
+)
+from bottega.parsing.introductions import only_introduces, possible_labels
+from bottega.parsing.replies import (
+    WORDS,
+    cut_dialogue,
+    strip_thinking,
+    unwrap,
+)
+from bottega.types import Answer, Completion, Query
+
+# A character outside ASCII is a token of its own: Chinese, Japanese and Thai have no spaces.
+WORD = re.compile(r"[a-z]+|[0-9]+|[^\W_]")
+TOKEN = re.compile(rf"{WORD.pattern}|[^\s\w]")
+ARTICLE = re.compile(r"\ba(?=[ \t]+[a-z])")
+# With an "s", shorter words become other words: "as", "is", "its".
+LAST_WORD = re.compile(r" [a-z]{3,} \Z")
+# After a label, these words may retract it. The "t" is from "isn't".
+NEGATIONS = "cannot|never|no|nor|not|t"
+RETRACTIONS = (
+    "actually|alternatively|although|apologies|but|correction|false|however|incorrect|instead"
+    "|maybe|mistake|mistaken|perhaps|possibly|rather|sorry|uncertain|unsure|wait|wrong|不|错|錯"
+)
+DOUBTS = re.compile(f" (?:{NEGATIONS}|{RETRACTIONS}) ")
+RETRACTED = re.compile(f" (?:{RETRACTIONS}) ")
+NEGATIVE = ("no", "false")
+YES_OR_NO = {"yes", "no", "true", "false"}
+
+
+def contradicts(
+    text: str, labels: Sequence[str], index: ChoiceIndex, doubts: re.Pattern[str] = DOUBTS
+) -> bool:
+    """Return whether the text contains a word of doubt, or a choice that is not one of the labels,
+    in the singular or plural. The comparison runs with and without punctuation: the first
+    distinguishes "C" from "C++", the second finds "salt-and-pepper"."""
+    folded = normalize(text)
+    if not folded:
+        return False
+    for pattern in (TOKEN, WORD):
+        own = [_tokens(normalize(label), pattern) for label in labels]
+        choices = zip(index.choices, (_tokens(one, pattern) for one in index.texts), strict=True)
+        others = [(choice, other) for choice, other in choices if other and other not in own]
+        named = {other for _, other in others}
+        owned = [form for one in own if one for form in _forms(one) if form not in named]
+        said = rest = _tokens(folded, pattern)
+        for form in sorted(owned, key=len, reverse=True):
+            rest = rest.replace(form, "\n")
+        if doubts.search(rest):
+            return True
+        for choice, other in others:
+            if other == " a " and not choice.islower():
+                if other in _tokens(normalize(ARTICLE.sub("", text)), pattern):
+                    return True
+                continue
+            # "hot dog" contains "dog", so only a "dog" outside it counts.
+            for form in _forms(other):
+                if form in (rest if any(form in one for one in owned) else said):
+                    return True
+    return False
+
+
+def _tokens(text: str, pattern: re.Pattern[str]) -> str:
+    """Return each token between two spaces; adjacent matches then never overlap."""
+    return "".join(f" {token} " for token in pattern.findall(text))
+
+
+def _forms(tokens: str) -> tuple[str, ...]:
+    """Return the tokens, also in the plural if the last one is a word."""
+    if not LAST_WORD.search(tokens):
+        return (tokens,)
+    return tokens, f"{tokens[:-1]}s ", f"{tokens[:-1]}es "
+
+
+STATED_LABEL = re.compile(
+    r"^[^\w\n]*(?:(?:(?:final |correct |predicted )?(?:answer(?: choice)?|label|category|class"
+    r"|classification|intent|prediction|sentiment|subject|topic|output|response))\W*[:：]"
+    r"|(?:答案|标签|类别|الإجابة|الجواب)\s*[:：])\s*(.*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
+NO_LABEL = "none"
+# Markdown at the start of a line. The blank after it distinguishes a bullet from a minus sign.
+BULLET = re.compile(r"\A[\s*_]*(?:[-–—•·▪◦>→]|[-=]>|#{1,6})\s+")
+# The letter or the number of a choice, as in "(B) dog", "**B:** dog" and "2. dog".
+ENUMERATOR = re.compile(r"\A[\s*_(\[]*([a-zA-Z]|[0-9]{1,3})[*_]*[.):\]]{1,2}[\s*_]+")
+
+
+class LabelParser:
+    """Parser of `Answer Choice: ...` and `Confidence Score: ...`, or else of the whole reply.
+
+    The last of each line counts, because a model may repeat the template before it answers.
+
+    The label must equal one of the query's choices up to case, outer punctuation and spacing. It
+    may be a line of its own, with a bullet, bold, quotes or its own letter or number ("B. dog" if
+    dog is the second choice), a letter before other text ("B. Because"), a field of an object
+    (`{"answer": "dog"}`), or the end of a plain sentence ("Based on the image, the animal is a
+    dog."). Dialogue that continues after it is ignored (`cut_dialogue`). Other text after it must
+    not name another choice or express doubt. With no choices, any text is an answer. The text
+    before the first answer is the rationale. With `multi_label` the reply may list several choices
+    separated by commas, or say "none". Everything else is `Answer(valid=False)`.
+    """
+
+    def __init__(self, *, multi_label: bool = False) -> None:
+        self.multi_label = multi_label
+
+    def __call__(self, query: Query, completion: Completion, /) -> Answer:
+        reply = strip_thinking(completion.text)
+        whole = reply in query.choices
+        reply = reply if whole else cut_dialogue(unwrap(reply), query)
+        stating = STATED_LABEL if query.choices else STATED_ANSWER
+        stated = [] if whole else list(stating.finditer(reply))
+        text = (stated[-1][1] if stated else reply).strip()
+        later = drop_confidence(reply[stated[-1].end() :]) if stated else ""
+        rationale = rationale_before(reply, stated)
+        labels = self._labels(text, later, query.choices)
+        if labels is None:
+            return Answer(text, valid=False, rationale=rationale)
+        shown = ", ".join(labels) or NO_LABEL
+        sure = read_confidence(reply, completion)
+        return Answer(shown, labels=labels, confidence=sure, rationale=rationale)
+
+    def _labels(self, text: str, later: str, choices: Sequence[str]) -> tuple[str, ...] | None:
+        """Return the labels in the text, unless `later` text may contradict them."""
+        if not choices:
+            bare = text.strip(QUOTES)
+            return (bare,) if bare else None
+        index = ChoiceIndex(choices)
+        one = _listed(text, index)
+        if one is None and not self.multi_label:
+            one = _first_line(text, index)
+        labels: tuple[str, ...] | None = None if one is None else (one,)
+        if labels is None and self.multi_label:
+            labels = () if normalize(text) == NO_LABEL else _split(text, index)
+        return None if labels is None or contradicts(later, labels, index) else labels
+
+
+def stated_label(query: Query, completion: Completion) -> Answer | None:
+    """Return the label that `LabelParser` reads for a query with choices, or None. Choices that are
+    letters themselves are left to the caller: "(B)" may mean the second one."""
+    choices = query.choices
+    if not choices or any(len(choice) == 1 and choice in ascii_letters for choice in choices):
+        return None
+    answer = LabelParser()(query, completion)
+    return answer if answer.valid and answer.labels == (answer.text,) else None
+
+
+def _listed(text: str, index: ChoiceIndex) -> str | None:
+    """Return the choice that equals the text, with or without a bullet. Return None for "- 5" if
+    "-5" is a choice, with any dash in either."""
+    label = index.find(text)
+    bullet = BULLET.match(text)
+    if label is not None or bullet is None:
+        return label
+    return None if index.has_signed(text) else index.find(text[bullet.end() :])
+
+
+def _first_line(text: str, index: ChoiceIndex) -> str | None:
+    """Return the choice that the first line states, unless later text may contradict it. The line
+    may introduce the next one: "The answer is:"."""
+    lines = [line for line in text.splitlines() if WORDS.search(line)]
+    if not lines:
+        return None
+    first, later = lines[0], lines[1:]
+    label, rest = _introduced(first, index)
+    if label is None and later and only_introduces(first):
+        first = later.pop(0)
+        label, rest = _introduced(first, index)
+    if label is None:
+        label, rest = _in_sentence(first, index)
+    if label is None:
+        return None
+    # "No, there is not" denies nothing.
+    doubts = RETRACTED if normalize(label) in NEGATIVE else DOUBTS
+    if contradicts(rest, (label,), index, doubts):
+        return None
+    return None if contradicts("\n".join(later), (label,), index) else label
+
+
+def _in_sentence(line: str, index: ChoiceIndex) -> tuple[str | None, str]:
+    """Return the choice that a sentence such as "The animal is a dog." states, and the text after
+    it."""
+    is_yes_or_no = set(index.texts) <= YES_OR_NO
+    for head, rest in possible_labels(line, is_yes_or_no=is_yes_or_no):
+        label = _listed(head, index)
+        if label is not None:
+            return label, rest
+    return None, ""
+
+
+def _introduced(line: str, index: ChoiceIndex) -> tuple[str | None, str]:
+    """Return the choice that is the line, less "the answer is" and an enumerator; or the choice
+    that is the enumerator's letter, and the text after it."""
+    bare = line.lstrip(QUOTES)
+    phrase = ANSWER_PHRASE.match(bare)
+    said = bare[phrase.end() :] if phrase else line
+    label = _listed(said, index)
+    enumerator = ENUMERATOR.match(said)
+    if label is not None or enumerator is None:
+        return label, ""
+    mark, rest = enumerator[1], said[enumerator.end() :]
+    named = index.find(mark)
+    if named is not None:
+        return (named, rest) if mark.isalpha() else (None, "")
+    if mark.isdigit() and rest[:1].isdigit():  # "1. 5" may be 1.5
+        return None, ""
+    label = index.find(rest)
+    position = int(mark) - 1 if mark.isdigit() else ascii_lowercase.index(mark.lower())
+    return (label if label in index.choices[position : position + 1] else None), ""
+
+
+def _split(text: str, index: ChoiceIndex) -> tuple[str, ...] | None:
+    """Return the labels of a list, or None if any part belongs to no choice.
+
+    A label may contain a separator, so the longest run of parts that is a choice wins.
+    """
+    parts = SEPARATORS.split(text)  # captured separators are at the odd indices
+    # An upper bound: each separator is at least one character of a choice.
+    max_length = 2 * max(map(len, index.texts)) + 1
+    found: list[str] = []
+    start = 0
+    while start < len(parts):
+        for end in range(min(len(parts), start + max_length), start, -2):
+            label = _listed("".join(parts[start:end]), index)
+            if label is not None:
+                found.append(label)
+                start = end + 1
+                break
+        else:
+            return None
+    return tuple(dict.fromkeys(found))
