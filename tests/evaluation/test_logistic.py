@@ -23,6 +23,7 @@ from bottega.evaluation.logistic import (
     LogisticClassifier,
     LogisticModel,
     _folds,
+    check_labelled,
     tuned_strength,
 )
 from bottega.evaluation.outcomes import Method
@@ -200,10 +201,10 @@ def test_another_namespace_is_no_training_data(tmp_path: object) -> None:
 def test_passages_are_rejected() -> None:
     passage = Example(Query("A passage", (solid_image(1),)), "")
     with (
-        filled(passage) as knowledge,
-        pytest.raises(SettingError, match="passages without an answer"),
+        filled(passage, example("a", 9)) as knowledge,
+        pytest.raises(SettingError, match="got 1 passages without an answer"),
     ):
-        KnowledgeBaseLogistic(knowledge).answer(example("?", 9).query)
+        check_labelled(knowledge, "logreg")
 
 
 def planned(knowledge: KnowledgeBase, *names: str) -> list[Method]:

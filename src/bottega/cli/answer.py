@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, TypeVar, cast, get_args
@@ -12,7 +13,7 @@ from typing import Annotated, TypeVar, cast, get_args
 from typer import Argument, Exit, Option
 
 from bottega._util.event_loops import for_each
-from bottega.cli.components import open_prices, open_prompt, open_recorder
+from bottega.cli.components import NO_TRACES, open_prices, open_prompt, open_recorder
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
     By,
@@ -27,6 +28,13 @@ from bottega.cli.options import (
     TraceFile,
 )
 from bottega.cli.output import note, print_json, print_table, progress, say, warn
+from bottega.cli.vector_answer import (
+    VECTOR_METHODS,
+    VISUAL_RAG,
+    VectorAnswer,
+    VectorClassifier,
+    check_method,
+)
 from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
@@ -40,10 +48,11 @@ from bottega.protocols import Tier
 from bottega.recipes import share_features, visual_rag
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
-from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
+from bottega.types import IMAGE_QUESTION, Answer, Candidate, Query, Sampling, Trace
 
 CONCURRENCY = 16
-SHOTS = 10  # default of classify
+SHOTS = 10  # defaults of classify
+AUTO, NEAREST_LAST = "auto", "nearest-last"
 
 T = TypeVar("T")
 
@@ -52,47 +61,71 @@ def classify(
     file: KnowledgeFile,
     images: Annotated[list[Path], Argument(metavar="IMAGE", help="Images, or folders of images.")],
     model: DefaultModel = None,
-    shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = SHOTS,
+    method: Annotated[
+        str,
+        Option(
+            help="visual-rag (a model with demonstrations), or without a model from the stored"
+            " vectors: knn (the weighted vote of the nearest examples) or logreg (logistic"
+            " regression on all examples)."
+        ),
+    ] = VISUAL_RAG,
+    shots: Annotated[
+        int, Option(min=1, help="Number of demonstrations, or of neighbours with --method.")
+    ] = SHOTS,
     namespace: Namespace = "",
     by: By = None,
     embed: Embed = None,
-    prompt: PromptStyle = "auto",
-    order: OrderOption = "nearest-last",
+    prompt: PromptStyle = AUTO,
+    order: OrderOption = NEAREST_LAST,
     price: PriceOption = None,
     traces: TraceFile = None,
     json: Json = False,
 ) -> None:
-    """Classify images with the nearest labelled images as demonstrations (Visual RAG)."""
+    """Classify images with the nearest labelled images as demonstrations (Visual RAG).
+
+    --method knn and --method logreg answer without a model.
+    """
     if file.suffix.lower() in SUFFIXES:
         raise SettingError(
             f"{file} is an image, but the first argument is the knowledge base",
             hint="write bottega classify K.db IMAGE",
         )
     style, ordered = open_prompt(prompt), parse_order(order)
+    check_method(
+        method,
+        model=model,
+        prompt=None if prompt == AUTO else prompt,
+        order=None if order == NEAREST_LAST else order,
+        price=price,
+        traces=None if traces == Path(NO_TRACES) else traces,
+    )
     found = list(chain.from_iterable(map(_images, images)))
     generator = open_model(model) if model else None  # fails before the files are opened
+    uses_model = method not in VECTOR_METHODS
+    results = [_ImageResult(path) for path in found]
     with (
         open_to_search(file, embed, namespace, by) as knowledge,
-        open_recorder(traces) as record,
+        open_recorder(traces if uses_model else Path(NO_TRACES)) as record,
     ):
-        labels = knowledge.labels()
-        generator = generator or open_model(default_model(knowledge.embedder()))
         if shots > len(knowledge) and shots != SHOTS:
             note(f"{shots} shots requested; all {len(knowledge)} examples are shown")
-        pipeline = visual_rag(
-            knowledge,
-            generator,
-            labels=labels,
-            shots=shots,
-            prompt=style,
-            order=ordered,
-            multi_label=knowledge.is_multi_label(),
-            record=record,
-            price=open_prices(price),
-        )
+        if uses_model:
+            pipeline = visual_rag(
+                knowledge,
+                generator or open_model(default_model(knowledge.embedder())),
+                labels=knowledge.labels(),
+                shots=shots,
+                prompt=style,
+                order=ordered,
+                multi_label=knowledge.is_multi_label(),
+                record=record,
+                price=open_prices(price),
+            )
+            work = partial(_classify_by_model, pipeline)
+        else:
+            work = partial(_classify_all, VectorClassifier(knowledge, method, shots))
         with progress("classifying", len(found)) as step:
-            results = [_ImageResult(path) for path in found]
-            asyncio.run(_classify_all(pipeline, results, step))
+            asyncio.run(work(results, step))
     _report(results, json)
     if any(one.error for one in results):
         raise Exit(1)
@@ -175,33 +208,43 @@ def _images(path: Path) -> list[Path]:
 
 @dataclass
 class _ImageResult:
-    """Image of the command line with its trace or its error."""
+    """Image of the command line with its trace, its answer without a model, or its error."""
 
     path: Path
-    trace: Trace | None = None
+    trace: Trace | VectorAnswer | None = None
     error: BottegaError | None = None
 
     @property
     def outcome(self) -> dict[str, object]:
+        if isinstance(self.trace, VectorAnswer):
+            return _vector_answer(self.trace)
         if self.trace:
             return _answer(self.trace)
         return {"error": str(self.error), "hint": self.error.hint if self.error else ""}
 
 
-async def _classify_all(
+async def _classify_by_model(
     pipeline: Pipeline, results: Sequence[_ImageResult], done: Callable[[int], None]
+) -> None:
+    await _closing(pipeline, _classify_all(pipeline.trace, results, done))
+
+
+async def _classify_all(
+    classify: Callable[[Query], Awaitable[Trace | VectorAnswer]],
+    results: Sequence[_ImageResult],
+    done: Callable[[int], None],
 ) -> None:
     async def one(item: _ImageResult) -> None:
         try:
             image = await asyncio.to_thread(Image.open, item.path)
-            item.trace = await pipeline.trace(Query(IMAGE_QUESTION, (image,)))
+            item.trace = await classify(Query(IMAGE_QUESTION, (image,)))
         except BottegaError as error:
             if not is_item_error(error):
                 raise
             item.error = error
         done(1)
 
-    await _closing(pipeline, for_each(results, one, limit=CONCURRENCY))
+    await for_each(results, one, limit=CONCURRENCY)
 
 
 async def _closing(pipeline: Pipeline, work: Awaitable[T]) -> T:
@@ -212,19 +255,43 @@ async def _closing(pipeline: Pipeline, work: Awaitable[T]) -> T:
         await tier.generator.aclose()
 
 
-def _answer(trace: Trace) -> dict[str, object]:
-    answer, usage = trace.answer, trace.usage
+def _vector_answer(found: VectorAnswer) -> dict[str, object]:
+    """Return the keys of `_answer`, for a method that calls no model."""
+    return {
+        **_label(found.answer),
+        "reply": None,
+        "model": None,
+        "demonstrations": _shown(found.candidates),
+        "calls": 0,
+        "prompt_tokens": 0,
+        "completion_tokens": 0,
+        "cost_usd": 0.0,
+        "seconds": round(found.seconds, 4),
+        "trace": None,
+        "method": found.method,
+    }
+
+
+def _label(answer: Answer) -> dict[str, object]:
     return {
         "answer": answer.text if answer.valid else None,
         "labels": list(answer.labels),
         "valid": answer.valid,
         "confidence": answer.confidence,
+    }
+
+
+def _shown(candidates: Sequence[Candidate]) -> list[dict[str, object]]:
+    return [{"id": c.example.id, "answer": c.example.answer, "score": c.score} for c in candidates]
+
+
+def _answer(trace: Trace) -> dict[str, object]:
+    usage = trace.usage
+    return {
+        **_label(trace.answer),
         "reply": trace.reply.completions[0].text,
         "model": trace.reply.model,
-        "demonstrations": [
-            {"id": c.example.id, "answer": c.example.answer, "score": c.score}
-            for c in trace.candidates
-        ],
+        "demonstrations": _shown(trace.candidates),
         "calls": trace.calls,
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -243,11 +310,14 @@ def _report(results: Sequence[_ImageResult], json: bool) -> None:
             warn(one.error, about=str(one.path))
     rows = [_row(one.path, one.trace) for one in results if one.trace]
     if rows:
-        print_table(("image", "label", "confidence", "agreeing demonstrations"), rows)
+        by_model = isinstance(next(one.trace for one in results if one.trace), Trace)
+        shown = "agreeing demonstrations" if by_model else "agreeing neighbours"
+        print_table(("image", "label", "confidence", shown), rows)
 
 
-def _row(path: Path, trace: Trace) -> tuple[str, str, float | None, str]:
+def _row(path: Path, trace: Trace | VectorAnswer) -> tuple[str, str, float | None, str]:
     answer = trace.answer
-    label = answer.text if answer.valid else f"(invalid) {trace.reply.completions[0].text[:60]!r}"
+    reply = trace.reply.completions[0].text if isinstance(trace, Trace) else answer.text
+    label = answer.text if answer.valid else f"(invalid) {reply[:60]!r}"
     agree = sum(c.example.answer == answer.text for c in trace.candidates)
     return str(path), label, answer.confidence, f"{agree} of {len(trace.candidates)}"

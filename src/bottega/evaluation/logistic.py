@@ -14,6 +14,7 @@ from bottega._util.identity import Exclude
 from bottega.errors import SettingError
 from bottega.evaluation.votes import no_label
 from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Answer, Query
 
@@ -105,6 +106,15 @@ def _ones(vectors: Vectors) -> NDArray[np.float64]:
     return np.ones((len(vectors), 1))
 
 
+def check_labelled(knowledge: KnowledgeBase, method: str) -> None:
+    """Raise `SettingError` if there are passages, which have no label."""
+    if passages := knowledge.ids_by_label().get("", ()):
+        raise SettingError(
+            f"{method} needs labelled examples, got {len(passages)} passages without an answer",
+            hint="use a knowledge base of labelled examples",
+        )
+
+
 @dataclass(frozen=True)
 class LabelledVectors:
     """Unit vectors (n, dimension) of labelled examples; `ids` and `labels` have the same order."""
@@ -115,25 +125,14 @@ class LabelledVectors:
 
     @classmethod
     def of(cls, knowledge: KnowledgeBase, within: Sequence[str] | None = None) -> LabelledVectors:
-        """Read the default view of a namespace, or only the examples `within` these ids.
-
-        Raises `SettingError` for passages, which have no label.
-        """
+        """Read the default view of a namespace, or only the examples `within` these ids."""
         ids = tuple(knowledge.ids() if within is None else within)
         labels: dict[str, list[str]] = {id: [] for id in ids}
         for label, members in knowledge.ids_by_label().items():
-            if not label:
-                raise SettingError(
-                    f"logreg needs labelled examples, got {len(members)} passages without an"
-                    " answer",
-                    hint="use a knowledge base of labelled examples",
-                )
             for id in labels.keys() & set(members):
                 labels[id].append(label)
         vectors = knowledge.vectors(ids) if ids else np.empty((0, 0), np.float32)
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        unit = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
-        return cls(ids, unit, tuple(map(tuple, labels.values())))
+        return cls(ids, unit(vectors), tuple(map(tuple, labels.values())))
 
     def without(self, ids: Set[str]) -> LabelledVectors:
         rows = [row for row, id in enumerate(self.ids) if id not in ids]
@@ -220,13 +219,14 @@ class KnowledgeBaseLogistic:
         self._refits: LRUCache[frozenset[str], LogisticClassifier] = LRUCache(MAX_REFITS)
         self._lock = Lock()
 
-    def answer(self, query: Query) -> Answer:
-        """Return the label of a query. Raises `SettingError` for passages."""
+    def answer(self, query: Query, vector: Vectors | None = None) -> Answer:
+        """Return the label of a query; `vector` spares its embedding."""
         excluded = self._knowledge.excluded_ids(query, exclude=self._exclude)
         with self._lock:  # fit once, and use the cores for one fit at a time
             classify = self._classifier(excluded)
-        [vector] = self._knowledge.embed([query])
-        return classify(vector / max(float(np.linalg.norm(vector)), np.finfo(np.float32).tiny))
+        if vector is None:
+            vector = self._knowledge.embed([query])[0]
+        return classify(unit(vector))
 
     def _classifier(self, excluded: Set[str]) -> LogisticClassifier:
         if self._fitted is None:
