@@ -107,6 +107,14 @@ def test_a_namespace_is_answered_from_its_own_examples(run: Run, pets: Path, met
 
 
 @METHODS
+def test_an_image_is_not_its_own_neighbour(run: Run, pets: Path, method: str) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    image = pets / "sky" / "1.png"
+    done = run("classify", "k.db", image, "--method", method, "--shots", 12, "--json")
+    assert len(orjson.loads(done.out)[0]["demonstrations"]) == 11
+
+
+@METHODS
 def test_passages_are_rejected(run: Run, method: str, pets: Path) -> None:
     Path("p.jsonl").write_text('{"text": "A passage about cats."}\n')
     run("add", "k.db", "p.jsonl", "--passages", "--embed", "words")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 
 from bottega.errors import SettingError
+from bottega.evaluation import logistic
 from bottega.evaluation.benchmark import labelled_benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.logistic import (
@@ -22,6 +24,7 @@ from bottega.evaluation.logistic import (
     LabelledVectors,
     LogisticClassifier,
     LogisticModel,
+    Targets,
     _folds,
     check_labelled,
     tuned_strength,
@@ -163,11 +166,11 @@ def test_an_example_is_never_its_own_training_data() -> None:
     """One image has a wrong label: only the other examples decide about it."""
     wrong = example("b", 1)
     with filled(*shades("a", 10, 6), wrong, *shades("b", 60_000, 6)) as knowledge:
-        logistic = KnowledgeBaseLogistic(knowledge)
-        assert logistic.answer(wrong.query).text == "a"
+        without = KnowledgeBaseLogistic(knowledge)
+        assert without.answer(wrong.query).text == "a"
         with_it = KnowledgeBaseLogistic(knowledge, exclude="same-question")
         other = replace(wrong.query, text="Another question?")
-        confidence = [logistic.answer(other).confidence, with_it.answer(other).confidence]
+        confidence = [without.answer(other).confidence, with_it.answer(other).confidence]
         assert confidence[0] is not None
         assert confidence[1] is not None
         assert confidence[0] > confidence[1]
@@ -175,9 +178,9 @@ def test_an_example_is_never_its_own_training_data() -> None:
 
 def test_the_only_example_leaves_no_label_for_its_own_image() -> None:
     with filled(only := example("a", 1)) as knowledge:
-        logistic = KnowledgeBaseLogistic(knowledge)
-        assert not logistic.answer(only.query).valid
-        assert logistic.answer(example("?", 9).query).text == "a"
+        method = KnowledgeBaseLogistic(knowledge)
+        assert not method.answer(only.query).valid
+        assert method.answer(example("?", 9).query).text == "a"
 
 
 def test_within_restricts_the_training_data() -> None:
@@ -237,3 +240,142 @@ def test_open_answers_and_searches_without_vectors_are_rejected() -> None:
     assert "knn" in default_methods(SHADES, "bm25")
     for name in ("logreg", *default_methods(SHADES)):
         check_benchmark_fit([name], SHADES)
+
+
+def test_tuned_strength_has_the_lowest_log_loss_of_scikit_learn() -> None:
+    labels = "abc" * 20
+    vectors, _ = clouds(*labels, noise=0.5)
+    targets = np.array([ord(label) for label in labels])
+    rng = np.random.default_rng(3)
+    rng.permutation(len(targets))  # the sample of the examples to tune on
+    fold_of = _folds(targets, rng)
+
+    def loss(strength: float) -> float:
+        total = 0.0
+        for fold in set(fold_of):
+            rest, held_out = fold_of != fold, fold_of == fold
+            peer = LogisticRegression(C=strength, max_iter=1000).fit(vectors[rest], targets[rest])
+            probabilities = peer.predict_proba(vectors[held_out])
+            total += log_loss(
+                targets[held_out], probabilities, labels=peer.classes_, normalize=False
+            )
+        return total
+
+    best = min(STRENGTHS, key=loss)
+    assert best not in (STRENGTHS[0], STRENGTHS[-1])
+    assert tuned_strength(vectors, targets, seed=3) == best
+
+
+def test_small_classes_are_spread_over_all_folds() -> None:
+    targets = np.repeat(np.arange(10), 2)
+    fold_of = _folds(targets, np.random.default_rng(0))
+    assert np.bincount(fold_of).tolist() == [4] * 5
+
+
+def test_tuning_uses_a_sample_of_many_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logistic, "MAX_TUNED", 40)
+    sizes: list[int] = []
+
+    class CountedModel(LogisticModel):
+        def __init__(self, vectors: Vectors, targets: Targets, strength: float) -> None:
+            sizes.append(len(targets))
+            super().__init__(vectors, targets, strength)
+
+    monkeypatch.setattr(logistic, "LogisticModel", CountedModel)
+    vectors, labels = clouds(*"ab" * 100)
+    LogisticClassifier(labelled(vectors, labels))
+    assert set(sizes[:-1]) == {32}
+    assert sizes[-1] == 200
+
+
+def test_refits_keep_the_tuned_penalty_and_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned: list[int] = []
+    fitted: list[float] = []
+
+    def tune(vectors: Vectors, targets: Targets, *, seed: int) -> float:
+        tuned.append(len(targets))
+        return 10.0
+
+    class CountedModel(LogisticModel):
+        def __init__(self, vectors: Vectors, targets: Targets, strength: float) -> None:
+            fitted.append(strength)
+            super().__init__(vectors, targets, strength)
+
+    monkeypatch.setattr(logistic, "tuned_strength", tune)
+    monkeypatch.setattr(logistic, "LogisticModel", CountedModel)
+    examples = [*shades("a", 10, 4), *shades("b", 40_000, 4)]
+    with filled(*examples) as knowledge:
+        method = KnowledgeBaseLogistic(knowledge)
+        for query in (examples[0].query, examples[0].query, examples[1].query, examples[0].query):
+            method.answer(query)
+    assert tuned == [8]
+    assert fitted == [10.0] * 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_multi_label_threshold_is_a_half(seed: int) -> None:
+    vectors, single = clouds(*"abc" * 8, noise=0.6, seed=seed)
+    labels = [(*one, "x") if row % 2 else one for row, one in enumerate(single)]
+    classify = LogisticClassifier(
+        labelled(vectors, labels), multi_label=True, strengths=dict.fromkeys("abcx", 1.0)
+    )
+    queries, _ = clouds(*"abc" * 20, noise=0.6, seed=seed + 10)
+    expected: list[set[str]] = [set() for _ in queries]
+    for name in "abcx":
+        peer = LogisticRegression(C=1.0).fit(vectors, [name in some for some in labels])
+        for row in np.flatnonzero(peer.predict_proba(queries)[:, 1] > 0.5):
+            expected[row].add(name)
+    assert [set(classify(query).labels) for query in queries] == expected
+    assert any(expected) and not all(expected)
+
+
+@dataclass(frozen=True)
+class LongVectors:
+    """Embedder whose vectors have the length `length`."""
+
+    length: float
+
+    @property
+    def fingerprint(self) -> str:
+        return "long"
+
+    @property
+    def dimension(self) -> int:
+        return PixelEmbedder().dimension
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        return PixelEmbedder().embed(queries) * np.float32(self.length)
+
+
+def test_vectors_have_unit_length() -> None:
+    answers = []
+    for length in (1.0, 9.0):
+        with KnowledgeBase.open(":memory:", embed=LongVectors(length)) as knowledge:
+            knowledge.add([*shades("a", 10, 4), *shades("b", 40_000, 4)])
+            answers.append(KnowledgeBaseLogistic(knowledge).answer(example("?", 20_000).query))
+    assert answers[0].labels == answers[1].labels
+    assert answers[0].confidence == pytest.approx(answers[1].confidence, abs=1e-4)
+
+
+async def test_examples_of_another_episode_are_no_training_data() -> None:
+    """The same shades have opposite labels in the two episodes."""
+    dark, light = 10, 60_000
+    parts = {"0": (("a", dark), ("b", light)), "1": (("b", dark + 1), ("a", light + 1))}
+    knowledge_examples: list[Example] = []
+    items: list[Example] = []
+    for episode, classes in parts.items():
+        for label, start in classes:
+            for index in range(4):
+                one = example(label, start + 3 * index, id=f"{episode}-{label}-{index}")
+                query = replace(one.query, id=one.id)
+                one = replace(one, query=query, tags={"episode": episode})
+                (items if index == 3 else knowledge_examples).append(one)
+    data = replace(
+        labelled_benchmark("swapped", knowledge_examples, items),
+        episode_of={str(one.id): one.tags["episode"] for one in (*knowledge_examples, *items)},
+    )
+    with filled(*data.knowledge) as knowledge:
+        config = RunConfig(methods=["logreg"], shots=[1])
+        [method] = plan(config, data, knowledge, Classifier(ScriptedGenerator([]), []))
+        result, _ = await evaluate(data, method)
+    assert result.value == 1.0
