@@ -113,8 +113,8 @@ class Prefix:
 class Sampling:
     """Sampling parameters: `n` completions per call, each at most `max_tokens` long.
 
-    Temperature 0 is greedy. `seed` makes sampling repeatable if the backend supports it.
-    Raises `SettingError` for invalid values.
+    Temperature 0 is greedy. A completion ends before any text of `stop`. `seed` makes
+    sampling repeatable if the backend supports it. Raises `SettingError` for invalid values.
     """
 
     temperature: float = 0.0
@@ -131,6 +131,8 @@ class Sampling:
                 f"temperature must be 0 or more, got {self.temperature}",
                 hint="set temperature=0 (greedy)",
             )
+        if "" in self.stop:
+            raise SettingError("stop text is empty", hint="leave it out, or set a text")
 
 
 @dataclass(frozen=True)

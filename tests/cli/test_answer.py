@@ -296,3 +296,17 @@ def test_photographs_get_their_embedder_and_model_by_default(
     assert run("add", "old.db", tmp_path / "pets", "--embed", "bundled").code == 0
     [answer] = answers(run("classify", "old.db", image, "--shots", 4, "--json").json)
     assert answer["model"] == "bundled:apprentice"
+
+
+def test_stop_texts_and_token_limits_are_sent(run: Run, pets: Path, served: Server) -> None:
+    run("add", "k.db", pets)
+    options = ("--model", "openai:m", "--stop", r"\n", "--stop", "User:", "--max-tokens", 9)
+    run("ask", "What is this?", *options)
+    run("classify", "k.db", "query.jpg", *options)
+    assert [(one["stop"], one["max_tokens"]) for one in served.bodies] == 2 * [(["\n", "User:"], 9)]
+    failed = run("ask", "What is this?", "--stop", "")
+    assert failed.code == 2
+    assert "stop text is empty" in failed.err
+    failed = run("classify", "k.db", "query.jpg", "--method", "knn", *options[2:])
+    assert failed.code == 2
+    assert "got --max-tokens, --stop" in failed.err

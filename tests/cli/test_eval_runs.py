@@ -72,6 +72,23 @@ def test_another_command_does_not_resume_a_run(run: Run, pets: Path, served: Ser
     assert "seed 0, not 1" in other.err
 
 
+def test_stop_texts_belong_to_the_run(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [GOOD]
+    results(run, pets, "--out", "without")
+    assert "stop" not in served.bodies[0]
+    stops = ("--stop", r"\n\n", "--stop", "Human:")
+    results(run, pets, "--out", "kept", *stops)
+    assert served.bodies[-1]["stop"] == ["\n\n", "Human:"]
+    served.bodies.clear()
+    results(run, pets, "--out", "kept", *stops)
+    results(run, pets, "--out", "without")
+    assert served.bodies == []
+    for folder, options in (("kept", ()), ("without", stops)):
+        other = run("eval", f"image-folder:{pets}", *METHODS, "--out", folder, *options)
+        assert other.code == 2
+        assert "with stop" in other.err
+
+
 def test_majority_requests_several_samples(run: Run, pets: Path, served: Server) -> None:
     served.answers = [ok("leaf", "sky", "leaf")]
     done = run(

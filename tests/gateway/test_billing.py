@@ -132,6 +132,12 @@ def test_output_is_limited_by_the_context(context: int | None, tokens: int) -> N
     assert allowed_output(UpstreamCall(served, {}), 2000) == min(2000, context or 2000)
 
 
+def test_output_is_limited_by_the_tier() -> None:
+    served = Served(TIER, LateUpstream(), max_tokens=50)
+    assert allowed_output(UpstreamCall(served, {"n": 2}), 2000) == 100
+    assert allowed_output(UpstreamCall(served, {"max_tokens": 70})) == 70
+
+
 def test_call_without_a_price_reserves_nothing(bill: Bill) -> None:
     bill.price = lambda model, usage: None
     assert reserved(bill) == 0

@@ -61,6 +61,16 @@ def test_configured_gateway_stores_and_shows_examples(endpoint: Server, tmp_path
     ledger.close()
 
 
+def test_tier_limits_a_request_without_a_token_limit(endpoint: Server, tmp_path: Path) -> None:
+    config = gateway_config(tmp_path, endpoint.url)
+    tiers = tuple(dataclasses.replace(tier, max_tokens=33) for tier in config.tiers)
+    gateway_server = build(dataclasses.replace(config, tiers=tiers), ENVIRONMENT)
+    with run_gateway(gateway_server) as url:
+        ask(url, "What is 3 + 4?")
+    assert [body["max_tokens"] for body in endpoint.bodies if body] == [33]
+    assert {one.max_tokens for one in gateway_server.tier_set.served} == {33}
+
+
 def test_configuration_selects_the_fallback(endpoint: Server, tmp_path: Path) -> None:
     text = gateway_config(tmp_path, endpoint.url)
     never = dataclasses.replace(text, route=dataclasses.replace(text.route, fallback="never"))

@@ -152,6 +152,14 @@ async def test_other_token_limit_name_is_used_after_a_rejection(
     assert limits == [[5, None], [None, 5], [None, 6]]
 
 
+async def test_a_request_without_a_limit_gets_that_of_the_tier(endpoint: Server) -> None:
+    target = upstream(endpoint, max_tokens=7)
+    for fields in ({}, {"max_tokens": None}, {"max_tokens": 3}, {"max_completion_tokens": 4}):
+        await completed(target, BODY | fields)
+    found = [(one.get("max_tokens"), one.get("max_completion_tokens")) for one in endpoint.bodies]
+    assert found == [(7, None), (7, None), (3, None), (None, 4)]
+
+
 async def test_too_high_token_limit_is_a_client_error(endpoint: Server) -> None:
     endpoint.answers = [refuse(400, "max_tokens or max_completion_tokens is too large: 9")]
     with pytest.raises(RequestRejectedError):

@@ -25,7 +25,9 @@ from bottega.cli.options import (
     OrderOption,
     PriceOption,
     PromptStyle,
+    Stop,
     TraceFile,
+    parse_stop,
 )
 from bottega.cli.output import note, print_json, print_table, progress, say, warn
 from bottega.cli.vector_answer import (
@@ -46,6 +48,7 @@ from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.recipes import share_features, visual_rag
+from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.types import IMAGE_QUESTION, Answer, Candidate, Query, Sampling, Trace
@@ -77,6 +80,8 @@ def classify(
     embed: Embed = None,
     prompt: PromptStyle = AUTO,
     order: OrderOption = NEAREST_LAST,
+    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = LABEL_TOKENS,
+    stop: Stop = None,
     price: PriceOption = None,
     traces: TraceFile = None,
     json: Json = False,
@@ -90,12 +95,15 @@ def classify(
             f"{file} is an image, but the first argument is the knowledge base",
             hint="write bottega classify K.db IMAGE",
         )
+    sampling = Sampling(max_tokens=max_tokens, stop=parse_stop(stop))
     style, ordered = open_prompt(prompt), parse_order(order)
     check_method(
         method,
         model=model,
         prompt=None if prompt == AUTO else prompt,
         order=None if order == NEAREST_LAST else order,
+        max_tokens=None if max_tokens == LABEL_TOKENS else max_tokens,
+        stop=stop or None,
         price=price,
         traces=None if traces == Path(NO_TRACES) else traces,
     )
@@ -118,6 +126,7 @@ def classify(
                 prompt=style,
                 order=ordered,
                 multi_label=knowledge.is_multi_label(),
+                sampling=sampling,
                 record=record,
                 price=open_prices(price),
             )
@@ -145,6 +154,7 @@ def ask(
     model: DefaultModel = None,
     embed: Embed = None,
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of the answer.")] = 512,
+    stop: Stop = None,
     price: PriceOption = None,
     traces: TraceFile = None,
     json: Json = False,
@@ -154,6 +164,7 @@ def ask(
         raise SettingError("--namespace and --by need a knowledge base", hint="add --kb K.db")
     if not question.strip():
         raise SettingError(f"question is empty, got {question!r}", hint="write a question")
+    sampling = Sampling(max_tokens=max_tokens, stop=parse_stop(stop))
     query = Query(question, tuple(Image.open(path) for path in image or ()))
     generator = open_model(model) if model else None
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
@@ -171,7 +182,7 @@ def ask(
             parse=last_answer,
             record=record,
             price=open_prices(price),
-            sampling=Sampling(max_tokens=max_tokens),
+            sampling=sampling,
         )
         trace = asyncio.run(_closing(pipeline, pipeline.trace(query)))
     if knowledge:

@@ -26,7 +26,9 @@ from bottega.cli.options import (
     PriceOption,
     PromptStyle,
     Seed,
+    Stop,
     TraceFile,
+    parse_stop,
 )
 from bottega.cli.output import SkippedExamples, note, say, to_json
 from bottega.errors import SettingError
@@ -52,10 +54,11 @@ from bottega.generation import TransformersGenerator
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_model, default_embedder, open_model
 from bottega.recipes import Classifier
+from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.types import IMAGE_QUESTION
 
 WRONG = "none"
-LABEL_TOKENS, ANSWER_TOKENS = 64, 512
+ANSWER_TOKENS = 512
 SHOWN_FAILURES = 10
 
 
@@ -160,6 +163,7 @@ def evaluate(
             show_default=f"{LABEL_TOKENS} for labels, else {ANSWER_TOKENS}",
         ),
     ] = None,
+    stop: Stop = None,
     concurrency: Annotated[int, Option(min=1, help="Maximum concurrent queries.")] = 32,
     round_size: Annotated[
         int | None,
@@ -240,6 +244,7 @@ def evaluate(
         hyper=hyper,
         store=store,
         max_tokens=max_tokens,
+        stop=parse_stop(stop),
         round_size=round_size,
         concurrency=concurrency,
     )
@@ -268,7 +273,8 @@ def evaluate(
     config = replace(
         config, methods=config.methods or default_methods(data, retrieve), max_tokens=tokens
     )
-    settings = replace(settings, sampling=replace(settings.sampling, max_tokens=tokens))
+    sampling = replace(settings.sampling, max_tokens=tokens, stop=config.stop)
+    settings = replace(settings, sampling=sampling)
     data = passages_only(data, config.methods)
     _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces)
 

@@ -82,6 +82,11 @@ def timestamp(time: datetime | None) -> float | None:
     return None if time is None else max(time, datetime(1970, 1, 2)).timestamp()
 
 
+def parse_stop(texts: list[str] | None) -> tuple[str, ...]:
+    """Return the texts of --stop with line breaks and tabs in place of \\n and \\t."""
+    return tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in texts or ())
+
+
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 MODELS_HELP = (
     "bundled (same as bundled:apprentice), bundled:photos, bundled:master, openai:NAME (endpoint: "
@@ -111,6 +116,14 @@ PromptStyle = Annotated[
 ]
 OrderOption = Annotated[
     str, Option("--order", help="Demonstration order: nearest-last, nearest-first or shuffled.")
+]
+Stop = Annotated[
+    list[str] | None,
+    Option(
+        "--stop",
+        metavar="TEXT",
+        help="End a reply before this text; may be repeated. \\n is a line break.",
+    ),
 ]
 Seed = Annotated[int, Option(min=0, help="Seed of every random choice.")]
 TraceFile = Annotated[

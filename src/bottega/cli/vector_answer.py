@@ -28,7 +28,9 @@ def check_method(method: str, **model_options: object) -> None:
             f"--method must be {', '.join(methods[:-1])} or {methods[-1]}, got {method!r}",
             hint=f"{suggestion(method, methods)}set e.g. --method knn",
         )
-    given = [f"--{name}" for name, value in model_options.items() if value is not None]
+    given = [
+        f"--{name.replace('_', '-')}" for name, value in model_options.items() if value is not None
+    ]
     if method in VECTOR_METHODS and given:
         raise SettingError(
             f"--method {method} calls no model, got {', '.join(given)}",

@@ -44,6 +44,7 @@ class RunConfig:
     hyper: str | None = None
     store: Path | None = None
     max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
     round_size: int | None = None
     concurrency: int = 32
 
@@ -74,6 +75,7 @@ class RunConfig:
             "store": None if self.store is None else str(self.store),
             **compressor_identity(self.compressor, self.store),
             "max_tokens": self.max_tokens,
+            **({"stop": list(self.stop)} if self.stop else {}),  # absent from older runs
             "round_size": self.round_size,
         }
 

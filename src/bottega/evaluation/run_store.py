@@ -25,6 +25,7 @@ from bottega.image import path_text
 from bottega.recording import json_text, stored_trace
 from bottega.types import Answer, Candidate, Example, Trace
 
+OPTIONAL = ("stop",)  # settings that a run stores only if they are set
 Write = Callable[[sqlite3.Connection], None]
 
 
@@ -266,10 +267,11 @@ class RunStore(AnswerStore):
         found = dict(self._read("SELECT name, value FROM settings"))
         if BENCHMARK in found:
             found[BENCHMARK] = json_text(current_spec(str(orjson.loads(found[BENCHMARK]))))
-        differing = [name for name in wanted if found and found.get(name) != wanted[name]]
+        names = (*wanted, *(name for name in OPTIONAL if name in found and name not in wanted))
+        differing = [name for name in names if found and found.get(name) != wanted.get(name)]
         if differing:
             name = differing[0]
-            other = f"with {name} {found.get(name)}, not {wanted[name]}"
+            other = f"with {name} {found.get(name)}, not {wanted.get(name)}"
             raise SettingError(
                 f"{self.path.parent} holds a run {'over other data' if name == DATA else other}",
                 hint="set another --out folder, or repeat the original command",

@@ -197,11 +197,13 @@ class Bill:
 
 def allowed_output(call: UpstreamCall, usual: int = 0) -> int:
     """Return the maximum number of completion tokens of all choices together. Without a limit in
-    the request, each choice counts the tier's `output_tokens`, or `usual` if that is more;
-    `min_tokens` raises either. The tokens of a `prediction` are added: rejected ones are charged as
-    output."""
+    the request or the tier, each choice counts the tier's `output_tokens`, or `usual` if that is
+    more; `min_tokens` raises either. The tokens of a `prediction` are added: rejected ones are
+    charged as output."""
     fields = _fields(call)
     limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int)]
+    if not limits and call.served.max_tokens is not None:
+        limits = [call.served.max_tokens]
     each = max(limits) if limits else max(call.served.output_tokens, usual)
     if isinstance(least := fields.get("min_tokens"), int):
         each = max(each, least)

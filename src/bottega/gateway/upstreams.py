@@ -20,7 +20,7 @@ from bottega.gateway.telemetry.metrics import Histogram
 from bottega.image import Image
 from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
-from bottega.openai_api.fields import FIELDS
+from bottega.openai_api.fields import FIELDS, LIMITS
 from bottega.openai_api.request import (
     Body,
     ChatMessage,
@@ -47,12 +47,12 @@ class HttpUpstream:
     """OpenAI, vLLM, Ollama, another gateway: any server of `{base_url}/chat/completions`.
 
     Forwards a client's body unchanged except for `model`, `extra_body` (the operator's fields win;
-    None leaves a field out) and the name of the token limit if the server rejects the client's.
-    `retries` come after the first attempt, and only before a client was sent anything;
-    `concurrency` limits concurrent requests, streams included. `base_url` and `api_key` default to
-    OPENAI_BASE_URL and OPENAI_API_KEY. Raises `RequestRejectedError` for errors of the client's
-    request, `MisconfiguredError` for those that only the operator can fix; `is_misconfigured` is
-    then True until the next answer.
+    None leaves a field out), `max_tokens` if the body has no token limit, and the name of that
+    limit if the server rejects it. `retries` come after the first attempt, and only before a client
+    was sent anything; `concurrency` limits concurrent requests, streams included. `base_url` and
+    `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY. Raises `RequestRejectedError` for
+    errors of the client's request, `MisconfiguredError` for those that only the operator can fix;
+    `is_misconfigured` is then True until the next answer.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class HttpUpstream:
         retries: int | RetryPolicy = 2,
         concurrency: int = 256,
         extra_body: Mapping[str, object] | None = None,
+        max_tokens: int | None = None,
         breaker: Breaker | None = None,
     ) -> None:
         if concurrency < 1:
@@ -86,6 +87,7 @@ class HttpUpstream:
             self.breaker,
         )
         self._extra = dict(extra_body or {})
+        self._max_tokens = max_tokens
         # None removes a field that the client may have sent.
         absent = [name for name, value in self._extra.items() if value is None]
         self._left_out = ("stream", "stream_options", *absent)
@@ -131,6 +133,9 @@ class HttpUpstream:
 
     def _fields(self, body: Body) -> dict[str, object]:
         fields = {**body, "model": self.model, **self._extra}
+        has_limit = any(fields.get(name) is not None for name in LIMITS)
+        if self._max_tokens is not None and not has_limit:
+            fields["max_tokens"] = self._max_tokens
         for name in self._left_out:
             fields.pop(name, None)
         return fields

@@ -27,6 +27,8 @@ from bottega.retrieval import DenseRetriever
 from bottega.routing.novelty_gate import AVERAGED, NoveltyGate
 from bottega.types import Candidate, Sampling
 
+LABEL_TOKENS = 64
+
 
 @dataclass(frozen=True)
 class Classifier:
@@ -41,7 +43,7 @@ class Classifier:
     prompt: Prompter | None = None
     multi_label: bool = False
     order: DemonstrationOrder = "nearest-last"
-    sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=64))
+    sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=LABEL_TOKENS))
     record: Recorder | None = None
     price: Pricer | None = None
     seed: int = 0
@@ -105,6 +107,7 @@ def visual_rag(
     order: DemonstrationOrder = "nearest-last",
     multi_label: bool = False,
     retrieve: Retriever | None = None,
+    sampling: Sampling | None = None,
     record: Recorder | None = None,
     price: Pricer | None = None,
 ) -> Pipeline:
@@ -117,7 +120,8 @@ def visual_rag(
     pipeline again after adding examples of a new class. An empty `labels` allows any answer.
     `prompt` defaults to the paper's appendix A, or to brief turns for a generator that needs them,
     such as the bundled one. The photograph model abstains where no example is similar enough
-    (`NoveltyGate`). `retrieve` defaults to the search of `knowledge`.
+    (`NoveltyGate`). `retrieve` defaults to the search of `knowledge`. `sampling` defaults to greedy
+    replies of at most 64 tokens.
 
     Raises `SettingError`, and `EmptyKnowledgeBaseError` if `labels` is None and the knowledge base
     has none.
@@ -150,6 +154,7 @@ def visual_rag(
         prompt,
         multi_label=multi_label,
         order=order,
+        sampling=sampling or Sampling(max_tokens=LABEL_TOKENS),
         record=record,
         price=price,
         shows=gate.shows if gate else None,

@@ -73,8 +73,8 @@ class ServerSettings:
 @dataclass(frozen=True)
 class TierSettings:
     """[tiers.NAME]: one model. None means a default that depends on the model or on its position
-    among the tiers. `output_tokens` are reserved from a key's budget for a request without a token
-    limit."""
+    among the tiers. `max_tokens` is the limit of a request that has none, and `output_tokens` are
+    reserved from a key's budget if neither is set."""
 
     name: str
     model: str
@@ -88,6 +88,7 @@ class TierSettings:
     context: PositiveInt | None = None
     price: Prices | None = None
     output_tokens: PositiveInt = 4096
+    max_tokens: PositiveInt | None = None
     timeout: PositiveFloat = 120.0
     retries: NonNegativeInt = 2
     concurrency: PositiveInt = 16

@@ -24,7 +24,7 @@ from bottega.openai_api.request import Body
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Pricer, Tier
 from bottega.recording import PriceTable, TokenPrice
-from bottega.types import Usage
+from bottega.types import Sampling, Usage
 
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
@@ -142,12 +142,14 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
             "extra_body": tier.extra_body,
         }
         with _prefixed_errors(f"{config.file}: tiers.{tier.name}.base_url"):
-            generator, upstream = OpenAIGenerator(name, **how), HttpUpstream(name, **how)
+            generator = OpenAIGenerator(name, **how)
+            upstream = HttpUpstream(name, **how, max_tokens=tier.max_tokens)
     else:
         check_torch()
         with _prefixed_errors(f"{config.file}: tiers.{tier.name}.model"):
             generator = open_model(tier.model)
-        upstream = LocalUpstream(generator)
+        sampling = Sampling(max_tokens=tier.max_tokens) if tier.max_tokens else None
+        upstream = LocalUpstream(generator, sampling=sampling)
     unsure = config.route.router == "confidence" and tier is not config.master
     asks = REMOTE_CONFIDENCE_FIELDS if tier.is_remote else LOCAL_CONFIDENCE_FIELDS
     if config.route.samples is not None:
@@ -159,6 +161,7 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
         asks if unsure else {},
         tier.extra_body,
         tier.output_tokens,
+        tier.max_tokens,
     )
 
 
