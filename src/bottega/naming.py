@@ -14,14 +14,19 @@ from bottega._util.native import WITH_TORCH, check_address_space
 from bottega.bundled import MODELS, PHOTOS
 from bottega.bundled.efficientnet import is_installed
 from bottega.errors import MissingDependencyError, SettingError
-from bottega.generation import OpenAIGenerator, TransformersGenerator, bundled
+from bottega.generation import (
+    OpenAICompletionsGenerator,
+    OpenAIGenerator,
+    TransformersGenerator,
+    bundled,
+)
 from bottega.generation.local import is_photograph
 from bottega.image import Image
 from bottega.knowledge import TowerEmbedder
 from bottega.knowledge.embedders.names import BUNDLED, MODES
 from bottega.protocols import Embedder, Generator
 
-REMOTE = "openai:"
+REMOTE, COMPLETIONS = "openai:", "openai-completions:"
 WITHOUT_TORCH = ("pixels", "words")
 EMBEDDERS = ("dual", BUNDLED, PHOTOS, *WITHOUT_TORCH)
 BUNDLED_MODELS = (BUNDLED, *(f"{BUNDLED}:{name}" for name in MODELS))
@@ -48,21 +53,18 @@ def default_model(embedder: Embedder) -> str:
 
 
 def open_model(spec: str, *, concurrency: int = 16) -> Generator:
-    """Return the model of a name: `bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at
-    OPENAI_BASE_URL, with at most `concurrency` requests at a time), or a Hugging Face id or folder.
-    Raises `SettingError`."""
+    """Return the model of a name: `bundled` (the apprentice), `bundled:NAME`, `openai:NAME` or
+    `openai-completions:NAME` (at OPENAI_BASE_URL, with at most `concurrency` requests at a time),
+    or a Hugging Face id or folder. Raises `SettingError`."""
     check_model(spec)
-    if not spec.startswith(REMOTE):
-        check_address_space(WITH_TORCH)
+    for prefix, endpoint in ((REMOTE, OpenAIGenerator), (COMPLETIONS, OpenAICompletionsGenerator)):
+        if spec.startswith(prefix):
+            return endpoint(spec.removeprefix(prefix), concurrency=concurrency)
+    check_address_space(WITH_TORCH)
     if spec == BUNDLED:
         return bundled()
     if spec.startswith(f"{BUNDLED}:"):
         return bundled(spec.removeprefix(f"{BUNDLED}:"))
-    if spec.startswith(REMOTE):
-        name = spec.removeprefix(REMOTE)
-        if not name:
-            raise SettingError("openai: needs a model name", hint="--model openai:gpt-4o-mini")
-        return OpenAIGenerator(name, concurrency=concurrency)
     # The bundled embedder may have set torch to one thread.
     return TransformersGenerator(spec, threads=os.cpu_count())
 
@@ -70,13 +72,18 @@ def open_model(spec: str, *, concurrency: int = 16) -> Generator:
 def check_model(spec: str) -> None:
     """Raise `SettingError` for an invalid name. Without this check, the hub would be queried for
     minutes for a misspelt name."""
-    if spec in BUNDLED_MODELS or spec.startswith(REMOTE) or is_folder_or_hub_id(spec):
+    if spec in (REMOTE, COMPLETIONS):
+        raise SettingError(f"{spec} needs a model name", hint=f"set --model {spec}NAME")
+    if spec in BUNDLED_MODELS or spec.startswith((REMOTE, COMPLETIONS)):
+        return
+    if is_folder_or_hub_id(spec):
         return
     remote = f"{REMOTE}{spec.partition(':')[2] or 'NAME'}"
     raise SettingError(
         f"model is unknown, got {spec!r}",
         hint=suggestion(spec, (*BUNDLED_MODELS, remote))
-        + f"use {', '.join(BUNDLED_MODELS)}, openai:NAME, a folder, or a hub id OWNER/NAME",
+        + f"use {', '.join(BUNDLED_MODELS)}, openai:NAME, openai-completions:NAME, a folder, or a"
+        " hub id OWNER/NAME",
     )
 
 

@@ -18,7 +18,7 @@ from bottega.recipes import rcts
 from bottega.recording import TraceStore
 from tests.cli.conftest import Run
 from tests.reasoner import Reasoner
-from tests.server import Server, ok, raw, refuse
+from tests.server import Server, ok, raw, refuse, reply
 
 
 def answers(document: object) -> list[dict[str, Any]]:
@@ -310,3 +310,18 @@ def test_stop_texts_and_token_limits_are_sent(run: Run, pets: Path, served: Serv
     failed = run("classify", "k.db", "query.jpg", "--method", "knn", *options[2:])
     assert failed.code == 2
     assert "got --max-tokens, --stop" in failed.err
+
+
+def test_text_completion_asks_with_plain_text(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [reply({"choices": [{"text": " Four.", "finish_reason": "stop"}]})]
+    done = run("ask", "What is 2 + 2?", "--model", "openai-completions:m")
+    assert (done.code, done.out) == (0, "Four.\n")
+    assert served.paths == ["/v1/completions"]
+    assert served.bodies[0]["prompt"] == "Question: What is 2 + 2?\nAnswer:"
+    with_image = run("ask", "What is this?", "-i", "query.jpg", "--model", "openai-completions:m")
+    assert with_image.code == 2
+    assert "reads no images" in with_image.err
+    nameless = run("ask", "What is 2 + 2?", "--model", "openai-completions:")
+    assert nameless.code == 2
+    assert "openai-completions: needs a model name" in nameless.err
+    assert len(served.bodies) == 1

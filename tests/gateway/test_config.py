@@ -166,6 +166,7 @@ def test_teaching_tiers_can_be_configured() -> None:
         ("tiers = 3", "tiers must be a table, got 3", "[tiers]"),
         ("[tiers.a]\nshots = 1", "tiers.a.model is missing", "openai:NAME"),
         ("[tiers.a]\nmodel = 'openai:'", "tiers.a.model is missing", "openai:NAME"),
+        ("[tiers.a]\nmodel = 'openai-completions:m'", "must support chat, got", "openai:NAME"),
         (
             "[tiers.'A B']\nmodel = 'bundled'",
             "A B is not a valid tier name",

@@ -89,8 +89,9 @@ def parse_stop(texts: list[str] | None) -> tuple[str, ...]:
 
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 MODELS_HELP = (
-    "bundled (same as bundled:apprentice), bundled:photos, bundled:master, openai:NAME (endpoint: "
-    "OPENAI_BASE_URL), or a Hugging Face id or folder."
+    "bundled (same as bundled:apprentice), bundled:photos, bundled:master, openai:NAME or "
+    "openai-completions:NAME (plain text prompts; endpoint: OPENAI_BASE_URL), or a Hugging Face id "
+    "or folder."
 )
 Model = Annotated[str, Option(help=MODELS_HELP)]
 DefaultModel = Annotated[

@@ -1,6 +1,7 @@
 """Generators: HTTP endpoints, in-process models, the bundled models, and test doubles."""
 
 from bottega._util.identity import request_key
+from bottega.generation.completions import OpenAICompletionsGenerator
 from bottega.generation.local import TransformersGenerator, bundled
 from bottega.generation.offline import Call, ReplayGenerator, ScriptedGenerator
 from bottega.generation.openai_compatible import OpenAIGenerator
@@ -8,6 +9,7 @@ from bottega.openai_api.client import RetryPolicy
 
 __all__ = [
     "Call",
+    "OpenAICompletionsGenerator",
     "OpenAIGenerator",
     "ReplayGenerator",
     "RetryPolicy",

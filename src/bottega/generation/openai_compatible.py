@@ -8,14 +8,15 @@ import time
 from collections.abc import Mapping
 from copy import copy
 from functools import partial
+from typing import Self
 
 import orjson
 
 from bottega._util.event_loops import gather_or_cancel
 from bottega.errors import GarbledError, RejectedError, SettingError
 from bottega.image import Image
-from bottega.openai_api.client import ChatClient, Fields, RetryPolicy
-from bottega.openai_api.endpoint import Endpoint
+from bottega.openai_api.client import ChatClient, Convert, Fields, RetryPolicy
+from bottega.openai_api.endpoint import CHAT_PATH, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
 from bottega.openai_api.fields import data_url_cache, messages_json, sampling_fields
 from bottega.openai_api.response import add_usage
@@ -36,7 +37,8 @@ class OpenAIGenerator:
     needs no key. `timeout` covers one attempt to the last byte of its reply, `retries` come after
     the first attempt (pass a `RetryPolicy` to set the waits), `concurrency` limits concurrent
     requests, without those that wait for a retry. `extra_body` is merged into every request; None
-    leaves a field out (`{"temperature": None}`). One instance serves any number of event loops.
+    leaves a field out (`{"temperature": None}`). `path` and `convert` are those of `ChatClient`.
+    One instance serves any number of event loops.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class OpenAIGenerator:
         retries: int | RetryPolicy = 4,
         concurrency: int = 16,
         extra_body: Mapping[str, object] | None = None,
+        path: str = CHAT_PATH,
+        convert: Convert | None = None,
     ) -> None:
         if not timeout > 0 or concurrency < 1:
             raise SettingError(
@@ -59,7 +63,10 @@ class OpenAIGenerator:
         self.name = model
         policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(attempts=retries + 1)
         endpoint = Endpoint.locate(base_url, api_key)
-        self._client = ChatClient(model, endpoint, Timeouts.of(timeout), policy, concurrency)
+        timeouts = Timeouts.of(timeout)
+        self._client = ChatClient(
+            model, endpoint, timeouts, policy, concurrency, path=path, convert=convert
+        )
         self._extra = dict(extra_body or {})
         self._data_url = data_url_cache()
         self._many_choices = True
@@ -76,14 +83,14 @@ class OpenAIGenerator:
         return f"{self.name} {extra}" if self._extra else self.name
 
     def __repr__(self) -> str:
-        return f"OpenAIGenerator({self.name!r}, base_url={self.base_url!r})"
+        return f"{type(self).__name__}({self._client.model!r}, base_url={self.base_url!r})"
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         start = time.perf_counter()
         completions, usage = await self._samples(prompt, sampling)
         return Reply(self.name, completions, usage, time.perf_counter() - start)
 
-    def with_extra_body(self, extra_body: Mapping[str, object]) -> OpenAIGenerator:
+    def with_extra_body(self, extra_body: Mapping[str, object]) -> Self:
         """Return a generator with more fields in every request, over the same connections."""
         other = copy(self)
         other._extra = {**self._extra, **extra_body}
@@ -114,7 +121,7 @@ class OpenAIGenerator:
         return found[: sampling.n], usage
 
     async def _call(self, prompt: Prompt, sampling: Sampling) -> Samples:
-        fields = {"model": self.name, **sampling_fields(sampling), **self._extra}
+        fields = self._fields(sampling)
         given = {name: value for name, value in fields.items() if value is not None}
         try:
             reply = await self._client.complete(given, partial(self._encode, prompt))
@@ -126,10 +133,17 @@ class OpenAIGenerator:
             return await self._call(prompt, _piece(sampling, 0, 1))
         return reply.completions, reply.usage or Usage()
 
+    def _fields(self, sampling: Sampling) -> Fields:
+        """Return the fields of the body besides the prompt, None for those to leave out."""
+        return {"model": self._client.model, **sampling_fields(sampling), **self._extra}
+
+    def _content(self, prompt: Prompt) -> Fields:
+        """Return the fields of the prompt. Blocks if it encodes images."""
+        return {"messages": messages_json(prompt.messages, self._data_url)}
+
     async def _encode(self, prompt: Prompt, fields: Fields) -> bytes:
         def encode() -> bytes:
-            messages = messages_json(prompt.messages, self._data_url)
-            return orjson.dumps({"messages": messages, **fields})
+            return orjson.dumps({**self._content(prompt), **fields})
 
         if any(isinstance(part, Image) for message in prompt.messages for part in message.parts):
             return await asyncio.to_thread(encode)

@@ -33,6 +33,7 @@ from bottega.openai_api.transport import Connections, Response, StreamedResponse
 
 Fields = dict[str, object]
 Encode = Callable[[Fields], Awaitable[bytes]]
+Convert = Callable[[JSONObject], JSONObject]
 Result = TypeVar("Result")
 
 
@@ -85,7 +86,8 @@ class ChatClient:
 
     `concurrency` limits concurrent requests, streams included; a request that waits for a retry
     holds no slot. Streams are retried only before their first event. Works in any number of event
-    loops. Errors are those of `bottega.errors.EndpointError`; a rejected request raises
+    loops. `path` selects another protocol, and `convert` turns its replies into chat completions.
+    Errors are those of `bottega.errors.EndpointError`; a rejected request raises
     `RequestRejectedError`, and an open `breaker` raises `PausedError`.
     """
 
@@ -97,9 +99,11 @@ class ChatClient:
         retry: RetryPolicy,
         concurrency: int,
         breaker: Breaker | None = None,
+        path: str = CHAT_PATH,
+        convert: Convert | None = None,
     ) -> None:
         self.model, self.endpoint = model, endpoint
-        self._url = endpoint.url(CHAT_PATH)
+        self._url, self._convert = endpoint.url(path), convert
         self._timeouts, self._retry, self._breaker = timeouts, retry, breaker
         self._connections = Connections(endpoint, timeouts.total, concurrency)
         self._dialect = Dialect()
@@ -173,6 +177,8 @@ class ChatClient:
         async with self._attempt(body) as (session, payload, _):
             response = await exchange(session, "POST", self._url, payload, self.base_url)
             reply = self._parsed(response)
+            if self._convert is not None:
+                reply = self._convert(reply)
             return parse_completion(response.payload, reply, self.base_url, self.model)
 
     async def _begin(self, choices: int, body: _Body) -> tuple[bytes, AsyncGenerator[bytes]]:

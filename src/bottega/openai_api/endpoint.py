@@ -28,7 +28,7 @@ MAX_MESSAGE = 300
 MAX_SEARCHED = 64 * 1024
 NO_HEADERS: Mapping[str, str] = {}
 DEFAULT_BASE = "https://api.openai.com/v1"
-CHAT_PATH = "/chat/completions"
+CHAT_PATH, COMPLETIONS_PATH = "/chat/completions", "/completions"
 KEY_HINT = "copy the key again, without quotes or line breaks"
 BASE_HINT = "set OPENAI_BASE_URL (or base_url=) to something like http://localhost:8000/v1"
 
@@ -144,7 +144,8 @@ def _parse(text: str) -> URL:
             f"the base URL must start with http:// or https://, got {shown!r}",
             hint=BASE_HINT,
         )
-    return url.with_path(url.path.rstrip("/").removesuffix(CHAT_PATH), keep_query=True)
+    path = url.path.rstrip("/").removesuffix(CHAT_PATH).removesuffix(COMPLETIONS_PATH)
+    return url.with_path(path, keep_query=True)
 
 
 def requested_wait(

@@ -29,7 +29,7 @@ from bottega.gateway.config.settings import (
     reject_secrets,
 )
 from bottega.gateway.requests import has_port
-from bottega.naming import REMOTE
+from bottega.naming import COMPLETIONS, REMOTE
 from bottega.openai_api.fields import SERVICE_TIER
 
 # Settings that each router reads, and those of which it needs exactly one.
@@ -134,6 +134,11 @@ def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
     if entries.get("model", "") in ("", REMOTE):
         raise (path / "model").error("is missing", hint=example)
     _check_price(entries.get("price", [0, 0]), path / "price")
+    if str(entries["model"]).startswith(COMPLETIONS):
+        raise (path / "model").error(
+            f"must support chat, got {entries['model']!r}",
+            hint='write model = "openai:NAME" for an endpoint with a chat template',
+        )
     tier = read_settings(TierSettings, table, path, renamed=RENAMED["tiers"], name=name)
     if not tier.is_remote and (tier.base_url or tier.api_key_env or tier.extra_body):
         raise path.error(
