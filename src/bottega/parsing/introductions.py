@@ -5,19 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-ADJECTIVES = "final|correct|best|right|predicted|main|overall|most likely|most appropriate"
-CLASSES = "answer|category|class|classification|intent|label|option|sentiment|subject|topic|type"
+ADJECTIVES = (
+    "final|correct|best|right|predicted|main|dominant|primary|overall|most likely|most appropriate"
+)
+CLASSES = (
+    "answer|breed|category|class|classification|diagnosis|domain|emotion|genre|intent|label|language"
+    "|mood|option|sentiment|subject|tone|topic|type"
+)
 THINGS = (
     "animal|article|character|color|colour|digit|headline|image|letter|message|number|object"
     "|passage|photo|photograph|picture|question|review|scene|sentence|shape|species|text|thing|word"
 )
-NOUN = rf"(?:(?:{ADJECTIVES})\s+)?(?:{CLASSES}|{THINGS}|choice|prediction)"
-PART = r"(?:\s+(?:shown\s+|depicted\s+)?(?:in|of|for|to|from)\s+(?:the|this|that|your)\s+\w+)"
+NOUN = rf"(?:(?:{ADJECTIVES})\s+)?(?:{CLASSES}|{THINGS}|choice|fit|match|prediction)"
+PART = (
+    r"(?:\s+(?:shown|depicted|expressed|(?:(?:shown|depicted|expressed)\s+)?(?:in|of|for|to|from)\s+"
+    r"(?:the|this|that|your)\s+\w+))"
+)
 SUBJECT = rf"(?:(?:the|this|that|my|your|its)\s+{NOUN}{PART}{{0,2}}|it|this|that|there)"
 VERB = (
-    r"(?:['’]s|\s+(?:is\s+about|is\s+classified\s+as|is|would\s+be|should\s+be|appears\s+to\s+be"
+    r"(?:['’]s(?:\s+written\s+in)?|\s+(?:is\s+about|is\s+(?:written\s+)?in|is\s+classified\s+as|is|would\s+be|should\s+be|appears\s+to\s+be"
     r"|seems\s+to\s+be|looks\s+like|shows|depicts|displays|contains|features|belongs\s+(?:to|in)"
-    r"|falls\s+(?:under|into)))(?!\w)"
+    r"|falls\s+(?:under|into)|expresses|conveys|expects|asks\s+for))(?!\w)"
+    r"(?:\s+(?:clearly|definitely|certainly|obviously))?"
 )
 SPEAKER = (
     r"(?:i|we)\s+(?:(?:can\s+)?see|think|believe|choose|predict|would\s+say"
@@ -25,7 +34,7 @@ SPEAKER = (
 )
 LEAD = (
     r"(?:(?:sure|okay|ok|certainly|of\s+course|absolutely|great|alright|well|so|thus|therefore"
-    r"|hence)\b[,.!:]*|(?:based\s+on|looking\s+at|according\s+to|given|in)\s+[^,.\n]{1,80},)"
+    r"|hence|overall|finally)\b[,.!:]*|(?:based\s+on|looking\s+at|according\s+to|given|in)\s+[^,.\n]{1,80},)"
 )
 MEDIUM = r"(?:photo|photograph|image|picture)"
 CLASS_OF = rf"(?:(?:the|an?)\s+(?:{CLASSES}|digit|number|letter|{MEDIUM}\s+of)\b)"
@@ -45,7 +54,11 @@ DECORATION = re.compile("[\u2190-\u21ff\u2600-\u27bf\ufe0f\u200d\U0001f000-\U000
 # What may follow a label. A letter before a full stop: "1. 5" may be 1.5.
 BREAK = re.compile(
     r"(?<=[^\W\d])[.!;]\s+|(?<=\w)\s+[-–—]\s+|(?<=\w):\s+|(?<=\w)\s+(?=\()"
-    r"|(?<=\w),?\s+(?=(?:because|since|due\s+to)\b)"
+    r"|(?<=\w),?\s+(?=(?:because|since|due\s+to)\b)|(?<=\w),\s+(?=as\b)"
+    rf"|(?<=\w)\s+(?=is\s+(?:shown\s+|visible\s+)?in\s+(?:the|this)\s+{MEDIUM}\b)"
+)
+SCENE = re.compile(
+    r"(?<=\w)\s+(?=(?:in|on|at|with|near|under|sitting|standing|lying|running|walking|looking)\b)"
 )
 COMMA = re.compile(r",\s+")
 MAX_BREAKS = 4
@@ -71,7 +84,10 @@ def possible_labels(line: str, *, is_yes_or_no: bool) -> Iterator[tuple[str, str
     line = plain_line(line)
     introduction = INTRODUCTION.match(line[:MAX_LENGTH])
     said = line[introduction.end() :] if introduction else line
-    breaks = [(match.start(), match.end()) for match in BREAK.finditer(said[:MAX_LENGTH])]
+    breaks = [match.span() for match in BREAK.finditer(said[:MAX_LENGTH])]
+    # "The image shows a dog in a garden", but not a bare "dog in a garden".
+    if introduction and introduction[0].strip() and (scene := SCENE.search(said[:MAX_LENGTH])):
+        breaks.insert(0, scene.span())
     if is_yes_or_no and (comma := COMMA.search(said[:MAX_LENGTH])):
         breaks.insert(0, comma.span())
     for start, end in ((len(said), len(said)), *breaks[:MAX_BREAKS]):

@@ -9,14 +9,14 @@ from string import ascii_letters, ascii_lowercase
 from bottega.parsing.answers import (
     ANSWER_PHRASE,
     QUOTES,
-    STATED_ANSWER,
     ChoiceIndex,
     drop_confidence,
+    find_stated_answers,
     normalize,
     rationale_before,
     read_confidence,
 )
-from bottega.parsing.introductions import only_introduces, possible_labels
+from bottega.parsing.introductions import CLASSES, only_introduces, possible_labels
 from bottega.parsing.replies import (
     WORDS,
     cut_dialogue,
@@ -88,9 +88,8 @@ def _forms(tokens: str) -> tuple[str, ...]:
 
 
 STATED_LABEL = re.compile(
-    r"^[^\w\n]*(?:(?:(?:final |correct |predicted )?(?:answer(?: choice)?|label|category|class"
-    r"|classification|intent|prediction|sentiment|subject|topic|output|response))\W*[:：]"
-    r"|(?:答案|标签|类别|الإجابة|الجواب)\s*[:：])\s*(.*)$",
+    rf"^[^\w\n]*(?:(?:final |correct |predicted )?(?:{CLASSES}|answer choice|prediction|output"
+    r"|response)\W*[:：]|(?:答案|标签|类别|الإجابة|الجواب)\s*[:：])\s*(.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
 SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
@@ -98,7 +97,9 @@ NO_LABEL = "none"
 # Markdown at the start of a line. The blank after it distinguishes a bullet from a minus sign.
 BULLET = re.compile(r"\A[\s*_]*(?:[-–—•·▪◦>→]|[-=]>|#{1,6})\s+")
 # The letter or the number of a choice, as in "(B) dog", "**B:** dog" and "2. dog".
-ENUMERATOR = re.compile(r"\A[\s*_(\[]*([a-zA-Z]|[0-9]{1,3})[*_]*[.):\]]{1,2}[\s*_]+")
+ENUMERATOR = re.compile(
+    r"\A(?:[\s*_]*[Oo]ption\s)?[\s*_(\[]*([a-zA-Z]|[0-9]{1,3})[*_]*[.):\]]{1,2}[\s*_]+"
+)
 
 
 class LabelParser:
@@ -123,8 +124,7 @@ class LabelParser:
         reply = strip_thinking(completion.text)
         whole = reply in query.choices
         reply = reply if whole else cut_dialogue(unwrap(reply), query)
-        stating = STATED_LABEL if query.choices else STATED_ANSWER
-        stated = [] if whole else list(stating.finditer(reply))
+        stated = [] if whole else self._stated(reply, query.choices)
         text = (stated[-1][1] if stated else reply).strip()
         later = drop_confidence(reply[stated[-1].end() :]) if stated else ""
         rationale = rationale_before(reply, stated)
@@ -134,6 +134,19 @@ class LabelParser:
         shown = ", ".join(labels) or NO_LABEL
         sure = read_confidence(reply, completion)
         return Answer(shown, labels=labels, confidence=sure, rationale=rationale)
+
+    def _stated(self, reply: str, choices: Sequence[str]) -> list[re.Match[str]]:
+        """Return the lines `Answer: ...`, or else the first line such as `Label: ...` that states a
+        label: an explanation may have lines such as `Type: mammal`."""
+        answers = find_stated_answers(reply)
+        if answers or not choices:
+            return answers
+        stated = list(STATED_LABEL.finditer(reply))
+        if self.multi_label or not stated:
+            return stated[-1:]
+        index = ChoiceIndex(choices)
+        readable = (one for one in stated if _first_line(one[1].strip(), index) is not None)
+        return [one for one in (next(readable, None),) if one is not None]
 
     def _labels(self, text: str, later: str, choices: Sequence[str]) -> tuple[str, ...] | None:
         """Return the labels in the text, unless `later` text may contradict them."""
@@ -197,9 +210,9 @@ def _in_sentence(line: str, index: ChoiceIndex) -> tuple[str | None, str]:
     it."""
     is_yes_or_no = set(index.texts) <= YES_OR_NO
     for head, rest in possible_labels(line, is_yes_or_no=is_yes_or_no):
-        label = _listed(head, index)
+        label, more = _introduced(head, index)
         if label is not None:
-            return label, rest
+            return label, f"{more}\n{rest}"
     return None, ""
 
 

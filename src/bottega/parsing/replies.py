@@ -52,6 +52,9 @@ PAIR = re.compile(
 )
 
 
+NUMERIC = re.compile(r"\s*[\d.]*%?\s*")
+
+
 def strip_thinking(reply: str) -> str:
     """Return the reply without its thinking, or an empty text if the thinking was cut off."""
     text = THINKING.sub("", reply)
@@ -92,8 +95,11 @@ def _untagged(text: str) -> str:
 
 
 def _lines(found: re.Match[str]) -> str:
-    """Return the pairs of an object as lines, or the object unchanged if it has no pairs."""
+    """Return the pairs of an object as lines, the only value as answer, or the object unchanged if
+    it has no pairs."""
     pairs = PAIR.findall(found[1])
+    if len(pairs) == 1 and not NUMERIC.fullmatch(_value(pairs[0][1])):
+        return f"answer: {_value(pairs[0][1])}"
     lines = (f"{key.strip()}: {_value(value)}" for key, value in pairs)
     return "\n".join(lines) if pairs else found[0]
 
