@@ -11,7 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from bottega._util.native import WITH_TORCH, check_address_space
-from bottega.bundled import MODELS, PHOTOS
+from bottega._util.photographs import is_photograph
+from bottega.bundled import MODELS, PHOTOS, PHOTOS_MASTER
 from bottega.bundled.efficientnet import is_installed
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.generation import (
@@ -20,16 +21,19 @@ from bottega.generation import (
     TransformersGenerator,
     bundled,
 )
-from bottega.generation.local import is_photograph
+from bottega.generation.bundled_models import PhotographDispatcher
 from bottega.image import Image
 from bottega.knowledge import TowerEmbedder
-from bottega.knowledge.embedders.names import BUNDLED, MODES
+from bottega.knowledge.embedders.names import BUNDLED, BY_KIND, MODES
 from bottega.protocols import Embedder, Generator
 
 REMOTE, COMPLETIONS = "openai:", "openai-completions:"
 WITHOUT_TORCH = ("pixels", "words")
-EMBEDDERS = ("dual", BUNDLED, PHOTOS, *WITHOUT_TORCH)
-BUNDLED_MODELS = (BUNDLED, *(f"{BUNDLED}:{name}" for name in MODELS))
+EMBEDDERS = ("dual", BUNDLED, PHOTOS, BY_KIND, *WITHOUT_TORCH)
+# For photographs one bundled model, for all other prompts the other one.
+DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
+DISPATCHED[f"{BUNDLED}:{BY_KIND}-master"] = (PHOTOS_MASTER, "master")
+BUNDLED_MODELS = (BUNDLED, *(f"{BUNDLED}:{name}" for name in MODELS), *DISPATCHED)
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -63,6 +67,9 @@ def open_model(spec: str, *, concurrency: int = 16) -> Generator:
     check_address_space(WITH_TORCH)
     if spec == BUNDLED:
         return bundled()
+    if spec in DISPATCHED:
+        photographs, others = map(bundled, DISPATCHED[spec])
+        return PhotographDispatcher(photographs, others, spec)
     if spec.startswith(f"{BUNDLED}:"):
         return bundled(spec.removeprefix(f"{BUNDLED}:"))
     # The bundled embedder may have set torch to one thread.
@@ -99,7 +106,7 @@ def check_embedder(spec: str) -> None:
         raise SettingError(
             f"embedder is unknown, got {spec!r}",
             hint=suggestion(name, EMBEDDERS)
-            + "use photos, dual, bundled, words, pixels, a folder, or a hub id such as"
+            + "use photos, dual, bundled, words, pixels, by-kind, a folder, or a hub id such as"
             " sentence-transformers/clip-ViT-B-32, with :image, :text or :average appended",
         )
     check_torch()

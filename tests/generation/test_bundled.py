@@ -12,13 +12,19 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega import InterleavedPrompter, Query
+from bottega._util.photographs import is_photograph
 from bottega.cli import _hush
 from bottega.errors import ModelLoadError
-from bottega.generation import bundled
-from bottega.generation.local import WARNING, PhotographCheck, PhotographWarning, is_photograph
+from bottega.generation import ScriptedGenerator, bundled
+from bottega.generation.bundled_models import (
+    WARNING,
+    PhotographCheck,
+    PhotographDispatcher,
+    PhotographWarning,
+)
 from bottega.image import Image
 from bottega.tasks.glyphs import FactTask, GlyphTask
-from bottega.types import Prompt, Sampling
+from bottega.types import Message, Prompt, Sampling
 from tests.generation.prompts import shown
 
 
@@ -118,3 +124,15 @@ async def test_the_bundled_model_warns() -> None:
     with pytest.warns(PhotographWarning):
         await model.generate(prompt(encoded(landscape(), "JPEG")), Sampling(max_tokens=2))
     await model.aclose()
+
+
+@pytest.mark.parametrize(("suffix", "expected"), [("JPEG", "photograph"), ("PNG", "other")])
+async def test_photographs_go_to_their_own_model(suffix: str, expected: str) -> None:
+    dispatcher = PhotographDispatcher(
+        ScriptedGenerator(["photograph"]), ScriptedGenerator(["other"]), "bundled:by-kind"
+    )
+    image = encoded(landscape() if suffix == "JPEG" else landscape(64), suffix)
+    reply = await dispatcher.generate(prompt(image), Sampling())
+    assert reply.completions[0].text == expected
+    text = Prompt((Message("user", ("no image",)),))
+    assert (await dispatcher.generate(text, Sampling())).completions[0].text == "other"

@@ -16,6 +16,7 @@ from PIL import Image as Pillow
 from PIL import ImageDraw
 from typer import Argument, Option
 
+from bottega.bundled.efficientnet import is_installed
 from bottega.cli.options import CONFIG
 from bottega.cli.output import note, say
 from bottega.errors import MissingDependencyError, SettingError
@@ -41,6 +42,16 @@ router = "random"
 master_rate = 0.3
 cold_start = 4
 """
+# With the extra [photos] the same models' counterparts answer prompts about photographs.
+DEMO_WITH_PHOTOGRAPHS = (
+    DEMO.replace('"bundled:master"', '"bundled:by-kind-master"').replace(
+        '"bundled"', '"bundled:by-kind"'
+    )
+    + """
+[cache]
+embed = "by-kind"
+"""
+)
 QUESTION = "What is the capital of France?"
 # The bundled master knows colours and shapes, not capitals.
 DEMO_QUESTION = "What colour is it?"
@@ -114,7 +125,8 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
         pipeline = load_pipeline(target)
         return config_of(pipeline, target), pipeline
     if demo:
-        return parse_config(DEMO, "--demo"), None
+        text = DEMO_WITH_PHOTOGRAPHS if is_installed() else DEMO
+        return parse_config(text, "--demo"), None
     if file is None and not CONFIG.exists():
         raise SettingError(
             f"nothing to serve: this folder has no {CONFIG}",

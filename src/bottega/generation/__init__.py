@@ -1,8 +1,9 @@
 """Generators: HTTP endpoints, in-process models, the bundled models, and test doubles."""
 
 from bottega._util.identity import request_key
+from bottega.generation.bundled_models import bundled
 from bottega.generation.completions import OpenAICompletionsGenerator
-from bottega.generation.local import TransformersGenerator, bundled
+from bottega.generation.local import TransformersGenerator
 from bottega.generation.offline import Call, ReplayGenerator, ScriptedGenerator
 from bottega.generation.openai_compatible import OpenAIGenerator
 from bottega.openai_api.client import RetryPolicy

@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeVar
 
 from bottega._util.native import LOADING
-from bottega.bundled import PHOTOS, PHOTOS_MASTER, bundled_folder
-from bottega.errors import BottegaError, ImageError, MissingDependencyError, SettingError
+from bottega.errors import BottegaError, MissingDependencyError, SettingError
 from bottega.image import Image
 from bottega.types import Prefix, Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
-    from bottega.generation.caches import FeatureSource
     from bottega.generation.loaded import LoadedModel
     from bottega.generation.tokenization import RenderedPrompt
 
@@ -269,109 +264,3 @@ def _each(
 def _fail(requests: Sequence[Request], error: BaseException) -> None:
     for request in requests:
         request.reply.set_exception(error)
-
-
-LOSSY = {"image/jpeg", "image/webp", "image/avif", "image/heic"}
-# Images of the synthetic tasks and the digits are smaller and never in a lossy format.
-LARGE = 128
-SIDE = 64
-LEAST_SPREAD, LEAST_COLOURS = 4.0, 150  # mean range across channels; distinct colours out of 32,768
-WARNING = (
-    "bundled models do not understand photographs: their vision was trained on 64 x 64 synthetic"
-    " images; install bottega-vlm[photos] and use bundled:photos with the embedder photos, or use a"
-    " larger vision-language model"
-)
-
-
-class PhotographWarning(UserWarning):
-    """Warning that a bundled model was prompted with a photograph."""
-
-
-@dataclass
-class PhotographCheck:
-    """Check that warns once if the last image of a prompt looks like a photograph."""
-
-    _warned: bool = False
-
-    async def run(self, prompt: Prompt) -> None:
-        parts = [part for message in prompt.messages for part in message.parts]
-        image = next((part for part in reversed(parts) if isinstance(part, Image)), None)
-        if self._warned or image is None or not _may_be_photograph(image):
-            return
-        if await asyncio.to_thread(is_photograph, image) and not self._warned:
-            self._warned = True
-            warnings.warn(WARNING, PhotographWarning, stacklevel=2)
-
-
-def is_photograph(image: Image) -> bool:
-    """Return whether the image has many colours, and a lossy format or more than `LARGE` pixels a
-    side. Grey photographs, and small ones in lossless formats, are not recognised."""
-    if not _may_be_photograph(image):
-        return False
-    try:
-        small = image.decode().convert("RGB")
-    except ImageError:
-        return False  # the model will report it
-    small.thumbnail((SIDE, SIDE))
-    pixels = np.asarray(small, dtype=np.int16)
-    spread = float(np.ptp(pixels, axis=2).mean())
-    colours = len(np.unique((pixels // 8).reshape(-1, 3), axis=0))
-    return spread >= LEAST_SPREAD and colours >= LEAST_COLOURS
-
-
-def _may_be_photograph(image: Image) -> bool:
-    return image.media_type in LOSSY or min(image.width, image.height) > LARGE
-
-
-class BundledGenerator(TransformersGenerator):
-    """Bundled model that warns once when a prompt ends with a photograph."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._photographs = PhotographCheck()
-
-    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
-        await self._photographs.run(prompt)
-        return await super().generate(prompt, sampling)
-
-
-class PhotoGenerator(TransformersGenerator):
-    """Photograph model. Images with a known vector of its own embedder are not encoded again."""
-
-    def __init__(self, model: str | Path, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.folder = Path(self._source)
-        self._sources: tuple[FeatureSource, ...] = ()
-
-    def features_from(self, *sources: FeatureSource) -> None:
-        """Look up vectors of images in these sources, which any thread may call."""
-        self._sources = sources
-        if self._loaded is not None and self._loaded.vision_cache is not None:
-            self._loaded.vision_cache.sources = sources
-
-    def _model(self) -> LoadedModel:
-        model = super()._model()
-        if model.vision_cache is not None:
-            model.vision_cache.sources = self._sources
-        return model
-
-
-def bundled(
-    name: str = "apprentice", *, max_batch: int = 16, threads: int | None = 1
-) -> TransformersGenerator:
-    """Return a bundled model as a generator. `bundled("apprentice")` learns from demonstrations;
-    `bundled("master")` also knows digits and the English words for scenes; `bundled("photos")`
-    learns from demonstrations with photographs, and `bundled("photos-master")` names 1,000 kinds of
-    things; both need the extra `[photos]`. The models are so
-    small that a second thread slows them down. Raises `ModelLoadError` for an unknown name."""
-    kinds = {PHOTOS: PhotoGenerator, PHOTOS_MASTER: TransformersGenerator}
-    kind = kinds.get(name, BundledGenerator)
-    return kind(
-        bundled_folder(name),
-        name=f"bundled:{name}",
-        device="cpu",
-        max_batch=max_batch,
-        threads=threads,
-        turns_only=True,
-        prefix_cache_mb=0,
-    )

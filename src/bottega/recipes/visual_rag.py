@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
-from bottega.generation.local import PhotoGenerator
+from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import KnowledgeBase, TowerEmbedder
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline

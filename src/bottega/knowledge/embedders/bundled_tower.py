@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from bottega._util.caching import LRUCache
+from bottega._util.photographs import is_photograph
 from bottega.bundled import (
     CLASS_FEATURES,
     PHOTO_FEATURES,
@@ -25,7 +26,7 @@ from bottega.image import Image
 from bottega.knowledge.embedders.pixels import unit_images
 from bottega.knowledge.embedders.sentence import loading_model
 from bottega.knowledge.records import unit
-from bottega.protocols import Vectors
+from bottega.protocols import Embedder, Vectors
 from bottega.types import Query
 
 RECENT = 1024  # images whose vectors are kept
@@ -140,6 +141,34 @@ class TowerEmbedder:
                 digest.update(name.encode())
                 digest.update(weight.contiguous().numpy().tobytes())
         return digest.hexdigest()[:12]
+
+
+class PhotographDispatchEmbedder:
+    """Image embedder with one part of the vector for photographs and one for other images.
+
+    The part of the other kind is zero, so a photograph and another image have the product 0.
+    """
+
+    def __init__(self, photographs: Embedder, others: Embedder) -> None:
+        self._photographs, self._others = photographs, others
+        self.fingerprint = f"by-kind ({photographs.fingerprint}) ({others.fingerprint})"
+
+    @property
+    def dimension(self) -> int:
+        return self._photographs.dimension + self._others.dimension
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        rows = np.zeros((len(queries), self.dimension), np.float32)
+        chosen = np.array([all(map(is_photograph, query.images)) for query in queries], bool)
+        split = self._photographs.dimension
+        for part, columns, embedder in (
+            (chosen, slice(None, split), self._photographs),
+            (~chosen, slice(split, None), self._others),
+        ):
+            if part.any():
+                kind = [query for query, has in zip(queries, part, strict=True) if has]
+                rows[part, columns] = unit(embedder.embed(kind))
+        return rows
 
 
 class TowerTokenEmbedder:

@@ -6,13 +6,18 @@ import re
 from typing import Literal
 
 from bottega.bundled import PHOTOS
-from bottega.knowledge.embedders.bundled_tower import TokenEmbedder, TowerEmbedder
+from bottega.knowledge.embedders.bundled_tower import (
+    PhotographDispatchEmbedder,
+    TokenEmbedder,
+    TowerEmbedder,
+)
 from bottega.knowledge.embedders.pixels import PixelEmbedder
 from bottega.knowledge.embedders.sentence import DualEmbedder, SentenceEmbedder
 from bottega.knowledge.records import DEFAULT, StoredView
 from bottega.protocols import Embedder
 
 BUNDLED = "bundled"
+BY_KIND = "by-kind"  # photos for photographs, bundled for other images, and words
 NOTE = "embed"  # key of the note in which a knowledge base stores the name of its embedder
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
@@ -23,6 +28,7 @@ PACKAGED = {
     PHOTOS: r"tower-256 \S+",
     "words": TOKENS,
     "dual": rf"dual \({TOWER}\) \({TOKENS}\)",
+    BY_KIND: rf"dual \(by-kind \(tower-256 \S+\) \({TOWER}\)\) \({TOKENS}\)",
 }
 
 
@@ -41,9 +47,9 @@ def note_of(view: StoredView) -> str:
 
 
 def open_embedder(spec: str) -> Embedder:
-    """Return the embedder of a name: `photos`, `bundled`, `pixels`, `words`, `dual`, or a
-    sentence-transformers id or folder followed by `:image` (default), `:text` or `:average`. Blocks
-    while the embedder loads."""
+    """Return the embedder of a name: `photos`, `bundled`, `pixels`, `words`, `dual`, `by-kind`, or
+    a sentence-transformers id or folder followed by `:image` (default), `:text` or `:average`.
+    Blocks while the embedder loads."""
     if spec == "pixels":
         return PixelEmbedder()
     if spec == "words":
@@ -54,6 +60,9 @@ def open_embedder(spec: str) -> Embedder:
         return TowerEmbedder.bundled(threads=1)
     if spec == PHOTOS:
         return TowerEmbedder.photos(threads=1)
+    if spec == BY_KIND:
+        images = PhotographDispatchEmbedder(open_embedder(PHOTOS), open_embedder(BUNDLED))
+        return DualEmbedder(images, open_embedder("words"))
     for mode in MODES:
         if spec.endswith(f":{mode}"):
             return SentenceEmbedder(spec.removesuffix(f":{mode}"), mode=mode)

@@ -1,0 +1,126 @@
+"""The bundled models as generators."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bottega._util.photographs import is_photograph, may_be_photograph
+from bottega.bundled import PHOTOS, PHOTOS_MASTER, bundled_folder
+from bottega.generation.local import TransformersGenerator
+from bottega.image import Image
+from bottega.protocols import Generator
+from bottega.types import Prompt, Reply, Sampling
+
+if TYPE_CHECKING:
+    from bottega.generation.caches import FeatureSource
+    from bottega.generation.loaded import LoadedModel
+
+WARNING = (
+    "bundled models do not understand photographs: their vision was trained on 64 x 64 synthetic"
+    " images; install bottega-vlm[photos] and use bundled:photos with the embedder photos, or use a"
+    " larger vision-language model"
+)
+
+
+class PhotographWarning(UserWarning):
+    """Warning that a bundled model was prompted with a photograph."""
+
+
+@dataclass
+class PhotographCheck:
+    """Check that warns once if the last image of a prompt looks like a photograph."""
+
+    _warned: bool = False
+
+    async def run(self, prompt: Prompt) -> None:
+        image = last_image(prompt)
+        if self._warned or image is None or not may_be_photograph(image):
+            return
+        if await asyncio.to_thread(is_photograph, image) and not self._warned:
+            self._warned = True
+            warnings.warn(WARNING, PhotographWarning, stacklevel=2)
+
+
+def last_image(prompt: Prompt) -> Image | None:
+    parts = [part for message in prompt.messages for part in message.parts]
+    return next((part for part in reversed(parts) if isinstance(part, Image)), None)
+
+
+class BundledGenerator(TransformersGenerator):
+    """Bundled model that warns once when a prompt ends with a photograph."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._photographs = PhotographCheck()
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        await self._photographs.run(prompt)
+        return await super().generate(prompt, sampling)
+
+
+class PhotoGenerator(TransformersGenerator):
+    """Photograph model. Images with a known vector of its own embedder are not encoded again."""
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.folder = Path(self._source)
+        self._sources: tuple[FeatureSource, ...] = ()
+
+    def features_from(self, *sources: FeatureSource) -> None:
+        """Look up vectors of images in these sources, which any thread may call."""
+        self._sources = sources
+        if self._loaded is not None and self._loaded.vision_cache is not None:
+            self._loaded.vision_cache.sources = sources
+
+    def _model(self) -> LoadedModel:
+        model = super()._model()
+        if model.vision_cache is not None:
+            model.vision_cache.sources = self._sources
+        return model
+
+
+def bundled(
+    name: str = "apprentice", *, max_batch: int = 16, threads: int | None = 1
+) -> TransformersGenerator:
+    """Return a bundled model as a generator. `bundled("apprentice")` learns from demonstrations;
+    `bundled("master")` also knows digits and the English words for scenes; `bundled("photos")`
+    learns from demonstrations with photographs, and `bundled("photos-master")` names 1,000 kinds of
+    things; both need the extra `[photos]`. The models are so
+    small that a second thread slows them down. Raises `ModelLoadError` for an unknown name."""
+    kinds = {PHOTOS: PhotoGenerator, PHOTOS_MASTER: TransformersGenerator}
+    kind = kinds.get(name, BundledGenerator)
+    return kind(
+        bundled_folder(name),
+        name=f"bundled:{name}",
+        device="cpu",
+        max_batch=max_batch,
+        threads=threads,
+        turns_only=True,
+        prefix_cache_mb=0,
+    )
+
+
+@dataclass(frozen=True)
+class PhotographDispatcher:
+    """Generator that passes prompts whose last image is a photograph to one model, and all other
+    prompts to another one. Both learn from the demonstrations of the same prompt."""
+
+    photographs: Generator
+    others: Generator
+    name: str
+    turns_only: bool = True
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        image = last_image(prompt)
+        chosen = self.others
+        if image is not None and await asyncio.to_thread(is_photograph, image):
+            chosen = self.photographs
+        return await chosen.generate(prompt, sampling)
+
+    async def aclose(self) -> None:
+        await self.photographs.aclose()
+        await self.others.aclose()
