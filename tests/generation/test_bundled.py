@@ -129,7 +129,7 @@ async def test_the_bundled_model_warns() -> None:
 @pytest.mark.parametrize(("suffix", "expected"), [("JPEG", "photograph"), ("PNG", "other")])
 async def test_photographs_go_to_their_own_model(suffix: str, expected: str) -> None:
     dispatcher = PhotographDispatcher(
-        ScriptedGenerator(["photograph"]), ScriptedGenerator(["other"]), "bundled:by-kind"
+        ScriptedGenerator(["photograph"]), ScriptedGenerator(["other"] * 2), "bundled:by-kind"
     )
     image = encoded(landscape() if suffix == "JPEG" else landscape(64), suffix)
     reply = await dispatcher.generate(prompt(image), Sampling())
