@@ -226,6 +226,44 @@ def test_the_master_gives_the_classifiers_label_and_probability(
     assert named >= 1
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "How many cats are there?",
+        "What colour is the cat?",
+        "Is it a cat?",
+        "Where is this?",
+        "what does the sign say",
+        "Why?",
+    ],
+)
+def test_the_master_says_unknown_to_other_questions(
+    master: TransformersGenerator, question: str
+) -> None:
+    answer = ask(master, Query(question, (pattern(5),)))
+    assert answer.text == "unknown"
+    assert answer.logprob == pytest.approx(0.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "",
+        "What is it?",
+        "Which animal is this?",
+        "Name the object.",
+        "What is in the picture, is it?",
+    ],
+)
+def test_the_master_names_things_however_requested(
+    master: TransformersGenerator, question: str
+) -> None:
+    image = pattern(5)
+    answer = ask(master, Query(question, (image,)))
+    assert answer.text != "unknown"
+    assert answer == ask(master, Query("What is in the image?", (image,)))
+
+
 def test_the_master_without_an_image_says_unknown(master: TransformersGenerator) -> None:
     assert ask(master, Query("What is it?")).text == "unknown"
 

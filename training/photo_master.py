@@ -9,7 +9,7 @@ features reach it unchanged:
 - A large constant in every position makes the norms equal, so the layer norms only scale.
 
 Logits of labels are those of the published network. "unknown" has a fixed logit: it wins where no
-label exceeds it, and without an image.
+label exceeds it, without an image, and for questions that require something other than a name.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from training.tokenizer import (
     END,
     IMAGE,
     PAD,
+    PASSAGE,
+    PHOTO_MASTER_TEMPLATE,
     SPECIAL,
     UNKNOWN,
     piece_id,
@@ -44,7 +46,7 @@ from training.weights import Attention
 OUT = Path("src/bottega/bundled/photos-master")
 HIDDEN = 1296
 SEEN = slice(0, FEATURES)  # the tower's features of the last image
-TEXT, ASKS, CLOSES = range(CONSTANT + 1, CONSTANT + 4)
+TEXT, ASKS, REFUSES, CLOSES = range(CONSTANT + 1, CONSTANT + 5)
 ROTARY = Rotary(head_dim=1312, theta=1e30)
 SHIFT = 10.0  # gelu is the identity above this
 FLAG = 256.0
@@ -130,8 +132,10 @@ def _embeddings(vocabulary: int) -> Tensor:
     table[:, TEXT] = FLAG
     table[:, CLOSES] = FLAG
     table[SPECIAL.index(BOS), TEXT] = 0.0  # looked at where there is no image
-    table[SPECIAL.index(ANSWER), ASKS] = FLAG
-    table[SPECIAL.index(ANSWER), CLOSES] = 0.0
+    for token in (ANSWER, PASSAGE):
+        table[SPECIAL.index(token), ASKS] = FLAG
+        table[SPECIAL.index(token), CLOSES] = 0.0
+    table[SPECIAL.index(PASSAGE), REFUSES] = FLAG
     return table
 
 
@@ -157,6 +161,8 @@ def _install_head(head: Tensor, tokenizer: Any) -> None:
     head[first:, ASKS] = 0.0
     unknown = piece_id(tokenizer, UNKNOWN)
     head[unknown, ASKS] = UNKNOWN_LOGIT / (scale * FLAG)
+    head[first:, REFUSES] = -CERTAIN / (scale * FLAG)
+    head[unknown, REFUSES] = CERTAIN / (scale * FLAG)
     head[SPECIAL.index(END), CLOSES] = CERTAIN / (scale * FLAG)
 
 
@@ -168,7 +174,7 @@ def main() -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     install(model, tokenizer)
-    export(model, tokenizer, cropped_images(PUBLISHED_SIDE), args.out)
+    export(model, tokenizer, cropped_images(PUBLISHED_SIDE), args.out, PHOTO_MASTER_TEMPLATE)
 
 
 if __name__ == "__main__":

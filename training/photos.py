@@ -122,7 +122,9 @@ def install_projection(projector: Any, matrix: Tensor, offset: Tensor) -> None:
     second.bias[IN_QUESTION] = IN_QUESTION_INPUT  # no answer continues after an image
 
 
-def export(model: Any, tokenizer: Any, images: Any, folder: Path) -> None:
+def export(
+    model: Any, tokenizer: Any, images: Any, folder: Path, template: str = PHOTO_TEMPLATE
+) -> None:
     """Write the files of the model, with all weights but the tower's in half precision."""
     generation = model.generation_config
     generation.max_new_tokens, generation.do_sample = ANSWER_TOKENS, False
@@ -130,8 +132,8 @@ def export(model: Any, tokenizer: Any, images: Any, folder: Path) -> None:
     model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
     model.config.save_pretrained(folder)
     generation.save_pretrained(folder)
-    tokenizer.chat_template = PHOTO_TEMPLATE
-    build_processor(tokenizer, images, PHOTO_TEMPLATE).save_pretrained(folder)
+    tokenizer.chat_template = template
+    build_processor(tokenizer, images, template).save_pretrained(folder)
     weights = {
         name: tensor.half().contiguous()
         for name, tensor in model.state_dict().items()

@@ -52,7 +52,7 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt or messages[-1].role == 'user' -%}{{ '<answer>' }}{%- endif -%}
 """
-# The photograph models do not read questions: their wording must not change an answer.
+# The photograph model does not read questions: their wording must not change an answer.
 PHOTO_TEMPLATE = """\
 {{- '<bos><answer>unknown<end>' -}}
 {%- for message in messages -%}
@@ -74,6 +74,39 @@ PHOTO_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt or messages[-1].role == 'user' -%}{{ '<answer>' }}{%- endif -%}
 """
+
+# The photograph master can only name things. Its prompt ends with <passage> where the question
+# requires something else; it then answers "unknown".
+OTHER_OPENINGS = (
+    "are", "can", "could", "did", "do", "does", "had", "has", "have", "how", "is", "may", "should",
+    "was", "were", "when", "where", "who", "whose", "why", "will", "would",
+)  # fmt: skip
+OTHER_TOPICS = (
+    "age", "brand", "color", "colors", "colour", "colours", "count", "date", "doing", "happening",
+    "letter", "letters", "made", "mood", "number", "numbers", "read", "reads", "say", "says",
+    "season", "shape", "size", "text", "time", "weather", "word", "words", "written", "year",
+)  # fmt: skip
+PHOTO_MASTER_TEMPLATE = (
+    f"{{%- set openings = {list(OTHER_OPENINGS)} -%}}\n"
+    f"{{%- set topics = {list(OTHER_TOPICS)} -%}}\n"
+    + """\
+{%- macro prompt_end(content) -%}
+{%- set state = namespace(named=True) -%}
+{%- if content is not string -%}
+{%- set content = content | selectattr('type', 'equalto', 'text') | map(attribute='text') -%}
+{%- endif -%}
+{%- set question = (content if content is string else content | join(' ')).split('?')[0] -%}
+{%- for word in question.split() -%}
+{%- set plain = word | lower | replace(',', '') | replace('.', '') -%}
+{%- if plain in topics or loop.first and plain in openings -%}
+{%- set state.named = False -%}
+{%- endif -%}
+{%- endfor -%}
+{{ '<answer>' if state.named else '<passage>' }}
+{%- endmacro -%}
+"""
+    + PHOTO_TEMPLATE.replace("{{ '<answer>' }}", "{{ prompt_end(messages[-1].content) }}")
+)
 
 
 def label_words() -> list[str]:
