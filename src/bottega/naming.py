@@ -23,13 +23,20 @@ from bottega.generation import (
 )
 from bottega.generation.bundled_models import PhotographDispatcher
 from bottega.image import Image
-from bottega.knowledge import TowerEmbedder
-from bottega.knowledge.embedders.names import BUNDLED, BY_KIND, MODES
+from bottega.knowledge.embedders.joined import tower_of
+from bottega.knowledge.embedders.names import (
+    BUNDLED,
+    BY_KIND,
+    MODES,
+    PHOTOS_AND_PIXELS,
+    PIXELS,
+    joined_parts,
+)
 from bottega.protocols import Embedder, Generator
 
 REMOTE, COMPLETIONS = "openai:", "openai-completions:"
-WITHOUT_TORCH = ("pixels", "words")
-EMBEDDERS = ("dual", BUNDLED, PHOTOS, BY_KIND, *WITHOUT_TORCH)
+WITHOUT_TORCH = (PIXELS, "words")
+EMBEDDERS = ("dual", BUNDLED, PHOTOS, PHOTOS_AND_PIXELS, BY_KIND, *WITHOUT_TORCH)
 # For photographs one bundled model, for all other prompts the other one.
 DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
 DISPATCHED[f"{BUNDLED}:{BY_KIND}-master"] = (PHOTOS_MASTER, "master")
@@ -51,8 +58,8 @@ def default_embedder(images: Iterable[Image]) -> str:
 
 def default_model(embedder: Embedder) -> str:
     """Return the name of the bundled model that reads the images of this embedder."""
-    embedder = getattr(embedder, "inner", embedder)
-    is_photos = isinstance(embedder, TowerEmbedder) and embedder.folder.name.startswith(PHOTOS)
+    tower = tower_of(embedder)
+    is_photos = tower is not None and tower.folder.name.startswith(PHOTOS)
     return f"{BUNDLED}:{PHOTOS}" if is_photos else BUNDLED
 
 
@@ -102,12 +109,13 @@ def check_embedder(spec: str) -> None:
     name = spec
     for mode in MODES:
         name = name.removesuffix(f":{mode}")
-    if spec not in EMBEDDERS and not is_folder_or_hub_id(name):
+    if spec not in EMBEDDERS and not joined_parts(spec) and not is_folder_or_hub_id(name):
         raise SettingError(
             f"embedder is unknown, got {spec!r}",
             hint=suggestion(name, EMBEDDERS)
-            + "use photos, dual, bundled, words, pixels, by-kind, a folder, or a hub id such as"
-            " sentence-transformers/clip-ViT-B-32, with :image, :text or :average appended",
+            + "use photos, photos+pixels:WEIGHT, dual, bundled, words, pixels, by-kind, a"
+            " folder, or a hub id such as sentence-transformers/clip-ViT-B-32, with :image, :text"
+            " or :average appended",
         )
     check_torch()
 

@@ -51,7 +51,7 @@ from bottega.evaluation.run_store import AnswerStore, RunStore
 from bottega.evaluation.runner import RunState
 from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
-from bottega.knowledge.embedders.names import BUNDLED
+from bottega.knowledge.embedders.names import BUNDLED, contains_photos
 from bottega.naming import check_model, default_embedder, open_model
 from bottega.recipes import Classifier
 from bottega.recipes.visual_rag import LABEL_TOKENS
@@ -96,8 +96,9 @@ def evaluate(
     embed: Annotated[
         str | None,
         Option(
-            help="Embedder: photos, bundled, pixels, or a sentence-transformers id or folder; with "
-            "--retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder.",
+            help="Embedder: photos, bundled, pixels, photos+pixels:WEIGHT, or a "
+            "sentence-transformers id or folder; with --retrieve hybrid: bundled, or flmr: and a "
+            "PreFLMR id or folder.",
             show_default="photos for photographs if its extra is installed, else bundled",
         ),
     ] = None,
@@ -260,7 +261,7 @@ def evaluate(
     if embed is None and retrieve != "hybrid":
         images = chain.from_iterable(example.query.images for example in data.knowledge)
         config = replace(config, embed=default_embedder(images))
-    model = model or (f"{BUNDLED}:{PHOTOS}" if config.embed == PHOTOS else BUNDLED)
+    model = model or (f"{BUNDLED}:{PHOTOS}" if contains_photos(config.embed) else BUNDLED)
     settings = Classifier(
         open_model(model, concurrency=concurrency),
         labels=(),

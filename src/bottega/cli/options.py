@@ -104,7 +104,8 @@ DefaultModel = Annotated[
 Embed = Annotated[
     str | None,
     Option(
-        help="photos, bundled, pixels, words (of the question), dual (bundled and words), or a "
+        help="photos, bundled, pixels, photos+pixels:WEIGHT (both, with this weight of the pixels, "
+        "default 0.3), words (of the question), dual (bundled and words), or a "
         "sentence-transformers id or folder[:image|text|average]. Default: the embedder that built "
         "the file, else photos for photographs if its extra is installed, else bundled."
     ),

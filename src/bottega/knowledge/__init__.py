@@ -4,6 +4,7 @@ from bottega.knowledge.base import AddResult, KnowledgeBase
 from bottega.knowledge.embedders import (
     DualEmbedder,
     FlmrEmbedder,
+    JoinedEmbedder,
     MultiVectorEncoderEmbedder,
     PixelEmbedder,
     SentenceEmbedder,
@@ -43,6 +44,7 @@ __all__ = [
     "Filter",
     "FlmrEmbedder",
     "In",
+    "JoinedEmbedder",
     "KnowledgeBase",
     "LateInteractionIndex",
     "LeastFrequentlyUsedEviction",

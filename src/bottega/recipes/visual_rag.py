@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import get_args
 
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
 from bottega.generation.bundled_models import PhotoGenerator
-from bottega.knowledge import KnowledgeBase, TowerEmbedder
+from bottega.knowledge import JoinedEmbedder, KnowledgeBase
+from bottega.knowledge.embedders.joined import tower_of, uncached
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
@@ -20,6 +22,7 @@ from bottega.protocols import (
     Reranker,
     Retriever,
     Tier,
+    Vectors,
     turns_only,
 )
 from bottega.reranking import DemonstrationOrder, GatedReranker, TopKReranker
@@ -70,16 +73,26 @@ class Classifier:
 def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     """Let the photograph model take the vectors of images from the knowledge base and its embedder.
 
-    Returns False for other pairs, which stay as they are: both need the same vision tower.
+    Of joined vectors it takes the tower's part. Returns False for other pairs, which stay as they
+    are: both need the same vision tower.
     """
     if not isinstance(generator, PhotoGenerator):
         return False
     embedder = knowledge.embedder()
-    embedder = getattr(embedder, "inner", embedder)  # of an evaluation's cache
-    if not isinstance(embedder, TowerEmbedder) or embedder.folder != generator.folder:
+    tower = tower_of(embedder)
+    if tower is None or tower.folder != generator.folder:
         return False
-    generator.features_from(embedder.image_vectors, knowledge.image_vectors)
+    generator.features_from(tower.image_vectors, partial(_tower_vectors, knowledge))
     return True
+
+
+def _tower_vectors(knowledge: KnowledgeBase, sha256s: Collection[str]) -> dict[str, Vectors]:
+    """Return the tower's part of stored vectors, by the sha256 of the image."""
+    found = knowledge.image_vectors(sha256s)
+    embedder = uncached(knowledge.embedder())
+    if isinstance(embedder, JoinedEmbedder):
+        return {sha256: embedder.first_part(row) for sha256, row in found.items()}
+    return found
 
 
 def novelty_gate(generator: Generator, knowledge: KnowledgeBase) -> NoveltyGate | None:

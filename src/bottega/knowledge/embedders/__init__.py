@@ -6,6 +6,7 @@ from bottega.knowledge.embedders.bundled_tower import (
     TowerTokenEmbedder,
 )
 from bottega.knowledge.embedders.flmr import FlmrEmbedder
+from bottega.knowledge.embedders.joined import JoinedEmbedder
 from bottega.knowledge.embedders.pixels import PixelEmbedder
 from bottega.knowledge.embedders.sentence import (
     DualEmbedder,
@@ -16,6 +17,7 @@ from bottega.knowledge.embedders.sentence import (
 __all__ = [
     "DualEmbedder",
     "FlmrEmbedder",
+    "JoinedEmbedder",
     "MultiVectorEncoderEmbedder",
     "PixelEmbedder",
     "SentenceEmbedder",

@@ -6,11 +6,13 @@ import re
 from typing import Literal
 
 from bottega.bundled import PHOTOS
+from bottega.errors import SettingError
 from bottega.knowledge.embedders.bundled_tower import (
     PhotographDispatchEmbedder,
     TokenEmbedder,
     TowerEmbedder,
 )
+from bottega.knowledge.embedders.joined import JoinedEmbedder
 from bottega.knowledge.embedders.pixels import PixelEmbedder
 from bottega.knowledge.embedders.sentence import DualEmbedder, SentenceEmbedder
 from bottega.knowledge.records import DEFAULT, StoredView
@@ -21,9 +23,14 @@ BY_KIND = "by-kind"  # photos for photographs, bundled for other images, and wor
 NOTE = "embed"  # key of the note in which a knowledge base stores the name of its embedder
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
+PIXELS = "pixels"
+JOINABLE = (PHOTOS, BUNDLED)  # first parts of a joined embedder; the second one is `pixels`
+PHOTOS_AND_PIXELS = f"{PHOTOS}+{PIXELS}"
+WEIGHT = 0.3  # of the pixels in a joined name without one; 0 to 0.4 differ by < 1 % (docs/log.md)
+JOINED_FINGERPRINT = r"joined (\S+) \((.+)\) \((.+)\)"
 # Fingerprints identify the packaged embedders without loading them.
 PACKAGED = {
-    "pixels": r"pixels-\d+ hog\d+ rgb\d+ dct\d+",
+    PIXELS: r"pixels-\d+ hog\d+ rgb\d+ dct\d+",
     BUNDLED: TOWER,
     PHOTOS: r"tower-256 \S+",
     "words": TOKENS,
@@ -37,7 +44,37 @@ def packaged_name(fingerprint: str) -> str | None:
     for name, pattern in PACKAGED.items():
         if re.fullmatch(pattern, fingerprint):
             return name
+    if joined := re.fullmatch(JOINED_FINGERPRINT, fingerprint):
+        weight, *parts = joined.groups()
+        first, second = map(packaged_name, parts)
+        if first in JOINABLE and second == PIXELS:
+            return f"{first}+{second}:{weight}"
     return None
+
+
+def joined_parts(spec: str) -> tuple[str, float] | None:
+    """Return the first embedder and the weight of the pixels in a name such as `photos+pixels:0.3`,
+    None for other names. Raises `SettingError` for a weight that is not between 0 and 1."""
+    name, colon, text = spec.partition(":")
+    first, _, second = name.partition("+")
+    if first not in JOINABLE or second != PIXELS:
+        return None
+    try:
+        weight = float(text) if colon else WEIGHT
+        if not 0 < weight < 1:
+            raise ValueError
+    except ValueError as error:
+        raise SettingError(
+            f"the weight of the pixels must be between 0 and 1, got {text!r}",
+            hint=f"use e.g. {name}:{WEIGHT}",
+        ) from error
+    return first, weight
+
+
+def contains_photos(spec: str) -> bool:
+    """Return whether the vectors of an embedder contain those of `photos`."""
+    joined = joined_parts(spec)
+    return (joined[0] if joined else spec) == PHOTOS
 
 
 def note_of(view: StoredView) -> str:
@@ -47,10 +84,13 @@ def note_of(view: StoredView) -> str:
 
 
 def open_embedder(spec: str) -> Embedder:
-    """Return the embedder of a name: `photos`, `bundled`, `pixels`, `words`, `dual`, `by-kind`, or
-    a sentence-transformers id or folder followed by `:image` (default), `:text` or `:average`.
-    Blocks while the embedder loads."""
-    if spec == "pixels":
+    """Return the embedder of a name: `photos`, `bundled`, `pixels`, `photos+pixels:WEIGHT`,
+    `words`, `dual`, `by-kind`, or a sentence-transformers id or folder followed by `:image`
+    (default), `:text` or `:average`. Blocks while the embedder loads."""
+    if joined := joined_parts(spec):
+        first, weight = joined
+        return JoinedEmbedder(open_embedder(first), PixelEmbedder(), weight)
+    if spec == PIXELS:
         return PixelEmbedder()
     if spec == "words":
         return TokenEmbedder.bundled()

@@ -1,0 +1,100 @@
+"""Tests of the embedder that joins two image embedders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bottega import KnowledgeBase
+from bottega.errors import EmbedderMismatchError, SettingError
+from bottega.knowledge import JoinedEmbedder, PixelEmbedder, TowerEmbedder
+from bottega.knowledge.embedders.joined import tower_of
+from bottega.knowledge.embedders.names import (
+    contains_photos,
+    joined_parts,
+    open_embedder,
+    packaged_name,
+)
+from bottega.naming import check_embedder, default_model
+from bottega.types import Example, Query
+from tests.knowledge.test_embedders import noise, queries
+
+
+def joined(weight: float = 0.3) -> JoinedEmbedder:
+    return JoinedEmbedder(TowerEmbedder.bundled(), PixelEmbedder(), weight)
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.3, 0.9])
+def test_the_cosine_is_the_weighted_mean_of_both(weight: float) -> None:
+    asked = queries(1, 2, 3)
+    tower, pixels = (one.embed(asked) for one in (TowerEmbedder.bundled(), PixelEmbedder()))
+    embedder = joined(weight)
+    rows = embedder.embed(asked)
+    assert rows.dtype == np.float32
+    assert rows.shape == (3, embedder.dimension)
+    expected = (1 - weight) * tower @ tower.T + weight * pixels @ pixels.T
+    assert np.allclose(rows @ rows.T, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.9])
+def test_the_first_part_is_recovered(weight: float) -> None:
+    embedder = joined(weight)
+    rows = embedder.embed(queries(1, 2))
+    expected = TowerEmbedder.bundled().embed(queries(1, 2))
+    assert np.allclose(embedder.first_part(rows), expected, atol=1e-5)
+    assert np.allclose(embedder.first_part(rows[0]), expected[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, -0.2, float("nan")])
+def test_a_weight_outside_of_zero_and_one_is_rejected(weight: float) -> None:
+    with pytest.raises(SettingError, match="weight must be between 0 and 1"):
+        joined(weight)
+
+
+def test_the_fingerprint_names_the_embedder_with_its_weight() -> None:
+    assert joined(0.3).fingerprint != joined(0.4).fingerprint
+    assert packaged_name(joined(0.4).fingerprint) == "bundled+pixels:0.4"
+    opened = open_embedder("bundled+pixels:0.4")
+    assert opened.fingerprint == joined(0.4).fingerprint
+    assert packaged_name("joined 0.4 (words) (pixels)") is None
+
+
+def test_a_base_is_opened_with_its_own_weight(tmp_path: Path) -> None:
+    file = tmp_path / "k.db"
+    with KnowledgeBase.open(file, open_embedder("bundled+pixels:0.2")) as knowledge:
+        knowledge.add([Example(Query("", (noise(i),)), f"label {i}") for i in range(3)])
+    with KnowledgeBase.open(file) as knowledge:
+        assert knowledge.embedder().fingerprint == joined(0.2).fingerprint
+        assert knowledge.search(Query("", (noise(1),)), 1, include_self=True)[0].score > 0.999
+    with pytest.raises(EmbedderMismatchError):
+        KnowledgeBase.open(file, joined(0.3))
+
+
+def test_names_of_joined_embedders() -> None:
+    assert joined_parts("photos+pixels") == ("photos", 0.3)
+    assert joined_parts("photos+pixels:.25") == ("photos", 0.25)
+    assert joined_parts("pixels") is joined_parts("words+pixels") is None
+    assert [contains_photos(name) for name in ("photos", "photos+pixels:0.5")] == [True, True]
+    assert [contains_photos(name) for name in ("bundled+pixels", "pixels")] == [False, False]
+
+
+@pytest.mark.parametrize("weight", ["0", "1", "1.5", "x", "", "nan"])
+def test_a_name_with_a_wrong_weight_is_rejected(weight: str) -> None:
+    with pytest.raises(SettingError, match="must be between 0 and 1, got") as raised:
+        check_embedder(f"photos+pixels:{weight}")
+    assert "photos+pixels:0.3" in raised.value.hint
+
+
+def test_a_misspelt_joined_name_has_a_suggestion() -> None:
+    with pytest.raises(SettingError) as raised:
+        check_embedder("photo+pixel")
+    assert "did you mean photos+pixels?" in raised.value.hint
+
+
+def test_the_tower_is_found_inside_a_joined_embedder() -> None:
+    embedder = joined()
+    assert tower_of(embedder) is embedder.first
+    assert tower_of(PixelEmbedder()) is None
+    assert default_model(embedder) == "bundled"
