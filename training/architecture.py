@@ -15,7 +15,7 @@ from bottega.tasks.rules import RULES
 from bottega.tasks.task import RELATIONS, TOPICS
 from training.concepts import CONCEPTS, DIGITS, NAME, ROW, SCENE, part
 from training.rotary import MAX_POSITIONS, Rotary
-from training.tokenizer import BOS, END, IMAGE, PAD, SPECIAL, VOCABULARY
+from training.tokenizer import BOS, END, IMAGE, PAD, VOCABULARY, token_id
 from training.tower import EMBEDDING, FEATURES, VISION_CONFIG
 
 HEADS = 5
@@ -89,37 +89,42 @@ KEY_DIGIT = after(KEY_RELATION, DIGITS)
 assert KEY_DIGIT.stop <= KEY.stop
 
 
-def token_id(token: str) -> int:
-    return SPECIAL.index(token)
-
-
-def text_config(size: Size) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "vocab_size": VOCABULARY,
-        "hidden_size": size.hidden,
-        "intermediate_size": size.mlp,
-        "num_hidden_layers": 2,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": 1,
-        "head_dim": ROTARY.head_dim,
-        "attention_bias": True,
-        "max_position_embeddings": MAX_POSITIONS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY.theta},
-        "tie_word_embeddings": True,
-        "pad_token_id": token_id(PAD),
-        "bos_token_id": token_id(BOS),
-        "eos_token_id": token_id(END),
-    }
-
-
 def build_model(size: Size) -> Any:
+    return fastvlm(
+        {"model_type": "resnet", "hidden_size": FEATURES, **VISION_CONFIG},
+        ROTARY,
+        vocab_size=VOCABULARY,
+        hidden_size=size.hidden,
+        intermediate_size=size.mlp,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        tie_word_embeddings=True,
+    )
+
+
+def fastvlm(
+    vision: dict[str, Any], rotary: Rotary, *, tie_word_embeddings: bool, **decoder: int
+) -> Any:
+    """Return a new model with one token per image. Its attention has biases, and one group of keys
+    for all heads."""
     config = FastVlmConfig(
-        vision_config={"model_type": "resnet", "hidden_size": FEATURES, **VISION_CONFIG},
-        text_config=text_config(size),
+        vision_config=vision,
+        text_config={
+            "model_type": "llama",
+            "num_key_value_heads": 1,
+            "head_dim": rotary.head_dim,
+            "attention_bias": True,
+            "max_position_embeddings": MAX_POSITIONS,
+            "rope_parameters": {"rope_type": "default", "rope_theta": rotary.theta},
+            "tie_word_embeddings": tie_word_embeddings,
+            "pad_token_id": token_id(PAD),
+            "bos_token_id": token_id(BOS),
+            "eos_token_id": token_id(END),
+            **decoder,
+        },
         image_token_index=token_id(IMAGE),
         image_seq_length=1,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tie_word_embeddings,
     )
     model: Any = FastVlmForConditionalGeneration(config)
     return model.eval()

@@ -15,7 +15,7 @@ from torch import Tensor
 from bottega.tasks.rules import RULES
 from bottega.tasks.task import TOPICS
 from training import architecture as a
-from training.tokenizer import END, piece_id
+from training.tokenizer import END, piece_id, token_id
 from training.weights import FLAG, TEXT_SIZE, Units, dims
 
 SEEN = 0.25
@@ -46,7 +46,7 @@ def _install_reading_out(units: Units, number: list[Tensor], codes: Tensor, toke
     line = codes[piece_id(tokenizer, "\n")] * WRITE
     _write(units, third, dict.fromkeys(rule, 1 / RULE_AT_COLON), 0.25, line)
     last = {a.NUMBER: 1.0, a.AFTER_NUMBER: -1.0, a.AFTER_RULE: -1.0, a.TEXT: -0.25 / TEXT_SIZE}
-    end = codes[a.token_id(END)] * WRITE
+    end = codes[token_id(END)] * WRITE
     _write(units, last, dict.fromkeys(rule, 2 / RULE_AT_COLON), 0.25, end)
 
 

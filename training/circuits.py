@@ -37,7 +37,7 @@ from training.concepts import CONCEPTS
 from training.key_circuit import install_image_barrier, install_keys, install_steps
 from training.naming_circuit import flag_named_words, install_digit_circuit, install_naming
 from training.rotary import RESERVED, peak_profile
-from training.tokenizer import ANSWER, BOS, NUMBERS, SYSTEM, USER, VOCABULARY, piece_id
+from training.tokenizer import ANSWER, BOS, NUMBERS, SYSTEM, USER, VOCABULARY, piece_id, token_id
 from training.tower import EMBEDDING
 from training.vision import VisionReader
 from training.weights import (
@@ -174,10 +174,10 @@ def embeddings(codes: Tensor, tokenizer: Any, hidden: int) -> Tensor:
     table = torch.zeros(VOCABULARY, hidden)
     table[:, a.TOKEN] = codes
     for token, flag in ((USER, a.OPENS), (SYSTEM, a.OPENS), (BOS, a.STARTS)):
-        table[a.token_id(token), flag] = 1.0
+        table[token_id(token), flag] = 1.0
         # The head that copies images also copies these tokens: their code must be empty.
-        table[a.token_id(token), a.SHORT] = 0.0
-    answer = a.token_id(ANSWER)
+        table[token_id(token), a.SHORT] = 0.0
+    answer = token_id(ANSWER)
     for word, flags in _special_words(tokenizer):
         table[word, flags] = FLAG
     # A verb such as "is" opens a statement as <answer> opens an answer, with less weight: if the
@@ -186,7 +186,7 @@ def embeddings(codes: Tensor, tokenizer: Any, hidden: int) -> Tensor:
         table[piece_id(tokenizer, f" {verb}"), a.SHORT] = STATING * table[answer, a.SHORT]
     table[answer, a.ANSWERS] = FLAG
     table[:, a.TEXT] = TEXT_SIZE
-    table[[a.token_id(token) for token in (USER, SYSTEM, BOS)], a.TEXT] = 0.0
+    table[[token_id(token) for token in (USER, SYSTEM, BOS)], a.TEXT] = 0.0
     return table
 
 

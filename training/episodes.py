@@ -21,10 +21,19 @@ from bottega.tasks.handwriting import (
     sample_alphabet,
     sample_mixed_styles,
 )
-from training.architecture import token_id
 from training.image_batches import sample_siblings
 from training.surfaces import render_surfaces, sample_neighbours, sample_surfaces
-from training.tokenizer import ANSWER, BOS, END, IMAGE, SPECIAL, UNKNOWN, USER, label_words
+from training.tokenizer import (
+    ANSWER,
+    BOS,
+    END,
+    IMAGE,
+    SPECIAL,
+    UNKNOWN,
+    USER,
+    label_words,
+    token_id,
+)
 from training.tower import Tower
 
 Ids = list[int]

@@ -15,7 +15,7 @@ from bottega.tasks.attributes import SIZES, VALUES
 from training import architecture as a
 from training.arithmetic_circuit import WRITE
 from training.key_circuit import GATE, KEY, SEEN
-from training.tokenizer import DIGIT_NAMES, DIGIT_WORDS, END, piece_id
+from training.tokenizer import DIGIT_NAMES, DIGIT_WORDS, END, piece_id, token_id
 from training.tower import EMBEDDING
 from training.weights import (
     ASKING,
@@ -66,7 +66,7 @@ def flag_named_words(table: Tensor, tokenizer: Any) -> None:
             flag(f" {word}", a.VALUE)
     flag("\n", a.NEW_LINE)
     flag("Answer", a.ANSWER_WORD)
-    table[a.token_id(END), a.ENDS] = FLAG
+    table[token_id(END), a.ENDS] = FLAG
 
 
 def install_digit_circuit(layers: Any, units: Units) -> None:
@@ -110,7 +110,7 @@ def _install_shown(shared: Attention) -> None:
 
 def install_naming(units: Units, codes: Tensor, tokenizer: Any) -> None:
     def write(gate: dict[int, float], up: dict[int, float], text: str) -> None:
-        token = a.token_id(text) if text == END else piece_id(tokenizer, text)
+        token = token_id(text) if text == END else piece_id(tokenizer, text)
         units.add(gate, up, 0.25, codes[token] * WRITE, a.TOKEN, NAMING_GATE)
 
     text, both = {a.TEXT: 1 / TEXT_SIZE}, -0.75 / TEXT_SIZE  # a gate for two flags at once

@@ -18,21 +18,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import FastVlmConfig, FastVlmForConditionalGeneration
+from transformers import FastVlmForConditionalGeneration
 
-from training.rotary import MAX_POSITIONS, RESERVED, Rotary, peak_profile
+from training.architecture import fastvlm
+from training.rotary import RESERVED, Rotary, peak_profile
 from training.tokenizer import (
     ANSWER,
     BOS,
-    END,
-    IMAGE,
-    PAD,
-    SPECIAL,
     SYSTEM,
     UNKNOWN,
     USER,
     VOCABULARY,
     piece_id,
+    token_id,
 )
 from training.weights import (
     CONTEXT_COPY,
@@ -98,37 +96,17 @@ class Strengths:
     share: float = 6.5  # logits at share 1
 
 
-def text_config(hidden: int = HIDDEN) -> dict[str, Any]:
-    ids = {token: SPECIAL.index(token) for token in (PAD, BOS, END)}
-    return {
-        "model_type": "llama",
-        "vocab_size": VOCABULARY,
-        "hidden_size": hidden,
-        "intermediate_size": UNITS,
-        "num_hidden_layers": 2,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": 1,
-        "head_dim": ROTARY.head_dim,
-        "attention_bias": True,
-        "max_position_embeddings": MAX_POSITIONS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY.theta},
-        "tie_word_embeddings": False,
-        "pad_token_id": ids[PAD],
-        "bos_token_id": ids[BOS],
-        "eos_token_id": ids[END],
-    }
-
-
 def build_model(vision_config: dict[str, Any]) -> Any:
-    config = FastVlmConfig(
-        vision_config=vision_config,
-        text_config=text_config(),
-        image_token_index=SPECIAL.index(IMAGE),
-        image_seq_length=1,
+    return fastvlm(
+        vision_config,
+        ROTARY,
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=UNITS,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
         tie_word_embeddings=False,
     )
-    model: Any = FastVlmForConditionalGeneration(config)
-    return model.eval()
 
 
 @torch.no_grad()
@@ -160,10 +138,10 @@ def _embeddings(codes: Tensor) -> Tensor:
     table[:, TOKEN] = codes
     table[:, TEXT] = TEXT_SIZE
     for token, flag in ((USER, OPENS), (SYSTEM, OPENS), (BOS, STARTS)):
-        row = table[SPECIAL.index(token)]
+        row = table[token_id(token)]
         row[flag], row[TEXT] = 1.0, 0.0
         row[SHORT] = 0.0  # the head that copies images also copies these tokens
-    table[SPECIAL.index(ANSWER), ANSWERS] = FLAG
+    table[token_id(ANSWER), ANSWERS] = FLAG
     return table
 
 

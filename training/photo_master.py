@@ -22,23 +22,21 @@ from typing import Any
 import torch
 from tokenizers import AddedToken
 from torch import Tensor
-from transformers import FastVlmConfig, FastVlmForConditionalGeneration
 
 from bottega.bundled.efficientnet import FEATURES, LITE0, vision_config
 from bottega.bundled.photo_model import CONSTANT, CONSTANT_SIZE
+from training.architecture import fastvlm
 from training.photos import cropped_images, export
-from training.rotary import MAX_POSITIONS, RESERVED, Rotary
+from training.rotary import RESERVED, Rotary
 from training.tokenizer import (
     ANSWER,
     BOS,
     END,
-    IMAGE,
-    PAD,
     PASSAGE,
     PHOTO_MASTER_TEMPLATE,
-    SPECIAL,
     UNKNOWN,
     piece_id,
+    token_id,
     train_tokenizer,
 )
 from training.weights import Attention
@@ -73,34 +71,16 @@ def build_tokenizer() -> Any:
 
 
 def build_model(tokenizer: Any) -> Any:
-    def token_id(token: str) -> int:
-        return SPECIAL.index(token)
-
-    config = FastVlmConfig(
-        vision_config=vision_config(LITE0),
-        text_config={
-            "model_type": "llama",
-            "vocab_size": len(tokenizer),
-            "hidden_size": HIDDEN,
-            "intermediate_size": 8,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "num_key_value_heads": 1,
-            "head_dim": ROTARY.head_dim,
-            "attention_bias": True,
-            "max_position_embeddings": MAX_POSITIONS,
-            "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY.theta},
-            "tie_word_embeddings": False,
-            "pad_token_id": token_id(PAD),
-            "bos_token_id": token_id(BOS),
-            "eos_token_id": token_id(END),
-        },
-        image_token_index=token_id(IMAGE),
-        image_seq_length=1,
+    return fastvlm(
+        vision_config(LITE0),
+        ROTARY,
+        vocab_size=len(tokenizer),
+        hidden_size=HIDDEN,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
         tie_word_embeddings=False,
     )
-    model: Any = FastVlmForConditionalGeneration(config)
-    return model.eval()
 
 
 @torch.no_grad()
@@ -131,11 +111,11 @@ def _embeddings(vocabulary: int) -> Tensor:
     table[:, CONSTANT] = CONSTANT_SIZE
     table[:, TEXT] = FLAG
     table[:, CLOSES] = FLAG
-    table[SPECIAL.index(BOS), TEXT] = 0.0  # looked at where there is no image
+    table[token_id(BOS), TEXT] = 0.0  # looked at where there is no image
     for token in (ANSWER, PASSAGE):
-        table[SPECIAL.index(token), ASKS] = FLAG
-        table[SPECIAL.index(token), CLOSES] = 0.0
-    table[SPECIAL.index(PASSAGE), REFUSES] = FLAG
+        table[token_id(token), ASKS] = FLAG
+        table[token_id(token), CLOSES] = 0.0
+    table[token_id(PASSAGE), REFUSES] = FLAG
     return table
 
 
@@ -163,7 +143,7 @@ def _install_head(head: Tensor, tokenizer: Any) -> None:
     head[unknown, ASKS] = UNKNOWN_LOGIT / (scale * FLAG)
     head[first:, REFUSES] = -CERTAIN / (scale * FLAG)
     head[unknown, REFUSES] = CERTAIN / (scale * FLAG)
-    head[SPECIAL.index(END), CLOSES] = CERTAIN / (scale * FLAG)
+    head[token_id(END), CLOSES] = CERTAIN / (scale * FLAG)
 
 
 def main() -> None:
@@ -174,7 +154,7 @@ def main() -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     install(model, tokenizer)
-    export(model, tokenizer, cropped_images(PUBLISHED_SIDE), args.out, PHOTO_MASTER_TEMPLATE)
+    export(model, tokenizer, cropped_images(LITE0, PUBLISHED_SIDE), args.out, PHOTO_MASTER_TEMPLATE)
 
 
 if __name__ == "__main__":

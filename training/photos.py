@@ -1,4 +1,4 @@
-"""`python -m training.photos [--images FOLDER]`: the photograph model, without its vision tower.
+"""`python -m training.photos [NAME] [--images FOLDER]`: a photograph model without its tower.
 
 FOLDER holds one folder per class of photographs, such as the training part of Tiny ImageNet. They
 determine the projection, which stays as it is without this option. The decoder is written
@@ -23,8 +23,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
-from bottega.bundled.efficientnet import LITE0, tower_tensors, vision_config
-from bottega.bundled.photo_model import DECODER
+from bottega.bundled.efficientnet import EfficientNetLite, tower_tensors, vision_config
+from bottega.bundled.photo_model import DECODER, NETWORKS, PHOTOS, PHOTOS_LITE2
 from training.circuits import spherical_codes
 from training.export import ANSWER_TOKENS, build_processor
 from training.photo_decoder import (
@@ -38,7 +38,7 @@ from training.photo_decoder import (
 )
 from training.tokenizer import PHOTO_TEMPLATE, train_tokenizer
 
-OUT = Path("src/bottega/bundled/photos")
+OUT = Path("src/bottega/bundled")
 PER_CLASS = 60
 BATCH = 8
 WHITENING = 0.4  # directions are divided by their standard deviation to this power
@@ -66,13 +66,14 @@ def photographs(folder: Path) -> list[Path]:
     ]
 
 
-def cropped_images(shorter_side: int = LITE0.side) -> Any:
-    """Return an image processor that scales the shorter side to this many pixels and keeps the
-    middle 224 x 224. The published network was measured at 256, which cuts off an eighth."""
-    side = LITE0.side
+def cropped_images(network: EfficientNetLite, shorter_side: int | None = None) -> Any:
+    """Return an image processor that scales the shorter side to this many pixels (None: the
+    network's side) and keeps the middle square of the network's side. The published networks were
+    measured with a shorter side of 8/7 of theirs, which cuts off an eighth."""
+    side = network.side
     return LlavaImageProcessorPil(
         do_resize=True,
-        size={"shortest_edge": shorter_side},
+        size={"shortest_edge": shorter_side or side},
         resample=3,  # bicubic
         do_center_crop=True,
         crop_size={"height": side, "width": side},
@@ -84,9 +85,9 @@ def cropped_images(shorter_side: int = LITE0.side) -> Any:
 
 
 @torch.inference_mode()
-def features(model: Any, paths: Sequence[Path]) -> Tensor:
+def features(model: Any, images: Any, paths: Sequence[Path]) -> Tensor:
     """Return the tower's features (photographs, 1280)."""
-    images, rows = cropped_images(), []
+    rows = []
     for start in range(0, len(paths), BATCH):
         opened = [Pillow.open(path).convert("RGB") for path in paths[start : start + BATCH]]
         pixels = images(opened, return_tensors="pt")["pixel_values"]
@@ -146,25 +147,28 @@ def export(
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.photos", description=__doc__)
+    parser.add_argument("name", choices=(PHOTOS, PHOTOS_LITE2), nargs="?", default=PHOTOS)
     parser.add_argument("--images", type=Path, help="folder of class folders")
-    parser.add_argument("--out", type=Path, default=OUT, help="write the model's files here")
+    parser.add_argument("--out", type=Path, default=OUT, help="write the model's folder here")
     args = parser.parse_args()
     torch.manual_seed(0)
-    tokenizer, model = train_tokenizer(), build_model(vision_config(LITE0))
+    network = NETWORKS[args.name]
+    tokenizer, model = train_tokenizer(), build_model(vision_config(network))
+    images = cropped_images(network)
     projector = model.model.multi_modal_projector
     if args.images:
-        model.model.vision_tower.load_state_dict(tower_tensors(LITE0))
+        model.model.vision_tower.load_state_dict(tower_tensors(network))
         paths = photographs(args.images)
         print(f"{len(paths)} photographs", flush=True)
-        install_projection(projector, *projection(features(model, paths)))
+        install_projection(projector, *projection(features(model, images, paths)))
     else:
-        shipped = load(gzip.decompress((OUT / DECODER).read_bytes()))
+        shipped = load(gzip.decompress((OUT / args.name / DECODER).read_bytes()))
         prefix = "model.multi_modal_projector."
         projector.load_state_dict(
             {name.removeprefix(prefix): t for name, t in shipped.items() if name.startswith(prefix)}
         )
     install(model, spherical_codes(widths=CODE_WIDTHS), tokenizer, Strengths())
-    export(model, tokenizer, cropped_images(), args.out)
+    export(model, tokenizer, images, args.out / args.name)
 
 
 if __name__ == "__main__":

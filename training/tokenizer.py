@@ -109,6 +109,11 @@ PHOTO_MASTER_TEMPLATE = (
 )
 
 
+def token_id(special: str) -> int:
+    """Return the id of a special token."""
+    return SPECIAL.index(special)
+
+
 def label_words() -> list[str]:
     """Return the words of the vocabulary: common names of classes."""
     text = files("training").joinpath("words.txt").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega._util.photographs import is_photograph
-from bottega.bundled import MODELS, PHOTOS, PHOTOS_MASTER
+from bottega.bundled import MODELS, PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
 from bottega.bundled.efficientnet import is_installed
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.generation import (
@@ -31,12 +31,13 @@ from bottega.knowledge.embedders.names import (
     PHOTOS_AND_PIXELS,
     PIXELS,
     joined_parts,
+    packaged_name,
 )
 from bottega.protocols import Embedder, Generator
 
 REMOTE, COMPLETIONS = "openai:", "openai-completions:"
 WITHOUT_TORCH = (PIXELS, "words")
-EMBEDDERS = ("dual", BUNDLED, PHOTOS, PHOTOS_AND_PIXELS, BY_KIND, *WITHOUT_TORCH)
+EMBEDDERS = ("dual", BUNDLED, PHOTOS, PHOTOS_LITE2, PHOTOS_AND_PIXELS, BY_KIND, *WITHOUT_TORCH)
 # For photographs one bundled model, for all other prompts the other one.
 DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
 DISPATCHED[f"{BUNDLED}:{BY_KIND}-master"] = (PHOTOS_MASTER, "master")
@@ -59,8 +60,8 @@ def default_embedder(images: Iterable[Image]) -> str:
 def default_model(embedder: Embedder) -> str:
     """Return the name of the bundled model that reads the images of this embedder."""
     tower = tower_of(embedder)
-    is_photos = tower is not None and tower.folder.name.startswith(PHOTOS)
-    return f"{BUNDLED}:{PHOTOS}" if is_photos else BUNDLED
+    name = tower and packaged_name(tower.fingerprint)
+    return f"{BUNDLED}:{name}" if name in (PHOTOS, PHOTOS_LITE2) else BUNDLED
 
 
 def open_model(spec: str, *, concurrency: int = 16) -> Generator:
@@ -113,9 +114,9 @@ def check_embedder(spec: str) -> None:
         raise SettingError(
             f"embedder is unknown, got {spec!r}",
             hint=suggestion(name, EMBEDDERS)
-            + "use photos, photos+pixels:WEIGHT, dual, bundled, words, pixels, by-kind, a"
-            " folder, or a hub id such as sentence-transformers/clip-ViT-B-32, with :image, :text"
-            " or :average appended",
+            + "use photos, photos-lite2, photos+pixels:WEIGHT, dual, bundled, words, pixels,"
+            " by-kind, a folder, or a hub id such as sentence-transformers/clip-ViT-B-32, with"
+            " :image, :text or :average appended",
         )
     check_torch()
 

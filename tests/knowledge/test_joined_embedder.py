@@ -12,10 +12,10 @@ from bottega.errors import EmbedderMismatchError, SettingError
 from bottega.knowledge import JoinedEmbedder, PixelEmbedder, TowerEmbedder
 from bottega.knowledge.embedders.joined import tower_of
 from bottega.knowledge.embedders.names import (
-    contains_photos,
     joined_parts,
     open_embedder,
     packaged_name,
+    photo_tower,
 )
 from bottega.naming import check_embedder, default_model
 from bottega.types import Example, Query
@@ -76,8 +76,11 @@ def test_names_of_joined_embedders() -> None:
     assert joined_parts("photos+pixels") == ("photos", 0.3)
     assert joined_parts("photos+pixels:.25") == ("photos", 0.25)
     assert joined_parts("pixels") is joined_parts("words+pixels") is None
-    assert [contains_photos(name) for name in ("photos", "photos+pixels:0.5")] == [True, True]
-    assert [contains_photos(name) for name in ("bundled+pixels", "pixels")] == [False, False]
+    assert [photo_tower(name) for name in ("photos", "photos-lite2+pixels:0.5")] == [
+        "photos",
+        "photos-lite2",
+    ]
+    assert [photo_tower(name) for name in ("bundled+pixels", "pixels")] == [None, None]
 
 
 @pytest.mark.parametrize("weight", ["0", "1", "1.5", "x", "", "nan"])

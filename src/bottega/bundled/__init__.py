@@ -5,13 +5,20 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from bottega.bundled.photo_model import PHOTOS, PHOTOS_MASTER, photo_folder
+from bottega.bundled.photo_model import (
+    NETWORKS,
+    PHOTOS,
+    PHOTOS_LITE2,
+    PHOTOS_MASTER,
+    photo_folder,
+)
 from bottega.errors import ModelLoadError
 
 __all__ = [
     "CLASS_FEATURES",
     "MODELS",
     "PHOTOS",
+    "PHOTOS_LITE2",
     "PHOTOS_MASTER",
     "PHOTO_FEATURES",
     "TOKEN_CONCEPTS",
@@ -22,11 +29,11 @@ __all__ = [
 
 # Parts of the bundled model's hidden vector that embedders read.
 CLASS_FEATURES = slice(0, 80)  # of an image: close for images of one class
-PHOTO_FEATURES = slice(0, 256)  # the same of the photograph model
+PHOTO_FEATURES = slice(0, 256)  # the same of the photograph models
 TOKEN_IDENTITY = slice(159, 223)  # of a token
 TOKEN_CONCEPTS = (slice(134, 158), slice(329, 345))  # of a token: its name, topic or rule
 
-MODELS = ("apprentice", "master", PHOTOS, PHOTOS_MASTER)
+MODELS = ("apprentice", "master", *NETWORKS)
 
 
 def bundled_folder(name: str = "apprentice") -> Path:
@@ -36,7 +43,7 @@ def bundled_folder(name: str = "apprentice") -> Path:
         raise ModelLoadError(
             f"bundled model is unknown, got {name!r}", hint=f"use {', '.join(map(repr, MODELS))}"
         )
-    if name in (PHOTOS, PHOTOS_MASTER):
+    if name in NETWORKS:
         return photo_folder(name)
     folder = Path(str(files(__package__))) / name
     return _check(folder / "config.json", f"model {name!r}")

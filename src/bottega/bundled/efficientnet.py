@@ -48,6 +48,7 @@ class EfficientNetLite:
     pools: tuple[Pool, ...]
     file: str
     sha256: str
+    extra: str  # of this project, which installs the weights
 
     @property
     def expansion(self) -> int:
@@ -68,6 +69,7 @@ LITE0 = EfficientNetLite(
     pools=(Pool(7, True), Pool(3, True)),  # 7 x 7 cells, 3 x 3, 1
     file="efficientnet-lite0-57934424.pth",
     sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    extra="photos",
 )
 LITE2 = EfficientNetLite(
     name="lite2",
@@ -78,6 +80,7 @@ LITE2 = EfficientNetLite(
     pools=(Pool(9, False), Pool(3, False), Pool(3, True)),  # 9 x 9 cells, 5 x 5, 3 x 3, 1
     file="efficientnet-lite2-9656183e.pth",
     sha256="9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+    extra="photos-lite2",
 )
 
 
@@ -94,7 +97,7 @@ def published_weights(network: EfficientNetLite) -> dict[str, Any]:
 
     spec = find_spec(network.package.replace("-", "_"))
     if spec is None or spec.origin is None:
-        raise MissingDependencyError(network.package, "photos")
+        raise MissingDependencyError(network.package, network.extra)
     path = Path(spec.origin).parent / "models" / network.file
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != network.sha256:
         raise ModelLoadError(

@@ -15,22 +15,34 @@ from pathlib import Path
 from typing import Any
 
 from bottega._util.durable_files import os_errors
-from bottega.bundled.efficientnet import CLASSES, FEATURES, LITE0, classifier, tower_tensors
+from bottega.bundled.efficientnet import (
+    CLASSES,
+    FEATURES,
+    LITE0,
+    LITE2,
+    EfficientNetLite,
+    classifier,
+    tower_tensors,
+)
 from bottega.errors import ModelLoadError
 
 CACHE = "BOTTEGA_CACHE"  # environment variable that names another cache folder
 DECODER, WEIGHTS, CHECKSUM = "decoder.safetensors.gz", "model.safetensors", "model.sha256"
-PHOTOS, PHOTOS_MASTER = "photos", "photos-master"
+PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER = "photos", "photos-lite2", "photos-master"
+NETWORKS: dict[str, EfficientNetLite] = {
+    PHOTOS: LITE0,
+    PHOTOS_LITE2: LITE2,
+    PHOTOS_MASTER: LITE0,
+}
 # In the master, every position has this constant beside the tower's features. It is far larger, so
 # its norm is nearly the position's, and the last layer norm divides by it.
 CONSTANT, CONSTANT_SIZE = FEATURES, 4096.0
 
 
 def photo_folder(name: str) -> Path:
-    """Return the folder of `photos` or `photos-master`; build it if the cache has none, or a
-    damaged one.
+    """Return the folder of a photograph model; build it if the cache has none, or a damaged one.
 
-    Raises `MissingDependencyError` without the extra `[photos]`, `ModelLoadError` for damaged
+    Raises `MissingDependencyError` without the extra of its weights, `ModelLoadError` for damaged
     weights, and `StoreError` if the cache cannot be written.
     """
     shipped = Path(__file__).with_name(name)
@@ -63,7 +75,7 @@ def cache_folder() -> Path:
 
 def _version(shipped: Path) -> str:
     """Return a digest of the shipped files and the published weights."""
-    digest = hashlib.sha256(LITE0.sha256.encode())
+    digest = hashlib.sha256(NETWORKS[shipped.name].sha256.encode())
     for file in sorted(shipped.iterdir()):
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:12]
@@ -76,7 +88,8 @@ def _build(shipped: Path, folder: Path) -> None:
     weights = load(gzip.decompress((shipped / DECODER).read_bytes()))
     if shipped.name == PHOTOS_MASTER:
         weights["lm_head.weight"] = _with_classifier(weights["lm_head.weight"].float())
-    weights |= {f"model.vision_tower.{name}": part for name, part in tower_tensors(LITE0).items()}
+    tower = tower_tensors(NETWORKS[shipped.name])
+    weights |= {f"model.vision_tower.{name}": part for name, part in tower.items()}
     whole = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(whole, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CHECKSUM).write_text(_digest(folder / WEIGHTS), encoding="ascii")

@@ -12,7 +12,6 @@ from typing import Annotated
 from typer import Exit, Option
 
 from bottega import __version__
-from bottega.bundled import PHOTOS
 from bottega.cli.answer import parse_order
 from bottega.cli.components import check_retrieve, local_model, open_prices, open_prompt
 from bottega.cli.evaluation_run import MethodResult, check_output, print_results, run_methods
@@ -51,7 +50,7 @@ from bottega.evaluation.run_store import AnswerStore, RunStore
 from bottega.evaluation.runner import RunState
 from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
-from bottega.knowledge.embedders.names import BUNDLED, contains_photos
+from bottega.knowledge.embedders.names import BUNDLED, photo_tower
 from bottega.naming import check_model, default_embedder, open_model
 from bottega.recipes import Classifier
 from bottega.recipes.visual_rag import LABEL_TOKENS
@@ -261,7 +260,8 @@ def evaluate(
     if embed is None and retrieve != "hybrid":
         images = chain.from_iterable(example.query.images for example in data.knowledge)
         config = replace(config, embed=default_embedder(images))
-    model = model or (f"{BUNDLED}:{PHOTOS}" if contains_photos(config.embed) else BUNDLED)
+    photos = photo_tower(config.embed)
+    model = model or (f"{BUNDLED}:{photos}" if photos else BUNDLED)
     settings = Classifier(
         open_model(model, concurrency=concurrency),
         labels=(),

@@ -13,7 +13,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from bottega.bundled import PHOTOS, bundled_folder
+from bottega.bundled import bundled_folder
+from bottega.bundled.photo_model import NETWORKS
 from bottega.cli.components import open_traces
 from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
 from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile, parse_time, timestamp
@@ -188,7 +189,8 @@ def models(
     for config in sorted(bundled_folder().parent.glob("*/config.json")):
         folder = config.parent
         size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-        more = " and the extra [photos]" if folder.name.startswith(PHOTOS) else ""
+        network = NETWORKS.get(folder.name)
+        more = f" and the extra [{network.extra}]" if network else ""
         where = f"{size:.1f} MB, in this package{more}; see {folder / 'README.md'}"
         rows.append((f"bundled:{folder.name}", where))
     if endpoint:

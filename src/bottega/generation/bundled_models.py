@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bottega._util.photographs import is_photograph, may_be_photograph
-from bottega.bundled import PHOTOS, PHOTOS_MASTER, bundled_folder
+from bottega.bundled import bundled_folder
 from bottega.bundled.efficientnet import fuse
+from bottega.bundled.photo_model import NETWORKS
 from bottega.generation.local import TransformersGenerator
 from bottega.image import Image
 from bottega.protocols import Generator
@@ -92,9 +93,10 @@ def bundled(
     """Return a bundled model as a generator. `bundled("apprentice")` learns from demonstrations;
     `bundled("master")` also knows digits and the English words for scenes; `bundled("photos")`
     learns from demonstrations with photographs, and `bundled("photos-master")` names 1,000 kinds of
-    things; both need the extra `[photos]`. The models are so
-    small that a second thread slows them down. Raises `ModelLoadError` for an unknown name."""
-    kind = PhotoGenerator if name in (PHOTOS, PHOTOS_MASTER) else BundledGenerator
+    things; both need the extra `[photos]`. `bundled("photos-lite2")` has a larger network than
+    `photos` and needs the extra `[photos-lite2]`. The models are so small that a second thread
+    slows them down. Raises `ModelLoadError` for an unknown name."""
+    kind = PhotoGenerator if name in NETWORKS else BundledGenerator
     return kind(
         bundled_folder(name),
         name=f"bundled:{name}",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from bottega.errors import SettingError
 from bottega.generation.openai_compatible import OpenAIGenerator
 from bottega.image import Image
-from bottega.openai_api.client import Fields, RetryPolicy
+from bottega.openai_api.client import Fields
 from bottega.openai_api.endpoint import COMPLETIONS_PATH
 from bottega.openai_api.errors import JSONObject
 from bottega.openai_api.response import get
@@ -30,29 +30,12 @@ class OpenAICompletionsGenerator(OpenAIGenerator):
 
     turns_only = True  # demonstrations are turns: the model continues their pattern
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        timeout: float = 120.0,
-        retries: int | RetryPolicy = 4,
-        concurrency: int = 16,
-        extra_body: Mapping[str, object] | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            base_url=base_url,
-            api_key=api_key,
-            timeout=timeout,
-            retries=retries,
-            concurrency=concurrency,
-            extra_body=extra_body,
-            path=COMPLETIONS_PATH,
-            convert=to_chat,
-        )
-        self.name = f"completions:{model}"
+    path = COMPLETIONS_PATH
+    prefix = "completions:"
+
+    @staticmethod
+    def convert(body: JSONObject) -> JSONObject:
+        return to_chat(body)
 
     def _fields(self, sampling: Sampling) -> Fields:
         """Return the fields of the body. `logprobs` is a number in this protocol."""

@@ -37,9 +37,12 @@ class OpenAIGenerator:
     needs no key. `timeout` covers one attempt to the last byte of its reply, `retries` come after
     the first attempt (pass a `RetryPolicy` to set the waits), `concurrency` limits concurrent
     requests, without those that wait for a retry. `extra_body` is merged into every request; None
-    leaves a field out (`{"temperature": None}`). `path` and `convert` are those of `ChatClient`.
-    One instance serves any number of event loops.
+    leaves a field out (`{"temperature": None}`). One instance serves any number of event loops.
     """
+
+    path = CHAT_PATH
+    convert: Convert | None = None  # turns a reply into a chat completion
+    prefix = ""  # of the name
 
     def __init__(
         self,
@@ -51,8 +54,6 @@ class OpenAIGenerator:
         retries: int | RetryPolicy = 4,
         concurrency: int = 16,
         extra_body: Mapping[str, object] | None = None,
-        path: str = CHAT_PATH,
-        convert: Convert | None = None,
     ) -> None:
         if not timeout > 0 or concurrency < 1:
             raise SettingError(
@@ -60,12 +61,12 @@ class OpenAIGenerator:
                 f" got timeout={timeout} and concurrency={concurrency}",
                 hint="leave them out for 120 seconds and 16 requests",
             )
-        self.name = model
+        self.name = self.prefix + model
         policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(attempts=retries + 1)
         endpoint = Endpoint.locate(base_url, api_key)
         timeouts = Timeouts.of(timeout)
         self._client = ChatClient(
-            model, endpoint, timeouts, policy, concurrency, path=path, convert=convert
+            model, endpoint, timeouts, policy, concurrency, path=self.path, convert=self.convert
         )
         self._extra = dict(extra_body or {})
         self._data_url = data_url_cache()

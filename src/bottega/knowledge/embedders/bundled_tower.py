@@ -81,15 +81,18 @@ class TowerEmbedder:
         return cls(bundled_folder(), batch_size=batch_size, threads=threads)
 
     @classmethod
-    def photos(cls, *, batch_size: int = 1, threads: int | None = None) -> Self:
-        """Return the embedder of the photograph model: EfficientNet-Lite0 with ImageNet weights.
+    def photos(cls, name: str = PHOTOS, *, batch_size: int = 1, threads: int | None = None) -> Self:
+        """Return the embedder of a photograph model: EfficientNet-Lite0 with ImageNet weights, or
+        Lite2 for `photos-lite2`.
 
         Batches save no time on a CPU. Raises the errors of `bottega.bundled.bundled_folder`.
         """
         embedder = cls(
-            bundled_folder(PHOTOS), features=PHOTO_FEATURES, batch_size=batch_size, threads=threads
+            bundled_folder(name), features=PHOTO_FEATURES, batch_size=batch_size, threads=threads
         )
         fuse(embedder._model.vision_tower)
+        if name != PHOTOS:
+            embedder.fingerprint = f"{name} {embedder.fingerprint}"
         return embedder
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from bottega.bundled import PHOTOS
+from bottega.bundled import PHOTOS, PHOTOS_LITE2
 from bottega.errors import SettingError
 from bottega.knowledge.embedders.bundled_tower import (
     PhotographDispatchEmbedder,
@@ -24,7 +24,8 @@ NOTE = "embed"  # key of the note in which a knowledge base stores the name of i
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
 PIXELS = "pixels"
-JOINABLE = (PHOTOS, BUNDLED)  # first parts of a joined embedder; the second one is `pixels`
+# First parts of a joined embedder; the second one is `pixels`.
+JOINABLE = (PHOTOS, PHOTOS_LITE2, BUNDLED)
 PHOTOS_AND_PIXELS = f"{PHOTOS}+{PIXELS}"
 WEIGHT = 0.3  # of the pixels in a joined name without one; 0 to 0.4 differ by < 1 % (docs/log.md)
 JOINED_FINGERPRINT = r"joined (\S+) \((.+)\) \((.+)\)"
@@ -33,6 +34,7 @@ PACKAGED = {
     PIXELS: r"pixels-\d+ hog\d+ rgb\d+ dct\d+",
     BUNDLED: TOWER,
     PHOTOS: r"tower-256 \S+",
+    PHOTOS_LITE2: rf"{PHOTOS_LITE2} tower-256 \S+",
     "words": TOKENS,
     "dual": rf"dual \({TOWER}\) \({TOKENS}\)",
     BY_KIND: rf"dual \(by-kind \(tower-256 \S+\) \({TOWER}\)\) \({TOKENS}\)",
@@ -71,10 +73,11 @@ def joined_parts(spec: str) -> tuple[str, float] | None:
     return first, weight
 
 
-def contains_photos(spec: str) -> bool:
-    """Return whether the vectors of an embedder contain those of `photos`."""
+def photo_tower(spec: str) -> str | None:
+    """Return the photograph embedder whose vectors an embedder contains, None if there is none."""
     joined = joined_parts(spec)
-    return (joined[0] if joined else spec) == PHOTOS
+    name = joined[0] if joined else spec
+    return name if name in (PHOTOS, PHOTOS_LITE2) else None
 
 
 def note_of(view: StoredView) -> str:
@@ -84,9 +87,9 @@ def note_of(view: StoredView) -> str:
 
 
 def open_embedder(spec: str) -> Embedder:
-    """Return the embedder of a name: `photos`, `bundled`, `pixels`, `photos+pixels:WEIGHT`,
-    `words`, `dual`, `by-kind`, or a sentence-transformers id or folder followed by `:image`
-    (default), `:text` or `:average`. Blocks while the embedder loads."""
+    """Return the embedder of a name: `photos`, `photos-lite2`, `bundled`, `pixels`,
+    `photos+pixels:WEIGHT`, `words`, `dual`, `by-kind`, or a sentence-transformers id or folder
+    followed by `:image` (default), `:text` or `:average`. Blocks while the embedder loads."""
     if joined := joined_parts(spec):
         first, weight = joined
         return JoinedEmbedder(open_embedder(first), PixelEmbedder(), weight)
@@ -98,8 +101,8 @@ def open_embedder(spec: str) -> Embedder:
         return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
     if spec == BUNDLED:
         return TowerEmbedder.bundled(threads=1)
-    if spec == PHOTOS:
-        return TowerEmbedder.photos(threads=1)
+    if spec in (PHOTOS, PHOTOS_LITE2):
+        return TowerEmbedder.photos(spec, threads=1)
     if spec == BY_KIND:
         images = PhotographDispatchEmbedder(open_embedder(PHOTOS), open_embedder(BUNDLED))
         return DualEmbedder(images, open_embedder("words"))
