@@ -17,7 +17,7 @@ from PIL import Image as Pillow
 
 from bottega import pixels
 from bottega.errors import ImageError
-from bottega.image import MAX_PIXELS, WIRE_SIDE, Image
+from bottega.image import MAX_JPEG_PIXELS, MAX_PIXELS, WIRE_SIDE, Image
 from tests.image_files import encoded, photo, segment
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -93,6 +93,12 @@ def test_opening_detects_a_truncated_webp() -> None:
         Image.from_bytes(data[: len(data) // 2], source="half.webp")
 
 
+def jpeg_header(width: int, height: int) -> bytes:
+    data = encoded(photo(8, 8), "JPEG")
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
+
+
 def test_a_gigapixel_header_is_rejected_before_decoding() -> None:
     with pytest.raises(ImageError, match="pixels") as raised:
         Image.from_bytes(png_header(40_000, 40_000), source="huge.png")
@@ -102,6 +108,39 @@ def test_a_gigapixel_header_is_rejected_before_decoding() -> None:
 def test_one_pixel_too_many_is_rejected() -> None:
     with pytest.raises(ImageError, match=f"{MAX_PIXELS:,}"):
         Image.from_bytes(png_header(MAX_PIXELS // 1000 + 1, 1000))
+    with pytest.raises(ImageError, match=f"{MAX_JPEG_PIXELS:,}"):
+        Image.from_bytes(jpeg_header(MAX_JPEG_PIXELS // 10_000 + 1, 10_000))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_jpeg_of_100_megapixels_opens_without_a_warning() -> None:
+    image = Image.from_bytes(jpeg_header(11_656, 8_742))
+    assert (image.width, image.height, image.media_type) == (11_656, 8_742, "image/jpeg")
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"hevc", b"mif1"])
+def test_the_error_for_heic_names_a_converter(brand: bytes) -> None:
+    data = b"\x00\x00\x00\x18ftyp" + brand + b"\x00\x00\x00\x00mif1heic" + bytes(100)
+    with pytest.raises(ImageError, match=r"photo\.jpg is a HEIC image") as raised:
+        Image.from_bytes(data, source="photo.jpg")
+    assert "pillow-heif" in raised.value.hint
+
+
+@pytest.mark.parametrize("size", [(1, 4000), (4000, 1), (2, 999)])
+def test_a_model_gets_the_centre_of_a_very_long_image(size: tuple[int, int]) -> None:
+    width, height = size
+    row = np.arange(max(size), dtype=np.uint8)
+    values = np.broadcast_to(row[:, None], (height, width)) if height > width else row[None]
+    image = Image.from_pillow(Pillow.fromarray(np.ascontiguousarray(values)))
+    for shown in (image.decode_for_model(), image.decode_for_model(1)):
+        length = len(row) // 2 - 20 * min(size) // 2
+        assert max(shown.size) <= 20 * min(shown.size) + 1
+        assert shown.getpixel((0, 0)) == (int(row[length]),) * 3
+    assert image.decode().size == size
+
+
+def test_a_long_image_within_the_ratio_is_whole() -> None:
+    assert Image.from_pillow(photo(200, 10)).decode_for_model().size == (200, 10)
 
 
 def test_an_animation_is_its_first_frame() -> None:

@@ -67,6 +67,18 @@ def test_an_image_of_many_pixels_takes_little_memory(
     assert int(done.stdout) / 1024 < megabytes
 
 
+@pytest.mark.skipif(not PROCESS.exists(), reason="requires /proc to read the peak")
+@pytest.mark.parametrize(("how", "megabytes"), [("reduced", 110), ("model", 170)])
+def test_a_jpeg_of_100_megapixels_takes_little_memory(
+    tmp_path: Path, how: str, megabytes: int
+) -> None:
+    path = tmp_path / "phone.jpg"
+    Pillow.new("L", (12_000, 9_000)).save(path)
+    command = [sys.executable, "-W", "error", "-c", DECODING, str(path), how]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) / 1024 < megabytes
+
+
 COSTING = """
 import sys
 from pathlib import Path

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import io
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,15 @@ from functools import cache
 from pathlib import Path
 
 from PIL import Image as Pillow
-from PIL import PngImagePlugin
+from PIL import JpegImagePlugin, PngImagePlugin
 
 from bottega import pixels
 from bottega.errors import ImageError, TooManyPixelsError
 from bottega.pixels import is_header_slow
 
 MAX_PIXELS = 80_000_000
+# Large photographs are JPEG files, which are reduced while they are decoded.
+MAX_JPEG_PIXELS = 120_000_000
 MAX_BYTES = 128 * 1024 * 1024
 # Tiny images are decoded once; a folder of decoded photographs would not fit into memory.
 KEEP_DECODED_UP_TO = 64 * 64
@@ -44,8 +47,8 @@ class Image:
     """Encoded image bytes with their media type and sha256. Equal if the bytes are equal.
 
     Build one with `open`, `from_bytes`, `from_data_url` or `from_pillow`. Each checks the header
-    and raises `ImageError` for data that is no image or has more than `MAX_PIXELS` pixels. Only
-    `decode` detects a damaged body.
+    and raises `ImageError` for data that is no image or has more than `MAX_PIXELS` pixels (JPEG:
+    `MAX_JPEG_PIXELS`). Only `decode` detects a damaged body.
     """
 
     data: bytes = field(repr=False)
@@ -86,9 +89,10 @@ class Image:
             )
         opened = _header(data, name)
         width, height = opened.size
-        if width * height > MAX_PIXELS:
+        most = MAX_JPEG_PIXELS if opened.format in JPEG_FORMATS else MAX_PIXELS
+        if width * height > most:
             raise TooManyPixelsError(
-                f"{name} has {width} x {height} pixels, more than {MAX_PIXELS:,}", hint=SMALLER
+                f"{name} has {width} x {height} pixels, more than {most:,}", hint=SMALLER
             )
         media_type = Pillow.MIME.get(opened.format or "", "application/octet-stream")
         return cls(data, media_type, hashlib.sha256(data).hexdigest(), width, height, source)
@@ -130,10 +134,16 @@ class Image:
             decoded = self.__dict__["_decoded"] = self._decode(None)
         return decoded
 
-    def decode_for_model(self) -> Pillow.Image:
-        """Return the pixels of `decode` for a model that takes images of any size. An image of more
-        than `pixels.LARGE_PIXELS` pixels is reduced to 2048 pixels on a side, as for endpoints."""
-        return self._reduced_for_wire() if self.is_large else self.decode()
+    def decode_for_model(self, at_least: int | None = None) -> Pillow.Image:
+        """Return the pixels of `decode` for a model: at most `pixels.MAX_RATIO` times as long as
+        wide, from the centre.
+
+        Without `at_least` the model takes images of any size: one of more than
+        `pixels.LARGE_PIXELS` pixels is reduced to 2048 pixels on a side, as for endpoints.
+        """
+        if at_least is None and self.is_large:
+            return pixels.centre(self._reduced_for_wire())
+        return pixels.centre(self.decode(at_least))
 
     @property
     def is_large(self) -> bool:
@@ -247,6 +257,13 @@ class Image:
 
 
 SMALLER = "reduce the image first"
+JPEG_MARKER = b"\xff\xd8\xff"
+JPEG_FORMATS = {"JPEG", "MPO"}
+HEIC = re.compile(rb".{4}ftyp(?:he[ivm][cmsx]|mif1|msf1)", re.DOTALL)
+FROM_HEIC = (
+    "convert it to JPEG, for example with Pillow and pip install pillow-heif; phones can store new"
+    " photographs as JPEG"
+)
 
 
 def path_text(path: str | Path) -> str:
@@ -264,12 +281,18 @@ def _formats() -> tuple[str, ...]:
 
 def _header(data: bytes, name: str) -> Pillow.Image:
     try:
+        if data.startswith(JPEG_MARKER):  # `Pillow.open` warns of more than 89 megapixels
+            return JpegImagePlugin.jpeg_factory(io.BytesIO(data))
         return Pillow.open(io.BytesIO(data), formats=_formats())
     except Pillow.DecompressionBombError as error:
         raise TooManyPixelsError(
             f"{name} has more than {MAX_PIXELS:,} pixels", hint=SMALLER
         ) from error
     except Exception as error:  # same boundary as in `_damage_errors`
+        if HEIC.match(data):
+            raise ImageError(
+                f"{name} is a HEIC image, which is not supported", hint=FROM_HEIC
+            ) from error
         raise ImageError(
             f"{name} is not a readable image: {_reason(error)}",
             hint="use JPEG, PNG, WebP, GIF, BMP or TIFF",

@@ -18,6 +18,8 @@ STRIP_PIXELS = 1 << 20
 # Larger than most photographs. Smaller images are decoded as in earlier versions, so stored
 # embeddings stay valid; larger ones are reduced to save memory.
 LARGE_PIXELS = 16_000_000
+# Image processors scale the shorter side up: 1 x 4,000 pixels would become 224 x 896,000.
+MAX_RATIO = 20
 # Peak bytes per pixel while Pillow decodes, measured (docs/log.md): codecs hold buffers
 # in addition to the raster. Unlisted formats hold only the raster.
 CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 12}
@@ -92,6 +94,16 @@ def reduced(pil_image: Pillow.Image, at_least: int) -> Pillow.Image:
     for top, strip in strips(pil_image, multiple=scale):
         small.paste(rgb(strip).reduce(scale), (0, top // scale))
     return small
+
+
+def centre(pil_image: Pillow.Image) -> Pillow.Image:
+    """Return the image, or its centre if it is more than `MAX_RATIO` times as long as wide."""
+    width, height = pil_image.size
+    longest = MAX_RATIO * min(width, height)
+    if max(width, height) <= longest:
+        return pil_image
+    left, top = max(0, (width - longest) // 2), max(0, (height - longest) // 2)
+    return pil_image.crop((left, top, width - left, height - top))
 
 
 def is_deep(pil_image: Pillow.Image) -> bool:

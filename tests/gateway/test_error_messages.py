@@ -118,11 +118,11 @@ async def error_of(
         ),
         (
             chat(messages=image_messages(png_of_size(30_000, 30_000))),
-            "The image has more than 40,000,000 pixels. (reduce the image first)",
+            "The image has more than 50,000,000 pixels. (reduce the image first)",
         ),
         (
-            chat(messages=image_messages(png_of_size(7000, 7000))),
-            "The image has 7000 x 7000 pixels, more than 40,000,000. (reduce the image first)",
+            chat(messages=image_messages(png_of_size(7100, 7100))),
+            "The image has 7100 x 7100 pixels, more than 50,000,000. (reduce the image first)",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -137,7 +137,7 @@ async def test_client_errors(tmp_path: Path, body: dict[str, Any], message: str)
 
 
 @pytest.mark.parametrize(
-    "url", [png_of_size(30_000, 30_000), "data:image/png;base64,AAAA", png_of_size(7000, 7000)]
+    "url", [png_of_size(30_000, 30_000), "data:image/png;base64,AAAA", png_of_size(7100, 7100)]
 )
 async def test_invalid_image_is_named(tmp_path: Path, url: str) -> None:
     with harness(tmp_path) as server:

@@ -65,6 +65,20 @@ def prompt(image: Image) -> Prompt:
     return InterleavedPrompter()(Query("What is it?", (image,)), [])
 
 
+def test_photographs_are_recognised_at_reduced_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    decode = Image.decode
+
+    def spy(image: Image, at_least: int | None = None) -> Pillow.Image:
+        sizes.append((found := decode(image, at_least)).size)
+        return found
+
+    monkeypatch.setattr(Image, "decode", spy)
+    large = Pillow.fromarray(landscape()).resize((1600, 1200))
+    assert is_photograph(encoded(np.asarray(large), "JPEG"))
+    assert sizes == [(200, 150)]
+
+
 def test_photographs_are_recognised() -> None:
     assert is_photograph(encoded(landscape(), "JPEG"))
     assert is_photograph(encoded(landscape(), "WEBP"))

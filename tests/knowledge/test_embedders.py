@@ -12,6 +12,7 @@ from PIL import Image as Pillow
 from bottega.errors import EmbeddingError, MissingDependencyError, SettingError
 from bottega.image import Image
 from bottega.knowledge import PixelEmbedder, SentenceEmbedder, TowerEmbedder
+from bottega.knowledge.embedders.pixels import unit_images
 from bottega.knowledge.loaders import load_digits
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Query
@@ -190,3 +191,17 @@ def test_missing_extra_is_named(
         TowerEmbedder(tmp_path) if package == "torch" else SentenceEmbedder(tmp_path)
     assert package in str(raised.value)
     assert "bottega-vlm[local]" in raised.value.hint
+
+
+def test_a_very_long_image_is_embedded_by_its_centre() -> None:
+    sizes = []
+
+    def encode(images: list[Pillow.Image]) -> Vectors:
+        sizes.extend(image.size for image in images)
+        return np.ones((len(images), 2), np.float32)
+
+    images = [Image.from_pillow(Pillow.new("RGB", size)) for size in ((1, 999), (999, 1))]
+    unit_images(
+        [Query("", (one,)) for one in images], encode, dimension=2, at_least=64, batch_size=1
+    )
+    assert all(max(size) <= 21 for size in sizes)

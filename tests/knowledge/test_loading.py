@@ -250,3 +250,18 @@ def test_table_sources_are_utf8_in_any_folder(tmp_path: Path) -> None:
     (found,) = load_manyicl(folder, "demo", on_error=bad)
     assert "caf\ufffd".encode() in str(found.source).encode()
     assert str(bad[0]).encode()
+
+
+def test_heic_files_are_reported(tmp_path: Path) -> None:
+    save(tmp_path / "cat" / "1.png")
+    (tmp_path / "cat" / "2.HEIC").write_bytes(b"\x00\x00\x00\x18ftypheic" + bytes(100))
+    errors = ErrorList()
+    [found] = load_image_folder(tmp_path, on_error=errors)
+    assert found.answer == "cat"
+    assert "HEIC" in str(errors[0])
+
+
+@pytest.mark.parametrize("suffix", ["avif", "jp2"])
+def test_other_suffixes_of_supported_formats_are_loaded(tmp_path: Path, suffix: str) -> None:
+    save(tmp_path / "cat" / f"1.{suffix}")
+    assert len(list(load_image_folder(tmp_path))) == 1

@@ -20,7 +20,7 @@ def is_photograph(image: Image) -> bool:
     if not may_be_photograph(image):
         return False
     try:
-        small = image.decode().convert("RGB")
+        small = image.decode(2 * SIDE).convert("RGB")
     except ImageError:
         return False  # the model will report it
     small.thumbnail((SIDE, SIDE))

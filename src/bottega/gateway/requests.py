@@ -113,7 +113,7 @@ class Limits(BodyLimits):
     fetched; `image_pixels` applies to each, `request_pixels` to all of them together."""
 
     body_mb: int = 20
-    image_pixels: int = 40_000_000
+    image_pixels: int = 50_000_000
     request_pixels: int = 50_000_000
     header_bytes: int = 32_768
     headers: int = 100

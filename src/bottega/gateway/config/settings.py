@@ -163,7 +163,7 @@ class LimitSettings:
     text_characters: PositiveInt = 1_000_000
     images: NonNegativeInt = 16
     image_mb: PositiveInt = 20
-    image_pixels: PositiveInt = 40_000_000
+    image_pixels: PositiveInt = 50_000_000
     request_pixels: PositiveInt = 50_000_000
     decoding_mb: PositiveInt = 256
     fetch_images: bool = False

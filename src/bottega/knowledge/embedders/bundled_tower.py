@@ -121,7 +121,9 @@ class TowerEmbedder:
         """Return (cells, channels) of the tower's last map with more than one cell."""
         import torch
 
-        pixels = self._images([image.decode(self._side)], return_tensors="pt")["pixel_values"]
+        pixels = self._images([image.decode_for_model(self._side)], return_tensors="pt")[
+            "pixel_values"
+        ]
         with torch.inference_mode():
             seen = self._model.vision_tower(pixels, output_hidden_states=True)
         maps = [states.flatten(2)[0].T for states in seen.hidden_states]

@@ -159,7 +159,7 @@ class FlmrEmbedder:
         return kept
 
     def _pixels(self, queries: Sequence[Query]) -> Tensor:
-        images = [image.decode(self._side) for query in queries for image in query.images]
+        images = [image.decode_for_model(self._side) for query in queries for image in query.images]
         pixels: Tensor = self._images(images, return_tensors="pt")["pixel_values"]
         return pixels.to(self._device)
 

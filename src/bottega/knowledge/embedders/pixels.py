@@ -35,7 +35,9 @@ def embed_images(
         return np.empty((0, dimension), np.float32)
     vectors = np.concatenate(
         [
-            encode([image.decode(at_least) for image in images[start : start + batch_size]])
+            encode(
+                [image.decode_for_model(at_least) for image in images[start : start + batch_size]]
+            )
             for start in range(0, len(images), batch_size)
         ]
     )

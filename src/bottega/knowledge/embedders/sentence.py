@@ -272,7 +272,9 @@ class MultiVectorEncoderEmbedder:
                 parts[row].append(rows)
         if mode in ("image", "both"):
             owners = [row for row, query in enumerate(queries) for _ in query.images]
-            images = [image.decode(AT_LEAST) for query in queries for image in query.images]
+            images = [
+                image.decode_for_model(AT_LEAST) for query in queries for image in query.images
+            ]
             for row, rows in zip(owners, self._encode(encode, images), strict=True):
                 parts[row].append(rows)
         if not all(parts):

@@ -93,7 +93,23 @@ def _digit_images() -> list[tuple[Image, int]]:
 
 SPLITS = ("train", "test")
 SUFFIXES = frozenset(
-    [".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"]
+    [
+        ".jpg",
+        ".jpeg",
+        ".jfif",
+        ".png",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".avif",
+        ".jp2",
+        ".heic",
+        ".heif",
+    ]
 )
 EXPORTED = ("examples.jsonl", "images")
 LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
