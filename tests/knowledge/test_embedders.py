@@ -194,7 +194,7 @@ def test_missing_extra_is_named(
 
 
 def test_a_very_long_image_is_embedded_by_its_centre() -> None:
-    sizes = []
+    sizes: list[tuple[int, int]] = []
 
     def encode(images: list[Pillow.Image]) -> Vectors:
         sizes.extend(image.size for image in images)
