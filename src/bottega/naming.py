@@ -24,6 +24,7 @@ from bottega.generation import (
 from bottega.generation.bundled_models import PhotographDispatcher
 from bottega.image import Image
 from bottega.knowledge.embedders.joined import tower_of
+from bottega.knowledge.embedders.minilm import MINILM
 from bottega.knowledge.embedders.names import (
     BUNDLED,
     BY_KIND,
@@ -37,7 +38,16 @@ from bottega.protocols import Embedder, Generator
 
 REMOTE, COMPLETIONS = "openai:", "openai-completions:"
 WITHOUT_TORCH = (PIXELS, "words")
-EMBEDDERS = ("dual", BUNDLED, PHOTOS, PHOTOS_LITE2, PHOTOS_AND_PIXELS, BY_KIND, *WITHOUT_TORCH)
+EMBEDDERS = (
+    "dual",
+    BUNDLED,
+    PHOTOS,
+    PHOTOS_LITE2,
+    PHOTOS_AND_PIXELS,
+    BY_KIND,
+    MINILM,
+    *WITHOUT_TORCH,
+)
 # For photographs one bundled model, for all other prompts the other one.
 DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
 DISPATCHED[f"{BUNDLED}:{BY_KIND}-master"] = (PHOTOS_MASTER, "master")
@@ -114,9 +124,9 @@ def check_embedder(spec: str) -> None:
         raise SettingError(
             f"embedder is unknown, got {spec!r}",
             hint=suggestion(name, EMBEDDERS)
-            + "use photos, photos-lite2, photos+pixels:WEIGHT, dual, bundled, words, pixels,"
-            " by-kind, a folder, or a hub id such as sentence-transformers/clip-ViT-B-32, with"
-            " :image, :text or :average appended",
+            + "use photos, photos-lite2, photos+pixels:WEIGHT, dual, bundled, words, minilm,"
+            " pixels, by-kind, a folder, or a hub id such as sentence-transformers/clip-ViT-B-32,"
+            " with :image, :text or :average appended",
         )
     check_torch()
 

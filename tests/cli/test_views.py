@@ -212,3 +212,13 @@ def test_words_and_dual_are_valid_embedders(run: Run, pets: Path) -> None:
         stats = record(run("stats", f"{spec}.db", "--json").json)
         assert stats["embedder"].startswith(begins)
         assert run("ask", "What is it?", "--kb", f"{spec}.db", *QUIET).code == 0
+
+
+def test_text_retrieval_uses_a_text_embedder(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from bottega.cli.components import open_retrieval
+    from tests.knowledge import tiny_models
+
+    folder = tiny_models.save_clip(tmp_path / "clip")
+    assert open_retrieval("text", f"{folder}:text").fingerprint.startswith("clip@")
+    assert open_retrieval("text", f"{folder}:image").fingerprint.startswith("tokens-")

@@ -58,8 +58,8 @@ def open_embedder(spec: str) -> Embedder:
     except EmbeddingError as error:
         raise EmbeddingError(
             str(error),
-            hint="set --embed to photos, bundled, pixels, words, dual, or a sentence-transformers"
-            " folder or id (needs a network once)",
+            hint="set --embed to photos, bundled, pixels, words, minilm, dual, or a"
+            " sentence-transformers folder or id (needs a network once)",
         ) from error
 
 
@@ -94,12 +94,13 @@ def open_tokens(embed: str) -> MultiVectorEmbedder | None:
 
 
 def open_retrieval(retrieve: str, embed: str) -> Embedder:
-    """Return the embedder of the knowledge base: `embed` for `image`, words for `text`, else both.
+    """Return the embedder of the knowledge base: `embed` for `image`, words for `text` unless
+    `embed` reads text, else both.
 
     `bm25` and `hybrid` do not compare these vectors; words are the fastest to embed.
     """
     check_retrieve(retrieve, embed)
-    if retrieve == "image":
+    if retrieve == "image" or (retrieve == "text" and names.reads_text_only(embed)):
         return open_embedder(embed)
     words = TokenEmbedder.bundled()
     if retrieve in ("text", "bm25", "hybrid"):

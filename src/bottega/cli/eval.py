@@ -96,15 +96,16 @@ def evaluate(
         str | None,
         Option(
             help="Embedder: photos, bundled, pixels, photos+pixels:WEIGHT, or a "
-            "sentence-transformers id or folder; with --retrieve hybrid: bundled, or flmr: and a "
-            "PreFLMR id or folder.",
+            "sentence-transformers id or folder; with --retrieve text: words, minilm, or "
+            "FOLDER:text; with --retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder.",
             show_default="photos for photographs if its extra is installed, else bundled",
         ),
     ] = None,
     retrieve: Annotated[
         str,
         Option(
-            help="Retrieval method: image (by --embed), text, dual (both), hybrid (late "
+            help="Retrieval method: image (by --embed), text (words, or a text embedder of "
+            "--embed), dual (both), hybrid (late "
             "interaction of image and words, with the bundled model or --embed flmr:FOLDER), "
             "keywords (dual, with the keywords of the question), bm25 (words), or hashtag (dual, "
             "within groups of questions)."

@@ -105,7 +105,7 @@ Embed = Annotated[
     str | None,
     Option(
         help="photos, bundled, pixels, photos+pixels:WEIGHT (both, with this weight of the pixels, "
-        "default 0.3), words (of the question), dual (bundled and words), or a "
+        "default 0.3), words or minilm (of the question), dual (bundled and words), or a "
         "sentence-transformers id or folder[:image|text|average]. Default: the embedder that built "
         "the file, else photos for photographs if its extra is installed, else bundled."
     ),

@@ -13,6 +13,7 @@ from bottega.knowledge.embedders.bundled_tower import (
     TowerEmbedder,
 )
 from bottega.knowledge.embedders.joined import JoinedEmbedder
+from bottega.knowledge.embedders.minilm import FOLDER, MINILM, minilm_folder
 from bottega.knowledge.embedders.pixels import PixelEmbedder
 from bottega.knowledge.embedders.sentence import DualEmbedder, SentenceEmbedder
 from bottega.knowledge.records import DEFAULT, StoredView
@@ -22,6 +23,7 @@ BUNDLED = "bundled"
 BY_KIND = "by-kind"  # photos for photographs, bundled for other images, and words
 NOTE = "embed"  # key of the note in which a knowledge base stores the name of its embedder
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
+TEXT = ("words", MINILM)
 TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
 PIXELS = "pixels"
 # First parts of a joined embedder; the second one is `pixels`.
@@ -36,6 +38,7 @@ PACKAGED = {
     PHOTOS: r"tower-256 \S+",
     PHOTOS_LITE2: rf"{PHOTOS_LITE2} tower-256 \S+",
     "words": TOKENS,
+    MINILM: rf"{FOLDER}@5076c6045d31 text unit",
     "dual": rf"dual \({TOWER}\) \({TOKENS}\)",
     BY_KIND: rf"dual \(by-kind \(tower-256 \S+\) \({TOWER}\)\) \({TOKENS}\)",
 }
@@ -86,10 +89,15 @@ def note_of(view: StoredView) -> str:
     return NOTE if view.name == DEFAULT else f"{NOTE}.{view.number}"
 
 
+def reads_text_only(spec: str) -> bool:
+    """Return whether this embedder ignores images."""
+    return spec in TEXT or spec.endswith(":text")
+
+
 def open_embedder(spec: str) -> Embedder:
     """Return the embedder of a name: `photos`, `photos-lite2`, `bundled`, `pixels`,
-    `photos+pixels:WEIGHT`, `words`, `dual`, `by-kind`, or a sentence-transformers id or folder
-    followed by `:image` (default), `:text` or `:average`. Blocks while the embedder loads."""
+    `photos+pixels:WEIGHT`, `words`, `minilm`, `dual`, `by-kind`, or a sentence-transformers id
+    or folder followed by `:image` (default), `:text` or `:average`. Blocks while it loads."""
     if joined := joined_parts(spec):
         first, weight = joined
         return JoinedEmbedder(open_embedder(first), PixelEmbedder(), weight)
@@ -97,6 +105,8 @@ def open_embedder(spec: str) -> Embedder:
         return PixelEmbedder()
     if spec == "words":
         return TokenEmbedder.bundled()
+    if spec == MINILM:
+        return SentenceEmbedder(minilm_folder(), mode="text")
     if spec == "dual":
         return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
     if spec == BUNDLED:
