@@ -39,6 +39,19 @@ RETRACTIONS = (
 )
 DOUBTS = re.compile(f" (?:{NEGATIONS}|{RETRACTIONS}) ")
 RETRACTED = re.compile(f" (?:{RETRACTIONS}) ")
+# "It is not on a leash" after a label describes the image. The next three keep sentences doubtful.
+SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
+SUBJECT = re.compile(" (?:an?|both|he|her|his|it|its|no|she|the|their|there|these|they) ")
+MILD = re.compile(f" (?:{NEGATIONS}|although|but|instead|rather) ")
+SPEAKER = re.compile(
+    " (?:i|me|my|we|you|answer|case|category|certain|choice|class|clear|clearly|confident|correct"
+    "|could|determine|enough|exactly|fit|identify|know|label|like|list|match|may|might|one|option"
+    "|options|possible|question|recognise|recognize|right|say|sure|tell|true) "
+)
+REFERENCE = re.compile(
+    " (?:any|be|entirely|here|it|necessarily|present|quite|really|shown|so|that|the|there|this"
+    "|visible) "
+)
 NEGATIVE = ("no", "false")
 YES_OR_NO = {"yes", "no", "true", "false"}
 
@@ -61,7 +74,7 @@ def contradicts(
         said = rest = _tokens(folded, pattern)
         for form in sorted(owned, key=len, reverse=True):
             rest = rest.replace(form, "\n")
-        if doubts.search(rest):
+        if doubts.search(rest) and _is_doubtful(text, owned, doubts, index):
             return True
         for choice, other in others:
             if other == " a " and not choice.islower():
@@ -73,6 +86,35 @@ def contradicts(
                 if form in (rest if any(form in one for one in owned) else said):
                     return True
     return False
+
+
+def _is_doubtful(
+    text: str, owned: Sequence[str], doubts: re.Pattern[str], index: ChoiceIndex
+) -> bool:
+    """Return whether a sentence with a word of doubt is more than a description of the image."""
+    if YES_OR_NO.intersection(index.texts):
+        return True
+    sentences = (_tokens(normalize(one), WORD) for one in SENTENCE.split(text))
+    return any(doubts.search(one) and not _describes(one, owned) for one in sentences)
+
+
+def _describes(sentence: str, owned: Sequence[str]) -> bool:
+    """Return whether the words of doubt in a sentence concern other things than the label.
+
+    The sentence must have a third person as subject, and neither the label, a word of the speaker
+    nor a mere reference after the negation.
+    """
+    mild = MILD.search(sentence)
+    if mild is None or RETRACTED.search(MILD.sub(" ", sentence)):
+        return False
+    rest = sentence[mild.end() :]
+    return (
+        SUBJECT.match(sentence) is not None
+        and bool(rest)
+        and SPEAKER.search(sentence) is None
+        and REFERENCE.match(rest) is None
+        and not any(form in rest for form in owned)
+    )
 
 
 def _tokens(text: str, pattern: re.Pattern[str]) -> str:
