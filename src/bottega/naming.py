@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import islice
@@ -123,7 +123,7 @@ def check_embedder(spec: str) -> None:
     if spec not in EMBEDDERS and not joined_parts(spec) and not is_folder_or_hub_id(name):
         raise SettingError(
             f"embedder is unknown, got {spec!r}",
-            hint=suggestion(name, EMBEDDERS)
+            hint=suggestion(name.removeprefix(f"{BUNDLED}:"), EMBEDDERS)
             + "use photos, photos-lite2, photos+pixels:WEIGHT, dual, bundled, words, minilm,"
             " pixels, by-kind, a folder, or a hub id such as sentence-transformers/clip-ViT-B-32,"
             " with :image, :text or :average appended",
@@ -136,9 +136,10 @@ def is_folder_or_hub_id(name: str) -> bool:
     return bool(name) and (HUB.fullmatch(name) is not None or Path(name).is_dir())
 
 
-def suggestion(name: str, choices: Iterable[str]) -> str:
+def suggestion(name: str, choices: Collection[str]) -> str:
     """Return "did you mean ...? " for the choice that a misspelt name resembles, else ""."""
-    by_lower_case = {choice.lower(): choice for choice in choices}
+    by_lower_case = {choice.rpartition(":")[2].lower(): choice for choice in choices}
+    by_lower_case |= {choice.lower(): choice for choice in choices}
     close = get_close_matches(name.lower(), by_lower_case, n=1)
     return f"did you mean {by_lower_case[close[0]]}? " if close else ""
 

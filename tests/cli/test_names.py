@@ -13,7 +13,16 @@ from bottega.knowledge.embedders import names
 from bottega.naming import check_embedder, open_model
 from tests.cli.conftest import Run
 
-TYPOS = [("pixel", "pixels"), ("word", "words"), ("duel", "dual"), ("Bundled", "bundled")]
+TYPOS = [
+    ("pixel", "pixels"),
+    ("word", "words"),
+    ("duel", "dual"),
+    ("Bundled", "bundled"),
+    ("bundeld", "bundled"),
+    ("photo", "photos"),
+    ("fotos", "photos"),
+    ("bundled:photos", "photos"),
+]
 IMPOSSIBLE = ["", "xyz", "./nowhere", "/no/such/folder", "a/b/c", "flmr"]
 
 
@@ -54,6 +63,8 @@ def test_valid_embedder_names_are_accepted(spec: str) -> None:
         ("bundled:mastr", "bundled:master"),
         ("bundled:Apprentice", "bundled:apprentice"),
         ("master", "bundled:master"),
+        ("photo", "bundled:photos"),
+        ("bundled:photo", "bundled:photos"),
         ("openai", "openai:NAME"),
         ("opneai:gpt-4o", "openai:gpt-4o"),
         ("OpenAI:gpt-4o", "openai:gpt-4o"),

@@ -92,10 +92,8 @@ def _digit_images() -> list[tuple[Image, int]]:
 
 
 SPLITS = ("train", "test")
-SUFFIXES = frozenset(
-    [".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"]
-    + [".avif", ".jp2", ".heic", ".heif"]  # HEIC is not supported, but must not be ignored
-)
+COMMON = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
+SUFFIXES = frozenset([*COMMON, ".pgm", ".avif", ".jp2", ".heic", ".heif"])  # HEIC gives an error
 EXPORTED = ("examples.jsonl", "images")
 LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
