@@ -13,7 +13,7 @@ from pathlib import Path
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega._util.photographs import is_photograph
 from bottega.bundled import MODELS, PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
-from bottega.bundled.efficientnet import is_installed
+from bottega.bundled.efficientnet import LITE2, is_installed
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.generation import (
     OpenAICompletionsGenerator,
@@ -48,6 +48,7 @@ EMBEDDERS = (
     MINILM,
     *WITHOUT_TORCH,
 )
+JOINED_WEIGHTS = (0.2, 0.4, 0.6)  # of the pixels
 # For photographs one bundled model, for all other prompts the other one.
 DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
 DISPATCHED[f"{BUNDLED}:{BY_KIND}-master"] = (PHOTOS_MASTER, "master")
@@ -65,6 +66,17 @@ def default_embedder(images: Iterable[Image]) -> str:
     photographs = sum(map(is_photograph, sampled))
     has_parts = is_installed() and find_spec("torch") is not None
     return PHOTOS if has_parts and 2 * photographs > len(sampled) else BUNDLED
+
+
+def image_embedders() -> tuple[str, ...]:
+    """Return the packaged image embedders that this installation can load, joined ones at several
+    weights."""
+    if find_spec("torch") is None:
+        return (PIXELS,)
+    joined = tuple(f"{PHOTOS_AND_PIXELS}:{weight}" for weight in JOINED_WEIGHTS)
+    photos = (PHOTOS, *joined) if is_installed() else ()
+    lite2 = (PHOTOS_LITE2,) if is_installed(LITE2) else ()
+    return BUNDLED, PIXELS, *photos, *lite2
 
 
 def default_model(embedder: Embedder) -> str:

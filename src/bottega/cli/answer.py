@@ -18,11 +18,11 @@ from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
     By,
     DefaultModel,
+    DefaultOrder,
     Embed,
     Json,
     KnowledgeFile,
     Namespace,
-    OrderOption,
     PriceOption,
     PromptStyle,
     Stop,
@@ -42,6 +42,7 @@ from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.loaders.folders import SUFFIXES
+from bottega.knowledge.tuned_settings import tuned_for
 from bottega.naming import default_model, open_model
 from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
@@ -54,8 +55,9 @@ from bottega.retrieval import DenseRetriever
 from bottega.types import IMAGE_QUESTION, Answer, Candidate, Query, Sampling, Trace
 
 CONCURRENCY = 16
-SHOTS = 10  # defaults of classify
-AUTO, NEAREST_LAST = "auto", "nearest-last"
+SHOTS, ASK_SHOTS = 10, 3  # defaults of classify and ask
+AUTO = "auto"
+NEAREST_LAST: DemonstrationOrder = "nearest-last"
 
 T = TypeVar("T")
 
@@ -73,13 +75,18 @@ def classify(
         ),
     ] = VISUAL_RAG,
     shots: Annotated[
-        int, Option(min=1, help="Number of demonstrations, or of neighbours with --method.")
-    ] = SHOTS,
+        int | None,
+        Option(
+            min=1,
+            help="Number of demonstrations, or of neighbours with --method.",
+            show_default=f"that of bottega tune, else {SHOTS}",
+        ),
+    ] = None,
     namespace: Namespace = "",
     by: By = None,
     embed: Embed = None,
     prompt: PromptStyle = AUTO,
-    order: OrderOption = NEAREST_LAST,
+    order: DefaultOrder = None,
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = LABEL_TOKENS,
     stop: Stop = None,
     price: PriceOption = None,
@@ -96,7 +103,7 @@ def classify(
             hint="write bottega classify K.db IMAGE",
         )
     sampling = Sampling(max_tokens=max_tokens, stop=parse_stop(stop))
-    style, ordered = open_prompt(prompt), parse_order(order)
+    style, ordered = open_prompt(prompt), parse_order(order or NEAREST_LAST)
     check_method(
         method,
         model=model,
@@ -115,8 +122,11 @@ def classify(
         open_to_search(file, embed, namespace, by) as knowledge,
         open_recorder(traces if uses_model else Path(NO_TRACES)) as record,
     ):
-        if shots > len(knowledge) and shots != SHOTS:
+        if shots is not None and shots > len(knowledge):
             note(f"{shots} shots requested; all {len(knowledge)} examples are shown")
+        if (tuned := tuned_for(knowledge)) is not None:
+            shots, ordered = shots or tuned.shots, ordered if order else tuned.order
+        shots = shots or SHOTS
         if uses_model:
             pipeline = visual_rag(
                 knowledge,
@@ -148,7 +158,14 @@ def ask(
     kb: Annotated[
         Path | None, Option("--kb", help="Use demonstrations from this knowledge base.")
     ] = None,
-    shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = 3,
+    shots: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Number of demonstrations.",
+            show_default=f"that of bottega tune, else {ASK_SHOTS}",
+        ),
+    ] = None,
     namespace: Namespace = "",
     by: By = None,
     model: DefaultModel = None,
@@ -171,13 +188,15 @@ def ask(
     generator = generator or open_model(
         default_model(knowledge.embedder()) if knowledge else BUNDLED
     )
+    tuned = tuned_for(knowledge) if knowledge else None
+    shots = shots or (tuned.shots if tuned else ASK_SHOTS)
     if knowledge:
         share_features(generator, knowledge)
     with open_recorder(traces) as record:
         pipeline = Pipeline(
             route=FixedRouter(Tier(generator.name, generator, shots if knowledge else 0)),
             retrieve=DenseRetriever(knowledge.search) if knowledge else None,
-            rerank=TopKReranker(),
+            rerank=TopKReranker(tuned.order if tuned else NEAREST_LAST),
             prompt=InterleavedPrompter(show_choices=False),
             parse=last_answer,
             record=record,

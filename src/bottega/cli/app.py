@@ -21,6 +21,7 @@ from bottega.cli import (
     report,
     savings,
     serve,
+    tune,
 )
 
 app = typer.Typer(
@@ -69,6 +70,7 @@ for command in (
     knowledge.import_,
     knowledge.verify,
     knowledge.reindex,
+    tune.tune,
     knowledge.pin,
     knowledge.unpin,
     rationales.rationales,

@@ -18,10 +18,11 @@ from bottega.bundled.photo_model import NETWORKS
 from bottega.cli.components import open_traces
 from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
 from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile, parse_time, timestamp
-from bottega.cli.output import clock, note, print_json, print_table, say
+from bottega.cli.output import clock, note, plural, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import And, Contains, Eq, Filter, Range
+from bottega.knowledge.tuned_settings import tuned_settings
 from bottega.recording import StoredTrace
 from bottega.types import Example
 
@@ -125,11 +126,14 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
     with open_rows(file, namespace) as knowledge:
         found, stored = vars(knowledge.stats()), knowledge.views()
         namespaces, elsewhere = knowledge.namespaces(), others(knowledge, namespace)
+        tuned = tuned_settings(knowledge)
     views = {v.name: {"embedder": v.fingerprint, "dimension": v.dimension} for v in stored.values()}
     if json:
-        print_json({**found, "views": views, "namespaces": namespaces})
+        print_json({**found, "views": views, "namespaces": namespaces, "tuned": tuned})
         return
     totals = [(name, str(value)) for name, value in found.items() if name not in VIEW_FIELDS]
+    if tuned:
+        totals.append(("tuned", f"{plural(tuned.shots, 'shot')}, {tuned.order}"))
     print_table(("field", "value"), totals)
     if views:
         say("")

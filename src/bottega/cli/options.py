@@ -116,8 +116,11 @@ PromptStyle = Annotated[
         "--prompt", help="paper (Visual RAG, appendix A), interleaved (turns), or auto (by model)."
     ),
 ]
-OrderOption = Annotated[
-    str, Option("--order", help="Demonstration order: nearest-last, nearest-first or shuffled.")
+ORDER_HELP = "Demonstration order: nearest-last, nearest-first or shuffled."
+OrderOption = Annotated[str, Option("--order", help=ORDER_HELP)]
+DefaultOrder = Annotated[
+    str | None,
+    Option("--order", help=ORDER_HELP, show_default="that of bottega tune, else nearest-last"),
 ]
 Stop = Annotated[
     list[str] | None,

@@ -195,6 +195,10 @@ class CachingEmbedder:
             return np.empty((0, self.dimension), np.float32)
         return np.stack(_cached(self._cache, queries, self.inner.embed))
 
+    def keep(self, queries: Sequence[Query], rows: Vectors) -> None:
+        """Cache the vectors (n, dimension) of these queries."""
+        self._cache.update(zip(map(query_key, queries), rows, strict=True))
+
 
 class CachingTokenEmbedder:
     """Token embedder that embeds each question of a run once.

@@ -58,5 +58,5 @@ def uncached(embedder: Embedder) -> Embedder:
 def tower_of(embedder: Embedder) -> TowerEmbedder | None:
     """Return the vision tower whose vectors an embedder contains, None if there is none."""
     embedder = uncached(embedder)
-    first = embedder.first if isinstance(embedder, JoinedEmbedder) else embedder
+    first = uncached(embedder.first) if isinstance(embedder, JoinedEmbedder) else embedder
     return first if isinstance(first, TowerEmbedder) else None

@@ -1,0 +1,288 @@
+"""The command `bottega tune`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, TypeVar, get_args
+
+from typer import Option
+
+from bottega.cli.answer import SHOTS
+from bottega.cli.components import open_embedder
+from bottega.cli.knowledge_files import (
+    counted,
+    note_maker,
+    open_rows,
+    open_to_search,
+    others,
+    to_reindex,
+    whole_name,
+)
+from bottega.cli.options import DefaultModel, Json, KnowledgeFile, Namespace, Seed
+from bottega.cli.output import note, plural, print_json, print_table, progress, say
+from bottega.cli.vector_answer import VISUAL_RAG
+from bottega.errors import SettingError
+from bottega.evaluation.leave_one_out import (
+    LabelledSample,
+    cached_embedders,
+    model_trials,
+    vote_trials,
+)
+from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.tuning import Selection, Setting, Trial, select
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.tuned_settings import TunedSettings, tuned_for
+from bottega.naming import check_embedder, check_model, default_model, image_embedders, open_model
+from bottega.protocols import Embedder, Generator
+from bottega.reranking import DemonstrationOrder
+
+GRID = (1, 5, 10, 20, 50)
+SAMPLE = 200
+KNN = "knn"
+COLUMNS = ("n", "accuracy", "low", "high", "difference", "low", "high")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Result of `bottega tune`. `scorer` is the name of the model, or knn."""
+
+    sample: LabelledSample
+    scorer: str
+    embedder: Selection
+    shots: Selection
+
+    @property
+    def setting(self) -> Setting:
+        return self.shots.chosen
+
+    @property
+    def is_change(self) -> bool:
+        return self.embedder.is_change or self.shots.is_change
+
+
+def tune(
+    file: KnowledgeFile,
+    method: Annotated[
+        str,
+        Option(
+            help="Chooses shots and order: visual-rag (a model with demonstrations) or knn (the "
+            "weighted vote, without a model; only shots)."
+        ),
+    ] = VISUAL_RAG,
+    model: DefaultModel = None,
+    embed: Annotated[
+        str | None,
+        Option(
+            help="Embedders to compare with that of the file, comma-separated.",
+            show_default="bundled, pixels and, with the extra [photos], photos and photos+pixels",
+        ),
+    ] = None,
+    sample: Annotated[
+        int, Option(min=2, help="Maximum number of images that are classified.")
+    ] = SAMPLE,
+    seed: Seed = 0,
+    namespace: Namespace = "",
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Report the choice and change nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Choose embedder, shots and order by leave-one-out, and store the choice in the file.
+
+    A sample of the labelled images is classified, each by the other examples. The vote of the
+    nearest examples compares the embedders; with the best one, the model compares shots and orders.
+    A setting changes only if its gain over the current one has a 95 % interval that excludes 0,
+    estimated on items that did not select it. A change of the embedder embeds all examples again.
+    The other commands use the stored shots and order by default.
+    """
+    if method not in (VISUAL_RAG, KNN):
+        raise SettingError(
+            f"--method must be {VISUAL_RAG} or {KNN}, got {method!r}", hint=f"set --method {KNN}"
+        )
+    if model:
+        check_model(model)
+    if method == KNN and model:
+        raise SettingError(f"--method {KNN} calls no model, got --model", hint="remove --model")
+    given = None if embed is None else tuple(name.strip() for name in embed.split(","))
+    for spec in given or ():
+        check_embedder(spec)
+    with open_to_search(file, None, namespace, None) as knowledge:
+        with open_rows(file) as rows:
+            view, spec = to_reindex(rows, None, None, file)
+        labelled = LabelledSample.of(knowledge, sample, seed)
+        stored = tuned_for(knowledge)
+        current = Setting(spec, SHOTS)
+        if stored is not None:
+            current = replace(current, shots=stored.shots, order=stored.order)
+        others_of = _default_embedders(labelled) if given is None else given
+        specs = list(dict.fromkeys([spec, *others_of]))
+        embedders = cached_embedders(specs, knowledge, spec, labelled.pool, open_embedder)
+        by_vote = _compare_embedders(labelled, embedders, current, seed)
+        selected = by_vote.chosen
+        generator = None
+        if method == VISUAL_RAG:
+            generator = open_model(model or default_model(embedders[selected.embedder]))
+        by_shots = _compare_shots(labelled, embedders, selected, generator, seed)
+        scorer = KNN if generator is None else generator.name
+        result = Tuning(labelled, scorer, by_vote, by_shots)
+        if result.is_change and not dry_run:
+            _store(knowledge, view, result, embedders[selected.embedder])
+        elsewhere = others(knowledge, namespace)
+    if json:
+        print_json(_document(result, seed, dry_run))
+    else:
+        _report(result, whole_name(file, namespace), seed, dry_run)
+    if by_vote.is_change and elsewhere:
+        note(f"the embedder is that of the other namespaces too: {counted(elsewhere)}")
+
+
+def _default_embedders(sample: LabelledSample) -> Sequence[str]:
+    """Return the embedders to compare; if the questions differ, also that of image and words."""
+    questions = {example.query.text for example in sample.pool}
+    return (*image_embedders(), *(("dual",) if len(questions) > 1 else ()))
+
+
+def _compare_embedders(
+    sample: LabelledSample, embedders: Mapping[str, Embedder], current: Setting, seed: int
+) -> Selection:
+    """Compare the embedders by the vote of as many neighbours as there are shots now."""
+    with progress("embedding", len(sample.pool)) as step:
+        found = vote_trials(sample, embedders, [current.shots], step)
+    names = [current.embedder, *(name for name in embedders if name != current.embedder)]
+    trials = [Trial(replace(current, embedder=name), found[name, current.shots]) for name in names]
+    return select(trials, seed=seed)
+
+
+def _compare_shots(
+    sample: LabelledSample,
+    embedders: Mapping[str, Embedder],
+    current: Setting,
+    generator: Generator | None,
+    seed: int,
+) -> Selection:
+    """Compare numbers of shots in the current order, and orders of the current shots."""
+    name = current.embedder
+    shots = [count for count in GRID if count < len(sample.pool) and count != current.shots]
+    settings = [current, *(replace(current, shots=count) for count in shots)]
+    if generator is None:
+        counts = [one.shots for one in settings]
+        found = vote_trials(sample, {name: embedders[name]}, counts)
+        trials = [Trial(one, found[name, one.shots]) for one in settings]
+        return select(trials, seed=seed)
+    orders = [one for one in get_args(DemonstrationOrder) if one != current.order]
+    settings += [replace(current, order=order) for order in orders]
+    with progress("classifying", len(settings) * len(sample.items)) as step:
+        pairs = [(one.shots, one.order) for one in settings]
+        answers = asyncio.run(
+            _closing(generator, model_trials(sample, embedders[name], generator, pairs, step))
+        )
+    return select([Trial(*pair) for pair in zip(settings, answers, strict=True)], seed=seed)
+
+
+async def _closing(generator: Generator, work: Awaitable[T]) -> T:
+    try:
+        return await work
+    finally:
+        await generator.aclose()
+
+
+def _store(knowledge: KnowledgeBase, view: str, result: Tuning, embedder: Embedder) -> None:
+    """Embed all examples with the chosen embedder if it is another one; then store the settings.
+
+    Searches use the old vectors and settings until all new vectors exist.
+    """
+    if result.embedder.is_change:
+        with progress("embedding", sum(knowledge.namespaces().values())) as step:
+            knowledge.reindex(view, embedder, progress=step)
+        note_maker(knowledge, view, result.setting.embedder)
+    settings = TunedSettings(embedder.fingerprint, result.setting.shots, result.setting.order)
+    settings.store(knowledge)
+
+
+def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
+    sample = result.sample
+    say(
+        f"{len(sample.items)} of {plural(len(sample.pool), 'labelled image')} of {file} (seed"
+        f" {seed}), each classified by the others; 95 % intervals"
+    )
+    if sample.skipped:
+        say(f"{plural(sample.skipped, 'image')} without another image of the label: not classified")
+    by_vote = result.embedder
+    say(f"\nembedder, by the vote of {plural(by_vote.current.setting.shots, 'neighbour')}")
+    names = [(trial.setting.embedder,) for trial in by_vote.trials]
+    _print_trials(("embedder",), names, by_vote)
+    say(f"\nshots and order, by {result.scorer}")
+    pairs = [(trial.setting.shots, trial.setting.order) for trial in result.shots.trials]
+    _print_trials(("shots", "order"), pairs, result.shots)
+    setting = result.setting
+    done = "not stored: --dry-run" if dry_run else f"stored in {file}"
+    say(
+        f"\nchosen: {setting.embedder}, {plural(setting.shots, 'shot')}, {setting.order};"
+        f" {done if result.is_change else 'nothing changes'}"
+    )
+    note("Gains are estimated on images that did not select the setting; the rows are optimistic.")
+
+
+def _print_trials(
+    names: tuple[str, ...], labels: Sequence[tuple[object, ...]], found: Selection
+) -> None:
+    rows = []
+    for label, trial in zip(labels, found.trials, strict=True):
+        against = None if trial is found.current else trial.difference(found.current)
+        rows.append((*label, len(trial.correct), *_cells(trial.accuracy), *_cells(against)))
+    print_table((*names, *COLUMNS), rows)
+    say(_decision(found))
+
+
+def _cells(estimate: Estimate | None) -> tuple[float | None, ...]:
+    return (None,) * 3 if estimate is None else (estimate.value, estimate.low, estimate.high)
+
+
+def _decision(found: Selection) -> str:
+    """Return a sentence on the change and its nested estimate."""
+    gain = found.gain
+    interval = f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+    if found.best == found.current:
+        return "the current setting is the best"
+    if found.is_change:
+        return f"the best replaces the current setting: gain {interval}"
+    return f"the current setting stays: the gain of the best, {interval}, may be chance"
+
+
+def _document(result: Tuning, seed: int, dry_run: bool) -> dict[str, object]:
+    sample = result.sample
+    return {
+        "n": len(sample.items),
+        "examples": len(sample.pool),
+        "skipped": sample.skipped,
+        "seed": seed,
+        "scorer": result.scorer,
+        "embedder": _selection(result.embedder),
+        "shots": _selection(result.shots),
+        "chosen": asdict(result.setting),
+        "changed": result.is_change,
+        "stored": result.is_change and not dry_run,
+    }
+
+
+def _selection(found: Selection) -> dict[str, object]:
+    trials = [
+        {
+            **asdict(trial.setting),
+            **vars(trial.accuracy),
+            "difference": vars(trial.difference(found.current)),
+        }
+        for trial in found.trials
+    ]
+    return {
+        "trials": trials,
+        "current": asdict(found.current.setting),
+        "best": asdict(found.best.setting),
+        "nested": vars(found.nested),
+        "gain": vars(found.gain) | {"p_value": found.p_value},
+        "changed": found.is_change,
+    }

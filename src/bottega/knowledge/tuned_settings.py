@@ -1,0 +1,61 @@
+"""Settings that `bottega tune` chose for a knowledge base, stored in its file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import orjson
+
+from bottega.errors import StoreError
+from bottega.knowledge.rows import KnowledgeBaseReader
+from bottega.knowledge.search import KnowledgeBaseSearch
+
+NOTE = "tuned"  # key of the note of the default namespace
+ORDERS = ("nearest-last", "nearest-first", "shuffled")
+
+
+@dataclass(frozen=True)
+class TunedSettings:
+    """Number and order of demonstrations, for searches by the embedder with this fingerprint."""
+
+    embedder: str
+    shots: int
+    order: Literal["nearest-last", "nearest-first", "shuffled"] = "nearest-last"
+
+    def store(self, knowledge: KnowledgeBaseReader) -> None:
+        """Store the settings of the namespace in the file."""
+        knowledge.set_note(_key(knowledge), orjson.dumps(asdict(self)).decode())
+
+
+def tuned_settings(knowledge: KnowledgeBaseReader) -> TunedSettings | None:
+    """Return the stored settings of the namespace, None without any.
+
+    Settings for an embedder that no view has any more do not count. Raises `StoreError` for a
+    damaged note.
+    """
+    note = knowledge.note(_key(knowledge))
+    if note is None:
+        return None
+    try:
+        settings = TunedSettings(**orjson.loads(note))
+        if settings.order not in ORDERS or settings.shots < 1:
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"the stored settings are damaged, got {note!r:.80}", hint="run bottega tune again"
+        ) from error
+    made = {view.fingerprint for view in knowledge.views().values()}
+    return settings if settings.embedder in made else None
+
+
+def tuned_for(knowledge: KnowledgeBaseSearch) -> TunedSettings | None:
+    """Return the stored settings if they are for the view that this handle searches by default."""
+    settings = tuned_settings(knowledge)
+    is_own = settings is not None and settings.embedder == knowledge.embedder().fingerprint
+    return settings if is_own else None
+
+
+def _key(knowledge: KnowledgeBaseReader) -> str:
+    namespace = knowledge.stats().namespace
+    return f"{NOTE}.{namespace}" if namespace else NOTE

@@ -1,0 +1,204 @@
+"""Tests of `bottega tune` and of the commands that use its choice."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from PIL import Image as Pillow
+
+from bottega import KnowledgeBase
+from bottega.cli import tune as tune_command
+from bottega.knowledge import PixelEmbedder
+from bottega.knowledge.tuned_settings import TunedSettings
+from tests.cli.conftest import Ran, Run
+
+
+def tuned(done: Ran) -> dict[str, Any]:
+    assert done.code == 0, done.err
+    found: dict[str, Any] = orjson.loads(done.out)
+    return found
+
+
+@pytest.fixture
+def twins(tmp_path: Path) -> Path:
+    """Return 18 classes of three images, each of a shade. The nearest image is of the same class,
+    and most of the ten nearest are of others."""
+    root = tmp_path / "twins"
+    for kind in range(18):
+        folder = root / f"shade {kind:02}"
+        folder.mkdir(parents=True)
+        for i in range(3):
+            Pillow.new("RGB", (32, 32), (14 * kind, 120 + i, 90)).save(folder / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Path:
+    """Return three classes of ten images that differ in colour."""
+    root = tmp_path / "colours"
+    for label, colour in {
+        "ruby": (200, 0, 60),
+        "leaf": (30, 140, 30),
+        "sky": (0, 190, 240),
+    }.items():
+        (root / label).mkdir(parents=True)
+        for i in range(10):
+            shade = tuple(min(255, part + i) for part in colour)
+            Pillow.new("RGB", (32, 32), shade).save(root / label / f"{i}.png")
+    return root
+
+
+def test_a_better_number_of_shots_is_stored_and_used(run: Run, twins: Path) -> None:
+    run("add", "k.db", twins, "--embed", "pixels")
+    found = tuned(run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json"))
+    assert (found["n"], found["examples"], found["skipped"]) == (54, 54, 0)
+    assert found["chosen"] == {"embedder": "pixels", "shots": 1, "order": "nearest-last"}
+    assert (found["changed"], found["stored"]) == (True, True)
+    shots = found["shots"]
+    assert [one["shots"] for one in shots["trials"]] == [10, 1, 5, 20, 50]
+    assert shots["gain"]["low"] > 0
+    assert shots["gain"]["p_value"] < 0.05
+    image = twins / "shade 03" / "1.png"
+    for option, count in (((), 1), (("--shots", 4), 4)):
+        for method in ("knn", "visual-rag"):
+            done = run("classify", "k.db", image, "--method", method, *option, "--json")
+            [answer] = orjson.loads(done.out)
+            assert len(answer["demonstrations"]) == count
+    asked = run("ask", "What is it?", "--image", image, "--kb", "k.db", "--json")
+    assert len(orjson.loads(asked.out)["demonstrations"]) == 1
+    assert orjson.loads(run("stats", "k.db", "--json").out)["tuned"]["shots"] == 1
+    assert "1 shot, nearest-last" in run("stats", "k.db").out
+
+
+def test_a_better_embedder_embeds_the_base_again(run: Run, colours: Path) -> None:
+    """The question's words say nothing about the image."""
+    run("add", "k.db", colours, "--embed", "words")
+    found = tuned(run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json"))
+    embedder = found["embedder"]
+    assert [one["embedder"] for one in embedder["trials"]] == ["words", "pixels"]
+    assert (embedder["changed"], found["chosen"]["embedder"]) == (True, "pixels")
+    views = orjson.loads(run("stats", "k.db", "--json").out)["views"]
+    assert views["default"]["embedder"] == PixelEmbedder.fingerprint
+    assert run("verify", "k.db", "--deep").code == 0
+    done = run("classify", "k.db", colours / "sky" / "3.png", "--method", "knn", "--json")
+    assert orjson.loads(done.out)[0]["answer"] == "sky"
+
+
+def test_a_dry_run_changes_nothing(run: Run, colours: Path) -> None:
+    run("add", "k.db", colours, "--embed", "words")
+    before = run("stats", "k.db", "--json").out
+    command = ("tune", "k.db", "--method", "knn", "--embed", "pixels", "--dry-run")
+    found = tuned(run(*command, "--json"))
+    assert (found["changed"], found["stored"]) == (True, False)
+    assert "chosen: pixels, 10 shots, nearest-last; not stored: --dry-run" in run(*command).out
+    assert run("stats", "k.db", "--json").out == before
+
+
+def test_the_current_setting_stays_without_a_clear_gain(run: Run, colours: Path) -> None:
+    run("add", "k.db", colours, "--embed", "pixels")
+    done = run("tune", "k.db", "--method", "knn", "--embed", "bundled")
+    assert done.code == 0
+    assert "the current setting is the best" in done.out
+    assert "nothing changes" in done.out
+    assert orjson.loads(run("stats", "k.db", "--json").out)["tuned"] is None
+
+
+def test_the_model_compares_shots_and_orders(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "bundled")
+    found = tuned(run("tune", "k.db", "--embed", "bundled", "--json"))
+    trials = [(one["shots"], one["order"]) for one in found["shots"]["trials"]]
+    assert trials[:3] == [(10, "nearest-last"), (1, "nearest-last"), (5, "nearest-last")]
+    assert trials[3:] == [(10, "nearest-first"), (10, "shuffled")]
+    assert found["scorer"] == "bundled:apprentice"
+    assert found["shots"]["trials"][1]["value"] == 1.0
+
+
+def test_the_stored_setting_is_the_current_one(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    with KnowledgeBase.open("k.db") as knowledge:
+        TunedSettings(PixelEmbedder.fingerprint, 5, "shuffled").store(knowledge)
+    found = tuned(run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json"))
+    current = {"embedder": "pixels", "shots": 5, "order": "shuffled"}
+    assert found["shots"]["current"] == found["embedder"]["current"] == current
+
+
+def test_namespaces_are_tuned_separately(run: Run, twins: Path) -> None:
+    run("add", "k.db", twins, "--embed", "pixels")
+    run("add", "k.db", twins, "--embed", "pixels", "--namespace", "other")
+    command = ("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json")
+    assert tuned(run(*command, "--namespace", "other"))["stored"]
+    assert orjson.loads(run("stats", "k.db", "--json").out)["tuned"] is None
+    stats = orjson.loads(run("stats", "k.db", "--namespace", "other", "--json").out)
+    assert stats["tuned"]["shots"] == 1
+
+
+def test_the_same_seed_gives_the_same_report(run: Run, twins: Path) -> None:
+    run("add", "k.db", twins, "--embed", "pixels")
+    command = ("tune", "k.db", "--method", "knn", "--embed", "pixels", "--sample", 20, "--dry-run")
+    first, again = run(*command), run(*command)
+    assert first.out == again.out
+    assert first.out.startswith("20 of 54 labelled images of k.db (seed 0)")
+
+
+def test_texts_are_rejected(run: Run) -> None:
+    rows = [{"question": f"word {i}", "answer": f"{i % 2}"} for i in range(6)]
+    Path("t.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    assert run("add", "k.db", "t.jsonl", "--embed", "words").code == 0
+    done = run("tune", "k.db")
+    assert done.code == 2
+    assert "tune needs labelled images, got 6 examples without an image" in done.err
+    assert "hint" in done.err
+
+
+def test_one_label_is_rejected(run: Run, colours: Path) -> None:
+    for name in ("leaf", "ruby"):
+        shutil.rmtree(colours / name)
+    run("add", "k.db", colours, "--embed", "pixels")
+    done = run("tune", "k.db")
+    assert done.code == 2
+    assert "tune needs two labels, got 'sky'" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--method", "logreg"), "--method must be visual-rag or knn, got 'logreg'"),
+        (("--method", "knn", "--model", "bundled"), "--method knn calls no model"),
+        (("--embed", "pixel"), "did you mean pixels?"),
+        (("--embed", "photos+pixels:2"), "must be between 0 and 1, got '2'"),
+        (("--model", "bundlet"), "model is unknown"),
+    ],
+)
+def test_wrong_options_fail_at_once(
+    run: Run, pets: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], problem: str
+) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+
+    def refuse(*_: object, **__: object) -> object:
+        raise AssertionError("the file was opened")
+
+    monkeypatch.setattr(tune_command, "open_to_search", refuse)
+    done = run("tune", "k.db", *options)
+    assert done.code == 2
+    assert problem in done.err
+
+
+def test_an_interrupted_change_keeps_the_old_settings(
+    run: Run, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("add", "k.db", colours, "--embed", "words")
+    before = run("stats", "k.db", "--json").out
+    command = ("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json")
+
+    def interrupt(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KnowledgeBase, "reindex", interrupt)
+        assert run(*command).code == 130
+    assert run("stats", "k.db", "--json").out == before
+    assert tuned(run(*command))["stored"]
