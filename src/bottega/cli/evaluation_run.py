@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -64,12 +64,14 @@ def run_methods(
     state: RunState,
     hyper: TransformersGenerator | None = None,
     traces: Path | None = None,
+    report: Callable[[str], None] = note,
 ) -> None:
-    """Run all methods; append each result when it is complete, so an error keeps the others."""
+    """Run all methods; append each result when it is complete, so an error keeps the others.
+    `report` gets one line per method."""
     check_benchmark_fit(config.methods, data, config.retrieve)
     available = max_demonstrations(data)
     if max(config.shots) > available:
-        note(f"{max(config.shots)} shots requested; all {available} available examples are shown")
+        report(f"{max(config.shots)} shots requested; all {available} available examples are shown")
     embedder = None  # for methods that search nothing
     if needs_search(config.methods, data):
         check_images(data, config.retrieve)
@@ -97,7 +99,7 @@ def run_methods(
             settings = replace(settings, shows=gate.shows if gate else None)
             methods = plan(config, data, knowledge, settings, search=search, hyper=hyper)
         models = [settings.generator, *([hyper] if hyper else [])]
-        asyncio.run(_run_all(data, methods, models, config, state, runs))
+        asyncio.run(_run_all(data, methods, models, config, state, runs, report))
 
 
 def print_results(
@@ -170,6 +172,7 @@ async def _run_all(
     config: RunConfig,
     state: RunState,
     runs: list[MethodResult],
+    report: Callable[[str], None],
 ) -> None:
     try:
         for method in methods:
@@ -180,7 +183,7 @@ async def _run_all(
             runs.append((result, scored))
             value = "-" if result.value is None else f"{result.value:.3f}"
             cost = f", {result.cost_usd:.4f} USD" if result.cost_usd else ""
-            note(f"{method.title}: {value} in {result.seconds:.1f} s{cost}")
+            report(f"{method.title}: {value} in {result.seconds:.1f} s{cost}")
             if isinstance(state.store, RunStore):
                 await asyncio.to_thread(_keep_thumbnails, state.store.path, data, method)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 
@@ -11,9 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bottega.errors import ImageError
-from bottega.evaluation.charts import by_shots, shot_series
+from bottega.evaluation.charts import Chart, by_shots, shot_series
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.outcomes import ScoredAnswer
+from bottega.evaluation.paired import PairedDifference
 from bottega.evaluation.report.payload import data_url, thumbnail
 from bottega.evaluation.runner import Result
 from bottega.image import Image
@@ -26,37 +28,45 @@ SHOWN_MISTAKES = 4
 CURVES = "Accuracy by number of demonstrations; the table has the values"
 
 
-def render_demo(
-    results: Sequence[Result],
-    scored: Sequence[ScoredAnswer],
-    shown: Mapping[int, Sequence[Candidate]],
-    *,
-    title: str,
-    facts: Mapping[str, str],
-    note: str,
-) -> str:
-    """Render the page.
+@dataclass(frozen=True)
+class DemoPart:
+    """Results on one benchmark. `scored` are the answers of the method whose rows are shown,
+    `shown` its demonstrations by item index, `facts` stand under the title and `note` under the
+    results."""
 
-    `scored` are the answers of the method whose rows are shown, `shown` its demonstrations by item
-    index. `facts` appear under the title, `note` under the results.
-    """
-    results = [row for row in results if row.value is not None]
-    mistakes = [s for s in scored[SHOWN_ROWS:] if not s.correct][:SHOWN_MISTAKES]
+    title: str
+    results: Sequence[Result]
+    differences: Sequence[PairedDifference]
+    scored: Sequence[ScoredAnswer]
+    shown: Mapping[int, Sequence[Candidate]]
+    facts: Mapping[str, str]
+    note: str
+
+    @property
+    def measured(self) -> list[Result]:
+        return [row for row in self.results if row.value is not None]
+
+    @property
+    def rows(self) -> list[ScoredAnswer]:
+        return list(self.scored[:SHOWN_ROWS])
+
+    @property
+    def mistakes(self) -> list[ScoredAnswer]:
+        return [s for s in self.scored[SHOWN_ROWS:] if not s.correct][:SHOWN_MISTAKES]
+
+    @property
+    def curves(self) -> Chart:
+        return by_shots(shot_series([(row.method, row) for row in self.measured]), CURVES)
+
+
+def render_demo(parts: Sequence[DemoPart], *, title: str, facts: Mapping[str, str]) -> str:
+    """Render the page; `facts` appear under its title."""
     environment = page_environment()
     environment.globals.update(
         thumbnail=lambda image: data_url(thumbnail(image, SIDE)), labels_of=labels_of
     )
     return environment.get_template("page.html").render(
-        title=title,
-        digest="",
-        style=style_sheet("page.css"),
-        facts=facts,
-        note=note,
-        results=results,
-        shown=shown,
-        rows=[*scored[:SHOWN_ROWS], *mistakes],
-        mistakes=mistakes,
-        curves=by_shots(shot_series([(row.method, row) for row in results]), CURVES),
+        title=title, digest="", style=style_sheet("page.css"), facts=facts, parts=parts
     )
 
 

@@ -18,6 +18,7 @@ from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.synthetic import SYNTHETIC, synthetic, task_corruption
+from bottega.evaluation.benchmarks.tiles import tiles
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
@@ -27,6 +28,7 @@ from bottega.types import Example
 
 SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "digits": digits,
+    "tiles": tiles,
     **dict.fromkeys(SYNTHETIC, synthetic),
     "image-folder": image_folder,
     "manyicl": manyicl,
@@ -41,7 +43,7 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "vsr": vsr,
     "vsr-mc": vsr_mc,
 }
-WITHOUT_LOCATION = {"digits", *SYNTHETIC}
+WITHOUT_LOCATION = {"digits", "tiles", *SYNTHETIC}
 LABELLED_IMAGES = ("image-folder", "manyicl")
 OWN_DATA = {*LABELLED_IMAGES, "jsonl"}
 PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_LOCATION | OWN_DATA)
@@ -57,8 +59,9 @@ def load_benchmark(
     allow_overlap: bool = False,
     on_error: OnError | None = None,
 ) -> Benchmark:
-    """Load a benchmark: `digits` or a synthetic task with options, such as `digits:half=second` or
-    `glyphs:ways=5,shots=5`, or another of `SOURCES` with a location, such as `image-folder:DIR`.
+    """Load a benchmark: `digits`, `tiles` or a synthetic task with options, such as
+    `digits:half=second` or `glyphs:ways=5,shots=5`, or another of `SOURCES` with a location, such
+    as `image-folder:DIR`.
 
     `limit` is the maximum number of items, `per_class` that of examples per label in the knowledge
     base (of each episode); `seed` samples both, and splits a folder without train/ and test/.
