@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -287,12 +289,77 @@ def test_the_folder_is_built_once_and_repaired(cache: Path) -> None:
     assert (bundled_folder("photos") / photo_model.WEIGHTS).read_bytes() == whole
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.sha256"])
+def test_other_damaged_files_of_the_folder_are_repaired(cache: Path, name: str) -> None:
+    file = bundled_folder("photos") / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert (bundled_folder("photos") / name).read_bytes() == whole
+    file.unlink()
+    assert (bundled_folder("photos") / name).read_bytes() == whole
+
+
+def test_a_file_in_place_of_the_folder_is_replaced(cache: Path) -> None:
+    folder = bundled_folder("photos")
+    shutil.rmtree(folder)
+    folder.write_text("")
+    assert (bundled_folder("photos") / photo_model.WEIGHTS).is_file()
+    assert [one.name for one in cache.iterdir() if one.name.startswith("tmp")] == []
+
+
+def test_concurrent_builds_replace_equal_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that another process completes during the build is kept open for its readers."""
+    monkeypatch.setenv(photo_model.CACHE, str(tmp_path))
+    folder = bundled_folder("photos")
+    build = photo_model._build
+
+    def build_after_another(shipped: Path, draft: Path) -> None:
+        build(shipped, draft)
+        monkeypatch.setattr(photo_model, "_build", build)
+        assert bundled_folder("photos") == folder  # the other process
+
+    (folder / photo_model.CHECKSUM).unlink()
+    monkeypatch.setattr(photo_model, "_build", build_after_another)
+    with (folder / photo_model.WEIGHTS).open("rb") as reader:
+        assert bundled_folder("photos") == folder
+        assert reader.read() == (folder / photo_model.WEIGHTS).read_bytes()
+    assert [one.name for one in tmp_path.iterdir()] == [folder.name]
+
+
 def test_a_cache_that_cannot_be_written_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(photo_model.CACHE, str(tmp_path / "file" / "cache"))
-    with pytest.raises(StoreError, match="cannot be read or written"):
+    with pytest.raises(StoreError, match="the model cache cannot be written") as raised:
+        bundled_folder("photos")
+    assert photo_model.CACHE in raised.value.hint
+
+
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setenv(photo_model.CACHE, str(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, hard))
+    try:
+        with pytest.raises(StoreError, match="the model cache cannot be written"):
+            bundled_folder("photos")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("named", ["", "~no-such-user/cache"])
+def test_a_user_without_a_home_is_reported(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    def no_home(path: str) -> str:
+        return path
+
+    monkeypatch.setenv(photo_model.CACHE, named)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", no_home)  # as in a container without this user
+    with pytest.raises(StoreError, match="home folder is unknown"):
         bundled_folder("photos")
 
 
@@ -312,7 +379,7 @@ def test_damaged_weights_are_reported(tmp_path: Path, monkeypatch: pytest.Monkey
     (package / "models" / LITE0.file).write_bytes(b"PK")
     origin = type("Spec", (), {"origin": str(package / "__init__.py")})
     monkeypatch.setattr(efficientnet, "find_spec", lambda name: origin)
-    with pytest.raises(ModelLoadError, match="missing or damaged") as raised:
+    with pytest.raises(ModelLoadError, match="missing, damaged") as raised:
         bundled_folder("photos-master")
     assert "--force-reinstall" in raised.value.hint
 

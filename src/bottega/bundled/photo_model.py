@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bottega._util.durable_files import os_errors
 from bottega.bundled.efficientnet import (
     CLASSES,
     FEATURES,
@@ -24,7 +23,7 @@ from bottega.bundled.efficientnet import (
     classifier,
     tower_tensors,
 )
-from bottega.errors import ModelLoadError
+from bottega.errors import ModelLoadError, StoreError
 
 CACHE = "BOTTEGA_CACHE"  # environment variable that names another cache folder
 DECODER, WEIGHTS, CHECKSUM = "decoder.safetensors.gz", "model.safetensors", "model.sha256"
@@ -52,24 +51,42 @@ def photo_folder(name: str) -> Path:
             hint="reinstall bottega from its wheel, unzipped",
         )
     folder = cache_folder() / f"{name}-{_version(shipped)}"
-    if not _is_intact(folder):
-        with os_errors(folder.parent):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-                _build(shipped, Path(draft) / name)
-                # Another process may build the same folder: the first complete one stays.
-                if folder.exists() and not _is_intact(folder):
-                    shutil.rmtree(folder)
-                if not folder.exists():
-                    (Path(draft) / name).rename(folder)
+    try:
+        if not _is_intact(folder, shipped):
+            _install(shipped, folder)
+    except OSError as error:
+        raise _cache_error(f"{folder.parent}: {error.strerror or error}") from error
     return folder
 
 
+def _install(shipped: Path, folder: Path) -> None:
+    """Build the folder, or replace its files one by one: another process may build the same files
+    at the same time, or read them."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.is_file():
+        folder.unlink()
+    with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
+        _build(shipped, Path(draft))
+        folder.mkdir(exist_ok=True)
+        for file in Path(draft).iterdir():
+            file.replace(folder / file.name)
+
+
+def _cache_error(problem: str) -> StoreError:
+    return StoreError(
+        f"the model cache cannot be written: {problem}",
+        hint=f"set the environment variable {CACHE} to a writable folder with 100 MB of free space",
+    )
+
+
 def cache_folder() -> Path:
-    """Return the folder for files that can be built again."""
-    if named := os.environ.get(CACHE):
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Return the folder for files that can be built again. Raises `StoreError` without a home."""
+    try:
+        if named := os.environ.get(CACHE):
+            return Path(named).expanduser()
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:  # in a container, the user may have no home
+        raise _cache_error("the home folder is unknown") from error
     return Path(base) / "bottega"
 
 
@@ -82,16 +99,17 @@ def _version(shipped: Path) -> str:
 
 
 def _build(shipped: Path, folder: Path) -> None:
-    from safetensors.torch import load, save_file
+    from safetensors.torch import load, save
 
-    shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns(DECODER))
+    for file in _copied(shipped):
+        shutil.copyfile(file, folder / file.name)
     weights = load(gzip.decompress((shipped / DECODER).read_bytes()))
     if shipped.name == PHOTOS_MASTER:
         weights["lm_head.weight"] = _with_classifier(weights["lm_head.weight"].float())
     tower = tower_tensors(NETWORKS[shipped.name])
     weights |= {f"model.vision_tower.{name}": part for name, part in tower.items()}
     whole = {name: tensor.contiguous() for name, tensor in weights.items()}
-    save_file(whole, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / WEIGHTS).write_bytes(save(whole, metadata={"format": "pt"}))
     (folder / CHECKSUM).write_text(_digest(folder / WEIGHTS), encoding="ascii")
 
 
@@ -104,13 +122,22 @@ def _with_classifier(head: Any) -> Any:
     return head
 
 
-def _is_intact(folder: Path) -> bool:
+def _copied(shipped: Path) -> list[Path]:
+    return [file for file in shipped.iterdir() if file.is_file() and file.name != DECODER]
+
+
+def _is_intact(folder: Path, shipped: Path) -> bool:
     checksum, weights = folder / CHECKSUM, folder / WEIGHTS
     return (
         checksum.is_file()
         and weights.is_file()
         and checksum.read_text(encoding="ascii", errors="replace") == _digest(weights)
+        and all(_is_copied(file, folder / file.name) for file in _copied(shipped))
     )
+
+
+def _is_copied(file: Path, copy: Path) -> bool:
+    return copy.is_file() and copy.read_bytes() == file.read_bytes()
 
 
 def _digest(file: Path) -> str:
