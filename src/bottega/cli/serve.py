@@ -38,15 +38,14 @@ price = [0.15, 0.60]
 model = "bundled:master"
 price = [2.50, 10.00]
 [route]
-router = "random"
-master_rate = 0.3
-cold_start = 4
+router = "coverage"
+min_similarity = 0.9
 """
 # With the extra [photos] the same models' counterparts answer prompts about photographs.
 DEMO_WITH_PHOTOGRAPHS = (
     DEMO.replace('"bundled:master"', '"bundled:by-kind-master"').replace(
         '"bundled"', '"bundled:by-kind"'
-    )
+    ).replace("0.9", "0.75")  # photographs of one kind are less similar than synthetic scenes
     + """
 [cache]
 embed = "by-kind"
