@@ -90,12 +90,13 @@ def serve(
         if demo:
             data = data or Path(held.enter_context(TemporaryDirectory(prefix="bottega-")))
         chosen, made = _chosen(pipeline, config, demo)
-        chosen = chosen.override(host=host, port=port, data=data)
+        chosen = _with_tuned_settings(chosen.override(host=host, port=port, data=data))
 
         def read() -> Config:
             from bottega.gateway.config.loading import load_config
 
-            return load_config(config or CONFIG).override(host=host, port=port, data=data)
+            loaded = load_config(config or CONFIG).override(host=host, port=port, data=data)
+            return _with_tuned_settings(loaded)
 
         if check:
             from bottega.cli.serve_check import print_config
@@ -132,6 +133,12 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
             hint="run bottega serve --demo to try it, or copy examples/bottega.toml",
         )
     return load_config(file or CONFIG), None
+
+
+def _with_tuned_settings(config: Config) -> Config:
+    with _serve_extra():
+        from bottega.gateway.running.tuned import with_tuned_settings
+    return with_tuned_settings(config)
 
 
 def _run(

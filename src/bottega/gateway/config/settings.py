@@ -136,7 +136,7 @@ class CacheSettings:
     retrieve: Literal["nearest", "bm25"] = "nearest"
     capacity: PositiveInt | None = 100_000
     evict: Literal["least-recent", "least-frequent", "least-saving", "random"] = "least-recent"
-    order: Literal["nearest-last", "nearest-first", "shuffled"] = "nearest-last"
+    order: Literal["nearest-last", "nearest-first", "shuffled"] | None = None
     min_similarity: Cosine | None = None
     max_characters: PositiveInt = 32_000
     open_namespaces: PositiveInt = 64

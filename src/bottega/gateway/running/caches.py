@@ -241,7 +241,7 @@ class NamespaceOpener:
             route=route,
             escalate=escalate,
             retrieve=retrieve,
-            rerank=TopKReranker(cache.order),
+            rerank=TopKReranker(cache.order or "nearest-last"),
             parse=FinalAnswerParser(),
             reasoning=False,
             remember=False,

@@ -1,0 +1,40 @@
+"""Defaults of a gateway that `bottega tune` stored in its cache file."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from bottega.errors import StoreBusyError
+from bottega.gateway.config.settings import Config
+from bottega.gateway.running.caches import CACHE
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.tuned_settings import TunedSettings, tuned_settings
+
+
+def with_tuned_settings(config: Config) -> Config:
+    """Return the configuration with the stored shots and order where it sets none.
+
+    They are those of the namespace without a name. Tiers whose answers are stored keep their
+    default of no demonstrations. Raises `StoreError` for a file that is not a cache.
+    """
+    stored = _stored(config.cache.file or config.gateway.data / CACHE)
+    if stored is None:
+        return config
+    tiers = tuple(
+        replace(tier, shots=stored.shots)
+        if tier.shots is None and tier.name not in config.stored_tiers
+        else tier
+        for tier in config.tiers
+    )
+    cache = replace(config.cache, order=config.cache.order or stored.order)
+    return replace(config, tiers=tiers, cache=cache)
+
+
+def _stored(file: Path) -> TunedSettings | None:
+    if not file.is_file() or not file.stat().st_size:  # empty after a kill
+        return None
+    with suppress(StoreBusyError), KnowledgeBase.open(file, None, create=False) as knowledge:
+        return tuned_settings(knowledge)
+    return None
