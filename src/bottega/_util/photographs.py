@@ -1,4 +1,7 @@
-"""Recognition of photographs among drawings, characters and synthetic scenes."""
+"""Recognition of photographs among drawings, characters and synthetic scenes.
+
+Embedders, generators and the choice of their defaults use it, so it belongs to none of them.
+"""
 
 from __future__ import annotations
 

@@ -261,24 +261,29 @@ def evaluate(
     if embed is None and retrieve != "hybrid":
         images = chain.from_iterable(example.query.images for example in data.knowledge)
         config = replace(config, embed=default_embedder(images))
-    photos = photo_tower(config.embed)
-    model = model or (f"{BUNDLED}:{photos}" if photos else BUNDLED)
-    settings = Classifier(
-        open_model(model, concurrency=concurrency),
-        labels=(),
-        prompt=open_prompt(prompt),
-        order=parse_order(order),
-        price=open_prices(price),
-        seed=seed,
-    )
     tokens = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
     config = replace(
         config, methods=config.methods or default_methods(data, retrieve), max_tokens=tokens
     )
-    sampling = replace(settings.sampling, max_tokens=tokens, stop=config.stop)
-    settings = replace(settings, sampling=sampling)
+    settings = _classifier(config, model, price)
     data = passages_only(data, config.methods)
     _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces)
+
+
+def _classifier(config: RunConfig, model: str | None, price: str | None) -> Classifier:
+    photos = photo_tower(config.embed)
+    model = model or (f"{BUNDLED}:{photos}" if photos else BUNDLED)
+    classifier = Classifier(
+        open_model(model, concurrency=config.concurrency),
+        labels=(),
+        prompt=open_prompt(config.prompt),
+        order=parse_order(config.order),
+        price=open_prices(price),
+        seed=config.seed,
+    )
+    tokens = config.max_tokens or ANSWER_TOKENS
+    sampling = replace(classifier.sampling, max_tokens=tokens, stop=config.stop)
+    return replace(classifier, sampling=sampling)
 
 
 def _spec(benchmark: str, question: str | None, unparsable: str) -> str:

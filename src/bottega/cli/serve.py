@@ -43,9 +43,9 @@ min_similarity = 0.9
 """
 # With the extra [photos] the same models' counterparts answer prompts about photographs.
 DEMO_WITH_PHOTOGRAPHS = (
-    DEMO.replace('"bundled:master"', '"bundled:by-kind-master"').replace(
-        '"bundled"', '"bundled:by-kind"'
-    ).replace("0.9", "0.75")  # photographs of one kind are less similar than synthetic scenes
+    DEMO.replace('"bundled:master"', '"bundled:by-kind-master"')
+    .replace('"bundled"', '"bundled:by-kind"')
+    .replace("0.9", "0.75")  # photographs of one kind are less similar than synthetic scenes
     + """
 [cache]
 embed = "by-kind"
