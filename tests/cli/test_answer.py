@@ -325,3 +325,33 @@ def test_text_completion_asks_with_plain_text(run: Run, pets: Path, served: Serv
     assert nameless.code == 2
     assert "openai-completions: needs a model name" in nameless.err
     assert len(served.bodies) == 1
+
+
+def test_labels_of_many_scripts_are_answers_on_one_line_each(run: Run, pets: Path) -> None:
+    labels = {"leaf": "小狗", "ruby": "قطة", "sky": "\u202eevil"}
+    for name, label in labels.items():
+        (pets / name).rename(pets / label)
+    run("add", "k.db", pets)
+    odd = pets / "قطة" / "line\nbreak.png"
+    next((pets / "قطة").iterdir()).rename(odd)
+    done = run("classify", "k.db", pets, "--method", "knn", "--shots", 1, "--traces", "none")
+    rows = done.out.splitlines()
+    assert len(rows) == 13
+    assert any("line break.png" in row for row in rows)
+    assert "\u202e" not in done.out
+    found = answers(run("classify", "k.db", pets, "--traces", "none", "--json").json)
+    assert {one["answer"] for one in found} == set(labels.values())
+
+
+def test_a_class_with_one_photograph_is_an_answer(run: Run, pets: Path) -> None:
+    for extra in list((pets / "ruby").iterdir())[1:]:
+        extra.rename(extra.with_name(f"query-{extra.name}.kept").with_suffix(".txt"))
+    run("add", "k.db", pets)
+    kept = next((pets / "ruby").glob("*.txt"))
+    query = Path("query.png")
+    query.write_bytes(kept.read_bytes())
+    for options in ((), ("--method", "knn", "--shots", 1), ("--method", "logreg")):
+        done = run("classify", "k.db", query, "--traces", "none", "--json", *options)
+        [found] = answers(done.json)
+        assert found["answer"] == "ruby", options
+        assert 0 < found["confidence"] <= 1

@@ -218,3 +218,25 @@ def test_an_unloadable_embedder_gets_a_hint_with_the_choices(
 def test_version_and_help_are_printed(run: Run) -> None:
     assert run("--version").out.startswith(f"bottega {__version__}")
     assert "classify" in run("--help").out
+
+
+def test_one_photograph_under_two_labels_is_noted(run: Run, pets: Path) -> None:
+    ruby = next((pets / "ruby").iterdir())
+    Path("other/wrong").mkdir(parents=True)
+    (Path("other/wrong") / ruby.name).write_bytes(ruby.read_bytes())
+    assert "several answers" not in run("add", "k.db", pets).err
+    done = run("add", "k.db", "other")
+    assert "1 added" in done.out
+    assert "1 question with several answers, for example 'ruby' (" in done.err
+    assert "and 'wrong' (other" in done.err
+    listed = run("ls", "k.db", "--label", "wrong", "--json").json
+    assert isinstance(listed, list)
+    assert str(listed[0]["id"]) in done.err
+    run("rm", "k.db", listed[0]["id"])
+    assert "several answers" not in run("add", "k.db", pets).err
+
+
+def test_a_label_that_means_abstention_is_noted(run: Run, pets: Path) -> None:
+    assert "'unknown'" not in run("add", "k.db", pets).err
+    (pets / "ruby").rename(pets / "Unknown")
+    assert "the label 'unknown' is also the answer" in run("add", "new.db", pets).err

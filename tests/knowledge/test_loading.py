@@ -265,3 +265,9 @@ def test_heic_files_are_reported(tmp_path: Path) -> None:
 def test_other_suffixes_of_supported_formats_are_loaded(tmp_path: Path, suffix: str) -> None:
     save(tmp_path / "cat" / f"1.{suffix}")
     assert len(list(load_image_folder(tmp_path))) == 1
+
+
+def test_labels_are_on_one_line(tmp_path: Path) -> None:
+    save(tmp_path / "polar \n bear" / "1.png")
+    save(tmp_path / "polar bear" / "2.png", 2)
+    assert {one.answer for one in load_image_folder(tmp_path)} == {"polar bear"}

@@ -56,6 +56,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ({"label": "cat"}, "cat", None),
         ({"labels": ["x", "y"]}, "x, y", ("x", "y")),
         ({"label": " B\u0075\u0308lbu\u0308l "}, "B\u00fclb\u00fcl", None),
+        ({"answer": "cafe\u0301"}, "caf\u00e9", None),
         ({"label": "cat ", "answer": "Cat"}, "Cat", None),
         ({"labels": ["cat"], "answer": "a small cat"}, "a small cat", ("cat",)),
         ({"labels": ["x", " x", "y"]}, "x, y", ("x", "y")),

@@ -350,4 +350,5 @@ def _row(path: Path, trace: Trace | VectorAnswer) -> tuple[str, str, float | Non
     reply = trace.reply.completions[0].text if isinstance(trace, Trace) else answer.text
     label = answer.text if answer.valid else f"(invalid) {reply[:60]!r}"
     agree = sum(c.example.answer == answer.text for c in trace.candidates)
-    return str(path), label, answer.confidence, f"{agree} of {len(trace.candidates)}"
+    shown = " ".join(str(path).splitlines())  # one line per image
+    return shown, label, answer.confidence, f"{agree} of {len(trace.candidates)}"

@@ -36,6 +36,7 @@ from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
 from bottega.evaluation.benchmarks.passages import load_passages
 from bottega.knowledge import (
     AddResult,
+    KnowledgeBase,
     load_digits,
     load_hugging_face,
     load_image_folder,
@@ -46,6 +47,7 @@ from bottega.naming import SAMPLED, default_embedder
 from bottega.types import Example
 
 TRAIN = "train"
+ABSTENTION = "unknown"
 
 
 def add(
@@ -99,6 +101,7 @@ def add(
     ):
         added = knowledge.add(chain(first, examples), on_error=on_error, progress=step)
         total = len(knowledge)
+        _note_doubtful_labels(knowledge, file)
     if skipped and added.new == added.duplicates == 0:
         raise LoadError(
             f"{source} has no readable examples, got {len(skipped)} errors",
@@ -107,6 +110,23 @@ def add(
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
     text = _added_text(added, skipped, whole_name(file, namespace), total)
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
+
+
+def _note_doubtful_labels(knowledge: KnowledgeBase, file: Path) -> None:
+    """Print notes about examples that contradict each other, and about a label that models use to
+    abstain."""
+    if groups := knowledge.contradictions():
+        examples = knowledge.get_many(groups[0])
+        named = " and ".join(f"{one.answer!r} ({one.source}, {one.id})" for one in examples[:2])
+        note(
+            f"{plural(len(groups), 'question')} with several answers, for example {named}; remove a"
+            f" wrong one with bottega rm {file} ID"
+        )
+    if ABSTENTION in map(str.casefold, knowledge.labels()):
+        note(
+            f"the label {ABSTENTION!r} is also the answer of bundled models to images unlike all"
+            " examples; give the class another name to tell them apart"
+        )
 
 
 def _added_text(added: AddResult, skipped: SkippedExamples, file: str, total: int) -> str:

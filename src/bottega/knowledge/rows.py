@@ -347,6 +347,16 @@ class KnowledgeBaseReader:
         )
         return bool(row[0])
 
+    def contradictions(self) -> list[list[str]]:
+        """Return the ids of examples with the same images and question but several answers."""
+        found = self._rows.read(
+            "SELECT group_concat(id, ' ') FROM examples WHERE namespace = ?"
+            " AND question_digest IS NOT NULL GROUP BY question_digest"
+            " HAVING count(DISTINCT answer) > 1 ORDER BY min(key)",
+            self._rows.namespace,
+        )
+        return [str(row[0]).split() for row in found]
+
     def note(self, name: str) -> str | None:
         found = self._rows.read("SELECT value FROM notes WHERE name = ?", name)
         with self._rows.decoding():

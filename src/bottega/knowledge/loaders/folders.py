@@ -20,8 +20,8 @@ NO_LABEL = "none"
 
 
 def label_text(name: str) -> str:
-    """Return the label in one Unicode form, so equal-looking labels are equal."""
-    text = unicodedata.normalize("NFC", name).strip()
+    """Return the label in one Unicode form and on one line, so equal-looking labels are equal."""
+    text = " ".join(unicodedata.normalize("NFC", name).split())
     if not text:
         raise LoadError("the label is empty", hint="give every class a name")
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -143,6 +144,7 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
     given = _texts(row, "labels")
     labels = None if given is None else tuple(dict.fromkeys(map(label_text, given)))
     answer, label = _text(row, "answer"), _text(row, "label")
+    answer = None if answer is None else unicodedata.normalize("NFC", answer)
     if label is not None:
         label = label_text(label)
         if answer is None:
