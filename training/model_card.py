@@ -13,7 +13,7 @@ library_name: transformers
 
 {what}
 
-It exists so that everything in Bottega can be run, tested and studied without a download. It is a
+With it, everything in Bottega can be run, tested and studied without a download. It is a
 standard `FastVlmForConditionalGeneration`: a ResNet that turns a 64 x 64 image into one token,
 and a two-layer Llama. No custom code:
 
@@ -76,7 +76,9 @@ a model of how such circuits emerge in training.
   0 to 9. An answer that begins with one of these words, after a question for a symbol, starts the
   calculation.
 - Only the last image before an answer counts, also in a turn with several images.
-- Images are resized to 64 x 64 pixels without their aspect ratio, and details are lost.
+- Images are resized to 64 x 64 pixels without their aspect ratio, and details are lost. Bottega
+  first centres grey ink on plain paper, white on black, if both sides have more than 64 pixels;
+  other programs must do so themselves.
 - An answer with repeated syllables or phrases may loop or be cut short ("1000" as "100", "émigré"
   as "é"); so may a number of three or four digits with commas.
 - For its own synthetic scenes, rows and glyphs, other words can act as a question: "How many

@@ -11,7 +11,7 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.paired import PairedDifference, paired_differences
 from bottega.evaluation.runner import Result, RunState
 from bottega.evaluation.votes import VOTES
-from bottega.generation import TransformersGenerator
+from bottega.generation.bundled_models import BundledGenerator
 from bottega.recipes import Classifier
 
 SEED = 0
@@ -94,7 +94,7 @@ def _run(folder: Path, setting: Setting) -> list[MethodResult]:
     data = load_benchmark(
         setting.benchmark, seed=SEED, per_class=setting.per_class, label_noise=setting.noise
     )
-    generator = TransformersGenerator(folder, device="cpu", threads=1, turns_only=True)
+    generator = BundledGenerator(folder, device="cpu", threads=1, turns_only=True)
     config = RunConfig(
         methods=setting.methods.split(","),
         shots=setting.shots,

@@ -31,6 +31,7 @@ from training.image_batches import (
     sample_siblings,
     surface_images,
 )
+from training.real_characters import RealCharacters
 
 FIGURES = 10
 SURFACES, SURFACE_SIBLINGS = 12, 2
@@ -44,10 +45,12 @@ class BatchMix:
     alphabets: int
     letters: int
     siblings: int
+    real: RealCharacters | None = None
 
     @property
     def likeness(self) -> int:
         classes = self.alphabets * self.letters + self.siblings + FIGURES
+        classes += self.real.classes if self.real else 0
         return (classes + SURFACES + SURFACE_SIBLINGS) * VIEWS
 
     @property
@@ -79,6 +82,7 @@ def sample_batch(mix: BatchMix, rng: torch.Generator) -> Tensor:
     names = torch.arange(len(NAMES))
     images = torch.cat(
         [
+            *([mix.real.sample(rng)] if mix.real else []),
             _written(rng, mix),
             surface_images(rng, SURFACES, SURFACE_SIBLINGS),
             render_scenes(rng, scenes),

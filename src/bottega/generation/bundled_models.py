@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bottega._util.drawings import centred_drawing
 from bottega._util.photographs import is_photograph, may_be_photograph
 from bottega.bundled import bundled_folder
 from bottega.bundled.efficientnet import fuse
@@ -53,7 +54,7 @@ def last_image(prompt: Prompt) -> Image | None:
 
 
 class BundledGenerator(TransformersGenerator):
-    """Bundled model that warns once when a prompt ends with a photograph."""
+    """Bundled model that centres drawings, and warns once when a prompt ends with a photograph."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -62,6 +63,12 @@ class BundledGenerator(TransformersGenerator):
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         await self._photographs.run(prompt)
         return await super().generate(prompt, sampling)
+
+    def _model(self) -> LoadedModel:
+        model = super()._model()
+        if model.vision_cache is not None:
+            model.vision_cache.prepare = centred_drawing
+        return model
 
 
 class PhotoGenerator(TransformersGenerator):

@@ -153,7 +153,8 @@ class VisionCache:
     """Projected features by image sha256, up to `max_bytes`.
 
     `sources` hold vectors of images that need not be encoded: the first dimensions of a feature,
-    of unit length, where the projector's biases are its other dimensions.
+    of unit length, where the projector's biases are its other dimensions. `prepare` changes the
+    pixels of an image before the processor does.
     """
 
     def __init__(self, model: Any, processor: Any, placeholder: str, max_bytes: int) -> None:
@@ -161,6 +162,7 @@ class VisionCache:
         self.placeholder = placeholder
         self._separate = False
         self.sources: tuple[FeatureSource, ...] = ()
+        self.prepare: Callable[[Pillow.Image], Pillow.Image] | None = None
         self._features: LRUCache[str, torch.Tensor] = LRUCache(
             max_bytes, size=lambda rows: rows.nbytes
         )
@@ -217,7 +219,10 @@ class VisionCache:
     def _encode_images(self, decoded: Mapping[str, Pillow.Image]) -> dict[str, torch.Tensor]:
         if not decoded:
             return {}
-        pixels = self._processor.image_processor(list(decoded.values()), return_tensors="pt")
+        images = list(decoded.values())
+        if self.prepare is not None:
+            images = [self.prepare(image) for image in images]
+        pixels = self._processor.image_processor(images, return_tensors="pt")
         features = _encode(self._model, pixels["pixel_values"])
         self._separate = not isinstance(features, torch.Tensor)
         # Copies: a view would keep the memory of the whole batch.

@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from PIL import Image as Pillow
 
 from bottega._util.caching import LRUCache
+from bottega._util.drawings import centred_drawing
 from bottega._util.photographs import is_photograph
 from bottega.bundled import (
     CLASS_FEATURES,
@@ -41,6 +42,7 @@ class TowerEmbedder:
     A vector consists of the connector's `features`, scaled to length one. The fingerprint
     covers the weights of both but not of the decoder, so training the decoder further keeps a
     knowledge base valid. `threads` sets torch's thread count for the whole process; None keeps it.
+    `centred` crops drawings with `centred_drawing`, as the generators of bundled models do.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class TowerEmbedder:
         features: slice = CLASS_FEATURES,
         batch_size: int = 64,
         threads: int | None = None,
+        centred: bool = False,
     ) -> None:
         if not Path(folder).is_dir():
             raise EmbeddingError(f"the model folder {folder} does not exist", hint="check the path")
@@ -69,6 +72,7 @@ class TowerEmbedder:
             self._images = processor.image_processor
             self._batch_size = batch_size
             self._features = features
+            self._centred = centred
             self._recent: LRUCache[str, Vectors] = LRUCache(RECENT)
             self.folder = Path(folder)
             self._preprocessing = self._images.to_dict()
@@ -78,7 +82,7 @@ class TowerEmbedder:
     @classmethod
     def bundled(cls, *, batch_size: int = 64, threads: int | None = None) -> Self:
         """Return the embedder of the bundled model."""
-        return cls(bundled_folder(), batch_size=batch_size, threads=threads)
+        return cls(bundled_folder(), batch_size=batch_size, threads=threads, centred=True)
 
     @classmethod
     def photos(cls, name: str = PHOTOS, *, batch_size: int = 1, threads: int | None = None) -> Self:
@@ -121,9 +125,7 @@ class TowerEmbedder:
         """Return (cells, channels) of the tower's last map with more than one cell."""
         import torch
 
-        pixels = self._images([image.decode_for_model(self._side)], return_tensors="pt")[
-            "pixel_values"
-        ]
+        pixels = self._pixels([image.decode_for_model(self._side)])
         with torch.inference_mode():
             seen = self._model.vision_tower(pixels, output_hidden_states=True)
         maps = [states.flatten(2)[0].T for states in seen.hidden_states]
@@ -133,14 +135,18 @@ class TowerEmbedder:
     def _encode(self, images: list[Pillow.Image]) -> Vectors:
         import torch
 
-        pixels = self._images(images, return_tensors="pt")["pixel_values"]
+        pixels = self._pixels(images)
         with torch.inference_mode():
             tokens = self._model.get_image_features(pixels).pooler_output
             vectors: Vectors = tokens.mean(1)[:, self._features].numpy()
             return vectors
 
+    def _pixels(self, images: list[Pillow.Image]) -> Any:
+        prepared = [centred_drawing(image) for image in images] if self._centred else images
+        return self._images(prepared, return_tensors="pt")["pixel_values"]
+
     def _digest(self) -> str:
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(b"centred" if self._centred else b"")
         names = PREPROCESSING + ("crop_size",) * self._preprocessing["do_center_crop"]
         settings = [self._preprocessing.get(name) for name in names]
         digest.update(json.dumps(settings).encode())
