@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from bottega._util.drawings import FILL, SMALL, centred_drawing
+from bottega._util.drawings import FILL, SMALL, TURNS, centred_drawing, drawing_views
 
 
 def drawing(
@@ -25,7 +25,7 @@ def ink_box(image: Image.Image) -> tuple[int, int, int, int]:
     return box
 
 
-def test_ink_is_centred_at_a_fixed_size():
+def test_ink_is_centred_at_a_fixed_size() -> None:
     left, top, right, bottom = ink_box(found := centred_drawing(drawing()))
     assert found.width == found.height
     assert (right - left) / found.width == pytest.approx(FILL, abs=0.03)
@@ -34,19 +34,19 @@ def test_ink_is_centred_at_a_fixed_size():
     assert (right - left, bottom - top) == (31, 11)  # no distortion
 
 
-def test_both_polarities_give_one_image():
+def test_both_polarities_give_one_image() -> None:
     light = centred_drawing(drawing(ink=(255,) * 3, paper=(0,) * 3))
     dark = centred_drawing(drawing())
     assert np.array_equal(np.asarray(light), np.asarray(dark))
     assert np.asarray(dark)[0, 0].tolist() == [0, 0, 0]
 
 
-def test_position_does_not_matter():
+def test_position_does_not_matter() -> None:
     moved = centred_drawing(drawing(box=(60, 70, 90, 80)))
     assert np.array_equal(np.asarray(moved), np.asarray(centred_drawing(drawing())))
 
 
-def test_a_large_drawing_is_centred():
+def test_a_large_drawing_is_centred() -> None:
     left, _, right, _ = ink_box(found := centred_drawing(drawing(1200, box=(100, 200, 400, 300))))
     assert (right - left) / found.width == pytest.approx(FILL, abs=0.05)
 
@@ -70,5 +70,12 @@ def noise() -> Image.Image:
     ],
     ids=["small", "red ink", "grey paper", "pale ink", "blank", "colour noise", "noise", "ramp"],
 )
-def test_other_images_stay(image):
+def test_other_images_stay(image: Image.Image) -> None:
     assert centred_drawing(image) is image
+
+
+def test_a_drawing_has_several_views_and_another_image_one() -> None:
+    views = drawing_views(drawing())
+    assert len({view.tobytes() for view in views}) == len(TURNS)
+    assert views[TURNS.index(0)].tobytes() == centred_drawing(drawing()).tobytes()
+    assert drawing_views(image := noise()) == [image]

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image as Pillow
+from PIL import ImageDraw
 
 from bottega import InterleavedPrompter, Query
 from bottega._util.photographs import is_photograph
+from bottega.bundled import CLASS_FEATURES
 from bottega.cli import _hush
 from bottega.errors import ModelLoadError
 from bottega.generation import ScriptedGenerator, bundled
@@ -23,6 +25,7 @@ from bottega.generation.bundled_models import (
     PhotographWarning,
 )
 from bottega.image import Image
+from bottega.knowledge.embedders.bundled_tower import TowerEmbedder
 from bottega.tasks.glyphs import FactTask, GlyphTask
 from bottega.types import Message, Prompt, Sampling
 from tests.generation.prompts import shown
@@ -35,6 +38,21 @@ async def test_the_bundled_model_loads_as_transformers_generator() -> None:
     assert reply.model == "bundled:apprentice"
     assert reply.completions[0].finish_reason == "stop"
     assert reply.usage.prompt_tokens > 10
+
+
+async def test_the_bundled_model_and_its_embedder_encode_drawings_the_same_way() -> None:
+    pixels = Pillow.new("L", (105, 105), 255)
+    ImageDraw.Draw(pixels).line([(60, 20), (90, 50), (60, 50)], fill=0, width=3)
+    image = Image.from_pillow(pixels)
+    model = bundled()
+    await model.generate(Prompt((Message("user", (image, "Which?")),)), Sampling(max_tokens=1))
+    cache = model.loaded.vision_cache
+    assert cache is not None
+    [rows] = cache.features([image.sha256], {}).values()
+    await model.aclose()
+    vector = rows[0, CLASS_FEATURES].numpy()
+    [expected] = TowerEmbedder.bundled().embed([Query("", (image,))])
+    assert vector / np.linalg.norm(vector) == pytest.approx(expected, abs=1e-4)
 
 
 def test_an_unknown_bundled_model_raises() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image as Pillow
+from PIL import ImageDraw
 
+from bottega.bundled import bundled_folder
 from bottega.errors import EmbeddingError, MissingDependencyError, SettingError
 from bottega.image import Image
 from bottega.knowledge import PixelEmbedder, SentenceEmbedder, TowerEmbedder
@@ -112,6 +114,23 @@ def test_tower_may_be_used_by_several_threads(vlm: Path) -> None:
 
 def test_bundled_tower_embeds_images() -> None:
     check_image_embedder(TowerEmbedder.bundled())
+
+
+def character(*, left: int = 10, ink: int = 0) -> Query:
+    image = Pillow.new("L", (105, 105), 255 - ink)
+    pen = ImageDraw.Draw(image)
+    pen.line([(left, 20), (left + 30, 50), (left, 50)], fill=ink, width=3)
+    return Query("", (Image.from_pillow(image),))
+
+
+def test_bundled_tower_ignores_position_and_polarity_of_drawings() -> None:
+    embedder = TowerEmbedder.bundled()
+    first, *others = embedder.embed([character(), character(left=60), character(ink=255)])
+    assert [float(first @ one) for one in others] == pytest.approx([1.0, 1.0], abs=1e-4)
+    whole = TowerEmbedder(bundled_folder())
+    first, *others = whole.embed([character(), character(left=60), character(ink=255)])
+    assert max(float(first @ one) for one in others) < 0.95
+    assert embedder.fingerprint != whole.fingerprint
 
 
 def test_folder_without_a_model_is_an_error(tmp_path: Path) -> None:

@@ -16,7 +16,18 @@ INK = 96  # least difference of the darkest ink from the paper; half of it is in
 LIGHT, DARK = 200, 55  # paper is brighter or darker
 LEAST_INK, MOST_INK = 0.0005, 0.35  # shares of the image
 
+TURNS = (-12, -7, 0, 7, 12)  # degrees of the views of a drawing
+
 Grey = NDArray[np.int16]
+
+
+def drawing_views(image: Pillow.Image) -> list[Pillow.Image]:
+    """Return a centred drawing in several slants, whose features are to be averaged. Another image
+    is its only view."""
+    square = centred_drawing(image)
+    if square is image:
+        return [image]
+    return [square.rotate(degrees, Pillow.Resampling.BILINEAR) for degrees in TURNS]
 
 
 def centred_drawing(image: Pillow.Image) -> Pillow.Image:
@@ -51,7 +62,7 @@ def _paper(grey: Grey) -> int | None:
 def _square(image: Pillow.Image, ink: NDArray[np.bool_], factor: int, paper: int) -> Pillow.Image:
     """Return a square of `paper` with the box of `ink`, a mask reduced by `factor`, in its
     middle."""
-    rows, columns = ink.any(axis=1).nonzero()[0], ink.any(axis=0).nonzero()[0]
+    rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     left, top = int(columns[0]) * factor, int(rows[0]) * factor
     right = min((int(columns[-1]) + 1) * factor, image.width)
     bottom = min((int(rows[-1]) + 1) * factor, image.height)

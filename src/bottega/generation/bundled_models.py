@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bottega._util.drawings import centred_drawing
+from bottega._util.drawings import drawing_views
 from bottega._util.photographs import is_photograph, may_be_photograph
 from bottega.bundled import bundled_folder
 from bottega.bundled.efficientnet import fuse
@@ -67,7 +67,7 @@ class BundledGenerator(TransformersGenerator):
     def _model(self) -> LoadedModel:
         model = super()._model()
         if model.vision_cache is not None:
-            model.vision_cache.prepare = centred_drawing
+            model.vision_cache.views = drawing_views
         return model
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -153,8 +154,8 @@ class VisionCache:
     """Projected features by image sha256, up to `max_bytes`.
 
     `sources` hold vectors of images that need not be encoded: the first dimensions of a feature,
-    of unit length, where the projector's biases are its other dimensions. `prepare` changes the
-    pixels of an image before the processor does.
+    of unit length, where the projector's biases are its other dimensions. `views` returns the
+    images whose mean features an image has, by default itself.
     """
 
     def __init__(self, model: Any, processor: Any, placeholder: str, max_bytes: int) -> None:
@@ -162,7 +163,7 @@ class VisionCache:
         self.placeholder = placeholder
         self._separate = False
         self.sources: tuple[FeatureSource, ...] = ()
-        self.prepare: Callable[[Pillow.Image], Pillow.Image] | None = None
+        self.views: Callable[[Pillow.Image], list[Pillow.Image]] = lambda image: [image]
         self._features: LRUCache[str, torch.Tensor] = LRUCache(
             max_bytes, size=lambda rows: rows.nbytes
         )
@@ -219,14 +220,18 @@ class VisionCache:
     def _encode_images(self, decoded: Mapping[str, Pillow.Image]) -> dict[str, torch.Tensor]:
         if not decoded:
             return {}
-        images = list(decoded.values())
-        if self.prepare is not None:
-            images = [self.prepare(image) for image in images]
-        pixels = self._processor.image_processor(images, return_tensors="pt")
+        views = [self.views(image) for image in decoded.values()]
+        pixels = self._processor.image_processor(
+            list(chain.from_iterable(views)), return_tensors="pt"
+        )
         features = _encode(self._model, pixels["pixel_values"])
         self._separate = not isinstance(features, torch.Tensor)
-        # Copies: a view would keep the memory of the whole batch.
-        return {sha: row.clone() for sha, row in zip(decoded, features, strict=True)}
+        # Means are copies: a slice would keep the memory of the whole batch.
+        rest = iter(features)
+        return {
+            sha: torch.stack(list(islice(rest, len(one)))).mean(0)
+            for sha, one in zip(decoded, views, strict=True)
+        }
 
 
 def _placeholder(model: Any, processor: Any) -> str | None:

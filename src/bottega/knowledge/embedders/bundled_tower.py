@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from bottega._util.caching import LRUCache
-from bottega._util.drawings import centred_drawing
+from bottega._util.drawings import drawing_views
 from bottega._util.photographs import is_photograph
 from bottega.bundled import (
     CLASS_FEATURES,
@@ -42,7 +43,7 @@ class TowerEmbedder:
     A vector consists of the connector's `features`, scaled to length one. The fingerprint
     covers the weights of both but not of the decoder, so training the decoder further keeps a
     knowledge base valid. `threads` sets torch's thread count for the whole process; None keeps it.
-    `centred` crops drawings with `centred_drawing`, as the generators of bundled models do.
+    `centred` averages over `drawing_views`, as the generators of bundled models do.
     """
 
     def __init__(
@@ -135,18 +136,20 @@ class TowerEmbedder:
     def _encode(self, images: list[Pillow.Image]) -> Vectors:
         import torch
 
-        pixels = self._pixels(images)
+        views = [drawing_views(image) if self._centred else [image] for image in images]
+        pixels = self._pixels(list(chain.from_iterable(views)))
         with torch.inference_mode():
             tokens = self._model.get_image_features(pixels).pooler_output
             vectors: Vectors = tokens.mean(1)[:, self._features].numpy()
-            return vectors
+        starts = np.cumsum([0, *map(len, views[:-1])])
+        counts = np.array([[len(one)] for one in views], np.float32)
+        return np.asarray(np.add.reduceat(vectors, starts, axis=0) / counts, np.float32)
 
     def _pixels(self, images: list[Pillow.Image]) -> Any:
-        prepared = [centred_drawing(image) for image in images] if self._centred else images
-        return self._images(prepared, return_tensors="pt")["pixel_values"]
+        return self._images(images, return_tensors="pt")["pixel_values"]
 
     def _digest(self) -> str:
-        digest = hashlib.sha256(b"centred" if self._centred else b"")
+        digest = hashlib.sha256(b"drawing views 1" if self._centred else b"")
         names = PREPROCESSING + ("crop_size",) * self._preprocessing["do_center_crop"]
         settings = [self._preprocessing.get(name) for name in names]
         digest.update(json.dumps(settings).encode())
