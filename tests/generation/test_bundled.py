@@ -58,7 +58,9 @@ async def test_the_bundled_model_and_its_embedder_encode_drawings_the_same_way()
 def test_an_unknown_bundled_model_raises() -> None:
     with pytest.raises(ModelLoadError) as caught:
         bundled("journeyman")
-    assert caught.value.hint == "use 'apprentice', 'master', 'photos', 'photos-master'"
+    assert caught.value.hint == (
+        "use 'apprentice', 'master', 'photos', 'photos-lite2', 'photos-master'"
+    )
 
 
 PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos" / "cifar10" / "test"
