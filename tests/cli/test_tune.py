@@ -202,3 +202,41 @@ def test_an_interrupted_change_keeps_the_old_settings(
         assert run(*command).code == 130
     assert run("stats", "k.db", "--json").out == before
     assert tuned(run(*command))["stored"]
+
+
+def test_eval_of_a_base_leaves_each_image_out(run: Run, tmp_path: Path) -> None:
+    """The nearest other image always has the other label."""
+    for i in range(12):
+        folder = tmp_path / "pairs" / f"label {i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Pillow.new("RGB", (32, 32), (40 * (i // 2), 120 + i % 2, 90)).save(folder / f"{i}.png")
+    run("add", "k.db", tmp_path / "pairs", "--embed", "pixels")
+    done = run("eval", "k.db", "--methods", "nearest", "--json", "found.json")
+    assert done.code == 0, done.err
+    [found] = orjson.loads(Path("found.json").read_bytes())["results"]
+    assert (found["n"], found["value"]) == (12, 0.0)
+
+
+def test_eval_of_a_base_uses_its_embedder_and_the_stored_choice(run: Run, twins: Path) -> None:
+    run("add", "k.db", twins, "--embed", "pixels")
+    assert tuned(run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json"))["stored"]
+
+    def shots(*options: object) -> tuple[str, list[int]]:
+        command = ("eval", "k.db", "--methods", "knn", "--limit", 5, "--json", "found.json")
+        done = run(*command, *options)
+        assert done.code == 0, done.err
+        found = orjson.loads(Path("found.json").read_bytes())
+        return found["embedder"], [one["shots"] for one in found["results"]]
+
+    assert shots() == ("pixels", [1])
+    assert shots("--shots", "2,3", "--embed", "bundled") == ("bundled", [2, 3])
+
+
+def test_eval_of_a_base_of_texts_is_rejected(run: Run) -> None:
+    rows = [{"question": f"word {i}", "answer": f"{i % 2}"} for i in range(6)]
+    Path("t.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    run("add", "k.db", "t.jsonl", "--embed", "words")
+    done = run("eval", "k.db")
+    assert done.code == 1
+    assert "k.db has 6 examples without an image or an answer" in done.err
+    assert run("eval", "knowledge-base:missing.db").code == 1

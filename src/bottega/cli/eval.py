@@ -12,27 +12,28 @@ from typing import Annotated
 from typer import Exit, Option
 
 from bottega import __version__
-from bottega.cli.answer import parse_order
+from bottega.cli.answer import NEAREST_LAST, parse_order
 from bottega.cli.components import check_retrieve, local_model, open_prices, open_prompt
 from bottega.cli.evaluation_run import MethodResult, check_output, print_results, run_methods
-from bottega.cli.knowledge_files import open_rows
+from bottega.cli.knowledge_files import evaluation_defaults, open_rows
 from bottega.cli.options import (
     BenchmarkSpec,
     CompressorFolder,
     DefaultModel,
+    DefaultOrder,
     ItemLimit,
-    OrderOption,
     PriceOption,
     PromptStyle,
     Seed,
     Stop,
     TraceFile,
+    parse_numbers,
     parse_stop,
 )
 from bottega.cli.output import SkippedExamples, note, say, to_json
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.benchmarks.loading import LABELLED_IMAGES, load_benchmark
+from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES, load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.config import ROLLOUTS, RunConfig
 from bottega.evaluation.methods import LABEL_METHODS, METHODS
@@ -57,6 +58,7 @@ from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.types import IMAGE_QUESTION
 
 WRONG = "none"
+SHOTS = "5,10,20"
 ANSWER_TOKENS = 512
 SHOWN_FAILURES = 10
 
@@ -86,7 +88,13 @@ def evaluate(
             show_default=f"{','.join(LABEL_METHODS)}; for facts zero-shot,random,oracle",
         ),
     ] = None,
-    shots: Annotated[str, Option(help="Numbers of demonstrations, comma-separated.")] = "5,10,20",
+    shots: Annotated[
+        str | None,
+        Option(
+            help="Numbers of demonstrations, comma-separated.",
+            show_default=f"{SHOTS}; of a knowledge base that of bottega tune",
+        ),
+    ] = None,
     kb_per_class: Annotated[
         int | None, Option(min=1, help="Maximum examples per label in the knowledge base.")
     ] = None,
@@ -115,7 +123,7 @@ def evaluate(
         float, Option(min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
     ] = 0.0,
     prompt: PromptStyle = "auto",
-    order: OrderOption = "nearest-last",
+    order: DefaultOrder = None,
     seed: Seed = 0,
     samples: Annotated[
         int | None,
@@ -224,10 +232,14 @@ def evaluate(
     reuse puts the keys and values of each passage before the question. swap-image and swap-question
     are visual-rag with the image or the question of another item.
     """
+    benchmark = _spec(benchmark, question, unparsable)
+    own_embed, own_shots, own_order = evaluation_defaults(benchmark)
+    embed = embed or (own_embed if retrieve == "image" else None)
+    shots, order = shots or own_shots or SHOTS, order or own_order or NEAREST_LAST
     config = RunConfig(
-        benchmark=_spec(benchmark, question, unparsable),
+        benchmark=benchmark,
         methods=tuple(name.strip() for name in methods.split(",")) if methods else (),
-        shots=_numbers(shots),
+        shots=parse_numbers(shots),
         passages=passages,
         limit=limit,
         kb_per_class=kb_per_class,
@@ -287,7 +299,9 @@ def _classifier(config: RunConfig, model: str | None, price: str | None) -> Clas
 
 
 def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
-    """Return the benchmark specification with these options appended."""
+    """Return the benchmark specification with these options appended; K.db is a knowledge base."""
+    if benchmark.endswith(".db") and Path(benchmark).is_file():
+        benchmark = f"{KNOWLEDGE_BASE}:{benchmark}"
     kind = benchmark.partition(":")[0]
     if unparsable != WRONG:
         if kind != "mmmu":
@@ -308,15 +322,6 @@ def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
             hint="remove one of the two questions",
         )
     return f"{benchmark},question={question}"
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise SettingError(
-            f"--shots must be a list of numbers, got {text!r}", hint="set e.g. --shots 5,10,20"
-        ) from error
 
 
 def _load(config: RunConfig, rationales: Path | None) -> tuple[Benchmark, int]:

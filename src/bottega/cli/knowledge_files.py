@@ -9,10 +9,12 @@ from pathlib import Path
 
 from bottega.cli.components import open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
+from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE
 from bottega.image import path_text
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.embedders.names import BUNDLED, NOTE, note_of, packaged_name
 from bottega.knowledge.records import DEFAULT, StoredView, check_name
+from bottega.knowledge.tuned_settings import tuned_settings
 
 MAX_NAMED = 5
 
@@ -70,6 +72,22 @@ def open_to_search(file: Path, embed: str | None, namespace: str, by: str | None
         spec = embed or maker(rows, view)
     with _mismatch_hint(file, embed):
         return KnowledgeBase.open(file, _opened({view.name: spec}), namespace=namespace)
+
+
+def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
+    """Return the embedder, the shots and the order that the file of `knowledge-base:FILE` stores,
+    each None where there is none. Other benchmarks store none."""
+    kind, _, location = spec.partition(":")
+    if kind != KNOWLEDGE_BASE or not location:
+        return None, None, None
+    file = Path(location)
+    with open_rows(file) as rows:
+        check_filled(rows, file, "")
+        view = chosen(rows.views(), None, file)
+        tuned = tuned_settings(rows)
+        if tuned is None or tuned.embedder != view.fingerprint:
+            return maker(rows, view), None, None
+        return maker(rows, view), str(tuned.shots), tuned.order
 
 
 def open_to_add(

@@ -17,6 +17,7 @@ BenchmarkSpec = Annotated[
     Argument(
         metavar="BENCHMARK",
         help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR or jsonl:DIR; a "
+        "knowledge base K.db, each labelled image by the others; a "
         "synthetic task with options, e.g. glyphs:ways=5,shots=5 (tasks: "
         f"{', '.join(SYNTHETIC)}); or a published benchmark with a folder or a Hugging Face id and "
         f"options, e.g. mmmu:DIR,split=validation ({', '.join(PUBLISHED)}). See "
@@ -82,6 +83,16 @@ def timestamp(time: datetime | None) -> float | None:
     return None if time is None else max(time, datetime(1970, 1, 2)).timestamp()
 
 
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of --shots. Raises `SettingError`."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise SettingError(
+            f"--shots must be a list of numbers, got {text!r}", hint="set e.g. --shots 5,10,20"
+        ) from error
+
+
 def parse_stop(texts: list[str] | None) -> tuple[str, ...]:
     """Return the texts of --stop with line breaks and tabs in place of \\n and \\t."""
     return tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in texts or ())
@@ -117,7 +128,6 @@ PromptStyle = Annotated[
     ),
 ]
 ORDER_HELP = "Demonstration order: nearest-last, nearest-first or shuffled."
-OrderOption = Annotated[str, Option("--order", help=ORDER_HELP)]
 DefaultOrder = Annotated[
     str | None,
     Option("--order", help=ORDER_HELP, show_default="that of bottega tune, else nearest-last"),

@@ -13,7 +13,14 @@ from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.benchmarks.source import Source, read_options
 from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
 from bottega.image import path_text
-from bottega.knowledge import has_splits, load_digits, load_image_folder, load_jsonl, load_manyicl
+from bottega.knowledge import (
+    KnowledgeBase,
+    has_splits,
+    load_digits,
+    load_image_folder,
+    load_jsonl,
+    load_manyicl,
+)
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import IMAGE_QUESTION, Example
@@ -77,6 +84,21 @@ def _stratified(examples: Iterable[Example], seed: int) -> tuple[list[Example], 
         items += group[:held_out]
         knowledge += group[held_out:]
     return knowledge, items
+
+
+def knowledge_base(source: Source) -> Benchmark:
+    """Return at most `ITEMS` labelled images of a knowledge base and all of its examples: each item
+    is answered by the others, because no search returns its own image."""
+    with KnowledgeBase.open(source.location, embed=None, create=False) as knowledge:
+        examples = knowledge.get_many(knowledge.ids())
+    unfit = sum(not (example.query.images and example.answer) for example in examples)
+    if unfit:
+        raise LoadError(
+            f"{source.location} has {unfit} examples without an image or an answer",
+            hint="use a knowledge base of labelled images",
+        )
+    items = random.Random(source.seed).sample(examples, min(ITEMS, len(examples)))
+    return labelled_benchmark(source.spec, examples, items)
 
 
 FILES = ("train.jsonl", "test.jsonl")

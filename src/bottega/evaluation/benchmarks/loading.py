@@ -12,7 +12,13 @@ from pathlib import Path
 
 from bottega.errors import ImageError, LoadError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.files import digits, image_folder, jsonl, manyicl
+from bottega.evaluation.benchmarks.files import (
+    digits,
+    image_folder,
+    jsonl,
+    knowledge_base,
+    manyicl,
+)
 from bottega.evaluation.benchmarks.mmmu import mathvision, mmmu
 from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
@@ -26,6 +32,7 @@ from bottega.evaluation.controls import corrupt, label_confusion
 from bottega.evaluation.examples import is_passage, labels_of
 from bottega.types import Example
 
+KNOWLEDGE_BASE = "knowledge-base"
 SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "digits": digits,
     "tiles": tiles,
@@ -33,6 +40,7 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "image-folder": image_folder,
     "manyicl": manyicl,
     "jsonl": jsonl,
+    KNOWLEDGE_BASE: knowledge_base,
     "okvqa": okvqa,
     "aokvqa": aokvqa,
     "vizwiz": vizwiz,
@@ -45,7 +53,7 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
 }
 WITHOUT_LOCATION = {"digits", "tiles", *SYNTHETIC}
 LABELLED_IMAGES = ("image-folder", "manyicl")
-OWN_DATA = {*LABELLED_IMAGES, "jsonl"}
+OWN_DATA = {*LABELLED_IMAGES, "jsonl", KNOWLEDGE_BASE}
 PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_LOCATION | OWN_DATA)
 
 
@@ -66,7 +74,8 @@ def load_benchmark(
     `limit` is the maximum number of items, `per_class` that of examples per label in the knowledge
     base (of each episode); `seed` samples both, and splits a folder without train/ and test/.
     `label_noise` is the share of corrupted answers in the knowledge base. Raises `LoadError` for
-    items in both parts unless `allow_overlap`.
+    items in both parts unless `allow_overlap`; those of a knowledge base are, and leave out
+    themselves.
     """
     loaded = _load_source(spec, seed, on_error)
     examples = [example for example in loaded.knowledge if _is_readable(example, on_error)]
@@ -86,7 +95,7 @@ def load_benchmark(
         corrupted_count=_count_replaced(examples, knowledge) if label_noise else None,
     )
     _check_size(benchmark)
-    if not allow_overlap:
+    if not (allow_overlap or spec.startswith(f"{KNOWLEDGE_BASE}:")):  # leave-one-out
         _check_overlap(benchmark)
     return benchmark
 
