@@ -68,8 +68,8 @@ def test_a_better_number_of_shots_is_stored_and_used(run: Run, twins: Path) -> N
             done = run("classify", "k.db", image, "--method", method, *option, "--json")
             [answer] = orjson.loads(done.out)
             assert len(answer["demonstrations"]) == count
-    asked = run("ask", "What is it?", "--image", image, "--kb", "k.db", "--json")
-    assert len(orjson.loads(asked.out)["demonstrations"]) == 1
+    answered = run("ask", "What is it?", "--image", image, "--kb", "k.db", "--json")
+    assert len(orjson.loads(answered.out)["demonstrations"]) == 1
     assert orjson.loads(run("stats", "k.db", "--json").out)["tuned"]["shots"] == 1
     assert "1 shot, nearest-last" in run("stats", "k.db").out
 
@@ -142,6 +142,20 @@ def test_the_same_seed_gives_the_same_report(run: Run, twins: Path) -> None:
     first, again = run(*command), run(*command)
     assert first.out == again.out
     assert first.out.startswith("20 of 54 labelled images of k.db (seed 0)")
+
+
+def test_three_images_change_nothing(run: Run, colours: Path) -> None:
+    """One of them is the only image of its label, and no number of the grid is below three."""
+    for folder, count in (("ruby", 0), ("leaf", 1), ("sky", 2)):
+        for i in range(count, 10):
+            (colours / folder / f"{i}.png").unlink()
+    (colours / "ruby").rmdir()
+    run("add", "k.db", colours, "--embed", "words")
+    done = run("tune", "k.db", "--method", "knn", "--embed", "pixels")
+    assert done.code == 0, done.err
+    assert "2 of 3 labelled images of k.db" in done.out
+    assert "1 image without another image of the label: not classified" in done.out
+    assert "nothing changes" in done.out
 
 
 def test_texts_are_rejected(run: Run) -> None:

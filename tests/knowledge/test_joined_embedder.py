@@ -28,10 +28,10 @@ def joined(weight: float = 0.3) -> JoinedEmbedder:
 
 @pytest.mark.parametrize("weight", [0.1, 0.3, 0.9])
 def test_the_cosine_is_the_weighted_mean_of_both(weight: float) -> None:
-    asked = queries(1, 2, 3)
-    tower, pixels = (one.embed(asked) for one in (TowerEmbedder.bundled(), PixelEmbedder()))
+    images = queries(1, 2, 3)
+    tower, pixels = (one.embed(images) for one in (TowerEmbedder.bundled(), PixelEmbedder()))
     embedder = joined(weight)
-    rows = embedder.embed(asked)
+    rows = embedder.embed(images)
     assert rows.dtype == np.float32
     assert rows.shape == (3, embedder.dimension)
     expected = (1 - weight) * tower @ tower.T + weight * pixels @ pixels.T

@@ -99,6 +99,31 @@ def tune(
     estimated on items that did not select it. A change of the embedder embeds all examples again.
     The other commands use the stored shots and order by default.
     """
+    names = _checked_options(method, model, embed)
+    with open_to_search(file, None, namespace, None) as knowledge:
+        with open_rows(file) as rows:
+            view, spec = to_reindex(rows, None, None, file)
+        labelled = LabelledSample.of(knowledge, sample, seed)
+        specs = dict.fromkeys([spec, *(names or _default_embedders(labelled))])
+        embedders = cached_embedders(list(specs), knowledge, spec, labelled.pool, open_embedder)
+        by_vote = _compare_embedders(labelled, embedders, _current(knowledge, spec), seed)
+        embedder = embedders[by_vote.chosen.embedder]
+        generator = open_model(model or default_model(embedder)) if method == VISUAL_RAG else None
+        by_shots = _compare_shots(labelled, embedder, by_vote.chosen, generator, seed)
+        result = Tuning(labelled, generator.name if generator else KNN, by_vote, by_shots)
+        if result.is_change and not dry_run:
+            _store(knowledge, view, result, embedder)
+        elsewhere = others(knowledge, namespace)
+    if json:
+        print_json(_document(result, seed, dry_run))
+    else:
+        _report(result, whole_name(file, namespace), seed, dry_run)
+    if by_vote.is_change and elsewhere:
+        note(f"the embedder is that of the other namespaces too: {counted(elsewhere)}")
+
+
+def _checked_options(method: str, model: str | None, embed: str | None) -> tuple[str, ...]:
+    """Return the names of --embed. Raises `SettingError` before the file is opened."""
     if method not in (VISUAL_RAG, KNN):
         raise SettingError(
             f"--method must be {VISUAL_RAG} or {KNN}, got {method!r}", hint=f"set --method {KNN}"
@@ -107,37 +132,16 @@ def tune(
         check_model(model)
     if method == KNN and model:
         raise SettingError(f"--method {KNN} calls no model, got --model", hint="remove --model")
-    given = None if embed is None else tuple(name.strip() for name in embed.split(","))
-    for spec in given or ():
-        check_embedder(spec)
-    with open_to_search(file, None, namespace, None) as knowledge:
-        with open_rows(file) as rows:
-            view, spec = to_reindex(rows, None, None, file)
-        labelled = LabelledSample.of(knowledge, sample, seed)
-        stored = tuned_for(knowledge)
-        current = Setting(spec, SHOTS)
-        if stored is not None:
-            current = replace(current, shots=stored.shots, order=stored.order)
-        others_of = _default_embedders(labelled) if given is None else given
-        specs = list(dict.fromkeys([spec, *others_of]))
-        embedders = cached_embedders(specs, knowledge, spec, labelled.pool, open_embedder)
-        by_vote = _compare_embedders(labelled, embedders, current, seed)
-        selected = by_vote.chosen
-        generator = None
-        if method == VISUAL_RAG:
-            generator = open_model(model or default_model(embedders[selected.embedder]))
-        by_shots = _compare_shots(labelled, embedders, selected, generator, seed)
-        scorer = KNN if generator is None else generator.name
-        result = Tuning(labelled, scorer, by_vote, by_shots)
-        if result.is_change and not dry_run:
-            _store(knowledge, view, result, embedders[selected.embedder])
-        elsewhere = others(knowledge, namespace)
-    if json:
-        print_json(_document(result, seed, dry_run))
-    else:
-        _report(result, whole_name(file, namespace), seed, dry_run)
-    if by_vote.is_change and elsewhere:
-        note(f"the embedder is that of the other namespaces too: {counted(elsewhere)}")
+    names = () if embed is None else tuple(name.strip() for name in embed.split(","))
+    for name in names:
+        check_embedder(name)
+    return names
+
+
+def _current(knowledge: KnowledgeBase, spec: str) -> Setting:
+    """Return the stored setting, else the defaults of `classify`."""
+    stored = tuned_for(knowledge)
+    return Setting(spec, stored.shots, stored.order) if stored else Setting(spec, SHOTS)
 
 
 def _default_embedders(sample: LabelledSample) -> Sequence[str]:
@@ -159,18 +163,17 @@ def _compare_embedders(
 
 def _compare_shots(
     sample: LabelledSample,
-    embedders: Mapping[str, Embedder],
+    embedder: Embedder,
     current: Setting,
     generator: Generator | None,
     seed: int,
 ) -> Selection:
     """Compare numbers of shots in the current order, and orders of the current shots."""
-    name = current.embedder
     shots = [count for count in GRID if count < len(sample.pool) and count != current.shots]
     settings = [current, *(replace(current, shots=count) for count in shots)]
     if generator is None:
-        counts = [one.shots for one in settings]
-        found = vote_trials(sample, {name: embedders[name]}, counts)
+        name, counts = current.embedder, [one.shots for one in settings]
+        found = vote_trials(sample, {name: embedder}, counts)
         trials = [Trial(one, found[name, one.shots]) for one in settings]
         return select(trials, seed=seed)
     orders = [one for one in get_args(DemonstrationOrder) if one != current.order]
@@ -178,7 +181,7 @@ def _compare_shots(
     with progress("classifying", len(settings) * len(sample.items)) as step:
         pairs = [(one.shots, one.order) for one in settings]
         answers = asyncio.run(
-            _closing(generator, model_trials(sample, embedders[name], generator, pairs, step))
+            _closing(generator, model_trials(sample, embedder, generator, pairs, step))
         )
     return select([Trial(*pair) for pair in zip(settings, answers, strict=True)], seed=seed)
 
