@@ -37,34 +37,34 @@ from bottega.protocols import Embedder, Generator, Tier
 from bottega.routing import RandomRouter
 from bottega.types import Answer, Completion, Prompt, Reply
 
-REFERENCES = (("knn", 4), ("vote", 4), ("nearest", 1))
+REFERENCES = "knn@4,vote@4,nearest@1"
 SAMPLING = Sampling(max_tokens=8, stop=("\n",))
 SHOTS, THIRDS, TEST = 4, 3, 200
 APPRENTICE = "apprentice"
-Key = tuple[str, int]
 
 
-def pool(folders: Sequence[Path]) -> None:
-    """Print each method over the items of all runs, and its paired differences."""
-    scores: dict[Key, dict[tuple[Path, int], bool]] = defaultdict(dict)
-    invalid: dict[Key, int] = defaultdict(int)
+def pool(folders: Sequence[Path], references: Sequence[str]) -> None:
+    """Print each method over the items of all runs, and its paired differences to `references`."""
+    scores: dict[str, dict[tuple[Path, int], bool]] = defaultdict(dict)
+    invalid: dict[str, int] = defaultdict(int)
     for folder in folders:
-        for key, answers in read_run(folder).answers.items():
+        for (method, shots), answers in read_run(folder).answers.items():
+            key = f"{method}@{shots}"
             for index, one in answers.items():
                 scores[key][folder, index] = one.scored.score == 1
                 invalid[key] += not one.scored.answer.valid
     for key, right in scores.items():
         figure = accuracy(list(right.values()))
-        print(f"{key[0]}@{key[1]}: n = {len(right)}, {figure.value:.3f}", end=" ")
+        print(f"{key}: n = {len(right)}, {figure.value:.3f}", end=" ")
         print(f"[{figure.low:.3f}, {figure.high:.3f}], invalid {invalid[key]}")
     for key, right in scores.items():
-        for other in REFERENCES:
+        for other in references:
             shared = [item for item in right if item in scores.get(other, {})]
             if key == other or not shared:
                 continue
             ours, theirs = [right[i] for i in shared], [scores[other][i] for i in shared]
             gain, p = paired_difference(ours, theirs), mcnemar(ours, theirs)
-            print(f"{key[0]}@{key[1]} - {other[0]}@{other[1]}: {gain.value:+.3f}", end=" ")
+            print(f"{key} - {other}: {gain.value:+.3f}", end=" ")
             print(f"[{gain.low:+.3f}, {gain.high:+.3f}], p = {p:.3f}, n = {len(shared)}")
 
 
@@ -153,6 +153,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     pooled = commands.add_parser("pool", help="Join runs over different items.")
     pooled.add_argument("runs", type=Path, nargs="+")
+    pooled.add_argument("--against", default=REFERENCES, help="methods at shots, comma-separated")
     cached = commands.add_parser("stream", help="Run streams whose cache starts empty.")
     cached.add_argument("tasks", type=Path, nargs="+", help="one folder for each seed")
     cached.add_argument("--model", required=True)
@@ -162,7 +163,7 @@ def main() -> None:
     if args.command == "stream":
         asyncio.run(streams(args))
     else:
-        pool(args.runs)
+        pool(args.runs, args.against.split(","))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ SEED = 0
 PARTS = ("dev", "0", "1", "2")
 TRAIN, TEST = 1000, 200
 WORDS = 20  # longer texts are left out: a prompt holds five
+SLOTS = 20  # concurrent requests; also the most samples of one request (majority)
 QUESTION_TYPES = {
     "ABBR": "abbreviation",
     "DESC": "description",
@@ -83,13 +84,13 @@ def _write(file: Path, rows: Rows) -> None:
 
 
 def serve(model: Path, port: int) -> None:
-    """Serve a GGUF model on loopback until interrupted: one thread, four requests at a time."""
+    """Serve a GGUF model on loopback until interrupted: one thread."""
     import xllamacpp
 
     settings: Any = xllamacpp.CommonParams()
     settings.model.path = str(model)
     settings.hostnames, settings.port = ["127.0.0.1"], port
-    settings.n_ctx, settings.n_parallel, settings.kv_unified = 4096, 4, True
+    settings.n_ctx, settings.n_parallel, settings.kv_unified = 4096, SLOTS, True
     settings.cache_ram_mib, settings.swa_full = 0, True  # else it keeps gigabytes of old prompts
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(settings)
