@@ -1,7 +1,7 @@
-"""Last phase of the apprentice's tower: real characters beside the synthetic images.
+"""Trial: one more phase of the apprentice's tower, with real characters beside synthetic images.
 
-`python -m training.characters --images DIR` continues from the apprentice in --models, whose
-tower, decoder and compressor it replaces. DIR holds `alphabet/character/image.png`.
+`python -m training.characters --images DIR --work FILE --out DIR` continues from the apprentice in
+--models. The images are `alphabet/character/image.png`.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, required=True, help="folder of alphabets")
     parser.add_argument("--work", type=Path, required=True, help="checkpoint file")
     parser.add_argument("--models", type=Path, default=OUT, help="read the model folders from here")
-    parser.add_argument("--out", type=Path, default=OUT, help="write the model folders here")
+    parser.add_argument("--out", type=Path, required=True, help="write the model folders here")
     parser.add_argument("--steps", type=int, default=STEPS)
     args = parser.parse_args()
     torch.set_num_threads(1)
