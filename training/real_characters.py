@@ -22,11 +22,11 @@ from bottega.tasks.handwriting import (
     sample_mixed_styles,
     uniform,
 )
+from training.image_batches import VIEWS
 
-VIEWS = 4
 GROUPS, LETTERS = 2, 16  # alphabets in a batch, characters of each
 LOADED = 96  # pixels a side
-DRAWN = 2 * SIZE  # pixels a side before the average over 2 x 2
+RENDERED = 2 * SIZE  # pixels a side before the average over 2 x 2
 TURN, SHEAR, ASPECT, SCALE, SHIFT, BEND = 0.10, 0.12, 0.12, (0.75, 1.05), 0.03, 0.05
 FINE = 0.75  # share of the groups at full resolution
 
@@ -47,7 +47,7 @@ class RealCharacters:
         style = sample_mixed_styles(rng, torch.arange(GROUPS).repeat_interleave(LETTERS * VIEWS))
         fine = chance(rng, (GROUPS,), FINE).repeat_interleave(LETTERS * VIEWS)
         style.resolution[fine] = 0
-        return paint(rng, draw(rng, torch.cat(groups)), style)
+        return paint(rng, render(rng, torch.cat(groups)), style)
 
     def _group(self, rng: torch.Generator) -> Tensor:
         """Return (LETTERS * VIEWS, LOADED, LOADED) of one alphabet, turned or mirrored as a
@@ -60,18 +60,18 @@ class RealCharacters:
         return images.flip(2) if chance(rng, (), 0.5) else images
 
 
-def draw(rng: torch.Generator, ink: Tensor) -> Tensor:
+def render(rng: torch.Generator, ink: Tensor) -> Tensor:
     """Return ink (n, SIZE, SIZE) in 0..1 of (n, LOADED, LOADED) bytes, each with a random
     affine transform, bend and width of the pen."""
     n = len(ink)
-    grid = F.affine_grid(_affine(rng, n), [n, 1, DRAWN, DRAWN], align_corners=False)
+    grid = F.affine_grid(_affine(rng, n), [n, 1, RENDERED, RENDERED], align_corners=False)
     bend = normal(rng, (n, 2, 4, 4), BEND / 2)
-    bend = F.interpolate(bend, size=(DRAWN, DRAWN), mode="bicubic", align_corners=False)
+    bend = F.interpolate(bend, size=(RENDERED, RENDERED), mode="bicubic", align_corners=False)
     grid = grid + bend.permute(0, 2, 3, 1)
-    drawn = F.grid_sample(ink[:, None].float() / 255, grid, align_corners=False)
+    rendered = F.grid_sample(ink[:, None].float() / 255, grid, align_corners=False)
     wide = chance(rng, (n, 1, 1, 1), 0.4)
-    drawn = torch.where(wide, F.max_pool2d(drawn, 3, 1, 1), drawn)
-    return F.avg_pool2d(drawn, 2)[:, 0]
+    rendered = torch.where(wide, F.max_pool2d(rendered, 3, 1, 1), rendered)
+    return F.avg_pool2d(rendered, 2)[:, 0]
 
 
 def _affine(rng: torch.Generator, n: int) -> Tensor:
