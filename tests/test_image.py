@@ -348,3 +348,26 @@ def test_a_small_image_does_not_wait_for_the_encoding_of_a_large_one(
             assert not slow.done()
         finally:
             finish.set()
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "F", "PA", "La", "RGBa", "RGBX"])
+def test_a_pil_image_of_any_mode_is_encoded(mode: str) -> None:
+    assert Image.from_pillow(Pillow.new(mode, (5, 3))).decode().size == (5, 3)
+
+
+def test_a_pil_image_is_encoded_upright() -> None:
+    exif = Pillow.Exif()
+    exif[0x112] = 6
+    photograph = Pillow.new("RGB", (8, 4), BLUE)
+    photograph.paste(RED, (0, 0, 4, 4))
+    opened = Pillow.open(io.BytesIO(encoded(photograph, "PNG", exif=exif)))
+    upright = Image.from_pillow(opened).decode()
+    assert upright.size == (4, 8)
+    assert (upright.getpixel((2, 1)), upright.getpixel((2, 6))) == (RED, BLUE)
+
+
+@pytest.mark.parametrize("given", [Pillow.new("RGB", (0, 3)), np.zeros((3, 3, 3), np.uint8)])
+def test_an_array_or_an_image_without_pixels_is_an_error(given: Pillow.Image) -> None:
+    with pytest.raises(ImageError, match="cannot be encoded as PNG") as raised:
+        Image.from_pillow(given)
+    assert "PIL.Image.fromarray" in raised.value.hint

@@ -111,8 +111,15 @@ class Image:
 
     @classmethod
     def from_pillow(cls, pil_image: Pillow.Image, *, source: str | None = None) -> Image:
-        """Encode a PIL image as PNG."""
-        return cls.from_bytes(pixels.png(pil_image), source=source)
+        """Encode a PIL image as PNG, rotated by its EXIF orientation. Raises `ImageError`."""
+        try:
+            data = pixels.png(pixels.png_compatible(pil_image))
+        except (AttributeError, OSError, ValueError) as error:  # no image, or one without pixels
+            raise ImageError(
+                f"{source or 'the image'} cannot be encoded as PNG: {_reason(error)}",
+                hint="pass a PIL image, such as PIL.Image.fromarray(array)",
+            ) from error
+        return cls.from_bytes(data, source=source)
 
     def decode(self, at_least: int | None = None) -> Pillow.Image:
         """Return upright RGB pixels without metadata: the first frame, rotated by its EXIF

@@ -13,6 +13,8 @@ from PIL import Image as Pillow
 # A photograph as PNG is ten times larger than as JPEG.
 PNG_UP_TO = 512 * 512
 JPEG_QUALITY = 92
+PNG_MODES = {"1", "L", "LA", "I", "P", "RGB", "RGBA"}
+WITH_ALPHA = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA", "RGBX": "RGB"}
 REDUCIBLE_MODES = {"L", "LA", "RGB", "RGBA", "CMYK"}
 STRIP_PIXELS = 1 << 20
 # Larger than most photographs. Smaller images are decoded as in earlier versions, so stored
@@ -171,6 +173,18 @@ def encoded(pil_image: Pillow.Image) -> tuple[str, bytes]:
     buffer = io.BytesIO()
     pil_image.save(buffer, "JPEG", quality=JPEG_QUALITY)
     return "image/jpeg", buffer.getvalue()
+
+
+def png_compatible(pil_image: Pillow.Image) -> Pillow.Image:
+    """Return the image upright, and in a mode that PNG files have."""
+    transpose = upright_transpose(pil_image)
+    if transpose is not None:
+        pil_image = pil_image.transpose(transpose)
+    if pil_image.mode in PNG_MODES or pil_image.mode.startswith("I;16"):
+        return pil_image
+    if pil_image.mode == "F":
+        return eight_bits(pil_image)
+    return pil_image.convert(WITH_ALPHA.get(pil_image.mode, "RGB"))
 
 
 def png(pil_image: Pillow.Image) -> bytes:
