@@ -129,7 +129,7 @@ def published_features(network: EfficientNetLite, pixels: Tensor) -> Tensor:
 @pytest.mark.parametrize("network", [LITE0, LITE2], ids=lambda network: network.name)
 @torch.inference_mode()
 def test_the_tower_computes_the_published_features(network: EfficientNetLite) -> None:
-    if not efficientnet.is_installed(network):
+    if not efficientnet.weights_installed(network):
         pytest.skip(f"needs {network.package}")
     config = efficientnet.vision_config(network)
     make: Any = EfficientNetModel  # untyped
@@ -422,7 +422,7 @@ def test_a_foreign_image_is_unknown_to_the_recipe(tmp_path: Path, embedder: Towe
             for kind in range(6)
             for variant in range(10)
         )
-        scores = knowledge.leave_one_out(5)
+        scores = knowledge.leave_one_out_scores(5)
         assert scores.shape == (60, 5)
         assert (np.diff(scores, axis=1) <= 1e-6).all() and scores.max() < 1
         pipeline = visual_rag(knowledge, generator, shots=5)

@@ -15,7 +15,7 @@ SIDE = 64
 ANSWER_TOKENS = 64
 
 
-def squeezed_images() -> Any:
+def resizing_image_processor() -> Any:
     """Return an image processor that resizes any image to 64 x 64 RGB without cropping."""
     return LlavaImageProcessorPil(
         do_resize=True,
@@ -70,7 +70,7 @@ def _write(
     generation = model.generation_config
     generation.max_new_tokens, generation.do_sample = ANSWER_TOKENS, False
     model.save_pretrained(folder)
-    build_processor(tokenizer, squeezed_images()).save_pretrained(folder)
+    build_processor(tokenizer, resizing_image_processor()).save_pretrained(folder)
     _halve(folder / "model.safetensors")
     (folder / "README.md").write_text(card, encoding="utf-8")
 

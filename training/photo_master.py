@@ -26,7 +26,7 @@ from torch import Tensor
 from bottega.bundled.efficientnet import FEATURES, LITE0, vision_config
 from bottega.bundled.photo_model import CONSTANT, CONSTANT_SIZE
 from training.architecture import fastvlm
-from training.photos import cropped_images, export
+from training.photos import cropping_image_processor, export
 from training.rotary import RESERVED, Rotary
 from training.tokenizer import (
     ANSWER,
@@ -154,7 +154,13 @@ def main() -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     install(model, tokenizer)
-    export(model, tokenizer, cropped_images(LITE0, PUBLISHED_SIDE), args.out, PHOTO_MASTER_TEMPLATE)
+    export(
+        model,
+        tokenizer,
+        cropping_image_processor(LITE0, PUBLISHED_SIDE),
+        args.out,
+        PHOTO_MASTER_TEMPLATE,
+    )
 
 
 if __name__ == "__main__":

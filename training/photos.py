@@ -66,7 +66,7 @@ def photographs(folder: Path) -> list[Path]:
     ]
 
 
-def cropped_images(network: EfficientNetLite, shorter_side: int | None = None) -> Any:
+def cropping_image_processor(network: EfficientNetLite, shorter_side: int | None = None) -> Any:
     """Return an image processor that scales the shorter side to this many pixels (None: the
     network's side) and keeps the middle square of the network's side. The published networks were
     measured with a shorter side of 8/7 of theirs, which cuts off an eighth."""
@@ -154,7 +154,7 @@ def main() -> None:
     torch.manual_seed(0)
     network = NETWORKS[args.name]
     tokenizer, model = train_tokenizer(), build_model(vision_config(network))
-    images = cropped_images(network)
+    images = cropping_image_processor(network)
     projector = model.model.multi_modal_projector
     if args.images:
         model.model.vision_tower.load_state_dict(tower_tensors(network))

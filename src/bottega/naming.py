@@ -13,7 +13,7 @@ from pathlib import Path
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega._util.photographs import is_photograph
 from bottega.bundled import MODELS, PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
-from bottega.bundled.efficientnet import LITE2, is_installed
+from bottega.bundled.efficientnet import LITE2, weights_installed
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.generation import (
     OpenAICompletionsGenerator,
@@ -64,7 +64,7 @@ def default_embedder(images: Iterable[Image]) -> str:
     photographs and the extra `[photos]` is installed, else `bundled`."""
     sampled = list(islice(images, SAMPLED))
     photographs = sum(map(is_photograph, sampled))
-    has_parts = is_installed() and find_spec("torch") is not None
+    has_parts = weights_installed() and find_spec("torch") is not None
     return PHOTOS if has_parts and 2 * photographs > len(sampled) else BUNDLED
 
 
@@ -74,8 +74,8 @@ def image_embedders() -> tuple[str, ...]:
     if find_spec("torch") is None:
         return (PIXELS,)
     joined = tuple(f"{PHOTOS_AND_PIXELS}:{weight}" for weight in JOINED_WEIGHTS)
-    photos = (PHOTOS, *joined) if is_installed() else ()
-    lite2 = (PHOTOS_LITE2,) if is_installed(LITE2) else ()
+    photos = (PHOTOS, *joined) if weights_installed() else ()
+    lite2 = (PHOTOS_LITE2,) if weights_installed(LITE2) else ()
     return BUNDLED, PIXELS, *photos, *lite2
 
 

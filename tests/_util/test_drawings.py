@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from bottega._util.drawings import FILL, SMALL, TURNS, centred_drawing, drawing_views
+from bottega._util.drawings import FILL, ROTATIONS, UNCHANGED_SIDE, centred_drawing, drawing_views
 
 
 def drawing(
@@ -59,7 +59,7 @@ def noise() -> Image.Image:
 @pytest.mark.parametrize(
     "image",
     [
-        drawing(SMALL),
+        drawing(UNCHANGED_SIDE),
         drawing(ink=(200, 0, 0)),
         drawing(paper=(128, 128, 128)),
         drawing(ink=(180,) * 3),
@@ -76,6 +76,6 @@ def test_other_images_stay(image: Image.Image) -> None:
 
 def test_a_drawing_has_several_views_and_another_image_one() -> None:
     views = drawing_views(drawing())
-    assert len({view.tobytes() for view in views}) == len(TURNS)
-    assert views[TURNS.index(0)].tobytes() == centred_drawing(drawing()).tobytes()
+    assert len({view.tobytes() for view in views}) == len(ROTATIONS)
+    assert views[ROTATIONS.index(0)].tobytes() == centred_drawing(drawing()).tobytes()
     assert drawing_views(image := noise()) == [image]

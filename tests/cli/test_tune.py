@@ -154,7 +154,7 @@ def test_three_images_change_nothing(run: Run, colours: Path) -> None:
     done = run("tune", "k.db", "--method", "knn", "--embed", "pixels")
     assert done.code == 0, done.err
     assert "2 of 3 labelled images of k.db" in done.out
-    assert "1 image without another image of the label: not classified" in done.out
+    assert "not classified: 1 image without another image of the label" in done.out
     assert "nothing changes" in done.out
 
 

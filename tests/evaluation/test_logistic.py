@@ -17,9 +17,9 @@ from bottega.evaluation import logistic
 from bottega.evaluation.benchmark import labelled_benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.logistic import (
-    ALL,
-    DEFAULT_STRENGTH,
-    STRENGTHS,
+    ALL_LABELS,
+    C_VALUES,
+    DEFAULT_C,
     KnowledgeBaseLogistic,
     LabelledVectors,
     LogisticClassifier,
@@ -27,7 +27,7 @@ from bottega.evaluation.logistic import (
     Targets,
     _folds,
     check_labelled,
-    tuned_strength,
+    select_c,
 )
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.planning import check_benchmark_fit, default_methods, plan
@@ -63,14 +63,14 @@ def test_probabilities_are_those_of_scikit_learn() -> None:
     vectors, labels = clouds(*"aabbbccccab", noise=0.5)
     queries, _ = clouds(*"abcabc", noise=0.5, seed=1)
     peer = LogisticRegression(C=10.0, max_iter=1000).fit(vectors, [label for (label,) in labels])
-    ours = LogisticClassifier(labelled(vectors, labels), strengths={ALL: 10.0})
+    ours = LogisticClassifier(labelled(vectors, labels), c_by_label={ALL_LABELS: 10.0})
     for query, row in zip(queries, peer.predict_proba(queries), strict=True):
         answer = ours(query)
         assert answer.labels == (peer.classes_[row.argmax()],)
         assert answer.confidence == pytest.approx(row.max(), abs=1e-4)
 
 
-def test_tuned_strength_minimizes_the_held_out_loss() -> None:
+def test_selected_c_minimizes_the_held_out_loss() -> None:
     """Overlapping classes need a strong penalty, separate ones a weak penalty."""
     targets = np.repeat([0, 1], 60)
     rng = np.random.default_rng(0)
@@ -78,8 +78,8 @@ def test_tuned_strength_minimizes_the_held_out_loss() -> None:
     signal = rng.normal(size=(120, 1)) / 20 + shift
     unrelated = rng.normal(size=(120, 30)).astype(np.float32)
     separate = np.hstack([signal, unrelated / 20]).astype(np.float32)
-    assert tuned_strength(unrelated, targets, seed=0) == STRENGTHS[0]
-    assert tuned_strength(separate, targets, seed=0) == STRENGTHS[-1]
+    assert select_c(unrelated, targets, seed=0) == C_VALUES[0]
+    assert select_c(separate, targets, seed=0) == C_VALUES[-1]
 
 
 def test_tuning_is_repeatable_for_a_seed() -> None:
@@ -88,7 +88,7 @@ def test_tuning_is_repeatable_for_a_seed() -> None:
     first, again, other = (_folds(targets, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert (first == again).all()
     assert (first != other).any()
-    assert tuned_strength(vectors, targets, seed=1) == tuned_strength(vectors, targets, seed=1)
+    assert select_c(vectors, targets, seed=1) == select_c(vectors, targets, seed=1)
 
 
 @given(LABELS)
@@ -106,7 +106,7 @@ def test_no_fold_holds_a_whole_class(labels: list[str]) -> None:
 
 def test_one_example_per_class_uses_the_default_penalty() -> None:
     vectors, labels = clouds(*"abc", noise=0.0)
-    assert tuned_strength(vectors, np.arange(3), seed=0) == DEFAULT_STRENGTH
+    assert select_c(vectors, np.arange(3), seed=0) == DEFAULT_C
     classify = LogisticClassifier(labelled(vectors, labels))
     assert [classify(vector).text for vector in vectors] == ["a", "b", "c"]
 
@@ -242,7 +242,7 @@ def test_open_answers_and_searches_without_vectors_are_rejected() -> None:
         check_benchmark_fit([name], SHADES)
 
 
-def test_tuned_strength_has_the_lowest_log_loss_of_scikit_learn() -> None:
+def test_selected_c_has_the_lowest_log_loss_of_scikit_learn() -> None:
     labels = "abc" * 20
     vectors, _ = clouds(*labels, noise=0.5)
     targets = np.array([ord(label) for label in labels])
@@ -250,20 +250,20 @@ def test_tuned_strength_has_the_lowest_log_loss_of_scikit_learn() -> None:
     rng.permutation(len(targets))  # the sample of the examples to tune on
     fold_of = _folds(targets, rng)
 
-    def loss(strength: float) -> float:
+    def loss(c: float) -> float:
         total = 0.0
         for fold in set(fold_of):
             rest, held_out = fold_of != fold, fold_of == fold
-            peer = LogisticRegression(C=strength, max_iter=1000).fit(vectors[rest], targets[rest])
+            peer = LogisticRegression(C=c, max_iter=1000).fit(vectors[rest], targets[rest])
             probabilities = peer.predict_proba(vectors[held_out])
             total += log_loss(
                 targets[held_out], probabilities, labels=peer.classes_, normalize=False
             )
         return total
 
-    best = min(STRENGTHS, key=loss)
-    assert best not in (STRENGTHS[0], STRENGTHS[-1])
-    assert tuned_strength(vectors, targets, seed=3) == best
+    best = min(C_VALUES, key=loss)
+    assert best not in (C_VALUES[0], C_VALUES[-1])
+    assert select_c(vectors, targets, seed=3) == best
 
 
 def test_small_classes_are_spread_over_all_folds() -> None:
@@ -277,9 +277,9 @@ def test_tuning_uses_a_sample_of_many_examples(monkeypatch: pytest.MonkeyPatch) 
     sizes: list[int] = []
 
     class CountedModel(LogisticModel):
-        def __init__(self, vectors: Vectors, targets: Targets, strength: float) -> None:
+        def __init__(self, vectors: Vectors, targets: Targets, c: float) -> None:
             sizes.append(len(targets))
-            super().__init__(vectors, targets, strength)
+            super().__init__(vectors, targets, c)
 
     monkeypatch.setattr(logistic, "LogisticModel", CountedModel)
     vectors, labels = clouds(*"ab" * 100)
@@ -297,11 +297,11 @@ def test_refits_keep_the_tuned_penalty_and_are_cached(monkeypatch: pytest.Monkey
         return 10.0
 
     class CountedModel(LogisticModel):
-        def __init__(self, vectors: Vectors, targets: Targets, strength: float) -> None:
-            fitted.append(strength)
-            super().__init__(vectors, targets, strength)
+        def __init__(self, vectors: Vectors, targets: Targets, c: float) -> None:
+            fitted.append(c)
+            super().__init__(vectors, targets, c)
 
-    monkeypatch.setattr(logistic, "tuned_strength", tune)
+    monkeypatch.setattr(logistic, "select_c", tune)
     monkeypatch.setattr(logistic, "LogisticModel", CountedModel)
     examples = [*shades("a", 10, 4), *shades("b", 40_000, 4)]
     with filled(*examples) as knowledge:
@@ -317,7 +317,7 @@ def test_multi_label_threshold_is_a_half(seed: int) -> None:
     vectors, single = clouds(*"abc" * 8, noise=0.6, seed=seed)
     labels = [(*one, "x") if row % 2 else one for row, one in enumerate(single)]
     classify = LogisticClassifier(
-        labelled(vectors, labels), multi_label=True, strengths=dict.fromkeys("abcx", 1.0)
+        labelled(vectors, labels), multi_label=True, c_by_label=dict.fromkeys("abcx", 1.0)
     )
     queries, _ = clouds(*"abc" * 20, noise=0.6, seed=seed + 10)
     expected: list[set[str]] = [set() for _ in queries]

@@ -6,7 +6,7 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.benchmarks.tiles import AREAS, PER_AREA, SIDE, Box
+from bottega.evaluation.benchmarks.tiles import AREAS, PER_CLASS, SIDE, Box
 
 
 def overlap(one: Box, other: Box) -> bool:
@@ -31,7 +31,7 @@ def test_tiles_of_each_class_are_in_both_parts() -> None:
     assert set(data.labels) == set(AREAS)
     for part in (data.knowledge, data.items):
         counts = [sum(e.answer == label for e in part) for label in data.labels]
-        assert 4 <= min(counts) <= max(counts) == PER_AREA
+        assert 4 <= min(counts) <= max(counts) == PER_CLASS
     sizes = {(i.width, i.height) for e in data.knowledge for i in e.query.images}
     assert sizes == {(SIDE, SIDE)}
     assert len({e.query.images[0].sha256 for e in (*data.knowledge, *data.items)}) == len(

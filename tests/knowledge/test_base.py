@@ -297,13 +297,13 @@ def test_a_file_without_a_known_embedder_needs_one(tmp_path: Path) -> None:
 
 def test_leave_one_out_compares_each_example_with_the_others() -> None:
     with KnowledgeBase.open(":memory:", PixelEmbedder()) as knowledge:
-        assert knowledge.leave_one_out(2).shape == (0, 2)
+        assert knowledge.leave_one_out_scores(2).shape == (0, 2)
         knowledge.add(example(str(i), 40 * i) for i in range(5))
-        scores = knowledge.leave_one_out(4)
+        scores = knowledge.leave_one_out_scores(4)
         assert scores.shape == (5, 4)
         assert (scores[:, :-1] >= scores[:, 1:]).all()
-        assert knowledge.leave_one_out(5).shape == (0, 5)
-        assert knowledge.leave_one_out(2, sample=3).shape == (3, 2)
+        assert knowledge.leave_one_out_scores(5).shape == (0, 5)
+        assert knowledge.leave_one_out_scores(2, sample=3).shape == (3, 2)
         vectors = knowledge.vectors(knowledge.ids())
     others = np.sort(vectors @ vectors.T, axis=1)[:, :-1]
     assert np.allclose(np.sort(scores.ravel()), np.sort(others.ravel()), atol=1e-5)

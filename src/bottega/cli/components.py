@@ -94,8 +94,8 @@ def open_tokens(embed: str) -> MultiVectorEmbedder | None:
 
 
 def open_retrieval(retrieve: str, embed: str) -> Embedder:
-    """Return the embedder of the knowledge base: `embed` for `image`, words for `text` unless
-    `embed` reads text, else both.
+    """Return the embedder of the knowledge base: `embed` for `image` and, if it reads text, for
+    `text`; words for other `text` retrieval; both for all other methods.
 
     `bm25` and `hybrid` do not compare these vectors; words are the fastest to embed.
     """

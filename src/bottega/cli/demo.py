@@ -13,7 +13,7 @@ from typer import Option
 
 from bottega import __version__
 from bottega.bundled import PHOTOS
-from bottega.bundled.efficientnet import is_installed
+from bottega.bundled.efficientnet import weights_installed
 from bottega.cli.components import open_prices
 from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
 from bottega.cli.options import Json, Seed, TraceFile
@@ -35,22 +35,22 @@ from bottega.recipes import Classifier
 TITLE = "Bottega demo: Visual RAG"
 METHODS = ("zero-shot", "random", "balanced", "visual-rag", "knn", "vote", "nearest", "logreg")
 SHOTS = (1, 5, 10, 20)
-COMPARED = 10  # demonstrations, or fewer if the benchmark has fewer examples
+COMPARED = 10  # demonstrations in the comparison; fewer if the benchmark has fewer examples
 DIGITS_PER_CLASS = 10
 BUNDLED_NOTE = (
     "The model knows no label names, so zero-shot it answers unknown. Compare it with random and"
     " balanced to see learning from examples, and with knn to see the gain over its own retriever."
 )
-WITHOUT_PHOTOS = "install bottega-vlm[photos] to see photographs as well"
+WITHOUT_PHOTOS = "install bottega-vlm[photos] to include photographs"
 
 
 @dataclass(frozen=True)
-class Exhibit:
-    """Labelled images of one part, with the embedder that retrieves them. The model belongs to the
-    embedder."""
+class DemoDataset:
+    """Labelled images of one part of the page, and the embedder that retrieves them. The embedder
+    determines the model."""
 
     title: str
-    images: str
+    description: str
     data: Benchmark
     embed: str
 
@@ -77,24 +77,24 @@ def demo(
     """Run Visual RAG on handwriting and photographs that the bundled models never saw, or on your
     own images; write a page."""
     check_output(out)
-    exhibits = _exhibits(folder, limit, kb_per_class, seed)
-    parts = [_run(exhibit, seed, traces) for exhibit in exhibits]
+    datasets = _datasets(folder, limit, kb_per_class, seed)
+    parts = [_run(dataset, seed, traces) for dataset in datasets]
     facts = {"seed": str(seed), "created": f"{datetime.now(UTC):%Y-%m-%d} by bottega {__version__}"}
     out.write_text(render_demo(parts, title=TITLE, facts=facts), encoding="utf-8")
     if json:
         results = [{"part": part.title, **vars(r)} for part in parts for r in part.results]
         print_json({"page": str(out), "results": results})
         return
-    for exhibit, part in zip(exhibits, parts, strict=True):
-        _print_summary(exhibit, part)
+    for dataset, part in zip(datasets, parts, strict=True):
+        _print_summary(dataset, part)
     if folder is None and len(parts) == 1:
         note(WITHOUT_PHOTOS)
     say(f"page: {out}")
 
 
-def _exhibits(
+def _datasets(
     folder: Path | None, limit: int, kb_per_class: int | None, seed: int
-) -> Sequence[Exhibit]:
+) -> Sequence[DemoDataset]:
     if folder is not None:
         spec = f"image-folder:{folder}"
         data = load_benchmark(spec, seed=seed, limit=limit, per_class=kb_per_class, on_error=warn)
@@ -105,24 +105,24 @@ def _exhibits(
             )
         images = chain.from_iterable(example.query.images for example in data.knowledge)
         title = folder.resolve().name
-        return [Exhibit(title, f"images of {folder}", data, default_embedder(images))]
+        return [DemoDataset(title, f"images of {folder}", data, default_embedder(images))]
     digits = load_benchmark(
         "digits", seed=seed, limit=limit, per_class=kb_per_class or DIGITS_PER_CLASS
     )
     handwriting = "handwritten digits of scikit-learn, not used in training"
-    exhibits = [Exhibit("Handwriting", handwriting, digits, BUNDLED)]
-    if is_installed():
+    datasets = [DemoDataset("Handwriting", handwriting, digits, BUNDLED)]
+    if weights_installed():
         tiles = load_benchmark("tiles", seed=seed, limit=limit, per_class=kb_per_class)
-        exhibits.append(Exhibit("Photographs", LICENCES, tiles, PHOTOS))
-    return exhibits
+        datasets.append(DemoDataset("Photographs", LICENCES, tiles, PHOTOS))
+    return datasets
 
 
-def _run(exhibit: Exhibit, seed: int, traces: Path | None) -> DemoPart:
-    data = exhibit.data
+def _run(dataset: DemoDataset, seed: int, traces: Path | None) -> DemoPart:
+    data = dataset.data
     available = max_demonstrations(data)
     shots = tuple(n for n in SHOTS if n <= available)
-    settings = Classifier(open_model(exhibit.model), labels=(), price=open_prices(None), seed=seed)
-    config = RunConfig(methods=METHODS, shots=shots, seed=seed, embed=exhibit.embed)
+    settings = Classifier(open_model(dataset.model), labels=(), price=open_prices(None), seed=seed)
+    config = RunConfig(methods=METHODS, shots=shots, seed=seed, embed=dataset.embed)
     recorder = DemonstrationRecorder("visual-rag", max(n for n in shots if n <= 5))
     runs: list[MethodResult] = []
     state = RunState(recorder)
@@ -130,15 +130,15 @@ def _run(exhibit: Exhibit, seed: int, traces: Path | None) -> DemoPart:
     rows = next(scored for r, scored in runs if (r.method, r.shots) == recorder.key)
     compared = max(n for n in shots if n <= COMPARED)
     return DemoPart(
-        title=exhibit.title,
+        title=dataset.title,
         results=[result for result, _ in runs],
         differences=[d for d in paired_differences(runs) if d.shots == compared],
         scored=rows,
         shown=recorder.by_index,
         facts={
-            "images": exhibit.images,
+            "images": dataset.description,
             "model": settings.generator.name,
-            "embedder": exhibit.embed,
+            "embedder": dataset.embed,
             "labelled": f"{len(data.knowledge)} in {len(data.labels)} classes",
             "evaluated": str(len(data.items)),
         },
@@ -150,9 +150,9 @@ def _silent(_: str) -> None:
     """Print nothing per method: the summary has the results."""
 
 
-def _print_summary(exhibit: Exhibit, part: DemoPart) -> None:
+def _print_summary(dataset: DemoDataset, part: DemoPart) -> None:
     """Print the difference to knn first, then every method at the same number of demonstrations."""
-    data, model = exhibit.data, part.facts["model"]
+    data, model = dataset.data, part.facts["model"]
     say(
         f"{part.title}: {len(data.knowledge)} labelled and {len(data.items)} evaluated images,"
         f" {len(data.labels)} classes, {model}"

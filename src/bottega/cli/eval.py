@@ -92,7 +92,7 @@ def evaluate(
         str | None,
         Option(
             help="Numbers of demonstrations, comma-separated.",
-            show_default=f"{SHOTS}; of a knowledge base that of bottega tune",
+            show_default=f"{SHOTS}; for a knowledge base, that of bottega tune",
         ),
     ] = None,
     kb_per_class: Annotated[
@@ -226,11 +226,11 @@ def evaluate(
     nearest examples, the same as visual-rag for labelled images; majority and best-of-n choose
     among several samples of its reply. in-context shows all examples, oracle the gold passage among
     others. rcts searches for helpful examples; rcts-random and rcts-best-of-n have its reward and
-    its budget without a tree. concat shows passages, racc compresses them; racc-oracle and racc-
-    flat change the retrieval scores, racc-swapped reads the passages of another item. candidates
-    answers from each passage separately and chooses the answer with the best joint probability; kv-
-    reuse puts the keys and values of each passage before the question. swap-image and swap-question
-    are visual-rag with the image or the question of another item.
+    its budget without a tree. concat shows passages, racc compresses them; racc-oracle and
+    racc-flat change the retrieval scores, racc-swapped reads the passages of another item.
+    candidates answers from each passage separately and chooses the answer with the best joint
+    probability; kv-reuse puts the keys and values of each passage before the question. swap-image
+    and swap-question are visual-rag with the image or the question of another item.
     """
     benchmark = _spec(benchmark, question, unparsable)
     own_embed, own_shots, own_order = evaluation_defaults(benchmark)

@@ -113,8 +113,7 @@ def add(
 
 
 def _note_doubtful_labels(knowledge: KnowledgeBase, file: Path) -> None:
-    """Print notes about examples that contradict each other, and about a label that models use to
-    abstain."""
+    """Print notes on examples that contradict each other and on a label that equals abstention."""
     if groups := knowledge.contradictions():
         examples = knowledge.get_many(groups[0])
         named = " and ".join(f"{one.answer!r} ({one.source}, {one.id})" for one in examples[:2])

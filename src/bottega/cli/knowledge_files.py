@@ -75,8 +75,8 @@ def open_to_search(file: Path, embed: str | None, namespace: str, by: str | None
 
 
 def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
-    """Return the embedder, the shots and the order that the file of `knowledge-base:FILE` stores,
-    each None where there is none. Other benchmarks store none."""
+    """Return the embedder, shots and order stored in the file of `knowledge-base:FILE`, each None
+    if the file stores none. All are None for other benchmarks."""
     kind, _, location = spec.partition(":")
     if kind != KNOWLEDGE_BASE or not location:
         return None, None, None

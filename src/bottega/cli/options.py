@@ -17,7 +17,7 @@ BenchmarkSpec = Annotated[
     Argument(
         metavar="BENCHMARK",
         help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR or jsonl:DIR; a "
-        "knowledge base K.db, each labelled image by the others; a "
+        "knowledge base K.db (classifies each labelled image by the others); a "
         "synthetic task with options, e.g. glyphs:ways=5,shots=5 (tasks: "
         f"{', '.join(SYNTHETIC)}); or a published benchmark with a folder or a Hugging Face id and "
         f"options, e.g. mmmu:DIR,split=validation ({', '.join(PUBLISHED)}). See "

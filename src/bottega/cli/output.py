@@ -21,8 +21,8 @@ from bottega.errors import BottegaError
 # Files and pipes have no width: rows are never folded.
 console = Console(width=None if sys.stdout.isatty() else 10_000, emoji=False)
 notes = Console(stderr=True, emoji=False)  # keeps progress and warnings out of stdout
-# Control characters of labels and replies, except line ends and tabs. The last ones change the
-# direction of all text after them.
+# Control characters in labels and replies, except line ends and tabs; and Unicode characters that
+# change the text direction of the rest of the line.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 from PIL import ImageDraw
 from typer import Argument, Option
 
-from bottega.bundled.efficientnet import is_installed
+from bottega.bundled.efficientnet import weights_installed
 from bottega.cli.options import CONFIG
 from bottega.cli.output import note, say
 from bottega.errors import MissingDependencyError, SettingError
@@ -41,11 +41,11 @@ price = [2.50, 10.00]
 router = "coverage"
 min_similarity = 0.9
 """
-# With the extra [photos] the same models' counterparts answer prompts about photographs.
+# With the extra [photos], the photograph models answer prompts about photographs.
 DEMO_WITH_PHOTOGRAPHS = (
     DEMO.replace('"bundled:master"', '"bundled:by-kind-master"')
     .replace('"bundled"', '"bundled:by-kind"')
-    .replace("0.9", "0.75")  # photographs of one kind are less similar than synthetic scenes
+    .replace("0.9", "0.75")  # photographs of one class are less similar than synthetic scenes
     + """
 [cache]
 embed = "by-kind"
@@ -125,7 +125,7 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
         pipeline = load_pipeline(target)
         return config_of(pipeline, target), pipeline
     if demo:
-        text = DEMO_WITH_PHOTOGRAPHS if is_installed() else DEMO
+        text = DEMO_WITH_PHOTOGRAPHS if weights_installed() else DEMO
         return parse_config(text, "--demo"), None
     if file is None and not CONFIG.exists():
         raise SettingError(

@@ -69,8 +69,8 @@ def tune(
     method: Annotated[
         str,
         Option(
-            help="Chooses shots and order: visual-rag (a model with demonstrations) or knn (the "
-            "weighted vote, without a model; only shots)."
+            help="Choose shots and order by visual-rag (a model with demonstrations), or only "
+            "shots by knn (the weighted vote, without a model)."
         ),
     ] = VISUAL_RAG,
     model: DefaultModel = None,
@@ -93,12 +93,11 @@ def tune(
 ) -> None:
     """Choose embedder, shots and order by leave-one-out, and store the choice in the file.
 
-    A sample of the labelled images is classified, each by the other examples. The vote of the
-    nearest examples compares the embedders; with the best one, the model compares shots and orders.
-    A setting changes only if its gain over the current one has a 95 % interval that excludes 0,
-    estimated on items that did not select it. A change of the embedder embeds all examples again.
-    The other commands use the stored shots and order by default.
-    """
+    A sample of the labelled images is classified, each by the other examples. Embedders are
+    compared by the vote of the nearest examples; shots and orders by the model, with the best
+    embedder. A setting replaces the current one only if its gain is clear (95 % interval above 0, p
+    below 0.05), estimated on images that did not select it. If the embedder changes, all examples
+    are embedded again. The other commands use the stored shots and order by default."""
     names = _checked_options(method, model, embed)
     with open_to_search(file, None, namespace, None) as knowledge:
         with open_rows(file) as rows:
@@ -119,7 +118,7 @@ def tune(
     else:
         _report(result, whole_name(file, namespace), seed, dry_run)
     if by_vote.is_change and elsewhere:
-        note(f"the embedder is that of the other namespaces too: {counted(elsewhere)}")
+        note(f"the new embedder also applies to other namespaces: {counted(elsewhere)}")
 
 
 def _checked_options(method: str, model: str | None, embed: str | None) -> tuple[str, ...]:
@@ -145,7 +144,7 @@ def _current(knowledge: KnowledgeBase, spec: str) -> Setting:
 
 
 def _default_embedders(sample: LabelledSample) -> Sequence[str]:
-    """Return the embedders to compare; if the questions differ, also that of image and words."""
+    """Return the embedders to compare, with `dual` (image and words) if the questions differ."""
     questions = {example.query.text for example in sample.pool}
     return (*image_embedders(), *(("dual",) if len(questions) > 1 else ()))
 
@@ -153,7 +152,7 @@ def _default_embedders(sample: LabelledSample) -> Sequence[str]:
 def _compare_embedders(
     sample: LabelledSample, embedders: Mapping[str, Embedder], current: Setting, seed: int
 ) -> Selection:
-    """Compare the embedders by the vote of as many neighbours as there are shots now."""
+    """Compare the embedders by the vote of as many neighbours as the current setting has shots."""
     with progress("embedding", len(sample.pool)) as step:
         found = vote_trials(sample, embedders, [current.shots], step)
     names = [current.embedder, *(name for name in embedders if name != current.embedder)]
@@ -168,7 +167,7 @@ def _compare_shots(
     generator: Generator | None,
     seed: int,
 ) -> Selection:
-    """Compare numbers of shots in the current order, and orders of the current shots."""
+    """Compare numbers of shots in the current order, and orders at the current number of shots."""
     shots = [count for count in GRID if count < len(sample.pool) and count != current.shots]
     settings = [current, *(replace(current, shots=count) for count in shots)]
     if generator is None:
@@ -194,7 +193,7 @@ async def _closing(generator: Generator, work: Awaitable[T]) -> T:
 
 
 def _store(knowledge: KnowledgeBase, view: str, result: Tuning, embedder: Embedder) -> None:
-    """Embed all examples with the chosen embedder if it is another one; then store the settings.
+    """Embed all examples again if the embedder changes; then store the settings.
 
     Searches use the old vectors and settings until all new vectors exist.
     """
@@ -213,7 +212,7 @@ def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
         f" {seed}), each classified by the others; 95 % intervals"
     )
     if sample.skipped:
-        say(f"{plural(sample.skipped, 'image')} without another image of the label: not classified")
+        say(f"not classified: {plural(sample.skipped, 'image')} without another image of the label")
     by_vote = result.embedder
     say(f"\nembedder, by the vote of {plural(by_vote.current.setting.shots, 'neighbour')}")
     names = [(trial.setting.embedder,) for trial in by_vote.trials]

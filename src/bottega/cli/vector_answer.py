@@ -18,9 +18,10 @@ VECTOR_METHODS = ("knn", "logreg")
 
 
 def check_method(method: str, **model_options: object) -> None:
-    """Raise `SettingError` for an unknown method, and for options of a model that it ignores.
+    """Raise `SettingError` for an unknown method, and for model options that the method would
+    ignore.
 
-    An option without a value is None.
+    Options that are not set are None.
     """
     methods = (VISUAL_RAG, *VECTOR_METHODS)
     if method not in methods:

@@ -29,9 +29,8 @@ CONCURRENCY = 16
 class LabelledSample:
     """Images to classify (`items`), and the examples among which each finds its neighbours.
 
-    `items` is a part of `pool`. Images whose labels have no other image are in `pool` only: leave-
-    one-out cannot name them. `skipped` is their number.
-    """
+    `items` is a part of `pool`. An image whose labels have no other image is only in `pool`,
+    because the other examples cannot name its label. `skipped` is the number of such images."""
 
     pool: tuple[Example, ...]
     items: tuple[Example, ...]
@@ -70,7 +69,7 @@ class LabelledSample:
 
     @property
     def queries(self) -> list[Query]:
-        """Return the items without ids and answers. A search leaves out their own images."""
+        """Return the items without ids and answers. A search excludes their own images."""
         return [Query(item.query.text, item.query.images) for item in self.items]
 
     def correct(self, answers: Sequence[Answer]) -> tuple[bool, ...]:
@@ -103,7 +102,7 @@ def cached_embedders(
     pool: Sequence[Example],
     open_embedder: Callable[[str], Embedder],
 ) -> dict[str, Embedder]:
-    """Return the embedders by name. Each embeds an image once, also as a part of joined ones.
+    """Return the embedders by name. Each embeds an image once, even as a part of joined embedders.
 
     `spec` names the embedder of `knowledge`, whose stored vectors of `pool` are reused.
     """
@@ -135,7 +134,7 @@ def vote_trials(
     shots: Sequence[int],
     progress: Callable[[int], None] | None = None,
 ) -> dict[tuple[str, int], tuple[bool, ...]]:
-    """Return which items `knn` names, by embedder and number of neighbours.
+    """Return which items `knn` names correctly, by embedder and number of neighbours.
 
     `progress` receives the number of examples embedded since its last call.
     """
@@ -158,7 +157,7 @@ async def model_trials(
     settings: Sequence[tuple[int, DemonstrationOrder]],
     progress: Callable[[int], None] | None = None,
 ) -> list[tuple[bool, ...]]:
-    """Return which items the model names with demonstrations, for each number and order of them.
+    """Return which items the model names correctly, for each number and order of demonstrations.
 
     `progress` receives the number of items answered since its last call. The caller closes the
     model.

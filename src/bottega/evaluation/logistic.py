@@ -19,13 +19,13 @@ from bottega.protocols import Vectors
 from bottega.types import Answer, Query
 
 FOLDS = 5
-# Values of scikit-learn's C, the inverse of the L2 penalty, from the strongest penalty.
-STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
-DEFAULT_STRENGTH = 1.0  # scikit-learn's default
+# scikit-learn's C is the inverse of the L2 penalty; the strongest penalty comes first.
+C_VALUES = (0.1, 1.0, 10.0, 100.0, 1000.0)
+DEFAULT_C = 1.0  # of scikit-learn
 MAX_TUNED = 2000
 MAX_ITERATIONS = 1000
 MAX_REFITS = 16
-ALL = ""  # name of the model over all labels
+ALL_LABELS = ""  # key of the model over all labels
 
 Targets = NDArray[np.int64]
 
@@ -33,13 +33,13 @@ Targets = NDArray[np.int64]
 class LogisticModel:
     """Multinomial logistic regression; with one class, a constant."""
 
-    def __init__(self, vectors: Vectors, targets: Targets, strength: float) -> None:
+    def __init__(self, vectors: Vectors, targets: Targets, c: float) -> None:
         self.classes: Targets = np.unique(targets)
         self._probabilities: Callable[[Vectors], NDArray[np.float64]] = _ones
         if len(self.classes) > 1:
             from sklearn.linear_model import LogisticRegression  # takes a second to import
 
-            model = LogisticRegression(C=strength, max_iter=MAX_ITERATIONS)
+            model = LogisticRegression(C=c, max_iter=MAX_ITERATIONS)
             self._probabilities = model.fit(vectors, targets).predict_proba
 
     def probabilities(self, vectors: Vectors) -> NDArray[np.float64]:
@@ -51,28 +51,28 @@ class LogisticModel:
         return float(self.probabilities(vector[None])[0] @ (self.classes == target))
 
 
-def tuned_strength(vectors: Vectors, targets: Targets, *, seed: int) -> float:
-    """Return the C of `STRENGTHS` with the lowest log loss in five-fold cross-validation.
+def select_c(vectors: Vectors, targets: Targets, *, seed: int) -> float:
+    """Return the C of `C_VALUES` with the lowest log loss in five-fold cross-validation.
 
-    The search ends at the first C that does not improve, and uses at most `MAX_TUNED` examples.
-    Classes with one example are always trained on; without other classes it returns
-    `DEFAULT_STRENGTH`.
+    The search ends at the first C that does not improve the loss, and uses at most `MAX_TUNED`
+    examples. The only example of a class is always used for training; if every class has only one
+    example, the result is `DEFAULT_C`.
     """
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.permutation(len(targets))[:MAX_TUNED])
     vectors, targets = vectors[rows], targets[rows]
     fold_of = _folds(targets, rng)
-    best, lowest = DEFAULT_STRENGTH, np.inf
+    best, lowest = DEFAULT_C, np.inf
     if len(np.unique(targets)) < 2 or (fold_of < 0).all():
         return best
-    for strength in STRENGTHS:
+    for c in C_VALUES:
         loss = sum(
-            _held_out_loss(vectors, targets, fold_of == fold, strength)
+            _held_out_loss(vectors, targets, fold_of == fold, c)
             for fold in np.unique(fold_of[fold_of >= 0])
         )
         if loss >= lowest:
             break
-        best, lowest = strength, loss
+        best, lowest = c, loss
     return best
 
 
@@ -92,10 +92,10 @@ def _folds(targets: Targets, rng: np.random.Generator) -> Targets:
 
 
 def _held_out_loss(
-    vectors: Vectors, targets: Targets, held_out: NDArray[np.bool_], strength: float
+    vectors: Vectors, targets: Targets, held_out: NDArray[np.bool_], c: float
 ) -> float:
     """Return the sum of the negative log probabilities of the held-out examples."""
-    model = LogisticModel(vectors[~held_out], targets[~held_out], strength)
+    model = LogisticModel(vectors[~held_out], targets[~held_out], c)
     columns = np.searchsorted(model.classes, targets[held_out])
     probabilities = model.probabilities(vectors[held_out])
     gold = probabilities[np.arange(len(columns)), columns]
@@ -125,7 +125,7 @@ class LabelledVectors:
 
     @classmethod
     def of(cls, knowledge: KnowledgeBase, within: Sequence[str] | None = None) -> LabelledVectors:
-        """Read the default view of a namespace, or only the examples `within` these ids."""
+        """Read the vectors of the default view: of the namespace, or of the ids in `within`."""
         ids = tuple(knowledge.ids() if within is None else within)
         labels: dict[str, list[str]] = {id: [] for id in ids}
         for label, members in knowledge.ids_by_label().items():
@@ -144,11 +144,10 @@ class LabelledVectors:
 
 
 class LogisticClassifier:
-    """One model over all labels; with `multi_label`, one of each label.
+    """Classifier with one model over all labels or, with `multi_label`, one model for each label.
 
-    `strengths` are the C of models by label, `ALL` for the one over all labels; the default is
-    `tuned_strength`.
-    """
+    `c_by_label` gives the C of each model, with the key `ALL_LABELS` for a single model. The
+    default is the result of `select_c`."""
 
     def __init__(
         self,
@@ -156,17 +155,17 @@ class LogisticClassifier:
         *,
         multi_label: bool = False,
         seed: int = 0,
-        strengths: Mapping[str, float] | None = None,
+        c_by_label: Mapping[str, float] | None = None,
     ) -> None:
         self._multi_label = multi_label
         self._names = list(dict.fromkeys(label for some in data.labels for label in some))
         problems = self._problems(data)
-        self.strengths = {
-            name: (strengths or {}).get(name) or tuned_strength(data.vectors, targets, seed=seed)
+        self.c_by_label = {
+            name: (c_by_label or {}).get(name) or select_c(data.vectors, targets, seed=seed)
             for name, targets in problems.items()
         }
         self._models = {
-            name: LogisticModel(data.vectors, targets, self.strengths[name])
+            name: LogisticModel(data.vectors, targets, self.c_by_label[name])
             for name, targets in problems.items()
         }
 
@@ -177,7 +176,7 @@ class LogisticClassifier:
             }
         index = {name: number for number, name in enumerate(self._names)}
         targets = np.array([index[some[0]] for some in data.labels], int)
-        return {ALL: targets} if len(targets) else {}
+        return {ALL_LABELS: targets} if len(targets) else {}
 
     def __call__(self, vector: Vectors) -> Answer:
         """Return the most probable label with its probability as the confidence.
@@ -191,7 +190,7 @@ class LogisticClassifier:
                 name for name, model in self._models.items() if model.probability(vector, 1) > 0.5
             )
             return Answer(", ".join(chosen), labels=chosen)
-        model = self._models[ALL]
+        model = self._models[ALL_LABELS]
         probabilities = model.probabilities(vector[None])[0]
         label = self._names[model.classes[probabilities.argmax()]]
         return Answer(label, labels=(label,), confidence=float(probabilities.max()))
@@ -200,8 +199,8 @@ class LogisticClassifier:
 class KnowledgeBaseLogistic:
     """Logistic regression on the labelled examples of a knowledge base, fitted at the first query.
 
-    Examples that `exclude` rules out for a query, such as its own image, are removed and the model
-    is fitted again with the same C. `answer` blocks; threads may share it.
+    If `exclude` removes examples for a query, such as its own image, the model is fitted again
+    without them, with the same C. `answer` blocks; threads may share an instance.
     """
 
     def __init__(
@@ -220,7 +219,7 @@ class KnowledgeBaseLogistic:
         self._lock = Lock()
 
     def answer(self, query: Query, vector: Vectors | None = None) -> Answer:
-        """Return the label of a query; `vector` spares its embedding."""
+        """Return the label of a query. With its `vector`, the query is not embedded."""
         excluded = self._knowledge.excluded_ids(query, exclude=self._exclude)
         with self._lock:  # fit once, and use the cores for one fit at a time
             classify = self._classifier(excluded)
@@ -239,13 +238,13 @@ class KnowledgeBaseLogistic:
         refit = self._refits.get(key)
         if refit is None:
             rest = data.without(key)
-            refit = self._fit(rest, fitted.strengths)
+            refit = self._fit(rest, fitted.c_by_label)
             self._refits.put(key, refit)
         return refit
 
     def _fit(
-        self, data: LabelledVectors, strengths: Mapping[str, float] | None = None
+        self, data: LabelledVectors, c_by_label: Mapping[str, float] | None = None
     ) -> LogisticClassifier:
         return LogisticClassifier(
-            data, multi_label=self._multi_label, seed=self._seed, strengths=strengths
+            data, multi_label=self._multi_label, seed=self._seed, c_by_label=c_by_label
         )

@@ -24,8 +24,8 @@ from bottega.evaluation.votes import Vote, knn, nearest_label, strict_vote, vote
 from bottega.parsing import most_confident, most_frequent
 
 # How demonstrations are found. "passages": with the gold passage where items name theirs and with
-# late-interaction scores, else by a search. "vectors": no example is shown,
-# all labelled vectors are used.
+# late-interaction scores, else by a search. "vectors": a classifier uses all labelled vectors and
+# shows no example.
 Retrieval = Literal[
     "none", "search", "uniform", "balanced", "everything", "oracle", "passages", "vectors"
 ]

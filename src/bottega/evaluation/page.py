@@ -31,7 +31,7 @@ CURVES = "Accuracy by number of demonstrations; the table has the values"
 @dataclass(frozen=True)
 class DemoPart:
     """Results on one benchmark. `scored` are the answers of the method whose rows are shown,
-    `shown` its demonstrations by item index, `facts` stand under the title and `note` under the
+    `shown` its demonstrations by item index, `facts` appear under the title and `note` under the
     results."""
 
     title: str

@@ -40,8 +40,8 @@ def paired_differences(
 ) -> list[PairedDifference]:
     """Compare methods with their baselines, the differences to `REFERENCE` first.
 
-    Both have the same number of shots, except that a method with only one is compared at each
-    number of the other. Metrics of a whole set (macro-F1) have no pairs.
+    Both have the same number of shots. A method with a single number of shots is compared at each
+    number of the other method. Metrics of a whole set (macro-F1) have no pairs.
     """
     by_name = {
         (r.method, r.shots): scored for r, scored in runs if not r.metric.startswith("macro")

@@ -240,7 +240,7 @@ def _method(
     if spec.vote is not None:
         assert retrieve is not None
         return _vote_method(spec, retrieve, shots, settings.multi_label)
-    if spec.retrieval != "search":  # only scores of a search say how similar examples are
+    if spec.retrieval != "search":  # other retrieval gives no similarity scores
         settings = replace(settings, shows=None)
     # The tier names the method in traces.
     tier = f"{spec.name}, {shots} shots, {data.name}" if shots else f"{spec.name}, {data.name}"

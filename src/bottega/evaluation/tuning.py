@@ -25,7 +25,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """Setting and the items that it answers correctly, in the order of all trials."""
+    """Setting, and whether it answers each item correctly; all trials have the same items."""
 
     setting: Setting
     correct: tuple[bool, ...]
@@ -44,9 +44,9 @@ class Selection:
     """Comparison of settings with the current one, the first trial.
 
     `best` is the most accurate trial; its accuracy is optimistic, because the same items selected
-    it. `nested` and `gain`, its difference to the current setting, are estimates for items that
-    select nothing: each item is answered by the best setting of the other folds. `p_value` of the
-    gain is McNemar's: the interval alone is too narrow for a few items.
+    it. `nested` is an unbiased estimate: each item is answered by the best setting of the other
+    folds. `gain` is the difference of `nested` to the current setting. `p_value` of the gain is
+    McNemar's, because the interval alone is too narrow for few items.
     """
 
     trials: tuple[Trial, ...]

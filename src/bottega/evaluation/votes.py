@@ -95,5 +95,5 @@ def _is_tied(candidates: Sequence[Candidate]) -> bool:
 
 
 def no_label(reason: str) -> Answer:
-    """Return an invalid answer with this reason in brackets."""
+    """Return an invalid answer whose text is the reason in brackets."""
     return Answer(f"({reason})", valid=False)

@@ -79,7 +79,7 @@ class PhotoGenerator(TransformersGenerator):
         self.folder = Path(self._source)
         self._sources: tuple[FeatureSource, ...] = ()
 
-    def features_from(self, *sources: FeatureSource) -> None:
+    def set_feature_sources(self, *sources: FeatureSource) -> None:
         """Look up vectors of images in these sources, which any thread may call."""
         self._sources = sources
         if self._loaded is not None and self._loaded.vision_cache is not None:

@@ -181,7 +181,7 @@ class Searcher:
         rows = [found[keys[id]] for id in ids]
         return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
 
-    def leave_one_out(self, k: int, by: str | None, sample: int, seed: int) -> Vectors:
+    def leave_one_out_scores(self, k: int, by: str | None, sample: int, seed: int) -> Vectors:
         try:
             index = self.current_index(by)
         except EmptyKnowledgeBaseError:
@@ -348,14 +348,14 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         self._check_embeds()
         return self._searcher.vectors(ids, by)
 
-    def leave_one_out(
+    def leave_one_out_scores(
         self, k: int, *, by: str | None = None, sample: int = 500, seed: int = 0
     ) -> Vectors:
         """Return the scores (n, k) of the `k` nearest other examples, best first, of at most
         `sample` examples. Examples with fewer than `k` others are left out."""
         _check_k(k)
         self._check_embeds()
-        return self._searcher.leave_one_out(k, by, sample, seed)
+        return self._searcher.leave_one_out_scores(k, by, sample, seed)
 
     def image_vectors(self, sha256s: Collection[str], by: str | None = None) -> dict[str, Vectors]:
         """Return the stored vectors of examples with exactly one image, by its sha256."""

@@ -82,7 +82,7 @@ def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     tower = tower_of(embedder)
     if tower is None or tower.folder != generator.folder:
         return False
-    generator.features_from(tower.image_vectors, partial(_tower_vectors, knowledge))
+    generator.set_feature_sources(tower.image_vectors, partial(_tower_vectors, knowledge))
     return True
 
 
@@ -100,7 +100,7 @@ def novelty_gate(generator: Generator, knowledge: KnowledgeBase) -> NoveltyGate 
     None. Blocks for about a second at 100,000 examples."""
     if not share_features(generator, knowledge):
         return None
-    return NoveltyGate(knowledge.leave_one_out(min(AVERAGED, max(1, len(knowledge) - 1))))
+    return NoveltyGate(knowledge.leave_one_out_scores(min(AVERAGED, max(1, len(knowledge) - 1))))
 
 
 def default_prompter(generator: Generator) -> Prompter:

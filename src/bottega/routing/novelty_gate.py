@@ -20,7 +20,7 @@ class NoveltyGate:
     each other. A model that answers "unknown" without demonstrations then abstains.
 
     `similarities` (n, k) holds the scores of the nearest other examples, best first, for n stored
-    examples (`KnowledgeBase.leave_one_out`). A query is novel if the mean score of its first
+    examples (`KnowledgeBase.leave_one_out_scores`). A query is novel if the mean score of its first
     candidates is below the `quantile` of these examples' means: about that share of familiar
     queries is rejected by mistake. With fewer than 50 examples no query is novel.
     """

@@ -88,13 +88,13 @@ def _stratified(examples: Iterable[Example], seed: int) -> tuple[list[Example], 
 
 def knowledge_base(source: Source) -> Benchmark:
     """Return at most `ITEMS` labelled images of a knowledge base and all of its examples: each item
-    is answered by the others, because no search returns its own image."""
+    is answered by the other examples, because a search excludes the item's own image."""
     with KnowledgeBase.open(source.location, embed=None, create=False) as knowledge:
         examples = knowledge.get_many(knowledge.ids())
-    unfit = sum(not (example.query.images and example.answer) for example in examples)
-    if unfit:
+    unsupported = sum(not (example.query.images and example.answer) for example in examples)
+    if unsupported:
         raise LoadError(
-            f"{source.location} has {unfit} examples without an image or an answer",
+            f"{source.location} has {unsupported} examples without an image or an answer",
             hint="use a knowledge base of labelled images",
         )
     items = random.Random(source.seed).sample(examples, min(ITEMS, len(examples)))

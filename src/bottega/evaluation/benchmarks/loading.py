@@ -74,9 +74,8 @@ def load_benchmark(
     `limit` is the maximum number of items, `per_class` that of examples per label in the knowledge
     base (of each episode); `seed` samples both, and splits a folder without train/ and test/.
     `label_noise` is the share of corrupted answers in the knowledge base. Raises `LoadError` for
-    items in both parts unless `allow_overlap`; those of a knowledge base are, and leave out
-    themselves.
-    """
+    items in both parts, unless `allow_overlap` is set or the source is a knowledge base, whose
+    items are evaluated by leave-one-out."""
     loaded = _load_source(spec, seed, on_error)
     examples = [example for example in loaded.knowledge if _is_readable(example, on_error)]
     items = [item for item in _with_ids(loaded.items) if _is_readable(item, on_error)]

@@ -124,7 +124,7 @@ def _listed(written: str) -> tuple[str, ...]:
 
 def mathvision(source: Source) -> Benchmark:
     """Load MathVision: testmini (304 items), with the rest of test (2,736) as the knowledge
-    base. `scoring=official` gives the verdicts of its published code."""
+    base. `scoring=official` scores like its published code."""
     location, options = read_location(source, SCORING)
 
     def make(row: Row, name: str) -> Example:

@@ -14,7 +14,7 @@ from bottega.image import Image
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 SIDE = 32  # of a tile, in pixels
-PER_AREA = 12  # tiles of one class in the knowledge base, and as many items
+PER_CLASS = 12  # tiles of a class in the knowledge base, and as many items
 LICENCES = (
     "tiles of china.jpg (danielbuechele) and flower.jpg (vultilion), both CC BY 2.0, from"
     " scikit-learn"
@@ -61,12 +61,12 @@ def _photographs() -> dict[str, Pillow.Image]:
 
 
 def _cut(photograph: Pillow.Image, areas: tuple[Box, ...]) -> Iterator[Image]:
-    """Yield up to PER_AREA tiles of the areas, in reading order."""
+    """Yield up to PER_CLASS tiles of the areas, in reading order."""
     corners = [
         (x, y)
         for left, top, right, bottom in areas
         for y in range(top, bottom - SIDE + 1, SIDE)
         for x in range(left, right - SIDE + 1, SIDE)
     ]
-    for x, y in corners[:PER_AREA]:
+    for x, y in corners[:PER_CLASS]:
         yield Image.from_pillow(photograph.crop((x, y, x + SIDE, y + SIDE)))

@@ -1,4 +1,4 @@
-"""MathVision's published scoring: its reading of replies and its equality of answers."""
+"""MathVision's published scoring: how it reads replies and compares answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OfficialMathVisionParser:
 
     The answer is a letter in the first line or at the end of the last sentence, else a number after
     the last "is", else the last box, else the sentence after "the answer is", else the whole reply.
-    It is lower case, without spaces, and begins after the last equals sign. `parse` reads the
+    It is in lower case, without spaces, and begins after the last equals sign. `parse` reads the
     rationale and the confidence.
     """
 
@@ -52,18 +52,18 @@ class OfficialMathVisionParser:
         self._parse = parse
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
-        said = read_answer(strip_thinking(completion.text))
+        text = read_answer(strip_thinking(completion.text))
         answer = self._parse(query, completion)
-        return replace(answer, text=said, labels=(said,) if said else (), valid=bool(said))
+        return replace(answer, text=text, labels=(text,) if text else (), valid=bool(text))
 
 
 def read_answer(reply: str) -> str:
     """Return the answer of a reply in the form that `official_equal` compares."""
-    said = _stated(reply.strip())
-    if BOX not in said:
+    text = _stated(reply.strip())
+    if BOX not in text:
         for phrase in PHRASES:
-            said = _after(phrase.capitalize(), _after(phrase, said))
-    return _clean(_content(said.lower().replace("{}", "")))
+            text = _after(phrase.capitalize(), _after(phrase, text))
+    return _clean(_content(text.lower().replace("{}", "")))
 
 
 def _stated(reply: str) -> str:
@@ -80,33 +80,34 @@ def _stated(reply: str) -> str:
     return number
 
 
-def _after(phrase: str, said: str) -> str:
+def _after(phrase: str, text: str) -> str:
     """Return the sentence after the last occurrence of a phrase, or else the text."""
-    _, found, rest = said.rpartition(phrase)
+    _, found, rest = text.rpartition(phrase)
     rest = rest.strip()
     return rest.split("\n")[0].split(". ")[0] if found else rest
 
 
-def _content(said: str) -> str:
-    """Return the right side of the last box, up to the last brace of the reply, or of the text."""
-    _, box, rest = said.rpartition(BOX)
-    said = rest.rpartition("}")[0] if box and "}" in rest else said
-    opened, closed = said.find("{"), said.find("}")
+def _content(text: str) -> str:
+    """Return the right side of the last equals sign: in the last box, up to the last brace of the
+    reply, else in the text."""
+    _, box, rest = text.rpartition(BOX)
+    text = rest.rpartition("}")[0] if box and "}" in rest else text
+    opened, closed = text.find("{"), text.find("}")
     if closed != -1 and (opened == -1 or closed < opened):
-        said = said[:closed]
-    return said.rpartition("=")[2].rpartition(r"\approx")[2]
+        text = text[:closed]
+    return text.rpartition("=")[2].rpartition(r"\approx")[2]
 
 
-def _clean(said: str) -> str:
+def _clean(text: str) -> str:
     """Remove spaces, TeX's text and spacing commands, degrees and the units m^3 and km."""
-    said = "".join(said.split()).replace("∞", r"\infty").replace(r"+\infty", r"\infty")
-    said = DROPPED.sub("", said.replace(r"\\", "\\"))
-    said = said.replace("tfrac", "frac").replace("dfrac", "frac")
-    if "sqrt" in said:  # the published code completes fractions only beside a root
-        said = BARE_ROOT.sub(r"\\sqrt{\1}", said)
-        said = BARE_FRACTION.sub(_braced_fraction, said)
-    said = BRACED_LETTER.sub(r"\1", BRACKETED_LETTER.sub(r"\1", said))
-    return said.rstrip(".").lstrip(":")
+    text = "".join(text.split()).replace("∞", r"\infty").replace(r"+\infty", r"\infty")
+    text = DROPPED.sub("", text.replace(r"\\", "\\"))
+    text = text.replace("tfrac", "frac").replace("dfrac", "frac")
+    if "sqrt" in text:  # the published code completes fractions only beside a root
+        text = BARE_ROOT.sub(r"\\sqrt{\1}", text)
+        text = BARE_FRACTION.sub(_braced_fraction, text)
+    text = BRACED_LETTER.sub(r"\1", BRACKETED_LETTER.sub(r"\1", text))
+    return text.rstrip(".").lstrip(":")
 
 
 def _braced_fraction(match: re.Match[str]) -> str:
@@ -169,7 +170,7 @@ QUOTIENT_SIGNS = ("/", ":", r"\div")
 # The published code ignores the text from here on: "24) cm" is 24, but "24 cm" has no value.
 STOP = re.compile(r"[)\]}&_]|\\}|\\to|\\rightarrow|\.(?!\d)")
 NO_FACTOR = re.compile(rf"{STOP.pattern}|[-+*/:,;<>=|^!]|\\times|\\cdot|\\div")
-MAX_FACTORIAL = 170  # larger ones are no floats
+MAX_FACTORIAL = 170  # larger factorials exceed floats
 
 
 class OfficialFormulaParser(FormulaParser):

@@ -23,7 +23,7 @@ BUNDLED = "bundled"
 BY_KIND = "by-kind"  # photos for photographs, bundled for other images, and words
 NOTE = "embed"  # key of the note in which a knowledge base stores the name of its embedder
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
-TEXT = ("words", MINILM)
+TEXT_EMBEDDERS = ("words", MINILM)
 TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
 PIXELS = "pixels"
 # First parts of a joined embedder; the second one is `pixels`.
@@ -91,7 +91,7 @@ def note_of(view: StoredView) -> str:
 
 def reads_text_only(spec: str) -> bool:
     """Return whether this embedder ignores images."""
-    return spec in TEXT or spec.endswith(":text")
+    return spec in TEXT_EMBEDDERS or spec.endswith(":text")
 
 
 def open_embedder(spec: str) -> Embedder:
