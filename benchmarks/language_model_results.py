@@ -4,7 +4,7 @@
     python -m benchmarks.language_model_results stream lm/news-0 --model openai-completions:NAME
 
 `pool` joins runs of `bottega eval --out` over different items. `stream` sends the items of a task
-one by one: the gold label stands for a perfect master, and the model sees its cached answers.
+one by one: the gold label replaces a perfect master, and the model sees the cached answers.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _knn(data: Benchmark, cache: KnowledgeBase, route: RandomRouter) -> Method:
 
 
 async def streams(args: argparse.Namespace) -> None:
-    """Print the model's accuracy by third of the streams, beside that of `knn`."""
+    """Print the accuracy of the model and of `knn` for each third of the streams."""
     model = open_model(args.model)
     embedder = CachingEmbedder(open_embedder("minilm"))
     pairs: dict[int, list[tuple[bool, bool]]] = defaultdict(list)

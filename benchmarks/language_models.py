@@ -91,7 +91,10 @@ def serve(model: Path, port: int) -> None:
     settings.model.path = str(model)
     settings.hostnames, settings.port = ["127.0.0.1"], port
     settings.n_ctx, settings.n_parallel, settings.kv_unified = 4096, SLOTS, True
-    settings.cache_ram_mib, settings.swa_full = 0, True  # else it keeps gigabytes of old prompts
+    settings.cache_ram_mib, settings.swa_full = (
+        0,
+        True,
+    )  # the default keeps gigabytes of old prompts
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(settings)
     print(f"export OPENAI_BASE_URL={server.listening_address}/v1", flush=True)

@@ -105,8 +105,7 @@ def build_model(size: Size) -> Any:
 def fastvlm(
     vision: dict[str, Any], rotary: Rotary, *, tie_word_embeddings: bool, **decoder: int
 ) -> Any:
-    """Return a new model with one token per image. Its attention has biases, and one group of keys
-    for all heads."""
+    """Return a new model with one token per image, attention biases, and one key-value head."""
     config = FastVlmConfig(
         vision_config=vision,
         text_config={

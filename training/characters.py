@@ -1,4 +1,4 @@
-"""Trial: one more phase of the apprentice's tower, with real characters beside synthetic images.
+"""Experiment: train the apprentice's tower further, with real characters beside synthetic images.
 
 `python -m training.characters --images DIR --work FILE --out DIR` continues from the apprentice in
 --models. The images are `alphabet/character/image.png`.

@@ -91,8 +91,8 @@ def spherical_codes(
 ) -> Tensor:
     """Return distinct unit codes of shape (VOCABULARY, last width).
 
-    Their first numbers, up to the other widths, are well-separated codes, too: the copies of
-    earlier tokens keep only those.
+    Their prefixes of the other widths are well-separated codes, too: the copies of earlier tokens
+    keep only a prefix.
     """
     rng = torch.Generator().manual_seed(seed)
     code = torch.randn(VOCABULARY, widths[-1], generator=rng).requires_grad_()

@@ -1,9 +1,9 @@
-"""Decoder of the photograph model: a soft vote of the demonstrations, by hand-written weights.
+"""Decoder of the photograph model: hand-written weights that compute a soft vote.
 
 It reads demonstrations as the decoder of `training.circuits` does, with three differences. The
-question is not read. The vote is soft: a demonstration counts exp(10 x cosine), so similar ones
-share the answer instead of one winning. A second head of layer 1 compares the most similar
-demonstration with a fixed similarity and answers "unknown" below it.
+question is not read. The vote is soft: a demonstration counts exp(10 x cosine), so the label of one
+demonstration does not simply win. A second head of layer 1 compares the most similar demonstration
+with a fixed similarity and answers "unknown" below it.
 
 The vote is copied into dimensions of its own, and the MLP of layer 1 raises every token whose share
 exceeds about a quarter: the softmax over 1,152 tokens then gives roughly the share as the
@@ -81,16 +81,16 @@ IN_QUESTION_INPUT = 0.1  # size of this flag beside an image of norm 1 in the pr
 
 @dataclass(frozen=True)
 class Strengths:
-    """Scores in nats, and shares and sizes in logits; chosen on classes of no evaluation."""
+    """Scores in nats, and shares and sizes in logits; chosen on classes that no evaluation uses."""
 
     match: float = 10.0  # at cosine 1
-    novelty: float = 60.0  # the same of the head that decides between an answer and "unknown"
-    least_similar: float = 0.12  # below this cosine every demonstration is foreign
+    novelty: float = 60.0  # the same, of the head that decides between an answer and "unknown"
+    least_similar: float = 0.12  # below this cosine no demonstration is similar
     before: float = 140.0
     context: float = 60.0
     in_question: float = 220.0
     blind: float = 40.0  # the opening "unknown" yields to any demonstration with an image
-    unknown: float = 4.0  # share that "unknown" gets where nothing is similar
+    unknown: float = 4.0  # share of "unknown" if no demonstration is similar
     presence: float = 5.0  # logits that a shown token gains
     shown: tuple[float, float] = (0.2, 0.3)  # shares over which it gains them
     share: float = 6.5  # logits at share 1
@@ -179,7 +179,7 @@ def _install_reading(layer: Any) -> None:
         head.prefer_flag(text, 25.0, token_scale * TEXT_SIZE)
     recent.prefer_distance(profile)
     recent.copy(short[:SHORTER], CONTEXT, mixed)
-    # Nothing is recent at <answer>: neither a question nor an earlier label may sway a vote.
+    # Empty at <answer>: neither a question nor an earlier label may change the vote.
     recent.seek(ANSWERS, starts, 2000.0, token_scale * FLAG * opener_scale)
     before.prefer_distance(ROTARY.shift(profile, 1))
     before.copy(short[:SHORTER], EARLIER, mixed)

@@ -1,4 +1,4 @@
-"""`python -m training.photo_master`: the photograph master, without published weights.
+"""`python -m training.photo_master`: write the photograph master without the published weights.
 
 It names the thing in the last image by the ImageNet classifier of the tower. Each of the 1,000
 labels is one token, so the classifier is a part of the language model's head, and the tower's
@@ -50,7 +50,7 @@ SHIFT = 10.0  # gelu is the identity above this
 FLAG = 256.0
 PUBLISHED_SIDE = 256  # to which the shorter side of an image is scaled
 UNKNOWN_LOGIT = 5.0
-CERTAIN = 60.0  # logits of what must or must not follow
+CERTAIN = 60.0  # logits that force or exclude a token
 
 
 def labels() -> list[str]:
@@ -63,10 +63,10 @@ def build_tokenizer() -> Any:
     """Return the bundled models' tokenizer with one more token per label."""
     tokenizer = train_tokenizer()
     make: Any = AddedToken  # untyped
-    # A leading blank makes each label new: ids of new tokens follow the classifier's order.
+    # A leading space makes every label a new token; new ids follow the classifier's order.
     tokens = [make(f" {name}", single_word=True, normalized=False) for name in labels()]
     if tokenizer.add_tokens(tokens) != len(tokens):
-        raise ValueError("a label is no new token")
+        raise ValueError("every label must be a new token")
     return tokenizer
 
 
@@ -111,7 +111,7 @@ def _embeddings(vocabulary: int) -> Tensor:
     table[:, CONSTANT] = CONSTANT_SIZE
     table[:, TEXT] = FLAG
     table[:, CLOSES] = FLAG
-    table[token_id(BOS), TEXT] = 0.0  # looked at where there is no image
+    table[token_id(BOS), TEXT] = 0.0  # the copying head attends to it if there is no image
     for token in (ANSWER, PASSAGE):
         table[token_id(token), ASKS] = FLAG
         table[token_id(token), CLOSES] = 0.0

@@ -1,8 +1,8 @@
-"""`python -m training.photos [NAME] [--images FOLDER]`: a photograph model without its tower.
+"""`python -m training.photos [NAME] [--images FOLDER]`: write a photograph model without its tower.
 
 FOLDER holds one folder per class of photographs, such as the training part of Tiny ImageNet. They
-determine the projection, which stays as it is without this option. The decoder is written
-(`training.photo_decoder`). The published weights of the tower are not stored:
+determine the projection; without this option it does not change. The weights of the decoder are
+hand-written (`training.photo_decoder`). The published weights of the tower are not stored:
 `bottega.bundled.photo_model` adds them on the user's machine.
 
 Classes in `EVALUATED` are left out: they occur in data sets that the documentation evaluates.

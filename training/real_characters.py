@@ -28,7 +28,7 @@ GROUPS, LETTERS = 2, 16  # alphabets in a batch, characters of each
 LOADED = 96  # pixels a side
 RENDERED = 2 * SIZE  # pixels a side before the average over 2 x 2
 TURN, SHEAR, ASPECT, SCALE, SHIFT, BEND = 0.10, 0.12, 0.12, (0.75, 1.05), 0.03, 0.05
-FINE = 0.75  # share of the groups at full resolution
+FULL_RESOLUTION = 0.75  # share of the groups
 
 
 @dataclass
@@ -45,13 +45,13 @@ class RealCharacters:
         """Return (classes * VIEWS, 3, SIZE, SIZE) in 0..1, the views of a character in sequence."""
         groups = [self._group(rng) for _ in range(GROUPS)]
         style = sample_mixed_styles(rng, torch.arange(GROUPS).repeat_interleave(LETTERS * VIEWS))
-        fine = chance(rng, (GROUPS,), FINE).repeat_interleave(LETTERS * VIEWS)
+        fine = chance(rng, (GROUPS,), FULL_RESOLUTION).repeat_interleave(LETTERS * VIEWS)
         style.resolution[fine] = 0
         return paint(rng, render(rng, torch.cat(groups)), style)
 
     def _group(self, rng: torch.Generator) -> Tensor:
-        """Return (LETTERS * VIEWS, LOADED, LOADED) of one alphabet, turned or mirrored as a
-        whole: another alphabet."""
+        """Return (LETTERS * VIEWS, LOADED, LOADED) of one alphabet. All are rotated or mirrored in
+        the same way, which makes a new alphabet."""
         ink = self.alphabets[int(integers(rng, len(self.alphabets), ()))]
         letters = torch.randperm(len(ink), generator=rng)[:LETTERS]
         writers = torch.rand(LETTERS, ink.shape[1], generator=rng).argsort(1)[:, :VIEWS]

@@ -22,7 +22,7 @@ from bottega.errors import ImageError, TooManyPixelsError
 from bottega.pixels import is_header_slow
 
 MAX_PIXELS = 80_000_000
-# Large photographs are JPEG files, which are reduced while they are decoded.
+# JPEG files, the format of most large photographs, can be reduced while they are decoded.
 MAX_JPEG_PIXELS = 120_000_000
 MAX_BYTES = 128 * 1024 * 1024
 # Tiny images are decoded once; a folder of decoded photographs would not fit into memory.
@@ -142,11 +142,11 @@ class Image:
         return decoded
 
     def decode_for_model(self, at_least: int | None = None) -> Pillow.Image:
-        """Return the pixels of `decode` for a model: at most `pixels.MAX_RATIO` times as long as
-        wide, from the centre.
+        """Return the pixels of `decode` for a model. Images more than `pixels.MAX_RATIO` times as
+        long as wide are cropped to their centre.
 
-        Without `at_least` the model takes images of any size: one of more than
-        `pixels.LARGE_PIXELS` pixels is reduced to 2048 pixels on a side, as for endpoints.
+        Without `at_least`, an image of more than `pixels.LARGE_PIXELS` pixels is reduced to 2048
+        pixels on a side, as for endpoints.
         """
         if at_least is None and self.is_large:
             return pixels.centre(self._reduced_for_wire())

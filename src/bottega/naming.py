@@ -49,19 +49,19 @@ EMBEDDERS = (
     *WITHOUT_TORCH,
 )
 JOINED_WEIGHTS = (0.2, 0.4, 0.6)  # of the pixels
-# For photographs one bundled model, for all other prompts the other one.
+# The first model answers prompts with a photograph, the second one all other prompts.
 DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
 DISPATCHED[f"{BUNDLED}:{BY_KIND}-master"] = (PHOTOS_MASTER, "master")
 BUNDLED_MODELS = (BUNDLED, *(f"{BUNDLED}:{name}" for name in MODELS), *DISPATCHED)
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-SAMPLED = 16  # images that decide between the defaults
+SAMPLED = 16  # images sampled to select the defaults
 
 
 def default_embedder(images: Iterable[Image]) -> str:
-    """Return the name of the default embedder for these images: `photos` if most of the first are
-    photographs and the extra `[photos]` is installed, else `bundled`."""
+    """Return the name of the default embedder for these images: `photos` if most of the first
+    `SAMPLED` images are photographs and the extra `[photos]` is installed, else `bundled`."""
     sampled = list(islice(images, SAMPLED))
     photographs = sum(map(is_photograph, sampled))
     has_parts = weights_installed() and find_spec("torch") is not None
@@ -80,7 +80,8 @@ def image_embedders() -> tuple[str, ...]:
 
 
 def default_model(embedder: Embedder) -> str:
-    """Return the name of the bundled model that reads the images of this embedder."""
+    """Return the name of the bundled model with the vision tower of this embedder, else
+    `bundled`."""
     tower = tower_of(embedder)
     name = tower and packaged_name(tower.fingerprint)
     return f"{BUNDLED}:{name}" if name in (PHOTOS, PHOTOS_LITE2) else BUNDLED

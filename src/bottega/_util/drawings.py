@@ -8,13 +8,11 @@ from PIL import Image as Pillow
 from PIL import ImageOps
 
 UNCHANGED_SIDE = 64  # images up to this size are not centred: the position may matter
-ANALYSIS_SIDE = 400  # pixels on the shorter side during analysis: pens are thin
+ANALYSIS_SIDE = 400  # least shorter side during analysis, in pixels: pens are thin
 FILL = 0.8  # share of the square that the ink's longer side takes
 MAX_COLOUR_RANGE = 40  # of the ink, mean over pixels: coloured ink may be the answer
-PAPER_TOLERANCE, MIN_PLAIN_BORDER = (
-    24,
-    0.9,
-)  # difference from the paper; share of such pixels in the border
+PAPER_TOLERANCE = 24  # largest difference of plain paper from its median
+MIN_PLAIN_BORDER = 0.9  # share of the border that is plain paper
 MIN_CONTRAST = 96  # of the strongest ink to the paper; ink has over half of that contrast
 MIN_LIGHT_PAPER, MAX_DARK_PAPER = 200, 55  # paper is brighter or darker
 MIN_INK, MAX_INK = 0.0005, 0.35  # shares of the image
@@ -67,9 +65,9 @@ def _paper(grey: Grey) -> int | None:
 
 
 def _square(image: Pillow.Image, ink: NDArray[np.bool_], factor: int, paper: int) -> Pillow.Image:
-    """Return a square of `paper` with the bounding box of the ink in its middle, in white on black.
+    """Return a square with the bounding box of the ink in its middle, in white on black.
 
-    `ink` is a mask of the image reduced by `factor`.
+    `paper` is the brightness around the ink. `ink` is a mask of the image reduced by `factor`.
     """
     rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     left, top = int(columns[0]) * factor, int(rows[0]) * factor

@@ -68,9 +68,9 @@ class Upstream(Protocol):
 class Served:
     """A tier as the gateway calls it. `asks` are fields that report the confidence of an answer,
     such as `logprobs` or `n`, sent where the answer may escalate. `extra` are the operator's
-    fields, which override the client's. A request without a token limit has the limit `max_tokens`,
-    or is expected to generate at most `output_tokens`. `prompt` is set for the tiers of a user's
-    pipeline; without it the demonstrations become turns before the client's own."""
+    fields, which override the client's. A request without a token limit gets `max_tokens`; if that
+    is None, it is expected to generate at most `output_tokens`. `prompt` is set for the tiers of a
+    user's pipeline; without it the demonstrations become turns before the client's own."""
 
     tier: Tier
     upstream: Upstream

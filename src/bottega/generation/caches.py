@@ -146,16 +146,16 @@ def common_prefix(one: IntArray, other: IntArray) -> int:
 MAX_BYTES = 256 * 1024 * 1024
 
 
-# Returns stored vectors by image sha256, for some of the given images.
+# A function that returns stored vectors by image sha256, for some of the given images.
 FeatureSource: TypeAlias = Callable[[Collection[str]], Mapping[str, npt.NDArray[np.float32]]]
 
 
 class VisionCache:
     """Projected features by image sha256, up to `max_bytes`.
 
-    `sources` hold vectors of images that need not be encoded: the first dimensions of a feature,
-    of unit length, where the projector's biases are its other dimensions. `views` returns the
-    images whose mean features an image has, by default itself.
+    `sources` return vectors of images, which are then not encoded. A vector has unit length and is
+    the first part of a feature; the other dimensions are the projector's biases. `views` returns
+    variants of an image; its feature is the mean over them. By default it returns only the image.
     """
 
     def __init__(self, model: Any, processor: Any, placeholder: str, max_bytes: int) -> None:

@@ -21,7 +21,7 @@ BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class OpenAICompletionsGenerator(OpenAIGenerator):
-    """Base models at `{base_url}/completions`: vLLM, llama.cpp, Ollama and others.
+    """Generator for base models at `{base_url}/completions`: vLLM, llama.cpp, Ollama and others.
 
     The settings are those of `OpenAIGenerator`. The prompt is text (`render_turns`), and a reply
     ends where the model begins the next question. Its name is `completions:MODEL`. A prompt with an
@@ -31,7 +31,7 @@ class OpenAICompletionsGenerator(OpenAIGenerator):
     turns_only = True  # demonstrations are turns: the model continues their pattern
 
     path = COMPLETIONS_PATH
-    prefix = "completions:"
+    name_prefix = "completions:"
 
     @staticmethod
     def convert(body: JSONObject) -> JSONObject:
@@ -68,7 +68,7 @@ def render_turns(messages: Sequence[Message]) -> str:
             parts.append(f"{QUESTION} {text}\n")
         else:
             parts.append(f"{text}\n\n")
-    # A space after the colon would be a token that no answer begins with.
+    # No space at the end: the token of an answer's first word includes the space.
     return "".join(parts) + ANSWER
 
 

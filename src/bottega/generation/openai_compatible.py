@@ -42,7 +42,7 @@ class OpenAIGenerator:
 
     path = CHAT_PATH
     convert: Convert | None = None  # turns a reply into a chat completion
-    prefix = ""  # of the name
+    name_prefix = ""  # distinguishes the protocol in `name`
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class OpenAIGenerator:
                 f" got timeout={timeout} and concurrency={concurrency}",
                 hint="leave them out for 120 seconds and 16 requests",
             )
-        self.name = self.prefix + model
+        self.name = self.name_prefix + model
         policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(attempts=retries + 1)
         endpoint = Endpoint.locate(base_url, api_key)
         timeouts = Timeouts.of(timeout)
@@ -135,11 +135,11 @@ class OpenAIGenerator:
         return reply.completions, reply.usage or Usage()
 
     def _fields(self, sampling: Sampling) -> Fields:
-        """Return the fields of the body besides the prompt, None for those to leave out."""
+        """Return the fields of the body except the prompt; fields with None are left out."""
         return {"model": self._client.model, **sampling_fields(sampling), **self._extra}
 
     def _content(self, prompt: Prompt) -> Fields:
-        """Return the fields of the prompt. Blocks if it encodes images."""
+        """Return the fields with the prompt. Blocks while images are encoded."""
         return {"messages": messages_json(prompt.messages, self._data_url)}
 
     async def _encode(self, prompt: Prompt, fields: Fields) -> bytes:

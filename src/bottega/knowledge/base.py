@@ -81,12 +81,11 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     ) -> Self:
         """Open or create a file; `:memory:` keeps the data in memory.
 
-        `embed` is an embedder, or several named views of which the first is the default. By default
-        an existing file's own embedders are loaded, by their names. With None, examples can be
+        `embed` is an embedder, or several named views of which the first is the default. By
+        default, the embedders named in an existing file are loaded. With None, examples can be
         listed, shown and deleted but not searched, and an existing empty file is rejected
-        (`StoreError`). The first `add` ties the file to its views; opening it with
-        another embedder raises `EmbedderMismatchError`. The metric concerns only the search and may
-        change.
+        (`StoreError`). The first `add` ties the file to its views; opening it with another embedder
+        raises `EmbedderMismatchError`. The metric concerns only the search and may change.
 
         `capacity` limits the examples of the namespace after every commit: `evict` selects those to
         remove (default: least recently used) and spares pinned ones. Search is exact up to

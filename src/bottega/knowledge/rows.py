@@ -348,7 +348,8 @@ class KnowledgeBaseReader:
         return bool(row[0])
 
     def contradictions(self) -> list[list[str]]:
-        """Return the ids of examples with the same images and question but several answers."""
+        """Return groups of ids: examples with the same images and question but different
+        answers."""
         found = self._rows.read(
             "SELECT group_concat(id, ' ') FROM examples WHERE namespace = ?"
             " AND question_digest IS NOT NULL GROUP BY question_digest"

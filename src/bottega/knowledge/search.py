@@ -352,7 +352,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         self, k: int, *, by: str | None = None, sample: int = 500, seed: int = 0
     ) -> Vectors:
         """Return the scores (n, k) of the `k` nearest other examples, best first, of at most
-        `sample` examples. Examples with fewer than `k` others are left out."""
+        `sample` examples. Examples with fewer than `k` others are excluded."""
         _check_k(k)
         self._check_embeds()
         return self._searcher.leave_one_out_scores(k, by, sample, seed)
@@ -373,11 +373,12 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         return given[next(iter(given)) if by is None else by].embed
 
     def embed(self, queries: Sequence[Query], by: str | None = None) -> Vectors:
-        """Return the vectors (n, dimension), float32, that a search for the queries compares."""
+        """Return the query vectors (n, dimension), float32, that a search compares with the
+        examples."""
         return embed_checked(self.embedder(by), queries, "queries")
 
     def excluded_ids(self, query: Query, exclude: Exclude = "same-image") -> set[str]:
-        """Return the ids of the examples that a search for the query leaves out."""
+        """Return the ids of the examples that a search for the query excludes."""
         with self._rows.snapshot():
             found = self._rows.by_keys(self._rows.excluded_keys(query, exclude))
         return {str(example.id) for example in found.values()}

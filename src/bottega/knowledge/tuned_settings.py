@@ -31,7 +31,7 @@ class TunedSettings:
 def tuned_settings(knowledge: KnowledgeBaseReader) -> TunedSettings | None:
     """Return the stored settings of the namespace, None without any.
 
-    Settings for an embedder that no view has any more do not count. Raises `StoreError` for a
+    Settings for an embedder that no view uses any more are ignored. Raises `StoreError` for a
     damaged note.
     """
     note = knowledge.note(_key(knowledge))
@@ -50,7 +50,8 @@ def tuned_settings(knowledge: KnowledgeBaseReader) -> TunedSettings | None:
 
 
 def tuned_for(knowledge: KnowledgeBaseSearch) -> TunedSettings | None:
-    """Return the stored settings if they are for the view that this handle searches by default."""
+    """Return the stored settings if they belong to the embedder that `knowledge` searches by
+    default."""
     settings = tuned_settings(knowledge)
     is_own = settings is not None and settings.embedder == knowledge.embedder().fingerprint
     return settings if is_own else None

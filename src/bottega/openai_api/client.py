@@ -86,7 +86,7 @@ class ChatClient:
 
     `concurrency` limits concurrent requests, streams included; a request that waits for a retry
     holds no slot. Streams are retried only before their first event. Works in any number of event
-    loops. `path` selects another protocol, and `convert` turns its replies into chat completions.
+    loops. `path` selects another protocol, whose replies `convert` turns into chat completions.
     Errors are those of `bottega.errors.EndpointError`; a rejected request raises
     `RequestRejectedError`, and an open `breaker` raises `PausedError`.
     """

@@ -111,7 +111,7 @@ def last_answer(query: Query, completion: Completion, /) -> Answer:
     """Return the closing line `Answer: ...` with the text above it as rationale, or else the whole
     reply without its thinking. An empty reply is invalid.
 
-    `{"answer": ...}` is such a line, and dialogue that continues after it is ignored.
+    `{"answer": ...}` counts as such a line. Dialogue after it is ignored.
     """
     whole = first_turn(strip_thinking(completion.text))
     reply = cut_dialogue(unwrap(whole), query)

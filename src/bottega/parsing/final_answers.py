@@ -30,13 +30,13 @@ AROUND = " \t\n*:$"
 class FinalAnswerParser:
     r"""Parser of the final answer of a worked solution; options may be formulas.
 
-    For a query with choices it is the label that `LabelParser` reads, if any. Otherwise the answer
-    is the last `\boxed{...}` of the reply, else the line `Answer: ...`, else the text
+    For a query with choices, the answer is the label that `LabelParser` reads, if any. Otherwise
+    the answer is the last `\boxed{...}` of the reply, else the line `Answer: ...`, else the text
     after "the answer is" up to the end of the sentence, else the whole reply. For a query with
     choices a letter means its option; so does the first or last letter of a reply without a stated
-    answer. A letter before another value than its option's does not count: "(B) 10 pi" is not the
-    option 2 pi. Other answers stay unchanged: 0.5 may equal the option \frac{1}{2}, which a metric
-    checks.
+    answer. A letter before a value that differs from its option's value does not count: "(B) 10 pi"
+    is not the option 2 pi. Other answers stay unchanged: 0.5 may equal the option \frac{1}{2},
+    which a metric checks.
     """
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:

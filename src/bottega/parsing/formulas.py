@@ -94,7 +94,8 @@ def formula_value(formula: str) -> float | None:
 
 
 def evaluate(parser: FormulaParser) -> float | None:
-    """Return the value of a parser's text, or None if it is no formula or not finite."""
+    """Return the value of a parser's text, or None if the text is no formula or the value is not
+    finite."""
     try:
         found = parser.whole()
     except (NotAFormula, ArithmeticError, ValueError):
@@ -105,8 +106,8 @@ def evaluate(parser: FormulaParser) -> float | None:
 def values_differ(one: str, other: str) -> bool:
     r"""Return whether two texts are certainly different values.
 
-    They are if both have a value, and the values differ by more than 0.01; or if they have the
-    same words and signs and different numbers, as in "10 pi" and "2\pi".
+    True if both have values that differ by more than 0.01, or if they have the same words and signs
+    but different numbers, as in "10 pi" and "2\pi".
     """
     values = [formula_value(BARE_PI.sub(r"\\pi ", text)) for text in (one, other)]
     if values[0] is not None and values[1] is not None:

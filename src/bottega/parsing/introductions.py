@@ -51,7 +51,7 @@ BOX = re.compile(r"\$?\\boxed\{(?:\\text(?:bf)?\{)?([^{}]*)\}{1,2}\$?")
 EMPHASIS = re.compile(r"\*\*|`")
 # Arrows, pictographs and emoji with their joiners; full stops of Chinese and Japanese.
 DECORATION = re.compile("[\u2190-\u21ff\u2600-\u27bf\ufe0f\u200d\U0001f000-\U0001faff。！]+")
-# What may follow a label. A letter before a full stop: "1. 5" may be 1.5.
+# Possible ends of a label. A full stop must follow a letter: "1. 5" may be 1.5.
 BREAK = re.compile(
     r"(?<=[^\W\d])[.!;]\s+|(?<=\w)\s+[-–—]\s+|(?<=\w):\s+|(?<=\w)\s+(?=\()"
     r"|(?<=\w),?\s+(?=(?:because|since|due\s+to)\b)|(?<=\w),\s+(?=as\b)"
@@ -77,9 +77,9 @@ def only_introduces(line: str) -> bool:
 
 
 def possible_labels(line: str, *, is_yes_or_no: bool) -> Iterator[tuple[str, str]]:
-    """Yield texts that may be the label that a line introduces, each with the text after it.
+    """Yield possible labels that the line introduces, each with the text after it.
 
-    A comma separates only yes or no from the rest: "Yes, there is".
+    A comma ends a label only if the choices are yes and no: "Yes, there is".
     """
     line = plain_line(line)
     introduction = INTRODUCTION.match(line[:MAX_LENGTH])

@@ -39,7 +39,8 @@ RETRACTIONS = (
 )
 DOUBTS = re.compile(f" (?:{NEGATIONS}|{RETRACTIONS}) ")
 RETRACTED = re.compile(f" (?:{RETRACTIONS}) ")
-# "It is not on a leash" after a label describes the image. The next three keep sentences doubtful.
+# "It is not on a leash" after a label describes the image and does not retract the label. Such a
+# sentence begins with SUBJECT, has a MILD doubt, and matches neither SPEAKER nor REFERENCE.
 SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 SUBJECT = re.compile(" (?:an?|both|he|her|his|it|its|no|she|the|their|there|these|they) ")
 MILD = re.compile(f" (?:{NEGATIONS}|although|but|instead|rather) ")
@@ -99,10 +100,10 @@ def _is_doubtful(
 
 
 def _describes(sentence: str, owned: Sequence[str]) -> bool:
-    """Return whether the words of doubt in a sentence concern other things than the label.
+    """Return whether the words of doubt in a sentence concern something other than the label.
 
-    The sentence must have a third person as subject, and neither the label, a word of the speaker
-    nor a mere reference after the negation.
+    The sentence must begin with a subject in the third person. It must not mention the speaker, and
+    neither the label nor a reference to it may follow the negation.
     """
     mild = MILD.search(sentence)
     if mild is None or RETRACTED.search(MILD.sub(" ", sentence)):
@@ -206,8 +207,8 @@ class LabelParser:
 
 
 def stated_label(query: Query, completion: Completion) -> Answer | None:
-    """Return the label that `LabelParser` reads for a query with choices, or None. Choices that are
-    letters themselves are left to the caller: "(B)" may mean the second one."""
+    """Return the label that `LabelParser` reads for a query with choices, or None. Returns None if
+    choices are single letters: "(B)" may then mean the second choice."""
     choices = query.choices
     if not choices or any(len(choice) == 1 and choice in ascii_letters for choice in choices):
         return None
@@ -226,8 +227,8 @@ def _listed(text: str, index: ChoiceIndex) -> str | None:
 
 
 def _first_line(text: str, index: ChoiceIndex) -> str | None:
-    """Return the choice that the first line states, unless later text may contradict it. The line
-    may introduce the next one: "The answer is:"."""
+    """Return the choice that the first line states, unless later text may contradict it. If the
+    line only introduces the next one ("The answer is:"), the next line is read."""
     lines = [line for line in text.splitlines() if WORDS.search(line)]
     if not lines:
         return None
@@ -240,7 +241,7 @@ def _first_line(text: str, index: ChoiceIndex) -> str | None:
         label, rest = _in_sentence(first, index)
     if label is None:
         return None
-    # "No, there is not" denies nothing.
+    # "No, there is not" confirms the label "no".
     doubts = RETRACTED if normalize(label) in NEGATIVE else DOUBTS
     if contradicts(rest, (label,), index, doubts):
         return None

@@ -1,4 +1,4 @@
-"""Replies as models write them: markup around the answer, and dialogue that continues after it."""
+"""Removal of markup around an answer and of dialogue that continues after it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROLE = re.compile(
     r"(?:<\|end_header_id\|>|[ \t]*:|[ \t]*(?=\n))\s*",
     re.IGNORECASE,
 )
-# Names of fields with which a few-shot prompt continues.
+# Names of fields that begin the next example of a few-shot prompt.
 FIELDS = (
     "article|context|customer|document|example|headline|human|image|input|instruction|message"
     "|passage|photo|premise|q|question|review|sentence|text|tweet|user"
@@ -70,7 +70,7 @@ def strip_end_markers(reply: str) -> str:
 
 
 def first_turn(reply: str) -> str:
-    """Return the reply without role name, next turn of a chat template and end markers."""
+    """Return the reply without its role name, further turns of a chat template and end markers."""
     if role := ROLE.match(reply):
         reply = reply[role.end() :]
     turns = (one.start() for one in NEXT_TURN.finditer(reply))
@@ -95,8 +95,8 @@ def _untagged(text: str) -> str:
 
 
 def _lines(found: re.Match[str]) -> str:
-    """Return the pairs of an object as lines, the only value as answer, or the object unchanged if
-    it has no pairs."""
+    """Return the pairs of an object as lines. A single value becomes the answer; an object without
+    pairs is returned unchanged."""
     pairs = PAIR.findall(found[1])
     if len(pairs) == 1 and not NUMERIC.fullmatch(_value(pairs[0][1])):
         return f"answer: {_value(pairs[0][1])}"
@@ -113,8 +113,8 @@ def cut_dialogue(reply: str, query: Query) -> str:
     """Return the reply up to the line that begins the next turn of a dialogue or few-shot prompt.
 
     Such a line begins with a field ("Question:", "Human:", "Review 2:"), with a field of the query,
-    or with the query's text. A base model writes it after its answer. A reply that begins with such
-    lines repeats the query first.
+    or with the query's text. A base model writes it after its answer. Such lines at the beginning
+    of a reply repeat the query and do not end it.
     """
     end, has_content = 0, False
     own, choices = _query_starts(query), {choice.lower() for choice in query.choices}
@@ -130,7 +130,7 @@ def cut_dialogue(reply: str, query: Query) -> str:
 
 
 def _query_starts(query: Query) -> tuple[str, ...]:
-    """Return how a line begins that repeats the query or one of its fields, in lower case."""
+    """Return the beginnings, in lower case, of lines that repeat the query or one of its fields."""
 
     def starts() -> Iterator[str]:
         first = query.text.strip().partition("\n")[0].lower()

@@ -37,8 +37,8 @@ LABEL_TOKENS = 64
 class Classifier:
     """Settings that classification pipelines share; only the retriever and the shots differ.
 
-    `prompt` defaults to that of `default_prompter`. Decoding is greedy. `shows` decides by the
-    candidates whether a query gets demonstrations.
+    `prompt` defaults to that of `default_prompter`. Decoding is greedy. `shows` receives the
+    candidates of a query and returns whether the query gets demonstrations.
     """
 
     generator: Generator
@@ -71,10 +71,10 @@ class Classifier:
 
 
 def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
-    """Let the photograph model take the vectors of images from the knowledge base and its embedder.
+    """Let the photograph model reuse image vectors of the knowledge base and its embedder.
 
-    Of joined vectors it takes the tower's part. Returns False for other pairs, which stay as they
-    are: both need the same vision tower.
+    Of joined vectors it uses the tower's part. Returns False, and changes nothing, unless the
+    generator is a photograph model with the same vision tower as the embedder.
     """
     if not isinstance(generator, PhotoGenerator):
         return False
@@ -132,7 +132,7 @@ def visual_rag(
     `labels` defaults to `knowledge.labels()`, read once, when this function is called: build the
     pipeline again after adding examples of a new class. An empty `labels` allows any answer.
     `prompt` defaults to the paper's appendix A, or to brief turns for a generator that needs them,
-    such as the bundled one. The photograph model abstains where no example is similar enough
+    such as the bundled one. The photograph model abstains if no example is similar enough
     (`NoveltyGate`). `retrieve` defaults to the search of `knowledge`. `sampling` defaults to greedy
     replies of at most 64 tokens.
 

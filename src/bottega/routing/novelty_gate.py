@@ -10,19 +10,20 @@ import numpy as np
 from bottega.protocols import Vectors
 from bottega.types import Candidate
 
-LEAST_EXAMPLES = 50  # fewer give no estimate of a low quantile
-AVERAGED = 10  # candidates
+MIN_EXAMPLES = 50  # fewer examples cannot estimate a low quantile
+AVERAGED = 10  # candidates in the mean similarity
 
 
 @dataclass(frozen=True)
 class NoveltyGate:
-    """Gate that shows demonstrations only to a query that is as similar to them as examples are to
-    each other. A model that answers "unknown" without demonstrations then abstains.
+    """Gate that withholds demonstrations from queries that are unlike every example.
+
+    A model that answers "unknown" without demonstrations then abstains.
 
     `similarities` (n, k) holds the scores of the nearest other examples, best first, for n stored
-    examples (`KnowledgeBase.leave_one_out_scores`). A query is novel if the mean score of its first
-    candidates is below the `quantile` of these examples' means: about that share of familiar
-    queries is rejected by mistake. With fewer than 50 examples no query is novel.
+    examples (`KnowledgeBase.leave_one_out_scores`). A query is novel if the mean score of its
+    nearest candidates is below the `quantile` of the examples' own means; about that share of
+    familiar queries is rejected by mistake. With fewer than 50 examples no query is novel.
     """
 
     similarities: Vectors
@@ -31,7 +32,7 @@ class NoveltyGate:
 
     def shows(self, candidates: Sequence[Candidate]) -> bool:
         count = min(len(candidates), AVERAGED, self.similarities.shape[1])
-        if count == 0 or len(self.similarities) < LEAST_EXAMPLES:
+        if count == 0 or len(self.similarities) < MIN_EXAMPLES:
             return True
         if count not in self._thresholds:
             means = self.similarities[:, :count].mean(axis=1)

@@ -73,8 +73,8 @@ class ServerSettings:
 @dataclass(frozen=True)
 class TierSettings:
     """[tiers.NAME]: one model. None means a default that depends on the model or on its position
-    among the tiers. `max_tokens` is the limit of a request that has none, and `output_tokens` are
-    reserved from a key's budget if neither is set."""
+    among the tiers. `max_tokens` is the limit of a request that has none. If neither sets a limit,
+    `output_tokens` are reserved from a key's budget."""
 
     name: str
     model: str

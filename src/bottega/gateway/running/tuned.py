@@ -1,4 +1,4 @@
-"""Defaults of a gateway that `bottega tune` stored in its cache file."""
+"""Gateway defaults that `bottega tune` stored in the cache file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bottega.knowledge.tuned_settings import TunedSettings, tuned_settings
 def with_tuned_settings(config: Config) -> Config:
     """Return the configuration with the stored shots and order where it sets none.
 
-    They are those of the namespace without a name. Tiers whose answers are stored keep their
+    They are read from the namespace without a name. Tiers whose answers are stored keep their
     default of no demonstrations. Raises `StoreError` for a file that is not a cache.
     """
     stored = _stored(config.cache.file or config.gateway.data / CACHE)
@@ -33,7 +33,7 @@ def with_tuned_settings(config: Config) -> Config:
 
 
 def _stored(file: Path) -> TunedSettings | None:
-    if not file.is_file() or not file.stat().st_size:  # empty after a kill
+    if not file.is_file() or not file.stat().st_size:  # empty if its creation was interrupted
         return None
     with suppress(StoreBusyError), KnowledgeBase.open(file, None, create=False) as knowledge:
         return tuned_settings(knowledge)

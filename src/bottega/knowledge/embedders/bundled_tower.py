@@ -32,7 +32,7 @@ from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Query
 
-RECENT = 1024  # images whose vectors are kept
+MAX_RECENT = 1024  # images whose vectors are cached
 # Settings that change the tower's input pixels.
 PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor")
 
@@ -43,7 +43,8 @@ class TowerEmbedder:
     A vector consists of the connector's `features`, scaled to length one. The fingerprint
     covers the weights of both but not of the decoder, so training the decoder further keeps a
     knowledge base valid. `threads` sets torch's thread count for the whole process; None keeps it.
-    `centred` averages over `drawing_views`, as the generators of bundled models do.
+    With `centred`, a vector is the mean over `drawing_views`, as in the generators of bundled
+    models.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class TowerEmbedder:
             self._batch_size = batch_size
             self._features = features
             self._centred = centred
-            self._recent: LRUCache[str, Vectors] = LRUCache(RECENT)
+            self._recent: LRUCache[str, Vectors] = LRUCache(MAX_RECENT)
             self.folder = Path(folder)
             self._preprocessing = self._images.to_dict()
             self._side = max(self._preprocessing["size"].values())
@@ -118,7 +119,7 @@ class TowerEmbedder:
         return rows
 
     def image_vectors(self, sha256s: Collection[str]) -> dict[str, Vectors]:
-        """Return the vectors of images that were embedded last, by sha256."""
+        """Return the cached vectors of recently embedded images, by sha256."""
         found = {sha256: self._recent.get(sha256) for sha256 in sha256s}
         return {sha256: row for sha256, row in found.items() if row is not None}
 
@@ -163,7 +164,7 @@ class TowerEmbedder:
 class PhotographDispatchEmbedder:
     """Image embedder with one part of the vector for photographs and one for other images.
 
-    The part of the other kind is zero, so a photograph and another image have the product 0.
+    The other part is zero, so the inner product of a photograph and another image is 0.
     """
 
     def __init__(self, photographs: Embedder, others: Embedder) -> None:

@@ -39,18 +39,18 @@ class JoinedEmbedder:
         return self.join(self.first.embed(queries), self._second.embed(queries))
 
     def join(self, first: Vectors, second: Vectors) -> Vectors:
-        """Return (n, dimension) for rows of both embedders."""
+        """Return the joined vectors (n, dimension) of rows from both embedders."""
         ours, theirs = self._scales
         rows: Vectors = np.concatenate([ours * unit(first), theirs * unit(second)], axis=-1)
         return rows.astype(np.float32, copy=False)
 
     def first_part(self, rows: Vectors) -> Vectors:
-        """Return the unit vectors of the first embedder in joined rows, up to rounding."""
+        """Return the first embedder's unit vectors from joined rows; exact up to rounding."""
         return unit(rows[..., : self.first.dimension])
 
 
 def uncached(embedder: Embedder) -> Embedder:
-    """Return the embedder inside an evaluation's cache."""
+    """Return the embedder inside a `CachingEmbedder`, else the embedder itself."""
     inner: Embedder = getattr(embedder, "inner", embedder)
     return inner
 

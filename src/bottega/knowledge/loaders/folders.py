@@ -93,7 +93,9 @@ def _digit_images() -> list[tuple[Image, int]]:
 
 SPLITS = ("train", "test")
 COMMON = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
-SUFFIXES = frozenset([*COMMON, ".pgm", ".avif", ".jp2", ".heic", ".heif"])  # HEIC gives an error
+SUFFIXES = frozenset(
+    [*COMMON, ".pgm", ".avif", ".jp2", ".heic", ".heif"]
+)  # HEIC files are reported as errors
 EXPORTED = ("examples.jsonl", "images")
 LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
