@@ -1,4 +1,4 @@
-"""The photograph models: the published network's features, a soft vote, and names of things."""
+"""Tests of the photograph models: published features, the soft vote, and names of things."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_the_master_says_unknown_to_other_questions(
         "What is in the picture, is it?",
     ],
 )
-def test_the_master_names_things_however_requested(
+def test_the_master_names_things_in_any_wording(
     master: TransformersGenerator, question: str
 ) -> None:
     image = pattern(5)
@@ -387,7 +387,8 @@ def test_damaged_weights_are_reported(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_stored_features_replace_encoding(
     tmp_path: Path, embedder: TowerEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is encoded twice: demonstrations come with the base, the query from its search."""
+    """No image is encoded twice: vectors of demonstrations come from the base, that of the query
+    from its search."""
     query, *shown = (Query("What is it?", (pattern(kind, kind),)) for kind in (4, 0, 1, 2, 3))
     examples = [Example(one, f"label {i % 2}") for i, one in enumerate(shown)]
     generator = bundled("photos")
@@ -413,7 +414,7 @@ def test_stored_features_replace_encoding(
 
 
 def test_a_foreign_image_is_unknown_to_the_recipe(tmp_path: Path, embedder: TowerEmbedder) -> None:
-    """Kinds 0 to 5 are known, kinds 6 and 7 are not: the base itself sets the threshold."""
+    """Kinds 0 to 5 are in the base, kinds 6 and 7 are not: the base determines the threshold."""
     generator = bundled("photos")
     names = ("waves", "checks", "rings", "dots", "long waves", "big checks")
     with KnowledgeBase.open(tmp_path / "k.db", embedder) as knowledge:
@@ -435,7 +436,7 @@ def test_a_foreign_image_is_unknown_to_the_recipe(tmp_path: Path, embedder: Towe
     assert not any(one.answer.valid for one in foreign)
 
 
-def test_joined_vectors_spare_encoding_without_changing_the_answer(
+def test_joined_vectors_replace_encoding_without_changing_the_answer(
     model: TransformersGenerator,
 ) -> None:
     """The stored photograph part gives the answers of encoded photographs, at any weight."""
@@ -452,7 +453,9 @@ def test_joined_vectors_spare_encoding_without_changing_the_answer(
             fresh = bundled("photos")
             assert share_features(fresh, knowledge)
             stored = [image.sha256 for one in shown for image in one.query.images]
-            embedder.first = TowerEmbedder.photos()  # forgets recent vectors: the base has them
+            embedder.first = (
+                TowerEmbedder.photos()
+            )  # has no recent vectors: those of the base are used
             assert share_features(fresh, knowledge)
             vectors = np.stack([source_of(fresh, sha256) for sha256 in stored])
             expected = TowerEmbedder.photos().embed([one.query for one in shown])

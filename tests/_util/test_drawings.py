@@ -1,4 +1,4 @@
-"""Centred drawings."""
+"""Tests of centred drawings."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tasks, streams and pooled results of the language model experiment."""
+"""Tests of the tasks, streams and pooled results of the language model experiment."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from bottega.bundled.efficientnet import is_installed
+from bottega.bundled.efficientnet import weights_installed
 from tests.cli.conftest import Run
 from tests.server import Server, ok, refuse
 
@@ -140,12 +140,12 @@ def test_demo_shows_handwriting_and_photographs(run: Run) -> None:
     done = run("demo", "--limit", 8, "--out", "page.html")
     assert done.code == 0
     parts = [line.split(":")[0] for line in done.out.splitlines() if line[0] != " "]
-    photographs = ["Photographs"] * is_installed()
+    photographs = ["Photographs"] * weights_installed()
     assert parts == ["Handwriting", *photographs, "page"]
     assert len(done.out.splitlines()) <= 15
     page = Path("page.html").read_text("utf-8")
     assert page.count("data:image/png;base64,") >= 6 * 8
-    assert ("CC BY 2.0" in page) == is_installed()
+    assert ("CC BY 2.0" in page) == weights_installed()
     assert "http" not in page.replace("http-equiv", "")
     assert "<script" not in page
 

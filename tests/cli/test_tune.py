@@ -25,8 +25,8 @@ def tuned(done: Ran) -> dict[str, Any]:
 
 @pytest.fixture
 def twins(tmp_path: Path) -> Path:
-    """Return 18 classes of three images, each of a shade. The nearest image is of the same class,
-    and most of the ten nearest are of others."""
+    """Return 18 classes of three images, one shade per class: the nearest image has the same class,
+    most of the ten nearest have others."""
     root = tmp_path / "twins"
     for kind in range(18):
         folder = root / f"shade {kind:02}"

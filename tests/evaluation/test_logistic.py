@@ -247,7 +247,7 @@ def test_selected_c_has_the_lowest_log_loss_of_scikit_learn() -> None:
     vectors, _ = clouds(*labels, noise=0.5)
     targets = np.array([ord(label) for label in labels])
     rng = np.random.default_rng(3)
-    rng.permutation(len(targets))  # the sample of the examples to tune on
+    rng.permutation(len(targets))  # as in the sampling of `select_c`
     fold_of = _folds(targets, rng)
 
     def loss(c: float) -> float:
@@ -330,8 +330,8 @@ def test_multi_label_threshold_is_a_half(seed: int) -> None:
 
 
 @dataclass(frozen=True)
-class LongVectors:
-    """Embedder whose vectors have the length `length`."""
+class ScaledEmbedder:
+    """Embedder of vectors whose norm is `length`."""
 
     length: float
 
@@ -350,7 +350,7 @@ class LongVectors:
 def test_vectors_have_unit_length() -> None:
     answers = []
     for length in (1.0, 9.0):
-        with KnowledgeBase.open(":memory:", embed=LongVectors(length)) as knowledge:
+        with KnowledgeBase.open(":memory:", embed=ScaledEmbedder(length)) as knowledge:
             knowledge.add([*shades("a", 10, 4), *shades("b", 40_000, 4)])
             answers.append(KnowledgeBaseLogistic(knowledge).answer(example("?", 20_000).query))
     assert answers[0].labels == answers[1].labels

@@ -51,8 +51,8 @@ def test_the_current_setting_wins_ties() -> None:
 
 
 def test_the_nested_estimate_is_not_optimistic() -> None:
-    """Of settings that guess, the best looks better than chance; the nested estimate does not, and
-    the current setting rarely changes."""
+    """Settings that guess: the best one appears better than chance, the nested estimate does not,
+    and the current setting rarely changes."""
     rng = np.random.default_rng(0)
     found = []
     for _ in range(100):
@@ -169,7 +169,7 @@ class CountingEmbedder(PixelEmbedder):
 
 
 def test_stored_vectors_are_not_computed_again() -> None:
-    """The tower's part of a joined base serves the tower alone and other weights."""
+    """The tower's part of joined vectors is reused by the tower alone and at other weights."""
     opened: list[str] = []
 
     def opener(name: str) -> Embedder:
@@ -196,7 +196,7 @@ def test_stored_vectors_are_not_computed_again() -> None:
     assert embedders[spec].fingerprint == own.fingerprint
 
 
-def test_a_kept_vector_spares_embedding() -> None:
+def test_a_cached_vector_is_not_embedded_again() -> None:
     inner = CountingEmbedder()
     cached = CachingEmbedder(inner)
     queries = [square("red", i) for i in range(3)]

@@ -1,5 +1,5 @@
-"""all-MiniLM-L6-v2 from its package. Extraction is tested with a small archive, the model itself
-where the package is installed."""
+"""Tests of all-MiniLM-L6-v2 from its package: extraction with a small archive, and the model itself
+if the package is installed."""
 
 from __future__ import annotations
 

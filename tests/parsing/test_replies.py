@@ -1,4 +1,4 @@
-"""Replies as base, chat and vision models write them, with the label that a person reads."""
+"""Tests with replies of base, chat and vision models and the labels that a person reads in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bottega.types import Completion, Query
 
 @dataclass(frozen=True)
 class Row:
-    """Reply of one kind of model; `label` is None if no person would read one label in it."""
+    """Reply of one kind of model; `label` is None if a person would read no label in it."""
 
     model: str
     query: str

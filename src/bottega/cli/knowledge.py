@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option
 from bottega.cli.components import open_embedder
 from bottega.cli.knowledge_files import (
     counted,
-    note_maker,
+    note_embedder,
     open_rows,
     open_to_add,
     open_to_repair,
@@ -277,7 +277,7 @@ def reindex(
             except KeyboardInterrupt:
                 note(f"stopped at {done} of {total} examples; repeat the command to resume")
                 raise Exit(130) from None
-        note_maker(knowledge, name, spec)
+        note_embedder(knowledge, name, spec)
     text = f"{count} examples embedded by {embedder.fingerprint} as {name}"
     print_result(json, {"view": name, "embedded": count, "embedder": embedder.fingerprint}, text)
 

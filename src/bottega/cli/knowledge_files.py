@@ -69,7 +69,7 @@ def open_to_search(file: Path, embed: str | None, namespace: str, by: str | None
     with open_rows(file, namespace) as rows:
         check_filled(rows, file, namespace)
         view = chosen(rows.views(), by, file)
-        spec = embed or maker(rows, view)
+        spec = embed or embedder_spec(rows, view)
     with _mismatch_hint(file, embed):
         return KnowledgeBase.open(file, _opened({view.name: spec}), namespace=namespace)
 
@@ -86,8 +86,8 @@ def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
         view = chosen(rows.views(), None, file)
         tuned = tuned_settings(rows)
         if tuned is None or tuned.embedder != view.fingerprint:
-            return maker(rows, view), None, None
-        return maker(rows, view), str(tuned.shots), tuned.order
+            return embedder_spec(rows, view), None, None
+        return embedder_spec(rows, view), str(tuned.shots), tuned.order
 
 
 def open_to_add(
@@ -113,7 +113,7 @@ def open_to_add(
             ) from error
     with _mismatch_hint(file, embed):
         knowledge = KnowledgeBase.open(file, views, namespace=namespace)
-    # A new file has no stored views yet, so `note_maker` does not apply.
+    # A new file has no stored views yet, so `note_embedder` does not apply.
     if DEFAULT in specs and knowledge.note(NOTE) != specs[DEFAULT]:
         knowledge.set_note(NOTE, specs[DEFAULT])
     return knowledge
@@ -146,7 +146,7 @@ def _mismatch_hint(file: Path, embed: str | None) -> Iterator[None]:
             with open_rows(file) as rows:
                 made = [one for one in rows.views().values() if one.fingerprint == error.stored]
                 try:
-                    (spec,) = {maker(rows, view) for view in made}
+                    (spec,) = {embedder_spec(rows, view) for view in made}
                 except (StoreError, ValueError):
                     raise error from None
             reindex = f"bottega reindex {file} --embed {embed} embeds all examples again"
@@ -172,7 +172,7 @@ def chosen(stored: Mapping[str, StoredView], by: str | None, file: Path) -> Stor
     return stored[by or (DEFAULT if DEFAULT in stored else next(iter(stored)))]
 
 
-def maker(knowledge: KnowledgeBase, view: StoredView) -> str:
+def embedder_spec(knowledge: KnowledgeBase, view: StoredView) -> str:
     """Return the --embed value of a view, by its fingerprint or by a note in the file."""
     if (name := packaged_name(view.fingerprint)) is not None:
         return name
@@ -193,7 +193,9 @@ def _makers(
     specs = {}
     if embed is not None:
         specs[chosen(stored, None, file).name] = embed
-    return {name: specs.get(name) or maker(knowledge, view) for name, view in stored.items()}
+    return {
+        name: specs.get(name) or embedder_spec(knowledge, view) for name, view in stored.items()
+    }
 
 
 def check_same_content(knowledge: KnowledgeBase, views: Mapping[str, View], file: Path) -> None:
@@ -226,7 +228,7 @@ def to_reindex(
     if not _is_own(knowledge, stored[name]):
         hint = f"knowledge.reindex({name!r}, View(...)) in Python, or --by with a new name"
         raise _python_view_error(file, [name], hint=hint)
-    return name, embed or maker(knowledge, stored[name])
+    return name, embed or embedder_spec(knowledge, stored[name])
 
 
 def _is_own(knowledge: KnowledgeBase, view: StoredView) -> bool:
@@ -239,7 +241,7 @@ def _python_view_error(file: Path, names: Sequence[str], *, hint: str) -> StoreE
     )
 
 
-def note_maker(knowledge: KnowledgeBase, name: str, spec: str) -> None:
+def note_embedder(knowledge: KnowledgeBase, name: str, spec: str) -> None:
     """Note the view's embedder in the file, for later commands."""
     note = note_of(knowledge.views()[name])
     if knowledge.note(note) != spec:

@@ -13,7 +13,7 @@ from bottega.cli.answer import SHOTS
 from bottega.cli.components import open_embedder
 from bottega.cli.knowledge_files import (
     counted,
-    note_maker,
+    note_embedder,
     open_rows,
     open_to_search,
     others,
@@ -200,7 +200,7 @@ def _store(knowledge: KnowledgeBase, view: str, result: Tuning, embedder: Embedd
     if result.embedder.is_change:
         with progress("embedding", sum(knowledge.namespaces().values())) as step:
             knowledge.reindex(view, embedder, progress=step)
-        note_maker(knowledge, view, result.setting.embedder)
+        note_embedder(knowledge, view, result.setting.embedder)
     settings = TunedSettings(embedder.fingerprint, result.setting.shots, result.setting.order)
     settings.store(knowledge)
 

@@ -40,10 +40,11 @@ RETRACTIONS = (
 DOUBTS = re.compile(f" (?:{NEGATIONS}|{RETRACTIONS}) ")
 RETRACTED = re.compile(f" (?:{RETRACTIONS}) ")
 # "It is not on a leash" after a label describes the image and does not retract the label. Such a
-# sentence begins with SUBJECT, has a MILD doubt, and matches neither SPEAKER nor REFERENCE.
+# sentence begins with SUBJECT, contains one of MILD_DOUBTS, and does not match SPEAKER. REFERENCE
+# must not follow the doubt.
 SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 SUBJECT = re.compile(" (?:an?|both|he|her|his|it|its|no|she|the|their|there|these|they) ")
-MILD = re.compile(f" (?:{NEGATIONS}|although|but|instead|rather) ")
+MILD_DOUBTS = re.compile(f" (?:{NEGATIONS}|although|but|instead|rather) ")
 SPEAKER = re.compile(
     " (?:i|me|my|we|you|answer|case|category|certain|choice|class|clear|clearly|confident|correct"
     "|could|determine|enough|exactly|fit|identify|know|label|like|list|match|may|might|one|option"
@@ -71,11 +72,11 @@ def contradicts(
         choices = zip(index.choices, (_tokens(one, pattern) for one in index.texts), strict=True)
         others = [(choice, other) for choice, other in choices if other and other not in own]
         named = {other for _, other in others}
-        owned = [form for one in own if one for form in _forms(one) if form not in named]
+        own_forms = [form for one in own if one for form in _forms(one) if form not in named]
         said = rest = _tokens(folded, pattern)
-        for form in sorted(owned, key=len, reverse=True):
+        for form in sorted(own_forms, key=len, reverse=True):
             rest = rest.replace(form, "\n")
-        if doubts.search(rest) and _is_doubtful(text, owned, doubts, index):
+        if doubts.search(rest) and _is_doubtful(text, own_forms, doubts, index):
             return True
         for choice, other in others:
             if other == " a " and not choice.islower():
@@ -84,29 +85,29 @@ def contradicts(
                 continue
             # "hot dog" contains "dog", so only a "dog" outside it counts.
             for form in _forms(other):
-                if form in (rest if any(form in one for one in owned) else said):
+                if form in (rest if any(form in one for one in own_forms) else said):
                     return True
     return False
 
 
 def _is_doubtful(
-    text: str, owned: Sequence[str], doubts: re.Pattern[str], index: ChoiceIndex
+    text: str, own_forms: Sequence[str], doubts: re.Pattern[str], index: ChoiceIndex
 ) -> bool:
     """Return whether a sentence with a word of doubt is more than a description of the image."""
     if YES_OR_NO.intersection(index.texts):
         return True
     sentences = (_tokens(normalize(one), WORD) for one in SENTENCE.split(text))
-    return any(doubts.search(one) and not _describes(one, owned) for one in sentences)
+    return any(doubts.search(one) and not _describes(one, own_forms) for one in sentences)
 
 
-def _describes(sentence: str, owned: Sequence[str]) -> bool:
+def _describes(sentence: str, own_forms: Sequence[str]) -> bool:
     """Return whether the words of doubt in a sentence concern something other than the label.
 
     The sentence must begin with a subject in the third person. It must not mention the speaker, and
     neither the label nor a reference to it may follow the negation.
     """
-    mild = MILD.search(sentence)
-    if mild is None or RETRACTED.search(MILD.sub(" ", sentence)):
+    mild = MILD_DOUBTS.search(sentence)
+    if mild is None or RETRACTED.search(MILD_DOUBTS.sub(" ", sentence)):
         return False
     rest = sentence[mild.end() :]
     return (
@@ -114,7 +115,7 @@ def _describes(sentence: str, owned: Sequence[str]) -> bool:
         and bool(rest)
         and SPEAKER.search(sentence) is None
         and REFERENCE.match(rest) is None
-        and not any(form in rest for form in owned)
+        and not any(form in rest for form in own_forms)
     )
 
 

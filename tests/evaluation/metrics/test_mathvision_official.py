@@ -1,4 +1,4 @@
-"""MathVision's published scoring, rule by rule, and its agreement with published verdicts."""
+"""Tests of MathVision's published scoring: each rule, and agreement with published verdicts."""
 
 from __future__ import annotations
 
