@@ -49,7 +49,7 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def _hush() -> None:
     """Silence library warnings for developers."""
     warnings.simplefilter("ignore")
-    warnings.filterwarnings("default", message="bundled models do not understand")
+    warnings.filterwarnings("default", message="this bundled model cannot read photographs")
     warnings.showwarning = _show_warning
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for stream in (sys.stdout, sys.stderr):

@@ -68,7 +68,7 @@ def demo(
     limit: Annotated[int, Option(min=1, help="Images evaluated by each method.")] = 200,
     kb_per_class: Annotated[
         int | None,
-        Option(min=1, help="Labelled images per class (default: 10 digits, else all)."),
+        Option(min=1, help="Labelled images per class (default: 10 for digits, else all)."),
     ] = None,
     seed: Seed = 0,
     traces: TraceFile = None,

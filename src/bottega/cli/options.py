@@ -109,7 +109,7 @@ DefaultModel = Annotated[
     str | None,
     Option(
         help=MODELS_HELP,
-        show_default="bundled:photos with the embedder photos, else bundled",
+        show_default="bundled:photos or photos-lite2 with that embedder, else bundled",
     ),
 ]
 Embed = Annotated[

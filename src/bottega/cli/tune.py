@@ -81,9 +81,7 @@ def tune(
             show_default="bundled, pixels and, with the extra [photos], photos and photos+pixels",
         ),
     ] = None,
-    sample: Annotated[
-        int, Option(min=2, help="Maximum number of images that are classified.")
-    ] = SAMPLE,
+    sample: Annotated[int, Option(min=2, help="Maximum number of images to classify.")] = SAMPLE,
     seed: Seed = 0,
     namespace: Namespace = "",
     dry_run: Annotated[

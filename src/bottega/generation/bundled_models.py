@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
 
 WARNING = (
-    "bundled models do not understand photographs: their vision was trained on 64 x 64 synthetic"
+    "this bundled model cannot read photographs: its vision was trained on 64 x 64 synthetic"
     " images; install bottega-vlm[photos] and use bundled:photos with the embedder photos, or use a"
     " larger vision-language model"
 )
