@@ -44,6 +44,7 @@ from training.weights import Attention
 OUT = Path("src/bottega/bundled/photos-master")
 HIDDEN = 1296
 SEEN = slice(0, FEATURES)  # the tower's features of the last image
+# Flags of positions: text, start of the answer, answer must be "unknown", reply ends next.
 TEXT, ASKS, REFUSES, CLOSES = range(CONSTANT + 1, CONSTANT + 5)
 ROTARY = Rotary(head_dim=1312, theta=1e30)
 SHIFT = 10.0  # gelu is the identity above this
