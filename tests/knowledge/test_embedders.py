@@ -133,6 +133,15 @@ def test_bundled_tower_ignores_position_and_polarity_of_drawings() -> None:
     assert embedder.fingerprint != whole.fingerprint
 
 
+def test_bundled_tower_centres_drawings_of_every_size() -> None:
+    drawn = Pillow.new("L", (1024, 1024), 255)
+    ImageDraw.Draw(drawn).line([(300, 250), (600, 700), (420, 820)], fill=0, width=40)
+    sides = (105, 128, 256, 400, 512, 1024)
+    sizes = [Image.from_pillow(drawn.resize((side, side))) for side in sides]
+    first, *others = TowerEmbedder.bundled().embed([Query("", (image,)) for image in sizes])
+    assert min(float(first @ one) for one in others) > 0.98
+
+
 def test_folder_without_a_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EmbeddingError, match="gone does not exist"):
         TowerEmbedder(tmp_path / "gone")

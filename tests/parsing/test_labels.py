@@ -82,6 +82,13 @@ def test_replies_that_name_a_choice(reply: str, label: str, confidence: float | 
         "Answer Choice:",
         "<think>cat</think>",
         "<think>\nAnswer: dog\nor rather",
+        '{"not": "cat"}',
+        '{"excluded": "cat"}',
+        '{"label": "cat", "negated": true}',
+        "cat. Oops, I meant fox.",
+        "cat\n\nScratch that: it is a fox.",
+        "Answer: cat. Ignore that.",
+        "cat (unlikely)",
     ],
 )
 def test_everything_else_is_invalid(reply: str) -> None:

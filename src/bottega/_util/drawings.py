@@ -8,6 +8,8 @@ from PIL import Image as Pillow
 from PIL import ImageOps
 
 UNCHANGED_SIDE = 64  # images up to this size are not centred: the position may matter
+# Least side of reduced images: at `UNCHANGED_SIDE`, a large one would keep its frame.
+LEAST_SIDE = 2 * UNCHANGED_SIDE
 ANALYSIS_SIDE = 400  # least shorter side during analysis, in pixels: pens are thin
 FILL = 0.8  # share of the square that the ink's longer side takes
 MAX_COLOUR_RANGE = 40  # of the ink, mean over pixels: coloured ink may be the answer

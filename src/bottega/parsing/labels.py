@@ -35,7 +35,8 @@ LAST_WORD = re.compile(r" [a-z]{3,} \Z")
 NEGATIONS = "cannot|never|no|nor|not|t"
 RETRACTIONS = (
     "actually|alternatively|although|apologies|but|correction|false|however|incorrect|instead"
-    "|maybe|mistake|mistaken|perhaps|possibly|rather|sorry|uncertain|unsure|wait|wrong|不|错|錯"
+    "|kidding|maybe|mistake|mistaken|negated|oops|perhaps|possibly|rather|sorry|uncertain|unlikely"
+    "|unsure|wait|wrong|不|错|錯|(?:disregard|ignore|scratch|strike)  (?:that|this)"
 )
 DOUBTS = re.compile(f" (?:{NEGATIONS}|{RETRACTIONS}) ")
 RETRACTED = re.compile(f" (?:{RETRACTIONS}) ")

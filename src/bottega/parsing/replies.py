@@ -52,6 +52,10 @@ PAIR = re.compile(
 )
 
 
+# Keys of a label that the model rules out.
+DENIAL = re.compile(
+    r"\s*(?:excluded?|incorrect|never|no|not|rejected|ruled out|wrong)(?: \w+)?\s*", re.IGNORECASE
+)
 NUMERIC = re.compile(r"\s*[\d.]*%?\s*")
 
 
@@ -98,7 +102,8 @@ def _lines(found: re.Match[str]) -> str:
     """Return the pairs of an object as lines. A single value becomes the answer; an object without
     pairs is returned unchanged."""
     pairs = PAIR.findall(found[1])
-    if len(pairs) == 1 and not NUMERIC.fullmatch(_value(pairs[0][1])):
+    names_answer = len(pairs) == 1 and not DENIAL.fullmatch(pairs[0][0])
+    if names_answer and not NUMERIC.fullmatch(_value(pairs[0][1])):
         return f"answer: {_value(pairs[0][1])}"
     lines = (f"{key.strip()}: {_value(value)}" for key, value in pairs)
     return "\n".join(lines) if pairs else found[0]

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from bottega._util.caching import LRUCache
-from bottega._util.drawings import drawing_views
+from bottega._util.drawings import LEAST_SIDE, drawing_views
 from bottega._util.photographs import is_photograph
 from bottega.bundled import (
     CLASS_FEATURES,
@@ -110,7 +110,7 @@ class TowerEmbedder:
             queries,
             self._encode,
             dimension=self.dimension,
-            at_least=self._side,
+            at_least=max(self._side, LEAST_SIDE) if self._centred else self._side,
             batch_size=self._batch_size,
         )
         for query, row in zip(queries, rows, strict=True):
@@ -150,7 +150,7 @@ class TowerEmbedder:
         return self._images(images, return_tensors="pt")["pixel_values"]
 
     def _digest(self) -> str:
-        digest = hashlib.sha256(b"drawing views 1" if self._centred else b"")
+        digest = hashlib.sha256(b"drawing views 2" if self._centred else b"")
         names = PREPROCESSING + ("crop_size",) * self._preprocessing["do_center_crop"]
         settings = [self._preprocessing.get(name) for name in names]
         digest.update(json.dumps(settings).encode())
