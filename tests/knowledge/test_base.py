@@ -307,3 +307,10 @@ def test_leave_one_out_compares_each_example_with_the_others() -> None:
         vectors = knowledge.vectors(knowledge.ids())
     others = np.sort(vectors @ vectors.T, axis=1)[:, :-1]
     assert np.allclose(np.sort(scores.ravel()), np.sort(others.ravel()), atol=1e-5)
+
+
+def test_leave_one_out_excludes_further_questions_about_the_same_image() -> None:
+    with KnowledgeBase.open(":memory:", PixelEmbedder()) as knowledge:
+        knowledge.add(example(text, grey) for text in "ab" for grey in (0, 120, 240))
+        assert knowledge.leave_one_out_scores(4).shape == (6, 4)
+        assert knowledge.leave_one_out_scores(5).shape == (0, 5)

@@ -135,6 +135,18 @@ class SqliteRows(Database):
         with self.decoding():
             return {row["key"]: from_row(row, images[row["key"]]) for row in rows}
 
+    def same_image_keys(self, keys: Collection[int]) -> dict[int, set[int]]:
+        """Return for each key itself and the keys of the rows that share an image with it."""
+        found = self.read(
+            "SELECT own.key, other.key FROM example_images AS own"
+            f" JOIN example_images AS other USING (sha256) WHERE own.key IN {IN_JSON}",
+            json_array(keys),
+        )
+        same = {key: {key} for key in keys}
+        for key, other in found:
+            same[key].add(other)
+        return same
+
     def keys(self, ids: Collection[str]) -> dict[str, int]:
         found = self.read(
             f"SELECT id, key FROM examples WHERE namespace = ? AND id IN {IN_JSON}",

@@ -189,7 +189,8 @@ class Searcher:
         ids = self._rows.ids_where()
         chosen = random.Random(seed).sample(ids, min(sample, len(ids)))
         keys = self._rows.keys(chosen)
-        own = [(keys[id],) for id in chosen]
+        same_image = self._rows.same_image_keys(list(keys.values()))
+        own = [same_image[keys[id]] for id in chosen]
         hits = index.search(self.vectors(chosen, by), k, excluded=own)
         rows = [[hit.score for hit in found] for found in hits if len(found) == k]
         return np.array(rows, np.float32).reshape(-1, k)
@@ -351,8 +352,8 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
     def leave_one_out_scores(
         self, k: int, *, by: str | None = None, sample: int = 500, seed: int = 0
     ) -> Vectors:
-        """Return the scores (n, k) of the `k` nearest other examples, best first, of at most
-        `sample` examples. Examples with fewer than `k` others are excluded."""
+        """Return the scores (n, k) of the `k` nearest examples with other images, best first, of
+        at most `sample` examples. Examples with fewer than `k` such others are excluded."""
         _check_k(k)
         self._check_embeds()
         return self._searcher.leave_one_out_scores(k, by, sample, seed)
