@@ -68,6 +68,12 @@ def default_embedder(images: Iterable[Image]) -> str:
     return PHOTOS if has_parts and 2 * photographs > len(sampled) else BUNDLED
 
 
+def default_master(images: Iterable[Image]) -> str:
+    """Return the name of the bundled model that answers without demonstrations where these images
+    are photographs and the extra `[photos]` is installed, else `bundled`."""
+    return f"{BUNDLED}:{PHOTOS_MASTER}" if default_embedder(images) == PHOTOS else BUNDLED
+
+
 def image_embedders() -> tuple[str, ...]:
     """Return the packaged image embedders that this installation can load, joined ones at several
     weights."""

@@ -296,6 +296,9 @@ def test_photographs_get_their_embedder_and_model_by_default(
     assert run("add", "old.db", tmp_path / "pets", "--embed", "bundled").code == 0
     [answer] = answers(run("classify", "old.db", image, "--shots", 4, "--json").json)
     assert answer["model"] == "bundled:apprentice"
+    alone = run("ask", "What is it?", "--image", image, "--json").json
+    assert isinstance(alone, dict)
+    assert alone["model"] == "bundled:photos-master"
 
 
 def test_stop_texts_and_token_limits_are_sent(run: Run, pets: Path, served: Server) -> None:

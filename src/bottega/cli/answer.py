@@ -40,10 +40,9 @@ from bottega.cli.vector_answer import (
 from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
-from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.loaders.folders import SUFFIXES
 from bottega.knowledge.tuned_settings import tuned_for
-from bottega.naming import default_model, open_model
+from bottega.naming import default_master, default_model, open_model
 from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
@@ -185,7 +184,7 @@ def ask(
     generator = open_model(model) if model else None
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
     generator = generator or open_model(
-        default_model(knowledge.embedder()) if knowledge else BUNDLED
+        default_model(knowledge.embedder()) if knowledge else default_master(query.images)
     )
     tuned = tuned_for(knowledge) if knowledge else None
     shots = shots or (tuned.shots if tuned else ASK_SHOTS)

