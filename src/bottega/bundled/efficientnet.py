@@ -191,8 +191,19 @@ def _fuse(part: Any, convolution: str, norm: str) -> None:
     from torch.nn.utils.fusion import fuse_conv_bn_eval
 
     fused = fuse_conv_bn_eval(getattr(part, convolution), getattr(part, norm))
-    setattr(part, convolution, fused)
+    setattr(part, convolution, torch.nn.Identity() if _is_identity(fused) else fused)
     setattr(part, norm, torch.nn.Identity())
+
+
+def _is_identity(convolution: Any) -> bool:
+    """Return whether a convolution changes nothing, as the last ones of the pooling blocks."""
+    import torch
+
+    weight, bias = convolution.weight, convolution.bias
+    if weight.shape[0] != weight.shape[1] or weight.shape[2:] != (1, 1):
+        return False
+    eye = torch.eye(len(weight))
+    return torch.allclose(weight[:, :, 0, 0], eye, atol=1e-6) and not bias.any()
 
 
 def classifier(network: EfficientNetLite) -> tuple[Any, Any]:
