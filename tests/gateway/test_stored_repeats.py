@@ -158,6 +158,14 @@ def test_no_store_and_reasoning_leave_nothing_to_replay(endpoint: Server, tmp_pa
             assert headers["x-bottega-cache"] != "replayed"
 
 
+def test_abstention_is_not_stored(endpoint: Server, tmp_path: Path) -> None:
+    endpoint.answers = [ok("Unknown.")]
+    with gateway(endpoint, tmp_path) as (_, url):
+        _, headers = ask(url, QUESTION)
+    assert headers["x-bottega-route"] == "large"
+    assert "x-bottega-stored" not in headers
+
+
 def test_old_repeats_are_deleted(tmp_path: Path) -> None:
     now = [1000.0]
     ledger = Ledger(tmp_path / FILE, repeat_seconds=60.0, clock=lambda: now[0])

@@ -47,6 +47,7 @@ async def test_other_answers_are_not_stored(kb: KnowledgeBase) -> None:
     cut = Completion("it has", finish_reason="length")
     await remember(trace(tier="apprentice"))
     await remember(trace(answer=replace(ANSWERED, valid=False)))
+    await remember(trace(answer=Answer("Unknown.")))
     await remember(trace(reply=replace(REPLY, completions=(cut,))))
     await remember(trace(reply=replace(REPLY, completions=(Completion("cat"), cut))))
     await remember.learn(Query("q"), ANSWERED, "apprentice")

@@ -27,6 +27,7 @@ from bottega.openai_api.request import (
 from bottega.openai_api.response import ChatCompletion
 from bottega.parsing import strip_thinking
 from bottega.protocols import Pricer
+from bottega.recording.recorders import is_abstention
 from bottega.routing import AgreementPair
 from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
 
@@ -85,6 +86,7 @@ class Finalizer:
             and len(completions) == 1
             and completions[0].finish_reason == "stop"
             and answer
+            and not is_abstention(answer)
         )
         if tenant.keeper is None or not can_store:
             return None

@@ -135,11 +135,16 @@ class ExampleStore(Protocol):
     ) -> list[str | None]: ...
 
 
+def is_abstention(text: str) -> bool:
+    """Return whether a reply is only the word with which the bundled models abstain."""
+    return text.strip().casefold() in ("unknown", "unknown.")
+
+
 class CacheRecorder:
     """Recorder that stores the answers of the tiers named in `stored_tiers` as examples.
 
-    Invalid and truncated answers are not stored; examples with texts of more than `max_characters`
-    characters are not either. One answer is stored per question (images, text, choices and the tag
+    Invalid and truncated answers and abstentions are not stored, unless "unknown" is a choice;
+    examples with texts of more than `max_characters` characters are not either. One answer is stored per question (images, text, choices and the tag
     `context`): a newer answer replaces the older one unless that is pinned. `source` is the tier
     and model. Concurrent answers share one commit. Raises `StoreError`.
     """
@@ -181,7 +186,8 @@ class CacheRecorder:
         return await self._writer.write(example)
 
     async def _keep_valid(self, query: Query, answer: Answer, source: str) -> None:
-        if not answer.valid:
+        abstains = is_abstention(answer.text) and answer.text not in query.choices
+        if not answer.valid or abstains:
             return
         single = answer.labels in ((), (answer.text,))
         await self.keep(
