@@ -144,9 +144,10 @@ class CacheRecorder:
     """Recorder that stores the answers of the tiers named in `stored_tiers` as examples.
 
     Invalid and truncated answers and abstentions are not stored, unless "unknown" is a choice;
-    examples with texts of more than `max_characters` characters are not either. One answer is stored per question (images, text, choices and the tag
-    `context`): a newer answer replaces the older one unless that is pinned. `source` is the tier
-    and model. Concurrent answers share one commit. Raises `StoreError`.
+    examples with texts of more than `max_characters` characters are not either. One answer is
+    stored per question (images, text, choices and the tag `context`): a newer answer replaces the
+    older one unless that is pinned. `source` is the tier and model. Concurrent answers share one
+    commit. Raises `StoreError`.
     """
 
     def __init__(
