@@ -3,6 +3,7 @@
 BottegaError
 ├── SettingError              a parameter, or a combination of parts, that cannot work
 ├── MissingDependencyError    an optional package is not installed
+├── BudgetError               a request was not sent because it would exceed the budget
 ├── BatchError                some queries of a batch failed; it holds the other answers
 ├── ImageError                bytes that cannot be decoded, or may not be (too large)
 │   └── TooManyPixelsError
@@ -63,6 +64,10 @@ class MissingDependencyError(BottegaError):
             f"{package} is required and not installed",
             hint=f"pip install '{DISTRIBUTION}[{extra}]'" + CUDA_NOTE * (extra == EXTRA_WITH_TORCH),
         )
+
+
+class BudgetError(BottegaError):
+    """A request was not sent because it would exceed the budget."""
 
 
 class BatchError(BottegaError):

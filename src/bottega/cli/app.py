@@ -17,10 +17,12 @@ from bottega.cli import (
     inspection,
     keys,
     knowledge,
+    master_answers,
     rationales,
     report,
     savings,
     serve,
+    stream,
     tune,
 )
 
@@ -74,7 +76,9 @@ for command in (
     knowledge.pin,
     knowledge.unpin,
     rationales.rationales,
+    master_answers.answer,
     eval.evaluate,
+    stream.stream,
     report.report,
     report.dataset,
     savings.savings,

@@ -16,6 +16,7 @@ from bottega.cli.answer import NEAREST_LAST, parse_order
 from bottega.cli.components import check_retrieve, local_model, open_prices, open_prompt
 from bottega.cli.evaluation_run import MethodResult, check_output, print_results, run_methods
 from bottega.cli.knowledge_files import evaluation_defaults, open_rows
+from bottega.cli.master_answers import stored_answers
 from bottega.cli.options import (
     BenchmarkSpec,
     CompressorFolder,
@@ -147,6 +148,13 @@ def evaluate(
         Path | None,
         Option(help="Copy rationales of `bottega rationales` from this knowledge base."),
     ] = None,
+    answers_from: Annotated[
+        Path | None,
+        Option(
+            help="Show a master's answers from this file of `bottega answer` in demonstrations, "
+            "instead of the gold answers."
+        ),
+    ] = None,
     compressor: CompressorFolder = None,
     hyper: Annotated[
         str | None,
@@ -253,6 +261,7 @@ def evaluate(
         samples=samples,
         rollouts=rollouts,
         rationales=rationales,
+        answers_from=answers_from,
         compressor=compressor,
         hyper=hyper,
         store=store,
@@ -270,6 +279,8 @@ def evaluate(
     if model:
         check_model(model)  # before the benchmark is read
     data, skipped = _load(config, rationales_from)
+    if answers_from is not None:
+        data = stored_answers(data, answers_from)
     if embed is None and retrieve != "hybrid":
         images = chain.from_iterable(example.query.images for example in data.knowledge)
         config = replace(config, embed=default_embedder(images))

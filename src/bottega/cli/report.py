@@ -16,7 +16,7 @@ from bottega.evaluation.report.render import write_report
 
 def report(
     folders: Annotated[
-        list[Path], Argument(metavar="DIR", help="Run folders of bottega eval --out.")
+        list[Path], Argument(metavar="DIR", help="Run folders of bottega eval or stream --out.")
     ],
     out: Annotated[
         Path | None,
@@ -37,6 +37,12 @@ def report(
                     f"{section.benchmark}, {row.title}: {result.n} of {section.item_count}"
                     f" answered, {result.failed} failed, {result.missing} missing"
                 )
+    for streams in done.streams:
+        if streams.incomplete:
+            say(
+                f"{streams.config.benchmark}: {len(streams.incomplete)} of {streams.planned}"
+                " streams are unfinished"
+            )
     if done.unplotted is not None:
         note(f"no plots: {done.unplotted} ({done.unplotted.hint})")
     say(f"page: {done.files[0]}")

@@ -43,11 +43,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one method; a `flat` series has no x value and spans the axis."""
+    """Points of one method; a `flat` series has no x value and spans the axis. `style` defaults to
+    the position among the series."""
 
     name: str
     points: tuple[Point, ...]
     flat: bool = False
+    style: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,46 @@ def by_shots(series: Sequence[Series], title: str) -> Chart:
     return Chart(title, "demonstrations (not to scale)", tuple(lines), ticks, y_ticks)
 
 
+def by_category(
+    series: Sequence[Series], title: str, x_title: str, categories: Sequence[str]
+) -> Chart:
+    """Return a chart over categories; the x of a point is the index of its category."""
+    step = (WIDTH - RIGHT - LEFT) / len(categories)
+    positions = [LEFT + step * (i + 0.5) for i in range(len(categories))]
+    ticks = tuple(zip(categories, positions, strict=True))
+    return _chart(series, title, x_title, lambda x: positions[int(x)], ticks)
+
+
+def by_value(series: Sequence[Series], title: str, x_title: str) -> Chart:
+    """Return a chart with a linear x axis from 0."""
+    points = [point for one in series for point in one.points]
+    highest = max(point.x for point in points) or 1.0
+    inner, wide = LEFT + 24, WIDTH - RIGHT - LEFT - 48
+
+    def position(x: float) -> float:
+        return inner + x / highest * wide
+
+    ticks = tuple((_tick(tick), position(tick)) for tick in _round_steps(highest))
+    return _chart(series, title, x_title, position, ticks)
+
+
+def _chart(
+    series: Sequence[Series],
+    title: str,
+    x_title: str,
+    position: Callable[[float], float],
+    ticks: tuple[tuple[str, float], ...],
+) -> Chart:
+    height, y_ticks = _heights(series)
+    lines = []
+    for i, one in enumerate(series):
+        offset = OFFSET / 2 * (i % STYLES - (min(len(series), STYLES) - 1) / 2)
+        marks = tuple(_mark(point, position(point.x) + offset, height) for point in one.points)
+        style = i if one.style is None else one.style
+        lines.append(Line(one.name, style % STYLES, False, marks))
+    return Chart(title, x_title, tuple(lines), ticks, y_ticks)
+
+
 def by_cost(series: Sequence[Series], title: str, x_title: str) -> Chart:
     """Return a chart by cost per item.
 
@@ -146,11 +188,11 @@ def _mark(point: Point, x: float, height: Callable[[float], float]) -> Point:
 def _heights(
     series: Sequence[Series],
 ) -> tuple[Callable[[float], float], tuple[tuple[str, float], ...]]:
-    """Return the y scale and its ticks, over the part of 0 to 1 that the intervals need."""
+    """Return the y scale and its ticks, over the part up to 1 that the intervals need."""
     points = [point for one in series for point in one.points]
     low, high = min(point.low for point in points), max(point.high for point in points)
     step = next((step for step in STEPS if (high - low) / step <= MAX_TICKS - 1), STEPS[-1])
-    first = max(math.floor(low / step + 1e-9), 0)
+    first = math.floor(low / step + 1e-9)
     last = max(math.ceil(min(high, 1.0) / step - 1e-9), first + 1)
 
     def height(share: float) -> float:

@@ -40,6 +40,7 @@ class RunConfig:
     samples: int | None = None
     rollouts: int = ROLLOUTS
     rationales: bool | None = None
+    answers_from: Path | None = None
     compressor: Path | None = None
     hyper: str | None = None
     store: Path | None = None
@@ -75,7 +76,9 @@ class RunConfig:
             "store": None if self.store is None else str(self.store),
             **compressor_identity(self.compressor, self.store),
             "max_tokens": self.max_tokens,
-            **({"stop": list(self.stop)} if self.stop else {}),  # absent from older runs
+            # Absent from older runs.
+            **({"stop": list(self.stop)} if self.stop else {}),
+            **({"answers_from": str(self.answers_from)} if self.answers_from else {}),
             "round_size": self.round_size,
         }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from bottega.errors import (
     BottegaError,
+    BudgetError,
     GarbledError,
     GenerationError,
     ImageError,
@@ -15,7 +17,8 @@ from bottega.errors import (
     UnreachableError,
 )
 from bottega.pipeline import Pipeline
-from bottega.types import Answer, Example, Query, Trace
+from bottega.protocols import Generator, Pricer, turns_only
+from bottega.types import Answer, Example, Prompt, Query, Reply, Sampling, Trace
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class Outcome:
 Learn = Callable[[Query, Answer, str], Awaitable[None]]
 
 
+# Name of a method and its number of demonstrations.
+MethodKey = tuple[str, int]
+
+
 @dataclass(frozen=True)
 class Method:
     """Evaluated method with the name and the number of demonstrations that tables show.
@@ -41,6 +48,10 @@ class Method:
     shots: int
     answer: Callable[[Query], Awaitable[Outcome]]
     learn: Learn | None = None
+
+    @property
+    def key(self) -> MethodKey:
+        return self.name, self.shots
 
     @property
     def title(self) -> str:
@@ -169,3 +180,47 @@ class Budget:
             )
         self.spent += cost_usd or 0.0
         self._highest_cost = max(self._highest_cost, cost_usd or 0.0, at_most_usd)
+
+
+class BudgetedGenerator:
+    """Generator wrapper that refuses requests beyond a budget (`BudgetError`).
+
+    With a limit, its first request is sent alone: the cost must be known before many run
+    concurrently.
+    """
+
+    def __init__(self, inner: Generator, budget: Budget, price: Pricer) -> None:
+        self._inner = inner
+        self._budget = budget
+        self._price = price
+        self._first = asyncio.Lock()
+        self._measured = not budget.is_limited
+        self.name = inner.name
+        self.fingerprint = str(getattr(inner, "fingerprint", inner.name))
+        self.turns_only = turns_only(inner)
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        if not self._measured:
+            async with self._first:
+                if not self._measured:
+                    reply = await self._send(prompt, sampling)
+                    self._measured = True
+                    return reply
+        return await self._send(prompt, sampling)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def _send(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        if not self._budget.reserve():
+            raise BudgetError(
+                f"the budget is spent: {self._budget.spent:.4f} USD",
+                hint="repeat the command with a larger --budget to resume",
+            )
+        cost: float | None = 0.0
+        try:
+            reply = await self._inner.generate(prompt, sampling)
+            cost = self._price(reply.model, reply.usage)
+        finally:
+            self._budget.settle(cost)
+        return reply

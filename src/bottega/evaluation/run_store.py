@@ -20,12 +20,12 @@ from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.evaluation.benchmarks.source import current_spec
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.metric import Metric
-from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
+from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
 from bottega.image import path_text
 from bottega.recording import json_text, stored_trace
 from bottega.types import Answer, Candidate, Example, Trace
 
-OPTIONAL = ("stop",)  # settings that a run stores only if they are set
+OPTIONAL = ("stop", "answers_from")  # settings that a run stores only if they are set
 Write = Callable[[sqlite3.Connection], None]
 
 
@@ -65,7 +65,7 @@ class AnswerStore:
     An answer is durable when `keep` returns. A failed item has no answer.
     """
 
-    def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
+    def answered(self, key: MethodKey, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
         """Return the stored answers of a method by item index."""
         return {}
 
@@ -84,7 +84,7 @@ class DemonstrationRecorder(AnswerStore):
         self.by_index: dict[int, tuple[Candidate, ...]] = {}
 
     async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
-        if (method.name, method.shots) == self.key and outcome.trace is not None:
+        if method.key == self.key and outcome.trace is not None:
             self.by_index[scored.index] = outcome.trace.candidates
 
 
@@ -178,12 +178,11 @@ class RunStore(AnswerStore):
             raise
         return store
 
-    def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
+    def answered(self, key: MethodKey, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
         rows = self._read(
             "SELECT place, answer, scores, tier, calls, prompt_tokens, completion_tokens, cost_usd"
             " FROM answers WHERE method = ? AND shots = ? ORDER BY place",
-            method.name,
-            method.shots,
+            *key,
         )
         with RUN_FILE.reading(str(self.path)):
             return {
@@ -230,7 +229,7 @@ class RunStore(AnswerStore):
         return [Failure(*row) for row in rows]
 
     async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
-        key = (method.name, method.shots, scored.index)
+        key = (*method.key, scored.index)
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM failures WHERE (method, shots, place) = (?, ?, ?)", key)
@@ -242,7 +241,7 @@ class RunStore(AnswerStore):
         await self._write(write)
 
     async def fail(self, method: Method, index: int, error: BottegaError) -> None:
-        row = (method.name, method.shots, index, time.time(), path_text(str(error)))
+        row = (*method.key, index, time.time(), path_text(str(error)))
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", row)

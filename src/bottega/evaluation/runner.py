@@ -176,7 +176,7 @@ class _MethodRun:
         self._concurrency = config.concurrency
         self._state = state
         self._done = done
-        self.scored = state.store.answered(method, benchmark.items)
+        self.scored = state.store.answered(method.key, benchmark.items)
         self.failed = 0
         for one in self.scored.values():
             done(one)

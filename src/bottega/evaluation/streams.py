@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from bottega.evaluation.outcomes import Method, ScoredAnswer
 from bottega.evaluation.runner import evaluate
 
 Scores = Sequence[float]
+Tiers = str | Collection[str] | None
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,15 @@ class StreamResult:
     length: int
 
     def scores(
-        self, tier: str | None = None, part: int | None = None, parts: int = 3
+        self, tier: Tiers = None, part: int | None = None, parts: int = 3
     ) -> dict[int, float]:
-        """Return scores by index: of all answers, of a tier, or of one of equal parts (from 0)."""
+        """Return scores by index: of all answers, of some tiers, or of one of equal parts (from
+        0)."""
+        names = {tier} if isinstance(tier, str) else tier
         return {
             one.index: one.score
             for one in self.scored
-            if tier in (None, one.tier)
+            if (names is None or one.tier in names)
             and (part is None or one.index * parts // self.length == part)
         }
 
@@ -49,7 +52,7 @@ async def stream(data: Benchmark, method: Method) -> StreamResult:
 def mean_over(
     streams: Sequence[StreamResult],
     *,
-    tier: str | None = None,
+    tier: Tiers = None,
     part: int | None = None,
     parts: int = 3,
     seed: int = 0,
@@ -59,7 +62,7 @@ def mean_over(
 
 
 def growth(
-    streams: Sequence[StreamResult], tier: str, *, parts: int = 3, seed: int = 0
+    streams: Sequence[StreamResult], tier: Tiers, *, parts: int = 3, seed: int = 0
 ) -> Estimate:
     """Return a tier's gain from the first part of the streams to the last."""
     last = [list(one.scores(tier, parts - 1, parts).values()) for one in streams]
@@ -71,7 +74,7 @@ def gain(
     ours: Sequence[StreamResult],
     theirs: Sequence[StreamResult],
     *,
-    tier: str | None = None,
+    tier: Tiers = None,
     part: int | None = None,
     parts: int = 3,
     seed: int = 0,

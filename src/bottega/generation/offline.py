@@ -107,9 +107,14 @@ class ReplayGenerator:
         own = str(getattr(inner, "fingerprint", inner.name)) if inner else None
         self._fingerprint = self._choose(fingerprints, model) if own is None else own
         self.name = inner.name if inner else fingerprints[self._fingerprint]
+        self.turns_only = bool(getattr(inner, "turns_only", False))
 
     def __len__(self) -> int:
         return len(self._replies)
+
+    def replies(self) -> list[Reply]:
+        """Return all recorded replies, also those to other prompts than this run's."""
+        return list(self._replies.values())
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         key = request_key(self._fingerprint, prompt, sampling)

@@ -14,6 +14,7 @@ from bottega.knowledge.embedders import (
 )
 from bottega.knowledge.eviction import (
     Eviction,
+    FirstInFirstOutEviction,
     LeastFrequentlyUsedEviction,
     LeastRecentlyUsedEviction,
     LeastSavingsEviction,
@@ -42,6 +43,7 @@ __all__ = [
     "Eq",
     "Eviction",
     "Filter",
+    "FirstInFirstOutEviction",
     "FlmrEmbedder",
     "In",
     "JoinedEmbedder",

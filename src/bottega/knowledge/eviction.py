@@ -46,6 +46,15 @@ class RandomEviction:
         return f"(examples.key % {PRIME} * {scale} + {shift}) % {PRIME}"
 
 
+class FirstInFirstOutEviction:
+    """Eviction of the entry that was added first."""
+
+    protect = 0
+
+    def order(self) -> str:
+        return "examples.key"
+
+
 class LeastRecentlyUsedEviction:
     """Eviction of the entry used longest ago; adding an entry counts as a use."""
 

@@ -6,6 +6,7 @@ from bottega.recording.recorders import (
     PriceTable,
     TokenPrice,
     UseCountRecorder,
+    cached_example,
 )
 from bottega.recording.traces import (
     StoredCandidate,
@@ -37,6 +38,7 @@ __all__ = [
     "TraceStore",
     "TraceSummary",
     "UseCountRecorder",
+    "cached_example",
     "from_json",
     "json_text",
     "stored_trace",

@@ -140,6 +140,31 @@ def is_abstention(text: str) -> bool:
     return text.strip().casefold() in ("unknown", "unknown.")
 
 
+def cached_example(trace: Trace) -> Example | None:
+    """Return the answer of a trace as an example, None if it is invalid, truncated or abstains.
+
+    "unknown" is an abstention unless it is one of the choices.
+    """
+    if any(one.finish_reason != "stop" for one in trace.reply.completions):
+        return None
+    return _valid_example(trace.query, trace.answer, f"{trace.tier}:{trace.reply.model}")
+
+
+def _valid_example(query: Query, answer: Answer, source: str) -> Example | None:
+    abstains = is_abstention(answer.text) and answer.text not in query.choices
+    if not answer.valid or abstains:
+        return None
+    single = answer.labels in ((), (answer.text,))
+    return Example(
+        replace(query, id=None),
+        answer.text,
+        labels=None if single else answer.labels,
+        rationale=answer.rationale,
+        tags={"context": query.context} if query.context else {},
+        source=source,
+    )
+
+
 class CacheRecorder:
     """Recorder that stores the answers of the tiers named in `stored_tiers` as examples.
 
@@ -167,9 +192,9 @@ class CacheRecorder:
         self._warned: set[str] = set()
 
     async def __call__(self, trace: Trace, /) -> None:
-        complete = all(one.finish_reason == "stop" for one in trace.reply.completions)
-        if trace.tier in self._stored_tiers and complete:
-            await self._keep_valid(trace.query, trace.answer, f"{trace.tier}:{trace.reply.model}")
+        example = cached_example(trace) if trace.tier in self._stored_tiers else None
+        if example is not None:
+            await self.keep(example)
 
     async def learn(self, query: Query, answer: Answer, tier: str) -> None:
         """Store an answer without its trace, for a `Method` of the evaluation."""
@@ -187,20 +212,8 @@ class CacheRecorder:
         return await self._writer.write(example)
 
     async def _keep_valid(self, query: Query, answer: Answer, source: str) -> None:
-        abstains = is_abstention(answer.text) and answer.text not in query.choices
-        if not answer.valid or abstains:
-            return
-        single = answer.labels in ((), (answer.text,))
-        await self.keep(
-            Example(
-                replace(query, id=None),
-                answer.text,
-                labels=None if single else answer.labels,
-                rationale=answer.rationale,
-                tags={"context": query.context} if query.context else {},
-                source=source,
-            )
-        )
+        if (example := _valid_example(query, answer, source)) is not None:
+            await self.keep(example)
 
     def _warn_error(self, error: BottegaError) -> None:
         self._warn(type(error).__name__, type(error).__name__)

@@ -16,9 +16,10 @@ from PIL import Image as Pillow
 from bottega.errors import SettingError
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.report.payload import payload
-from bottega.evaluation.report.render import as_csv, as_markdown, write_report
+from bottega.evaluation.report.render import write_report
 from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.report.sections import sections
+from bottega.evaluation.report.tables import as_csv, as_markdown
 from tests.evaluation.report.builders import (
     HOSTILE,
     benchmark,

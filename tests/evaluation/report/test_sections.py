@@ -13,9 +13,9 @@ from bottega.evaluation.metrics.metric import Accuracy, MacroF1
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.paired import paired_differences
-from bottega.evaluation.report.render import as_markdown
 from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.report.sections import Section, sections
+from bottega.evaluation.report.tables import as_markdown
 from bottega.evaluation.runner import evaluate
 from bottega.types import Answer, Query
 from tests.builders import example

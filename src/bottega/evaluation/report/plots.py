@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bottega.errors import MissingDependencyError
 from bottega.evaluation.charts import Series, pareto_front, result_point, shot_series
 from bottega.evaluation.report.sections import Row, Section
+from bottega.evaluation.report.streams import StreamSection, figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,6 +84,21 @@ def plot(sections: Sequence[Section], folder: Path) -> list[Path]:
         for index, section in enumerate(sections)
         if any(row.result.value is not None for row in section.rows)
         for path in _section(section, folder, _stem(section, index, len(sections)))
+    ]
+
+
+def plot_streams(sections: Sequence[StreamSection], folder: Path) -> list[Path]:
+    """Write the figures by the apprentice's share and along the streams; return their paths."""
+    return [
+        _save_plot(
+            figure.series,
+            folder / f"streams-{number}-{index}.png",
+            (figure.title, figure.x_title, section.metric),
+            by_shots=False,
+        )
+        for number, section in enumerate(sections, start=1)
+        if section.points
+        for index, figure in enumerate(figures(section), start=1)
     ]
 
 

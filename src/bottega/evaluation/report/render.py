@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -21,7 +19,7 @@ from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.charts import Chart, by_cost, by_shots
 from bottega.evaluation.page import page_environment, style_sheet
 from bottega.evaluation.report.payload import payload
-from bottega.evaluation.report.plots import cost_axis, cost_series, plot, shots_of
+from bottega.evaluation.report.plots import cost_axis, cost_series, plot, plot_streams, shots_of
 from bottega.evaluation.report.references import Reference, references
 from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.report.sections import (
@@ -33,123 +31,21 @@ from bottega.evaluation.report.sections import (
     confusions,
     sections,
 )
+from bottega.evaluation.report.streams import (
+    ORDERS,
+    StreamSection,
+    figures,
+    is_stream_run,
+    stream_section,
+)
+from bottega.evaluation.report.tables import (
+    as_csv,
+    as_markdown,
+    streams_as_csv,
+    streams_as_markdown,
+)
 from bottega.evaluation.retrieval import EXCLUSION_RULE
 from bottega.image import path_text
-
-COLUMNS = (
-    *("benchmark", "run", "model", "method", "shots", "items", "n", "failed", "missing", "invalid"),
-    *("metric", "value", "low", "high"),
-    *("calls", "prompt_tokens", "completion_tokens", "cost_usd", "seconds_an_answer"),
-)
-
-
-def as_csv(sections: Sequence[Section]) -> str:
-    """Return a line for each metric of each row, the main metric first."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for section in sections:
-        for row in section.rows:
-            writer.writerows(_lines(section, row))
-    return buffer.getvalue()
-
-
-def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
-    parts = [f"# {title}", f"{made}. 95 % intervals in brackets. {EXCLUSION_RULE}"]
-    for section in sections:
-        parts += [f"## {_escaped(section.benchmark)}", f"{section.item_count:,} items."]
-        parts.append(_table(*_figures(section)))
-        if section.pairs:
-            head = ("method", "baseline", "shots", "n", "difference", "p")
-            pairs = [
-                (
-                    one.method,
-                    one.against,
-                    one.shots,
-                    one.n,
-                    f"{one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]",
-                    "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}",
-                )
-                for one in section.pairs
-            ]
-            parts += ["Paired differences on the same items:", _table(head, pairs)]
-        if published := references(section.benchmark, section.metrics):
-            published_rows = [
-                (
-                    one.paper,
-                    one.table,
-                    one.method,
-                    "best or unstated" if one.shots is None else one.shots,
-                    one.model,
-                    f"{one.value:.2f} %",
-                )
-                for one in published
-            ]
-            head = ("paper", "table", "method", "shots", "model", "value")
-            parts += ["Published results of other models:", _table(head, published_rows)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
-    r = row.result
-    names = (section.benchmark, row.run, row.model, r.method, r.shots)
-    counts = (section.item_count, r.n, r.failed, r.missing, r.invalid)
-    costs = (r.calls, r.prompt_tokens, r.completion_tokens, r.cost_usd, row.per_item(r.seconds))
-    yield (*names, *counts, r.metric, r.value, r.low, r.high, *costs)
-    for one in r.also:
-        yield (*names, *counts, one.metric, one.value, one.low, one.high, *costs)
-
-
-def _figures(section: Section) -> tuple[list[str], list[tuple[object, ...]]]:
-    named = len(section.runs) > 1
-    head = [
-        *(("run",) if named else ()),
-        "method",
-        "shots",
-        "n",
-        section.metric,
-        *section.other_metrics,
-    ]
-    head += ["invalid", "failed", "missing", "calls", "tokens", "USD", "seconds per answer"]
-    rows: list[tuple[object, ...]] = []
-    for row in section.rows:
-        r = row.result
-        also = {one.metric: (one.value, one.low, one.high) for one in r.also}
-        figures = [(r.value, r.low, r.high), *(also.get(name) for name in section.other_metrics)]
-        rows.append(
-            (
-                *((row.run,) if named else ()),
-                r.method,
-                r.shots,
-                r.n,
-                *map(_figure, figures),
-                r.invalid,
-                r.failed,
-                r.missing,
-                r.calls,
-                row.tokens,
-                "unknown" if r.cost_usd is None else f"{r.cost_usd:.4f}",
-                "–" if (seconds := row.per_item(r.seconds)) is None else f"{seconds:.2f}",
-            )
-        )
-    return head, rows
-
-
-def _figure(values: tuple[float | None, float | None, float | None] | None) -> str:
-    if values is None or values[0] is None:
-        return "–"
-    value, low, high = values
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(_escaped(str(cell)) for cell in line)} |" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
-
 
 SCRIPTS = ("comparison.js", "items.js")
 HERE = "bottega.evaluation.report"
@@ -184,7 +80,23 @@ class SectionView:
         )
 
 
-def render(sections: Sequence[Section], *, title: str, made: str) -> str:
+@dataclass(frozen=True)
+class StreamView:
+    """Stream run with its charts; `further` are those along the stream."""
+
+    section: StreamSection
+    main: Sequence[Chart]
+    further: Sequence[Chart]
+    settings: Mapping[str, object]
+
+
+def render(
+    sections: Sequence[Section],
+    streams: Sequence[StreamSection] = (),
+    *,
+    title: str,
+    made: str,
+) -> str:
     contents = payload(sections)
     program = "\n".join(files(HERE).joinpath(name).read_text("utf-8") for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode("ascii")
@@ -194,8 +106,9 @@ def render(sections: Sequence[Section], *, title: str, made: str) -> str:
         .render(
             title=title,
             made=made,
-            rule=EXCLUSION_RULE,
+            rule=EXCLUSION_RULE if sections else "",
             views=[_section_view(section) for section in sections],
+            stream_views=[_stream_view(section) for section in streams],
             data=Markup(contents.json.decode()),
             contents=contents,
             style=style_sheet("report/report.css"),
@@ -203,6 +116,15 @@ def render(sections: Sequence[Section], *, title: str, made: str) -> str:
             digest=digest,
         )
     )
+
+
+def _stream_view(section: StreamSection) -> StreamView:
+    found = list(figures(section)) if section.points else []
+    main = [figure.chart for figure in found if figure.by_share]
+    hidden = (ORDERS, "metrics", "data")
+    settings = {k: v for k, v in section.run.settings.items() if k not in hidden}
+    further = [figure.chart for figure in found if not figure.by_share]
+    return StreamView(section, main, further, settings)
 
 
 def _section_view(section: Section) -> SectionView:
@@ -247,6 +169,7 @@ def _settings(section: Section) -> dict[str, list[Any]]:
 
 
 PAGE, CSV, MARKDOWN = "index.html", "results.csv", "results.md"
+STREAM_CSV = "streams.csv"
 
 
 @dataclass(frozen=True)
@@ -254,6 +177,7 @@ class Report:
     """Written report; `unplotted` is the reason for missing plots."""
 
     sections: Sequence[Section]
+    streams: Sequence[StreamSection]
     files: Sequence[Path]
     unplotted: MissingDependencyError | None
 
@@ -261,20 +185,28 @@ class Report:
 def write_report(folders: Sequence[Path], out: Path) -> Report:
     """Write a report of the runs in `folders` to `out`."""
     runs = dict(zip(_names(folders), map(read_run, folders), strict=True))
-    found = sections(runs)
-    title = f"Report: {', '.join(dict.fromkeys(section.benchmark for section in found))}"
+    found = sections({name: run for name, run in runs.items() if not is_stream_run(run)})
+    streams = [stream_section(name, run) for name, run in runs.items() if is_stream_run(run)]
+    names = [
+        *(f"{one.config.benchmark}: streams" for one in streams),
+        *(f.benchmark for f in found),
+    ]
+    title = f"Report: {', '.join(dict.fromkeys(names))}"
     made = f"Created {_now()} by bottega {__version__} from {_sources(runs)}"
     _make(out)
+    markdown = [as_markdown(found, title=title, made=made), *map(streams_as_markdown, streams)]
     texts = {
-        PAGE: render(found, title=title, made=made),
+        PAGE: render(found, streams, title=title, made=made),
         CSV: as_csv(found),
-        MARKDOWN: as_markdown(found, title=title, made=made),
+        MARKDOWN: "\n".join(markdown),
+        **({STREAM_CSV: streams_as_csv(streams)} if streams else {}),
     }
     files = [_written(out / name, text) for name, text in texts.items()]
     try:
-        return Report(found, [*files, *plot(found, out)], None)
+        plots = [*plot(found, out), *plot_streams(streams, out)]
+        return Report(found, streams, [*files, *plots], None)
     except MissingDependencyError as error:
-        return Report(found, files, error)
+        return Report(found, streams, files, error)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

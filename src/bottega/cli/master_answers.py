@@ -1,0 +1,195 @@
+"""The command `bottega answer`, and examples with a master's answers for `bottega eval`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Exit, Option
+
+from bottega.cli.components import open_prices
+from bottega.cli.knowledge_files import open_rows, open_to_add
+from bottega.cli.options import MODELS_HELP, BenchmarkSpec, Embed, KnowledgeFile, PriceOption, Seed
+from bottega.cli.output import note, plural, progress, say, warn
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.examples import labels_of
+from bottega.evaluation.master_answers import (
+    MasterAnswers,
+    QuestionKey,
+    ask_master,
+    labelled_questions,
+    question_key,
+    with_answers,
+)
+from bottega.evaluation.outcomes import Budget
+from bottega.knowledge import KnowledgeBase
+from bottega.naming import check_model, default_embedder, open_model
+from bottega.pipeline import FixedRouter, Pipeline
+from bottega.protocols import Generator, Tier
+from bottega.recipes import cache_of_thought
+from bottega.recording import CacheRecorder
+from bottega.types import Query, Sampling
+
+MASTER = "master"
+NOTE = "answers.model"  # key of the note that names the master of a file
+ANSWER_TOKENS = 512
+SHOWN_FAILURES = 10
+
+
+def answer(
+    file: KnowledgeFile,
+    benchmark: BenchmarkSpec,
+    model: Annotated[str, Option(help=f"The master: {MODELS_HELP}")],
+    limit: Annotated[
+        int | None, Option(min=1, help="Maximum number of labelled questions.")
+    ] = None,
+    kb_per_class: Annotated[
+        int | None, Option(min=1, help="Maximum examples per label, as for eval.")
+    ] = None,
+    seed: Seed = 0,
+    embed: Embed = None,
+    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = ANSWER_TOKENS,
+    concurrency: Annotated[int, Option(min=1, help="Maximum concurrent questions.")] = 32,
+    budget: Annotated[
+        float | None, Option(help="Stop before the cost exceeds this many US dollars.")
+    ] = None,
+    price: PriceOption = None,
+) -> None:
+    """Let a master answer the labelled questions of a benchmark, into a knowledge base.
+
+    The master reasons before it answers, and never sees a gold answer. The file holds its answers
+    with their reasoning: a warm cache for the gateway, `bottega stream --answers` and `bottega eval
+    --answers-from`. The same command continues an interrupted run."""
+    check_model(model)
+    Budget(budget)  # fail before anything is loaded
+    data = load_benchmark(benchmark, seed=seed, per_class=kb_per_class, on_error=warn)
+    questions = labelled_questions(data)
+    if not questions:
+        raise SettingError(
+            f"{data.name} has no labelled questions, only passages", hint="use another benchmark"
+        )
+    images = (image for query in questions.values() for image in query.images)
+    limits, found = Budget(budget), MasterAnswers(data.labels)
+    with open_to_add(file, embed, "", default_embedder(images)) as knowledge:
+        _claim(knowledge, file, model)
+        found.by_question = {question_key(one.query, data.labels): one for one in knowledge}
+        wanted = [query for key, query in questions.items() if key not in found.by_question][:limit]
+        if before := len(questions.keys() & found.by_question):
+            note(
+                f"{file} already answers {before} of {plural(len(questions), 'labelled question')}"
+            )
+        generator = open_model(model, concurrency=concurrency)
+        pipeline = _pipeline(knowledge, generator, data, max_tokens, price)
+        keep = CacheRecorder(knowledge, stored_tiers={MASTER})
+        with progress("answering", len(wanted), counts_money=True) as step:
+            asyncio.run(
+                _ask(
+                    generator,
+                    ask_master(
+                        pipeline,
+                        wanted,
+                        found,
+                        concurrency=concurrency,
+                        budget=limits,
+                        keep=keep,
+                        done=lambda cost: step(1, cost),
+                    ),
+                )
+            )
+    _report(file, data, questions, found, limits)
+
+
+def stored_answers(data: Benchmark, file: Path) -> Benchmark:
+    """Return the benchmark with the answers of a file instead of the gold ones (`--answers-from`).
+
+    Notes the questions without an answer, which are left out. Raises `SettingError`."""
+    with open_rows(file) as rows:
+        data, missing = with_answers(data, rows)
+    if missing:
+        note(
+            f"{file} lacks answers to {plural(missing, 'labelled question')}: they are left out,"
+            f" {len(data.knowledge)} remain"
+        )
+    return data
+
+
+def _claim(knowledge: KnowledgeBase, file: Path, model: str) -> None:
+    """Note the master of the file. Raises `SettingError` for a file of another master or with other
+    examples."""
+    stored = knowledge.note(NOTE)
+    if stored == model:
+        return
+    if stored is not None:
+        raise SettingError(
+            f"{file} holds the answers of {stored}, got --model {model}",
+            hint=f"set --model {stored}, or use another file",
+        )
+    if len(knowledge):
+        raise SettingError(
+            f"{file} holds {plural(len(knowledge), 'example')} that no master answered",
+            hint="use another file",
+        )
+    knowledge.set_note(NOTE, model)
+
+
+def _pipeline(
+    knowledge: KnowledgeBase,
+    generator: Generator,
+    data: Benchmark,
+    max_tokens: int,
+    price: str | None,
+) -> Pipeline:
+    tier = Tier(MASTER, generator)
+    pipeline = cache_of_thought(
+        knowledge,
+        tiers=[tier],
+        route=lambda tiers: FixedRouter(tiers[-1]),
+        labels=data.labels,
+        parse=data.parse,
+        sampling=Sampling(max_tokens=max_tokens),
+        price=open_prices(price),
+        remember=False,
+    )
+    return replace(pipeline, record=None)
+
+
+async def _ask(generator: Generator, work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    finally:
+        await generator.aclose()
+
+
+def _report(
+    file: Path,
+    data: Benchmark,
+    questions: Mapping[QuestionKey, Query],
+    found: MasterAnswers,
+    budget: Budget,
+) -> None:
+    for error in list(found.failed.values())[:SHOWN_FAILURES]:
+        warn(error)
+    cost = "unknown" if found.cost_usd is None else f"{found.cost_usd:.4f} USD"
+    answered = len(questions.keys() & found.by_question)
+    say(
+        f"{file}: answers to {answered} of {plural(len(questions), 'labelled question')}; this run:"
+        f" {found.unusable} invalid or cut, {len(found.failed)} failed, cost {cost}"
+    )
+    if data.labels and answered:
+        gold = {question_key(one.query, data.labels): set(labels_of(one)) for one in data.knowledge}
+        right = sum(
+            set(labels_of(one)) == gold[key]
+            for key, one in found.by_question.items()
+            if key in gold
+        )
+        say(f"{right} of {answered} equal the gold answer ({right / answered:.3f})")
+    if budget.is_spent:
+        say(f"budget spent: {budget.spent:.4f} USD; repeat the command to continue")
+    if found.failed:
+        say("repeat the command to ask the failed questions again")
+        raise Exit(1)

@@ -1,0 +1,232 @@
+"""The command `bottega stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from typer import Option
+
+from bottega.cli.components import open_prices
+from bottega.cli.evaluation_run import check_output
+from bottega.cli.options import MODELS_HELP, BenchmarkSpec, ItemLimit, Seed
+from bottega.cli.output import warn
+from bottega.cli.stream_run import StreamRun
+from bottega.errors import SettingError
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.outcomes import Budget
+from bottega.evaluation.stream_plan import (
+    CONTROLS,
+    EVICTIONS,
+    ROUTERS,
+    STARTS,
+    UNLIMITED,
+    StreamConfig,
+)
+from bottega.knowledge.embedders.names import BUNDLED
+from bottega.naming import check_embedder, check_model, default_embedder, suggestion
+from bottega.recipes.cache_retrieval import RETRIEVE
+
+ANSWER_TOKENS = 512
+# Size of MMMU's development set, the paper's cold start, relative to its validation set.
+COLD_SHARE = 0.17
+NONE = "none"
+Name = TypeVar("Name", bound=str)
+
+
+def stream(
+    benchmark: BenchmarkSpec,
+    master: Annotated[str | None, Option(help=f"The large model: {MODELS_HELP}")] = None,
+    apprentice: Annotated[str | None, Option(help="The small model, by the same names.")] = None,
+    tiers: Annotated[
+        str | None,
+        Option(
+            help="Several models, comma-separated, the cheapest first and the master last, instead "
+            "of --master and --apprentice."
+        ),
+    ] = None,
+    router: Annotated[
+        str,
+        Option(
+            help="coin (random), coverage (the least similar items go to the master) or half-first "
+            "(half of the master's share first, then random)."
+        ),
+    ] = "coin",
+    master_rate: Annotated[
+        str, Option(help="The master's shares of the items, comma-separated.")
+    ] = "0.1,0.3,0.5,0.7,0.9",
+    start: Annotated[
+        str,
+        Option(
+            help="Caches at the start, comma-separated: none (empty), cold (some of the master's "
+            "answers to the labelled questions), warm (all of them)."
+        ),
+    ] = "none",
+    retrieve: Annotated[
+        str, Option(help=f"Retrieval methods, comma-separated: {', '.join(RETRIEVE)}.")
+    ] = "image",
+    controls: Annotated[
+        str,
+        Option(
+            help="Controls, comma-separated: no-cache (with the apprentice alone and the master "
+            "alone), random (random examples of the cache), vote (of the demonstrations, without "
+            "an apprentice); or none."
+        ),
+    ] = "no-cache,random,vote",
+    shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = 1,
+    orders: Annotated[int, Option(min=1, help="Number of orders of the items.")] = 5,
+    capacity: Annotated[
+        int | None, Option(min=1, help="Maximum number of cached examples.")
+    ] = None,
+    evict: Annotated[
+        str | None,
+        Option(
+            help="Eviction policies at this capacity, comma-separated: lru, lfu, least-saving, "
+            "fifo, random, or none (no limit).",
+            show_default="lru with --capacity",
+        ),
+    ] = None,
+    groups: Annotated[
+        int | None,
+        Option(min=1, help="Number of groups of hashtag.", show_default="adapted to the cache"),
+    ] = None,
+    cold: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Number of answers in a cold start.",
+            show_default="17 % of the items, as in the paper",
+        ),
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        Option(
+            help="Take the master's answers to the labelled questions from this file of `bottega"
+            " answer` instead of asking it."
+        ),
+    ] = None,
+    limit: ItemLimit = None,
+    embed: Annotated[
+        str | None,
+        Option(
+            help="Image embedder, as for eval.",
+            show_default="photos for photographs if its extra is installed, else bundled",
+        ),
+    ] = None,
+    embed_text: Annotated[
+        str, Option(help="Text embedder: words, minilm or FOLDER:text.")
+    ] = "words",
+    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = ANSWER_TOKENS,
+    seed: Seed = 0,
+    concurrency: Annotated[int, Option(min=1, help="Maximum concurrent streams.")] = 32,
+    budget: Annotated[
+        float | None, Option(help="Stop before the cost exceeds this many US dollars.")
+    ] = None,
+    master_price: Annotated[
+        str | None,
+        Option(help="USD per million tokens of the master, IN,OUT (default: published prices)."),
+    ] = None,
+    apprentice_price: Annotated[str | None, Option(help="The same for the other models.")] = None,
+    out: Annotated[
+        Path | None,
+        Option(
+            help="Store every reply and answer in this folder. The same command resumes the run; "
+            "`bottega report` reads it."
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the figures to this JSON file.")
+    ] = None,
+) -> None:
+    """Answer a stream of questions with an apprentice and a master whose answers fill a cache.
+
+    The evaluation of Cache-of-Thought (section 6.2): the items arrive one by one, a router sends
+    each to the master or to the apprentice, and the master's answers become demonstrations. No
+    model, cache or router sees a gold answer. Equal requests of several streams are sent once; the
+    cost of a stream counts all of its requests."""
+    evictions = _names(evict or ("lru" if capacity else UNLIMITED), EVICTIONS, "--evict")
+    if capacity is None and set(evictions) != {UNLIMITED}:
+        raise SettingError(
+            f"--evict {evict} needs a capacity, got none", hint="add e.g. --capacity 100"
+        )
+    config = StreamConfig(
+        benchmark=benchmark,
+        tiers=_models(tiers, master, apprentice),
+        router=_name(router, ROUTERS, "--router"),
+        rates=_rates(master_rate),
+        starts=_names(start, STARTS, "--start"),
+        retrieve=_names(retrieve, RETRIEVE, "--retrieve"),
+        controls=() if controls == NONE else _names(controls, CONTROLS, "--controls"),
+        shots=shots,
+        orders=orders,
+        embed=embed or "",
+        embed_text=embed_text,
+        evict=evictions,
+        groups=groups,
+        capacity=capacity,
+        cold=cold,
+        answers=answers,
+        limit=limit,
+        max_tokens=max_tokens,
+        seed=seed,
+    )
+    check_output(json)
+    Budget(budget)  # fail before anything is loaded
+    for spec in (embed_text, *([embed] if embed else [])):
+        check_embedder(spec)
+    prices = {"master": master_price, "apprentice": apprentice_price}
+    tables = {name: open_prices(price) for name, price in prices.items()}
+    data = load_benchmark(benchmark, seed=seed, limit=limit, on_error=warn)
+    config = replace(
+        config,
+        embed=embed or default_embedder(i for e in data.knowledge for i in e.query.images),
+        cold=cold or round(COLD_SHARE * len(data.items)),
+    )
+    StreamRun(config, data, tables, out, budget, concurrency).execute(json)
+
+
+def _models(tiers: str | None, master: str | None, apprentice: str | None) -> tuple[str, ...]:
+    """Return the models, the master last. Raises `SettingError`."""
+    if tiers is not None and (master or apprentice):
+        raise SettingError(
+            "--tiers replaces --master and --apprentice, got both", hint="remove one of them"
+        )
+    names = tiers.split(",") if tiers is not None else [apprentice or BUNDLED, master or ""]
+    if not names[-1]:
+        raise SettingError("a stream needs a master, got none", hint="add --master openai:NAME")
+    if len(names) < 2:
+        raise SettingError(
+            f"--tiers must be two models or more, got {tiers}", hint="the master comes last"
+        )
+    for name in names:
+        check_model(name.strip())
+    return tuple(name.strip() for name in names)
+
+
+def _name(given: str, allowed: Collection[Name], option: str) -> Name:
+    for name in allowed:
+        if name == given:
+            return name
+    raise SettingError(
+        f"{option} must be one of {', '.join(allowed)}, got {given!r}",
+        hint=f"{suggestion(given, allowed)}use {', '.join(allowed)}",
+    )
+
+
+def _names(given: str, allowed: Collection[Name], option: str) -> tuple[Name, ...]:
+    return tuple(dict.fromkeys(_name(one.strip(), allowed, option) for one in given.split(",")))
+
+
+def _rates(given: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(dict.fromkeys(float(part) for part in given.split(",")))
+    except ValueError:
+        rates = (-1.0,)
+    if not all(0 <= rate <= 1 for rate in rates):
+        raise SettingError(
+            f"--master-rate must be shares between 0 and 1, got {given!r}",
+            hint="set e.g. --master-rate 0.1,0.2,0.3",
+        )
+    return rates

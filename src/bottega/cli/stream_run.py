@@ -1,0 +1,352 @@
+"""Execution of `bottega stream`: answers of the master, streams, figures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from typer import Exit
+
+from bottega import __version__
+from bottega.cli.components import open_embedder
+from bottega.cli.knowledge_files import open_rows
+from bottega.cli.output import Step, note, plural, print_table, progress, say, to_json, warn
+from bottega.errors import BudgetError, SettingError
+from bottega.evaluation.benchmark import Benchmark, fingerprint
+from bottega.evaluation.master_answers import (
+    MasterAnswers,
+    ask_master,
+    labelled_questions,
+    question_key,
+)
+from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.outcomes import Budget, BudgetedGenerator, ScoredAnswer
+from bottega.evaluation.retrieval import bundled_token_embedder
+from bottega.evaluation.retriever_factory import CachingEmbedder, CachingTokenEmbedder
+from bottega.evaluation.run_store import RunStore
+from bottega.evaluation.stream_plan import APPRENTICE, MASTER, Stream, StreamConfig, item_orders
+from bottega.evaluation.stream_runs import StreamSetup, run_streams
+from bottega.evaluation.stream_summary import CurvePoint, summarize_streams
+from bottega.evaluation.streams import StreamResult
+from bottega.generation import ReplayGenerator
+from bottega.knowledge import KnowledgeBase
+from bottega.naming import open_model
+from bottega.pipeline import FixedRouter
+from bottega.prompting import InterleavedPrompter
+from bottega.protocols import Prompter, Tier, turns_only
+from bottega.recipes import default_prompter
+from bottega.recipes.cache_retrieval import (
+    BY_DRAFT,
+    CacheRetrieval,
+    DraftModel,
+    RetrievalName,
+)
+from bottega.recording import PriceTable
+from bottega.retrieval import TfidfKeywordExtractor
+from bottega.retrieval.keywords import response_text
+from bottega.types import Example, Sampling, Usage
+
+REPLIES = "replies"
+SHOWN_FAILURES = 10
+COLUMNS = (
+    *("curve", "master", "streams", "n", "accuracy", "low", "high"),
+    *("gain", "low", "high", "sent", "agreement", "USD"),
+)
+PART_COLUMNS = ("curve", "master", "third 1", "third 2", "third 3", "growth", "low", "high")
+FOOTNOTE = (
+    "master is its planned share of the items, sent its actual share. gain is the apprentice's"
+    " score minus its score without a cache, on the items that it answered; third 1 to 3 are the"
+    " gains in each third of the streams. growth is its score in the last third minus the first."
+    " agreement is the share of its answers that equal the master's. USD is the mean cost of a"
+    " stream if every request is sent."
+)
+
+
+@dataclass
+class StreamRun:
+    """One execution. `prices` holds the price tables of the master and of the other models."""
+
+    config: StreamConfig
+    data: Benchmark
+    prices: Mapping[str, PriceTable]
+    out: Path | None
+    budget_usd: float | None
+    concurrency: int
+    models: list[ReplayGenerator] = field(default_factory=list)
+    replies_before: int = 0
+    failed: int = 0
+
+    def execute(self, json: Path | None) -> None:
+        """Run all streams and report them; completed ones are reported in any case."""
+        streams = self.config.streams()
+        with self._folder() as folder, self._store() as store:
+            setup = self._opened(folder)
+            results: dict[Stream, StreamResult] = {}
+            try:
+                asyncio.run(self._run(setup, streams, store, results))
+            except BudgetError as error:
+                say(f"{error}; {error.hint}")
+            finally:
+                done = {stream: results[stream] for stream in streams if stream in results}
+                self._report(done, setup, json)
+                self._report_failures(store)
+        if self.failed:
+            raise Exit(1)
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """Yield the folder of the recorded replies."""
+        if self.out is None:
+            with TemporaryDirectory(prefix="bottega-") as folder:
+                yield Path(folder)
+            return
+        replies = self.out / REPLIES
+        try:
+            replies.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError(
+                f"{replies} cannot be created: {error.strerror}", hint="set another --out folder"
+            ) from error
+        yield replies
+
+    @contextmanager
+    def _store(self) -> Iterator[RunStore | None]:
+        if self.out is None:
+            yield None
+            return
+        settings = {
+            **self.config.record(),
+            "metrics": [metric.name for metric in self.data.metrics],
+            "data": fingerprint(self.data),
+            "item_orders": self._orders,
+        }
+        with closing(RunStore.open(self.out, settings, self.data.items)) as store:
+            yield store
+
+    @cached_property
+    def _orders(self) -> list[list[int]]:
+        return item_orders(len(self.data.items), self.config.orders, self.config.seed)
+
+    @cached_property
+    def _sampling(self) -> Sampling:
+        return Sampling(max_tokens=self.config.max_tokens)
+
+    def _price(self, model: str, usage: Usage) -> float | None:
+        table = MASTER if model == self.models[-1].name else APPRENTICE
+        return self.prices[table](model, usage)
+
+    def _opened(self, folder: Path) -> StreamSetup:
+        """Open the models and the embedders."""
+        specs = self.config.tiers
+        inner = [open_model(spec, concurrency=self.concurrency) for spec in specs]
+        tables = [self.prices[APPRENTICE]] * (len(specs) - 1) + [self.prices[MASTER]]
+        # Replies of earlier runs are already paid.
+        records = [folder / f"{position}.jsonl" for position in range(len(specs))]
+        paid = [ReplayGenerator(p, m).replies() for p, m in zip(records, inner, strict=True)]
+        self.replies_before = sum(map(len, paid))
+        costs = [
+            table(reply.model, reply.usage)
+            for replies, table in zip(paid, tables, strict=True)
+            for reply in replies
+        ]
+        budget = Budget(
+            self.budget_usd,
+            spent=sum(cost or 0.0 for cost in costs),
+            highest_cost=max((cost or 0.0 for cost in costs), default=0.0),
+        )
+        self.models = [
+            ReplayGenerator(path, BudgetedGenerator(model, budget, table))
+            for path, model, table in zip(records, inner, tables, strict=True)
+        ]
+        image = CachingEmbedder(open_embedder(self.config.embed))
+        text = CachingEmbedder(open_embedder(self.config.embed_text))
+        return StreamSetup(
+            self.data,
+            self._tiers(),
+            _Retrievals(self.config, self.data, image, text, self._draft()),
+            self._orders,
+            cold=self.config.cold or 0,
+            router=self.config.router,
+            capacity=self.config.capacity,
+            sampling=self._sampling,
+            price=self._price,
+            seed=self.config.seed,
+        )
+
+    def _tiers(self) -> tuple[Tier, ...]:
+        """Return the tiers, named by their models if there are more than two."""
+        specs = self.config.tiers
+        names = (APPRENTICE, MASTER) if len(specs) == 2 else specs
+        *cheaper, master = zip(names, self.models, strict=True)
+        return (
+            *(Tier(name, one, self.config.shots, self._prompt(one)) for name, one in cheaper),
+            Tier(*master),
+        )
+
+    def _prompt(self, model: ReplayGenerator) -> Prompter | None:
+        """Return the benchmark's prompt; None for the default of the recipe."""
+        return None if turns_only(model) else self.data.prompt
+
+    def _draft(self) -> DraftModel | None:
+        if not set(BY_DRAFT).intersection(self.config.retrieve):
+            return None
+        model = self.models[0]
+        prompt = default_prompter(model) if turns_only(model) else InterleavedPrompter()
+        return DraftModel(model, self._prompt(model) or prompt, self._sampling)
+
+    async def _run(
+        self,
+        setup: StreamSetup,
+        streams: Sequence[Stream],
+        store: RunStore | None,
+        results: dict[Stream, StreamResult],
+    ) -> None:
+        try:
+            if set(self.config.starts) - {"none"}:
+                setup = replace(setup, corpus=await self._corpus(setup))
+            total = len(streams) * len(self.data.items)
+            with progress("streams", total, counts_money=True) as step:
+                await run_streams(
+                    setup,
+                    streams,
+                    concurrency=self.concurrency,
+                    store=store,
+                    done=lambda one: self._count(one, step),
+                    finished=results.__setitem__,
+                )
+        finally:
+            for model in self.models:
+                await model.aclose()
+
+    def _count(self, scored: ScoredAnswer | None, step: Step) -> None:
+        self.failed += scored is None
+        step(1, 0.0 if scored is None else scored.cost_usd or 0.0)
+
+    async def _corpus(self, setup: StreamSetup) -> list[Example]:
+        """Return the master's answers to the labelled questions."""
+        questions = labelled_questions(self.data)
+        found = MasterAnswers(self.data.labels)
+        if self.config.answers is not None:
+            with open_rows(self.config.answers) as rows:
+                stored = {question_key(one.query, self.data.labels): one for one in rows}
+            found.by_question = {key: one for key, one in stored.items() if key in questions}
+            missing = len(questions) - len(found.by_question)
+            if missing:
+                note(
+                    f"{self.config.answers} lacks answers to {missing} of"
+                    f" {plural(len(questions), 'labelled question')}: they are left out"
+                )
+            return found.in_order(self.data.knowledge)
+        with KnowledgeBase.open(":memory:", embed=None) as nothing:
+            ask = setup.pipeline(nothing, lambda tiers: FixedRouter(tiers[-1]), remember=False)
+            with progress("the master's answers", len(questions), counts_money=True) as step:
+                await ask_master(
+                    replace(ask, record=None),
+                    list(questions.values()),
+                    found,
+                    concurrency=self.concurrency,
+                    done=lambda cost: step(1, cost),
+                )
+        for error in list(found.failed.values())[:SHOWN_FAILURES]:
+            warn(error)
+        cost = "an unknown amount" if found.cost_usd is None else f"{found.cost_usd:.4f}"
+        note(
+            f"the master answered {len(found.by_question)} of"
+            f" {plural(len(questions), 'labelled question')} for {cost} USD;"
+            f" {len(found.failed)} failed, {found.unusable} invalid or cut"
+        )
+        return found.in_order(self.data.knowledge)
+
+    def _report(
+        self, results: Mapping[Stream, StreamResult], setup: StreamSetup, json: Path | None
+    ) -> None:
+        points = summarize_streams(results, setup.master.name, seed=self.config.seed)
+        if not points:
+            return
+        config, data = self.config, self.data
+        say(
+            f"{data.name}: {len(data.items)} items in {plural(config.orders, 'order')};"
+            f" apprentice {' and '.join(config.tiers[:-1])}, master {config.tiers[-1]}, router"
+            f" {config.router}; {data.metrics[0].name.replace('_', ' ')} with 95 % intervals"
+        )
+        print_table(COLUMNS, [_row(point) for point in points])
+        if any(point.growth for point in points):
+            say("")
+            print_table(PART_COLUMNS, [_part_row(point) for point in points if point.growth])
+        sent = [reply for model in self.models for reply in model.replies()]
+        costs = [self._price(reply.model, reply.usage) for reply in sent]
+        usd = "unknown" if None in costs else f"{sum(cost or 0.0 for cost in costs):.6f} USD"
+        say(
+            f"\nrequests sent: {len(sent)} ({self.replies_before} in earlier runs), cost {usd};"
+            " equal requests are sent once"
+        )
+        note(FOOTNOTE)
+        if json is not None:
+            document = {
+                **config.record(),
+                "items": len(data.items),
+                "requests": len(sent),
+                "cost_usd": None if None in costs else sum(cost or 0.0 for cost in costs),
+                "curves": points,
+                "bottega": __version__,
+            }
+            json.write_bytes(to_json(document))
+
+    def _report_failures(self, store: RunStore | None) -> None:
+        failures = store.failures() if store else []
+        for one in failures[:SHOWN_FAILURES]:
+            say(f"failed: {one.method}, item {one.index}: {one.error}")
+        if self.failed:
+            hint = "repeat the command to retry them" if store else "store replies with --out DIR"
+            say(f"{plural(self.failed, 'answer')} failed; {hint}")
+
+
+@dataclass(frozen=True)
+class _Retrievals:
+    """Retrieval methods by name, with shared embedders."""
+
+    config: StreamConfig
+    data: Benchmark
+    image: CachingEmbedder
+    text: CachingEmbedder
+    draft: DraftModel | None
+
+    def __call__(self, name: RetrievalName) -> CacheRetrieval:
+        texts = (response_text(one) or one.query.text for one in self.data.knowledge)
+        tokens = CachingTokenEmbedder(bundled_token_embedder()) if name == "hybrid" else None
+        return CacheRetrieval(
+            name,
+            self.image,
+            self.text,
+            tokens=tokens,
+            draft=self.draft,
+            extract=TfidfKeywordExtractor(texts, longest=1),
+            groups=self.config.groups,
+            seed=self.config.seed,
+        )
+
+
+def _bounds(estimate: Estimate | None) -> tuple[float | None, ...]:
+    if estimate is None:
+        return None, None, None
+    return estimate.value, estimate.low, estimate.high
+
+
+def _row(point: CurvePoint) -> tuple[object, ...]:
+    return (
+        *(point.curve, f"{point.rate:g}", point.streams, point.n),
+        *_bounds(point.accuracy),
+        *_bounds(point.gain),
+        *(point.master_share, point.agreement),
+        "unknown" if point.cost_usd is None else f"{point.cost_usd:.4f}",
+    )
+
+
+def _part_row(point: CurvePoint) -> tuple[object, ...]:
+    parts = (None if one is None else one.value for one in point.gains)
+    return point.curve, f"{point.rate:g}", *parts, *_bounds(point.growth)

@@ -1,0 +1,134 @@
+"""Answers of a master to the labelled questions of a benchmark, instead of the gold ones."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from bottega._util.event_loops import for_each
+from bottega._util.identity import query_key
+from bottega.errors import BottegaError, SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.examples import is_passage
+from bottega.evaluation.outcomes import Budget, EndpointCheck, is_item_error
+from bottega.pipeline import Pipeline
+from bottega.recording import cached_example
+from bottega.types import Example, Query, Trace
+
+QuestionKey = tuple[str, ...]
+
+
+def question_key(query: Query, labels: Sequence[str]) -> QuestionKey:
+    """Return text, images and choices; a query without choices may have the benchmark's labels."""
+    choices = () if query.choices == tuple(labels) else query.choices
+    return *query_key(query), *choices
+
+
+def labelled_questions(data: Benchmark) -> dict[QuestionKey, Query]:
+    """Return the different labelled questions of a benchmark."""
+    return {
+        question_key(one.query, data.labels): one.query
+        for one in data.knowledge
+        if not is_passage(one)
+    }
+
+
+@dataclass
+class MasterAnswers:
+    """Answers by question. `failed` questions have no answer; invalid, truncated and abstaining
+    answers are `unusable`: an apprentice cannot learn from them. `cost_usd` is None if a price is
+    unknown. `labels` are those of the benchmark."""
+
+    labels: Sequence[str] = ()
+    by_question: dict[QuestionKey, Example] = field(default_factory=dict)
+    failed: dict[QuestionKey, BottegaError] = field(default_factory=dict)
+    unusable: int = 0
+    cost_usd: float | None = 0.0
+
+    def in_order(self, examples: Iterable[Example]) -> list[Example]:
+        """Return the answers to these questions, in their order."""
+        found = (
+            self.by_question.get(question_key(example.query, self.labels)) for example in examples
+        )
+        return [answer for answer in found if answer is not None]
+
+    def take(self, trace: Trace) -> None:
+        """Add the answer of a trace."""
+        known = self.cost_usd is not None and trace.cost_usd is not None
+        self.cost_usd = (self.cost_usd or 0.0) + (trace.cost_usd or 0.0) if known else None
+        example = cached_example(trace)
+        if example is None:
+            self.unusable += 1
+        else:
+            self.by_question[question_key(trace.query, self.labels)] = example
+
+
+async def ask_master(
+    master: Pipeline,
+    questions: Sequence[Query],
+    found: MasterAnswers,
+    *,
+    concurrency: int,
+    budget: Budget | None = None,
+    keep: Callable[[Trace], Awaitable[None]] | None = None,
+    done: Callable[[float], object] = lambda cost_usd: None,
+) -> None:
+    """Ask each question and add its answer to `found`, until the budget is spent.
+
+    `keep` stores each trace before its cost counts; `done` receives the cost of each question.
+    Raises the first error that would affect every question.
+    """
+    budget, endpoint = budget or Budget(), EndpointCheck()
+
+    async def ask(query: Query) -> None:
+        try:
+            trace = await master.trace(query)
+        except BottegaError as error:
+            if not (is_item_error(error) or endpoint.tolerates(error, concurrency)):
+                raise
+            found.failed[question_key(query, found.labels)] = error
+            budget.settle(0.0)
+            done(0.0)
+            return
+        endpoint.answered = True
+        if keep is not None:
+            await keep(trace)
+        found.take(trace)
+        budget.settle(trace.cost_usd)
+        done(trace.cost_usd or 0.0)
+
+    # The cost of one question must be known before many run concurrently.
+    first = questions[: int(budget.is_limited)]
+    for part in (first, questions[len(first) :]):
+        await for_each(part, ask, limit=concurrency, starts=budget.reserve)
+
+
+def with_answers(data: Benchmark, answers: Iterable[Example]) -> tuple[Benchmark, int]:
+    """Replace the gold answers of the labelled questions; return the benchmark and the number of
+    questions without an answer, which are left out. Passages stay. Raises `SettingError` if no
+    question has an answer."""
+    by_question = {question_key(one.query, data.labels): one for one in answers}
+    kept: list[Example] = []
+    missing = 0
+    for example in data.knowledge:
+        answer = by_question.get(question_key(example.query, data.labels))
+        if is_passage(example):
+            kept.append(example)
+        elif answer is None:
+            missing += 1
+        else:
+            kept.append(
+                replace(
+                    example,
+                    answer=answer.answer,
+                    labels=answer.labels,
+                    rationale=answer.rationale,
+                    source=answer.source,
+                )
+            )
+    if missing and not any(not is_passage(one) for one in kept):
+        raise SettingError(
+            f"no answer belongs to one of the {missing} labelled questions of {data.name}",
+            hint="run bottega answer K.db BENCHMARK --model MASTER with the same options",
+        )
+    return replace(data, knowledge=tuple(kept)), missing

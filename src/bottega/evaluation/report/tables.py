@@ -1,0 +1,153 @@
+"""Tables of a report as CSV and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+from bottega.evaluation.report.references import references
+from bottega.evaluation.report.sections import Row, Section
+from bottega.evaluation.report.streams import COLUMNS as STREAM_COLUMNS
+from bottega.evaluation.report.streams import THIRDS, StreamSection, bounds, csv_rows
+from bottega.evaluation.retrieval import EXCLUSION_RULE
+
+COLUMNS = (
+    *("benchmark", "run", "model", "method", "shots", "items", "n", "failed", "missing", "invalid"),
+    *("metric", "value", "low", "high"),
+    *("calls", "prompt_tokens", "completion_tokens", "cost_usd", "seconds_an_answer"),
+)
+
+
+def as_csv(sections: Sequence[Section]) -> str:
+    """Return a line for each metric of each row, the main metric first."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for section in sections:
+        for row in section.rows:
+            writer.writerows(_lines(section, row))
+    return buffer.getvalue()
+
+
+def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
+    parts = [f"# {title}", f"{made}. 95 % intervals in brackets. {EXCLUSION_RULE}"]
+    for section in sections:
+        parts += [f"## {_escaped(section.benchmark)}", f"{section.item_count:,} items."]
+        parts.append(_table(*_figures(section)))
+        if section.pairs:
+            head = ("method", "baseline", "shots", "n", "difference", "p")
+            pairs = [
+                (
+                    one.method,
+                    one.against,
+                    one.shots,
+                    one.n,
+                    f"{one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]",
+                    "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}",
+                )
+                for one in section.pairs
+            ]
+            parts += ["Paired differences on the same items:", _table(head, pairs)]
+        if published := references(section.benchmark, section.metrics):
+            published_rows = [
+                (
+                    one.paper,
+                    one.table,
+                    one.method,
+                    "best or unstated" if one.shots is None else one.shots,
+                    one.model,
+                    f"{one.value:.2f} %",
+                )
+                for one in published
+            ]
+            head = ("paper", "table", "method", "shots", "model", "value")
+            parts += ["Published results of other models:", _table(head, published_rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def streams_as_csv(sections: Sequence[StreamSection]) -> str:
+    """Return a line for each curve and rate."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(STREAM_COLUMNS)
+    for section in sections:
+        writer.writerows(csv_rows(section))
+    return buffer.getvalue()
+
+
+def streams_as_markdown(section: StreamSection) -> str:
+    head = ("curve", "master", "streams", "n", section.metric, "gain", *THIRDS, "growth", "USD")
+    rows = [
+        (
+            *(point.curve, f"{point.rate:g}", point.streams, point.n),
+            *(_figure(bounds(one)) for one in (point.accuracy, point.gain, *point.gains)),
+            _figure(bounds(point.growth)),
+            "unknown" if point.cost_usd is None else f"{point.cost_usd:.4f}",
+        )
+        for point in section.points
+    ]
+    items = f"{len(section.run.items):,} items, orders: {section.config.orders}."
+    title = f"## {_escaped(section.config.benchmark)}: streams"
+    return "\n\n".join((title, items, _table(head, rows))) + "\n"
+
+
+def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
+    r = row.result
+    names = (section.benchmark, row.run, row.model, r.method, r.shots)
+    counts = (section.item_count, r.n, r.failed, r.missing, r.invalid)
+    costs = (r.calls, r.prompt_tokens, r.completion_tokens, r.cost_usd, row.per_item(r.seconds))
+    yield (*names, *counts, r.metric, r.value, r.low, r.high, *costs)
+    for one in r.also:
+        yield (*names, *counts, one.metric, one.value, one.low, one.high, *costs)
+
+
+def _figures(section: Section) -> tuple[list[str], list[tuple[object, ...]]]:
+    named = len(section.runs) > 1
+    head = [
+        *(("run",) if named else ()),
+        "method",
+        "shots",
+        "n",
+        section.metric,
+        *section.other_metrics,
+    ]
+    head += ["invalid", "failed", "missing", "calls", "tokens", "USD", "seconds per answer"]
+    rows: list[tuple[object, ...]] = []
+    for row in section.rows:
+        r = row.result
+        also = {one.metric: (one.value, one.low, one.high) for one in r.also}
+        figures = [(r.value, r.low, r.high), *(also.get(name) for name in section.other_metrics)]
+        rows.append(
+            (
+                *((row.run,) if named else ()),
+                r.method,
+                r.shots,
+                r.n,
+                *map(_figure, figures),
+                r.invalid,
+                r.failed,
+                r.missing,
+                r.calls,
+                row.tokens,
+                "unknown" if r.cost_usd is None else f"{r.cost_usd:.4f}",
+                "–" if (seconds := row.per_item(r.seconds)) is None else f"{seconds:.2f}",
+            )
+        )
+    return head, rows
+
+
+def _figure(values: tuple[float | None, float | None, float | None] | None) -> str:
+    if values is None or values[0] is None:
+        return "–"
+    value, low, high = values
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(_escaped(str(cell)) for cell in line)} |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

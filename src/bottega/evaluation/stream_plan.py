@@ -1,0 +1,154 @@
+"""Plan of a run of streams: starts, controls, routers, eviction policies, orders of the items."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from bottega.knowledge import (
+    Eviction,
+    FirstInFirstOutEviction,
+    LeastFrequentlyUsedEviction,
+    LeastRecentlyUsedEviction,
+    LeastSavingsEviction,
+    RandomEviction,
+)
+from bottega.recipes.cache_retrieval import RetrievalName
+
+Start = Literal["none", "cold", "warm"]
+Control = Literal["no-cache", "random", "vote"]
+RouterName = Literal["coin", "coverage", "half-first"]
+STARTS: tuple[Start, ...] = ("none", "cold", "warm")
+CONTROLS: tuple[Control, ...] = ("no-cache", "random", "vote")
+ROUTERS: tuple[RouterName, ...] = ("coin", "coverage", "half-first")
+APPRENTICE, MASTER = "apprentice", "master"
+UNLIMITED = "none"
+EVICTIONS: Mapping[str, Callable[[], Eviction | None]] = {
+    UNLIMITED: lambda: None,
+    "lru": LeastRecentlyUsedEviction,
+    "lfu": LeastFrequentlyUsedEviction,
+    "least-saving": LeastSavingsEviction,
+    "fifo": FirstInFirstOutEviction,
+    "random": RandomEviction,
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Streams that differ only in the master's rate and the order of the items.
+
+    `start` is the paper's NoStart, ColdStart or WarmStart. `evict` limits the cache to the run's
+    capacity, unless it is "none". A `control` answers without a cache, shows random examples of the
+    cache, or replaces the apprentice by a vote of its demonstrations.
+    """
+
+    start: Start = "none"
+    retrieve: RetrievalName = "image"
+    evict: str = UNLIMITED
+    control: Control | None = None
+
+    @property
+    def name(self) -> str:
+        if self.control == "no-cache":
+            return "no cache"
+        evict = () if self.evict == UNLIMITED else (self.evict,)
+        start = "no" if self.start == "none" else self.start
+        parts = (f"{start} start", self.retrieve, *evict)
+        return ", ".join((self.control, *parts) if self.control else parts)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One stream: a curve at one master's rate, over the items in one order."""
+
+    curve: Curve
+    rate: float
+    order: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.curve.name}, master {self.rate:g}, order {self.order}"
+
+
+def plan_streams(curves: Sequence[Curve], rates: Sequence[float], orders: int) -> list[Stream]:
+    """Return all streams, first those of the first order.
+
+    Without a cache, the rates 0 and 1 are the apprentice and the master alone; they need one order.
+    """
+    planned = [
+        Stream(curve, rate, order)
+        for order, curve, rate in product(range(1, orders + 1), curves, rates)
+    ]
+    alone = [
+        Stream(curve, rate, 1) for curve in curves if curve.control == "no-cache" for rate in (0, 1)
+    ]
+    return [*alone, *(one for one in planned if one not in alone)]
+
+
+def item_orders(items: int, orders: int, seed: int) -> list[list[int]]:
+    """Return permutations of the item indices."""
+    return [random.Random(f"{seed}:{n}").sample(range(items), items) for n in range(1, orders + 1)]
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """Settings of a run of streams, on which all answers depend.
+
+    `tiers` are model names, the master last. `cold` is the number of answers that a cold start
+    loads. `groups` None adapts the number of hashtags. `capacity` None: no limit.
+    """
+
+    benchmark: str
+    tiers: Sequence[str]
+    router: RouterName
+    rates: Sequence[float]
+    starts: Sequence[Start]
+    retrieve: Sequence[RetrievalName]
+    controls: Sequence[Control]
+    shots: int
+    orders: int
+    embed: str
+    embed_text: str
+    evict: Sequence[str]
+    groups: int | None = None
+    capacity: int | None = None
+    cold: int | None = None
+    answers: Path | None = None
+    limit: int | None = None
+    max_tokens: int = 512
+    seed: int = 0
+
+    def streams(self) -> list[Stream]:
+        """Return all streams, first those of the first order."""
+        kinds = product(self.starts, self.retrieve, self.evict)
+        curves = [Curve(start, retrieve, evict) for start, retrieve, evict in kinds]
+        shown = [replace(one, control=control) for control in self.controls for one in curves]
+        # A stream without a cache has neither a start nor a retrieval.
+        controls = dict.fromkeys(
+            Curve(control="no-cache") if one.control == "no-cache" else one for one in shown
+        )
+        return plan_streams([*curves, *controls], self.rates, self.orders)
+
+    @property
+    def master(self) -> str:
+        """Name of the master's tier."""
+        return MASTER if len(self.tiers) == 2 else self.tiers[-1]
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> StreamConfig:
+        """Return the settings of a stored run."""
+        return cls(**{one.name: record[one.name] for one in fields(cls)})
+
+    def record(self) -> dict[str, object]:
+        """Return the settings as JSON values: a run resumes if these are equal."""
+        lists = ("tiers", "rates", "starts", "retrieve", "controls", "evict")
+        return {
+            **vars(self),
+            **{name: list(getattr(self, name)) for name in lists},
+            "answers": None if self.answers is None else str(self.answers),
+            "model": " and ".join(self.tiers),
+        }

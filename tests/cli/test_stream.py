@@ -1,0 +1,163 @@
+"""Tests of `bottega stream` and `bottega answer` against a server on loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from tests.cli.conftest import Run
+from tests.server import Server, ok, refuse
+
+MODELS = ("--master", "openai:large", "--apprentice", "openai:small")
+PRICES = ("--master-price", "3,5", "--apprentice-price", "1,2")
+
+
+async def by_model(request: web.Request) -> web.StreamResponse:
+    """Answer as the model named in the body: the large one knows, the small one repeats."""
+    body = orjson.loads(await request.read())
+    shown = [m["content"] for m in body["messages"] if m["role"] == "assistant"]
+    known = "because\nAnswer: leaf" if body["model"] == "large" else "ruby"
+    return await ok(shown[-1] if shown else known)(request)
+
+
+def stream(run: Run, pets: Path, *options: object) -> dict[str, Any]:
+    done = run("stream", f"image-folder:{pets}", *MODELS, *PRICES, "--json", "f.json", *options)
+    assert done.code == 0, done.err
+    figures: dict[str, Any] = orjson.loads(Path("f.json").read_bytes())
+    return figures
+
+
+def test_stream_costs_equal_the_servers_count(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [by_model]
+    figures = stream(
+        run, pets, "--master-rate", "0.5", "--orders", 2, "--start", "none,warm", "--out", "kept"
+    )
+    large = sum(body["model"] == "large" for body in served.bodies)
+    small = len(served.bodies) - large
+    assert large and small
+    assert figures["requests"] == len(served.bodies)
+    assert figures["cost_usd"] == pytest.approx((large * 40 + small * 14) / 1e6)
+    for body in served.bodies:
+        reasons = "step by step" in body["messages"][-1]["content"][-1]["text"]
+        assert reasons == (body["model"] == "large")
+    assert any("because" in m["content"] for b in served.bodies for m in b["messages"][1:-1])
+    master = next(one for one in figures["curves"] if one["rate"] == 1)
+    assert master["cost_usd"] == pytest.approx(master["n"] * 40 / 1e6)
+    # The same command sends nothing.
+    served.bodies.clear()
+    again = stream(
+        run, pets, "--master-rate", "0.5", "--orders", 2, "--start", "none,warm", "--out", "kept"
+    )
+    assert (served.bodies, again) == ([], figures)
+    done = run("report", "kept")
+    assert done.code == 0, done.err
+    page = Path("kept/report/index.html").read_text("utf-8")
+    assert "Accuracy of all answers (Fig. 5)" in page and "warm start, image" in page
+    lines = Path("kept/report/streams.csv").read_text("utf-8").splitlines()
+    assert len(lines) == 1 + len(figures["curves"])
+
+
+def test_dead_master_leaves_a_run_that_resumes(
+    run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.answers = [by_model]
+    options = ("--master-rate", "0.5", "--orders", 1, "--concurrency", 1)
+    complete = stream(run, pets, *options)
+    command = ("stream", f"image-folder:{pets}", *MODELS, *PRICES, *options, "--out", "kept")
+    with monkeypatch.context() as patched:
+        patched.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+        dead = run(*command)
+    assert dead.code == 1 and "error: " in dead.err
+    served.answers = [by_model, by_model, refuse(401, "wrong key")]
+    served.bodies.clear()
+    refused = run(*command)
+    assert refused.code == 1 and "wrong key" in refused.err
+    served.answers = [by_model]
+    resumed = stream(run, pets, *options, "--out", "kept")
+    assert resumed["curves"] == complete["curves"]
+    other = run(*command, "--shots", 2)
+    assert other.code == 2 and "holds a run" in other.err
+
+
+def test_failed_item_is_repeated(run: Run, pets: Path, served: Server) -> None:
+    options = ("--master-rate", "0.5", "--orders", 1, "--concurrency", 1, "--out", "kept")
+    served.answers = [refuse(400, "filtered"), by_model]
+    failed = run("stream", f"image-folder:{pets}", *MODELS, *options)
+    assert failed.code == 1 and "1 answer failed; repeat the command" in failed.out
+    served.answers = [by_model]
+    assert run("stream", f"image-folder:{pets}", *MODELS, *options).code == 0
+
+
+def test_budget_ends_a_stream(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [by_model]
+    options = ("--master-rate", "0.5", "--orders", 1, "--out", "kept")
+    command = ("stream", f"image-folder:{pets}", *MODELS, *PRICES, *options)
+    ended = run(*command, "--budget", "0.0001")
+    assert ended.code == 0 and "the budget is spent" in ended.out
+    large = sum(body["model"] == "large" for body in served.bodies)
+    assert (large * 40 + (len(served.bodies) - large) * 14) / 1e6 <= 0.0001
+    assert "the budget is spent" not in run(*command, "--budget", "1").out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--router", "dice"), "--router must be one of coin, coverage, half-first, got 'dice'"),
+        (("--master-rate", "10"), "--master-rate must be shares between 0 and 1, got '10'"),
+        (("--evict", "lru"), "--evict lru needs a capacity"),
+        (("--start", "hot"), "--start must be one of none, cold, warm, got 'hot'"),
+        (("--tiers", "bundled,bundled:master"), "--tiers replaces --master and --apprentice"),
+    ],
+)
+def test_wrong_options(run: Run, pets: Path, options: tuple[str, ...], message: str) -> None:
+    done = run("stream", f"image-folder:{pets}", *MODELS, *options)
+    assert done.code == 2 and message in done.err
+
+
+def test_stream_needs_a_master(run: Run, pets: Path) -> None:
+    done = run("stream", f"image-folder:{pets}")
+    assert done.code == 2 and "a stream needs a master" in done.err
+
+
+def test_answers_replace_the_gold_ones(run: Run, pets: Path, served: Server) -> None:
+    """The master answers every labelled question with `leaf`."""
+    served.answers = [by_model]
+    part = run("answer", "m.db", f"image-folder:{pets}", "--model", "openai:large", "--limit", 4)
+    assert part.code == 0 and "answers to 4 of 9 labelled questions" in part.out
+    assert len(served.bodies) == 4
+    rest = run("answer", "m.db", f"image-folder:{pets}", "--model", "openai:large")
+    assert "answers to 9 of 9" in rest.out and "3 of 9 equal the gold answer" in rest.out
+    assert len(served.bodies) == 9
+    assert "step by step" in served.bodies[0]["messages"][-1]["content"][-1]["text"]
+    other = run("answer", "m.db", f"image-folder:{pets}", "--model", "openai:other")
+    assert other.code == 2 and "m.db holds the answers of openai:large" in other.err
+    served.bodies.clear()
+    shown = run(
+        *("eval", f"image-folder:{pets}", "--answers-from", "m.db", "--model", "openai:small"),
+        *("--methods", "knn,top-k", "--shots", 3, "--json", "f.json", "--out", "kept"),
+    )
+    assert shown.code == 0, shown.err
+    texts = orjson.dumps(served.bodies).decode()
+    assert "Answer Choice: leaf" in texts and "Answer Choice: ruby" not in texts
+    assert orjson.loads(Path("f.json").read_bytes())["answers_from"] == "m.db"
+    gold = run("eval", f"image-folder:{pets}", "--methods", "knn,top-k", "--out", "kept")
+    assert gold.code == 2 and "holds a run" in gold.err
+
+
+def test_missing_answers_are_left_out(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [by_model]
+    run("answer", "m.db", f"image-folder:{pets}", "--model", "openai:large", "--limit", 4)
+    some = run(
+        *("eval", f"image-folder:{pets}", "--answers-from", "m.db"),
+        *("--methods", "knn", "--shots", 3),
+    )
+    assert some.code == 0 and "m.db lacks answers to 5 labelled questions" in some.err
+    run("add", "gold.db", pets)
+    mixed = run("answer", "gold.db", f"image-folder:{pets}", "--model", "openai:large")
+    assert mixed.code == 2 and "that no master answered" in mixed.err
+    digits = run("eval", "digits", "--answers-from", "m.db", "--limit", 5, "--methods", "knn")
+    assert digits.code == 2 and "no answer belongs to one of the" in digits.err

@@ -1,0 +1,207 @@
+"""Tests of the plan, the execution and the figures of streams with scripted models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
+from bottega.evaluation.run_store import RunStore
+from bottega.evaluation.stream_plan import (
+    Curve,
+    Stream,
+    StreamConfig,
+    item_orders,
+    plan_streams,
+)
+from bottega.evaluation.stream_runs import StreamSetup, run_streams
+from bottega.evaluation.stream_summary import CurvePoint, summarize_streams
+from bottega.generation import ReplayGenerator, ScriptedGenerator
+from bottega.protocols import Tier
+from bottega.recipes.cache_retrieval import CacheRetrieval
+from bottega.types import Prompt
+from tests.builders import example
+from tests.knowledge.doubles import SeededEmbedder
+
+LABELS = ("a", "b")
+
+
+def master_reply(prompt: Prompt) -> str:
+    return "a"
+
+
+def repeat_last_answer(prompt: Prompt) -> str:
+    shown = [m.parts[0] for m in prompt.messages if m.role == "assistant"]
+    return str(shown[-1]) if shown else "unknown"
+
+
+@pytest.fixture
+def data() -> Benchmark:
+    knowledge = [example("a", shade) for shade in range(100, 108)]
+    items = [example("a", shade) for shade in range(12)]
+    loaded = labelled_benchmark("d", [*knowledge, example("b", 200)], items)
+    named = [
+        replace(one, query=replace(one.query, id=f"i{n}")) for n, one in enumerate(loaded.items)
+    ]
+    return replace(loaded, items=tuple(named))
+
+
+def setup(data: Benchmark, apprentice: ScriptedGenerator, **options: object) -> StreamSetup:
+    tiers = (
+        Tier("apprentice", apprentice, shots=1),
+        Tier("master", ScriptedGenerator(master_reply, name="m")),
+    )
+    embed = SeededEmbedder()
+    made = StreamSetup(
+        data,
+        tiers,
+        lambda name: CacheRetrieval(name, embed, embed),
+        item_orders(len(data.items), 2, seed=0),
+    )
+    return replace(made, **options)  # type: ignore[arg-type]
+
+
+def apprentice() -> ScriptedGenerator:
+    return ScriptedGenerator(repeat_last_answer, name="s")
+
+
+def point(points: Sequence[CurvePoint], curve: str, rate: float) -> CurvePoint:
+    return next(one for one in points if (one.curve, one.rate) == (curve, rate))
+
+
+def test_plan_has_one_stream_of_each_model_alone() -> None:
+    curves = [Curve(), Curve(control="no-cache")]
+    planned = plan_streams(curves, (0.2, 0.5), 2)
+    assert [(one.rate, one.order) for one in planned[:2]] == [(0, 1), (1, 1)]
+    assert len(planned) == len(set(planned)) == 2 + 2 * 2 * 2
+    assert len({one.name for one in planned}) == len(planned)
+
+
+def test_orders_are_permutations_that_depend_on_the_seed() -> None:
+    orders = item_orders(30, 3, seed=1)
+    assert all(sorted(order) == list(range(30)) for order in orders)
+    assert len(set(map(tuple, orders))) == 3
+    assert item_orders(30, 3, seed=1) == orders != item_orders(30, 3, seed=2)
+
+
+async def test_stream_shows_only_earlier_answers_of_the_master(data: Benchmark) -> None:
+    """The apprentice knows nothing until the master has answered once."""
+    stream = Stream(Curve(), 0.3, 1)
+    result = (await run_streams(setup(data, apprentice()), [stream], concurrency=1))[stream]
+    first = next(one.index for one in result.scored if one.tier == "master")
+    assert [one.score for one in result.scored] == [0.0] * first + [1.0] * (12 - first)
+    assert [one.index for one in result.scored] == list(range(12))
+
+
+async def test_controls_and_figures(data: Benchmark) -> None:
+    curves = [Curve(), *(Curve(control=name) for name in ("no-cache", "random", "vote"))]
+    planned = plan_streams(curves, (0.5,), 2)
+    results = await run_streams(setup(data, apprentice()), planned, concurrency=4)
+    points = summarize_streams(results, "master")
+    assert point(points, "no cache", 0).accuracy.value == 0
+    assert point(points, "no cache", 1).accuracy.value == 1
+    cached, without = point(points, "no start, image", 0.5), point(points, "no cache", 0.5)
+    assert cached.master_share == without.master_share == without.accuracy.value
+    assert cached.n == 24 and cached.missing == 0
+    assert cached.gain is not None and cached.apprentice is not None
+    assert cached.gain.value == cached.apprentice.value == cached.agreement
+    assert cached.recovered == cached.accuracy.value
+    # With one demonstration, a vote and the apprentice give the same answers.
+    assert point(points, "vote, no start, image", 0.5).accuracy == cached.accuracy
+    assert without.gain is None
+
+
+async def test_warm_and_cold_starts_load_the_corpus(data: Benchmark) -> None:
+    model = apprentice()
+    corpus = data.knowledge[:8]
+    made = setup(data, model, corpus=corpus, cold=3)
+    for start, size in (("none", 0), ("cold", 3), ("warm", 8)):
+        with made.open_cache(Curve(start)) as cache:  # type: ignore[arg-type]
+            assert len(cache) == size
+            assert {one.answer for one in cache} <= {"a"}
+
+
+async def test_capacity_evicts_the_oldest_answer(data: Benchmark) -> None:
+    made = setup(data, apprentice(), corpus=data.knowledge[:4], capacity=3)
+    with made.open_cache(Curve("warm", evict="fifo")) as cache:
+        kept = {one.query.images for one in cache}
+    assert kept == {one.query.images for one in data.knowledge[1:4]}
+    with made.open_cache(Curve("warm")) as cache:
+        assert len(cache) == 4
+
+
+async def test_three_tiers(data: Benchmark) -> None:
+    tiers = [Tier("small", apprentice(), 1), Tier("medium", apprentice(), 1)]
+    tiers.append(Tier("large", ScriptedGenerator(master_reply, name="m")))
+    streams = plan_streams([Curve(), Curve(control="no-cache")], (0.4,), 2)
+    made = setup(data, apprentice(), tiers=tiers)
+    results = await run_streams(made, streams, concurrency=2)
+    found = point(summarize_streams(results, "large"), "no start, image", 0.4)
+    assert {one.tier for one in results[streams[-1]].scored} >= {"small", "large"}
+    assert found.apprentice is not None and found.gain is not None
+
+
+async def test_interrupted_run_ends_with_the_same_answers(data: Benchmark, tmp_path: Path) -> None:
+    streams = plan_streams([Curve(), Curve(control="no-cache")], (0.4,), 2)
+    undisturbed = await run_streams(setup(data, apprentice()), streams, concurrency=1)
+    model = apprentice()
+
+    def opened(calls: int) -> StreamSetup:
+        """Return a setup whose apprentice fails after this number of calls."""
+        replies = [repeat_last_answer] * calls
+
+        def reply(prompt: Prompt) -> str:
+            if not replies:
+                raise SettingError("the connection ended")
+            return replies.pop()(prompt)
+
+        inner = ScriptedGenerator(reply, name="s")
+        recorded = ReplayGenerator(tmp_path / "replies.jsonl", inner)
+        made = setup(data, model)
+        return replace(made, tiers=(Tier("apprentice", recorded, shots=1), made.master))
+
+    settings = {"benchmark": "d", "metrics": ["accuracy"]}
+    for calls in (3, 5):
+        store = RunStore.open(tmp_path / "run", settings, data.items)
+        with pytest.raises(SettingError, match="ended"):
+            await run_streams(opened(calls), streams, concurrency=1, store=store)
+        store.close()
+    store = RunStore.open(tmp_path / "run", settings, data.items)
+    resumed = await run_streams(opened(99), streams, concurrency=1, store=store)
+    store.close()
+    assert {
+        stream: [(one.tier, one.answer.text, one.score) for one in result.scored]
+        for stream, result in resumed.items()
+    } == {
+        stream: [(one.tier, one.answer.text, one.score) for one in result.scored]
+        for stream, result in undisturbed.items()
+    }
+    store = RunStore.open(tmp_path / "run", settings, data.items)
+    again = await run_streams(opened(0), streams, concurrency=1, store=store)
+    store.close()
+    assert list(again) == streams and again[streams[-1]].length == 12
+
+
+def test_settings_survive_a_record() -> None:
+    config = StreamConfig(
+        benchmark="digits",
+        tiers=("bundled", "bundled:master"),
+        router="coin",
+        rates=(0.2,),
+        starts=("none", "warm"),
+        retrieve=("image", "dual"),
+        controls=("no-cache", "vote"),
+        shots=1,
+        orders=2,
+        embed="bundled",
+        embed_text="words",
+        evict=("none",),
+    )
+    stored = StreamConfig.from_record(config.record())
+    assert stored.record() == config.record()
+    assert stored.streams() == config.streams()
+    assert len(config.streams()) == 2 + (4 + 4 + 1) * 2
