@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from itertools import cycle
 from pathlib import Path
@@ -358,3 +359,36 @@ def test_a_class_with_one_photograph_is_an_answer(run: Run, pets: Path) -> None:
         [found] = answers(done.json)
         assert found["answer"] == "ruby", options
         assert 0 < found["confidence"] <= 1
+
+
+def test_an_abstention_is_shown_as_unknown(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [ok("Answer: unknown")]
+    run("add", "pets.db", pets)
+    done = run("classify", "pets.db", pets.parent / "query.jpg", "--model", "openai:m")
+    row = done.out.splitlines()[-1].split()
+    assert row[1] == "unknown" and "(invalid)" not in done.out
+    assert "unknown: no example resembles the image enough" in done.err
+
+
+def test_a_single_label_is_noted(run: Run, pets: Path) -> None:
+    for label in ("leaf", "sky"):
+        shutil.rmtree(pets / label)
+    added = run("add", "pets.db", pets)
+    assert "pets.db has the label 'ruby' only; add images of other classes" in added.err
+    done = run("classify", "pets.db", pets.parent / "query.jpg")
+    assert "pets.db has the label 'ruby' only" in done.err
+    refused = run("eval", f"image-folder:{pets}")
+    assert refused.code == 1 and "has the label 'ruby' only: every answer is right" in refused.err
+
+
+def test_a_question_unlike_the_examples_is_noted(run: Run, pets: Path) -> None:
+    run("add", "pets.db", pets)
+    image = pets.parent / "query.jpg"
+    other = run("ask", "What colour is it?", "--image", image, "--kb", "pets.db")
+    assert "the examples answer another question: 'What is in the image above?'" in other.err
+    same = run("ask", "What is in the image above?", "--image", image, "--kb", "pets.db")
+    assert "another question" not in same.err
+
+
+def test_ask_without_an_image_says_how_to_add_one(run: Run) -> None:
+    assert "add --image FILE" in run("ask", "What is it?").err

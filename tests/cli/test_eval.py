@@ -165,7 +165,7 @@ def test_demo_needs_two_classes(run: Run, tmp_path: Path, pets: Path) -> None:
     (pets / "leaf").rename(tmp_path / "one" / "leaf")
     done = run("demo", "--folder", tmp_path / "one")
     assert done.code == 1
-    assert "must have at least two classes, got 1" in done.err
+    assert "has the label 'leaf' only" in done.err
 
 
 def test_eval_of_a_synthetic_task_compares_retrieval_with_vote(run: Run, served: Server) -> None:
@@ -375,3 +375,8 @@ def test_eval_compares_search_with_its_baselines(run: Run, served: Server) -> No
     assert rows["majority"]["calls"] == 4 * (1 + 3 * 11)
     assert all(4 <= rows[name]["calls"] <= 4 * 34 for name in names[1:])
     assert all(row["n"] == 4 and row["prompt_tokens"] for row in rows.values())
+
+
+def test_a_similar_benchmark_is_suggested(run: Run) -> None:
+    done = run("eval", "imagefolder:pets")
+    assert done.code == 2 and "did you mean image-folder:pets?" in done.err

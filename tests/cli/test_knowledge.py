@@ -195,7 +195,7 @@ def test_the_embedder_of_the_file_is_reused(run: Run, pets: Path) -> None:
     clash = run("add", "k.db", pets, "--embed", "bundled")
     assert clash.code == 1
     assert "pixels" in clash.err
-    assert "tower" in clash.err
+    assert "bundled" in clash.err
     assert run("add", "k.db", pets).code == 0  # the failed command changed nothing
 
 
@@ -240,3 +240,35 @@ def test_a_label_that_means_abstention_is_noted(run: Run, pets: Path) -> None:
     assert "'unknown'" not in run("add", "k.db", pets).err
     (pets / "ruby").rename(pets / "Unknown")
     assert "the label 'unknown' is also the answer" in run("add", "new.db", pets).err
+
+
+def test_a_class_folder_names_its_parent(run: Run, pets: Path) -> None:
+    done = run("add", "pets.db", pets / "leaf")
+    assert done.code == 1 and f"use its parent {pets}, whose folders are the classes" in done.err
+
+
+@pytest.mark.parametrize("embed", ["words", "minilm"])
+def test_text_embedders_of_equal_questions_are_rejected(run: Run, pets: Path, embed: str) -> None:
+    message = f"--embed {embed} reads the questions, which are all 'What is in the image above?'"
+    done = run("add", "pets.db", pets, "--embed", embed)
+    assert done.code == 2 and message in done.err
+    assert not Path("pets.db").exists()
+    run("add", "pets.db", pets)
+    again = run("reindex", "pets.db", "--embed", embed)
+    assert again.code == 2 and message in again.err
+
+
+def test_stats_count_the_labels_and_name_the_embedder(run: Run, pets: Path) -> None:
+    run("add", "pets.db", pets)
+    (pets / "leaf" / "0.png").unlink()
+    run("add", "other.db", pets)
+    counts = {"ruby": 4, "leaf": 3, "sky": 4}
+    assert run("stats", "other.db", "--json").json["label_counts"] == counts  # type: ignore[index]
+    shown = run("stats", "other.db").out
+    assert "ruby 4, sky 4, leaf 3" in shown and " bundled " in shown
+
+
+def test_an_embedder_mismatch_names_both(run: Run, pets: Path) -> None:
+    run("add", "pets.db", pets)
+    done = run("classify", "pets.db", pets, "--embed", "pixels")
+    assert "built with 'bundled' and was opened with 'pixels'" in done.err

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from PIL import Image as Pillow
 
-from bottega import KnowledgeBase
+from bottega import KnowledgeBase, TokenEmbedder, load_image_folder
 from bottega.cli import tune as tune_command
 from bottega.knowledge import PixelEmbedder
 from bottega.knowledge.tuned_settings import TunedSettings
@@ -52,6 +52,12 @@ def colours(tmp_path: Path) -> Path:
     return root
 
 
+def add_words(folder: Path) -> None:
+    """Fill k.db with vectors of the questions, which are all equal."""
+    with KnowledgeBase.open("k.db", TokenEmbedder.bundled()) as knowledge:
+        knowledge.add(load_image_folder(folder))
+
+
 def test_a_better_number_of_shots_is_stored_and_used(run: Run, twins: Path) -> None:
     run("add", "k.db", twins, "--embed", "pixels")
     found = tuned(run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json"))
@@ -76,7 +82,7 @@ def test_a_better_number_of_shots_is_stored_and_used(run: Run, twins: Path) -> N
 
 def test_a_better_embedder_embeds_the_base_again(run: Run, colours: Path) -> None:
     """The question's words say nothing about the image."""
-    run("add", "k.db", colours, "--embed", "words")
+    add_words(colours)
     found = tuned(run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json"))
     embedder = found["embedder"]
     assert [one["embedder"] for one in embedder["trials"]] == ["words", "pixels"]
@@ -89,7 +95,7 @@ def test_a_better_embedder_embeds_the_base_again(run: Run, colours: Path) -> Non
 
 
 def test_a_dry_run_changes_nothing(run: Run, colours: Path) -> None:
-    run("add", "k.db", colours, "--embed", "words")
+    add_words(colours)
     before = run("stats", "k.db", "--json").out
     command = ("tune", "k.db", "--method", "knn", "--embed", "pixels", "--dry-run")
     found = tuned(run(*command, "--json"))
@@ -150,7 +156,7 @@ def test_three_images_change_nothing(run: Run, colours: Path) -> None:
         for i in range(count, 10):
             (colours / folder / f"{i}.png").unlink()
     (colours / "ruby").rmdir()
-    run("add", "k.db", colours, "--embed", "words")
+    add_words(colours)
     done = run("tune", "k.db", "--method", "knn", "--embed", "pixels")
     assert done.code == 0, done.err
     assert "2 of 3 labelled images of k.db" in done.out
@@ -204,7 +210,7 @@ def test_wrong_options_fail_at_once(
 def test_an_interrupted_change_keeps_the_old_settings(
     run: Run, colours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run("add", "k.db", colours, "--embed", "words")
+    add_words(colours)
     before = run("stats", "k.db", "--json").out
     command = ("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json")
 
@@ -254,3 +260,11 @@ def test_eval_of_a_base_of_texts_is_rejected(run: Run) -> None:
     assert done.code == 1
     assert "k.db has 6 examples without an image or an answer" in done.err
     assert run("eval", "knowledge-base:missing.db").code == 1
+
+
+def test_logistic_regression_is_compared_with_the_choice(run: Run, colours: Path) -> None:
+    run("add", "k.db", colours, "--embed", "pixels")
+    command = ("tune", "k.db", "--method", "knn", "--embed", "pixels", "--dry-run")
+    found = tuned(run(*command, "--json"))
+    assert found["logreg"]["value"] == 1.0 and found["logreg"]["difference"]["value"] == 0.0
+    assert "logreg, a logistic regression on the vectors of pixels: 1.000" in run(*command).out

@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from bottega import KnowledgeBase, PixelEmbedder, Query, TokenEmbedder, load_image_folder
@@ -75,10 +76,10 @@ def test_another_embedder_gets_a_hint(run: Run, pets: Path) -> None:
         ("add", "k.db", pets),
         ("verify", "k.db", "--deep"),
     ):
-        failed = run(*command, "--embed", "words")
+        failed = run(*command, "--embed", "bundled")
         assert failed.code == 1
         assert "hint: set --embed pixels, or leave it out;" in failed.err
-        assert "bottega reindex k.db --embed words" in failed.err
+        assert "bottega reindex k.db --embed bundled" in failed.err
 
 
 def test_stats_list_every_view(run: Run, file: Path) -> None:
@@ -207,8 +208,13 @@ def test_repair_rebuilds_its_own_vectors_and_names_the_others(run: Run, file: Pa
 
 
 def test_words_and_dual_are_valid_embedders(run: Run, pets: Path) -> None:
-    for spec, begins in (("words", "tokens-"), ("dual", "dual (tower-")):
-        run("add", f"{spec}.db", pets, "--embed", spec)
+    rows = [{"text": f"What is {n}?", "answer": str(n)} for n in range(3)]
+    Path("t.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    for spec, source, begins in (
+        ("words", "t.jsonl", "tokens-"),
+        ("dual", pets, "dual (tower-"),
+    ):
+        run("add", f"{spec}.db", source, "--embed", spec)
         stats = record(run("stats", f"{spec}.db", "--json").json)
         assert stats["embedder"].startswith(begins)
         assert run("ask", "What is it?", "--kb", f"{spec}.db", *QUIET).code == 0

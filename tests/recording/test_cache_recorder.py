@@ -9,7 +9,7 @@ import pytest
 
 from bottega.errors import BottegaError, StoreFullError
 from bottega.knowledge import KnowledgeBase
-from bottega.recording import CacheRecorder
+from bottega.recording import CacheRecorder, is_abstention
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.knowledge.doubles import SeededEmbedder, damaged_image, image_example, text_example
 
@@ -137,3 +137,20 @@ async def test_unstorable_answers_are_logged_once(
             assert await remember.keep(Example(Query("?", (damaged_image(),)), str(i))) is None
     assert len(caplog.records) == 2
     assert len(kb) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("unknown", True),
+        ("Unknown.", True),
+        ("**unknown**", True),
+        ("Answer: unknown", True),
+        ("Final answer: **Unknown**.", True),
+        ("unknown artist", False),
+        ("an unknown dog", False),
+        ("", False),
+    ],
+)
+def test_abstentions_are_recognised(text: str, expected: bool) -> None:
+    assert is_abstention(text) is expected

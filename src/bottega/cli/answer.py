@@ -49,6 +49,7 @@ from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.recipes import share_features, visual_rag
 from bottega.recipes.visual_rag import LABEL_TOKENS
+from bottega.recording import ABSTENTION, is_abstention
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.types import IMAGE_QUESTION, Answer, Candidate, Query, Sampling, Trace
@@ -125,11 +126,13 @@ def classify(
         if (tuned := tuned_for(knowledge)) is not None:
             shots, ordered = shots or tuned.shots, ordered if order else tuned.order
         shots = shots or SHOTS
+        if len(labels := knowledge.labels()) == 1:
+            note(f"{file} has the label {labels[0]!r} only; add images of other classes")
         if uses_model:
             pipeline = visual_rag(
                 knowledge,
                 generator or open_model(default_model(knowledge.embedder())),
-                labels=knowledge.labels(),
+                labels=labels,
                 shots=shots,
                 prompt=style,
                 order=ordered,
@@ -209,7 +212,14 @@ def ask(
         return
     say(trace.answer.text)
     if generator.name == "bundled:apprentice" and knowledge is None:
-        note("the apprentice answers from demonstrations only: add --kb K.db, or set --model")
+        picture = "" if image else "add --image FILE, "
+        note(
+            "the apprentice answers from demonstrations only:"
+            f" {picture}add --kb K.db, or set --model"
+        )
+    questions = {one.example.query.text for one in trace.candidates}
+    if len(questions) == 1 and question not in questions:
+        note(f"the examples answer another question: {questions.pop()!r}")
 
 
 def parse_order(text: str) -> DemonstrationOrder:
@@ -341,12 +351,29 @@ def _report(results: Sequence[_ImageResult], json: bool) -> None:
         by_model = isinstance(next(one.trace for one in results if one.trace), Trace)
         shown = "agreeing demonstrations" if by_model else "agreeing neighbours"
         print_table(("image", "label", "confidence", shown), rows)
+    if any(one.trace and _abstains(one.trace) for one in results):
+        note(
+            f"{ABSTENTION}: no example resembles the image enough, or the examples disagree;"
+            " --method knn and --method logreg always choose a label"
+        )
 
 
 def _row(path: Path, trace: Trace | VectorAnswer) -> tuple[str, str, float | None, str]:
     answer = trace.answer
     reply = trace.reply.completions[0].text if isinstance(trace, Trace) else answer.text
     label = answer.text if answer.valid else f"(invalid) {reply[:60]!r}"
+    if _abstains(trace):
+        label = ABSTENTION
     agree = sum(c.example.answer == answer.text for c in trace.candidates)
     shown = " ".join(str(path).splitlines())  # one line per image
-    return shown, label, answer.confidence, f"{agree} of {len(trace.candidates)}"
+    count = f"{agree} of {len(trace.candidates)}" if trace.candidates else "-"
+    return shown, label, answer.confidence, count
+
+
+def _abstains(trace: Trace | VectorAnswer) -> bool:
+    """Return whether the model declined to choose a label."""
+    return (
+        isinstance(trace, Trace)
+        and not trace.answer.valid
+        and is_abstention(trace.reply.completions[0].text)
+    )

@@ -18,7 +18,6 @@ from bottega.cli.components import open_prices
 from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
 from bottega.cli.options import Json, Seed, TraceFile
 from bottega.cli.output import note, plural, print_json, say, warn
-from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.tiles import LICENCES
@@ -98,11 +97,6 @@ def _datasets(
     if folder is not None:
         spec = f"image-folder:{folder}"
         data = load_benchmark(spec, seed=seed, limit=limit, per_class=kb_per_class, on_error=warn)
-        if len(data.labels) < 2:
-            raise LoadError(
-                f"{folder} must have at least two classes, got {len(data.labels)}",
-                hint="put the images of each class into a subfolder of its own",
-            )
         images = chain.from_iterable(example.query.images for example in data.knowledge)
         title = folder.resolve().name
         return [DemoDataset(title, f"images of {folder}", data, default_embedder(images))]

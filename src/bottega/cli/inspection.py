@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +22,9 @@ from bottega.cli.output import clock, note, plural, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import And, Contains, Eq, Filter, Range
+from bottega.knowledge.embedders.names import packaged_name
 from bottega.knowledge.tuned_settings import tuned_settings
+from bottega.naming import DISPATCHED
 from bottega.recording import StoredTrace
 from bottega.types import Example
 
@@ -30,6 +32,14 @@ Limit = Annotated[
     int, Option("--limit", "-n", min=1, max=1_000_000, help="Maximum number of rows.")
 ]
 
+MAX_LABELS = 10
+KINDS = {
+    "apprentice": "learns digits, drawings and synthetic scenes from demonstrations",
+    "master": "knows digits and synthetic scenes",
+    "photos": "learns photographs from demonstrations",
+    "photos-lite2": "the same, with a larger network",
+    "photos-master": "knows ImageNet's 1,000 kinds of things in photographs",
+}
 VIEW_FIELDS = ("views", "embedder", "dimension")
 
 
@@ -127,21 +137,37 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
         found, stored = vars(knowledge.stats()), knowledge.views()
         namespaces, elsewhere = knowledge.namespaces(), others(knowledge, namespace)
         tuned = tuned_settings(knowledge)
+        counts = {label: len(ids) for label, ids in knowledge.ids_by_label().items() if label}
     views = {v.name: {"embedder": v.fingerprint, "dimension": v.dimension} for v in stored.values()}
     if json:
-        print_json({**found, "views": views, "namespaces": namespaces, "tuned": tuned})
+        document = {**found, "label_counts": counts, "views": views, "namespaces": namespaces}
+        print_json({**document, "tuned": tuned})
         return
     totals = [(name, str(value)) for name, value in found.items() if name not in VIEW_FIELDS]
+    if counts:
+        position = [name for name, _ in totals].index("labels") + 1
+        totals.insert(position, ("examples per label", _most_common(counts)))
     if tuned:
         totals.append(("tuned", f"{plural(tuned.shots, 'shot')}, {tuned.order}"))
     print_table(("field", "value"), totals)
     if views:
         say("")
-        rows = [(name, *view.values()) for name, view in views.items()]
-        print_table(("view", "embedder", "dimension"), rows)
+        rows = [
+            (v.name, packaged_name(v.fingerprint) or "-", v.fingerprint, v.dimension)
+            for v in stored.values()
+        ]
+        print_table(("view", "embedder", "fingerprint", "dimension"), rows)
     if elsewhere:
         say("")
         print_table(("other namespace", "examples"), list(elsewhere.items()))
+
+
+def _most_common(counts: Mapping[str, int]) -> str:
+    """Return text such as `cat 12, dog 9, and 3 more`, the largest first."""
+    largest = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    shown = [f"{label} {count}" for label, count in largest[:MAX_LABELS]]
+    more = len(largest) - MAX_LABELS
+    return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
 
 
 def log(
@@ -196,7 +222,11 @@ def models(
         network = NETWORKS.get(folder.name)
         more = f" and the extra [{network.extra}]" if network else ""
         where = f"{size:.1f} MB, in this package{more}; see {folder / 'README.md'}"
-        rows.append((f"bundled:{folder.name}", where))
+        rows.append((f"bundled:{folder.name}", f"{KINDS[folder.name]}; {where}"))
+    for name, (for_photographs, for_others) in DISPATCHED.items():
+        rows.append(
+            (name, f"{for_photographs} for prompts with a photograph, {for_others} for others")
+        )
     if endpoint:
         rows += [(f"openai:{name}", "at the endpoint") for name in asyncio.run(_at_endpoint())]
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
@@ -43,11 +43,13 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
+from bottega.knowledge.embedders.names import reads_text_only
+from bottega.knowledge.records import DEFAULT
 from bottega.naming import SAMPLED, default_embedder
+from bottega.recording import ABSTENTION
 from bottega.types import Example
 
 TRAIN = "train"
-ABSTENTION = "unknown"
 
 
 def add(
@@ -95,6 +97,8 @@ def add(
     # Read some examples first: a mistyped folder must not leave an empty file.
     first = list(islice(examples, SAMPLED))
     default = default_embedder(chain.from_iterable(one.query.images for one in first))
+    if embed is not None:
+        _check_texts_differ(embed, first)
     with (
         open_to_add(file, embed, namespace, default) as knowledge,
         progress("adding", None) as step,
@@ -112,6 +116,18 @@ def add(
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
 
 
+def _check_texts_differ(embed: str, examples: Sequence[Example]) -> None:
+    """Raise `SettingError` for a text embedder of labelled images whose questions are all equal:
+    all vectors would be equal."""
+    questions = {one.query.text for one in examples}
+    labelled = all(one.query.images and one.answer for one in examples)
+    if reads_text_only(embed) and len(examples) > 1 and labelled and len(questions) == 1:
+        raise SettingError(
+            f"--embed {embed} reads the questions, which are all {questions.pop()!r}",
+            hint="set --embed to bundled, photos or pixels, which read the images",
+        )
+
+
 def _note_doubtful_labels(knowledge: KnowledgeBase, file: Path) -> None:
     """Print notes on examples that contradict each other and on a label that equals abstention."""
     if groups := knowledge.contradictions():
@@ -121,7 +137,9 @@ def _note_doubtful_labels(knowledge: KnowledgeBase, file: Path) -> None:
             f"{plural(len(groups), 'question')} with several answers, for example {named}; remove a"
             f" wrong one with bottega rm {file} ID"
         )
-    if ABSTENTION in map(str.casefold, knowledge.labels()):
+    if len(labels := knowledge.labels()) == 1 and not knowledge.ids_by_label().get(""):
+        note(f"{file} has the label {labels[0]!r} only; add images of other classes")
+    if ABSTENTION in map(str.casefold, labels):
         note(
             f"the label {ABSTENTION!r} is also the answer of bundled models to images unlike all"
             " examples; give the class another name to tell them apart"
@@ -263,6 +281,8 @@ def reindex(
     """
     with open_rows(file) as knowledge:
         name, spec = to_reindex(knowledge, embed, by, file)
+        if name == DEFAULT:
+            _check_texts_differ(spec, knowledge.get_many(knowledge.ids()[:SAMPLED]))
         embedder = open_embedder(spec)
         total, done = sum(knowledge.namespaces().values()), 0
         with progress("embedding", total) as step:

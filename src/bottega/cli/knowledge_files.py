@@ -151,7 +151,8 @@ def _mismatch_hint(file: Path, embed: str | None) -> Iterator[None]:
                     raise error from None
             reindex = f"bottega reindex {file} --embed {embed} embeds all examples again"
             hint = f"set --embed {spec}, or leave it out; {reindex}"
-        raise EmbedderMismatchError(error.stored, error.given, hint=hint) from error
+        names = [packaged_name(one) or one for one in (error.stored, error.given)]
+        raise EmbedderMismatchError(*names, hint=hint) from error
 
 
 def _opened(specs: Mapping[str, str]) -> dict[str, View]:

@@ -27,6 +27,7 @@ from bottega.errors import SettingError
 from bottega.evaluation.leave_one_out import (
     LabelledSample,
     cached_embedders,
+    logistic_trial,
     model_trials,
     vote_trials,
 )
@@ -54,6 +55,7 @@ class Tuning:
     scorer: str
     embedder: Selection
     shots: Selection
+    logistic: Trial
 
     @property
     def setting(self) -> Setting:
@@ -107,7 +109,9 @@ def tune(
         embedder = embedders[by_vote.chosen.embedder]
         generator = open_model(model or default_model(embedder)) if method == VISUAL_RAG else None
         by_shots = _compare_shots(labelled, embedder, by_vote.chosen, generator, seed)
-        result = Tuning(labelled, generator.name if generator else KNN, by_vote, by_shots)
+        logistic = Trial(by_shots.chosen, logistic_trial(labelled, embedder, seed))
+        scorer = generator.name if generator else KNN
+        result = Tuning(labelled, scorer, by_vote, by_shots, logistic)
         if result.is_change and not dry_run:
             _store(knowledge, view, result, embedder)
         elsewhere = others(knowledge, namespace)
@@ -219,6 +223,13 @@ def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
     pairs = [(trial.setting.shots, trial.setting.order) for trial in result.shots.trials]
     _print_trials(("shots", "order"), pairs, result.shots)
     setting = result.setting
+    gain = _gain_of_logistic(result)
+    say(
+        f"\nlogreg, a logistic regression on the vectors of {setting.embedder}:"
+        f" {_interval(result.logistic.accuracy)}; minus the chosen setting: {_interval(gain, '+')}"
+    )
+    if gain.low > 0:
+        say("logreg is more accurate here: bottega classify --method logreg")
     done = "not stored: --dry-run" if dry_run else f"stored in {file}"
     say(
         f"\nchosen: {setting.embedder}, {plural(setting.shots, 'shot')}, {setting.order};"
@@ -244,13 +255,23 @@ def _cells(estimate: Estimate | None) -> tuple[float | None, ...]:
 
 def _decision(found: Selection) -> str:
     """Return a sentence on the change and its nested estimate."""
-    gain = found.gain
-    interval = f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+    interval = _interval(found.gain, "+")
     if found.best == found.current:
         return "the current setting is the best"
     if found.is_change:
         return f"the best replaces the current setting: gain {interval}"
     return f"the current setting stays: the gain of the best, {interval}, may be chance"
+
+
+def _interval(estimate: Estimate, sign: str = "") -> str:
+    value, low, high = (f"{one:{sign}.3f}" for one in vars(estimate).values())
+    return f"{value} [{low}, {high}]"
+
+
+def _gain_of_logistic(result: Tuning) -> Estimate:
+    """Return the paired difference to the chosen setting."""
+    chosen = next(one for one in result.shots.trials if one.setting == result.setting)
+    return result.logistic.difference(chosen)
 
 
 def _document(result: Tuning, seed: int, dry_run: bool) -> dict[str, object]:
@@ -263,6 +284,10 @@ def _document(result: Tuning, seed: int, dry_run: bool) -> dict[str, object]:
         "scorer": result.scorer,
         "embedder": _selection(result.embedder),
         "shots": _selection(result.shots),
+        "logreg": {
+            **vars(result.logistic.accuracy),
+            "difference": vars(_gain_of_logistic(result)),
+        },
         "chosen": asdict(result.setting),
         "changed": result.is_change,
         "stored": result.is_change and not dry_run,

@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from bottega._util.identity import image_hashes
 from bottega.errors import SettingError
 from bottega.evaluation.examples import labels_of
-from bottega.evaluation.logistic import check_labelled
+from bottega.evaluation.logistic import LabelledVectors, LogisticClassifier, check_labelled
 from bottega.evaluation.retriever_factory import CachingEmbedder
 from bottega.evaluation.votes import knn
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase, PixelEmbedder, View
 from bottega.knowledge.embedders.joined import uncached
 from bottega.knowledge.embedders.names import PIXELS, joined_parts
+from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Generator
 from bottega.recipes import visual_rag
 from bottega.reranking import DemonstrationOrder
 from bottega.types import Answer, Example, Query
 
 MAX_POOL = 2000
+FOLDS = 5
 CONCURRENCY = 16
 
 
@@ -126,6 +128,28 @@ def cached_embedders(
         return JoinedEmbedder(part(joined[0]), part(PIXELS), joined[1])
 
     return {spec: whole(spec) for spec in specs}
+
+
+def logistic_trial(sample: LabelledSample, embedder: Embedder, seed: int) -> tuple[bool, ...]:
+    """Return which items a logistic regression names correctly, fitted to the examples of the pool
+    outside of the item's fold.
+
+    Copies of an image are in one fold.
+    """
+    different = dict.fromkeys(item.query.images for item in sample.items)
+    fold_of = {images: n % FOLDS for n, images in enumerate(different)}
+    with KnowledgeBase.open(":memory:", embedder) as base:
+        base.add(sample.pool)
+        data, vectors = LabelledVectors.of(base), unit(embedder.embed(sample.queries))
+        folds = {str(one.id): fold_of.get(one.query.images) for one in base}
+    answers: list[Answer] = [Answer("", valid=False)] * len(sample.items)
+    for fold in sorted(set(fold_of.values())):
+        rest = data.without({id for id, one in folds.items() if one == fold})
+        model = LogisticClassifier(rest, multi_label=sample.multi_label, seed=seed)
+        for number, item in enumerate(sample.items):
+            if fold_of[item.query.images] == fold:
+                answers[number] = model(vectors[number])
+    return sample.correct(answers)
 
 
 def vote_trials(

@@ -1,12 +1,14 @@
 """Recorders: traces, costs, use counts and cached answers of the master."""
 
 from bottega.recording.recorders import (
+    ABSTENTION,
     CacheRecorder,
     CompositeRecorder,
     PriceTable,
     TokenPrice,
     UseCountRecorder,
     cached_example,
+    is_abstention,
 )
 from bottega.recording.traces import (
     StoredCandidate,
@@ -24,6 +26,7 @@ from bottega.recording.traces import (
 )
 
 __all__ = [
+    "ABSTENTION",
     "CacheRecorder",
     "CompositeRecorder",
     "PriceTable",
@@ -40,6 +43,7 @@ __all__ = [
     "UseCountRecorder",
     "cached_example",
     "from_json",
+    "is_abstention",
     "json_text",
     "stored_trace",
 ]

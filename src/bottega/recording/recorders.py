@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -135,9 +136,14 @@ class ExampleStore(Protocol):
     ) -> list[str | None]: ...
 
 
+ABSTENTION = "unknown"
+ABSTAINING = re.compile(rf"\W*(?:(?:final )?answer\W+)?{ABSTENTION}\W*", re.IGNORECASE)
+
+
 def is_abstention(text: str) -> bool:
-    """Return whether a reply is only the word with which the bundled models abstain."""
-    return text.strip().casefold() in ("unknown", "unknown.")
+    """Return whether a reply is only the word with which the bundled models abstain, possibly with
+    "Answer:" before it or formatted."""
+    return ABSTAINING.fullmatch(text) is not None
 
 
 def cached_example(trace: Trace) -> Example | None:

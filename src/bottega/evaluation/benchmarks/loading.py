@@ -8,6 +8,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from bottega.errors import ImageError, LoadError, OnError, SettingError
@@ -94,6 +95,11 @@ def load_benchmark(
         corrupted_count=_count_replaced(examples, knowledge) if label_noise else None,
     )
     _check_size(benchmark)
+    if len(benchmark.labels) == 1 and spec.partition(":")[0] in (*LABELLED_IMAGES, KNOWLEDGE_BASE):
+        raise LoadError(
+            f"{benchmark.name} has the label {benchmark.labels[0]!r} only: every answer is right",
+            hint="add a folder of images of another class",
+        )
     if not (allow_overlap or spec.startswith(f"{KNOWLEDGE_BASE}:")):  # leave-one-out
         _check_overlap(benchmark)
     return benchmark
@@ -113,7 +119,9 @@ def _load_source(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
                 f"{spec} is a folder, not a benchmark", hint=f"use image-folder:{spec}"
             )
         specs = ", ".join(name if name in WITHOUT_LOCATION else f"{name}:DIR" for name in SOURCES)
-        raise SettingError(f"unknown benchmark {spec!r}", hint=f"use {specs}")
+        close = get_close_matches(source.kind, SOURCES, n=1)
+        similar = f"did you mean {spec.replace(source.kind, close[0], 1)}? " if close else ""
+        raise SettingError(f"unknown benchmark {spec!r}", hint=f"{similar}use {specs}")
     return SOURCES[source.kind](source)
 
 

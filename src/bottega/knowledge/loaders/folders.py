@@ -173,7 +173,10 @@ def _labelled_paths(root: Path, on_error: OnRowError) -> list[tuple[str, Path]]:
         else:
             found += [(label, path) for path in _images(folder, "**/*")]
     if not classes:
-        raise LoadError(f"{path_text(root)} has no class folders", hint=LAYOUT)
+        is_class = any(_images(root, "*"))
+        parent = f"use its parent {path_text(root.parent)}, whose folders are the classes"
+        hint = parent if is_class else LAYOUT
+        raise LoadError(f"{path_text(root)} has no class folders", hint=hint)
     if not found:
         raise LoadError(f"the class folders of {path_text(root)} hold no images", hint=LAYOUT)
     return sorted(found, key=lambda pair: (pair[0], path_text(pair[1])))
