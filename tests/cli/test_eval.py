@@ -380,3 +380,11 @@ def test_eval_compares_search_with_its_baselines(run: Run, served: Server) -> No
 def test_a_similar_benchmark_is_suggested(run: Run) -> None:
     done = run("eval", "imagefolder:pets")
     assert done.code == 2 and "did you mean image-folder:pets?" in done.err
+
+
+def test_a_folder_with_one_split_gets_a_hint(run: Run, pets: Path) -> None:
+    half = pets.parent / "half"
+    half.mkdir()
+    pets.rename(half / "train")
+    done = run("eval", f"image-folder:{half}")
+    assert done.code == 1 and f"use image-folder:{half / 'train'}" in done.err

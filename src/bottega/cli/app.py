@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -56,34 +57,45 @@ def _paragraphs(text: str) -> str:
 
 
 NAMES = {"import_": "import", "evaluate": "eval"}
-for command in (
-    demo.demo,
-    knowledge.add,
-    inspection.ls,
-    inspection.show,
-    knowledge.rm,
-    inspection.stats,
-    answer.ask,
-    answer.classify,
-    inspection.log,
-    explain.explain,
-    inspection.models,
-    knowledge.export,
-    knowledge.import_,
-    knowledge.verify,
-    knowledge.reindex,
-    tune.tune,
-    knowledge.pin,
-    knowledge.unpin,
-    rationales.rationales,
-    master_answers.answer,
-    eval.evaluate,
-    stream.stream,
-    report.report,
-    report.dataset,
-    savings.savings,
-    serve.serve,
-):
-    app.command(NAMES.get(command.__name__), help=_paragraphs(command.__doc__ or ""))(command)
-app.add_typer(keys.keys, name="keys")
-app.add_typer(compress.compress, name="compress")
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Classify and ask": (
+        demo.demo,
+        knowledge.add,
+        answer.classify,
+        answer.ask,
+        tune.tune,
+        inspection.log,
+        explain.explain,
+        inspection.models,
+    ),
+    "Evaluate": (
+        eval.evaluate,
+        stream.stream,
+        master_answers.answer,
+        rationales.rationales,
+        report.report,
+        report.dataset,
+    ),
+    "Serve": (serve.serve, savings.savings),
+    "Knowledge bases": (
+        inspection.ls,
+        inspection.show,
+        inspection.stats,
+        knowledge.rm,
+        knowledge.pin,
+        knowledge.unpin,
+        knowledge.export,
+        knowledge.import_,
+        knowledge.verify,
+        knowledge.reindex,
+    ),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(
+            NAMES.get(command.__name__),
+            help=_paragraphs(command.__doc__ or ""),
+            rich_help_panel=panel,
+        )(command)
+app.add_typer(keys.keys, name="keys", rich_help_panel="Serve")
+app.add_typer(compress.compress, name="compress", rich_help_panel="Evaluate")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,6 +89,12 @@ def _cell(value: object) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def format_usd(value: float) -> str:
+    """Format an amount with four decimals, or more for two significant digits."""
+    decimals = 1 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:.{min(max(4, decimals), 12)}f}"
 
 
 def say(text: str) -> None:

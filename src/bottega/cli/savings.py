@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import closing
 from datetime import datetime
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from bottega.cli.options import DataFolder, Json, parse_time, timestamp
-from bottega.cli.output import clock, note, print_json, print_table, say
+from bottega.cli.output import clock, format_usd, note, print_json, print_table, say
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import Estimate, Route, Savings
@@ -60,7 +59,7 @@ def _print(found: Savings) -> None:
     say(f"{found.requests} requests{where}{answered}, {span}")
     print_table(COLUMNS, [_row(route, found.answered) for route in found.routes])
     left_out = f"; {found.unpriced} of unknown price are excluded" if found.unpriced else ""
-    say(f"spent:            {_usd(found.spent_usd)} USD, n = {found.requests}{left_out}")
+    say(f"spent:            {format_usd(found.spent_usd)} USD, n = {found.requests}{left_out}")
     _print_alone(found)
     _print_agreement(found)
 
@@ -112,7 +111,7 @@ def _row(route: Route, answered: int) -> tuple[object, ...]:
         f"{route.requests / answered:.1%}" if route.is_answer else None,
         route.prompt_tokens,
         route.completion_tokens,
-        _usd(route.cost_usd) if route.unpriced < route.requests else None,
+        format_usd(route.cost_usd) if route.unpriced < route.requests else None,
         similarity and f"{similarity} (n = {route.compared})",
         route.seconds,
     )
@@ -131,14 +130,10 @@ def _how(route: Route) -> str:
 
 def _money(figure: Estimate) -> str:
     if figure.low is None or figure.high is None:
-        return f"about {_usd(figure.value)} USD (no interval: too few answers, n = {figure.n})"
-    return f"{_usd(figure.value)} USD [{_usd(figure.low)}, {_usd(figure.high)}]"
-
-
-def _usd(value: float) -> str:
-    """Format an amount with four decimals, or more for two significant digits."""
-    decimals = 1 - math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:.{min(max(4, decimals), 12)}f}"
+        return (
+            f"about {format_usd(figure.value)} USD (no interval: too few answers, n = {figure.n})"
+        )
+    return f"{format_usd(figure.value)} USD [{format_usd(figure.low)}, {format_usd(figure.high)}]"
 
 
 def _share(figure: Estimate, sign: str = "") -> str:

@@ -18,7 +18,7 @@ from typer import Argument, Option
 
 from bottega.bundled.efficientnet import weights_installed
 from bottega.cli.options import CONFIG
-from bottega.cli.output import note, say
+from bottega.cli.output import format_usd, note, say
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.image import Image
 
@@ -194,10 +194,14 @@ def _print_saved(config: Config) -> None:
     apprentice = config.tiers[0].name
     own = sum(one.requests for one in answered if one.tier == apprentice)
     share = own / sum(one.requests for one in answered)
-    alone = f"about {found.master_only.usd.value:.6f}" if found.master_only else "an unknown amount"
+    alone = (
+        f"about {format_usd(found.master_only.usd.value)}"
+        if found.master_only
+        else "an unknown amount"
+    )
     say(
-        f"at example prices: spent {found.spent_usd:.6f} USD; the master alone would have cost"
-        f" {alone}; the {apprentice} answered {share:.0%}"
+        f"at example prices: spent {format_usd(found.spent_usd)} USD; the master alone would have"
+        f" cost {alone}; the {apprentice} answered {share:.0%}"
     )
 
 

@@ -21,6 +21,7 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
+from bottega.knowledge.loaders.folders import SPLITS
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import IMAGE_QUESTION, Example
@@ -51,8 +52,20 @@ def image_folder(source: Source) -> Benchmark:
     if has_splits(root):
         knowledge, items = (list(load(root, split=split)) for split in ("train", "test"))
     else:
+        _check_single_split(root)
         knowledge, items = _stratified(load(root), source.seed)
     return labelled_benchmark(source.spec, knowledge, items)
+
+
+def _check_single_split(root: Path) -> None:
+    """Raise `LoadError` for a folder with one of train/ and test/ and nothing else."""
+    names = {one.name for one in root.iterdir() if one.is_dir()} if root.is_dir() else set()
+    if len(names) == 1 and names <= set(SPLITS):
+        [name] = names
+        raise LoadError(
+            f"{path_text(root)} has {name}/, but not both train/ and test/",
+            hint=f"use image-folder:{path_text(root / name)}, which is split by the seed",
+        )
 
 
 def manyicl(source: Source) -> Benchmark:
