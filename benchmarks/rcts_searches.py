@@ -23,7 +23,6 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.planning import plan
 from bottega.evaluation.retrieval import nearest_retriever
-from bottega.evaluation.retriever_factory import CachingEmbedder
 from bottega.prompting import ContinuationPrompter
 from bottega.protocols import Generator, Searcher
 from bottega.recipes import Classifier
@@ -69,7 +68,7 @@ class TaskSetup:
         self.seed = seed
         self.data = setting.load(seed)
         self._model = model
-        self._embed = CachingEmbedder(open_retrieval(setting.retrieve, "bundled"))
+        self._embed = open_retrieval(setting.retrieve, "bundled").embedder
         self._knowledge = self._opened(lambda one: one)
         self._bare = self._opened(lambda one: replace(one, rationale=None))
         self._right = {_query_key(item.query): item.answer for item in self.data.items}

@@ -31,6 +31,7 @@ from bottega.knowledge.embedders.names import (
     MODES,
     PHOTOS_AND_PIXELS,
     PIXELS,
+    RAW_AVERAGE,
     joined_parts,
     packaged_name,
 )
@@ -137,7 +138,7 @@ def check_embedder(spec: str) -> None:
     if spec in WITHOUT_TORCH:
         return
     name = spec
-    for mode in MODES:
+    for mode in (*MODES, RAW_AVERAGE):
         name = name.removesuffix(f":{mode}")
     if spec not in EMBEDDERS and not joined_parts(spec) and not is_folder_or_hub_id(name):
         raise SettingError(
@@ -145,7 +146,7 @@ def check_embedder(spec: str) -> None:
             hint=suggestion(name.removeprefix(f"{BUNDLED}:"), EMBEDDERS)
             + "use photos, photos-lite2, photos+pixels:WEIGHT, dual, bundled, words, minilm,"
             " pixels, by-kind, a folder, or a hub id such as sentence-transformers/clip-ViT-B-32,"
-            " with :image, :text or :average appended",
+            " with :image, :text, :average or :raw-average appended",
         )
     check_torch()
 

@@ -226,5 +226,20 @@ def test_text_retrieval_uses_a_text_embedder(tmp_path: Path) -> None:
     from tests.knowledge import tiny_models
 
     folder = tiny_models.save_clip(tmp_path / "clip")
-    assert open_retrieval("text", f"{folder}:text").fingerprint.startswith("clip@")
-    assert open_retrieval("text", f"{folder}:image").fingerprint.startswith("tokens-")
+    assert open_retrieval("text", f"{folder}:text").embedder.fingerprint.startswith("clip@")
+    assert open_retrieval("text", f"{folder}:image").embedder.fingerprint.startswith("tokens-")
+
+
+def test_an_average_compares_images_with_texts(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from bottega.cli.components import open_retrieval
+    from tests.knowledge import tiny_models
+
+    folder = tiny_models.save_clip(tmp_path / "clip")
+    for mode, name in (("average", "average-unit unit"), ("raw-average", "average-raw raw")):
+        dual = open_retrieval("dual", f"{folder}:{mode}")
+        assert dual.embedder.fingerprint.endswith(name)
+        assert dual.image is not None and dual.image.fingerprint.endswith("image unit")
+        assert dual.text is not None and dual.text.fingerprint.endswith("text unit")
+    words = open_retrieval("dual", f"{folder}:image")
+    assert words.embedder.dimension > dual.embedder.dimension  # a concatenation

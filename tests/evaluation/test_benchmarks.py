@@ -82,7 +82,7 @@ def test_question_option_applies_to_every_image(tmp_path: Path) -> None:
 
 
 def test_overlap_is_rejected_unless_allowed(tmp_path: Path) -> None:
-    folder(tmp_path / "train", {"a": 3})
+    folder(tmp_path / "train", {"a": 3, "b": 1})
     paint(tmp_path / "test" / "a" / "x", 0)
     with pytest.raises(LoadError, match="1 of 1 test items"):
         load_benchmark(f"image-folder:{tmp_path}", seed=0)

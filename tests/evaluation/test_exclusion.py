@@ -11,13 +11,14 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.planning import plan
 from bottega.evaluation.report.render import write_report
 from bottega.evaluation.retrieval import EXCLUSION_RULE
-from bottega.evaluation.retriever_factory import CachingEmbedder, knowledge_views, retriever_factory
+from bottega.evaluation.retriever_factory import CachingEmbedder, retriever_factory
 from bottega.evaluation.runner import evaluate
 from bottega.generation import ScriptedGenerator
-from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
+from bottega.knowledge import KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Embedder
 from bottega.recipes import Classifier
+from bottega.recipes.cache_retrieval import CacheRetrieval, RetrievalName
 from bottega.types import Example, Prompt, Query
 from tests.builders import QUESTION, solid_image
 from tests.evaluation.report.builders import benchmark, store_run, three_methods
@@ -38,13 +39,13 @@ DATA = labelled_benchmark("leaking", (*LEAKS, *HARMLESS), ITEMS)
 
 
 @pytest.fixture(scope="module")
-def embed() -> Embedder:
-    return CachingEmbedder(DualEmbedder(PixelEmbedder(), TokenEmbedder.bundled()))
+def embed() -> tuple[Embedder, Embedder]:
+    return CachingEmbedder(PixelEmbedder()), CachingEmbedder(TokenEmbedder.bundled())
 
 
 @pytest.mark.parametrize("retrieve", ["image", "bm25", "hashtag"])
 async def test_examples_with_the_items_image_are_never_shown(
-    retrieve: str, embed: Embedder
+    retrieve: RetrievalName, embed: tuple[Embedder, Embedder]
 ) -> None:
     prompts: list[Prompt] = []
 
@@ -52,13 +53,15 @@ async def test_examples_with_the_items_image_are_never_shown(
         prompts.append(prompt)
         return "harmless 0"
 
-    with KnowledgeBase.open(":memory:", embed=knowledge_views(retrieve, embed)) as knowledge:
+    pixels, words = embed
+    retrieval = CacheRetrieval(retrieve, image=pixels, text=words, exclude="same-image")
+    with KnowledgeBase.open(":memory:", embed=retrieval.views()) as knowledge:
         knowledge.add(DATA.knowledge)
         methods = ("random", "balanced", "visual-rag", "top-k", "majority")
         settings = Classifier(
             ScriptedGenerator(record), labels=DATA.labels, prompt=InterleavedPrompter()
         )
-        search = retriever_factory(retrieve, embed)
+        search = retriever_factory(retrieval)
         for method in plan(
             RunConfig(methods=methods, shots=(12,)), DATA, knowledge, settings, search=search
         ):

@@ -9,6 +9,7 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods import METHODS, SEARCH_METHODS
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.planning import plan
+from bottega.evaluation.retrieval import EXCLUDE, bundled_token_embedder
 from bottega.evaluation.retriever_factory import retriever_factory
 from bottega.evaluation.runner import Result, evaluate
 from bottega.evaluation.searchers import MethodContext, max_search_calls
@@ -24,6 +25,7 @@ from bottega.knowledge import (
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Retriever
 from bottega.recipes import Classifier, visual_rag
+from bottega.recipes.cache_retrieval import CacheRetrieval, RetrievalName
 from bottega.types import Candidate, Prompt, Query
 from tests.builders import example
 
@@ -100,15 +102,21 @@ class RecordingRetriever:
 
 
 @pytest.mark.parametrize("retrieve", ["hybrid", "image"])
-async def test_search_selects_from_the_twenty_nearest_candidates(retrieve: str) -> None:
+async def test_search_selects_from_the_twenty_nearest_candidates(
+    retrieve: RetrievalName,
+) -> None:
     examples = tuple(example(ANIMALS[i % 3], 40 * i) for i in range(30))
     data = Benchmark("animals", examples, QUERIES, ANIMALS)
     settings = Classifier(
         TurnsOnlyGenerator(repeat_last_answer), ANIMALS, prompt=InterleavedPrompter()
     )
-    with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
+    pixels = PixelEmbedder()
+    retrieval = CacheRetrieval(
+        retrieve, image=pixels, text=pixels, tokens=bundled_token_embedder(), exclude=EXCLUDE
+    )
+    with KnowledgeBase.open(":memory:", embed=pixels) as knowledge:
         knowledge.add(data.knowledge)
-        recorder = RecordingRetriever(retriever_factory(retrieve, PixelEmbedder())(data, knowledge))
+        recorder = RecordingRetriever(retriever_factory(retrieval)(data, knowledge))
         [method] = plan(
             RunConfig(methods=["rcts"], shots=[3], rollouts=2),
             data,

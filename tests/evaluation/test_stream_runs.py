@@ -59,7 +59,7 @@ def setup(data: Benchmark, apprentice: ScriptedGenerator, **options: object) -> 
     made = StreamSetup(
         data,
         tiers,
-        lambda name: CacheRetrieval(name, embed, embed),
+        {"image": CacheRetrieval("image", image=embed)},
         item_orders(len(data.items), 2, seed=0),
     )
     return replace(made, **options)  # type: ignore[arg-type]

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import typer
 
 from bottega import naming
+from bottega._util.identity import Exclude
 from bottega.cli.output import waiting
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
-from bottega.evaluation.retriever_factory import RETRIEVE
+from bottega.evaluation.retrieval import EXCLUDE, bundled_token_embedder
+from bottega.evaluation.retriever_factory import CachingEmbedder, CachingTokenEmbedder
 from bottega.generation import TransformersGenerator
-from bottega.knowledge import DualEmbedder, FlmrEmbedder, TokenEmbedder
+from bottega.knowledge import FlmrEmbedder
 from bottega.knowledge.embedders import names
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Embedder, MultiVectorEmbedder, Prompter, Recorder
+from bottega.recipes.cache_retrieval import (
+    RETRIEVE,
+    TEXT_ONLY,
+    CacheRetrieval,
+    DraftModel,
+)
 from bottega.recording import PriceTable, TokenPrice, TraceStore
+from bottega.retrieval import TfidfKeywordExtractor
 
 NO_TRACES = "none"
 FLMR = "flmr:"
@@ -93,19 +102,54 @@ def open_tokens(embed: str) -> MultiVectorEmbedder | None:
         return FlmrEmbedder(name, document_images=True, threads=os.cpu_count())
 
 
-def open_retrieval(retrieve: str, embed: str) -> Embedder:
-    """Return the embedder of the knowledge base: `embed` for `image` and, if it reads text, for
-    `text`; words for other `text` retrieval; both for all other methods.
+def open_retrieval(
+    retrieve: str,
+    embed: str,
+    embed_text: str | None = None,
+    *,
+    questions: Iterable[str] = (),
+    draft: DraftModel | None = None,
+    groups: int | None = None,
+    exclude: Exclude = EXCLUDE,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> CacheRetrieval:
+    """Return the retrieval method of a name; each query of a run is embedded once.
 
-    `bm25` and `hybrid` do not compare these vectors; words are the fastest to embed.
+    `embed` embeds images, and also text for `text` if it reads text only. `embed_text` defaults to
+    the text part of `embed` if that ends in `:average` or `:raw-average`, else to words.
+    `questions` give the document frequencies of keywords. `progress` receives the number of
+    examples embedded by `hybrid`.
     """
     check_retrieve(retrieve, embed)
-    if retrieve == "image" or (retrieve == "text" and names.reads_text_only(embed)):
-        return open_embedder(embed)
-    words = TokenEmbedder.bundled()
-    if retrieve in ("text", "bm25", "hybrid"):
-        return words
-    return DualEmbedder(open_embedder(embed), words)
+    name = next(one for one in RETRIEVE if one == retrieve)
+    model, averages = names.average_parts(embed)
+    image = text = average = tokens = None
+    if name not in TEXT_ONLY:
+        image = CachingEmbedder(open_embedder(f"{model}:image" if averages else embed))
+    if name == "text" and names.reads_text_only(embed):
+        text = CachingEmbedder(open_embedder(embed_text or embed))
+    elif name != "image":
+        default = f"{model}:text" if averages and name not in TEXT_ONLY[1:] else "words"
+        text = CachingEmbedder(open_embedder(embed_text or default))
+    if averages and name not in ("image", *TEXT_ONLY):
+        average = CachingEmbedder(open_embedder(embed))
+    elif averages and name == "image":
+        image = CachingEmbedder(open_embedder(embed))
+    if name == "hybrid":
+        tokens = CachingTokenEmbedder(open_tokens(embed) or bundled_token_embedder(), progress)
+    return CacheRetrieval(
+        name,
+        image=image,
+        text=text,
+        average=average,
+        tokens=tokens,
+        draft=draft,
+        extract=TfidfKeywordExtractor(questions, longest=1),
+        groups=groups,
+        exclude=exclude,
+        seed=seed,
+    )
 
 
 def traces_path(given: Path | None) -> Path:

@@ -22,9 +22,10 @@ from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import CompressorFolder, Json, KnowledgeFile, Namespace
 from bottega.cli.output import note, print_json, progress, say
 from bottega.evaluation.examples import is_passage
-from bottega.evaluation.retriever_factory import RETRIEVE
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch
+from bottega.recipes.cache_retrieval import BY_DRAFT
+from bottega.recipes.cache_retrieval import RETRIEVE as ALL_RETRIEVE
 from bottega.recipes.racc import bundled_compressor_for
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from bottega.compression.objective import TrainingConfig
 
 
+RETRIEVE = tuple(name for name in ALL_RETRIEVE if name not in BY_DRAFT)
 HELP = "see docs/compression.md for a complete file"
 
 

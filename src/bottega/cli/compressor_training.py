@@ -14,7 +14,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from bottega.cli.components import check_retrieve, local_model, open_retrieval, open_tokens
+from bottega.cli.components import check_retrieve, local_model, open_retrieval
 from bottega.cli.compress import Plan, Settings
 from bottega.cli.evaluation_run import check_images, filled_knowledge
 from bottega.cli.output import note, progress, say, waiting, warn
@@ -37,7 +37,7 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.benchmarks.source import current_spec
 from bottega.evaluation.examples import is_passage
-from bottega.evaluation.retriever_factory import CachingEmbedder, retriever_factory
+from bottega.evaluation.retriever_factory import retriever_factory
 from bottega.evaluation.training_data import (
     GoldPassageSampler,
     RetrievedPassageSampler,
@@ -192,12 +192,15 @@ def _training_examples(
         return
     searched = replace(data, knowledge=passages, items=questions)
     check_images(searched, settings.retrieve)
-    embedder = CachingEmbedder(open_retrieval(settings.retrieve, settings.embed))
-    with filled_knowledge(searched, embedder, settings.retrieve) as knowledge:
+    retrieval = open_retrieval(
+        settings.retrieve,
+        settings.embed,
+        questions=(passage.query.text for passage in passages),
+        seed=seed,
+    )
+    with filled_knowledge(searched, retrieval) as knowledge:
         with waiting("indexing passages"):
-            tokens = open_tokens(settings.embed)
-            search = retriever_factory(settings.retrieve, embedder, tokens=tokens, seed=seed)
-            retrieve = search(searched, knowledge)
+            retrieve = retriever_factory(retrieval)(searched, knowledge)
         sampler = RetrievedPassageSampler(
             data, items, retrieve, seed=seed, shots=shots, batch=batch
         )

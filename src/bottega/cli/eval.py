@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Exit, Option
 
-from bottega import __version__
 from bottega.cli.answer import NEAREST_LAST, parse_order
 from bottega.cli.components import check_retrieve, local_model, open_prices, open_prompt
-from bottega.cli.evaluation_run import MethodResult, check_output, print_results, run_methods
+from bottega.cli.evaluation_output import (
+    answer_store,
+    note_rationales,
+    report_failures,
+    report_results,
+)
+from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
 from bottega.cli.knowledge_files import evaluation_defaults, open_rows
 from bottega.cli.master_answers import stored_answers
 from bottega.cli.options import (
@@ -31,15 +34,14 @@ from bottega.cli.options import (
     parse_numbers,
     parse_stop,
 )
-from bottega.cli.output import SkippedExamples, note, say, to_json
+from bottega.cli.output import SkippedExamples, note, say
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark, fingerprint
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES, load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.config import ROLLOUTS, RunConfig
 from bottega.evaluation.methods import LABEL_METHODS, METHODS
-from bottega.evaluation.outcomes import Budget, method_title
-from bottega.evaluation.paired import paired_differences
+from bottega.evaluation.outcomes import Budget
 from bottega.evaluation.planning import (
     check_compressor,
     check_methods,
@@ -47,8 +49,7 @@ from bottega.evaluation.planning import (
     passages_only,
 )
 from bottega.evaluation.prompts import methods_with_rationales, with_rationales
-from bottega.evaluation.retrieval import EXCLUDE
-from bottega.evaluation.run_store import AnswerStore, RunStore
+from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import RunState
 from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
@@ -61,7 +62,6 @@ from bottega.types import IMAGE_QUESTION
 WRONG = "none"
 SHOTS = "5,10,20"
 ANSWER_TOKENS = 512
-SHOWN_FAILURES = 10
 
 
 def _file_name(path: Path | None) -> Path | None:
@@ -113,13 +113,28 @@ def evaluate(
     retrieve: Annotated[
         str,
         Option(
-            help="Retrieval method: image (by --embed), text (words, or a text embedder of "
-            "--embed), dual (both), hybrid (late "
-            "interaction of image and words, with the bundled model or --embed flmr:FOLDER), "
-            "keywords (dual, with the keywords of the question), bm25 (words), or hashtag (dual, "
-            "within groups of questions)."
+            help="Retrieval method: image (by --embed), text (--embed-text), dual (both), crossed "
+            "(images by image and keywords of the model's draft), probe (keywords of responses "
+            "by those of the draft, and images), keywords (dual, with the keywords of the "
+            "question), hashtag (dual, within groups of questions), keyword-hashtag (probe, within "
+            "groups of responses), bm25 (words), or hybrid (late interaction of image and words, "
+            "with the bundled model or --embed flmr:FOLDER)."
         ),
     ] = "image",
+    embed_text: Annotated[
+        str | None,
+        Option(
+            help="Text embedder of dual and similar methods: words, minilm or FOLDER:text.",
+            show_default="words; the text part of --embed if that is FOLDER:average",
+        ),
+    ] = None,
+    metric: Annotated[
+        Literal["cosine", "l2"], Option(help="Distance of vectors; l2 differs for raw-average.")
+    ] = "cosine",
+    groups: Annotated[
+        int | None,
+        Option(min=1, help="Number of groups of hashtag.", show_default="adapted to the examples"),
+    ] = None,
     label_noise: Annotated[
         float, Option(min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
     ] = 0.0,
@@ -255,6 +270,9 @@ def evaluate(
         allow_overlap=allow_overlap,
         embed=embed or BUNDLED,
         retrieve=retrieve,
+        embed_text=embed_text,
+        metric=metric,
+        groups=groups,
         prompt=prompt,
         order=order,
         seed=seed,
@@ -373,16 +391,16 @@ def _compare(
     )
     with_rationales = methods_with_rationales(config.methods, data, settings, config.rationales)
     runs: list[MethodResult] = []
-    with _answer_store(out, record, data) as store:
+    with answer_store(out, record, data) as store:
         spent, highest = store.spent() if isinstance(store, RunStore) else (0.0, 0.0)
         limits = Budget(budget, spent=spent, highest_cost=highest)
         state = RunState(store, limits)
         try:
             run_methods(data, settings, config, runs, state=state, hyper=hyper, traces=traces)
         finally:
-            _report(data, {**record, "explained": with_rationales}, runs, json)
-            _note_rationales(with_rationales, runs)
-            _report_failures(store, out)
+            report_results(data, {**record, "explained": with_rationales}, runs, json)
+            note_rationales(with_rationales, runs)
+            report_failures(store, out)
     if skipped:
         say(f"{skipped} unreadable examples are excluded")
     if limits.is_spent:
@@ -394,67 +412,3 @@ def _compare(
         hint = "repeat the command to retry them" if out else "store answers with --out DIR"
         say(f"{failed} of {len(data.items) * len(runs)} requests failed; {hint}")
         raise Exit(1)
-
-
-@contextmanager
-def _answer_store(
-    out: Path | None, record: Mapping[str, object], data: Benchmark
-) -> Iterator[AnswerStore]:
-    if out is None:
-        yield AnswerStore()
-        return
-    metrics = [metric.name for metric in data.metrics]
-    settings = {**record, "metrics": metrics, "data": fingerprint(data)}
-    with closing(RunStore.open(out, settings, data.items)) as store:
-        if changed := store.score_again(data.metrics, data.items):
-            note(f"{changed} stored answers have new scores: the metric has changed")
-        if count := store.count():
-            note(f"{count} stored answers in {out} are reused")
-        yield store
-
-
-def _report(
-    data: Benchmark,
-    record: Mapping[str, object],
-    runs: Sequence[MethodResult],
-    file: Path | None,
-) -> None:
-    results, differences = [result for result, _ in runs], paired_differences(runs)
-    if results:
-        say(
-            f"model {record['model']}; examples retrieved by {record['retrieve']},"
-            f" embedder {record['embedder']}"
-        )
-    print_results(data, results, differences)
-    if file is not None and results:
-        head = {
-            **record,
-            "exclude": EXCLUDE,
-            "knowledge_base": len(data.knowledge),
-            "made_wrong": data.corrupted_count,
-            "items": len(data.items),
-            "labels": len(data.labels),
-            "bottega": __version__,
-        }
-        file.write_bytes(to_json({**head, "results": results, "paired": differences}))
-
-
-def _note_rationales(with_rationales: Sequence[str], runs: Sequence[MethodResult]) -> None:
-    """Note that some methods show rationales and others do not."""
-    shown = dict.fromkeys(result.method for result, _ in runs if result.shots)
-    others = [name for name in shown if name not in with_rationales and METHODS[name].uses_model]
-    explaining = [name for name in shown if name in with_rationales]
-    if explaining and others:
-        note(
-            f"demonstrations of {', '.join(explaining)} include rationales, those of"
-            f" {', '.join(others)} do not; for an equal comparison set --rationales or"
-            " --no-rationales"
-        )
-
-
-def _report_failures(store: AnswerStore, out: Path | None) -> None:
-    failures = store.failures() if isinstance(store, RunStore) else []
-    for one in failures[:SHOWN_FAILURES]:
-        say(f"failed: {method_title(one.method, one.shots)}, item {one.index}: {one.error}")
-    if len(failures) > SHOWN_FAILURES:
-        say(f"and {len(failures) - SHOWN_FAILURES} more; list all with bottega report {out}")

@@ -10,38 +10,33 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from bottega.cli.components import open_recorder, open_retrieval, open_tokens
-from bottega.cli.output import note, print_table, progress, say, warn
+from bottega.cli.components import open_recorder, open_retrieval
+from bottega.cli.output import Step, note, plural, progress, warn
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods import METHODS
-from bottega.evaluation.outcomes import Method, ScoredAnswer
-from bottega.evaluation.paired import PairedDifference
+from bottega.evaluation.drafts import DraftGenerator
+from bottega.evaluation.outcomes import BudgetedGenerator, Method, ScoredAnswer
 from bottega.evaluation.planning import check_benchmark_fit, max_demonstrations, needs_search, plan
 from bottega.evaluation.report.payload import keep_thumbnails
-from bottega.evaluation.retrieval import EXCLUSION_RULE, nearest_retriever
-from bottega.evaluation.retriever_factory import (
-    CachingEmbedder,
-    RetrieverFactory,
-    knowledge_views,
-    retriever_factory,
-)
+from bottega.evaluation.retrieval import nearest_retriever
+from bottega.evaluation.retriever_factory import retriever_factory
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import Result, RunState, evaluate
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
-from bottega.protocols import Generator
-from bottega.recipes import Classifier, novelty_gate
-
-COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
-PAIRED_FIELDS = ("method", "against", "shots", "n", "value", "low", "high", "p_value")
-PAIRED_COLUMNS = ("method", "baseline", "shots", "n", "difference", "low", "high", "p_value")
-PAIRED_TESTS = (
-    "Newcombe's interval and McNemar's exact p-value for right or wrong answers, else the"
-    " bootstrap's interval and a permutation test's p-value"
+from bottega.knowledge.index import Metric
+from bottega.protocols import Generator, Prompter, turns_only
+from bottega.recipes import Classifier, default_prompter, novelty_gate
+from bottega.recipes.cache_retrieval import (
+    BY_DRAFT,
+    BY_IMAGE,
+    BY_RESPONSE,
+    CacheRetrieval,
+    DraftModel,
 )
-FOOTNOTE = "Invalid replies count as wrong; failed requests are excluded."
+from bottega.recording import PriceTable
+from bottega.retrieval import tag_keywords
 
 MethodResult = tuple[Result, list[ScoredAnswer]]
 
@@ -72,84 +67,83 @@ def run_methods(
     available = max_demonstrations(data)
     if max(config.shots) > available:
         report(f"{max(config.shots)} shots requested; all {available} available examples are shown")
-    embedder = None  # for methods that search nothing
+    drafts = _drafts(config, settings, state)
+    draft = None
+    if drafts is not None:
+        draft = DraftModel(drafts, _draft_prompt(data, settings), settings.sampling)
+    retrieval = None  # for methods that search nothing
+    step: Step | None = None  # of the second embedding, by late interaction alone
+    again = progress("embedding tokens", len(data.knowledge))
     if needs_search(config.methods, data):
         check_images(data, config.retrieve)
-        embedder = CachingEmbedder(open_retrieval(config.retrieve, config.embed))
-    # Late interaction alone embeds the examples a second time.
-    again = progress("embedding tokens", len(data.knowledge))
+        retrieval = open_retrieval(
+            config.retrieve,
+            config.embed,
+            config.embed_text,
+            questions=(example.query.text for example in data.knowledge),
+            draft=draft,
+            groups=config.groups,
+            seed=config.seed,
+            progress=lambda count: step(count) if step else None,
+        )
+        data = with_response_keywords(data, retrieval)
     with (
         open_recorder(traces) as record,
-        filled_knowledge(data, embedder, config.retrieve) as knowledge,
+        filled_knowledge(data, retrieval, config.metric) as knowledge,
     ):
         settings = replace(
             settings, labels=data.labels, multi_label=data.multi_label, record=record
         )
         with again if config.retrieve == "hybrid" else nullcontext() as step:
-            search: RetrieverFactory = nearest_retriever
-            if embedder is not None:
-                search = retriever_factory(
-                    config.retrieve,
-                    embedder,
-                    tokens=open_tokens(config.embed),
-                    seed=config.seed,
-                    progress=step,
-                )
-            gate = novelty_gate(settings.generator, knowledge) if embedder else None
+            search = retriever_factory(retrieval) if retrieval else nearest_retriever
+            gate = novelty_gate(settings.generator, knowledge) if retrieval else None
             settings = replace(settings, shows=gate.shows if gate else None)
             methods = plan(config, data, knowledge, settings, search=search, hyper=hyper)
         models = [settings.generator, *([hyper] if hyper else [])]
         asyncio.run(_run_all(data, methods, models, config, state, runs, report))
+    if drafts is not None:
+        cost = "unknown" if drafts.cost_usd is None else f"{drafts.cost_usd:.4f} USD"
+        report(
+            f"drafts of {config.retrieve}: {plural(drafts.calls, 'call')}, {drafts.tokens} tokens,"
+            f" cost {cost}; not in the figures of the methods"
+        )
 
 
-def print_results(
-    data: Benchmark, results: Sequence[Result], differences: Sequence[PairedDifference]
-) -> None:
-    """Print the results, further metrics and paired differences of a run."""
-    if not results:
-        return
-    if data.labels:
-        kind = f"{len(data.labels)} labels"
-    elif any(item.query.choices for item in data.items):
-        kind = "choices of each question"
-    else:
-        kind = "free answers"
-    say(
-        f"{data.name}: {len(data.knowledge)} labelled examples, {len(data.items)} evaluated items, "
-        f"{kind}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
-    )
-    say(EXCLUSION_RULE)
-    if data.corrupted_count is not None:
-        say(f"label noise: {data.corrupted_count} of {len(data.knowledge)} answers corrupted")
-    print_table(COLUMNS, [[getattr(result, name) for name in COLUMNS] for result in results])
-    also = [[r.method, r.shots, *vars(figure).values()] for r in results for figure in r.also]
-    if also:
-        say("\nfurther metrics, with 95 % intervals")
-        print_table(("method", "shots", "metric", "value", "low", "high"), also)
-    if differences:
-        say(f"\npaired differences on the same items: {PAIRED_TESTS}")
-        rows = [[getattr(one, name) for name in PAIRED_FIELDS] for one in differences]
-        for row in rows:
-            row[-1] = row[-1] if row[-1] >= 0.001 else "< 0.001"
-        print_table(PAIRED_COLUMNS, rows)
-    run = {result.method for result in results}
-    notes = [spec.note for spec in METHODS.values() if spec.note and spec.name in run]
-    note(" ".join([*notes, FOOTNOTE]))
+def _drafts(config: RunConfig, settings: Classifier, state: RunState) -> DraftGenerator | None:
+    """Return the model that drafts answers for the retrieval, within the budget of the run."""
+    if config.retrieve not in BY_DRAFT:
+        return None
+    price = settings.price or PriceTable()
+    return DraftGenerator(BudgetedGenerator(settings.generator, state.budget, price), price)
+
+
+def _draft_prompt(data: Benchmark, settings: Classifier) -> Prompter:
+    own = None if turns_only(settings.generator) else data.prompt
+    return settings.prompt or own or default_prompter(settings.generator)
+
+
+def with_response_keywords(data: Benchmark, retrieval: CacheRetrieval) -> Benchmark:
+    """Tag the labelled examples with the keywords of their responses if the retrieval compares
+    them with those of a draft."""
+    if retrieval.name not in set(BY_DRAFT) & set(BY_RESPONSE):
+        return data
+    tagged = asyncio.run(tag_keywords(data.knowledge, retrieval.extract))
+    return replace(data, knowledge=tuple(tagged))
 
 
 def filled_knowledge(
-    data: Benchmark, embedder: CachingEmbedder | None, retrieve: str
+    data: Benchmark, retrieval: CacheRetrieval | None, metric: Metric = "cosine"
 ) -> KnowledgeBase:
-    """Return the benchmark's knowledge base in memory; it is empty without an embedder.
+    """Return the benchmark's knowledge base in memory; it is empty without a retrieval.
 
     The items' questions are embedded in advance, in batches.
     """
-    if embedder is None:
+    if retrieval is None:
         return KnowledgeBase.open(":memory:", embed=None)
-    knowledge = KnowledgeBase.open(":memory:", embed=knowledge_views(retrieve, embedder))
+    knowledge = KnowledgeBase.open(":memory:", embed=retrieval.views(), metric=metric)
     with progress("embedding", len(data.knowledge) + len(data.items)) as step:
         knowledge.add(data.knowledge, progress=step, on_error=warn)
-        embedder.embed([item.query for item in data.items])
+        retrieval.embedder.embed([item.query for item in data.items])
         step(len(data.items))
     return knowledge
 
@@ -157,10 +151,10 @@ def filled_knowledge(
 def check_images(data: Benchmark, retrieve: str) -> None:
     """Raise `SettingError` if retrieval by image meets questions or passages without one."""
     missing = sum(not e.query.images for e in (*data.knowledge, *data.items))
-    if missing and retrieve == "image":
+    if missing and retrieve in BY_IMAGE:
         raise SettingError(
-            f"retrieval by image needs images, got {missing} questions or passages of {data.name}"
-            " without one",
+            f"retrieval by {retrieve} needs images, got {missing} questions or passages of"
+            f" {data.name} without one",
             hint="set --retrieve text, dual or hybrid",
         )
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typer import Exit
 
 from bottega import __version__
-from bottega.cli.components import open_embedder
+from bottega.cli.components import open_retrieval
 from bottega.cli.knowledge_files import open_rows
 from bottega.cli.output import Step, note, plural, print_table, progress, say, to_json, warn
 from bottega.errors import BudgetError, SettingError
@@ -26,8 +26,6 @@ from bottega.evaluation.master_answers import (
 )
 from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.outcomes import Budget, BudgetedGenerator, ScoredAnswer
-from bottega.evaluation.retrieval import bundled_token_embedder
-from bottega.evaluation.retriever_factory import CachingEmbedder, CachingTokenEmbedder
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.stream_plan import APPRENTICE, MASTER, Stream, StreamConfig, item_orders
 from bottega.evaluation.stream_runs import StreamSetup, run_streams
@@ -40,15 +38,8 @@ from bottega.pipeline import FixedRouter
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Prompter, Tier, turns_only
 from bottega.recipes import default_prompter
-from bottega.recipes.cache_retrieval import (
-    BY_DRAFT,
-    CacheRetrieval,
-    DraftModel,
-    RetrievalName,
-)
+from bottega.recipes.cache_retrieval import BY_DRAFT, DraftModel
 from bottega.recording import PriceTable
-from bottega.retrieval import TfidfKeywordExtractor
-from bottega.retrieval.keywords import response_text
 from bottega.types import Example, Sampling, Usage
 
 REPLIES = "replies"
@@ -163,12 +154,24 @@ class StreamRun:
             ReplayGenerator(path, BudgetedGenerator(model, budget, table))
             for path, model, table in zip(records, inner, tables, strict=True)
         ]
-        image = CachingEmbedder(open_embedder(self.config.embed))
-        text = CachingEmbedder(open_embedder(self.config.embed_text))
+        draft = self._draft()
+        retrievals = {
+            name: open_retrieval(
+                name,
+                self.config.embed,
+                self.config.embed_text,
+                questions=(example.query.text for example in self.data.knowledge),
+                draft=draft,
+                groups=self.config.groups,
+                exclude="same-question",
+                seed=self.config.seed,
+            )
+            for name in self.config.retrieve
+        }
         return StreamSetup(
             self.data,
             self._tiers(),
-            _Retrievals(self.config, self.data, image, text, self._draft()),
+            retrievals,
             self._orders,
             cold=self.config.cold or 0,
             router=self.config.router,
@@ -304,31 +307,6 @@ class StreamRun:
         if self.failed:
             hint = "repeat the command to retry them" if store else "store replies with --out DIR"
             say(f"{plural(self.failed, 'answer')} failed; {hint}")
-
-
-@dataclass(frozen=True)
-class _Retrievals:
-    """Retrieval methods by name, with shared embedders."""
-
-    config: StreamConfig
-    data: Benchmark
-    image: CachingEmbedder
-    text: CachingEmbedder
-    draft: DraftModel | None
-
-    def __call__(self, name: RetrievalName) -> CacheRetrieval:
-        texts = (response_text(one) or one.query.text for one in self.data.knowledge)
-        tokens = CachingTokenEmbedder(bundled_token_embedder()) if name == "hybrid" else None
-        return CacheRetrieval(
-            name,
-            self.image,
-            self.text,
-            tokens=tokens,
-            draft=self.draft,
-            extract=TfidfKeywordExtractor(texts, longest=1),
-            groups=self.config.groups,
-            seed=self.config.seed,
-        )
 
 
 def _bounds(estimate: Estimate | None) -> tuple[float | None, ...]:

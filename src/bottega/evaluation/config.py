@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bottega.errors import LoadError
 from bottega.knowledge.embedders.names import BUNDLED
+from bottega.knowledge.index import Metric
 from bottega.recipes.racc import COMPRESSOR, STORE
 
 ROLLOUTS = 10
@@ -34,6 +35,9 @@ class RunConfig:
     allow_overlap: bool = False
     embed: str = BUNDLED
     retrieve: str = "image"
+    embed_text: str | None = None
+    metric: Metric = "cosine"
+    groups: int | None = None
     prompt: str = "auto"
     order: str = "nearest-last"
     seed: int = 0
@@ -78,6 +82,9 @@ class RunConfig:
             "max_tokens": self.max_tokens,
             # Absent from older runs.
             **({"stop": list(self.stop)} if self.stop else {}),
+            **({"embed_text": self.embed_text} if self.embed_text else {}),
+            **({"metric": self.metric} if self.metric != "cosine" else {}),
+            **({"groups": self.groups} if self.groups else {}),
             **({"answers_from": str(self.answers_from)} if self.answers_from else {}),
             "round_size": self.round_size,
         }

@@ -1,175 +1,46 @@
-"""Retrievers by the name of `--retrieve`, with caches of question embeddings."""
+"""Retrievers of a run, within the episodes of its benchmark, with caches of question embeddings."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
 
 import numpy as np
 
 from bottega._util.identity import query_key
-from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.retrieval import (
-    EXCLUDE,
-    EpisodeRetriever,
-    bundled_token_embedder,
-    nearest_retriever,
-)
-from bottega.knowledge import KnowledgeBase, LateInteractionIndex, TokenEmbedder, View
-from bottega.knowledge.records import DEFAULT
+from bottega.evaluation.retrieval import EpisodeRetriever
+from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Embedder, MultiVectorEmbedder, Retriever, Vectors
-from bottega.retrieval import (
-    BM25Retriever,
-    HashtagRetriever,
-    HashtagTree,
-    KeywordRetriever,
-    LeaveOneOutGroupCount,
-    StaticExamples,
-    TfidfKeywordExtractor,
-    keyword_query,
-)
-from bottega.types import Example, Query
+from bottega.recipes.cache_retrieval import CacheRetrieval
+from bottega.types import Query
 
 RetrieverFactory = Callable[[Benchmark, KnowledgeBase], Retriever]
+# Retrieval methods with one vector for each example.
 BY_VECTORS = ("image", "text", "dual")
-RETRIEVE = (*BY_VECTORS, "hybrid", "keywords", "bm25", "hashtag")
-TOKEN_BATCH = 256
 
 
-def retriever_factory(
-    retrieve: str,
-    embed: Embedder | None = None,
-    *,
-    tokens: MultiVectorEmbedder | None = None,
-    seed: int = 0,
-    progress: Callable[[int], None] | None = None,
-) -> RetrieverFactory:
-    """Return the factory of one of `RETRIEVE`. Raises `SettingError` for another name.
+def retriever_factory(retrieval: CacheRetrieval) -> RetrieverFactory:
+    """Return a factory of retrievers over a knowledge base with the views of `retrieval`. All
+    methods of a run share one retriever."""
+    made: dict[int, Retriever] = {}
 
-    `embed` is the knowledge base's embedder; `tokens` embeds for `hybrid`, by default with the
-    bundled model. `progress` receives the number of newly embedded examples, for `hybrid` only.
-    """
-    if retrieve in BY_VECTORS:
-        return nearest_retriever
-    if retrieve == "hybrid":
-        index = cache(partial(_token_index, tokens=tokens, progress=progress))
-        return partial(_by_tokens, index=index)
-    if retrieve == "keywords":
-        return _by_keywords
-    if retrieve == "bm25":
-        return _by_bm25
-    if retrieve == "hashtag" and embed is not None:
-        return partial(_by_hashtags, embed=embed, seed=seed)
-    raise SettingError(
-        f"retrieval method is unknown, got {retrieve!r}", hint=f"use {', '.join(RETRIEVE)}"
-    )
+    def make(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
+        if id(knowledge) not in made:
+            made[id(knowledge)] = _retriever(retrieval, data, knowledge)
+        return made[id(knowledge)]
+
+    return make
 
 
-def knowledge_views(retrieve: str, embed: Embedder) -> dict[str, View]:
-    """Return the views of a run's knowledge base.
-
-    With `keywords`, examples are embedded by the keywords of their responses, where they have some
-    (Cache-of-Thought, 4.3.1).
-    """
-    return {DEFAULT: View(embed, keyword_query if retrieve == "keywords" else None)}
-
-
-class KnowledgeSubset:
-    """Subset of a knowledge base's examples."""
-
-    def __init__(self, knowledge: KnowledgeBase, ids: Sequence[str]) -> None:
-        self._knowledge = knowledge
-        self._ids = ids
-
-    def ids(self) -> Sequence[str]:
-        return self._ids
-
-    def get_many(self, ids: Sequence[str]) -> list[Example]:
-        return self._knowledge.get_many(ids)
-
-
-def _by_tokens(
-    data: Benchmark,
-    knowledge: KnowledgeBase,
-    *,
-    index: Callable[[KnowledgeBase], LateInteractionIndex],
-) -> Retriever:
-    late = index(knowledge)  # shared by all methods of the run
-    late.refresh()
-    return nearest_retriever(data, knowledge, partial(late.search, exact=True))
-
-
-def _token_index(
-    knowledge: KnowledgeBase,
-    *,
-    tokens: MultiVectorEmbedder | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> LateInteractionIndex:
-    embedder = CachingTokenEmbedder(tokens or bundled_token_embedder(), progress)
-    return LateInteractionIndex(knowledge, embedder, batch_size=TOKEN_BATCH)
-
-
-def _by_keywords(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
-    # The labelled questions give the document frequencies.
-    terms = TfidfKeywordExtractor((example.query.text for example in data.knowledge), longest=1)
-    return KeywordRetriever(nearest_retriever(data, knowledge), terms)
-
-
-def _by_bm25(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
-    return _per_episode(
-        data, knowledge, lambda part: BM25Retriever(StaticExamples(part), exclude=EXCLUDE)
-    )
-
-
-def _by_hashtags(
-    data: Benchmark, knowledge: KnowledgeBase, *, embed: Embedder, seed: int
-) -> Retriever:
-    """Return a retriever over groups of questions, fitted to their words before the first query.
-
-    Within a group, the knowledge base's own similarity decides.
-    """
-    words = CachingEmbedder(TokenEmbedder.bundled())
-
-    def make(part: KnowledgeSubset) -> Retriever:
-        count = LeaveOneOutGroupCount(
-            _vectors(part, embed), _vectors(part, words, _answer_query), seed=seed
-        )
-        tree = HashtagTree(count, seed=seed)
-        changes = StaticExamples(part).changes
-        search = partial(knowledge.search, exclude=EXCLUDE)
-        retrieve = HashtagRetriever(changes, _vectors(part, words), words, search, tree)
-        retrieve.build()
-        return retrieve
-
-    return _per_episode(data, knowledge, make)
-
-
-def _per_episode(
-    data: Benchmark, knowledge: KnowledgeBase, make: Callable[[KnowledgeSubset], Retriever]
-) -> Retriever:
+def _retriever(retrieval: CacheRetrieval, data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
     if not data.episode_of:
-        return make(KnowledgeSubset(knowledge, knowledge.ids()))
+        return retrieval.retriever(knowledge)
     members: defaultdict[str, list[str]] = defaultdict(list)
     for example in knowledge:
         members[example.tags["episode"]].append(str(example.id))
-    by_episode = {
-        episode: make(KnowledgeSubset(knowledge, ids)) for episode, ids in members.items()
-    }
+    by_episode = {episode: retrieval.retriever(knowledge, ids) for episode, ids in members.items()}
     return EpisodeRetriever(data.episode_of, by_episode)
-
-
-def _vectors(
-    part: KnowledgeSubset,
-    embed: Embedder,
-    reads: Callable[[Example], Query] = lambda example: example.query,
-) -> Callable[[Sequence[str]], Vectors]:
-    return lambda ids: embed.embed([reads(example) for example in part.get_many(ids)])
-
-
-def _answer_query(example: Example) -> Query:
-    return Query(example.answer or example.query.text)
 
 
 class CachingEmbedder:

@@ -25,7 +25,8 @@ from bottega.image import path_text
 from bottega.recording import json_text, stored_trace
 from bottega.types import Answer, Candidate, Example, Trace
 
-OPTIONAL = ("stop", "answers_from")  # settings that a run stores only if they are set
+# Settings that a run stores only if they are set.
+OPTIONAL = ("stop", "answers_from", "embed_text", "metric", "groups")
 Write = Callable[[sqlite3.Connection], None]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError
@@ -22,8 +23,14 @@ from bottega.knowledge import KnowledgeBase
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Pricer, Retriever, Router, Tier
 from bottega.recipes import cache_of_thought
-from bottega.recipes.cache_retrieval import CacheRetrieval, RetrievalName
-from bottega.retrieval import EmptyTolerantRetriever, HashtagRetriever
+from bottega.recipes.cache_retrieval import BY_RESPONSE, CacheRetrieval, RetrievalName
+from bottega.recording.recorders import Tagger
+from bottega.retrieval import (
+    EmptyTolerantRetriever,
+    HashtagRetriever,
+    ResponseProbeRetriever,
+    tag_keywords,
+)
 from bottega.routing import ColdStartRouter, CoverageRouter, RandomRouter
 from bottega.types import Candidate, Example, Query, Sampling
 
@@ -34,13 +41,13 @@ class StreamSetup:
 
     `tiers` are ordered from cheapest to most expensive, the last one is the master. `corpus` holds
     the master's answers to the labelled questions; a warm start loads all of them, a cold start a
-    sample of `cold`. `orders` holds permutations of the item indices. `retrieval` returns the
-    retrieval of a name.
+    sample of `cold`. `orders` holds permutations of the item indices. `retrievals` are those of
+    the curves by name.
     """
 
     data: Benchmark
     tiers: Sequence[Tier]
-    retrieval: Callable[[RetrievalName], CacheRetrieval]
+    retrievals: Mapping[RetrievalName, CacheRetrieval]
     orders: Sequence[Sequence[int]]
     corpus: Sequence[Example] = ()
     cold: int = 0
@@ -61,6 +68,7 @@ class StreamSetup:
         retrieve: Retriever | None = None,
         *,
         remember: bool = True,
+        tag: Tagger | None = None,
     ) -> Pipeline:
         """Return the pipeline that queries the tiers and stores the master's answers."""
         return cache_of_thought(
@@ -73,6 +81,7 @@ class StreamSetup:
             price=self.price,
             sampling=self.sampling,
             remember=remember,
+            tag=tag,
         )
 
     def open_cache(self, curve: Curve) -> KnowledgeBase:
@@ -80,13 +89,21 @@ class StreamSetup:
         evict = EVICTIONS[curve.evict]()
         cache = KnowledgeBase.open(
             ":memory:",
-            self.retrieval(curve.retrieve).views(),
+            self.retrievals[curve.retrieve].views(),
             capacity=self.capacity if evict else None,
             evict=evict,
         )
         if curve.control != "no-cache":
             cache.add(self._loaded(curve.start))
         return cache
+
+    def tagger(self, curve: Curve) -> Tagger | None:
+        """Return the function that tags answers with their keywords, if the retrieval compares
+        them."""
+        retrieval = self.retrievals[curve.retrieve]
+        if retrieval.name not in BY_RESPONSE:
+            return None
+        return partial(tag_keywords, extractor=retrieval.extract)
 
     def _loaded(self, start: Start) -> Sequence[Example]:
         if start == "cold":
@@ -149,6 +166,8 @@ async def _run_stream(
 ) -> list[ScoredAnswer]:
     order = setup.orders[stream.order - 1]
     data = replace(setup.data, items=tuple(setup.data.items[index] for index in order))
+    if (tag := setup.tagger(stream.curve)) is not None:
+        setup = replace(setup, corpus=await tag(setup.corpus))
     cache = await asyncio.to_thread(setup.open_cache, stream.curve)
     with closing(cache):
         method = _method(setup, stream, cache)
@@ -160,14 +179,15 @@ async def _run_stream(
 
 def _method(setup: StreamSetup, stream: Stream, cache: KnowledgeBase) -> Method:
     curve = stream.curve
-    retrieve = SettledRetriever(setup.retrieval(curve.retrieve).retriever(cache))
+    retrieve = SettledRetriever(setup.retrievals[curve.retrieve].retriever(cache))
     route = _route(setup, stream, retrieve)
     shown: Retriever = retrieve
     if curve.control == "random":
         shown = RandomRetriever(cache, setup.seed + stream.order)
     if curve.control == "no-cache":
         shown = EmptyRetriever()
-    pipeline = setup.pipeline(cache, route, shown, remember=curve.control != "no-cache")
+    tag = setup.tagger(curve)
+    pipeline = setup.pipeline(cache, route, shown, remember=curve.control != "no-cache", tag=tag)
     name, shots = stream.name, setup.tiers[0].shots
     if curve.control != "vote":
         return pipeline_method(name, pipeline, shots)
@@ -240,8 +260,11 @@ class SettledRetriever:
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         found = await self.retrieve(query, k)
-        if isinstance(self.retrieve, HashtagRetriever):
-            await self.retrieve.settled()
+        inner: object = self.retrieve
+        if isinstance(inner, ResponseProbeRetriever):
+            inner = inner.retrieve
+        if isinstance(inner, HashtagRetriever):
+            await inner.settled()
         return found
 
 

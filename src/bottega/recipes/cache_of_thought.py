@@ -28,6 +28,7 @@ from bottega.protocols import (
 )
 from bottega.recipes.visual_rag import default_prompter
 from bottega.recording import CacheRecorder, CompositeRecorder, UseCountRecorder
+from bottega.recording.recorders import Tagger
 from bottega.reranking import TopKReranker
 from bottega.retrieval import DenseRetriever, EmptyTolerantRetriever, SameContextFilter
 from bottega.types import Sampling
@@ -51,6 +52,7 @@ def cache_of_thought(
     reasoning: bool | None = None,
     escalate: Escalation | Callable[[Sequence[Tier]], Escalation] | None = None,
     remember: bool = True,
+    tag: Tagger | None = None,
     record: Recorder | None = None,
     price: Pricer | None = None,
     sampling: Sampling | None = None,
@@ -64,6 +66,8 @@ def cache_of_thought(
     such as `lambda tiers: RandomRouter(tiers, 0.2)`; so is `escalate`. Both receive every trace if
     they have a method `observe`. A filled cache is the paper's warm start; use `ColdStartRouter`
     for its cold start. `remember=False` keeps the cache unchanged (static).
+    `tag` adds tags to an answer before it is stored: `partial(tag_keywords, extractor=...)` writes
+    the keywords of responses.
 
     Demonstrations include other questions about the query's image, but never an earlier answer to
     the same question. A custom `retrieve` applies its own rule.
@@ -89,7 +93,7 @@ def cache_of_thought(
         record=CompositeRecorder(
             *learners,
             UseCountRecorder(cache, master=master_name),
-            CacheRecorder(cache, stored_tiers={master_name}) if remember else None,
+            CacheRecorder(cache, stored_tiers={master_name}, tag=tag) if remember else None,
             record,
         ),
         price=price,

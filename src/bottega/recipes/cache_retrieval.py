@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Literal, get_args
 
@@ -28,23 +28,41 @@ from bottega.retrieval import (
     KeywordRetriever,
     LeaveOneOutGroupCount,
     ResponseProbeRetriever,
+    StaticExamples,
     TfidfKeywordExtractor,
     keyword_query,
 )
 from bottega.retrieval.keywords import KeywordExtractor, response_text
-from bottega.types import Candidate, Example, Query, Sampling
+from bottega.retrieval.ports import ChangeReader
+from bottega.types import Example, Query, Sampling
 
 RetrievalName = Literal[
-    "image", "text", "dual", "crossed", "probe", "keywords", "hashtag", "bm25", "hybrid"
+    "image",
+    "text",
+    "dual",
+    "crossed",
+    "probe",
+    "keywords",
+    "hashtag",
+    "keyword-hashtag",
+    "bm25",
+    "hybrid",
 ]
 RETRIEVE: tuple[RetrievalName, ...] = get_args(RetrievalName)
-BY_DRAFT = ("crossed", "probe")
-TEXT_VIEW = "text"
+# Names whose query contains the keywords of a draft.
+BY_DRAFT = ("crossed", "probe", "keyword-hashtag")
+# Names that compare the keywords of stored responses, which `tag_keywords` writes.
+BY_RESPONSE = ("probe", "keywords", "keyword-hashtag")
+BY_IMAGE = ("image", "crossed")  # stored examples need an image
+TEXT_ONLY = ("text", "bm25", "hybrid")
+# View of the level-2 hashtags.
+HASHTAGS = "hashtags"
+TOKEN_BATCH = 256
 
 
 @dataclass(frozen=True)
 class DraftModel:
-    """Model whose answer without demonstrations is part of the query (Cache-of-Thought, 4.3.1)."""
+    """Model whose answer without demonstrations extends the query (Cache-of-Thought, 4.3.1)."""
 
     generator: Generator
     prompt: Prompter
@@ -53,7 +71,7 @@ class DraftModel:
 
 @dataclass(frozen=True)
 class CacheRetrieval:
-    """Retrieval method by name: its views of the knowledge base and its retriever.
+    """Retrieval method by name: its views of a knowledge base, and its retriever.
 
     | name | cached side | query |
     |---|---|---|
@@ -63,22 +81,26 @@ class CacheRetrieval:
     | crossed | image | image and keywords of the draft |
     | probe | image and keywords of the response | image and keywords of the draft |
     | keywords | image and keywords of the response | image and keywords of the question |
-    | hashtag | image and question, within the group of the question | image and question |
+    | hashtag | as dual, within groups of questions | as dual |
+    | keyword-hashtag | as probe, within groups of the responses' keywords | as probe |
     | bm25 | words of the question | words of the question |
     | hybrid | tokens of image and question (late interaction) | the same |
 
-    `dual`, `crossed`, `probe` and `image` are the dense rows of the paper's Table 1, where a draft
-    is the apprentice's answer without demonstrations. `draft` gives it; `crossed` and `probe` need
-    it. `average` embeds image and text together; it defaults to a concatenation of `image` and
-    `text`, and one CLIP model is the paper's average. `extract` returns the keywords.
+    `image`, `dual`, `crossed` (the best one) and `probe` are the dense rows of the paper's Table 1,
+    the hashtags its hierarchical row. A draft is the apprentice's answer without demonstrations:
+    `draft` gives it. `extract` returns keywords; those of responses are in their tags
+    (`tag_keywords`). `average` embeds image and text together, such as one CLIP model; it
+    defaults to a concatenation of `image` and `text`.
 
     `tokens` embeds for `hybrid`. `groups` is a fixed number of level-1 hashtags (10 in the paper's
-    code); None adapts it to the best leave-one-out retrieval.
+    code); None adapts it to the best leave-one-out retrieval. Raises `SettingError` if a part is
+    missing.
     """
 
     name: RetrievalName
-    image: Embedder
-    text: Embedder
+    _: KW_ONLY
+    image: Embedder | None = None
+    text: Embedder | None = None
     average: Embedder | None = None
     tokens: MultiVectorEmbedder | None = None
     draft: DraftModel | None = None
@@ -88,56 +110,67 @@ class CacheRetrieval:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.name in BY_DRAFT and self.draft is None:
+        wanted = {
+            "image": self.image is not None or self.name in TEXT_ONLY,
+            "text": self.text is not None or self.name == "image",
+            "tokens": self.tokens is not None or self.name != "hybrid",
+            "draft": self.draft is not None or self.name not in BY_DRAFT,
+        }
+        missing = [name for name, is_there in wanted.items() if not is_there]
+        if missing:
             raise SettingError(
-                f"retrieval by {self.name} needs a model for drafts", hint="pass draft="
+                f"retrieval by {self.name} needs {' and '.join(missing)}",
+                hint=f"pass {' and '.join(f'{name}=' for name in missing)}",
             )
-        if self.name == "hybrid" and self.tokens is None:
-            raise SettingError("retrieval by hybrid needs token vectors", hint="pass tokens=")
 
     @cached_property
-    def both(self) -> Embedder:
-        """Embedder of image and text together."""
+    def embedder(self) -> Embedder:
+        """Embedder of the searched view."""
+        embedder = {"image": self.image}.get(self.name)
+        if self.name in TEXT_ONLY:
+            embedder = self.text
+        if embedder is not None:
+            return embedder
+        assert self.image is not None and self.text is not None
         return self.average or DualEmbedder(self.image, self.text)
 
     def views(self) -> dict[str, View]:
         """Return the views of the knowledge base; the first one is searched."""
-        views = {DEFAULT: self._searched_view()}
-        if self.name == "hashtag":
-            views[TEXT_VIEW] = View(self.text, question_only)
+        views = {DEFAULT: View(self.embedder, self._cached_side())}
+        if self.name in ("hashtag", "keyword-hashtag"):
+            assert self.text is not None
+            by_response = self.name == "keyword-hashtag"
+            views[HASHTAGS] = View(self.text, keywords_only if by_response else question_only)
         return views
 
-    def retriever(self, knowledge: KnowledgeBase) -> Retriever:
-        """Return the retriever over a knowledge base that was opened with `views`."""
-        search = partial(knowledge.search, exclude=self.exclude)
+    def retriever(self, knowledge: KnowledgeBase, within: Sequence[str] | None = None) -> Retriever:
+        """Return the retriever over a knowledge base that was opened with `views`, or over the ids
+        in `within`. Blocks while it groups the examples of a filled knowledge base."""
+        search = partial(knowledge.search, exclude=self.exclude, within=within)
         dense = DenseRetriever(search)
         match self.name:
             case "crossed":
-                nearest = partial(knowledge.nearest, exclude=self.exclude)
-                return self._with_draft(CrossModalRetriever(self.both, nearest))
+                nearest = partial(knowledge.nearest, exclude=self.exclude, within=within)
+                return self._with_draft(CrossModalRetriever(self.embedder, nearest))
             case "probe":
                 return self._with_draft(dense)
             case "keywords":
                 return KeywordRetriever(dense, self.extract)
             case "hashtag":
-                return self._within_groups(knowledge)
+                return self._within_groups(knowledge, within)
+            case "keyword-hashtag":
+                return self._with_draft(self._within_groups(knowledge, within))
             case "bm25":
-                return BM25Retriever(knowledge, exclude=self.exclude)
+                source = knowledge if within is None else StaticExamples(_Part(knowledge, within))
+                return BM25Retriever(source, exclude=self.exclude)
             case "hybrid":
-                return self._by_tokens(knowledge)
+                return self._by_tokens(knowledge, within)
         return dense
 
-    def _searched_view(self) -> View:
-        match self.name:
-            case "image":
-                return View(self.image)
-            case "text" | "bm25" | "hybrid":
-                return View(self.text)
-            case "crossed":
-                return View(self.both, image_only)
-            case "probe" | "keywords":
-                return View(self.both, keyword_query)
-        return View(self.both)
+    def _cached_side(self) -> Callable[[Example], Query] | None:
+        if self.name == "crossed":
+            return image_only
+        return keyword_query if self.name in BY_RESPONSE else None
 
     def _with_draft(self, retrieve: Retriever) -> Retriever:
         assert self.draft is not None
@@ -150,27 +183,63 @@ class CacheRetrieval:
             sampling=self.draft.sampling,
         )
 
-    def _by_tokens(self, knowledge: KnowledgeBase) -> DenseRetriever:
-        assert self.tokens is not None
-        late = LateInteractionIndex(knowledge, self.tokens)
-
-        def search(query: Query, k: int) -> list[Candidate]:
-            late.refresh()
-            return late.search(query, k, exact=True, exclude=self.exclude)
-
+    def _by_tokens(self, knowledge: KnowledgeBase, within: Sequence[str] | None) -> DenseRetriever:
+        late = self._index(knowledge)
+        search = partial(late.search, exact=True, exclude=self.exclude, within=within)
         return DenseRetriever(search)
 
-    def _within_groups(self, knowledge: KnowledgeBase) -> HashtagRetriever:
+    def _index(self, knowledge: KnowledgeBase) -> LateInteractionIndex:
+        """Return the index of the knowledge base, which is shared by its retrievers."""
+        assert self.tokens is not None
+        if (late := self._indexes.get(id(knowledge))) is None:
+            late = LateInteractionIndex(knowledge, self.tokens, batch_size=TOKEN_BATCH)
+            self._indexes[id(knowledge)] = late
+        late.refresh()
+        return late
+
+    @cached_property
+    def _indexes(self) -> dict[int, LateInteractionIndex]:
+        return {}
+
+    def _within_groups(
+        self, knowledge: KnowledgeBase, within: Sequence[str] | None
+    ) -> HashtagRetriever:
+        assert self.text is not None
+        text = self.text
+
         def responses(ids: Sequence[str]) -> Vectors:
             found = knowledge.get_many(ids)
-            return self.text.embed([Query(response_text(one) or one.query.text) for one in found])
+            return text.embed([Query(response_text(one) or one.query.text) for one in found])
 
-        vectors = partial(knowledge.vectors, by=TEXT_VIEW)
         count = LeaveOneOutGroupCount(knowledge.vectors, responses, seed=self.seed)
         groups, adapt = (count, True) if self.groups is None else (self.groups, False)
-        tree = HashtagTree(groups, adapt=adapt, seed=self.seed)
-        search = partial(knowledge.search, exclude=self.exclude)
-        return HashtagRetriever(knowledge.changes, vectors, self.text, search, tree)
+        changes: ChangeReader = knowledge.changes
+        if within is not None:
+            changes = StaticExamples(_Part(knowledge, within)).changes
+        retrieve = HashtagRetriever(
+            changes,
+            partial(knowledge.vectors, by=HASHTAGS),
+            text,
+            partial(knowledge.search, exclude=self.exclude),
+            HashtagTree(groups, adapt=adapt, seed=self.seed),
+        )
+        if len(knowledge) if within is None else within:
+            retrieve.build()
+        return retrieve
+
+
+class _Part:
+    """Some examples of a knowledge base."""
+
+    def __init__(self, knowledge: KnowledgeBase, ids: Sequence[str]) -> None:
+        self._knowledge = knowledge
+        self._ids = ids
+
+    def ids(self) -> Sequence[str]:
+        return self._ids
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]:
+        return self._knowledge.get_many(ids)
 
 
 def image_only(example: Example) -> Query:
@@ -181,3 +250,8 @@ def image_only(example: Example) -> Query:
 def question_only(example: Example) -> Query:
     """Return the example's question without its images."""
     return Query(example.query.text)
+
+
+def keywords_only(example: Example) -> Query:
+    """Return the keywords of the example's response, or its question, without its images."""
+    return Query(keyword_query(example).text)

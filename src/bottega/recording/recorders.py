@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -140,6 +140,10 @@ ABSTENTION = "unknown"
 ABSTAINING = re.compile(rf"\W*(?:(?:final )?answer\W+)?{ABSTENTION}\W*", re.IGNORECASE)
 
 
+# Adds tags to examples, in their order.
+Tagger = Callable[[Sequence[Example]], Awaitable[Sequence[Example]]]
+
+
 def is_abstention(text: str) -> bool:
     """Return whether a reply is only the word with which the bundled models abstain, possibly with
     "Answer:" before it or formatted."""
@@ -178,7 +182,9 @@ class CacheRecorder:
     examples with texts of more than `max_characters` characters are not either. One answer is
     stored per question (images, text, choices and the tag `context`): a newer answer replaces the
     older one unless that is pinned. `source` is the tier and model. Concurrent answers share one
-    commit. Raises `StoreError`.
+    commit. `tag` adds tags before an answer is embedded, such as the keywords of the response
+    (`retrieval.tag_keywords`); if it fails, the answer is stored without them and a warning is
+    logged. Raises `StoreError`.
     """
 
     def __init__(
@@ -187,7 +193,9 @@ class CacheRecorder:
         *,
         stored_tiers: Collection[str],
         max_characters: int = 32_000,
+        tag: Tagger | None = None,
     ) -> None:
+        self._tag = tag
         self._stored_tiers = frozenset(stored_tiers)
         self._max_characters = max_characters
         self._writer = BatchWriter[Example, str | None](
@@ -215,11 +223,26 @@ class CacheRecorder:
         if sum(map(len, texts)) > self._max_characters:
             self._warn("too long", f"it has more than {self._max_characters} characters")
             return None
-        return await self._writer.write(example)
+        return await self._writer.write(await self._tagged(example))
 
     async def _keep_valid(self, query: Query, answer: Answer, source: str) -> None:
         if (example := _valid_example(query, answer, source)) is not None:
             await self.keep(example)
+
+    async def _tagged(self, example: Example) -> Example:
+        if self._tag is None:
+            return example
+        try:
+            [tagged] = await self._tag([example])
+        except BottegaError as error:
+            self._warn_without("tags", type(error).__name__)
+            return example
+        return tagged
+
+    def _warn_without(self, part: str, reason: str) -> None:
+        if part not in self._warned:
+            self._warned.add(part)
+            log.warning("an answer is stored without %s: %s", part, reason)
 
     def _warn_error(self, error: BottegaError) -> None:
         self._warn(type(error).__name__, type(error).__name__)

@@ -23,6 +23,7 @@ BUNDLED = "bundled"
 BY_KIND = "by-kind"  # photos for photographs, bundled for other images, and words
 NOTE = "embed"  # key of the note in which a knowledge base stores the name of its embedder
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
+RAW_AVERAGE = "raw-average"  # of vectors that keep their lengths, as in Cache-of-Thought's code
 TEXT_EMBEDDERS = ("words", MINILM)
 TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
 PIXELS = "pixels"
@@ -94,10 +95,20 @@ def reads_text_only(spec: str) -> bool:
     return spec in TEXT_EMBEDDERS or spec.endswith(":text")
 
 
+def average_parts(spec: str) -> tuple[str, bool]:
+    """Return the model of a name that averages image and text, and True; else the name and
+    False."""
+    for mode in (":average", f":{RAW_AVERAGE}"):
+        if spec.endswith(mode):
+            return spec.removesuffix(mode), True
+    return spec, False
+
+
 def open_embedder(spec: str) -> Embedder:
     """Return the embedder of a name: `photos`, `photos-lite2`, `bundled`, `pixels`,
     `photos+pixels:WEIGHT`, `words`, `minilm`, `dual`, `by-kind`, or a sentence-transformers id
-    or folder followed by `:image` (default), `:text` or `:average`. Blocks while it loads."""
+    or folder followed by `:image` (default), `:text`, `:average` or `:raw-average`. Blocks while it
+    loads."""
     if joined := joined_parts(spec):
         first, weight = joined
         return JoinedEmbedder(open_embedder(first), PixelEmbedder(), weight)
@@ -116,6 +127,9 @@ def open_embedder(spec: str) -> Embedder:
     if spec == BY_KIND:
         images = PhotographDispatchEmbedder(open_embedder(PHOTOS), open_embedder(BUNDLED))
         return DualEmbedder(images, open_embedder("words"))
+    if spec.endswith(f":{RAW_AVERAGE}"):
+        model = spec.removesuffix(f":{RAW_AVERAGE}")
+        return SentenceEmbedder(model, mode="average", average="raw", normalize=False)
     for mode in MODES:
         if spec.endswith(f":{mode}"):
             return SentenceEmbedder(spec.removesuffix(f":{mode}"), mode=mode)

@@ -1,0 +1,128 @@
+"""Output of `bottega eval` and `demo`: stored answers, tables, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from bottega import __version__
+from bottega.cli.evaluation_run import MethodResult
+from bottega.cli.output import note, print_table, say, to_json
+from bottega.evaluation.benchmark import Benchmark, fingerprint
+from bottega.evaluation.methods import METHODS
+from bottega.evaluation.outcomes import method_title
+from bottega.evaluation.paired import PairedDifference, paired_differences
+from bottega.evaluation.retrieval import EXCLUDE, EXCLUSION_RULE
+from bottega.evaluation.run_store import AnswerStore, RunStore
+from bottega.evaluation.runner import Result
+
+COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
+PAIRED_FIELDS = ("method", "against", "shots", "n", "value", "low", "high", "p_value")
+PAIRED_COLUMNS = ("method", "baseline", "shots", "n", "difference", "low", "high", "p_value")
+PAIRED_TESTS = (
+    "Newcombe's interval and McNemar's exact p-value for right or wrong answers, else the"
+    " bootstrap's interval and a permutation test's p-value"
+)
+FOOTNOTE = "Invalid replies count as wrong; failed requests are excluded."
+
+SHOWN_FAILURES = 10
+
+
+def print_results(
+    data: Benchmark, results: Sequence[Result], differences: Sequence[PairedDifference]
+) -> None:
+    """Print the results, further metrics and paired differences of a run."""
+    if not results:
+        return
+    if data.labels:
+        kind = f"{len(data.labels)} labels"
+    elif any(item.query.choices for item in data.items):
+        kind = "choices of each question"
+    else:
+        kind = "free answers"
+    say(
+        f"{data.name}: {len(data.knowledge)} labelled examples, {len(data.items)} evaluated items, "
+        f"{kind}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
+    )
+    say(EXCLUSION_RULE)
+    if data.corrupted_count is not None:
+        say(f"label noise: {data.corrupted_count} of {len(data.knowledge)} answers corrupted")
+    print_table(COLUMNS, [[getattr(result, name) for name in COLUMNS] for result in results])
+    also = [[r.method, r.shots, *vars(figure).values()] for r in results for figure in r.also]
+    if also:
+        say("\nfurther metrics, with 95 % intervals")
+        print_table(("method", "shots", "metric", "value", "low", "high"), also)
+    if differences:
+        say(f"\npaired differences on the same items: {PAIRED_TESTS}")
+        rows = [[getattr(one, name) for name in PAIRED_FIELDS] for one in differences]
+        for row in rows:
+            row[-1] = row[-1] if row[-1] >= 0.001 else "< 0.001"
+        print_table(PAIRED_COLUMNS, rows)
+    run = {result.method for result in results}
+    notes = [spec.note for spec in METHODS.values() if spec.note and spec.name in run]
+    note(" ".join([*notes, FOOTNOTE]))
+
+
+@contextmanager
+def answer_store(
+    out: Path | None, record: Mapping[str, object], data: Benchmark
+) -> Iterator[AnswerStore]:
+    if out is None:
+        yield AnswerStore()
+        return
+    metrics = [metric.name for metric in data.metrics]
+    settings = {**record, "metrics": metrics, "data": fingerprint(data)}
+    with closing(RunStore.open(out, settings, data.items)) as store:
+        if changed := store.score_again(data.metrics, data.items):
+            note(f"{changed} stored answers have new scores: the metric has changed")
+        if count := store.count():
+            note(f"{count} stored answers in {out} are reused")
+        yield store
+
+
+def report_results(
+    data: Benchmark,
+    record: Mapping[str, object],
+    runs: Sequence[MethodResult],
+    file: Path | None,
+) -> None:
+    results, differences = [result for result, _ in runs], paired_differences(runs)
+    if results:
+        say(
+            f"model {record['model']}; examples retrieved by {record['retrieve']},"
+            f" embedder {record['embedder']}"
+        )
+    print_results(data, results, differences)
+    if file is not None and results:
+        head = {
+            **record,
+            "exclude": EXCLUDE,
+            "knowledge_base": len(data.knowledge),
+            "made_wrong": data.corrupted_count,
+            "items": len(data.items),
+            "labels": len(data.labels),
+            "bottega": __version__,
+        }
+        file.write_bytes(to_json({**head, "results": results, "paired": differences}))
+
+
+def note_rationales(with_rationales: Sequence[str], runs: Sequence[MethodResult]) -> None:
+    """Note that some methods show rationales and others do not."""
+    shown = dict.fromkeys(result.method for result, _ in runs if result.shots)
+    others = [name for name in shown if name not in with_rationales and METHODS[name].uses_model]
+    explaining = [name for name in shown if name in with_rationales]
+    if explaining and others:
+        note(
+            f"demonstrations of {', '.join(explaining)} include rationales, those of"
+            f" {', '.join(others)} do not; for an equal comparison set --rationales or"
+            " --no-rationales"
+        )
+
+
+def report_failures(store: AnswerStore, out: Path | None) -> None:
+    failures = store.failures() if isinstance(store, RunStore) else []
+    for one in failures[:SHOWN_FAILURES]:
+        say(f"failed: {method_title(one.method, one.shots)}, item {one.index}: {one.error}")
+    if len(failures) > SHOWN_FAILURES:
+        say(f"and {len(failures) - SHOWN_FAILURES} more; list all with bottega report {out}")
