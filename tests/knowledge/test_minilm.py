@@ -61,6 +61,16 @@ def test_damaged_cache_is_extracted_again(archive: Path) -> None:
     assert weights.read_bytes() == WEIGHTS
 
 
+@pytest.mark.parametrize("content", [b"", None])
+def test_other_damaged_files_are_extracted_again(archive: Path, content: bytes | None) -> None:
+    config = minilm.minilm_folder() / "config.json"
+    config.unlink()
+    if content is not None:
+        config.write_bytes(content)
+    minilm.minilm_folder()
+    assert config.read_text() == "{}"
+
+
 @pytest.mark.parametrize("content", [b"no archive", None])
 def test_damaged_package_is_an_error(archive: Path, content: bytes | None) -> None:
     archive.unlink()

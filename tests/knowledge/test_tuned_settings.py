@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 import pytest
 
 from bottega import KnowledgeBase
@@ -51,9 +52,21 @@ def test_settings_do_not_apply_to_another_view(file: Path) -> None:
         assert tuned_for(knowledge) is None
 
 
+FIELDS = {"embedder": PixelEmbedder.fingerprint, "shots": 20, "order": "shuffled"}
+
+
 @pytest.mark.parametrize(
     "note",
-    ["", "{}", "[]", "[1]", '{"embedder": "x", "shots": 0}', '{"embedder": "x", "shots": "many"}'],
+    [
+        "",
+        "{}",
+        "[]",
+        "[1]",
+        *(
+            orjson.dumps({**FIELDS, **changed}).decode()
+            for changed in ({"shots": 0}, {"shots": 2.5}, {"shots": True}, {"order": "sorted"})
+        ),
+    ],
 )
 def test_a_damaged_note_is_an_error(file: Path, note: str) -> None:
     with KnowledgeBase.open(file) as knowledge:
@@ -61,3 +74,12 @@ def test_a_damaged_note_is_an_error(file: Path, note: str) -> None:
         with pytest.raises(StoreError, match="the stored settings are damaged") as raised:
             tuned_settings(knowledge)
     assert "bottega tune" in raised.value.hint
+
+
+def test_fields_of_newer_versions_are_ignored(file: Path) -> None:
+    with KnowledgeBase.open(file) as knowledge:
+        knowledge.set_note(NOTE, orjson.dumps({**FIELDS, "rerank": "mmr"}).decode())
+        assert tuned_settings(knowledge) == SETTINGS
+        absent = {**FIELDS, "embedder": "absent", "order": "new"}
+        knowledge.set_note(NOTE, orjson.dumps(absent).decode())
+        assert tuned_settings(knowledge) is None

@@ -202,7 +202,7 @@ def _is_identity(convolution: Any) -> bool:
     weight, bias = convolution.weight, convolution.bias
     if weight.shape[0] != weight.shape[1] or weight.shape[2:] != (1, 1):
         return False
-    eye = torch.eye(len(weight))
+    eye = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
     return torch.allclose(weight[:, :, 0, 0], eye, atol=1e-6) and not bias.any()
 
 

