@@ -42,8 +42,7 @@ def test_stream_costs_equal_the_servers_count(run: Run, pets: Path, served: Serv
     assert figures["requests"] == len(served.bodies)
     assert figures["cost_usd"] == pytest.approx((large * 40 + small * 14) / 1e6)
     for body in served.bodies:
-        reasons = "step by step" in body["messages"][-1]["content"][-1]["text"]
-        assert reasons == (body["model"] == "large")
+        assert "step by step" in body["messages"][-1]["content"][-1]["text"]
     assert any("because" in m["content"] for b in served.bodies for m in b["messages"][1:-1])
     master = next(one for one in figures["curves"] if one["rate"] == 1)
     assert master["cost_usd"] == pytest.approx(master["n"] * 40 / 1e6)

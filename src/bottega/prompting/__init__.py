@@ -1,5 +1,6 @@
 """Prompters: how a query and its demonstrations become a prompt."""
 
+from bottega.prompting.cache_of_thought import CACHE_OF_THOUGHT, CachePrompter
 from bottega.prompting.rcts import (
     MATH_V,
     MATH_V_REASONED,
@@ -22,6 +23,7 @@ from bottega.prompting.turns import (
 )
 
 __all__ = [
+    "CACHE_OF_THOUGHT",
     "MATH_V",
     "MATH_V_REASONED",
     "MMMU",
@@ -31,6 +33,7 @@ __all__ = [
     "VIZ_WIZ",
     "VSR_MC",
     "AppendixAPrompter",
+    "CachePrompter",
     "ConclusionPrompter",
     "ContinuationPrompter",
     "ExplanationPrompter",

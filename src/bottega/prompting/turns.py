@@ -103,42 +103,58 @@ class InterleavedPrompter:
 
     The user turn holds images and question; the assistant turn holds the rationale, if any, and the
     answer. A passage (an example without an answer) is a user turn alone. The query is the last
-    user turn, with its choices if `show_choices`. Without `repeat_question`, a demonstration with
-    the question of the previous one shows its images only; this halves the prompt of a
-    classification.
+    user turn, with its choices if `show_choices`. A demonstration whose choices differ from the
+    query's lists its own. Without `repeat_question`, a demonstration with the question of the
+    previous one shows its images only; this halves the prompt of a classification.
 
     Retrieved text is in user and assistant turns only, never in a system turn.
     """
 
-    def __init__(self, *, show_choices: bool = True, repeat_question: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        show_choices: bool = True,
+        repeat_question: bool = True,
+        show_own_choices: bool = True,
+    ) -> None:
         self.show_choices = show_choices
         self.repeat_question = repeat_question
+        self.show_own_choices = show_own_choices
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
         messages: list[Message] = []
         previous: str | None = None
         for candidate in demonstrations:
             example = candidate.example
-            messages.append(Message("user", self._demonstration(example, previous)))
+            messages.append(Message("user", self._demonstration(example, query, previous)))
             if example.answer:
                 messages.append(Message("assistant", (example.reply,)))
             # A passage may have another topic: repeat the question after it.
             previous = example.query.text if example.answer else None
         return Prompt((*messages, Message("user", (*query.images, self._question(query)))))
 
-    def _demonstration(self, example: Example, previous: str | None) -> tuple[str | Image, ...]:
+    def _demonstration(
+        self, example: Example, query: Query, previous: str | None
+    ) -> tuple[str | Image, ...]:
         """Return the user turn; `previous` is the question of the demonstration before, if any."""
         shown = example.query
         repeated = shown.text == previous and shown.images and example.answer
         if repeated and not self.repeat_question:
             return shown.images
-        return (*shown.images, shown.text)
+        text = shown.text
+        if self.show_own_choices and shown.choices and shown.choices != query.choices:
+            text = f"{text}\nChoose one of these:\n{_listed(shown.choices)}"
+        return (*shown.images, text)
 
     def _question(self, query: Query) -> str:
         if not (self.show_choices and query.choices):
             return query.text
-        choices = "\n".join(f"- {choice}" for choice in query.choices)
+        choices = _listed(query.choices)
         return f"{query.text}\nAnswer with one of these and nothing else:\n{choices}"
+
+
+def _listed(choices: Sequence[str]) -> str:
+    return "\n".join(f"- {choice}" for choice in choices)
 
 
 class LetteredPrompter:
@@ -167,13 +183,13 @@ class LetteredPrompter:
 class ReasoningPrompter:
     """Prompter like `InterleavedPrompter` that asks for reasoning before the answer.
 
-    The answer goes on a line of its own. Use it for a master: an apprentice learns from its
-    answers.
+    The answer goes on a line of its own. Use the same prompt for a master and for an apprentice,
+    which learns from the master's answers.
     """
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
-        choices = "\n".join(["\nChoose one of these:", *(f"- {one}" for one in query.choices)])
-        text = f"{query.text}{choices if query.choices else ''}\n{ASK_REASONING}"
+        choices = f"\nChoose one of these:\n{_listed(query.choices)}" if query.choices else ""
+        text = f"{query.text}{choices}\n{ASK_REASONING}"
         shown = InterleavedPrompter(show_choices=False)
         return shown(replace(query, text=text), demonstrations)
 
@@ -184,7 +200,8 @@ class PromptTemplate:
 
     Each demonstration is a user turn (images, question, choices) and an assistant turn with the
     answer; the query is the last user turn. Without demonstrations this is the zero-shot prompt.
-    `option` formats a choice (`{letter}`, `{choice}`). `instruction` follows the choices;
+    `option` formats a choice (`{letter}`, `{choice}`), `question_format` a question with its
+    choices (`{question}`). `instruction` follows the choices;
     `open_instruction` replaces it for a query without choices. `answer_format` formats an answer
     (`{answer}`: the letter, or the text if it is not a choice). `rationale_format` replaces it for
     an example with a rationale (`{answer}`, `{rationale}`); None shows no rationales.
@@ -195,6 +212,7 @@ class PromptTemplate:
 
     system: str = ""
     option: str = OPTION
+    question_format: str = "{question}"
     instruction: str = ""
     open_instruction: str | None = None
     answer_format: str = "{answer}"
@@ -218,7 +236,8 @@ class PromptTemplate:
         """Return a user turn; a passage has no instruction."""
         if passage:
             return (*query.images, query.text)
-        question = format_lettered(query, self.option)
+        lettered = format_lettered(query, self.option)
+        question = self.question_format.replace("{question}", lettered)
         is_open = not query.choices and self.open_instruction is not None
         instruction = self.open_instruction if is_open else self.instruction
         return (*query.images, f"{question}\n{instruction}" if instruction else question)

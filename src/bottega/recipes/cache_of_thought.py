@@ -10,9 +10,9 @@ from typing import TypeVar, cast
 
 from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
-from bottega.parsing import LabelParser
+from bottega.parsing import ChoiceParser, LabelParser
 from bottega.pipeline import Pipeline
-from bottega.prompting import InterleavedPrompter, ReasoningPrompter
+from bottega.prompting import CachePrompter, InterleavedPrompter
 from bottega.protocols import (
     Escalation,
     Generator,
@@ -31,7 +31,7 @@ from bottega.recording import CacheRecorder, CompositeRecorder, UseCountRecorder
 from bottega.recording.recorders import Tagger
 from bottega.reranking import TopKReranker
 from bottega.retrieval import DenseRetriever, EmptyTolerantRetriever, SameContextFilter
-from bottega.types import Sampling
+from bottega.types import Answer, Completion, Query, Sampling
 
 Part = TypeVar("Part")
 
@@ -72,11 +72,12 @@ def cache_of_thought(
     Demonstrations include other questions about the query's image, but never an earlier answer to
     the same question. A custom `retrieve` applies its own rule.
 
-    The master is prompted for its reasoning unless `reasoning` is False, or by default for a master
-    that only supports brief turns. Only the master's valid and complete answers are stored.
+    All tiers are prompted for their reasoning, with the same prompt (`CachePrompter`), unless
+    `reasoning` is False; models that support only brief turns are not, by default. `prompt`
+    replaces it for the cheaper tiers. Only the master's valid and complete answers are stored.
     """
     tiers = _tiers(tiers, master, apprentice, shots)
-    tiers = _prompted(tiers, prompt, reasoning)
+    tiers = _prompted(tiers, prompt, reasoning, tuple(labels))
     master_name = tiers[-1].name
     router = _part(route, tiers)
     search = retrieve or DenseRetriever(partial(cache.search, exclude="same-question"))
@@ -89,7 +90,7 @@ def cache_of_thought(
         retrieve=EmptyTolerantRetriever(SameContextFilter(search)),
         rerank=rerank or TopKReranker("nearest-last"),
         prompt=prompt or InterleavedPrompter(),
-        parse=parse or LabelParser(),
+        parse=parse or _default_parser(tuple(labels)),
         record=CompositeRecorder(
             *learners,
             UseCountRecorder(cache, master=master_name),
@@ -100,6 +101,18 @@ def cache_of_thought(
         sampling=sampling or Sampling(max_tokens=512),
         choices=tuple(labels),
     )
+
+
+def _default_parser(labels: tuple[str, ...]) -> Parser:
+    """Return a parser of letters for queries with their own choices, else of labels: what
+    `CachePrompter` requests."""
+    of_letters, of_labels = ChoiceParser(whole_words=True), LabelParser()
+
+    def parse(query: Query, completion: Completion, /) -> Answer:
+        own = bool(query.choices) and query.choices != labels
+        return (of_letters if own else of_labels)(query, completion)
+
+    return parse
 
 
 def _tiers(
@@ -122,14 +135,19 @@ def _tiers(
 
 
 def _prompted(
-    tiers: Sequence[Tier], prompt: Prompter | None, reasoning: bool | None
+    tiers: Sequence[Tier],
+    prompt: Prompter | None,
+    reasoning: bool | None,
+    labels: tuple[str, ...],
 ) -> tuple[Tier, ...]:
     """Set the default prompt of each tier without a prompt."""
 
     def default(tier: Tier) -> Prompter:
         brief = turns_only(tier.generator)
-        if tier is tiers[-1] and (not brief if reasoning is None else reasoning):
-            return ReasoningPrompter()
+        if prompt is not None and tier is not tiers[-1]:
+            return prompt
+        if not brief if reasoning is None else reasoning:
+            return CachePrompter(labels)
         return prompt or (default_prompter(tier.generator) if brief else InterleavedPrompter())
 
     return tuple(replace(tier, prompt=tier.prompt or default(tier)) for tier in tiers)

@@ -106,7 +106,9 @@ def novelty_gate(generator: Generator, knowledge: KnowledgeBase) -> NoveltyGate 
 def default_prompter(generator: Generator) -> Prompter:
     """Return brief turns for a generator with `turns_only`, else the paper's appendix A."""
     if turns_only(generator):
-        return InterleavedPrompter(show_choices=False, repeat_question=False)
+        return InterleavedPrompter(
+            show_choices=False, repeat_question=False, show_own_choices=False
+        )
     return AppendixAPrompter()
 
 
