@@ -141,7 +141,7 @@ def _cache(config: Config) -> Rows:
     cache = config.cache
     defaults = {**vars(type(cache)()), "min_similarity": MIN_SIMILARITY}
     yield "cache", str(cache.file or config.gateway.data / CACHE)
-    shown = ("embed", "retrieve", "min_similarity", "capacity")
+    shown = ("embed", "retrieve", "min_similarity", "capacity", "reasoning")
     texts = {name: _with_default(name, getattr(cache, name), defaults) for name in shown}
     if cache.min_similarity is None:
         texts["min_similarity"] = "not set: bm25 has no similarity"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bottega.gateway.accounting.limiter import TokenEstimates
@@ -34,6 +34,11 @@ def fitting(
     while kept and not _fits(kept, request, capabilities):
         kept.remove(min(kept, key=lambda candidate: candidate.score))
     return kept
+
+
+def without_rationales(shown: Sequence[Candidate]) -> list[Candidate]:
+    """Return the demonstrations with their answers alone."""
+    return [replace(one, example=replace(one.example, rationale=None)) for one in shown]
 
 
 def augmented(request: ChatRequest, shown: Sequence[Candidate], data_url: DataUrl) -> Body:

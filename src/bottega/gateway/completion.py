@@ -31,10 +31,24 @@ from bottega.errors import (
     SettingError,
 )
 from bottega.gateway.accounting.limiter import BudgetError
-from bottega.gateway.calls import Bill, augmented, fitting, prompted, shield_for
+from bottega.gateway.calls import (
+    Bill,
+    augmented,
+    fitting,
+    prompted,
+    shield_for,
+    without_rationales,
+)
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import MisconfiguredError, unsupported_request
 from bottega.gateway.ports import RequestRecord, Served, Tenant, UpstreamCall
+from bottega.gateway.reasoning import (
+    Trim,
+    may_reason,
+    trimmed,
+    trimmed_stream,
+    with_instruction,
+)
 from bottega.gateway.requests import Overrides
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
@@ -44,6 +58,7 @@ from bottega.openai_api.fields import DataUrl
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import Pipeline, run
+from bottega.protocols import turns_only
 from bottega.types import Candidate, Prompt, Query
 
 log = logging.getLogger(__name__)
@@ -153,6 +168,8 @@ class Completer:
             result = steps.dismissed.pop()
         dismissed = tuple((one.call, one.completed) for one in steps.dismissed)
         completed = self.without_extras(job, result.call, result.completed)
+        if result.call.reasons:
+            completed, result.call.rationale = _trim(job, result.call)(completed)
         return ChatResult(result.call, completed, dismissed, tuple(steps.failed))
 
     async def stream(self, job: ChatJob) -> ChatStream:
@@ -177,6 +194,8 @@ class Completer:
 
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
         chunks = call.served.upstream.stream(call.body)
+        if call.reasons:
+            chunks = trimmed_stream(chunks, _trim(job, call), partial(setattr, call, "rationale"))
         with _reserved(job, call) as state:
             # Until the first chunk another tier may still answer.
             first = await anext(chunks, None)
@@ -260,6 +279,15 @@ class Completer:
             return self.served[0].name, False
 
 
+def _trim(job: ChatJob, call: UpstreamCall) -> Trim:
+    """Return the function that trims a reply with reasoning: a user's pipeline reads the answer
+    with its own parser."""
+    query = job.query
+    if query is None or call.served.prompt is None:
+        return trimmed
+    return partial(trimmed, read=partial(query.pipeline.parse, query.query))
+
+
 @contextmanager
 def _reserved(job: ChatJob, call: UpstreamCall) -> Iterator[CallState]:
     """Reserve the cost of a call, and book or release it if the call fails. Raises
@@ -318,8 +346,12 @@ class _JobSteps(Generic[Outcome]):
         self._call = None  # an error before the call has no tier to replace
         job, kept = self._job, fitting(shown, self._job.request, served.capabilities)
         prompt: Prompt | None = None
+        reasons = served.reasons and job.query is not None and may_reason(job.request)
+        if turns_only(served.tier.generator):
+            kept = without_rationales(kept)
         if served.prompt is None:
             body = await self._completer.augmented(job.request, kept)
+            body = with_instruction(body) if reasons else body
         else:
             prompt = served.prompt(self._last_turn(), kept)
             parts = [part for message in prompt.messages for part in message.parts]
@@ -328,7 +360,7 @@ class _JobSteps(Generic[Outcome]):
             body = await self._completer.encode(images, work)
         if served.asks and job.escalates:
             body = {**body, **served.asks}
-        self._call = UpstreamCall(served, body, tuple(kept), prompt)
+        self._call = UpstreamCall(served, body, tuple(kept), prompt, reasons=reasons)
         return await self._send(job, self._call)
 
     def _last_turn(self) -> Query:

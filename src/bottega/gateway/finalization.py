@@ -94,7 +94,9 @@ class Finalizer:
         if job.record.account.id:
             tags["account"] = job.record.account.id
         source = f"{result.call.served.name}:{result.completed.model}"
-        example = Example(query.query, answer, tags=tags, source=source)
+        example = Example(
+            query.query, answer, rationale=result.call.rationale, tags=tags, source=source
+        )
         stored = await tenant.keeper.keep(example)
         if stored is None:
             self.warn("not remembered")
@@ -103,6 +105,7 @@ class Finalizer:
 
 def _trace(job: ChatJob, query: TenantQuery, result: ChatResult) -> Trace:
     call, completed, record = result.call, result.completed, job.record
+    answer = query.pipeline.parse_reply(query.query, completed.completions)
     return Trace(
         id=record.request_id,
         time=record.begun,
@@ -111,7 +114,7 @@ def _trace(job: ChatJob, query: TenantQuery, result: ChatResult) -> Trace:
         candidates=call.shown,
         prompt=call.prompt or _prompt(job.request, query, call.shown),
         reply=_reply(completed),
-        answer=query.pipeline.parse_reply(query.query, completed.completions),
+        answer=replace(answer, rationale=call.rationale or answer.rationale),
         seconds=record.seconds,
         cost_usd=record.cost_usd,
         dismissed=tuple(_reply(one) for _, one in result.dismissed),

@@ -70,7 +70,8 @@ class Served:
     such as `logprobs` or `n`, sent where the answer may escalate. `extra` are the operator's
     fields, which override the client's. A request without a token limit gets `max_tokens`; if that
     is None, it is expected to generate at most `output_tokens`. `prompt` is set for the tiers of a
-    user's pipeline; without it the demonstrations become turns before the client's own."""
+    user's pipeline; without it the demonstrations become turns before the client's own. With
+    `reasons`, the tier is told to reason before its answers."""
 
     tier: Tier
     upstream: Upstream
@@ -80,6 +81,7 @@ class Served:
     output_tokens: int = 4096
     max_tokens: int | None = None
     prompt: Prompter | None = None
+    reasons: bool = False
 
     @property
     def name(self) -> str:
@@ -90,7 +92,8 @@ class Served:
 class UpstreamCall:
     """One upstream call: the tier, the body sent to it, and the demonstrations and the pipeline's
     prompt in that body. `cost_usd` is set after the call, None if unknown. `abandoned` means that
-    the client left before the reply."""
+    the client left before the reply. With `reasons` the reply contains reasoning, of which the
+    client gets the final answer alone; `rationale` is the rest."""
 
     served: Served
     body: Body
@@ -98,6 +101,8 @@ class UpstreamCall:
     prompt: Prompt | None = None
     cost_usd: float | None = 0.0
     abandoned: bool = False
+    reasons: bool = False
+    rationale: str | None = None
 
     @property
     def model(self) -> str:

@@ -1,6 +1,11 @@
 """Parsers that turn a reply into an `Answer` with a confidence, and comparison of answers."""
 
-from bottega.parsing.answers import last_answer, plain_text
+from bottega.parsing.answers import (
+    find_stated_answers,
+    last_answer,
+    plain_text,
+    rationale_before,
+)
 from bottega.parsing.choices import (
     ChoiceParser,
     RationaleParser,
@@ -19,11 +24,13 @@ __all__ = [
     "LabelParser",
     "RationaleParser",
     "agreement",
+    "find_stated_answers",
     "last_answer",
     "most_confident",
     "most_frequent",
     "open_candidates",
     "plain_text",
+    "rationale_before",
     "same_answer",
     "same_choice",
     "same_number",

@@ -129,7 +129,8 @@ class RouteSettings:
 class CacheSettings:
     """[cache]: the examples of each namespace. No tier is shown examples less similar than
     `min_similarity`. `max_characters` is the maximum length of a stored example.
-    `open_namespaces` is the maximum number of namespaces open at a time."""
+    `open_namespaces` is the maximum number of namespaces open at a time. With `reasoning`, all
+    tiers are told to reason before they answer; clients get the answers alone."""
 
     file: FilePath | None = None
     embed: str = "dual"
@@ -140,6 +141,7 @@ class CacheSettings:
     min_similarity: Cosine | None = None
     max_characters: PositiveInt = 32_000
     open_namespaces: PositiveInt = 64
+    reasoning: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from bottega.naming import check_embedder, check_torch, open_model
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import Body
 from bottega.pipeline import Pipeline
-from bottega.protocols import Generator, Pricer, Tier
+from bottega.prompting import CachePrompter, ReasoningPrompter
+from bottega.protocols import Generator, Pricer, Tier, turns_only
 from bottega.recording import PriceTable, TokenPrice
 from bottega.types import Sampling, Usage
 
@@ -102,6 +103,7 @@ def pipeline_tiers(pipeline: Pipeline) -> TierSet:
             LocalUpstream(tier.generator, sampling=tier.sampling or pipeline.sampling),
             TierCapabilities(tools=False),
             prompt=tier.prompt or pipeline.prompt,
+            reasons=isinstance(tier.prompt or pipeline.prompt, ReasoningPrompter | CachePrompter),
         )
         for tier in pipeline.tiers
     )
@@ -162,6 +164,7 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
         tier.extra_body,
         tier.output_tokens,
         tier.max_tokens,
+        reasons=config.cache.reasoning and not turns_only(generator),
     )
 
 

@@ -1,0 +1,96 @@
+"""Reasoning before answers: the instruction in a request, and the final answer of its reply.
+
+With `cache.reasoning`, all tiers are told to reason, as in Cache-of-Thought. The client gets the
+final answer alone; the cache stores both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, cast
+
+import orjson
+
+from bottega.openai_api.request import Body, ChatRequest
+from bottega.openai_api.response import ChatCompletion
+from bottega.openai_api.streams import from_chunks, to_chunks
+from bottega.parsing import find_stated_answers, rationale_before
+from bottega.prompting.turns import ASK_REASONING
+from bottega.types import Answer, Completion
+
+# A client with a smaller limit wants a brief answer; reasoning would use it up.
+MIN_TOKENS = 256
+# Fields that need the whole text or several choices.
+NEEDS_WHOLE = ("logprobs", "response_format", "prediction")
+LIMITS = ("max_tokens", "max_completion_tokens")
+
+Trim = Callable[[ChatCompletion], tuple[ChatCompletion, str | None]]
+
+
+def may_reason(request: ChatRequest) -> bool:
+    """Return whether a reply may contain reasoning before its answer."""
+    body = request.body
+    limits = [limit for name in LIMITS if isinstance(limit := body.get(name), int)]
+    return (
+        body.get("n") in (None, 1)
+        and not any(body.get(name) for name in NEEDS_WHOLE)
+        and min(limits, default=MIN_TOKENS) >= MIN_TOKENS
+    )
+
+
+def with_instruction(body: Body) -> Body:
+    """Return the body with the instruction to reason after the last turn's text."""
+    *earlier, last = cast(list[dict[str, Any]], body["messages"])
+    content = last["content"]
+    if isinstance(content, str):
+        told: object = f"{content}\n{ASK_REASONING}"
+    else:
+        told = [*content, {"type": "text", "text": ASK_REASONING}]
+    return {**body, "messages": [*earlier, {**last, "content": told}]}
+
+
+def final_answer(completion: Completion) -> Answer | None:
+    """Return the text after the last "Answer:", with the text before it as its rationale; None
+    without both."""
+    stated = find_stated_answers(completion.text)
+    if not stated or completion.finish_reason != "stop":
+        return None
+    text = completion.text[stated[-1].start(1) :].strip()
+    rationale = rationale_before(completion.text, stated)
+    return Answer(text, rationale=rationale) if text and rationale else None
+
+
+def trimmed(
+    completed: ChatCompletion, read: Callable[[Completion], Answer | None] = final_answer
+) -> tuple[ChatCompletion, str | None]:
+    """Return the reply with its final answer as the whole text, and the rationale; the reply
+    unchanged, and None, if it has none. The usage stays that of the whole reply."""
+    if len(completed.completions) != 1:
+        return completed, None
+    [completion] = completed.completions
+    answer = read(completion)
+    if answer is None or not answer.valid or answer.rationale is None:
+        return completed, None
+    reply = orjson.loads(completed.payload)
+    [choice] = reply["choices"]
+    choice["message"]["content"] = answer.text
+    brief = Completion(answer.text, completion.finish_reason, completion.logprob)
+    payload = orjson.dumps(reply)
+    return ChatCompletion(payload, completed.model, (brief,), completed.usage), answer.rationale
+
+
+async def trimmed_stream(
+    chunks: AsyncGenerator[bytes], trim: Trim, keep: Callable[[str | None], None]
+) -> AsyncGenerator[bytes]:
+    """Yield the chunks of the trimmed reply once the stream has ended; `keep` receives the
+    rationale. Raises `ServerFailedError` for a stream that was cut off."""
+    try:
+        whole = from_chunks([chunk async for chunk in chunks])
+    finally:
+        await chunks.aclose()
+    completed, rationale = trim(whole)
+    keep(rationale)
+    for chunk in to_chunks(completed.payload, include_usage=False):
+        yield chunk
+    if completed.usage is not None:
+        yield to_chunks(completed.payload, include_usage=True)[-1]
