@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from pathlib import Path
 
 import orjson
 import pytest
+from PIL import Image
 
 from bottega.bundled.efficientnet import weights_installed
 from tests.cli.conftest import Run
@@ -388,3 +390,27 @@ def test_a_folder_with_one_split_gets_a_hint(run: Run, pets: Path) -> None:
     pets.rename(half / "train")
     done = run("eval", f"image-folder:{half}")
     assert done.code == 1 and f"use image-folder:{half / 'train'}" in done.err
+
+
+def test_rerank_covers_labels(run: Run, tmp_path: Path) -> None:
+    """Of the nearest images two have the same label; `cover` shows one of each."""
+    (tmp_path / "images").mkdir()
+    rows = []
+    for number, (shade, labels) in enumerate(
+        [(100, "red"), (101, "red"), (104, "blue"), (105, "blue"), (102, "red")]
+    ):
+        Image.new("RGB", (16, 16), (shade, shade, shade)).save(tmp_path / f"images/{number}.png")
+        rows.append({"image": f"images/{number}.png", "answer": labels, "question": "Which?"})
+    (tmp_path / "train.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows[:4])))
+    (tmp_path / "test.jsonl").write_bytes(orjson.dumps(rows[4]))
+    shown = {}
+    for rerank in ("none", "cover", "mmr"):
+        done = run(
+            *("eval", f"jsonl:{tmp_path}", "--embed", "pixels", "--methods", "visual-rag"),
+            *("--shots", 2, "--rerank", rerank, "--out", rerank),
+        )
+        assert done.code == 0, done.err
+        [(trace,)] = sqlite3.connect(f"{rerank}/run.db").execute("SELECT trace FROM answers")
+        shown[rerank] = sorted(one["answer"] for one in orjson.loads(trace)["demonstrations"])
+    assert (shown["none"], shown["cover"]) == (["red", "red"], ["blue", "red"])
+    assert len(shown["mmr"]) == 2

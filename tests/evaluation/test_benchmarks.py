@@ -128,3 +128,25 @@ def test_manyicl_reads_multi_label_rows(tmp_path: Path) -> None:
     data = load_benchmark(f"manyicl:{tmp_path}", seed=0)
     assert data.multi_label
     assert {e.labels for e in data.items} == {("flat", "round"), ()}
+
+
+def test_share_keeps_a_random_part_of_each_episode() -> None:
+    spec = "rules:episodes=3,examples=16"
+    whole, half = (load_benchmark(spec, seed=2, kb_share=share) for share in (1.0, 0.5))
+    assert (len(whole.knowledge), len(half.knowledge)) == (48, 24)
+    kept = [example for example in whole.knowledge if example in half.knowledge]
+    assert kept == list(half.knowledge)
+    counts = Counter(example.tags["episode"] for example in half.knowledge)
+    assert set(counts.values()) == {8}
+    other = load_benchmark(spec, seed=2, kb_share=0.5)
+    assert other.knowledge == half.knowledge and half.items == whole.items
+
+
+def test_manyicl_labels_have_the_order_of_the_columns(tmp_path: Path) -> None:
+    for shade in (1, 2):
+        paint(tmp_path / "images" / str(shade), shade)
+    for split in ("demo", "test"):
+        rows = "1.png,0,0,1\n2.png,1,0,0\n" if split == "demo" else "2.png,0,0,0\n1.png,0,1,0\n"
+        (tmp_path / f"{split}.csv").write_text(f",zebra,ape,cat\n{rows}", "utf-8")
+    data = load_benchmark(f"manyicl:{tmp_path}", seed=0, allow_overlap=True)
+    assert data.labels[:3] == ("zebra", "ape", "cat")

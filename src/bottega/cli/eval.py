@@ -99,6 +99,9 @@ def evaluate(
     kb_per_class: Annotated[
         int | None, Option(min=1, help="Maximum examples per label in the knowledge base.")
     ] = None,
+    kb_share: Annotated[
+        float, Option(min=0, max=1, help="Share of the knowledge base's examples, at random.")
+    ] = 1.0,
     limit: ItemLimit = None,
     model: DefaultModel = None,
     embed: Annotated[
@@ -140,6 +143,14 @@ def evaluate(
     ] = 0.0,
     prompt: PromptStyle = "auto",
     order: DefaultOrder = None,
+    rerank: Annotated[
+        Literal["none", "cover", "mmr"],
+        Option(
+            help="Choice among four times as many retrieved examples: cover (as many labels as "
+            "possible, for images with several labels) or mmr (similar to the item and different "
+            "from each other)."
+        ),
+    ] = "none",
     seed: Seed = 0,
     samples: Annotated[
         int | None,
@@ -266,6 +277,8 @@ def evaluate(
         passages=passages,
         limit=limit,
         kb_per_class=kb_per_class,
+        kb_share=kb_share,
+        rerank=rerank,
         label_noise=label_noise,
         allow_overlap=allow_overlap,
         embed=embed or BUNDLED,
@@ -299,6 +312,11 @@ def evaluate(
     data, skipped = _load(config, rationales_from)
     if answers_from is not None:
         data = stored_answers(data, answers_from)
+    if data.needs_answers:
+        raise SettingError(
+            f"the labelled questions of {data.name} have no published answers",
+            hint="let a master answer them with bottega answer, then set --answers-from",
+        )
     if embed is None and retrieve != "hybrid":
         images = chain.from_iterable(example.query.images for example in data.knowledge)
         config = replace(config, embed=default_embedder(images))
@@ -361,6 +379,7 @@ def _load(config: RunConfig, rationales: Path | None) -> tuple[Benchmark, int]:
         seed=config.seed,
         limit=config.limit,
         per_class=config.kb_per_class,
+        kb_share=config.kb_share,
         label_noise=config.label_noise,
         allow_overlap=config.allow_overlap,
         on_error=skipped,

@@ -26,7 +26,7 @@ from bottega.evaluation.runner import Result, RunState, evaluate
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.index import Metric
-from bottega.protocols import Generator, Prompter, turns_only
+from bottega.protocols import Generator, Prompter, Reranker, turns_only
 from bottega.recipes import Classifier, default_prompter, novelty_gate
 from bottega.recipes.cache_retrieval import (
     BY_DRAFT,
@@ -36,6 +36,7 @@ from bottega.recipes.cache_retrieval import (
     DraftModel,
 )
 from bottega.recording import PriceTable
+from bottega.reranking import LabelCoverageReranker, MMRReranker
 from bottega.retrieval import tag_keywords
 
 MethodResult = tuple[Result, list[ScoredAnswer]]
@@ -97,7 +98,8 @@ def run_methods(
         with again if config.retrieve == "hybrid" else nullcontext() as step:
             search = retriever_factory(retrieval) if retrieval else nearest_retriever
             gate = novelty_gate(settings.generator, knowledge) if retrieval else None
-            settings = replace(settings, shows=gate.shows if gate else None)
+            rerank = _reranker(config, settings, knowledge) if retrieval else None
+            settings = replace(settings, shows=gate.shows if gate else None, rerank=rerank)
             methods = plan(config, data, knowledge, settings, search=search, hyper=hyper)
         models = [settings.generator, *([hyper] if hyper else [])]
         asyncio.run(_run_all(data, methods, models, config, state, runs, report))
@@ -107,6 +109,16 @@ def run_methods(
             f"drafts of {config.retrieve}: {plural(drafts.calls, 'call')}, {drafts.tokens} tokens,"
             f" cost {cost}; not in the figures of the methods"
         )
+
+
+def _reranker(config: RunConfig, settings: Classifier, knowledge: KnowledgeBase) -> Reranker | None:
+    """Return the re-ranker of --rerank, None for the nearest examples."""
+    match config.rerank:
+        case "cover":
+            return LabelCoverageReranker(settings.order, seed=config.seed)
+        case "mmr":
+            return MMRReranker(knowledge.vectors, order=settings.order, seed=config.seed)
+    return None
 
 
 def _drafts(config: RunConfig, settings: Classifier, state: RunState) -> DraftGenerator | None:

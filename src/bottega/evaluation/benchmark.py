@@ -23,7 +23,8 @@ class Benchmark:
     queries to their episodes; an item may be shown examples of its own episode only. It is empty
     without episodes. `corrupted_count` examples have a wrong answer; it is None without label
     noise. The first metric compares methods. `prompt` suits the questions, None selects the model's
-    default; `rationale_prompt` replaces it where demonstrations show rationales.
+    default; `rationale_prompt` replaces it where demonstrations show rationales. With
+    `needs_answers`, the examples are questions without published answers.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Benchmark:
     parse: Parser = field(default_factory=LabelParser, compare=False)
     prompt: Prompter | None = field(default=None, compare=False)
     rationale_prompt: Prompter | None = field(default=None, compare=False)
+    needs_answers: bool = False
 
 
 def labelled_benchmark(

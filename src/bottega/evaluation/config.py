@@ -31,6 +31,8 @@ class RunConfig:
     passages: str | None = None
     limit: int | None = None
     kb_per_class: int | None = None
+    kb_share: float = 1.0
+    rerank: str = "none"
     label_noise: float = 0.0
     allow_overlap: bool = False
     embed: str = BUNDLED
@@ -82,6 +84,8 @@ class RunConfig:
             "max_tokens": self.max_tokens,
             # Absent from older runs.
             **({"stop": list(self.stop)} if self.stop else {}),
+            **({"kb_share": self.kb_share} if self.kb_share < 1 else {}),
+            **({"rerank": self.rerank} if self.rerank != "none" else {}),
             **({"embed_text": self.embed_text} if self.embed_text else {}),
             **({"metric": self.metric} if self.metric != "cosine" else {}),
             **({"groups": self.groups} if self.groups else {}),

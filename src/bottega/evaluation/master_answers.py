@@ -131,4 +131,4 @@ def with_answers(data: Benchmark, answers: Iterable[Example]) -> tuple[Benchmark
             f"no answer belongs to one of the {missing} labelled questions of {data.name}",
             hint="run bottega answer K.db BENCHMARK --model MASTER with the same options",
         )
-    return replace(data, knowledge=tuple(kept)), missing
+    return replace(data, knowledge=tuple(kept), needs_answers=False), missing

@@ -241,7 +241,7 @@ def _method(
         assert retrieve is not None
         return _vote_method(spec, retrieve, shots, settings.multi_label)
     if spec.retrieval != "search":  # other retrieval gives no similarity scores
-        settings = replace(settings, shows=None)
+        settings = replace(settings, shows=None, rerank=None)
     # The tier names the method in traces.
     tier = f"{spec.name}, {shots} shots, {data.name}" if shots else f"{spec.name}, {data.name}"
     route = FixedRouter(Tier(tier, settings.generator, shots))

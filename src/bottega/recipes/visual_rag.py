@@ -31,6 +31,7 @@ from bottega.routing.novelty_gate import AVERAGED, NoveltyGate
 from bottega.types import Candidate, Sampling
 
 LABEL_TOKENS = 64
+FETCHED = 4
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Classifier:
     """Settings that classification pipelines share; only the retriever and the shots differ.
 
     `prompt` defaults to that of `default_prompter`. Decoding is greedy. `shows` receives the
-    candidates of a query and returns whether the query gets demonstrations.
+    candidates of a query and returns whether the query gets demonstrations. `rerank` replaces the
+    selection of the nearest candidates, among `FETCHED` times as many.
     """
 
     generator: Generator
@@ -51,10 +53,11 @@ class Classifier:
     price: Pricer | None = None
     seed: int = 0
     shows: Callable[[Sequence[Candidate]], bool] | None = None
+    rerank: Reranker | None = None
 
     def pipeline(self, retrieve: Retriever | None = None, shots: int = 0) -> Pipeline:
         """Return a pipeline with these settings."""
-        rerank: Reranker = TopKReranker(self.order, seed=self.seed)
+        rerank: Reranker = self.rerank or TopKReranker(self.order, seed=self.seed)
         if self.shows is not None:
             rerank = GatedReranker(rerank, self.shows)
         return Pipeline(
@@ -67,6 +70,7 @@ class Classifier:
             price=self.price,
             sampling=self.sampling,
             choices=tuple(self.labels),
+            fetch=FETCHED * shots if self.rerank and shots else None,
         )
 
 

@@ -8,6 +8,7 @@ from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.mmmu import mmmu
 from bottega.evaluation.benchmarks.source import Source
+from bottega.evaluation.master_answers import labelled_questions, with_answers
 from bottega.prompting import MMMU, MMMU_REASONED
 from bottega.types import Completion, Example
 from tests.builders import solid_image
@@ -155,3 +156,19 @@ def test_benchmark_loads_by_name(root: Path) -> None:
     empty.mkdir()
     with pytest.raises(LoadError, match="split 'validation'"):
         load_benchmark(f"mmmu:{empty}", seed=0)
+
+
+def test_questions_of_test_need_a_masters_answers(root: Path) -> None:
+    unanswered = row("test_Math_1", [9], answer="?")
+    write_json(
+        root / "Math", "test", unanswered, row("test_Math_2", [10], options="[]", answer="?")
+    )
+    data = load_benchmark(f"mmmu:{root},knowledge=test", seed=0)
+    assert sorted(map(str, ids(data.knowledge))) == ["test_Math_1", "test_Math_2"]
+    assert data.needs_answers
+    questions = labelled_questions(data)
+    assert len(questions) == 2
+    given = [Example(query, "12", rationale="By counting.") for query in questions.values()]
+    answered, missing = with_answers(data, given[:1])
+    assert (missing, answered.needs_answers) == (1, False)
+    assert [(one.answer, one.rationale) for one in answered.knowledge] == [("12", "By counting.")]

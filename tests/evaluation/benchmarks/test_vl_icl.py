@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bottega.errors import BottegaError, LoadError
+from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.types import Completion
 from tests.builders import solid_image
@@ -76,3 +76,11 @@ def test_folder_without_a_task_names_the_download(folder: str) -> None:
     with pytest.raises(LoadError) as raised:
         load_benchmark(f"vl-icl:{folder}", seed=0)
     assert "git clone" in raised.value.hint
+
+
+def test_support_set_can_be_evaluated(tmp_path: Path) -> None:
+    folder = cloned(tmp_path)
+    data = load_benchmark(f"vl-icl:{folder},split=support", seed=0)
+    assert (len(data.knowledge), len(data.items)) == (2, 3)
+    with pytest.raises(SettingError, match="split is unknown, got 'test'"):
+        load_benchmark(f"vl-icl:{folder},split=test", seed=0)

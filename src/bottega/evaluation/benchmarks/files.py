@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
-from bottega.knowledge.loaders.folders import SPLITS
+from bottega.knowledge.loaders.folders import SPLITS, manyicl_classes
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import IMAGE_QUESTION, Example
@@ -69,12 +70,16 @@ def _check_single_split(root: Path) -> None:
 
 
 def manyicl(source: Source) -> Benchmark:
+    """Load FOLDER/demo.csv and FOLDER/test.csv; the labels have the order of the columns."""
     folder, question = _folder_and_question(source.location)
     knowledge, items = (
         list(load_manyicl(folder, split, question=question, on_error=source.on_error))
         for split in ("demo", "test")
     )
-    return labelled_benchmark(source.spec, knowledge, items)
+    found = labelled_benchmark(source.spec, knowledge, items)
+    columns = [name for name in manyicl_classes(folder) if name in found.labels]
+    labels = dict.fromkeys((*columns, *found.labels))  # "none" has no column
+    return replace(found, labels=tuple(labels))
 
 
 def _folder_and_question(location: str) -> tuple[str, str]:

@@ -64,6 +64,7 @@ def load_benchmark(
     seed: int,
     limit: int | None = None,
     per_class: int | None = None,
+    kb_share: float = 1.0,
     label_noise: float = 0.0,
     allow_overlap: bool = False,
     on_error: OnError | None = None,
@@ -73,7 +74,8 @@ def load_benchmark(
     as `image-folder:DIR`.
 
     `limit` is the maximum number of items, `per_class` that of examples per label in the knowledge
-    base (of each episode); `seed` samples both, and splits a folder without train/ and test/.
+    base (of each episode), `kb_share` the share of its examples (of each episode) that remain;
+    `seed` samples all of them, and splits a folder without train/ and test/.
     `label_noise` is the share of corrupted answers in the knowledge base. Raises `LoadError` for
     items in both parts, unless `allow_overlap` is set or the source is a knowledge base, whose
     items are evaluated by leave-one-out."""
@@ -84,6 +86,8 @@ def load_benchmark(
     rng.shuffle(items)
     if per_class is not None:
         examples = _limit_per_class(examples, per_class, rng)
+    if kb_share < 1:
+        examples = _share(examples, kb_share, seed)
     knowledge = examples
     if label_noise:
         corruption = task_corruption(spec) or label_confusion(examples)
@@ -165,6 +169,18 @@ def _limit_per_class(
             for one in classes:
                 kept[one] += 1
     return chosen
+
+
+def _share(examples: Sequence[Example], share: float, seed: int) -> list[Example]:
+    """Return a random share of the examples of each episode, at least one, in their order."""
+    episodes: defaultdict[str | None, list[Example]] = defaultdict(list)
+    for example in examples:
+        episodes[example.tags.get("episode")].append(example)
+    rng = random.Random(f"{seed}:share")
+    kept: set[int] = set()
+    for some in episodes.values():
+        kept.update(map(id, rng.sample(some, max(1, round(share * len(some))))))
+    return [example for example in examples if id(example) in kept]
 
 
 def _check_size(benchmark: Benchmark) -> None:

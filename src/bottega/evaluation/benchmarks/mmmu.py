@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from functools import partial
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark
@@ -30,9 +31,10 @@ from bottega.types import Example, Query
 
 IMAGES = [f"image_{number}" for number in range(1, 8)]
 ID = re.compile(r"(?:dev|validation|test)_(.+)_\d+")
-# The answers of the test split are not published.
+UNPUBLISHED = "?"  # the answer of every question of test
 OPTIONS = {
     "split": ("dev", "validation"),
+    "knowledge": ("", "test"),
     "images": ("any", "one"),
     "unparsable": ("none", "random"),
 }
@@ -44,24 +46,29 @@ def mmmu(source: Source) -> Benchmark:
     """Load MMMU, with open and multiple-choice questions.
 
     `split=dev` evaluates dev (150 items) with validation (900) as the knowledge base, as in RCTS
-    and Cache-of-Thought; `split=validation` swaps the two. `images=one` keeps items and examples
-    with one image, as in Cache-of-Thought.
+    and Cache-of-Thought; `split=validation` swaps the two. `knowledge=test` replaces the examples
+    by the questions of test, whose answers are not published: a master must answer them
+    (Cache-of-Thought's WarmStart). `images=one` keeps items and examples with one image, as in
+    Cache-of-Thought.
     """
     location, options = read_location(source, OPTIONS)
     golds: dict[str, tuple[str, ...]] = {}
 
-    def make(row: Row, name: str) -> Example | None:
-        example = _example(row, location, name, golds)
+    def make(row: Row, name: str, *, unpublished: bool = False) -> Example | None:
+        example = _example(row, location, name, golds, unpublished=unpublished)
         wanted = options["images"] == "any" or len(example.query.images) == 1
         return example if wanted else None
 
     def read(split: str) -> tuple[Example, ...]:
+        read_row = partial(make, unpublished=split == "test")
         return tuple(
-            read_examples(location, split, make, on_error=source.on_error, allow_multiple=True)
+            read_examples(location, split, read_row, on_error=source.on_error, allow_multiple=True)
         )
 
     query_split = options["split"]
+    from_test = options["knowledge"] == "test"
     example_split = "validation" if query_split == "dev" else "dev"
+    example_split = "test" if from_test else example_split
     is_random = options["unparsable"] == "random"
     return Benchmark(
         source.spec,
@@ -73,11 +80,19 @@ def mmmu(source: Source) -> Benchmark:
         ),
         prompt=MMMU,
         rationale_prompt=MMMU_REASONED,
+        needs_answers=from_test,
     )
 
 
-def _example(row: Row, location: str, name: str, golds: dict[str, tuple[str, ...]]) -> Example:
-    """Parse a row; add several gold answers to `golds`.
+def _example(
+    row: Row,
+    location: str,
+    name: str,
+    golds: dict[str, tuple[str, ...]],
+    *,
+    unpublished: bool = False,
+) -> Example:
+    """Parse a row, whose answer may be `unpublished`; add several gold answers to `golds`.
 
     The markers <image 1> remain in the texts; images follow their order.
     """
@@ -86,7 +101,10 @@ def _example(row: Row, location: str, name: str, golds: dict[str, tuple[str, ...
         _listed(required(row, "options")),
         required(row, "answer"),
     )
-    answers = (by_letter(choices, answer),) if choices else _golds(answer)
+    if unpublished and answer == UNPUBLISHED:
+        answers: tuple[str, ...] = (UNPUBLISHED,)
+    else:
+        answers = (by_letter(choices, answer),) if choices else _golds(answer)
     if len(answers) > 1:
         golds[number] = answers
     images = tuple(image(row[part], location, name) for part in IMAGES if row.get(part) is not None)

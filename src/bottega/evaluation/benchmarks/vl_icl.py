@@ -12,12 +12,13 @@ from bottega.evaluation.benchmarks.okvqa import (
     examples,
     read_questions,
 )
-from bottega.evaluation.benchmarks.source import Source
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import UNUSABLE, Downloads, Row, required, texts
 from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
 from bottega.parsing import plain_text
 from bottega.prompting import InterleavedPrompter
 
+OPTIONS = {"split": ("query", "support")}
 LAYOUT = (
     "use a task's folder, such as VL-ICL/clevr, with query.json, support.json and the"
     " images or their zips: git clone https://huggingface.co/datasets/ys-zong/VL-ICL"
@@ -27,16 +28,22 @@ LAYOUT = (
 def vl_icl(source: Source) -> Benchmark:
     """Load DIR/clevr or DIR/textocr: the query set, with the support set as the knowledge base.
 
-    Examples alone convey the task, as in the published runs without a task description.
+    `split=support` swaps the two, as Cache-of-Thought does. Examples alone convey the task, as in
+    the published runs without a task description.
     """
-    task = Path(source.location).absolute()
+    location, options = read_location(source, OPTIONS)
+    task = Path(location).absolute()
     # The paths in the files begin with the task's name.
     downloads = Downloads(task.parent, LAYOUT)
-    support, query = (_part(downloads, task.name, part, source) for part in ("support", "query"))
+    items = options["split"]
+    labelled = "support" if items == "query" else "query"
+    knowledge, evaluated = (
+        examples(_part(downloads, task.name, part, source)) for part in (labelled, items)
+    )
     return Benchmark(
         source.spec,
-        examples(support),
-        examples(query),
+        knowledge,
+        evaluated,
         metrics=(ExactMatch(), Containment()),
         parse=plain_text,
         prompt=InterleavedPrompter(show_choices=False),

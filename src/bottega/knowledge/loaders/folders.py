@@ -228,6 +228,13 @@ def load_manyicl(
             yield labelled_example(image, labels, question=question, source=source, multi=multi)
 
 
+def manyicl_classes(folder: str | Path, split: str = "demo") -> list[str]:
+    """Return the class columns of FOLDER/demo.csv in their order. Raises `LoadError`."""
+    table = Path(folder) / f"{split}.csv"
+    with table.open(encoding="utf-8-sig", newline="") as lines:
+        return [label_text(name) for name in next(csv.reader(lines), [])[1:]]
+
+
 def _rows(table: Path, on_error: OnRowError) -> list[Row]:
     shown = path_text(table)
     try:
