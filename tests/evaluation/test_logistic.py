@@ -288,13 +288,13 @@ def test_tuning_uses_a_sample_of_many_examples(monkeypatch: pytest.MonkeyPatch) 
     assert sizes[-1] == 200
 
 
-def test_refits_keep_the_tuned_penalty_and_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refits_select_c_without_the_excluded_example_and_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned: list[int] = []
     fitted: list[float] = []
 
     def tune(vectors: Vectors, targets: Targets, *, seed: int) -> float:
         tuned.append(len(targets))
-        return 10.0
+        return 10.0 if len(targets) == 8 else 1.0
 
     class CountedModel(LogisticModel):
         def __init__(self, vectors: Vectors, targets: Targets, c: float) -> None:
@@ -308,8 +308,8 @@ def test_refits_keep_the_tuned_penalty_and_are_cached(monkeypatch: pytest.Monkey
         method = KnowledgeBaseLogistic(knowledge)
         for query in (examples[0].query, examples[0].query, examples[1].query, examples[0].query):
             method.answer(query)
-    assert tuned == [8]
-    assert fitted == [10.0] * 3
+    assert tuned == [8, 7, 7]
+    assert fitted == [10.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -199,8 +199,8 @@ class LogisticClassifier:
 class KnowledgeBaseLogistic:
     """Logistic regression on the labelled examples of a knowledge base, fitted at the first query.
 
-    If `exclude` removes examples for a query, such as its own image, the model is fitted again
-    without them, with the same C. `answer` blocks; threads may share an instance.
+    If `exclude` removes examples for a query, such as its own image, C is selected and the model
+    fitted again without them. `answer` blocks; threads may share an instance.
     """
 
     def __init__(
@@ -237,14 +237,9 @@ class KnowledgeBaseLogistic:
             return fitted
         refit = self._refits.get(key)
         if refit is None:
-            rest = data.without(key)
-            refit = self._fit(rest, fitted.c_by_label)
+            refit = self._fit(data.without(key))
             self._refits.put(key, refit)
         return refit
 
-    def _fit(
-        self, data: LabelledVectors, c_by_label: Mapping[str, float] | None = None
-    ) -> LogisticClassifier:
-        return LogisticClassifier(
-            data, multi_label=self._multi_label, seed=self._seed, c_by_label=c_by_label
-        )
+    def _fit(self, data: LabelledVectors) -> LogisticClassifier:
+        return LogisticClassifier(data, multi_label=self._multi_label, seed=self._seed)
