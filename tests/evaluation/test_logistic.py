@@ -288,7 +288,9 @@ def test_tuning_uses_a_sample_of_many_examples(monkeypatch: pytest.MonkeyPatch) 
     assert sizes[-1] == 200
 
 
-def test_refits_select_c_without_the_excluded_example_and_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refits_select_c_without_the_excluded_example_and_are_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tuned: list[int] = []
     fitted: list[float] = []
 

@@ -256,6 +256,26 @@ def test_one_unknown_label_makes_the_list_invalid(reply: str) -> None:
     assert not MANY(QUERY, Completion(reply)).valid
 
 
+@pytest.mark.parametrize(
+    ("reply", "labels"),
+    [
+        ("Label: cat\nLabel: Dog", ("cat", "Dog")),
+        ("**Label:** cat\nLabel: cat", ("cat",)),
+        ("Type: mammal\nLabel: cat\nLabel: Dog", ("cat", "Dog")),
+        ("Label: cat\nLabel: zebra", None),
+        ("Label: cat\nLabel: Dog ❌", None),
+        ("~~cat~~ Dog", ("Dog",)),
+    ],
+)
+def test_several_lines_with_a_field_are_a_list(reply: str, labels: tuple[str, ...] | None) -> None:
+    answer = MANY(QUERY, Completion(reply))
+    assert (answer.labels if answer.valid else None) == labels
+
+
+def test_a_cross_that_belongs_to_a_choice_is_read() -> None:
+    assert ONE(Query("?", choices=("✗", "✓")), Completion("✗")).text == "✗"
+
+
 def cpu_seconds(reply: str) -> float:
     """CPU time of this thread, which other processes do not change."""
     started = time.thread_time()

@@ -139,6 +139,8 @@ STATED_LABEL = re.compile(
 )
 SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
 NO_LABEL = "none"
+STRUCK_OUT = re.compile(r"~~[^~\n]+~~")
+REJECTED = re.compile(r"[❌✖✗✘🚫]|\(\s*0(?:\.0+)?\s*%\s*\)")  # as in "dog ❌" and "dog (0%)"
 # Markdown at the start of a line. The blank after it distinguishes a bullet from a minus sign.
 BULLET = re.compile(r"\A[\s*_]*(?:[-–—•·▪◦>→]|[-=]>|#{1,6})\s+")
 # The letter or the number of a choice, as in "(B) dog", "**B:** dog" and "2. dog".
@@ -159,7 +161,8 @@ class LabelParser:
     dog."). Dialogue that continues after it is ignored (`cut_dialogue`). Other text after it must
     not name another choice or express doubt. With no choices, any text is an answer. The text
     before the first answer is the rationale. With `multi_label` the reply may list several choices
-    separated by commas, or say "none". Everything else is `Answer(valid=False)`.
+    separated by commas or on several lines `Label: ...`, or say "none". Text that is struck out
+    ("~~dog~~ cat") is ignored. Everything else is `Answer(valid=False)`.
     """
 
     def __init__(self, *, multi_label: bool = False) -> None:
@@ -168,9 +171,10 @@ class LabelParser:
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
         reply = strip_thinking(completion.text)
         whole = reply in query.choices
-        reply = reply if whole else cut_dialogue(unwrap(reply), query)
+        reply = reply if whole else cut_dialogue(unwrap(STRUCK_OUT.sub("", reply)), query)
         stated = [] if whole else self._stated(reply, query.choices)
-        text = (stated[-1][1] if stated else reply).strip()
+        listed = ", ".join(one[1] for one in stated if one.re is STATED_LABEL)
+        text = (listed or (stated[-1][1] if stated else reply)).strip()
         later = drop_confidence(reply[stated[-1].end() :]) if stated else ""
         rationale = rationale_before(reply, stated)
         labels = self._labels(text, later, query.choices)
@@ -182,13 +186,14 @@ class LabelParser:
 
     def _stated(self, reply: str, choices: Sequence[str]) -> list[re.Match[str]]:
         """Return the lines `Answer: ...`, or else the first line such as `Label: ...` that states a
-        label: an explanation may have lines such as `Type: mammal`."""
+        label: an explanation may have lines such as `Type: mammal`. With `multi_label`, return all
+        lines with the field of the last one."""
         answers = find_stated_answers(reply)
         if answers or not choices:
             return answers
         stated = list(STATED_LABEL.finditer(reply))
         if self.multi_label or not stated:
-            return stated[-1:]
+            return [one for one in stated if _field(one) == _field(stated[-1])]
         index = ChoiceIndex(choices)
         readable = (one for one in stated if _first_line(one[1].strip(), index) is not None)
         return [one for one in (next(readable, None),) if one is not None]
@@ -198,6 +203,8 @@ class LabelParser:
         if not choices:
             bare = text.strip(QUOTES)
             return (bare,) if bare else None
+        if text not in choices and REJECTED.search(f"{text}\n{later}"):
+            return None
         index = ChoiceIndex(choices)
         one = _listed(text, index)
         if one is None and not self.multi_label:
@@ -216,6 +223,11 @@ def stated_label(query: Query, completion: Completion) -> Answer | None:
         return None
     answer = LabelParser()(query, completion)
     return answer if answer.valid and answer.labels == (answer.text,) else None
+
+
+def _field(stated: re.Match[str]) -> str:
+    """Return the field of a line such as `Label: ...`, without case and punctuation."""
+    return normalize(stated[0][: stated.start(1) - stated.start()])
 
 
 def _listed(text: str, index: ChoiceIndex) -> str | None:
