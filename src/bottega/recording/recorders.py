@@ -137,7 +137,12 @@ class ExampleStore(Protocol):
 
 
 ABSTENTION = "unknown"
-ABSTAINING = re.compile(rf"\W*(?:(?:final )?answer\W+)?{ABSTENTION}\W*", re.IGNORECASE)
+# Also in "The answer is unknown.", "Label: unknown", a box, tags, and before a line of confidence.
+ABSTAINING = re.compile(
+    r"\W*(?:(?:the )?(?:(?:final|correct) )?(?:answer(?: choice)?|label|class|category)(?: is)?\W+)?"
+    rf"(?:boxed\W+)?{ABSTENTION}\W*(?:</answer>\W*)?(?:confidence(?: score)?\W+[\d.]+\W*)?",
+    re.IGNORECASE,
+)
 
 
 # Adds tags to examples, in their order.
@@ -145,8 +150,8 @@ Tagger = Callable[[Sequence[Example]], Awaitable[Sequence[Example]]]
 
 
 def is_abstention(text: str) -> bool:
-    """Return whether a reply is only the word with which the bundled models abstain, possibly with
-    "Answer:" before it or formatted."""
+    """Return whether a reply is only the word with which the bundled models abstain, possibly
+    formatted, after "Answer:" or "The answer is", or with a confidence."""
     return ABSTAINING.fullmatch(text) is not None
 
 
