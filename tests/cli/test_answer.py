@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from itertools import cycle
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from bottega import KnowledgeBase, TowerEmbedder, load_image_folder
+from bottega.bundled import MODELS
 from bottega.cli import answer as answer_command
 from bottega.cli.knowledge_files import open_rows
 from bottega.pipeline import Pipeline
@@ -259,6 +260,14 @@ def test_ask_with_and_without_a_knowledge_base(run: Run, pets: Path, served: Ser
 
 def test_models_are_listed(run: Run, served: Server) -> None:
     assert "bundled:apprentice" in run("models").out
+    listed = run("models", "--json").json
+    assert isinstance(listed, list)
+    by_name = {row["model"]: row["kind"] for row in listed}
+    assert {f"bundled:{name}" for name in MODELS} <= set(by_name)
+    kinds = ["drawings", "photographs", "both", "endpoints", "transformers"]
+    assert [kind for kind, _ in groupby(by_name.values())] == kinds
+    assert by_name["bundled:photos-master"] == "photographs"
+    assert by_name["openai-completions:NAME"] == "endpoints"
 
     async def listing(request: object) -> Any:
         return await raw(b'{"data": [{"id": "qwen"}]}', kind="application/json")(request)  # type: ignore[arg-type]
@@ -392,3 +401,11 @@ def test_a_question_unlike_the_examples_is_noted(run: Run, pets: Path) -> None:
 
 def test_ask_without_an_image_says_how_to_add_one(run: Run) -> None:
     assert "add --image FILE" in run("ask", "What is it?").err
+    assert "add --image FILE" in run("ask", "What is it?", "--model", "bundled:master").err
+
+
+def test_ask_with_an_image_or_an_answer_has_no_hint(run: Run, pets: Path, served: Server) -> None:
+    image = pets.parent / "query.jpg"
+    assert "--image" not in run("ask", "?", "-i", image, "--model", "bundled:master").err
+    served.answers = [ok("Paris")]
+    assert "--image" not in run("ask", "Capital?", "--model", "openai:m").err

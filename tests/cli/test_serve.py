@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import resource
@@ -201,6 +202,21 @@ def disc_messages(size: int) -> list[Any]:
     return [{"role": "user", "content": parts}]
 
 
+def body_of(command: str, photo: Path) -> Any:
+    """Return the request body that a printed shell command sends, for an image of 300 kB."""
+    Pillow.effect_noise((600, 600), 90).convert("RGB").save(photo, quality=95)
+    printing, _, curl = command.strip().rpartition(" | ")
+    assert curl.startswith("curl http") and curl.endswith("-d @-")
+    printed = subprocess.run(
+        ["sh", "-c", printing], cwd=photo.parent, capture_output=True, check=True
+    )
+    body = json.loads(printed.stdout)
+    url = body["messages"][0]["content"][0]["image_url"]["url"]
+    assert base64.b64decode(url.partition("base64,")[2], validate=True) == photo.read_bytes()
+    photo.unlink()
+    return body
+
+
 def test_the_demo_answers_the_openai_client(tmp_path: Path) -> None:
     """It takes less than 10 seconds of processor time, which does not depend on other load."""
     before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
@@ -212,6 +228,8 @@ def test_the_demo_answers_the_openai_client(tmp_path: Path) -> None:
             _, example, loading = (process.stdout.readline() for _ in range(3))
             body = json.loads(example.partition("-d '")[2].rstrip("'\n"))
             shown = client.chat.completions.create(**body)
+            prices, _, command = (process.stdout.readline() for _ in range(3))
+            own = client.chat.completions.create(**body_of(command, tmp_path / "photo.jpg"))
             reply = client.chat.completions.create(model="bottega", messages=disc_messages(40))
             stream = client.chat.completions.create(
                 model="bottega/apprentice", messages=disc_messages(42), stream=True
@@ -224,9 +242,10 @@ def test_the_demo_answers_the_openai_client(tmp_path: Path) -> None:
     assert str(reply.choices[0].message.content).endswith("red")
     assert streamed == reply.choices[0].message.content
     assert process.returncode == 0
+    assert own.choices[0].message.content
     assert "the models are loading" in loading
     assert "is deleted at exit" in loading
-    assert "prices are examples" in out
+    assert "prices are examples" in prices
     assert "at example prices: spent 0.000" in out
     assert "the master alone would have cost about 0.000" in out
     assert "the apprentice answered" in out

@@ -211,15 +211,24 @@ def ask(
         print_json(_answer(trace))
         return
     say(trace.answer.text)
-    if generator.name == "bundled:apprentice" and knowledge is None:
-        picture = "" if image else "add --image FILE, "
+    if knowledge is None:
+        _note_missing(generator.name, trace)
+    questions = {one.example.query.text for one in trace.candidates}
+    if len(questions) == 1 and question not in questions:
+        note(f"the examples answer another question: {questions.pop()!r}")
+
+
+def _note_missing(model: str, trace: Trace) -> None:
+    """Say which options a bundled model needs for an answer without a knowledge base."""
+    has_image = bool(trace.query.images)
+    if model == "bundled:apprentice":
+        picture = "" if has_image else "add --image FILE, "
         note(
             "the apprentice answers from demonstrations only:"
             f" {picture}add --kb K.db, or set --model"
         )
-    questions = {one.example.query.text for one in trace.candidates}
-    if len(questions) == 1 and question not in questions:
-        note(f"the examples answer another question: {questions.pop()!r}")
+    elif model.startswith("bundled:") and not has_image and is_abstention(trace.answer.text):
+        note(f"{model} answers questions about images: add --image FILE")
 
 
 def parse_order(text: str) -> DemonstrationOrder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -33,12 +33,14 @@ Limit = Annotated[
 ]
 
 MAX_LABELS = 10
+DRAWINGS, PHOTOGRAPHS = "drawings", "photographs"
+# The kind of images that a bundled model answers about, and its description.
 KINDS = {
-    "apprentice": "learns digits, drawings and synthetic scenes from demonstrations",
-    "master": "knows digits and synthetic scenes",
-    "photos": "learns photographs from demonstrations",
-    "photos-lite2": "the same, with a larger network",
-    "photos-master": "knows ImageNet's 1,000 kinds of things in photographs",
+    "apprentice": (DRAWINGS, "learns digits, drawings and synthetic scenes from demonstrations"),
+    "master": (DRAWINGS, "knows digits and synthetic scenes"),
+    "photos": (PHOTOGRAPHS, "learns photographs from demonstrations"),
+    "photos-lite2": (PHOTOGRAPHS, "the same, with a larger network"),
+    "photos-master": (PHOTOGRAPHS, "knows ImageNet's 1,000 kinds of things"),
 }
 VIEW_FIELDS = ("views", "embedder", "dimension")
 
@@ -215,32 +217,39 @@ def models(
     json: Json = False,
 ) -> None:
     """List the models that --model accepts."""
-    rows = []
-    for config in sorted(bundled_folder().parent.glob("*/config.json")):
-        folder = config.parent
-        size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-        network = NETWORKS.get(folder.name)
-        more = f" and the extra [{network.extra}]" if network else ""
-        where = f"{size:.1f} MB, in this package{more}; see {folder / 'README.md'}"
-        rows.append((f"bundled:{folder.name}", f"{KINDS[folder.name]}; {where}"))
-    for name, (for_photographs, for_others) in DISPATCHED.items():
-        rows.append(
-            (name, f"{for_photographs} for prompts with a photograph, {for_others} for others")
-        )
+    rows = [*_bundled_models()]
     if endpoint:
-        rows += [(f"openai:{name}", "at the endpoint") for name in asyncio.run(_at_endpoint())]
+        names = asyncio.run(_at_endpoint())
+        rows += [(f"openai:{name}", "endpoints", "at the endpoint") for name in names]
     else:
         where = (
             "at OPENAI_BASE_URL"
             if os.environ.get("OPENAI_BASE_URL")
             else "any OpenAI-compatible endpoint (OPENAI_BASE_URL)"
         )
-        rows.append(("openai:NAME", f"{where}; list them with --endpoint"))
-    rows.append(("ID or FOLDER", "any image-text-to-text model of Hugging Face transformers"))
+        rows.append(("openai:NAME", "endpoints", f"{where}; list them with --endpoint"))
+        plain = "the same for base models without a chat template"
+        rows.append(("openai-completions:NAME", "endpoints", plain))
+    hub = "any image-text-to-text model of Hugging Face transformers"
+    rows.append(("ID or FOLDER", "transformers", hub))
     if json:
-        print_json([{"model": name, "what": what} for name, what in rows])
+        print_json([{"model": name, "kind": kind, "what": what} for name, kind, what in rows])
     else:
-        print_table(("model", "description"), rows)
+        print_table(("model", "kind", "description"), rows)
+
+
+def _bundled_models() -> Iterator[tuple[str, str, str]]:
+    """Yield name, kind and description, grouped by kind."""
+    for name, (kind, description) in KINDS.items():
+        folder = bundled_folder().parent / name
+        size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+        network = NETWORKS.get(name)
+        more = f" and the extra [{network.extra}]" if network else ""
+        where = f"{size:.1f} MB, in this package{more}; see {folder / 'README.md'}"
+        yield f"bundled:{name}", kind, f"{description}; {where}"
+    for name, (for_photographs, for_others) in DISPATCHED.items():
+        what = f"{for_photographs} for prompts with a photograph, {for_others} for others"
+        yield name, "both", what
 
 
 async def _at_endpoint() -> list[str]:

@@ -54,6 +54,8 @@ embed = "by-kind"
 QUESTION = "What is the capital of France?"
 # The bundled master knows colours and shapes, not capitals.
 DEMO_QUESTION = "What colour is it?"
+FILE_QUESTION = "What is it?"
+JSON_BODY = "-H 'Content-Type: application/json'"
 
 
 def serve(
@@ -169,13 +171,15 @@ def _announce(gateway_server: GatewayServer, url: str, demo: bool, kept: Path | 
     protected = gateway_server.gateway.authenticate is not None
     key = "-H 'Authorization: Bearer sk-...' " if protected else ""
     say(f"serving {url}")
-    say(f"  curl {url}/chat/completions {key}-H 'Content-Type: application/json' \\")
+    say(f"  curl {url}/chat/completions {key}{JSON_BODY} \\")
     say(f"    -d '{_question(demo)}'")
     if demo:
         stays = f"remains in {kept}" if kept else "is deleted at exit"
         any_key = "" if protected else "; clients may use any key"
         say(f"  the models are loading{any_key}; the cache {stays}")
         say("  the models are free: the prices are examples to show savings")
+        say("  to ask about an image of yours, replace photo.jpg:")
+        say(f"  {_file_question()} | curl {url}/chat/completions {key}{JSON_BODY} -d @-")
     elif not protected:
         say("  no key is needed on this machine; clients may send any")
     sys.stdout.flush()
@@ -207,13 +211,25 @@ def _print_saved(config: Config) -> None:
 
 def _question(demo: bool) -> str:
     """Return a request body to copy; for the demo with a small image."""
-    content: object = QUESTION
-    if demo:
-        pixels = Pillow.new("RGB", (64, 64), "black")
-        ImageDraw.Draw(pixels).ellipse((8, 8, 38, 38), fill="red")
-        url = Image.from_pillow(pixels.quantize(2)).data_url
+    if not demo:
+        return _body(QUESTION)
+    pixels = Pillow.new("RGB", (64, 64), "black")
+    ImageDraw.Draw(pixels).ellipse((8, 8, 38, 38), fill="red")
+    return _body(DEMO_QUESTION, Image.from_pillow(pixels.quantize(2)).data_url)
+
+
+def _file_question() -> str:
+    """Return a shell command that prints a request body with photo.jpg. Data in an argument would
+    be limited to 128 KiB, so the body is for a pipe."""
+    start, end = _body(FILE_QUESTION, "data:image/jpeg;base64,FILE").split("FILE")
+    return f"(printf '{start}'; base64 < photo.jpg | tr -d '\\n'; printf '{end}')"
+
+
+def _body(question: str, url: str | None = None) -> str:
+    content: object = question
+    if url is not None:
         image = {"type": "image_url", "image_url": {"url": url}}
-        content = [image, {"type": "text", "text": DEMO_QUESTION}]
+        content = [image, {"type": "text", "text": question}]
     return json.dumps({"model": "bottega", "messages": [{"role": "user", "content": content}]})
 
 

@@ -139,8 +139,8 @@ class ExampleStore(Protocol):
 ABSTENTION = "unknown"
 # Also in "The answer is unknown.", "Label: unknown", a box, tags, and before a line of confidence.
 ABSTAINING = re.compile(
-    r"\W*(?:(?:the )?(?:(?:final|correct) )?(?:answer(?: choice)?|label|class|category)(?: is)?\W+)?"
-    rf"(?:boxed\W+)?{ABSTENTION}\W*(?:</answer>\W*)?(?:confidence(?: score)?\W+[\d.]+\W*)?",
+    r"\W*(?:(?:the )?(?:(?:final|correct) )?(?:answer(?: choice)?|label|class|category)(?: is)?"
+    rf"\W+)?(?:boxed\W+)?{ABSTENTION}\W*(?:</answer>\W*)?(?:confidence(?: score)?\W+[\d.]+\W*)?",
     re.IGNORECASE,
 )
 
