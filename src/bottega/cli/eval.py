@@ -16,6 +16,7 @@ from bottega.cli.evaluation_output import (
     note_rationales,
     report_failures,
     report_results,
+    say_plan,
 )
 from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
 from bottega.cli.knowledge_files import evaluation_defaults, open_rows
@@ -25,6 +26,7 @@ from bottega.cli.options import (
     CompressorFolder,
     DefaultModel,
     DefaultOrder,
+    DryRun,
     ItemLimit,
     PriceOption,
     PromptStyle,
@@ -43,9 +45,11 @@ from bottega.evaluation.config import ROLLOUTS, RunConfig
 from bottega.evaluation.methods import LABEL_METHODS, METHODS
 from bottega.evaluation.outcomes import Budget
 from bottega.evaluation.planning import (
+    check_benchmark_fit,
     check_compressor,
     check_methods,
     default_methods,
+    max_calls,
     passages_only,
 )
 from bottega.evaluation.prompts import methods_with_rationales, with_rationales
@@ -56,6 +60,7 @@ from bottega.generation import TransformersGenerator
 from bottega.knowledge.embedders.names import BUNDLED, photo_tower
 from bottega.naming import check_model, default_embedder, open_model
 from bottega.recipes import Classifier
+from bottega.recipes.cache_retrieval import BY_DRAFT
 from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.types import IMAGE_QUESTION
 
@@ -247,6 +252,7 @@ def evaluate(
         Path | None,
         Option(metavar="FILE", callback=_file_name, help="Write the results to this JSON file."),
     ] = None,
+    dry_run: DryRun = False,
     price: PriceOption = None,
     traces: TraceFile = None,
 ) -> None:
@@ -325,6 +331,11 @@ def evaluate(
         config, methods=config.methods or default_methods(data, retrieve), max_tokens=tokens
     )
     settings = _classifier(config, model, price)
+    if dry_run:
+        check_benchmark_fit(config.methods, data, retrieve)
+        calls = max_calls(config, data, replace(settings, labels=data.labels))
+        say_plan(data, [settings.generator.name], calls, drafts=retrieve in BY_DRAFT)
+        return
     data = passages_only(data, config.methods)
     _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces)
 

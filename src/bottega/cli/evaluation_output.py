@@ -29,6 +29,18 @@ FOOTNOTE = "Invalid replies count as wrong; failed requests are excluded."
 SHOWN_FAILURES = 10
 
 
+def say_plan(
+    data: Benchmark, models: Sequence[str], calls: int, *, drafts: bool = False, orders: int = 1
+) -> None:
+    """Print the size of a run that is not started."""
+    say(
+        f"{data.name}: {len(data.items)} items{f' in {orders} orders' if orders > 1 else ''},"
+        f" {len(data.knowledge)} labelled examples, {len(data.labels) or 'no'} labels;"
+        f" {' and '.join(dict.fromkeys(models))}; at most {calls:,} calls"
+        f"{f' and {len(data.items):,} drafts' if drafts else ''}"
+    )
+
+
 def print_results(
     data: Benchmark, results: Sequence[Result], differences: Sequence[PairedDifference]
 ) -> None:

@@ -12,7 +12,15 @@ from typer import Exit, Option
 
 from bottega.cli.components import open_prices
 from bottega.cli.knowledge_files import open_rows, open_to_add
-from bottega.cli.options import MODELS_HELP, BenchmarkSpec, Embed, KnowledgeFile, PriceOption, Seed
+from bottega.cli.options import (
+    MODELS_HELP,
+    BenchmarkSpec,
+    DryRun,
+    Embed,
+    KnowledgeFile,
+    PriceOption,
+    Seed,
+)
 from bottega.cli.output import note, plural, progress, say, warn
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
@@ -58,6 +66,7 @@ def answer(
     budget: Annotated[
         float | None, Option(help="Stop before the cost exceeds this many US dollars.")
     ] = None,
+    dry_run: DryRun = False,
     price: PriceOption = None,
 ) -> None:
     """Let a master answer the labelled questions of a benchmark, into a knowledge base.
@@ -73,6 +82,10 @@ def answer(
         raise SettingError(
             f"{data.name} has no labelled questions, only passages", hint="use another benchmark"
         )
+    if dry_run:
+        asked = min(len(questions), limit or len(questions))
+        say(f"{data.name}: {asked} of {len(questions)} labelled questions; {model}; {asked} calls")
+        return
     images = (image for query in questions.values() for image in query.images)
     limits, found = Budget(budget), MasterAnswers(data.labels)
     with open_to_add(file, embed, "", default_embedder(images)) as knowledge:

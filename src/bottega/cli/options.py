@@ -141,6 +141,13 @@ Stop = Annotated[
     ),
 ]
 Seed = Annotated[int, Option(min=0, help="Seed of every random choice.")]
+DryRun = Annotated[
+    bool,
+    Option(
+        "--dry-run",
+        help="Read the data, check the options, print the number of requests, and send none.",
+    ),
+]
 TraceFile = Annotated[
     Path | None,
     Option(

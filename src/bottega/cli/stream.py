@@ -10,12 +10,14 @@ from typing import Annotated, TypeVar
 from typer import Option
 
 from bottega.cli.components import open_prices
+from bottega.cli.evaluation_output import say_plan
 from bottega.cli.evaluation_run import check_output
-from bottega.cli.options import MODELS_HELP, BenchmarkSpec, ItemLimit, Seed
+from bottega.cli.options import MODELS_HELP, BenchmarkSpec, DryRun, ItemLimit, Seed
 from bottega.cli.output import warn
 from bottega.cli.stream_run import StreamRun
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.master_answers import labelled_questions
 from bottega.evaluation.outcomes import Budget
 from bottega.evaluation.stream_plan import (
     CONTROLS,
@@ -27,7 +29,7 @@ from bottega.evaluation.stream_plan import (
 )
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_embedder, check_model, default_embedder, suggestion
-from bottega.recipes.cache_retrieval import RETRIEVE
+from bottega.recipes.cache_retrieval import BY_DRAFT, RETRIEVE
 
 ANSWER_TOKENS = 512
 # Size of MMMU's development set, the paper's cold start, relative to its validation set.
@@ -139,6 +141,7 @@ def stream(
     json: Annotated[
         Path | None, Option(metavar="FILE", help="Write the figures to this JSON file.")
     ] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Answer a stream of questions with an apprentice and a master whose answers fill a cache.
 
@@ -184,6 +187,12 @@ def stream(
         embed=embed or default_embedder(i for e in data.knowledge for i in e.query.images),
         cold=cold or round(COLD_SHARE * len(data.items)),
     )
+    if dry_run:
+        asked = len(labelled_questions(data)) if set(config.starts) - {"none"} else 0
+        calls = len(config.streams()) * len(data.items) + (0 if answers else asked)
+        drafts = bool(set(BY_DRAFT) & set(config.retrieve))
+        say_plan(data, config.tiers, calls, drafts=drafts, orders=orders)
+        return
     StreamRun(config, data, tables, out, budget, concurrency).execute(json)
 
 

@@ -47,6 +47,7 @@ from bottega.retrieval import BalancedSampler, UniformSampler
 from bottega.types import Query
 
 MAX_IN_CONTEXT = 200
+SAMPLED = ("majority", "best-of-n")
 
 
 def plan(
@@ -83,6 +84,29 @@ def plan(
             context = replace(context, shots=shots)
             planned.append(_method(spec, context, swapped, retrieve))
     return planned
+
+
+def max_calls(config: RunConfig, data: Benchmark, settings: Classifier) -> int:
+    """Return the maximum number of completions of a run, without drafts of its retrieval."""
+    samples, search = (
+        _samples(config, settings),
+        max_search_calls(settings.generator, config.rollouts),
+    )
+    calls = 0
+    for name in dict.fromkeys(config.methods):
+        spec = METHODS[name]
+        if not spec.uses_model:
+            continue
+        for shots in _shots(spec, config.shots, data):
+            if name in SEARCH_METHODS:
+                calls += search
+            elif name in SAMPLED:
+                calls += samples
+            elif name == "candidates":
+                calls += shots
+            else:
+                calls += 1
+    return calls * len(data.items)
 
 
 def default_methods(data: Benchmark, retrieve: str = "image") -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from bottega import __version__
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.charts import Chart, by_cost, by_shots
 from bottega.evaluation.page import page_environment, style_sheet
+from bottega.evaluation.report.across import Efficiency, across, efficiency
 from bottega.evaluation.report.payload import payload
 from bottega.evaluation.report.plots import cost_axis, cost_series, plot, plot_streams, shots_of
 from bottega.evaluation.report.references import Reference, references
@@ -61,6 +62,7 @@ class SectionView:
     section: Section
     shots: Chart | None
     costs: Chart | None
+    efficiency: Sequence[Efficiency]
     breakdowns: Sequence[Breakdown]
     confusions: Confusions | None
     references: Sequence[Reference]
@@ -108,6 +110,7 @@ def render(
             made=made,
             rule=EXCLUSION_RULE if sections else "",
             views=[_section_view(section) for section in sections],
+            across=across(sections),
             stream_views=[_stream_view(section) for section in streams],
             data=Markup(contents.json.decode()),
             contents=contents,
@@ -139,6 +142,7 @@ def _section_view(section: Section) -> SectionView:
         by_cost(cost_series(section), f"{metric} by cost", cost_axis(section))
         if answered
         else None,
+        efficiency(section) if answered else [],
         breakdowns(section),
         confusions(section),
         published,

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
+from bottega.evaluation.report.across import across, efficiency
 from bottega.evaluation.report.references import references
 from bottega.evaluation.report.sections import Row, Section
 from bottega.evaluation.report.streams import COLUMNS as STREAM_COLUMNS
@@ -32,9 +33,24 @@ def as_csv(sections: Sequence[Section]) -> str:
 
 def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
     parts = [f"# {title}", f"{made}. 95 % intervals in brackets. {EXCLUSION_RULE}"]
+    if rows := across(sections):
+        head = ("method", *(section.benchmark for section in sections if section.rows), "average")
+        cells = [(row.method, *map(_share, row.best), _share(row.average)) for row in rows]
+        parts += ["## Across benchmarks", "Best number of shots.", _table(head, cells)]
     for section in sections:
         parts += [f"## {_escaped(section.benchmark)}", f"{section.item_count:,} items."]
         parts.append(_table(*_figures(section)))
+        if needed := efficiency(section):
+            head = ("method", "instead of", "shots", "instead of", "ratio", "gain")
+            needed_rows = [
+                (
+                    *(one.method, one.many_shot, one.shots, one.many_shots),
+                    *(_figure(bounds(estimate)) for estimate in (one.ratio, one.gain)),
+                )
+                for one in needed
+            ]
+            parts += ["Demonstrations needed for the best many-shot result:"]
+            parts.append(_table(head, needed_rows))
         if section.pairs:
             head = ("method", "baseline", "shots", "n", "difference", "p")
             pairs = [
@@ -135,6 +151,10 @@ def _figures(section: Section) -> tuple[list[str], list[tuple[object, ...]]]:
             )
         )
     return head, rows
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _figure(values: tuple[float | None, float | None, float | None] | None) -> str:
