@@ -198,6 +198,7 @@ async def test_a_text_that_is_no_image_file_is_an_error(text: str) -> None:
     with pytest.raises(SettingError, match="must be the path of an image file") as caught:
         await Steps().pipeline().answer(text)
     assert "Query(" in caught.value.hint
+    assert ("does not exist" in str(caught.value)) == (text != ".")
 
 
 @pytest.mark.parametrize("given", [b"bytes", None, 3, ["a"]])

@@ -294,8 +294,9 @@ def _image(given: Image | PILImage | str | os.PathLike[str]) -> Image:
     if isinstance(given, PILImage):
         return Image.from_pillow(given)
     if isinstance(given, str) and not os.path.isfile(given):  # noqa: PTH113 - a Path raises for long texts
+        problem = f"got {given!r}" if os.path.exists(given) else f"{given!r} does not exist"  # noqa: PTH110 - as above
         raise SettingError(
-            f"query must be the path of an image file, got {given!r}",
+            f"query must be the path of an image file, {problem}",
             hint='check the path; pass Query("...") to send a text',
         )
     if isinstance(given, str | os.PathLike):

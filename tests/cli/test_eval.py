@@ -389,7 +389,7 @@ def test_a_folder_with_one_split_gets_a_hint(run: Run, pets: Path) -> None:
     half.mkdir()
     pets.rename(half / "train")
     done = run("eval", f"image-folder:{half}")
-    assert done.code == 1 and f"use image-folder:{half / 'train'}" in done.err
+    assert done.code == 1 and f"run bottega eval image-folder:{half / 'train'}" in done.err
 
 
 def test_rerank_covers_labels(run: Run, tmp_path: Path) -> None:
@@ -414,3 +414,27 @@ def test_rerank_covers_labels(run: Run, tmp_path: Path) -> None:
         shown[rerank] = sorted(one["answer"] for one in orjson.loads(trace)["demonstrations"])
     assert (shown["none"], shown["cover"]) == (["red", "red"], ["blue", "red"])
     assert len(shown["mmr"]) == 2
+
+
+@pytest.mark.parametrize(("model", "noted"), [("openai:m", True), ("bundled", False)])
+def test_eval_recommends_logreg_only_if_it_is_clearly_better(
+    run: Run, tmp_path: Path, served: Server, model: str, noted: bool
+) -> None:
+    served.answers = [ok("no label")]
+    for colour in ("red", "blue"):
+        folder = tmp_path / "colours" / colour
+        folder.mkdir(parents=True)
+        for size in range(24):
+            image = Image.new("RGB", (64, 64), "white")
+            image.paste(colour, (5, 5, 30 + size, 30 + size))
+            image.save(folder / f"{size}.png")
+    methods = ("--methods", "visual-rag,logreg", "--shots", "1", "--model", model)
+    done = run("eval", "image-folder:colours", *methods)
+    assert done.code == 0
+    assert ("bottega classify --method logreg" in done.err) == noted
+
+
+def test_paired_differences_of_eval_fit_in_80_columns(run: Run, pets: Path) -> None:
+    done = run("eval", f"image-folder:{pets}", "--shots", "1")
+    paired = done.out.partition("\npaired differences")[2].splitlines()
+    assert paired and all(len(line) <= 80 for line in paired)

@@ -21,11 +21,13 @@ COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", 
 PAIRED_FIELDS = ("method", "against", "shots", "n", "value", "low", "high", "p_value")
 PAIRED_COLUMNS = ("method", "baseline", "shots", "n", "difference", "low", "high", "p_value")
 PAIRED_TESTS = (
-    "Newcombe's interval and McNemar's exact p-value for right or wrong answers, else the"
-    " bootstrap's interval and a permutation test's p-value"
+    "right or wrong answers: Newcombe's interval, McNemar's exact p-value;\n"
+    "other scores: bootstrap interval, p-value of a permutation test"
 )
-FOOTNOTE = "Invalid replies count as wrong; failed requests are excluded."
+FOOTNOTE = 'Invalid replies count as wrong, also "unknown"; failed requests are excluded.'
 
+CLASSIFIED = ("image-folder:", "knowledge-base:")
+COMPARED = ("visual-rag", "logreg")
 SHOWN_FAILURES = 10
 
 
@@ -66,14 +68,23 @@ def print_results(
         say("\nfurther metrics, with 95 % intervals")
         print_table(("method", "shots", "metric", "value", "low", "high"), also)
     if differences:
-        say(f"\npaired differences on the same items: {PAIRED_TESTS}")
+        say("\npaired differences on the same items, with 95 % intervals")
         rows = [[getattr(one, name) for name in PAIRED_FIELDS] for one in differences]
         for row in rows:
             row[-1] = row[-1] if row[-1] >= 0.001 else "< 0.001"
         print_table(PAIRED_COLUMNS, rows)
+        say(PAIRED_TESTS)
     run = {result.method for result in results}
     notes = [spec.note for spec in METHODS.values() if spec.note and spec.name in run]
     note(" ".join([*notes, FOOTNOTE]))
+    if data.name.startswith(CLASSIFIED) and is_logistic_better(differences):
+        note("logreg is more accurate here: bottega classify --method logreg")
+
+
+def is_logistic_better(differences: Sequence[PairedDifference]) -> bool:
+    """Return whether logreg is clearly better than visual-rag at every number of shots."""
+    found = [one.high < 0 for one in differences if (one.method, one.against) == COMPARED]
+    return bool(found) and all(found)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -63,9 +64,10 @@ def _check_single_split(root: Path) -> None:
     names = {one.name for one in root.iterdir() if one.is_dir()} if root.is_dir() else set()
     if len(names) == 1 and names <= set(SPLITS):
         [name] = names
+        spec = f"image-folder:{path_text(root / name)}"
         raise LoadError(
             f"{path_text(root)} has {name}/, but not both train/ and test/",
-            hint=f"use image-folder:{path_text(root / name)}, which is split by the seed",
+            hint=f"to split {name}/ by the seed, run bottega eval {shlex.quote(spec)}",
         )
 
 
