@@ -21,7 +21,7 @@ from bottega.recipes.cache_retrieval import (
     DraftModel,
     RetrievalName,
 )
-from bottega.retrieval import tag_keywords
+from bottega.retrieval import HashtagRetriever, tag_keywords
 from bottega.types import Example, Prompt, Query
 from tests.builders import solid_image
 from tests.evaluation.builders import episodic_benchmark, passage_benchmark
@@ -125,6 +125,22 @@ async def test_drafts_retrieve_responses(retrieve: RetrievalName) -> None:
     assert len(generator.calls) == 1 and len(found) == 3
     if retrieve != "crossed":  # it compares the images alone
         assert found[0].example.answer == "ochre"
+
+
+async def test_hashtags_group_images_of_equal_questions() -> None:
+    """Two groups of shades: the retriever searches the group of the query's image."""
+    examples = [
+        Example(Query("Which?", (solid_image(shade),)), str(shade))
+        for shade in (*range(8), *range(50000, 50008))
+    ]
+    retrieval = replace(retrieval_of("hashtag"), groups=2, group_images=True)
+    for knowledge in filled(Benchmark("shades", tuple(examples), (), ()), retrieval):
+        retrieve = retrieval.retriever(knowledge)
+        found = await retrieve(Query("Which?", (solid_image(20),)), 4)
+        assert isinstance(retrieve, HashtagRetriever)
+        groups = [{one.answer for one in knowledge.get_many(ids)} for ids in retrieve.tree.groups]
+    assert sorted(map(len, groups)) == [8, 8]
+    assert {one.example.answer for one in found} <= {str(shade) for shade in range(8)}
 
 
 def test_missing_parts_raise() -> None:

@@ -118,11 +118,13 @@ def open_retrieval(
 
     `embed` embeds images, and also text for `text` if it reads text only. `embed_text` defaults to
     the text part of `embed` if that ends in `:average` or `:raw-average`, else to words.
-    `questions` give the document frequencies of keywords. `progress` receives the number of
+    `questions` give the document frequencies of keywords; if all are equal, hashtags group images.
+    `progress` receives the number of
     examples embedded by `hybrid`.
     """
     check_retrieve(retrieve, embed)
     name = next(one for one in RETRIEVE if one == retrieve)
+    questions = list(questions)
     model, averages = names.average_parts(embed)
     image = text = average = tokens = None
     if name not in TEXT_ONLY:
@@ -147,6 +149,7 @@ def open_retrieval(
         draft=draft,
         extract=TfidfKeywordExtractor(questions, longest=1),
         groups=groups,
+        group_images=len(set(questions)) == 1,
         exclude=exclude,
         seed=seed,
     )

@@ -93,8 +93,9 @@ class CacheRetrieval:
     defaults to a concatenation of `image` and `text`.
 
     `tokens` embeds for `hybrid`. `groups` is a fixed number of level-1 hashtags (10 in the paper's
-    code); None adapts it to the best leave-one-out retrieval. Raises `SettingError` if a part is
-    missing.
+    code); None adapts it to the best leave-one-out retrieval. With `group_images`, `hashtag` groups
+    images instead of questions: use it where all questions are equal. Raises `SettingError` if a
+    part is missing.
     """
 
     name: RetrievalName
@@ -106,6 +107,7 @@ class CacheRetrieval:
     draft: DraftModel | None = None
     extract: KeywordExtractor = field(default_factory=lambda: TfidfKeywordExtractor(longest=1))
     groups: int | None = None
+    group_images: bool = False
     exclude: Exclude = "same-question"
     seed: int = 0
 
@@ -138,10 +140,15 @@ class CacheRetrieval:
         """Return the views of the knowledge base; the first one is searched."""
         views = {DEFAULT: View(self.embedder, self._cached_side())}
         if self.name in ("hashtag", "keyword-hashtag"):
-            assert self.text is not None
-            by_response = self.name == "keyword-hashtag"
-            views[HASHTAGS] = View(self.text, keywords_only if by_response else question_only)
+            views[HASHTAGS] = self._hashtags()
         return views
+
+    def _hashtags(self) -> View:
+        """Return the view of the level-2 hashtags."""
+        assert self.image is not None and self.text is not None
+        if self.name == "keyword-hashtag":
+            return View(self.text, keywords_only)
+        return View(self.image, image_only) if self.group_images else View(self.text, question_only)
 
     def retriever(self, knowledge: KnowledgeBase, within: Sequence[str] | None = None) -> Retriever:
         """Return the retriever over a knowledge base that was opened with `views`, or over the ids
@@ -219,7 +226,7 @@ class CacheRetrieval:
         retrieve = HashtagRetriever(
             changes,
             partial(knowledge.vectors, by=HASHTAGS),
-            text,
+            self._hashtags().embed,
             partial(knowledge.search, exclude=self.exclude),
             HashtagTree(groups, adapt=adapt, seed=self.seed),
         )

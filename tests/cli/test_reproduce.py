@@ -1,0 +1,102 @@
+"""Every command of docs/reproduce.md parses and plans a run on tiny folders in the published
+layouts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.master_answers import labelled_questions
+from bottega.knowledge import KnowledgeBase, TokenEmbedder
+from bottega.types import Example
+from tests.builders import solid_image
+from tests.cli.conftest import Run
+from tests.paths import ROOT
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+PAGE = ROOT / "docs" / "reproduce.md"
+COMMANDS = [
+    shlex.split(line)[1:]
+    for block in re.findall(r"^```bash\n(.*?)^```", PAGE.read_text("utf-8"), re.S | re.M)
+    for line in block.splitlines()
+]
+SETS = ("HAM10000", "FIVES", "CheXpert", "TerraIncognita", "UCMerced", "EuroSAT", "Pets", "DTD")
+
+
+def write_mmmu(root: Path) -> None:
+    for number, (split, answer) in enumerate((("dev", "A"), ("validation", "B"), ("test", "?"))):
+        rows = [
+            {
+                "id": f"{split}_Art_{i}",
+                "question": f"{split} {i}: what is in <image 1>?",
+                "options": "['cat', 'dog']",
+                "explanation": "",
+                "answer": answer,
+                "topic_difficulty": "Easy",
+                **{f"image_{n}": None for n in range(2, 8)},
+                "image_1": {"bytes": solid_image(10 * number + i).data, "path": "x.png"},
+            }
+            for i in range(2)
+        ]
+        (root / "Art").mkdir(parents=True, exist_ok=True)
+        table = pa.Table.from_pylist(rows)
+        parquet.write_table(table, root / "Art" / f"{split}-00000-of-00001.parquet")
+
+
+def write_vl_icl(root: Path, task: str) -> None:
+    for part, shades in (("support", (1, 2)), ("query", (3, 4))):
+        folder = root / task / part
+        folder.mkdir(parents=True)
+        rows = []
+        for shade in shades:
+            (folder / f"{shade}.png").write_bytes(solid_image(shade).data)
+            image = f'["{task}/{part}/{shade}.png"]'
+            rows.append(f'{{"id": {shade}, "image": {image}, "question": "q", "answer": "2"}}')
+        (root / task / f"{part}.json").write_text(f"[{','.join(rows)}]")
+
+
+def write_manyicl(root: Path) -> None:
+    (root / "images").mkdir(parents=True)
+    for shade in range(4):
+        Image.new("RGB", (8, 8), (shade, 0, 0)).save(root / "images" / f"{shade}.png")
+    (root / "demo.csv").write_text(",flat,round\n0.png,1,0\n1.png,0,1\n")
+    (root / "test.csv").write_text(",flat,round\n2.png,1,0\n3.png,0,1\n")
+
+
+def write_answers(file: str, benchmark: str) -> None:
+    """Fill a file as `bottega answer` does."""
+    questions = labelled_questions(load_benchmark(benchmark, seed=0))
+    with KnowledgeBase.open(file, TokenEmbedder.bundled()) as knowledge:
+        knowledge.add(Example(query, "dog", rationale="Fur.") for query in questions.values())
+
+
+def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
+    write_mmmu(tmp_path / "MMMU")
+    for task in ("clevr", "textocr"):
+        write_vl_icl(tmp_path / "VL-ICL", task)
+    for name in SETS:
+        write_manyicl(tmp_path / name)
+    planned = 0
+    for command in COMMANDS:
+        if command[0] == "report":
+            assert {f"--out {one}" for one in command[1:9]} <= _outs()
+            continue
+        done = run(*command, "--dry-run")
+        assert done.code == 0, (command, done.err)
+        assert re.search(r"\d calls?", done.out), done.out
+        assert not list(tmp_path.glob("table*")) and not list(tmp_path.glob("figure*"))
+        if command[0] == "answer":
+            write_answers(command[1], command[2])
+        planned += 1
+    assert planned >= 20
+
+
+def _outs() -> set[str]:
+    return {f"--out {one[one.index('--out') + 1]}" for one in COMMANDS if "--out" in one}
