@@ -45,7 +45,7 @@ def test_defaults_in_the_example_are_correct() -> None:
     sections = ("gateway", "route", "cache", "replay", "limits", "shadow")
     unset = {"aliases", "allowed_hosts", "fetch_hosts", "fields", "file", "metrics_port"}
     unset |= {"master_rate", "usd_per_1k", "min_confidence", "samples", "tier"}  # of other routers
-    unset |= {"order"}  # the default is the stored one, else nearest-last
+    unset |= {"order", "groups"}  # stored or nearest-last; adapted
     config, section, found = parse_config(TWO), "", set()
     for line in lines:
         if line.startswith("["):

@@ -22,7 +22,7 @@ from bottega.evaluation.examples import (
     labels_of,
     names_passages,
 )
-from bottega.knowledge import KnowledgeBase, TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
+from bottega.knowledge import KnowledgeBase, TowerTokenEmbedder
 from bottega.protocols import MultiVectorEmbedder, Retriever, Vectors
 from bottega.retrieval import DenseRetriever, LabelledPool
 from bottega.types import Candidate, Example, Query
@@ -235,7 +235,7 @@ class LateInteractionScorer:
 
 def bundled_token_embedder() -> MultiVectorEmbedder:
     """Return the bundled embedder of image and word tokens."""
-    return TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
+    return TowerTokenEmbedder.bundled()
 
 
 def late_interaction_score(question: Vectors, passage: Vectors) -> float:

@@ -40,6 +40,7 @@ from bottega.gateway.calls import (
     without_rationales,
 )
 from bottega.gateway.decode_budget import DecodeBudget
+from bottega.gateway.drafts import SEND
 from bottega.gateway.errors import MisconfiguredError, unsupported_request
 from bottega.gateway.ports import RequestRecord, Served, Tenant, UpstreamCall
 from bottega.gateway.reasoning import (
@@ -157,6 +158,7 @@ class Completer:
         `GenerationError` if all fail, `SettingError` if a tier does not support the request, or
         `BudgetError` if the key's budget does not allow it."""
         steps = _JobSteps(self, job, self.call_upstream)
+        SEND.set(partial(self._draft, job))
         try:
             result, _ = await run(steps)
         except (GenerationError, SettingError, BudgetError) as error:
@@ -176,6 +178,7 @@ class Completer:
         """Return the stream of the routed tier, or of a fallback: another tier may answer until the
         first event. Raises like `complete`."""
         steps = _JobSteps(self, job, self._open_stream)
+        SEND.set(partial(self._draft, job))
         stream, _ = await run(steps)
         return replace(stream, failed=tuple(steps.failed))
 
@@ -191,6 +194,9 @@ class Completer:
         call.abandoned = has_left()
         job.bill.paid(call, completed.usage, perf_counter() - state.started)
         return ChatResult(call, completed)
+
+    async def _draft(self, job: ChatJob, call: UpstreamCall) -> ChatCompletion:
+        return (await self.call_upstream(job, call)).completed
 
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
         chunks = call.served.upstream.stream(call.body)

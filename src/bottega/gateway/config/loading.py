@@ -65,6 +65,7 @@ RENAMED = {
 MASTER_RATE = 0.2
 # A cosine: three of four unrelated texts are below it, but hardly any two images.
 MIN_SIMILARITY = 0.3
+WITHOUT_SIMILARITY = ("bm25", "hybrid")
 TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 EXAMPLE = "examples/bottega.toml describes every setting"
@@ -92,8 +93,8 @@ def _build(document: dict[str, object], file: str) -> Config:
     }
     config = Config(file, _tiers(document.get("tiers"), path / "tiers"), **sections)
     config = replace(config, route=_default_route(config))
-    if config.cache.min_similarity is None and config.cache.retrieve == "nearest":
-        # Unrelated examples reduce accuracy. BM25 scores have no fixed scale and get no threshold.
+    if config.cache.min_similarity is None and config.cache.retrieve not in WITHOUT_SIMILARITY:
+        # Unrelated examples reduce accuracy. Scores without a fixed scale get no threshold.
         config = replace(config, cache=replace(config.cache, min_similarity=MIN_SIMILARITY))
     _check_route(config, as_table(document.get("route", {}), path / "route"), path / "route")
     _check_hosts(config, path)
@@ -223,14 +224,15 @@ def _check_tiers(config: Config, path: SettingPath) -> None:
 
 
 def _check_retrieval(config: Config, path: SettingPath) -> None:
-    bm25 = config.cache.retrieve == "bm25"
+    scale = config.cache.retrieve not in WITHOUT_SIMILARITY
     for section, number in (
         ("cache", config.cache.min_similarity),
         ("route", config.route.min_similarity),
     ):
-        if bm25 and number is not None:
+        if not scale and number is not None:
             raise (path / section / "min_similarity").error(
-                "needs similarities, and bm25 has none", hint='write retrieve = "nearest"'
+                f"needs similarities, and {config.cache.retrieve} has none",
+                hint='write retrieve = "nearest"',
             )
     if config.shadow.gate and not config.shadow.rate:
         raise (path / "shadow" / "gate").error(

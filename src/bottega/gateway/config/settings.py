@@ -127,14 +127,30 @@ class RouteSettings:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """[cache]: the examples of each namespace. No tier is shown examples less similar than
+    """[cache]: the examples of each namespace. `retrieve` "nearest" searches by `embed` alone; the
+    other names are those of `CacheRetrieval`, with `embed` for images, `embed_text` for texts and
+    a fixed number of `groups` of hashtags. No tier is shown examples less similar than
     `min_similarity`. `max_characters` is the maximum length of a stored example.
     `open_namespaces` is the maximum number of namespaces open at a time. With `reasoning`, all
     tiers are told to reason before they answer; clients get the answers alone."""
 
     file: FilePath | None = None
     embed: str = "dual"
-    retrieve: Literal["nearest", "bm25"] = "nearest"
+    embed_text: str = "words"
+    retrieve: Literal[
+        "nearest",
+        "image",
+        "text",
+        "dual",
+        "crossed",
+        "probe",
+        "keywords",
+        "hashtag",
+        "keyword-hashtag",
+        "bm25",
+        "hybrid",
+    ] = "nearest"
+    groups: PositiveInt | None = None
     capacity: PositiveInt | None = 100_000
     evict: Literal["least-recent", "least-frequent", "least-saving", "random"] = "least-recent"
     order: Literal["nearest-last", "nearest-first", "shuffled"] | None = None

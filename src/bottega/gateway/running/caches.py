@@ -32,6 +32,7 @@ from bottega.gateway.decode_budget import (
     DecodeBudget,
     FairSemaphore,
 )
+from bottega.gateway.drafts import DraftGenerator
 from bottega.gateway.ports import RequestRecord, Tenant
 from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.telemetry.metrics import Metrics
@@ -42,13 +43,24 @@ from bottega.knowledge import (
     LeastRecentlyUsedEviction,
     LeastSavingsEviction,
     RandomEviction,
+    TowerTokenEmbedder,
 )
-from bottega.knowledge.embedders.names import NOTE, open_embedder
+from bottega.knowledge.embedders.names import BUNDLED, NOTE, open_embedder, packaged_name
+from bottega.openai_api.fields import data_url_cache
 from bottega.parsing import FinalAnswerParser, agreement, most_frequent
 from bottega.pipeline import FixedRouter, Pipeline
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Embedder, Escalation, Retriever, Router, Tier
-from bottega.recipes import cache_of_thought, share_features
+from bottega.recipes import cache_of_thought, default_prompter, share_features
+from bottega.recipes.cache_retrieval import (
+    BY_DRAFT,
+    BY_RESPONSE,
+    TEXT_ONLY,
+    CacheRetrieval,
+    DraftModel,
+)
 from bottega.recording import CacheRecorder
+from bottega.recording.recorders import Tagger
 from bottega.reranking import GatedReranker, TopKReranker
 from bottega.retrieval import (
     BM25Retriever,
@@ -56,6 +68,7 @@ from bottega.retrieval import (
     EmptyTolerantRetriever,
     SameContextFilter,
     SharedRetriever,
+    tag_keywords,
 )
 from bottega.routing import (
     AgreementPair,
@@ -137,6 +150,27 @@ class NamespaceOpener:
     def embedder(self) -> Embedder:
         return open_embedder(self.config.cache.embed)
 
+    @cached_property
+    def retrieval(self) -> CacheRetrieval | None:
+        """Retrieval method with its own views; None to search by `cache.embed` or by words."""
+        cache, name = self.config.cache, self.config.cache.retrieve
+        if name == "nearest" or name == "bm25":
+            return None
+        images = BUNDLED if cache.embed == "dual" else cache.embed  # the default contains words
+        draft = None
+        if name in BY_DRAFT:
+            model = DraftGenerator(self.tier_set.served[0], data_url_cache())
+            prompt = default_prompter(model) if model.turns_only else InterleavedPrompter()
+            draft = DraftModel(model, prompt)
+        return CacheRetrieval(
+            name,
+            image=None if name in TEXT_ONLY else open_embedder(images),
+            text=None if name == "image" else open_embedder(cache.embed_text),
+            tokens=TowerTokenEmbedder.bundled() if name == "hybrid" else None,
+            draft=draft,
+            groups=cache.groups,
+        )
+
     def check(self) -> None:
         """Raise `StoreError` for a file that is not a cache, before any model is loaded."""
         if not self.file.is_file() or not self.file.stat().st_size:  # empty after a kill
@@ -169,7 +203,7 @@ class NamespaceOpener:
         try:
             base = KnowledgeBase.open(
                 self.file,
-                self.embedder,
+                self.embedder if self.retrieval is None else self.retrieval.views(),
                 capacity=cache.capacity,
                 evict=EVICTIONS[cache.evict]() if cache.capacity else None,
                 namespace=namespace,
@@ -181,13 +215,17 @@ class NamespaceOpener:
                 hint=f"name that one, or bottega reindex {self.file} --embed {cache.embed}",
             ) from error
         if base.note(NOTE) is None:
-            base.set_note(NOTE, cache.embed)
+            name = packaged_name(base.embedder().fingerprint)
+            base.set_note(NOTE, cache.embed if self.retrieval is None else name or "")
         return base
 
     def _tenant(self, base: KnowledgeBase, namespace: str) -> Tenant:
         config, stored_tiers = self.config, frozenset(self.config.stored_tiers)
         recorder = CacheRecorder(
-            base, stored_tiers=stored_tiers, max_characters=config.cache.max_characters
+            base,
+            stored_tiers=stored_tiers,
+            max_characters=config.cache.max_characters,
+            tag=self._tagger(),
         )
         keeper = BudgetedKeeper(recorder, self.decoding, self.metrics.store.time)
         # Shared by the router and the demonstrations: one search for both.
@@ -222,11 +260,19 @@ class NamespaceOpener:
 
     def _search(self, base: KnowledgeBase) -> SharedRetriever:
         search: Retriever = DenseRetriever(partial(base.search, exclude="same-question"))
+        if self.retrieval is not None:
+            search = self.retrieval.retriever(base)
         if self.config.cache.retrieve == "bm25":
             search = BM25Retriever(base, exclude="same-question")
         max_shots = max(1, *(tier.shots for tier in self.tier_set.tiers))
         budgeted = BudgetedRetriever(search, self.decoding, self.metrics.retrieval.time)
         return SharedRetriever(EmptyTolerantRetriever(SameContextFilter(budgeted)), min_k=max_shots)
+
+    def _tagger(self) -> Tagger | None:
+        """Return the function that tags answers with their keywords, if searches compare them."""
+        if self.retrieval is None or self.retrieval.name not in BY_RESPONSE:
+            return None
+        return partial(tag_keywords, extractor=self.retrieval.extract)
 
     def _pipeline(self, base: KnowledgeBase, found: SharedRetriever) -> Pipeline:
         config, tiers = self.config, self.tier_set.tiers

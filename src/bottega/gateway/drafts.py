@@ -1,0 +1,43 @@
+"""Drafts: answers without demonstrations that some retrieval methods search with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+
+from bottega.errors import GenerationError
+from bottega.gateway.ports import Served, UpstreamCall
+from bottega.openai_api.fields import DataUrl, messages_json
+from bottega.openai_api.request import Body
+from bottega.openai_api.response import ChatCompletion
+from bottega.protocols import turns_only
+from bottega.types import Prompt, Reply, Sampling, Usage
+
+# Sends a call of the current request and books its cost.
+SendDraft = Callable[[UpstreamCall], Awaitable[ChatCompletion]]
+SEND: ContextVar[SendDraft] = ContextVar("send_draft")
+
+
+class DraftGenerator:
+    """Generator that calls a tier within the current request, whose bill includes the draft."""
+
+    def __init__(self, served: Served, data_url: DataUrl) -> None:
+        self._served = served
+        self._data_url = data_url
+        self.name = served.name
+        self.turns_only = turns_only(served.tier.generator)
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        send = SEND.get(None)
+        if send is None:
+            raise GenerationError("a draft needs a request", hint="search with another method")
+        body: Body = {
+            "messages": messages_json(prompt.messages, self._data_url),
+            "max_tokens": sampling.max_tokens,
+            "temperature": 0,
+        }
+        completed = await send(UpstreamCall(self._served, body))
+        return Reply(completed.model, completed.completions, completed.usage or Usage())
+
+    async def aclose(self) -> None:
+        """Leave the tier open: the gateway closes it."""

@@ -1,0 +1,66 @@
+"""Retrieval methods of the gateway by name, and the bills of their drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from bottega.gateway.running.build import build
+from bottega.recipes.cache_retrieval import RETRIEVE
+from tests.builders import solid_image
+from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
+from tests.server import Server, ok
+
+
+def turn(shade: int, text: str) -> dict[str, Any]:
+    image = {"type": "image_url", "image_url": {"url": solid_image(shade).data_url}}
+    return {"role": "user", "content": [image, {"type": "text", "text": text}]}
+
+
+async def by_model(request: web.Request) -> web.StreamResponse:
+    """Answer as the model in the body: the large one names a metal, the small one guesses."""
+    body = orjson.loads(await request.read() or b"{}")
+    large = body.get("model") == "huge"
+    return await ok("mercury" if large else "It may be mercury.")(request)
+
+
+@pytest.mark.parametrize("retrieve", ["nearest", *RETRIEVE])
+def test_every_method_shows_the_masters_answer(
+    endpoint: Server, tmp_path: Path, retrieve: str
+) -> None:
+    endpoint.answers = [by_model]
+    more = f'retrieve = "{retrieve}"\n'
+    if retrieve not in ("nearest", "bm25", "hybrid"):
+        more += "min_similarity = -1.0\n"
+    config = gateway_config(tmp_path, endpoint.url, more)
+    embed = "words" if retrieve == "nearest" else "pixels"
+    config = replace(config, cache=replace(config.cache, embed=embed))
+    gateway_server = build(config, ENVIRONMENT)
+    drafts = retrieve in ("crossed", "probe", "keyword-hashtag")
+    with run_gateway(gateway_server) as url:
+        endpoint.bodies.clear()
+        ask(url, "", messages=[turn(1, "Which metal is liquid?")])
+        _, headers = ask(url, "", messages=[turn(2, "Which metal is liquid here?")])
+        bodies = [body for body in endpoint.bodies if body]
+        gateway_server.ledger.flush()
+        [_, row] = gateway_server.ledger.read(
+            "SELECT prompt_tokens, cost_usd FROM entries ORDER BY time"
+        )
+        base = gateway_server.tenants.base("")  # type: ignore[attr-defined]
+        [stored] = base
+    assert headers["x-bottega-route"] == "small" and headers["x-bottega-demonstrations"] == "1"
+    *_, last = bodies
+    assert last["messages"][1] == {"role": "assistant", "content": "mercury"}
+    assert len(bodies) == 2 + drafts
+    if drafts:
+        draft = bodies[1]
+        assert (draft["model"], len(draft["messages"])) == ("qwen", 1)
+    # The bill has the tokens and the cost of the draft, too.
+    assert row == (10 * (1 + drafts), pytest.approx(12e-6 * (1 + drafts)))
+    tagged = retrieve in ("probe", "keywords", "keyword-hashtag")
+    assert stored.tags.get("keywords") == ("mercury" if tagged else None)
