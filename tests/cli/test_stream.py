@@ -160,3 +160,26 @@ def test_missing_answers_are_left_out(run: Run, pets: Path, served: Server) -> N
     assert mixed.code == 2 and "that no master answered" in mixed.err
     digits = run("eval", "digits", "--answers-from", "m.db", "--limit", 5, "--methods", "knn")
     assert digits.code == 2 and "no answer belongs to one of the" in digits.err
+
+
+def test_other_names_of_labels_are_read(run: Run, pets: Path, served: Server) -> None:
+    """The large model says `foliage` where the label is leaf."""
+
+    async def foliage(request: web.Request) -> web.StreamResponse:
+        return await ok("It is green.\nAnswer: foliage")(request)
+
+    served.answers = [foliage]
+    Path("names.json").write_text('{"leaf": ["foliage", "grass"]}')
+    spec = f"image-folder:{pets}"
+    done = run("answer", "m.db", spec, "--model", "openai:large", "--synonyms", "names.json")
+    assert done.code == 0 and "answers to 9 of 9" in done.out, done.err
+    assert "3 of 9 equal the gold answer" in done.out
+    figures = stream(run, pets, "--synonyms", "names.json", "--orders", 1, "--master-rate", "0.5")
+    master = next(one for one in figures["curves"] if one["rate"] == 1)
+    assert master["accuracy"]["value"] == pytest.approx(1 / 3)
+    Path("names.json").write_text('{"fish": ["trout"]}')
+    wrong = run("eval", spec, "--synonyms", "names.json", "--methods", "knn")
+    assert wrong.code == 2 and "names of 'fish', which is no label" in wrong.err
+    Path("names.json").write_text('["leaf"]')
+    broken = run("eval", spec, "--synonyms", "names.json", "--methods", "knn")
+    assert broken.code == 2 and "is not a JSON object of lists" in broken.err

@@ -6,20 +6,24 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import typer
 
 from bottega import naming
 from bottega._util.identity import Exclude
 from bottega.cli.output import waiting
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.retrieval import EXCLUDE, bundled_token_embedder
 from bottega.evaluation.retriever_factory import CachingEmbedder, CachingTokenEmbedder
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import FlmrEmbedder
 from bottega.knowledge.embedders import names
 from bottega.knowledge.embedders.names import BUNDLED
+from bottega.parsing import SynonymParser
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Embedder, MultiVectorEmbedder, Prompter, Recorder
 from bottega.recipes.cache_retrieval import (
@@ -153,6 +157,30 @@ def open_retrieval(
         exclude=exclude,
         seed=seed,
     )
+
+
+def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
+    """Return the benchmark with replies read by `file`, a JSON object of each label's other names.
+    Raises `SettingError`."""
+    if file is None:
+        return data
+    try:
+        names = orjson.loads(file.read_bytes())
+        if not all(isinstance(one, str) for some in names.values() for one in some):
+            raise ValueError
+    except OSError as error:
+        raise SettingError(f"{file}: {error.strerror}", hint="check the path") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SettingError(
+            f"{file} is not a JSON object of lists of names",
+            hint='write e.g. {"cat": ["tabby", "Persian cat"], "dog": ["pug"]}',
+        ) from error
+    if unknown := [label for label in names if label not in data.labels]:
+        raise SettingError(
+            f"{file} has names of {unknown[0]!r}, which is no label of {data.name}",
+            hint=f"labels: {', '.join(data.labels[:20]) or 'none: the answers are free text'}",
+        )
+    return replace(data, parse=SynonymParser(names, multi_label=data.multi_label))
 
 
 def traces_path(given: Path | None) -> Path:

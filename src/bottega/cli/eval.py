@@ -10,7 +10,13 @@ from typing import Annotated, Literal
 from typer import Exit, Option
 
 from bottega.cli.answer import NEAREST_LAST, parse_order
-from bottega.cli.components import check_retrieve, local_model, open_prices, open_prompt
+from bottega.cli.components import (
+    check_retrieve,
+    local_model,
+    open_prices,
+    open_prompt,
+    with_synonyms,
+)
 from bottega.cli.evaluation_output import (
     answer_store,
     note_rationales,
@@ -28,10 +34,12 @@ from bottega.cli.options import (
     DefaultOrder,
     DryRun,
     ItemLimit,
+    JsonFile,
     PriceOption,
     PromptStyle,
     Seed,
     Stop,
+    Synonyms,
     TraceFile,
     parse_numbers,
     parse_stop,
@@ -67,15 +75,6 @@ from bottega.types import IMAGE_QUESTION
 WRONG = "none"
 SHOTS = "5,10,20"
 ANSWER_TOKENS = 512
-
-
-def _file_name(path: Path | None) -> Path | None:
-    """Return the value of --json. Raises `SettingError` for the next option."""
-    if path is not None and str(path).startswith("-"):
-        raise SettingError(
-            f"--json needs a file name, got {str(path)!r}", hint="set e.g. --json results.json"
-        )
-    return path
 
 
 def evaluate(
@@ -248,10 +247,8 @@ def evaluate(
             "retries failed items; `bottega report` reads it."
         ),
     ] = None,
-    json: Annotated[
-        Path | None,
-        Option(metavar="FILE", callback=_file_name, help="Write the results to this JSON file."),
-    ] = None,
+    json: JsonFile = None,
+    synonyms: Synonyms = None,
     dry_run: DryRun = False,
     price: PriceOption = None,
     traces: TraceFile = None,
@@ -299,6 +296,7 @@ def evaluate(
         rollouts=rollouts,
         rationales=rationales,
         answers_from=answers_from,
+        synonyms=synonyms,
         compressor=compressor,
         hyper=hyper,
         store=store,
@@ -316,6 +314,7 @@ def evaluate(
     if model:
         check_model(model)  # before the benchmark is read
     data, skipped = _load(config, rationales_from)
+    data = with_synonyms(data, synonyms)
     if answers_from is not None:
         data = stored_answers(data, answers_from)
     if data.needs_answers:

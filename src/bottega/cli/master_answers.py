@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from typer import Exit, Option
 
-from bottega.cli.components import open_prices
+from bottega.cli.components import open_prices, with_synonyms
 from bottega.cli.knowledge_files import open_rows, open_to_add
 from bottega.cli.options import (
     MODELS_HELP,
@@ -20,6 +20,7 @@ from bottega.cli.options import (
     KnowledgeFile,
     PriceOption,
     Seed,
+    Synonyms,
 )
 from bottega.cli.output import note, plural, progress, say, warn
 from bottega.errors import SettingError
@@ -66,6 +67,7 @@ def answer(
     budget: Annotated[
         float | None, Option(help="Stop before the cost exceeds this many US dollars.")
     ] = None,
+    synonyms: Synonyms = None,
     dry_run: DryRun = False,
     price: PriceOption = None,
 ) -> None:
@@ -77,6 +79,7 @@ def answer(
     check_model(model)
     Budget(budget)  # fail before anything is loaded
     data = load_benchmark(benchmark, seed=seed, per_class=kb_per_class, on_error=warn)
+    data = with_synonyms(data, synonyms)
     questions = labelled_questions(data)
     if not questions:
         raise SettingError(

@@ -98,6 +98,19 @@ def parse_stop(texts: list[str] | None) -> tuple[str, ...]:
     return tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in texts or ())
 
 
+def _file_name(path: Path | None) -> Path | None:
+    """Return the value of --json. Raises `SettingError` for the next option."""
+    if path is not None and str(path).startswith("-"):
+        raise SettingError(
+            f"--json needs a file name, got {str(path)!r}", hint="set e.g. --json results.json"
+        )
+    return path
+
+
+JsonFile = Annotated[
+    Path | None,
+    Option("--json", metavar="FILE", callback=_file_name, help="Write the results to this file."),
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 MODELS_HELP = (
     "bundled (same as bundled:apprentice), bundled:photos, bundled:master, openai:NAME or "
@@ -141,6 +154,13 @@ Stop = Annotated[
     ),
 ]
 Seed = Annotated[int, Option(min=0, help="Seed of every random choice.")]
+Synonyms = Annotated[
+    Path | None,
+    Option(
+        metavar="FILE",
+        help='Read other names of labels in replies: a JSON object such as {"cat": ["tabby"]}.',
+    ),
+]
 DryRun = Annotated[
     bool,
     Option(

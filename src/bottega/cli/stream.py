@@ -9,10 +9,18 @@ from typing import Annotated, TypeVar
 
 from typer import Option
 
-from bottega.cli.components import open_prices
+from bottega.cli.components import open_prices, with_synonyms
 from bottega.cli.evaluation_output import say_plan
 from bottega.cli.evaluation_run import check_output
-from bottega.cli.options import MODELS_HELP, BenchmarkSpec, DryRun, ItemLimit, Seed
+from bottega.cli.options import (
+    MODELS_HELP,
+    BenchmarkSpec,
+    DryRun,
+    ItemLimit,
+    JsonFile,
+    Seed,
+    Synonyms,
+)
 from bottega.cli.output import warn
 from bottega.cli.stream_run import StreamRun
 from bottega.errors import SettingError
@@ -138,9 +146,8 @@ def stream(
             "`bottega report` reads it."
         ),
     ] = None,
-    json: Annotated[
-        Path | None, Option(metavar="FILE", help="Write the figures to this JSON file.")
-    ] = None,
+    json: JsonFile = None,
+    synonyms: Synonyms = None,
     dry_run: DryRun = False,
 ) -> None:
     """Answer a stream of questions with an apprentice and a master whose answers fill a cache.
@@ -173,6 +180,7 @@ def stream(
         answers=answers,
         limit=limit,
         max_tokens=max_tokens,
+        synonyms=synonyms,
         seed=seed,
     )
     check_output(json)
@@ -182,6 +190,7 @@ def stream(
     prices = {"master": master_price, "apprentice": apprentice_price}
     tables = {name: open_prices(price) for name, price in prices.items()}
     data = load_benchmark(benchmark, seed=seed, limit=limit, on_error=warn)
+    data = with_synonyms(data, synonyms)
     config = replace(
         config,
         embed=embed or default_embedder(i for e in data.knowledge for i in e.query.images),

@@ -47,6 +47,7 @@ class RunConfig:
     rollouts: int = ROLLOUTS
     rationales: bool | None = None
     answers_from: Path | None = None
+    synonyms: Path | None = None
     compressor: Path | None = None
     hyper: str | None = None
     store: Path | None = None
@@ -90,6 +91,7 @@ class RunConfig:
             **({"metric": self.metric} if self.metric != "cosine" else {}),
             **({"groups": self.groups} if self.groups else {}),
             **({"answers_from": str(self.answers_from)} if self.answers_from else {}),
+            **({"synonyms": self.synonyms.read_text("utf-8")} if self.synonyms else {}),
             "round_size": self.round_size,
         }
 

@@ -26,7 +26,10 @@ from bottega.recording import json_text, stored_trace
 from bottega.types import Answer, Candidate, Example, Trace
 
 # Settings that a run stores only if they are set.
-OPTIONAL = ("stop", "answers_from", "kb_share", "rerank", "embed_text", "metric", "groups")
+OPTIONAL = (
+    *("stop", "answers_from", "synonyms", "kb_share"),
+    *("rerank", "embed_text", "metric", "groups"),
+)
 Write = Callable[[sqlite3.Connection], None]
 
 

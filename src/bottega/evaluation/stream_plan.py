@@ -120,6 +120,7 @@ class StreamConfig:
     answers: Path | None = None
     limit: int | None = None
     max_tokens: int = 512
+    synonyms: Path | None = None
     seed: int = 0
 
     def streams(self) -> list[Stream]:
@@ -150,5 +151,6 @@ class StreamConfig:
             **vars(self),
             **{name: list(getattr(self, name)) for name in lists},
             "answers": None if self.answers is None else str(self.answers),
+            "synonyms": None if self.synonyms is None else self.synonyms.read_text("utf-8"),
             "model": " and ".join(self.tiers),
         }

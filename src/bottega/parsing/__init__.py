@@ -17,12 +17,14 @@ from bottega.parsing.comparison import agreement, same_answer, same_choice, same
 from bottega.parsing.final_answers import FinalAnswerParser
 from bottega.parsing.labels import LabelParser
 from bottega.parsing.replies import strip_thinking
+from bottega.parsing.synonyms import SynonymParser
 
 __all__ = [
     "ChoiceParser",
     "FinalAnswerParser",
     "LabelParser",
     "RationaleParser",
+    "SynonymParser",
     "agreement",
     "find_stated_answers",
     "last_answer",
