@@ -86,8 +86,8 @@ def answer(
             f"{data.name} has no labelled questions, only passages", hint="use another benchmark"
         )
     if dry_run:
-        asked = min(len(questions), limit or len(questions))
-        say(f"{data.name}: {asked} of {len(questions)} labelled questions; {model}; {asked} calls")
+        calls = min(len(questions), limit or len(questions))
+        say(f"{data.name}: {calls} of {len(questions)} labelled questions; {model}; {calls} calls")
         return
     images = (image for query in questions.values() for image in query.images)
     limits, found = Budget(budget), MasterAnswers(data.labels)

@@ -197,8 +197,9 @@ def stream(
         cold=cold or round(COLD_SHARE * len(data.items)),
     )
     if dry_run:
-        asked = len(labelled_questions(data)) if set(config.starts) - {"none"} else 0
-        calls = len(config.streams()) * len(data.items) + (0 if answers else asked)
+        calls = len(config.streams()) * len(data.items)
+        if answers is None and set(config.starts) - {"none"}:
+            calls += len(labelled_questions(data))
         drafts = bool(set(BY_DRAFT) & set(config.retrieve))
         say_plan(data, config.tiers, calls, drafts=drafts, orders=orders)
         return

@@ -6,6 +6,7 @@ from functools import partial
 
 from bottega._util.caching import SingleFlight
 from bottega._util.identity import request_key
+from bottega.evaluation.outcomes import add_cost
 from bottega.protocols import Generator, Pricer, turns_only
 from bottega.types import Prompt, Reply, Sampling
 
@@ -13,7 +14,7 @@ from bottega.types import Prompt, Reply, Sampling
 class DraftGenerator:
     """Generator wrapper that answers each prompt once for all methods of a run.
 
-    `calls`, `tokens` and `cost_usd` count what was sent; the methods' own figures exclude drafts.
+    `calls`, `tokens` and `cost_usd` count the requests sent; the methods' own figures exclude drafts.
     `cost_usd` is None if the price is unknown.
     """
 
@@ -41,7 +42,6 @@ class DraftGenerator:
         cost = self._price(reply.model, reply.usage) if self._price else 0.0
         self.calls += 1
         self.tokens += reply.usage.prompt_tokens + reply.usage.completion_tokens
-        known = self.cost_usd is not None and cost is not None
-        self.cost_usd = (self.cost_usd or 0.0) + (cost or 0.0) if known else None
+        self.cost_usd = add_cost(self.cost_usd, cost)
         self._replies[key] = reply
         return reply

@@ -10,7 +10,7 @@ from bottega._util.identity import query_key
 from bottega.errors import BottegaError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.examples import is_passage
-from bottega.evaluation.outcomes import Budget, EndpointCheck, is_item_error
+from bottega.evaluation.outcomes import Budget, EndpointCheck, add_cost, is_item_error
 from bottega.pipeline import Pipeline
 from bottega.recording import cached_example
 from bottega.types import Example, Query, Trace
@@ -54,8 +54,7 @@ class MasterAnswers:
 
     def take(self, trace: Trace) -> None:
         """Add the answer of a trace."""
-        known = self.cost_usd is not None and trace.cost_usd is not None
-        self.cost_usd = (self.cost_usd or 0.0) + (trace.cost_usd or 0.0) if known else None
+        self.cost_usd = add_cost(self.cost_usd, trace.cost_usd)
         example = cached_example(trace)
         if example is None:
             self.unusable += 1
@@ -97,7 +96,7 @@ async def ask_master(
         budget.settle(trace.cost_usd)
         done(trace.cost_usd or 0.0)
 
-    # The cost of one question must be known before many run concurrently.
+    # One question must show its cost before many run concurrently.
     first = questions[: int(budget.is_limited)]
     for part in (first, questions[len(first) :]):
         await for_each(part, ask, limit=concurrency, starts=budget.reserve)

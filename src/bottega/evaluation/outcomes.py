@@ -182,10 +182,15 @@ class Budget:
         self._highest_cost = max(self._highest_cost, cost_usd or 0.0, at_most_usd)
 
 
+def add_cost(total: float | None, cost: float | None) -> float | None:
+    """Return the sum, None if one of them is unknown."""
+    return None if total is None or cost is None else total + cost
+
+
 class BudgetedGenerator:
     """Generator wrapper that refuses requests beyond a budget (`BudgetError`).
 
-    With a limit, its first request is sent alone: the cost must be known before many run
+    With a limit, its first request is sent alone: it shows the cost before many run
     concurrently.
     """
 

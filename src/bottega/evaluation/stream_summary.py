@@ -87,15 +87,15 @@ def _point(
         n=len(scored),
         missing=sum(result.length for result in found) - len(scored),
         accuracy=accuracy,
-        apprentice=_known(mean_over(found, tier=cheaper, seed=seed)) if cheaper else None,
-        gain=_known(gain(ours, theirs, tier=cheaper, seed=seed)) if compared else None,
+        apprentice=_defined(mean_over(found, tier=cheaper, seed=seed)) if cheaper else None,
+        gain=_defined(gain(ours, theirs, tier=cheaper, seed=seed)) if compared else None,
         gains=tuple(
-            _known(gain(ours, theirs, tier=cheaper, part=part, parts=PARTS, seed=seed))
+            _defined(gain(ours, theirs, tier=cheaper, part=part, parts=PARTS, seed=seed))
             if compared
             else None
             for part in range(PARTS)
         ),
-        growth=_known(growth(found, cheaper, parts=PARTS, seed=seed)) if cheaper else None,
+        growth=_defined(growth(found, cheaper, parts=PARTS, seed=seed)) if cheaper else None,
         master_share=sum(one.tier == master for one in scored) / len(scored),
         agreement=_agreement(streams, results, cheaper),
         recovered=None if alone is None else (accuracy.value - alone[0]) / (alone[1] - alone[0]),
@@ -103,7 +103,7 @@ def _point(
     )
 
 
-def _known(estimate: Estimate) -> Estimate | None:
+def _defined(estimate: Estimate) -> Estimate | None:
     return estimate if estimate.value == estimate.value else None
 
 

@@ -71,7 +71,7 @@ class Served:
     fields, which override the client's. A request without a token limit gets `max_tokens`; if that
     is None, it is expected to generate at most `output_tokens`. `prompt` is set for the tiers of a
     user's pipeline; without it the demonstrations become turns before the client's own. With
-    `reasons`, the tier is told to reason before its answers."""
+    `reasons`, the tier is instructed to reason before its answers."""
 
     tier: Tier
     upstream: Upstream

@@ -1,6 +1,6 @@
 """Reasoning before answers: the instruction in a request, and the final answer of its reply.
 
-With `cache.reasoning`, all tiers are told to reason, as in Cache-of-Thought. The client gets the
+With `cache.reasoning`, all tiers are instructed to reason, as in Cache-of-Thought. The client gets the
 final answer alone; the cache stores both.
 """
 
@@ -43,10 +43,10 @@ def with_instruction(body: Body) -> Body:
     *earlier, last = cast(list[dict[str, Any]], body["messages"])
     content = last["content"]
     if isinstance(content, str):
-        told: object = f"{content}\n{ASK_REASONING}"
+        instructed: object = f"{content}\n{ASK_REASONING}"
     else:
-        told = [*content, {"type": "text", "text": ASK_REASONING}]
-    return {**body, "messages": [*earlier, {**last, "content": told}]}
+        instructed = [*content, {"type": "text", "text": ASK_REASONING}]
+    return {**body, "messages": [*earlier, {**last, "content": instructed}]}
 
 
 def final_answer(completion: Completion) -> Answer | None:

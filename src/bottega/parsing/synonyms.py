@@ -23,10 +23,10 @@ class SynonymParser:
         self._names = list(names)
         for label, others in names.items():
             for name in others:
-                known = self._label_of.setdefault(name.casefold(), label)
-                if known != label:
+                owner = self._label_of.setdefault(name.casefold(), label)
+                if owner != label:
                     raise SettingError(
-                        f"the name {name!r} belongs to {known!r} and {label!r}",
+                        f"the name {name!r} belongs to {owner!r} and {label!r}",
                         hint="give each name to one label",
                     )
                 self._names.append(name)

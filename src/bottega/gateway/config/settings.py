@@ -132,7 +132,7 @@ class CacheSettings:
     a fixed number of `groups` of hashtags. No tier is shown examples less similar than
     `min_similarity`. `max_characters` is the maximum length of a stored example.
     `open_namespaces` is the maximum number of namespaces open at a time. With `reasoning`, all
-    tiers are told to reason before they answer; clients get the answers alone."""
+    tiers are instructed to reason before they answer; clients get the answers alone."""
 
     file: FilePath | None = None
     embed: str = "dual"
