@@ -14,8 +14,8 @@ from bottega.types import Prompt, Reply, Sampling
 class DraftGenerator:
     """Generator wrapper that answers each prompt once for all methods of a run.
 
-    `calls`, `tokens` and `cost_usd` count the requests sent; the methods' own figures exclude drafts.
-    `cost_usd` is None if the price is unknown.
+    `calls`, `tokens` and `cost_usd` count the requests sent; the methods' own figures exclude
+    drafts. `cost_usd` is None if the price is unknown.
     """
 
     def __init__(self, inner: Generator, price: Pricer | None = None) -> None:

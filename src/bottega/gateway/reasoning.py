@@ -1,7 +1,7 @@
 """Reasoning before answers: the instruction in a request, and the final answer of its reply.
 
-With `cache.reasoning`, all tiers are instructed to reason, as in Cache-of-Thought. The client gets the
-final answer alone; the cache stores both.
+With `cache.reasoning`, all tiers are instructed to reason, as in Cache-of-Thought. The client gets
+the final answer alone; the cache stores both.
 """
 
 from __future__ import annotations
