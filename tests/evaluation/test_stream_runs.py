@@ -205,3 +205,6 @@ def test_settings_survive_a_record() -> None:
     assert stored.record() == config.record()
     assert stored.streams() == config.streams()
     assert len(config.streams()) == 2 + (4 + 4 + 1) * 2
+    # Every stream, also one without a cache, has a retrieval of the run.
+    dual = replace(config, retrieve=("dual",))
+    assert {stream.curve.retrieve for stream in dual.streams()} == {"dual"}

@@ -130,7 +130,10 @@ class StreamConfig:
         shown = [replace(one, control=control) for control in self.controls for one in curves]
         # A stream without a cache has neither a start nor a retrieval.
         controls = dict.fromkeys(
-            Curve(control="no-cache") if one.control == "no-cache" else one for one in shown
+            Curve(retrieve=self.retrieve[0], control="no-cache")
+            if one.control == "no-cache"
+            else one
+            for one in shown
         )
         return plan_streams([*curves, *controls], self.rates, self.orders)
 
