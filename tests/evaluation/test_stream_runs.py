@@ -208,3 +208,6 @@ def test_settings_survive_a_record() -> None:
     # Every stream, also one without a cache, has a retrieval of the run.
     dual = replace(config, retrieve=("dual",))
     assert {stream.curve.retrieve for stream in dual.streams()} == {"dual"}
+    random = replace(config, controls=("random",))
+    names = {stream.curve.name for stream in random.streams() if stream.curve.control}
+    assert names == {"random, no start, image", "random, warm start, image"}

@@ -127,15 +127,18 @@ class StreamConfig:
         """Return all streams, first those of the first order."""
         kinds = product(self.starts, self.retrieve, self.evict)
         curves = [Curve(start, retrieve, evict) for start, retrieve, evict in kinds]
-        shown = [replace(one, control=control) for control in self.controls for one in curves]
-        # A stream without a cache has neither a start nor a retrieval.
         controls = dict.fromkeys(
-            Curve(retrieve=self.retrieve[0], control="no-cache")
-            if one.control == "no-cache"
-            else one
-            for one in shown
+            self._control(curve, control) for control in self.controls for curve in curves
         )
         return plan_streams([*curves, *controls], self.rates, self.orders)
+
+    def _control(self, curve: Curve, control: Control) -> Curve:
+        """Return a control of a curve. Without a cache there is neither a start nor an eviction,
+        and random examples need no retrieval."""
+        if control == "no-cache":
+            return Curve(retrieve=self.retrieve[0], control=control)
+        retrieve = self.retrieve[0] if control == "random" else curve.retrieve
+        return replace(curve, retrieve=retrieve, control=control)
 
     @property
     def master(self) -> str:
@@ -145,7 +148,8 @@ class StreamConfig:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StreamConfig:
         """Return the settings of a stored run."""
-        return cls(**{one.name: record[one.name] for one in fields(cls)})
+        names = (one.name for one in fields(cls) if one.name in record)  # absent from older runs
+        return cls(**{name: record[name] for name in names})
 
     def record(self) -> dict[str, object]:
         """Return the settings as JSON values: a run resumes if these are equal."""
