@@ -163,3 +163,28 @@ async def test_unstorable_answers_are_logged_once(
 )
 def test_abstentions_are_recognised(text: str, expected: bool) -> None:
     assert is_abstention(text) is expected
+
+
+async def test_tags_are_stored_with_the_answer(kb: KnowledgeBase) -> None:
+    async def tag(examples: Sequence[Example]) -> list[Example]:
+        return [replace(one, tags={"keywords": f"{one.answer},whiskers"}) for one in examples]
+
+    await CacheRecorder(kb, stored_tiers={"master"}, tag=tag)(trace())
+    assert [(one.answer, one.tags["keywords"]) for one in kb] == [("cat", "cat,whiskers")]
+
+
+async def test_a_failed_tagger_costs_no_answer_and_one_warning(
+    kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def tag(examples: Sequence[Example]) -> list[Example]:
+        raise BottegaError("the keyword model is down: a cat")
+
+    remember = CacheRecorder(kb, stored_tiers={"master"}, tag=tag)
+    with caplog.at_level(logging.WARNING):
+        first = await remember.keep(image_example(1, "cat"))
+        second = await remember.keep(image_example(2, "dog"))
+    assert kb.ids() == [first, second]
+    assert [example.answer for example in kb] == ["cat", "dog"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "an answer is stored without tags: BottegaError"
+    ]
