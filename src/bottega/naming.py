@@ -94,14 +94,22 @@ def default_model(embedder: Embedder) -> str:
     return f"{BUNDLED}:{name}" if name in (PHOTOS, PHOTOS_LITE2) else BUNDLED
 
 
-def open_model(spec: str, *, concurrency: int = 16) -> Generator:
+def open_model(
+    spec: str,
+    *,
+    concurrency: int = 16,
+    base_url: str | None = None,
+    api_key: str | None = None,
+) -> Generator:
     """Return the model of a name: `bundled` (the apprentice), `bundled:NAME`, `openai:NAME` or
-    `openai-completions:NAME` (at OPENAI_BASE_URL, with at most `concurrency` requests at a time),
-    or a Hugging Face id or folder. Raises `SettingError`."""
+    `openai-completions:NAME` (at `base_url`, with at most `concurrency` requests at a time), or a
+    Hugging Face id or folder. `base_url` and `api_key` default to OPENAI_BASE_URL and
+    OPENAI_API_KEY. Raises `SettingError`."""
     check_model(spec)
     for prefix, endpoint in ((REMOTE, OpenAIGenerator), (COMPLETIONS, OpenAICompletionsGenerator)):
         if spec.startswith(prefix):
-            return endpoint(spec.removeprefix(prefix), concurrency=concurrency)
+            name = spec.removeprefix(prefix)
+            return endpoint(name, base_url=base_url, api_key=api_key, concurrency=concurrency)
     check_address_space(WITH_TORCH)
     if spec == BUNDLED:
         return bundled()

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.cli.conftest import Run
-from tests.server import Server, ok, refuse
+from tests.server import Server, ok, refuse, running
 
 MODELS = ("--master", "openai:large", "--apprentice", "openai:small")
 PRICES = ("--master-price", "3,5", "--apprentice-price", "1,2")
@@ -100,6 +100,40 @@ def test_budget_ends_a_stream(run: Run, pets: Path, served: Server) -> None:
     large = sum(body["model"] == "large" for body in served.bodies)
     assert (large * 40 + (len(served.bodies) - large) * 14) / 1e6 <= 0.0001
     assert "the budget is spent" not in run(*command, "--budget", "1").out
+
+
+def test_apprentice_has_an_endpoint_and_a_key_of_its_own(
+    run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of-the-master")
+    command = ("--master-rate", "0.5", "--orders", 1, "--stop", "\\n\\n")
+    served.answers = [by_model]
+    with running() as local:
+        local.answers = [by_model]
+        stream(run, pets, *command, "--apprentice-url", local.url)
+        monkeypatch.setenv("APPRENTICE_API_KEY", "of-the-apprentice")
+        stream(run, pets, *command, "--apprentice-url", local.url)
+    assert {body["model"] for body in served.bodies} == {"large"}
+    assert {one["Authorization"] for one in served.headers} == {"Bearer of-the-master"}
+    assert {body["model"] for body in local.bodies} == {"small"}
+    keys = [one.get("Authorization") for one in local.headers]
+    assert keys[0] is None and keys[-1] == "Bearer of-the-apprentice"
+    assert set(keys) == {None, "Bearer of-the-apprentice"}
+    assert all(body["stop"] == ["\n\n"] for body in (*served.bodies, *local.bodies))
+
+
+def test_trends_and_phases_are_reported(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [by_model]
+    options = ("--master-rate", "0.2,0.5,0.8", "--orders", 2, "--phases", 2, "--out", "kept")
+    figures = stream(run, pets, *options)
+    assert figures["phases"] == 2
+    assert [one["over"] for one in figures["trends"]][:1] == ["master's rate"]
+    assert run("report", "kept").code == 0
+    page = Path("kept/report/index.html").read_text("utf-8")
+    assert "<h3>Trends</h3>" in page
+    assert "Page's trend test" in Path("kept/report/results.md").read_text("utf-8")
+    many = run("stream", f"image-folder:{pets}", *MODELS, "--phases", 9, "--dry-run")
+    assert many.code == 2 and "--phases must not exceed the 3 different answers" in many.err
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tests.builders import example
 from tests.knowledge.doubles import SeededEmbedder
 
 LABELS = ("a", "b")
+ANSWERS = ["a", "b", "c"] * 10
 
 
 def master_reply(prompt: Prompt) -> str:
@@ -60,7 +61,7 @@ def setup(data: Benchmark, apprentice: ScriptedGenerator, **options: object) -> 
         data,
         tiers,
         {"image": CacheRetrieval("image", image=embed)},
-        item_orders(len(data.items), 2, seed=0),
+        item_orders([item.answer for item in data.items], 2, seed=0),
     )
     return replace(made, **options)  # type: ignore[arg-type]
 
@@ -82,10 +83,21 @@ def test_plan_has_one_stream_of_each_model_alone() -> None:
 
 
 def test_orders_are_permutations_that_depend_on_the_seed() -> None:
-    orders = item_orders(30, 3, seed=1)
+    orders = item_orders(ANSWERS, 3, seed=1)
     assert all(sorted(order) == list(range(30)) for order in orders)
     assert len(set(map(tuple, orders))) == 3
-    assert item_orders(30, 3, seed=1) == orders != item_orders(30, 3, seed=2)
+    assert item_orders(ANSWERS, 3, seed=1) == orders != item_orders(ANSWERS, 3, seed=2)
+
+
+def test_phases_divide_the_answers() -> None:
+    for order in item_orders(ANSWERS, 3, seed=1, phases=2):
+        assert sorted(order) == list(range(30))
+        halves = [{ANSWERS[index] for index in half} for half in (order[:10], order[20:])]
+        assert not halves[0] & halves[1]
+    firsts = {ANSWERS[order[0]] for order in item_orders(ANSWERS, 9, seed=1, phases=3)}
+    assert len(firsts) > 1
+    with pytest.raises(SettingError, match="--phases must not exceed the 3 different answers"):
+        item_orders(ANSWERS, 1, seed=1, phases=4)
 
 
 async def test_stream_shows_only_earlier_answers_of_the_master(data: Benchmark) -> None:

@@ -140,9 +140,9 @@ async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> Non
         QUERY, SAID, candidates, BudgetedGenerator(model)
     )
     assert result.value == 1
-    shown = [text_of(call.prompt) for call in model.calls]
-    assert ["kiwi" in one for one in shown] == [True, False, False]
-    assert ["- dog" in one for one in shown] == [False, False, True]
+    requests = [text_of(Prompt(call.prompt.messages[-1:])) for call in model.calls]
+    assert ["kiwi" in one for one in requests] == [True, False, False]
+    assert ["- dog" in one for one in requests] == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from bottega.cli.options import (
     ItemLimit,
     JsonFile,
     Seed,
+    Stop,
     Synonyms,
+    parse_stop,
 )
 from bottega.cli.output import warn
 from bottega.cli.stream_run import StreamRun
@@ -87,6 +89,13 @@ def stream(
     ] = "no-cache,random,vote",
     shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = 1,
     orders: Annotated[int, Option(min=1, help="Number of orders of the items.")] = 5,
+    phases: Annotated[
+        int,
+        Option(
+            min=1,
+            help="Drift: divide the gold answers among this many phases, which follow each other.",
+        ),
+    ] = 1,
     capacity: Annotated[
         int | None, Option(min=1, help="Maximum number of cached examples.")
     ] = None,
@@ -129,6 +138,14 @@ def stream(
         str, Option(help="Text embedder: words, minilm or FOLDER:text.")
     ] = "words",
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = ANSWER_TOKENS,
+    stop: Stop = None,
+    apprentice_url: Annotated[
+        str | None,
+        Option(
+            help="Base URL of the apprentice's endpoint; its key is APPRENTICE_API_KEY.",
+            show_default="that of the master: OPENAI_BASE_URL, OPENAI_API_KEY",
+        ),
+    ] = None,
     seed: Seed = 0,
     concurrency: Annotated[int, Option(min=1, help="Maximum concurrent streams.")] = 32,
     budget: Annotated[
@@ -180,7 +197,9 @@ def stream(
         answers=answers,
         limit=limit,
         max_tokens=max_tokens,
+        stop=parse_stop(stop),
         synonyms=synonyms,
+        phases=phases,
         seed=seed,
     )
     check_output(json)
@@ -196,14 +215,15 @@ def stream(
         embed=embed or default_embedder(i for e in data.knowledge for i in e.query.images),
         cold=cold or round(COLD_SHARE * len(data.items)),
     )
+    run = StreamRun(config, data, tables, out, budget, concurrency, apprentice_url)
     if dry_run:
         calls = len(config.streams()) * len(data.items)
         if answers is None and set(config.starts) - {"none"}:
             calls += len(labelled_questions(data))
         drafts = bool(set(BY_DRAFT) & set(config.retrieve))
-        say_plan(data, config.tiers, calls, drafts=drafts, orders=orders)
+        say_plan(data, config.tiers, calls, drafts=drafts, orders=len(run.orders))
         return
-    StreamRun(config, data, tables, out, budget, concurrency).execute(json)
+    run.execute(json)
 
 
 def _models(tiers: str | None, master: str | None, apprentice: str | None) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,19 +31,22 @@ from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.stream_plan import APPRENTICE, MASTER, Stream, StreamConfig, item_orders
 from bottega.evaluation.stream_runs import StreamSetup, run_streams
 from bottega.evaluation.stream_summary import CurvePoint, summarize_streams
+from bottega.evaluation.stream_trends import COLUMNS as TREND_COLUMNS
+from bottega.evaluation.stream_trends import find_trends
 from bottega.evaluation.streams import StreamResult
 from bottega.generation import ReplayGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import open_model
 from bottega.pipeline import FixedRouter
 from bottega.prompting import InterleavedPrompter
-from bottega.protocols import Prompter, Tier, turns_only
+from bottega.protocols import Generator, Prompter, Tier, turns_only
 from bottega.recipes import default_prompter
 from bottega.recipes.cache_retrieval import BY_DRAFT, DraftModel
 from bottega.recording import PriceTable
 from bottega.types import Example, Sampling, Usage
 
 REPLIES = "replies"
+APPRENTICE_KEY = "APPRENTICE_API_KEY"
 SHOWN_FAILURES = 10
 COLUMNS = (
     *("curve", "master", "streams", "n", "accuracy", "low", "high"),
@@ -54,7 +58,8 @@ FOOTNOTE = (
     " score minus its score without a cache, on the items that it answered; third 1 to 3 are the"
     " gains in each third of the streams. growth is its score in the last third minus the first."
     " agreement is the share of its answers that equal the master's. USD is the mean cost of a"
-    " stream if every request is sent."
+    " stream if every request is sent. p is of Page's trend test with one block per order: of the"
+    " score over the master's rates and starts, and of the gain over thirds."
 )
 
 
@@ -68,6 +73,7 @@ class StreamRun:
     out: Path | None
     budget_usd: float | None
     concurrency: int
+    apprentice_url: str | None = None
     models: list[ReplayGenerator] = field(default_factory=list)
     replies_before: int = 0
     failed: int = 0
@@ -114,18 +120,19 @@ class StreamRun:
             **self.config.record(),
             "metrics": [metric.name for metric in self.data.metrics],
             "data": fingerprint(self.data),
-            "item_orders": self._orders,
+            "item_orders": self.orders,
         }
         with closing(RunStore.open(self.out, settings, self.data.items)) as store:
             yield store
 
     @cached_property
-    def _orders(self) -> list[list[int]]:
-        return item_orders(len(self.data.items), self.config.orders, self.config.seed)
+    def orders(self) -> list[list[int]]:
+        answers = [item.answer for item in self.data.items]
+        return item_orders(answers, self.config.orders, self.config.seed, self.config.phases)
 
     @cached_property
     def _sampling(self) -> Sampling:
-        return Sampling(max_tokens=self.config.max_tokens)
+        return Sampling(max_tokens=self.config.max_tokens, stop=self.config.stop)
 
     def _price(self, model: str, usage: Usage) -> float | None:
         table = MASTER if model == self.models[-1].name else APPRENTICE
@@ -134,7 +141,8 @@ class StreamRun:
     def _opened(self, folder: Path) -> StreamSetup:
         """Open the models and the embedders."""
         specs = self.config.tiers
-        inner = [open_model(spec, concurrency=self.concurrency) for spec in specs]
+        inner = [self._open_cheaper(spec) for spec in specs[:-1]]
+        inner.append(open_model(specs[-1], concurrency=self.concurrency))
         tables = [self.prices[APPRENTICE]] * (len(specs) - 1) + [self.prices[MASTER]]
         # Replies of earlier runs are already paid.
         records = [folder / f"{position}.jsonl" for position in range(len(specs))]
@@ -172,7 +180,7 @@ class StreamRun:
             self.data,
             self._tiers(),
             retrievals,
-            self._orders,
+            self.orders,
             cold=self.config.cold or 0,
             router=self.config.router,
             capacity=self.config.capacity,
@@ -180,6 +188,13 @@ class StreamRun:
             price=self._price,
             seed=self.config.seed,
         )
+
+    def _open_cheaper(self, spec: str) -> Generator:
+        """Open a model other than the master. With a URL of its own, it gets a key of its own: that
+        of the master stays at the master's endpoint."""
+        url = self.apprentice_url
+        key = None if url is None else os.environ.get(APPRENTICE_KEY, "")
+        return open_model(spec, concurrency=self.concurrency, base_url=url, api_key=key)
 
     def _tiers(self) -> tuple[Tier, ...]:
         """Return the tiers, named by their models if there are more than two."""
@@ -281,6 +296,10 @@ class StreamRun:
         if any(point.growth for point in points):
             say("")
             print_table(PART_COLUMNS, [_part_row(point) for point in points if point.growth])
+        trends = find_trends(results, setup.master.name)
+        if trends:
+            say("")
+            print_table(TREND_COLUMNS, [trend.row for trend in trends])
         sent = [reply for model in self.models for reply in model.replies()]
         costs = [self._price(reply.model, reply.usage) for reply in sent]
         usd = "unknown" if None in costs else f"{sum(cost or 0.0 for cost in costs):.6f} USD"
@@ -296,6 +315,7 @@ class StreamRun:
                 "requests": len(sent),
                 "cost_usd": None if None in costs else sum(cost or 0.0 for cost in costs),
                 "curves": points,
+                "trends": trends,
                 "bottega": __version__,
             }
             json.write_bytes(to_json(document))

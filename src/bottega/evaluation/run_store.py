@@ -28,7 +28,7 @@ from bottega.types import Answer, Candidate, Example, Trace
 # Settings that a run stores only if they are set.
 OPTIONAL = (
     *("stop", "answers_from", "synonyms", "kb_share"),
-    *("rerank", "embed_text", "metric", "groups"),
+    *("rerank", "embed_text", "metric", "groups", "phases"),
 )
 Write = Callable[[sqlite3.Connection], None]
 

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from bottega.errors import SettingError
 from bottega.knowledge import (
     Eviction,
     FirstInFirstOutEviction,
@@ -89,9 +90,28 @@ def plan_streams(curves: Sequence[Curve], rates: Sequence[float], orders: int) -
     return [*alone, *(one for one in planned if one not in alone)]
 
 
-def item_orders(items: int, orders: int, seed: int) -> list[list[int]]:
-    """Return permutations of the item indices."""
-    return [random.Random(f"{seed}:{n}").sample(range(items), items) for n in range(1, orders + 1)]
+def item_orders(answers: Sequence[str], orders: int, seed: int, phases: int = 1) -> list[list[int]]:
+    """Return permutations of the indices of items with these gold answers.
+
+    With several phases, the answers are divided among them at random, and a phase holds the items
+    of its answers only. Raises `SettingError` if there are fewer different answers than phases.
+    """
+    if phases > len(set(answers)):
+        raise SettingError(
+            f"--phases must not exceed the {len(set(answers))} different answers, got {phases}",
+            hint="set fewer --phases",
+        )
+    return [
+        _item_order(answers, phases, random.Random(f"{seed}:{n}")) for n in range(1, orders + 1)
+    ]
+
+
+def _item_order(answers: Sequence[str], phases: int, rng: random.Random) -> list[int]:
+    order = rng.sample(range(len(answers)), len(answers))
+    names = sorted(set(answers))
+    rng.shuffle(names)
+    phase = {name: position * phases // len(names) for position, name in enumerate(names)}
+    return sorted(order, key=lambda index: phase[answers[index]])
 
 
 @dataclass(frozen=True)
@@ -99,7 +119,8 @@ class StreamConfig:
     """Settings of a run of streams, on which all answers depend.
 
     `tiers` are model names, the master last. `cold` is the number of answers that a cold start
-    loads. `groups` None adapts the number of hashtags. `capacity` None: no limit.
+    loads. `groups` None adapts the number of hashtags. `capacity` None: no limit. With several
+    `phases`, the answers of the items change from phase to phase.
     """
 
     benchmark: str
@@ -120,7 +141,9 @@ class StreamConfig:
     answers: Path | None = None
     limit: int | None = None
     max_tokens: int = 512
+    stop: tuple[str, ...] = ()
     synonyms: Path | None = None
+    phases: int = 1
     seed: int = 0
 
     def streams(self) -> list[Stream]:
@@ -154,8 +177,9 @@ class StreamConfig:
     def record(self) -> dict[str, object]:
         """Return the settings as JSON values: a run resumes if these are equal."""
         lists = ("tiers", "rates", "starts", "retrieve", "controls", "evict")
+        added = {"phases": 1, "stop": ()}  # absent from runs of older versions
         return {
-            **vars(self),
+            **{k: v for k, v in vars(self).items() if k not in added or v != added[k]},
             **{name: list(getattr(self, name)) for name in lists},
             "answers": None if self.answers is None else str(self.answers),
             "synonyms": None if self.synonyms is None else self.synonyms.read_text("utf-8"),

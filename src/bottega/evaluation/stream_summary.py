@@ -73,7 +73,7 @@ def _point(
     found = [results[stream] for stream in streams]
     scored = [one for result in found for one in result.scored]
     cheaper = {one.tier for one in scored} - {master}
-    without = [_without_cache(stream, results) for stream in streams]
+    without = [without_cache(stream, results) for stream in streams]
     paired = [(ours, other) for ours, other in zip(found, without, strict=True) if other]
     ours, theirs = [one for one, _ in paired], [other for _, other in paired]
     compared = bool(paired) and bool(cheaper) and key[0] != NO_CACHE
@@ -107,7 +107,7 @@ def _defined(estimate: Estimate) -> Estimate | None:
     return estimate if estimate.value == estimate.value else None
 
 
-def _without_cache(stream: Stream, results: Mapping[Stream, StreamResult]) -> StreamResult | None:
+def without_cache(stream: Stream, results: Mapping[Stream, StreamResult]) -> StreamResult | None:
     """Return the stream of the same order and rate without a cache."""
     return next(
         (

@@ -11,6 +11,7 @@ from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.report.runs import StoredRun
 from bottega.evaluation.stream_plan import Stream, StreamConfig
 from bottega.evaluation.stream_summary import PARTS, CurvePoint, summarize_streams
+from bottega.evaluation.stream_trends import Trend, find_trends
 from bottega.evaluation.streams import StreamResult
 
 ORDERS = "item_orders"  # the setting that only stream runs have
@@ -27,6 +28,7 @@ class StreamSection:
     config: StreamConfig
     results: Mapping[Stream, StreamResult]
     points: tuple[CurvePoint, ...]
+    trends: tuple[Trend, ...]
     planned: int
 
     @property
@@ -87,7 +89,8 @@ def stream_section(name: str, run: StoredRun) -> StreamSection:
         if scored:
             results[stream] = StreamResult(scored, len(order))
     points = summarize_streams(results, config.master, seed=config.seed)
-    return StreamSection(name, run, config, results, tuple(points), len(streams))
+    trends = find_trends(results, config.master)
+    return StreamSection(name, run, config, results, tuple(points), tuple(trends), len(streams))
 
 
 def figures(section: StreamSection) -> Iterator[Figure]:

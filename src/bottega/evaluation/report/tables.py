@@ -12,6 +12,7 @@ from bottega.evaluation.report.sections import Row, Section
 from bottega.evaluation.report.streams import COLUMNS as STREAM_COLUMNS
 from bottega.evaluation.report.streams import THIRDS, StreamSection, bounds, csv_rows
 from bottega.evaluation.retrieval import EXCLUSION_RULE
+from bottega.evaluation.stream_trends import COLUMNS as TREND_COLUMNS
 
 COLUMNS = (
     *("benchmark", "run", "model", "method", "shots", "items", "n", "failed", "missing", "invalid"),
@@ -105,7 +106,11 @@ def streams_as_markdown(section: StreamSection) -> str:
     ]
     items = f"{len(section.run.items):,} items, orders: {section.config.orders}."
     title = f"## {_escaped(section.config.benchmark)}: streams"
-    return "\n\n".join((title, items, _table(head, rows))) + "\n"
+    parts = [title, items, _table(head, rows)]
+    if section.trends:
+        tests = [trend.row for trend in section.trends]
+        parts += ["Page's trend test:", _table(TREND_COLUMNS, tests)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
