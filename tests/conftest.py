@@ -11,6 +11,7 @@ from hypothesis import Phase, settings
 
 from tests import server
 from tests.paths import ROOT
+from tests.postgres import PostgresServer, running_postgres
 
 # Subprocesses of tests import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -50,3 +51,16 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[server.Server]:
         monkeypatch.delenv(name, raising=False)
     with server.running() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """Return a running PostgreSQL with pgvector; the test is skipped without one."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> str:
+    """Return the URL of an empty database."""
+    return postgres.create_database()

@@ -15,6 +15,7 @@ BottegaError
 │   ├── NotFoundError         no entry has this id
 │   ├── LogPrunedError        the change log no longer holds these changes; read again from 0
 │   ├── StoreBusyError        another writer holds the file (retryable)
+│   ├── StoreUnavailableError the database server cannot be reached (retryable)
 │   └── StoreFullError        no space left; earlier data is intact
 └── GenerationError           a model that did not answer
     ├── ModelLoadError        no such model, or not a vision-language model
@@ -128,6 +129,10 @@ class LogPrunedError(StoreError):
 
 
 class StoreBusyError(StoreError):
+    retryable = True
+
+
+class StoreUnavailableError(StoreError):
     retryable = True
 
 

