@@ -9,7 +9,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import Phase, settings
 
+from bottega._util.ray_executor import RayExecutor
 from tests import server
+from tests.actors import running_ray
 from tests.paths import ROOT
 from tests.postgres import PostgresServer, running_postgres
 
@@ -64,3 +66,10 @@ def postgres() -> Iterator[PostgresServer]:
 def database(postgres: PostgresServer) -> str:
     """Return the URL of an empty database."""
     return postgres.create_database()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayExecutor]:
+    """Return a Ray cluster of two workers on loopback; the test is skipped without Ray."""
+    with running_ray() as executor:
+        yield executor

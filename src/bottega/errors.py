@@ -9,6 +9,7 @@ BottegaError
 │   └── TooManyPixelsError
 ├── LoadError                 a folder, a file or one row of it that cannot be read as examples
 ├── EmbeddingError            an embedder that cannot be loaded or that failed
+├── WorkerError               a worker process that ended during its work (retryable)
 ├── StoreError                a knowledge base or trace store that cannot be read or written
 │   ├── EmbedderMismatchError the file was built with another embedder
 │   ├── EmptyKnowledgeBaseError
@@ -53,6 +54,16 @@ class BottegaError(Exception):
         self.hint = hint
         if hint:
             self.add_note(f"hint: {hint}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls the class with `args`, but subclasses have other parameters.
+        return _restored_error, (type(self), self.args), self.__dict__
+
+
+def _restored_error(kind: type[BottegaError], args: tuple[Any, ...]) -> BottegaError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
 
 
 class SettingError(BottegaError):
@@ -99,6 +110,12 @@ class LoadError(BottegaError):
 
 class EmbeddingError(BottegaError):
     pass
+
+
+class WorkerError(BottegaError):
+    """A worker process ended, several times, while it worked on an item."""
+
+    retryable = True
 
 
 class StoreError(BottegaError):

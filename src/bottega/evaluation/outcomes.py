@@ -15,6 +15,7 @@ from bottega.errors import (
     RejectedError,
     SettingError,
     UnreachableError,
+    WorkerError,
 )
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Pricer, turns_only
@@ -111,7 +112,9 @@ def is_item_error(error: BottegaError) -> bool:
         return error.status not in RUN_ERROR_STATUSES
     if isinstance(error, UnreachableError):
         return False
-    return isinstance(error, ImageError) or (isinstance(error, GenerationError) and error.retryable)
+    if isinstance(error, ImageError | WorkerError):
+        return True
+    return isinstance(error, GenerationError) and error.retryable
 
 
 @dataclass

@@ -1,0 +1,85 @@
+"""Executor port: actors that compute the items of a long job, in this process or in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+ItemIn = TypeVar("ItemIn", contravariant=True)
+ValueOut = TypeVar("ValueOut", covariant=True)
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+class Actor(Protocol[ItemIn, ValueOut]):
+    """Computation with state that is expensive to build, such as a loaded model.
+
+    Calls run concurrently on one event loop, so an actor moves blocking work to a thread.
+    """
+
+    async def __call__(self, item: ItemIn, /) -> ValueOut: ...
+
+    async def aclose(self) -> None: ...
+
+
+# Builds an actor; blocks. Workers in other processes need a factory that can be pickled.
+ActorFactory = Callable[[], Actor[Item, Value]]
+
+
+class Workers(Protocol[ItemIn, ValueOut]):
+    """Actors that share the items of a job.
+
+    A call computes one item with one actor and raises the error of that item; later calls are not
+    affected. The caller limits the number of concurrent calls (`event_loops.for_each`), stores each
+    result and holds the budget. Cancelling a call cancels the work. A worker process that ends
+    during an item is replaced and the item repeated; `WorkerError` after several failures.
+    """
+
+    async def __call__(self, item: ItemIn, /) -> ValueOut: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Executor(Protocol):
+    """Source of workers: this process or a cluster. `count` is the number of worker processes."""
+
+    @property
+    def count(self) -> int: ...
+
+    def start(
+        self, factory: ActorFactory[Item, Value], *, concurrency: int
+    ) -> Workers[Item, Value]:
+        """Start workers, each with an actor of its own and at most `concurrency` calls at a time.
+        Blocks. The error of a factory is raised here or by the first calls."""
+        ...
+
+    def close(self) -> None:
+        """End all workers. Blocks."""
+        ...
+
+
+class LocalExecutor:
+    """Executor with one actor in this process."""
+
+    count = 1
+
+    def start(
+        self, factory: ActorFactory[Item, Value], *, concurrency: int
+    ) -> Workers[Item, Value]:
+        return LocalWorkers(factory())
+
+    def close(self) -> None:
+        pass
+
+
+class LocalWorkers(Generic[Item, Value]):
+    """Single actor, called in the event loop of the caller."""
+
+    def __init__(self, actor: Actor[Item, Value]) -> None:
+        self._actor = actor
+
+    async def __call__(self, item: Item, /) -> Value:
+        return await self._actor(item)
+
+    async def aclose(self) -> None:
+        await self._actor.aclose()

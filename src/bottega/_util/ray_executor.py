@@ -1,0 +1,233 @@
+"""Executor on a Ray cluster: one actor in each of several worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, Generic, TypeVar, cast
+
+from bottega._util.executor import Actor, ActorFactory, Workers
+from bottega.errors import BottegaError, MissingDependencyError, SettingError, WorkerError
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+LOCAL, REMOTE = "ray", "ray://"
+RETRIES = 2  # of an item whose worker process ended
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # The driver prints Ray's messages to standard output, except those that match.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+}
+# Bind to loopback. Ray ignores 127.0.0.1 as a parameter; this is its setting for macOS.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+class RayExecutor:
+    """Executor with `count` worker processes of a Ray cluster, each with one CPU.
+
+    `address` is `ray` for a cluster of this process on loopback, or for the cluster that
+    RAY_ADDRESS names, and `ray://HOST:PORT` for the client port of another one. `count` defaults to
+    the CPUs of the machine or the cluster. A process that is connected to Ray stays so. Raises
+    `MissingDependencyError` without Ray, and `SettingError` for a cluster that cannot be used.
+    """
+
+    def __init__(self, address: str = LOCAL, count: int | None = None) -> None:
+        check_address(address)
+        self._ray, self._is_own = _connected(address, count)
+        try:
+            cpus = int(self._ray.cluster_resources().get("CPU", 0))
+            self.count = count or cpus
+            if not 0 < self.count <= cpus:
+                raise SettingError(
+                    f"the Ray cluster has {cpus} CPUs, got {self.count} workers",
+                    hint=f"set --workers to {cpus} or less" if cpus else "add nodes to the cluster",
+                )
+            _check_versions(self._ray)
+        except BaseException:
+            self.close()
+            raise
+
+    def start(
+        self, factory: ActorFactory[Item, Value], *, concurrency: int
+    ) -> Workers[Item, Value]:
+        ray = self._ray
+        try:
+            stored = ray.put(factory)
+        except Exception as error:  # pickle raises many types
+            raise SettingError(
+                f"the job cannot be sent to Ray workers: {_first_line(error.__cause__ or error)}",
+                hint="pass names and settings instead of live objects, or run without --on",
+            ) from error
+        remote = ray.remote(
+            num_cpus=1,
+            max_restarts=-1,
+            max_task_retries=RETRIES,
+            max_concurrency=max(1, concurrency),
+        )(_ActorProcess)
+        return RayWorkers(ray, [remote.remote() for _ in range(self.count)], stored)
+
+    def close(self) -> None:
+        if self._is_own:
+            self._ray.shutdown()
+
+
+class RayWorkers(Generic[Item, Value]):
+    """Actors in worker processes. An item goes to the one with the fewest unfinished items."""
+
+    def __init__(self, ray: Any, actors: list[Any], factory: Any) -> None:
+        self._ray, self._actors = ray, actors
+        # With each call: a process that replaces an ended one builds its actor again. In a list:
+        # Ray then passes the reference, and the cluster keeps the object while this one exists.
+        self._factory = [factory]
+        self._unfinished = [0] * len(actors)
+
+    async def __call__(self, item: Item, /) -> Value:
+        index = self._unfinished.index(min(self._unfinished))
+        self._unfinished[index] += 1
+        try:
+            result = await self._result(self._actors[index].call.remote(item, self._factory))
+        finally:
+            self._unfinished[index] -= 1
+        if isinstance(result, _Failure):
+            raise result.error
+        return cast(Value, result)
+
+    async def _result(self, reference: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return await reference
+        except asyncio.CancelledError:
+            self._ray.cancel(reference)
+            raise
+        except errors.RayTaskError:
+            raise  # a bug in an actor: its traceback is in the message
+        except errors.RayError as error:
+            raise WorkerError(
+                f"the worker ended {RETRIES + 1} times during this item: {_first_line(error)}",
+                hint="check the memory of the workers; repeat the command to retry the item",
+            ) from error
+
+    async def aclose(self) -> None:
+        """Close the actors and end their processes."""
+        closing = [actor.close.remote() for actor in self._actors]
+        await asyncio.gather(*closing, return_exceptions=True)  # an ended worker needs no closing
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors = []
+
+
+class _Failure:
+    """Error of an item as a value: Ray would add its own traceback to the message."""
+
+    def __init__(self, error: BottegaError) -> None:
+        self.error = error
+
+
+class _ActorProcess:
+    """Part of a worker process that builds the actor at the first call and forwards items."""
+
+    def __init__(self) -> None:
+        self._actor: Actor[Any, Any] | None = None
+        self._building = asyncio.Lock()
+
+    async def call(self, item: Any, factory: list[Any]) -> Any:
+        try:
+            async with self._building:
+                if self._actor is None:
+                    self._actor = await asyncio.to_thread(await _received(factory[0]))
+            return await self._actor(item)
+        except BottegaError as error:
+            return _Failure(error)
+
+    async def close(self) -> None:
+        if self._actor is not None:
+            await self._actor.aclose()
+
+
+async def _received(factory: Any) -> Callable[[], Actor[Any, Any]]:
+    try:
+        return cast(Callable[[], Actor[Any, Any]], await factory)
+    except Exception as error:  # pickle raises many types
+        raise SettingError(
+            f"a Ray worker cannot load the job: {_first_line(error)}",
+            hint="install the same packages on all machines of the cluster",
+        ) from error
+
+
+def check_address(address: str) -> None:
+    """Raise `SettingError` for an invalid address, and `MissingDependencyError` without Ray."""
+    port = address.removeprefix(REMOTE).rpartition(":")[2]
+    if address != LOCAL and not (address.startswith(REMOTE) and port.isdecimal()):
+        raise SettingError(
+            f"--on must be local, ray or ray://HOST:PORT, got {address!r}",
+            hint="set --on ray, or --on ray://HOST:10001",
+        )
+    if find_spec("ray") is None or (address != LOCAL and find_spec("grpc") is None):
+        raise MissingDependencyError("ray", "batch")
+
+
+def _connected(address: str, count: int | None) -> tuple[Any, bool]:
+    """Return the module `ray`, connected to the cluster, and whether the connection is new."""
+    joins = address != LOCAL or bool(os.environ.get("RAY_ADDRESS"))
+    settings = ENVIRONMENT if joins else ENVIRONMENT | LOOPBACK
+    for name, value in settings.items():  # read when ray is imported
+        os.environ.setdefault(name, value)
+    if not joins:
+        # Without a token, Ray creates ~/.ray/auth_token.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    import ray
+
+    if ray.is_initialized():
+        return ray, False
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    try:
+        if joins:
+            ray.init(None if address == LOCAL else address, **quiet)
+        else:
+            ray.init("local", num_cpus=count or _cpus(), include_dashboard=False, **quiet)
+    except Exception as error:  # ConnectionError, RuntimeError, ValueError and others
+        raise SettingError(
+            f"the Ray cluster {address} cannot be used: {_first_line(error)}",
+            hint="check the address, RAY_ADDRESS and RAY_AUTH_TOKEN; Python and Ray must have the"
+            " same versions on all machines",
+        ) from error
+    return ray, True
+
+
+def _check_versions(ray: Any) -> None:
+    """Raise `SettingError` unless the cluster has the same version of Bottega."""
+    own = bottega_version()
+    try:
+        other = ray.get(ray.remote(num_cpus=0)(bottega_version).remote())
+    except Exception as error:  # a missing module, or a cluster that ends
+        raise SettingError(
+            f"the Ray cluster cannot run Bottega: {_first_line(error)}",
+            hint=f"install version {own} on all of its machines",
+        ) from error
+    if other != own:
+        raise SettingError(
+            f"the Ray cluster has Bottega {other}, this process {own}",
+            hint="install the same version on all machines",
+        )
+
+
+def bottega_version() -> str:
+    from bottega import __version__  # imports most packages
+
+    return __version__
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bottega import errors
+from bottega._util.event_loops import for_each
+from bottega._util.executor import Executor, LocalExecutor
+from bottega._util.ray_executor import RETRIES, RayExecutor, check_address
+from bottega.errors import (
+    BatchError,
+    BottegaError,
+    EmbedderMismatchError,
+    EndpointError,
+    MissingDependencyError,
+    SettingError,
+    WorkerError,
+)
+from tests.actors import WORKERS, CountingFactory, Done, FailingFactory, LockedFactory, Work
+
+
+@pytest.fixture(params=["local", "ray"])
+def executor(request: pytest.FixtureRequest) -> Executor:
+    if request.param == "local":
+        return LocalExecutor()
+    cluster: RayExecutor = request.getfixturevalue("ray_cluster")
+    return cluster
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - the condition is a file of another process
+            await asyncio.sleep(0.02)
+
+
+def files(folder: Path, pattern: str) -> list[str]:
+    return [path.name for path in folder.glob(pattern)]
+
+
+async def test_each_item_gets_its_own_result(executor: Executor, tmp_path: Path) -> None:
+    workers = executor.start(CountingFactory(tmp_path), concurrency=4)
+    done: dict[int, Done] = {}
+
+    async def work(number: int) -> None:
+        done[number] = await workers(Work(number))
+
+    await for_each(range(20), work, limit=8)
+    await workers.aclose()
+    assert {number: one.number for number, one in done.items()} == {n: n for n in range(20)}
+
+
+async def test_actor_is_built_once_per_worker(executor: Executor, tmp_path: Path) -> None:
+    workers = executor.start(CountingFactory(tmp_path), concurrency=4)
+    done = await asyncio.gather(*(workers(Work(number)) for number in range(20)))
+    await workers.aclose()
+    processes = {one.process for one in done}
+    assert len(processes) == len(files(tmp_path, "built-*")) == executor.count
+    assert {int(name.split("-")[1]) for name in files(tmp_path, "closed-*")} == processes
+
+
+async def test_error_of_an_item_leaves_the_others(executor: Executor, tmp_path: Path) -> None:
+    workers = executor.start(CountingFactory(tmp_path), concurrency=4)
+    items = [Work(number, fails=number == 2) for number in range(5)]
+    results = await asyncio.gather(*map(workers, items), return_exceptions=True)
+    await workers.aclose()
+    error = results.pop(2)
+    assert isinstance(error, EmbedderMismatchError)
+    assert (error.stored, error.given, error.hint) == ("one", "another", "item 2")
+    assert error.__notes__ == ["hint: item 2"]
+    assert [one.number for one in results if isinstance(one, Done)] == [0, 1, 3, 4]
+
+
+async def test_error_of_a_factory_is_raised(executor: Executor) -> None:
+    with pytest.raises(SettingError, match="the model does not exist") as caught:
+        await executor.start(FailingFactory(), concurrency=1)(Work())
+    assert caught.value.hint == "check its name"
+
+
+async def test_cancelled_call_cancels_the_work(executor: Executor, tmp_path: Path) -> None:
+    workers = executor.start(CountingFactory(tmp_path), concurrency=4)
+    call = asyncio.ensure_future(workers(Work(waits=tmp_path)))
+    await eventually((tmp_path / "started").exists)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await eventually((tmp_path / "cancelled").exists)
+    assert (await workers(Work(7))).number == 7
+    await workers.aclose()
+
+
+async def test_killed_worker_repeats_its_item(ray_cluster: RayExecutor, tmp_path: Path) -> None:
+    workers = ray_cluster.start(CountingFactory(tmp_path), concurrency=4)
+    marker = tmp_path / "killed"
+    done = await asyncio.gather(*(workers(Work(n, kills_once=marker)) for n in range(4)))
+    await workers.aclose()
+    assert [one.number for one in done] == [0, 1, 2, 3]
+    assert len(files(tmp_path, "built-*")) > WORKERS
+
+
+async def test_item_that_kills_each_worker_fails_alone(
+    ray_cluster: RayExecutor, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workers = ray_cluster.start(CountingFactory(tmp_path), concurrency=4)
+    with pytest.raises(WorkerError, match=f"ended {RETRIES + 1} times"):
+        await workers(Work(kills=True))
+    assert (await workers(Work(5))).number == 5
+    await workers.aclose()
+    assert "".join(capfd.readouterr()) == ""  # Ray prints nothing
+
+
+async def test_factory_that_cannot_be_pickled_is_rejected(
+    ray_cluster: RayExecutor, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingError, match=r"cannot be sent to Ray workers.*lock"):
+        ray_cluster.start(LockedFactory(tmp_path), concurrency=1)
+
+
+def test_more_workers_than_cpus_are_rejected(ray_cluster: RayExecutor) -> None:
+    with pytest.raises(SettingError, match=f"has {WORKERS} CPUs, got {WORKERS + 1} workers"):
+        RayExecutor("ray", WORKERS + 1)
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
+def test_cluster_listens_on_loopback_only(ray_cluster: RayExecutor) -> None:
+    import ray
+
+    nodes: Any = ray.nodes  # has no types
+    port = f":{nodes()[0]['NodeManagerPort']:04X}"
+    lines = [line.split() for name in ("tcp", "tcp6") for line in table(name)]
+    listening = [address for _, address, _, state, *_ in lines if state == LISTENING]
+    addresses = [one.removesuffix(port) for one in listening if one.endswith(port)]
+    assert addresses
+    assert all(address.endswith("0100007F") for address in addresses)  # 127.0.0.1
+
+
+LISTENING = "0A"
+
+
+def table(name: str) -> list[str]:
+    return Path("/proc/net", name).read_text().splitlines()[1:]
+
+
+@pytest.mark.parametrize("address", ["", "dask", "ray:", "ray://", "ray://host", "ray://host:x"])
+def test_invalid_address_is_rejected(address: str) -> None:
+    with pytest.raises(SettingError, match="--on must be local, ray or ray://HOST:PORT"):
+        check_address(address)
+
+
+def test_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bottega._util.ray_executor.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError) as caught:
+        RayExecutor("ray")
+    assert "pip install 'bottega-vlm[batch]'" in caught.value.hint
+
+
+def test_ray_is_imported_only_when_used() -> None:
+    code = "import sys, bottega.cli.eval, bottega._util.ray_executor; print('ray' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
+EXAMPLES: list[BottegaError] = [
+    MissingDependencyError("torch", "local"),
+    BatchError([None, "b"], {0: ValueError("bad")}),
+    EmbedderMismatchError("a", "b"),
+    EndpointError("busy", hint="wait", status=503, retry_after=2.0),
+]
+
+
+def test_errors_keep_their_content_when_pickled() -> None:
+    kinds = [one for one in vars(errors).values() if isinstance(one, type)]
+    plain = [one for one in kinds if issubclass(one, BottegaError) and one not in OTHER]
+    assert len(plain) > 20
+    for error in (*EXAMPLES, *(kind("problem", hint="solution") for kind in plain)):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), copy.hint) == (type(error), str(error), error.hint)
+        state = {name: repr(value) for name, value in vars(copy).items()}
+        assert state == {name: repr(value) for name, value in vars(error).items()}
+
+
+OTHER = {MissingDependencyError, BatchError, EmbedderMismatchError}
