@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bottega.gateway.accounting.database import EntryFile
 from bottega.gateway.accounting.ledger import Entry, Ledger
 
-__all__ = ["count", "entry", "file", "ledger", "until"]
+__all__ = ["count", "entry", "file", "ledger", "limit_pages", "until"]
 
 
 def entry(number: int = 0, cost: float | None = 0.01, account: str = "a") -> Entry:
@@ -44,3 +45,9 @@ def until(seconds: float, file: Path, wanted: int) -> bool:
     while count(file) != wanted and time.monotonic() < end:
         time.sleep(0.02)
     return count(file) == wanted
+
+
+def limit_pages(ledger: Ledger, pages: int) -> None:
+    """Let the ledger's file grow to this number of pages at most, as on a full disk."""
+    assert isinstance(ledger._file, EntryFile)
+    ledger._file._connection.execute(f"PRAGMA max_page_count = {pages}")

@@ -17,7 +17,7 @@ from bottega.gateway.accounting import ledger as module
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import Batch, EntryFile, Shadow
 from bottega.gateway.accounting.ledger import Entry, Ledger
-from tests.gateway.ledgers import count, entry, file, ledger, until
+from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
 __all__ = ["file", "ledger"]  # fixtures
 
@@ -269,9 +269,9 @@ def test_failed_write_keeps_nothing_and_can_be_repeated(file: Path, failure: str
 
 
 def test_full_disk_fails_no_request_and_lost_rows_are_logged(
-    ledger: Ledger, caplog: pytest.LogCaptureFixture
+    ledger: Ledger, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger._file._connection.execute("PRAGMA max_page_count = 1")
+    limit_pages(ledger, 1)
     for number in range(2000):
         ledger.note(entry(number))
     with caplog.at_level(logging.ERROR):
@@ -279,7 +279,7 @@ def test_full_disk_fails_no_request_and_lost_rows_are_logged(
     assert ledger.lost == 2000
     assert "no space left" in caplog.text
     assert "lost 2000 rows that could not be written" in caplog.text
-    ledger._file = Ledger(ledger.path)._file  # closed again by the fixture
+    ledger._file = Ledger(file)._file  # closed again by the fixture
     assert ledger._file.read("PRAGMA integrity_check") == [("ok",)]
 
 

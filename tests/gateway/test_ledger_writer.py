@@ -14,7 +14,7 @@ from bottega.errors import StoreError
 from bottega.gateway.accounting import ledger as module
 from bottega.gateway.accounting.database import Batch, EntryFile
 from bottega.gateway.accounting.ledger import Ledger, Shadow
-from tests.gateway.ledgers import count, entry, file, ledger, until
+from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
 __all__ = ["file", "ledger"]  # fixtures
 
@@ -50,13 +50,13 @@ def test_a_failing_ledger_waits_before_it_tries_again(
     ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger._writer, "seconds", 0.001)
-    ledger._file._connection.execute("PRAGMA max_page_count = 1")
+    limit_pages(ledger, 1)
     attempts = attempts_of(ledger, monkeypatch)
     for number in range(2000):
         ledger.note(entry(number))
     time.sleep(0.1)
     assert 1 <= len(attempts) <= 2
-    ledger._file._connection.execute("PRAGMA max_page_count = 100000")
+    limit_pages(ledger, 100000)
 
 
 def test_a_file_that_cannot_be_read_fails_opening(
@@ -133,13 +133,13 @@ def test_delete_old_repeats_returns_their_number(file: Path) -> None:
 
 
 def test_shadows_that_cannot_be_written_count_as_lost(ledger: Ledger, file: Path) -> None:
-    ledger._file._connection.execute("PRAGMA max_page_count = 1")
+    limit_pages(ledger, 1)
     for number in range(500):
         ledger.note(entry(number))
         ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.close()
     assert ledger.lost == 1000
-    ledger._file = Ledger(ledger.path)._file  # closed again by the fixture
+    ledger._file = Ledger(file)._file  # closed again by the fixture
 
 
 def test_overflow_drops_the_oldest_rows_of_each_kind(

@@ -9,17 +9,20 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from bottega._util.postgres import is_postgres_url
 from bottega.errors import BottegaError, NotFoundError, SettingError
 from bottega.gateway.accounting.database import GATEWAY_DB, connect
+from bottega.gateway.accounting.tables import AccountTable
 from bottega.image import path_text
 from bottega.knowledge.records import is_text
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.8
@@ -54,18 +57,101 @@ class Account:
 COLUMNS = [one.name for one in fields(Account)]
 
 
-class Accounts:
-    """Accounts in gateway.db. A key is 256 random bits; only its SHA-256 is stored, so it cannot be
-    shown again. `authenticate` reads memory only: a thread refreshes it within a second of a change
-    by any process, until `close`. All other methods block and raise `StoreError`."""
+class AccountRows(Protocol):
+    """Stored accounts. All methods block and raise `StoreError`; one call at a time."""
 
-    def __init__(self, path: str | Path, *, create: bool = True) -> None:
-        self.path = Path(path)
-        self._connection = connect(self.path, create=create)
-        self._lock = threading.Lock()
-        self._accounts: Mapping[str, tuple[Account, bytes]] = {}
+    def insert(self, columns: Sequence[str], values: Sequence[object]) -> None: ...
+
+    def revoke(self, id: str, moment: float) -> None: ...
+
+    def claim(self, id: str, namespace: str, limit: int) -> bool: ...
+
+    def changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
+        """Return `read` of each row, oldest account first; None if nothing has changed since the
+        last call."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class AccountFile:
+    """Rows of accounts and their namespaces in gateway.db."""
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        self.name = path_text(path)
+        self._connection = connect(path, create=create)
         self._stamp: object = None
         self._version: tuple[int, int] | None = None
+
+    def insert(self, columns: Sequence[str], values: Sequence[object]) -> None:
+        with GATEWAY_DB.translated(self.name):
+            self._connection.execute(
+                f"INSERT INTO accounts ({', '.join(columns)})"
+                f" VALUES ({', '.join('?' * len(values))})",
+                tuple(values),
+            )
+
+    def revoke(self, id: str, moment: float) -> None:
+        with GATEWAY_DB.translated(self.name):
+            self._connection.execute(
+                "UPDATE accounts SET revoked = coalesce(revoked, ?) WHERE id = ?", (moment, id)
+            )
+
+    def claim(self, id: str, namespace: str, limit: int) -> bool:
+        with GATEWAY_DB.translated(self.name):
+            self._connection.execute(
+                # Count and insert in one statement: other processes claim at the same time.
+                "INSERT OR IGNORE INTO namespaces SELECT ?1, ?2"
+                " WHERE (SELECT count(*) FROM namespaces WHERE account = ?1) < ?3",
+                (id, namespace, limit),
+            )
+            found = self._connection.execute(
+                "SELECT 1 FROM namespaces WHERE account = ? AND namespace = ?", (id, namespace)
+            )
+            return found.fetchone() is not None
+
+    def changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
+        """Return `read` of each row, oldest account first; None if nothing has changed since the
+        last call. `data_version` alone does not show this, since the ledger writes to the same
+        file. Rows are only added and revoked, so two counts and the sum of revocation times
+        identify their state."""
+        with GATEWAY_DB.translated(self.name), GATEWAY_DB.reading(self.name):
+            # Read first: a commit after this line changes the version seen by the next call.
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+            changes = self._connection.total_changes
+            if (version, changes) == self._version:
+                return None
+            stamp = self._connection.execute(
+                "SELECT count(*), count(revoked), total(revoked) FROM accounts"
+            ).fetchone()
+            rows = None
+            if stamp != self._stamp:
+                found = self._connection.execute(
+                    f"SELECT {', '.join(columns)} FROM accounts ORDER BY created, id"
+                )
+                rows = [read(*row) for row in found]
+            # Only after a complete read: the next call repeats one that failed.
+            self._stamp, self._version = stamp, (version, changes)
+            return rows
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Accounts:
+    """Accounts in gateway.db, or in PostgreSQL if `place` is a URL. A key is 256 random bits; only
+    its SHA-256 is stored, so it cannot be shown again. `authenticate` reads memory only: a thread
+    refreshes it within a second of a change by any process, until `close`. All other methods block
+    and raise `StoreError`."""
+
+    def __init__(self, place: str | Path, *, create: bool = True) -> None:
+        self._rows: AccountRows
+        if is_postgres_url(place):
+            self._rows = AccountTable(str(place))
+        else:
+            self._rows = AccountFile(Path(place), create=create)
+        self._lock = threading.Lock()
+        self._accounts: Mapping[str, tuple[Account, bytes]] = {}
         self._failing = False
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -74,7 +160,7 @@ class Accounts:
         try:
             self._refresh()
         except BaseException:
-            self._connection.close()
+            self._rows.close()
             raise
         self._thread.start()
 
@@ -119,12 +205,8 @@ class Accounts:
         secret = secrets.token_hex(32)
         row = {**vars(account), "tiers": None if tiers is None else ",".join(tiers)}
         values = (*row.values(), sha256(secret.encode()).digest())
-        with self._lock, GATEWAY_DB.translated(path_text(self.path)):
-            self._connection.execute(
-                f"INSERT INTO accounts ({', '.join(COLUMNS)}, secret)"
-                f" VALUES ({', '.join('?' * len(values))})",
-                values,
-            )
+        with self._lock:
+            self._rows.insert([*COLUMNS, "secret"], values)
         self._refresh()
         return account, f"sk-bottega-{account.id}-{secret}"
 
@@ -138,10 +220,8 @@ class Accounts:
         nothing. Raises `NotFoundError`."""
         if found := TOKEN.fullmatch(id):
             id = found[1]
-        with self._lock, GATEWAY_DB.translated(path_text(self.path)):
-            self._connection.execute(
-                "UPDATE accounts SET revoked = coalesce(revoked, ?) WHERE id = ?", (time.time(), id)
-            )
+        with self._lock:
+            self._rows.revoke(id, time.time())
         self._refresh()
         if id not in self._accounts:  # the message omits the argument: it may be a key
             raise NotFoundError(f"no key has the id {id!r}", hint="run bottega keys ls for the ids")
@@ -149,24 +229,15 @@ class Accounts:
 
     def claim_namespace(self, id: str, namespace: str, limit: int) -> bool:
         """Record that the key uses this namespace. Return False if it has already used `limit`
-        other namespaces, in any process that shares the file."""
-        with self._lock, GATEWAY_DB.translated(path_text(self.path)):
-            self._connection.execute(
-                # Count and insert in one statement: other processes claim at the same time.
-                "INSERT OR IGNORE INTO namespaces SELECT ?1, ?2"
-                " WHERE (SELECT count(*) FROM namespaces WHERE account = ?1) < ?3",
-                (id, namespace, limit),
-            )
-            found = self._connection.execute(
-                "SELECT 1 FROM namespaces WHERE account = ? AND namespace = ?", (id, namespace)
-            )
-            return found.fetchone() is not None
+        other namespaces, in any process that shares the accounts."""
+        with self._lock:
+            return self._rows.claim(id, namespace, limit)
 
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
         with self._lock:
-            self._connection.close()
+            self._rows.close()
 
     def _refresh_loop(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
@@ -180,27 +251,12 @@ class Accounts:
                 self._failing = False
 
     def _refresh(self) -> None:
-        """Read the accounts if they have changed. `data_version` alone does not show this, since
-        the ledger writes to the same file. Rows are only added and revoked, so two counts and the
-        sum of revocation times identify their state."""
-        name = path_text(self.path)
-        with self._lock, GATEWAY_DB.translated(name), GATEWAY_DB.reading(name):
-            # Read first: a commit after this line changes the version seen by the next refresh.
-            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-            changed = self._connection.total_changes
-            if (version, changed) == self._version:
-                return
-            stamp = self._connection.execute(
-                "SELECT count(*), count(revoked), total(revoked) FROM accounts"
-            ).fetchone()
-            if stamp != self._stamp:
-                rows = self._connection.execute(
-                    f"SELECT secret, {', '.join(COLUMNS)} FROM accounts ORDER BY created, id"
-                )
+        """Read the accounts if they have changed."""
+        with self._lock:
+            found = self._rows.changed(["secret", *COLUMNS], _stored_account)
+            if found is not None:
                 # One assignment: `authenticate` reads the mapping without the lock.
-                self._accounts = {row[1]: _stored_account(*row) for row in rows}
-            # Only after a complete read: the next refresh repeats one that failed.
-            self._stamp, self._version = stamp, (version, changed)
+                self._accounts = {account.id: (account, digest) for account, digest in found}
 
 
 def _stored_account(digest: bytes, *row: Any) -> tuple[Account, bytes]:

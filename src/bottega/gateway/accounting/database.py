@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from bottega._util.sqlite import FileKind
 from bottega.errors import StoreError
@@ -29,8 +29,9 @@ VALUES = (
     " THEN 'rejected' ELSE {0}state END,"
     " CASE WHEN {0}state = 'answered' THEN {0}shots ELSE 0 END,"
     " 1, {0}prompt_tokens, {0}completion_tokens, {0}cached_tokens, coalesce({0}cost_usd, 0.0),"
-    " {0}cost_usd IS NOT NULL, {0}seconds, coalesce({0}similarity, 0.0),"
-    " {0}similarity IS NOT NULL, coalesce({0}cost_usd - {0}dismissed_usd, 0.0),"
+    " CASE WHEN {0}cost_usd IS NULL THEN 0 ELSE 1 END, {0}seconds, coalesce({0}similarity, 0.0),"
+    " CASE WHEN {0}similarity IS NULL THEN 0 ELSE 1 END,"
+    " coalesce({0}cost_usd - {0}dismissed_usd, 0.0),"
     " coalesce(({0}cost_usd - {0}dismissed_usd) * ({0}cost_usd - {0}dismissed_usd), 0.0)"
 )
 COLUMNS = ", ".join((*KEYS, *SUMS))
@@ -44,7 +45,7 @@ SINCE = (
 
 def since_values(moment: float) -> tuple[float, float, float]:
     """Return the parameters of `SINCE`."""
-    day = -(-moment // DAY)
+    day = int(-(-moment // DAY))
     return day, moment, day * DAY
 
 
@@ -191,6 +192,7 @@ AccountMonth = tuple[str, str]
 MAX_USD = 1e12
 MAX_COUNT = 2**62
 PRUNE_BATCH = 5_000
+FLUSH_SECONDS = 0.3
 INSERT_BATCH = 250
 
 
@@ -217,6 +219,7 @@ class Entry:
     seconds: float = 0.0
     status: int = 200
     dismissed_usd: float = 0.0
+    id: str = ""  # set by stores that several gateways share
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +233,7 @@ class Shadow:
     similarity: float
     with_score: float
     without_score: float
+    id: str = ""  # as of an entry
 
 
 @dataclass(frozen=True)
@@ -248,19 +252,59 @@ class Batch:
         return not (self.entries or self.shadows or self.notes or self.spent or self.lost)
 
 
-class EntryFile:
-    """Tables of the ledger. Not thread-safe."""
+class EntryStore(Protocol):
+    """Stored ledger. All methods block and raise `StoreError`; one call at a time, except
+    `read_aside`. `flush_seconds` is the time to collect a batch."""
 
-    def __init__(self, path: Path, *, create: bool) -> None:
-        self.name = path_text(path)
-        self._connection = connect(path, create=create)
+    flush_seconds: float
+
+    def new_id(self) -> str:
+        """Return the id of a new row, "" if rows need none."""
+        ...
 
     def write(self, batch: Batch) -> None:
         """Write the batch in one transaction."""
-        entries = [_entry_row(entry) for entry in batch.entries]
-        shadows = [_shadow_row(shadow) for shadow in batch.shadows]
-        spent = [(month, _text(account), usd) for (month, account), usd in batch.spent.items()]
-        notes = [(_text(name), _text(value)) for name, value in batch.notes.items()]
+        ...
+
+    def read(self, sql: str, *values: Value) -> list[Row]: ...
+
+    def read_aside(self, sql: str, *values: Value) -> list[Row]:
+        """Run a report's query, which does not delay the writer."""
+        ...
+
+    def spent_since(
+        self, month: str, accounts: Collection[str] | None = None
+    ) -> dict[AccountMonth, float]:
+        """Return the spending in US dollars by month and account, from this month on, at least of
+        these accounts."""
+        ...
+
+    def prune(self, before: float) -> int: ...
+
+    def forget_notes(self, prefix: str, before: float) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class EntryFile:
+    """Tables of the ledger in gateway.db. Not thread-safe."""
+
+    flush_seconds = FLUSH_SECONDS
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        self.name = path_text(path)
+        self._path = path
+        self._connection = connect(path, create=create)
+
+    def new_id(self) -> str:
+        return ""
+
+    def write(self, batch: Batch) -> None:
+        """Write the batch in one transaction."""
+        entries = [entry_row(entry) for entry in batch.entries]
+        shadows = [shadow_row(shadow) for shadow in batch.shadows]
+        spent = [(month, text_of(account), usd) for (month, account), usd in batch.spent.items()]
+        notes = [(text_of(name), text_of(value)) for name, value in batch.notes.items()]
         with GATEWAY_DB.translated(self.name):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -299,7 +343,17 @@ class EntryFile:
         with GATEWAY_DB.translated(self.name):
             return self._connection.execute(sql, values).fetchall()
 
-    def spent_since(self, month: str) -> dict[AccountMonth, float]:
+    def read_aside(self, sql: str, *values: Value) -> list[Row]:
+        """Run a report's query over a separate connection, which does not delay the writer."""
+        file = EntryFile(self._path, create=False)
+        try:
+            return file.read(sql, *values)
+        finally:
+            file.close()
+
+    def spent_since(
+        self, month: str, accounts: Collection[str] | None = None
+    ) -> dict[AccountMonth, float]:
         """Return the spending in US dollars by month and account, from this month on."""
         rows = self.read("SELECT month, account, usd FROM spending WHERE month >= ?", month)
         with GATEWAY_DB.reading(self.name):
@@ -351,16 +405,16 @@ def dollars(cost: float | None) -> float | None:
     return cost if cost is not None and 0 <= cost < MAX_USD else None
 
 
-def _entry_row(entry: Entry) -> tuple[Value, ...]:
+def entry_row(entry: Entry) -> tuple[Value, ...]:
     """Return the columns of an entry. Values from upstreams are clamped, since one value that
     SQLite rejects would fail the whole batch."""
     return (
         entry.time,
-        _text(entry.request_id),
-        _text(entry.account),
-        _text(entry.namespace),
-        _text(entry.tier),
-        _text(entry.model),
+        text_of(entry.request_id),
+        text_of(entry.account),
+        text_of(entry.namespace),
+        text_of(entry.tier),
+        text_of(entry.model),
         entry.state,
         _count(entry.shots),
         _finite(entry.similarity),
@@ -374,18 +428,18 @@ def _entry_row(entry: Entry) -> tuple[Value, ...]:
     )
 
 
-def _shadow_row(shadow: Shadow) -> tuple[Value, ...]:
+def shadow_row(shadow: Shadow) -> tuple[Value, ...]:
     return (
         shadow.time,
-        _text(shadow.request_id),
-        _text(shadow.namespace),
+        text_of(shadow.request_id),
+        text_of(shadow.namespace),
         _finite(shadow.similarity) or 0.0,
         _finite(shadow.with_score) or 0.0,
         _finite(shadow.without_score) or 0.0,
     )
 
 
-def _text(text: str) -> str:
+def text_of(text: str) -> str:
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()

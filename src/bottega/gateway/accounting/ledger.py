@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from bottega._util.batch_writer import WriterThread
+from bottega._util.postgres import is_postgres_url
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.database import (
     AccountMonth,
     Batch,
     Entry,
     EntryFile,
+    EntryStore,
     Row,
     Shadow,
     State,
@@ -23,12 +28,12 @@ from bottega.gateway.accounting.database import (
     month_bounds,
     month_of,
 )
+from bottega.gateway.accounting.tables import EntryTables
 
 __all__ = ["Entry", "Ledger", "Shadow", "State"]
 
 log = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 0.3
 MAX_WAITING = 100_000
 PRUNE_SECONDS = 3600.0
 DAY = 86_400.0
@@ -37,30 +42,36 @@ AccountSpending = dict[AccountMonth, float]
 
 
 class Ledger:
-    """Ledger in gateway.db, written by a thread within half a second. A killed process loses the
-    last half second; `close` writes everything. Spending includes that of other processes as of
+    """Ledger in gateway.db, or in PostgreSQL if `place` is a URL, written by a thread. The file is
+    written within half a second, which a killed process loses; PostgreSQL at once, and `flushed`
+    waits for the commit. `close` writes everything. Spending includes that of other processes as of
     their last write.
 
-    If the file cannot be written, requests continue. Rows wait in memory, and the oldest are
+    If the store cannot be written, requests continue. Rows wait in memory, and the oldest are
     `lost` when there are too many, or on `close`. With `keep_days`, older rows are deleted;
     monthly spending is kept. Reading blocks.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        place: str | Path,
         *,
         create: bool = True,
         keep_days: float | None = None,
         repeat_seconds: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = Path(path)
         self.lost = 0
         self._keep_days = keep_days
         self._repeat_seconds = repeat_seconds
         self._clock = clock
-        self._file = EntryFile(self.path, create=create)
+        self.is_shared = is_postgres_url(place)
+        self._file: EntryStore
+        if self.is_shared:
+            self._file = EntryTables(str(place))
+        else:
+            self._file = EntryFile(Path(place), create=create)
+        self._name = "PostgreSQL" if self.is_shared else Path(place).name
         self._file_lock = threading.Lock()  # acquire before `_lock` if both are needed
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
@@ -76,19 +87,21 @@ class Ledger:
         except BaseException:
             self._file.close()
             raise
-        self._failing = False
+        self._waiters: list[Future[None]] = []
+        self.is_failing = False
         self._pruned_at = float("-inf")
         self._closed = threading.Event()
         self._writer = WriterThread(
             lambda: self._succeeds(self.flush) and self._succeeds(self._prune_hourly),
             name="bottega-ledger",
-            seconds=FLUSH_SECONDS,
+            seconds=self._file.flush_seconds,
             daemon=True,
         )
 
     def note(self, entry: Entry) -> None:
         """Add an entry. Takes microseconds; callable from any thread."""
         cost = dollars(entry.cost_usd)
+        entry.id = self._file.new_id()
         with self._lock:
             # Under one lock: a flush takes the entry and its cost together or neither.
             self._entries.append(entry)
@@ -97,7 +110,17 @@ class Ledger:
                 self._waiting[key] = self._waiting.get(key, 0.0) + cost
         self._writer.wake()
 
+    async def flushed(self) -> None:
+        """Return when all rows added so far are durable. Raises `StoreError` if the next write
+        fails: the rows wait in memory for another one."""
+        done: Future[None] = Future()
+        with self._lock:
+            self._waiters.append(done)
+        self._writer.wake()
+        await asyncio.wrap_future(done)
+
     def record_shadow(self, shadow: Shadow) -> None:
+        shadow = replace(shadow, id=self._file.new_id())
         with self._lock:
             self._shadows.append(shadow)
         self._writer.wake()
@@ -136,6 +159,16 @@ class Ledger:
         """Return the number of lost rows that all processes have recorded. Blocks."""
         return int(self._note(LOST) or 0)
 
+    def refresh_spending(self) -> None:
+        """Read the spending of all accounts, as of the last writes of all processes. Blocks."""
+        with self._file_lock:
+            self._read_spending(None)
+
+    def committed_this_month(self, account: str, /) -> float:
+        """Return the account's spending as of the last write of one of its entries."""
+        with self._lock:
+            return self._stored.get((self._month_at(self._clock()), account), 0.0)
+
     def spent_this_month(self, account: str, /) -> float:
         """Return the account's spending in US dollars, from memory: up to the last request of this
         process, and up to the last write of others."""
@@ -145,32 +178,40 @@ class Ledger:
             return sum(part.get(key, 0.0) for part in parts)
 
     def read(self, sql: str, *values: Value) -> list[Row]:
-        """Run a report's query over a separate connection, which does not delay the writer."""
-        file = EntryFile(self.path, create=False)
-        try:
-            return file.read(sql, *values)
-        finally:
-            file.close()
+        """Run a report's query, which does not delay the writer."""
+        return self._file.read_aside(sql, *values)
 
     def flush(self) -> None:
         """Write the waiting rows. Raises `StoreError`, after which they wait again."""
         with self._file_lock:
-            batch = self._take()
-            if batch.is_empty:
-                return
+            batch, waiters = self._take()
             try:
-                self._file.write(batch)
-            except BaseException:
-                self._restore(batch)
+                if not batch.is_empty:
+                    self._write(batch)
+            except BaseException as error:
+                for waiter in waiters:
+                    waiter.set_exception(error)
                 raise
-            # First move the costs in one step, then add what other processes have written.
-            with self._lock:
-                self._stored = _merged(self._stored, self._writing)
-                self._writing = {}
-            # Without `_lock`, which every request needs to read its spending.
-            stored = self._file.spent_since(month_of(self._clock()))
-            with self._lock:
-                self._stored = stored
+            for waiter in waiters:
+                waiter.set_result(None)
+
+    def _write(self, batch: Batch) -> None:
+        try:
+            self._file.write(batch)
+        except BaseException:
+            self._restore(batch)
+            raise
+        # First move the costs in one step, then add what other processes have written.
+        with self._lock:
+            self._stored = _merged(self._stored, self._writing)
+            self._writing = {}
+        self._read_spending({account for _, account in batch.spent})
+
+    def _read_spending(self, accounts: Collection[str] | None) -> None:
+        # Without `_lock`, which every request needs to read its spending.
+        stored = self._file.spent_since(month_of(self._clock()), accounts)
+        with self._lock:
+            self._stored = {**self._stored, **stored}
 
     def prune(self, keep_days: float) -> int:
         """Delete entries and shadows older than `keep_days`. Return their number."""
@@ -192,7 +233,7 @@ class Ledger:
         if not self._succeeds(self.flush):
             with self._lock:
                 self.lost += len(self._entries) + len(self._shadows)
-            log.error("lost %d rows that could not be written to %s", self.lost, self.path.name)
+            log.error("lost %d rows that could not be written to %s", self.lost, self._name)
         with self._file_lock:
             self._file.close()
 
@@ -223,13 +264,13 @@ class Ledger:
         try:
             work()
         except BottegaError as error:
-            if not self._failing:
+            if not self.is_failing:
                 log.error("cannot write the ledger, requests continue: %s", error)
-            self._failing = True
+            self.is_failing = True
             return False
-        if self._failing:
+        if self.is_failing:
             log.warning("the ledger can be written again; %d rows were lost", self.lost)
-        self._failing = False
+        self.is_failing = False
         return True
 
     def _prune_hourly(self) -> None:
@@ -242,15 +283,18 @@ class Ledger:
         if self._keep_days is not None:
             self.prune(self._keep_days)
 
-    def _take(self) -> Batch:
+    def _take(self) -> tuple[Batch, list[Future[None]]]:
         with self._lock:
+            waiters, self._waiters = self._waiters, []
+            # A running future cannot be cancelled, so setting its result cannot fail.
+            waiters = [one for one in waiters if one.set_running_or_notify_cancel()]
             self._writing = self._waiting
             batch = Batch(
                 self._entries, self._shadows, self._notes, self._waiting, self._unsaved_lost
             )
             self._entries, self._shadows = [], []
             self._notes, self._waiting, self._unsaved_lost = {}, {}, 0
-            return batch
+            return batch, waiters
 
     def _restore(self, batch: Batch) -> None:
         with self._lock:

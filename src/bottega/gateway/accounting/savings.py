@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from bottega.gateway.accounting.database import SINCE, Row, Value, since_values
+from bottega.gateway.accounting.database import DAY, SINCE, Row, Value, since_values
 from bottega.gateway.accounting.ledger import Ledger
 
 Floats = NDArray[np.float64]
@@ -181,27 +181,33 @@ SPAN = """
 SELECT (SELECT time FROM entries WHERE {where} ORDER BY time LIMIT 1),
     (SELECT time FROM entries WHERE {where} ORDER BY time DESC LIMIT 1)
 """
-SPAN_OF_NAMESPACE = """
-SELECT max(min(day) * 86400, ?), (max(day) + 1) * 86400 FROM {source} WHERE namespace = ?
-"""
+DAYS_OF_NAMESPACE = "SELECT min(day), max(day) FROM {source} AS days WHERE namespace = ?"
+# The queries run in SQLite and in PostgreSQL, so aliases are not part of expressions and sums have
+# explicit types.
 ROUTES = """
-SELECT state, CASE WHEN state = 'replayed' THEN '' ELSE tier END AS answered_by, shots AS shown,
-    sum(requests), sum(prompt_tokens), sum(completion_tokens), sum(cached_tokens),
-    total(cost_usd), CASE WHEN state = 'replayed' THEN 0 ELSE sum(requests) - sum(priced) END,
-    sum(seconds) / sum(requests), sum(similarity) / nullif(sum(compared), 0), sum(compared)
-FROM {source} {where} GROUP BY state, answered_by, shown
+SELECT state, answered_by, shots, CAST(sum(requests) AS BIGINT),
+    CAST(sum(prompt_tokens) AS BIGINT), CAST(sum(completion_tokens) AS BIGINT),
+    CAST(sum(cached_tokens) AS BIGINT), coalesce(sum(cost_usd), 0.0),
+    CASE WHEN state = 'replayed' THEN 0 ELSE CAST(sum(requests) - sum(priced) AS BIGINT) END,
+    sum(seconds) / CAST(sum(requests) AS DOUBLE PRECISION),
+    sum(similarity) / CAST(nullif(sum(compared), 0) AS DOUBLE PRECISION),
+    CAST(sum(compared) AS BIGINT)
+FROM (SELECT *, CASE WHEN state = 'replayed' THEN '' ELSE tier END AS answered_by
+    FROM {source} AS days {where}) AS each
+GROUP BY state, answered_by, shots
 ORDER BY state = 'shadow', state = 'rejected', state = 'failed', state = 'passed_through',
-    state = 'answered', answered_by = ?, answered_by, shown
+    state = 'answered', answered_by = ?, answered_by, shots
 """
 # Requests answered without a master call. Replays count: their answer was paid for before.
 OTHERS = """
-SELECT namespace, sum(requests) FROM {source}
+SELECT namespace, CAST(sum(requests) AS BIGINT) FROM {source} AS days
 WHERE state NOT IN ('failed', 'rejected', 'shadow') AND (tier != ? OR state = 'replayed')
     {and_where}
 GROUP BY namespace
 """
 OWN = """
-SELECT namespace, state, sum(priced), total(net_usd), total(net_usd_squared) FROM {source}
+SELECT namespace, state, CAST(sum(priced) AS BIGINT), coalesce(sum(net_usd), 0.0),
+    coalesce(sum(net_usd_squared), 0.0) FROM {source} AS days
 WHERE tier = ? AND state IN ('answered', 'passed_through', 'shadow', 'failed', 'rejected')
 GROUP BY namespace, state HAVING sum(priced) > 0
 """
@@ -209,7 +215,7 @@ COSTS = """
 SELECT namespace, cost_usd - dismissed_usd FROM json_each(?) AS few CROSS JOIN entries
 WHERE tier = ? AND namespace = few.value AND time >= ? AND state IN ('answered', 'shadow')
     AND cost_usd IS NOT NULL
-ORDER BY namespace, time, entries.rowid
+ORDER BY namespace, time, cost_usd - dismissed_usd
 """
 
 
@@ -276,7 +282,8 @@ class SavingsReader:
     def costs(self) -> dict[str, AnswerCosts]:
         """Return the costs of the master's answers in each namespace."""
         sums = defaultdict[str, tuple[float, float, float]](lambda: (0, 0.0, 0.0))
-        for name, state, n, total, squares in self._sums(OWN, "", self.master):
+        # Sorted: the bootstrap draws its samples in this order.
+        for name, state, n, total, squares in sorted(self._sums(OWN, "", self.master)):
             if state in ("answered", "shadow"):
                 before = sums[name]
                 sums[name] = (before[0] + n, before[1] + total, before[2] + squares)
@@ -292,11 +299,12 @@ class SavingsReader:
         """Return the times of the first and the last entry."""
         where, values = "time >= ?", tuple[Value, ...]((self.since,))
         if self.namespace is not None:
-            source = SPAN_OF_NAMESPACE.format(source=SINCE)
-            days = since_values(self.since)
-            ((begin, end),) = self.ledger.read(source, self.since, *days, self.namespace)
+            days = DAYS_OF_NAMESPACE.format(source=SINCE)
+            ((first, last),) = self.ledger.read(days, *since_values(self.since), self.namespace)
+            if first is None:
+                return None, None
             where = "time >= ? AND time < ? AND namespace = ?"
-            values = (begin, end, self.namespace)
+            values = (max(first * DAY, self.since), (last + 1.0) * DAY, self.namespace)
         ((first, last),) = self.ledger.read(SPAN.format(where=where), *values, *values)
         return first, last
 

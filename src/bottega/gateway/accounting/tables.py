@@ -1,0 +1,276 @@
+"""Accounts and ledger in PostgreSQL, for several gateways: the tables of decision 19."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import lru_cache
+from itertools import count
+from secrets import token_hex
+from typing import Any, TypeVar
+
+from bottega._util.event_loops import BACKGROUND_LOOP
+from bottega._util.postgres import PostgresPool
+from bottega.errors import StoreUnavailableError
+from bottega.gateway.accounting.database import (
+    PRUNE_BATCH,
+    AccountMonth,
+    Batch,
+    Row,
+    Value,
+    entry_row,
+    shadow_row,
+    text_of,
+)
+from bottega.gateway.accounting.migrations import ENTRY_COLUMNS, GATEWAY_TABLES, SHADOW_COLUMNS
+
+T = TypeVar("T")
+POOL_SIZE = 3
+WRITE_SECONDS = 10.0
+
+
+class BlockingPool:
+    """Pool of connections to the gateway's tables for callers outside of an event loop."""
+
+    def __init__(self, url: str) -> None:
+        self._pool = self.run(PostgresPool.open(url, GATEWAY_TABLES, size=POOL_SIZE))
+        self.name = self._pool.name
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return BACKGROUND_LOOP.run(work)
+
+    def fetch(self, statement: str, *values: object) -> list[Row]:
+        return [tuple(row) for row in self.run(self._pool.fetch(statement, *values))]
+
+    def execute(self, statement: str, *values: object) -> None:
+        self.run(self._pool.execute(statement, *values))
+
+    def transaction(self, statements: Sequence[tuple[str, Sequence[object]]]) -> list[Row]:
+        """Run statements in one transaction; return the rows of the last one. Raises `StoreError`
+        after `WRITE_SECONDS`: the server may not answer any more."""
+
+        async def work() -> list[Row]:
+            rows: list[Row] = []
+            try:
+                async with asyncio.timeout(WRITE_SECONDS), self._pool.transaction() as connection:
+                    for statement, values in statements:
+                        rows = await connection.fetch(statement, *values)
+            except TimeoutError as error:
+                raise StoreUnavailableError(
+                    f"{self.name} does not answer", hint="check the server and the network"
+                ) from error
+            return [tuple(row) for row in rows]
+
+        return self.run(work())
+
+    def close(self) -> None:
+        self.run(self._pool.close())
+
+
+class AccountTable:
+    """Rows of accounts and their namespaces in PostgreSQL."""
+
+    def __init__(self, url: str) -> None:
+        self._pool = BlockingPool(url)
+        self.name = self._pool.name
+        self._stamp: object = None
+
+    def insert(self, columns: Sequence[str], values: Sequence[object]) -> None:
+        marks = ", ".join(f"${number}" for number in range(1, len(values) + 1))
+        self._pool.execute(
+            f"INSERT INTO gateway_accounts ({', '.join(columns)}) VALUES ({marks})", *values
+        )
+
+    def revoke(self, id: str, moment: float) -> None:
+        self._pool.execute(
+            "UPDATE gateway_accounts SET revoked = coalesce(revoked, $2) WHERE id = $1", id, moment
+        )
+
+    def claim(self, id: str, namespace: str, limit: int) -> bool:
+        # Lock the account's row first: concurrent claims must see each other's insertions.
+        rows = self._pool.transaction(
+            [
+                ("SELECT 1 FROM gateway_accounts WHERE id = $1 FOR UPDATE", (id,)),
+                (
+                    "INSERT INTO gateway_namespaces SELECT $1, $2 WHERE"
+                    " (SELECT count(*) FROM gateway_namespaces WHERE account = $1) < $3"
+                    " ON CONFLICT DO NOTHING",
+                    (id, namespace, limit),
+                ),
+                (
+                    "SELECT 1 FROM gateway_namespaces WHERE account = $1 AND namespace = $2",
+                    (id, namespace),
+                ),
+            ]
+        )
+        return bool(rows)
+
+    def changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
+        """Return `read` of each row, oldest account first; None if nothing has changed since the
+        last call."""
+        stamp = self._pool.fetch(
+            "SELECT count(*), count(revoked), coalesce(sum(revoked), 0) FROM gateway_accounts"
+        )
+        if stamp == self._stamp:
+            return None
+        rows = self._pool.fetch(
+            f"SELECT {', '.join(columns)} FROM gateway_accounts ORDER BY created, id"
+        )
+        found = [read(*row) for row in rows]
+        self._stamp = stamp
+        return found
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class EntryTables:
+    """Tables of the ledger in PostgreSQL. Each row has an id: a batch whose outcome is unknown,
+    such as after a lost connection, is written again without duplicates."""
+
+    flush_seconds = 0.0  # replies wait for the commit; entries of one commit form the next batch
+
+    def __init__(self, url: str) -> None:
+        self._pool = BlockingPool(url)
+        self.name = self._pool.name
+        self._owner, self._numbers = token_hex(8), count()
+
+    def new_id(self) -> str:
+        return f"{self._owner}-{next(self._numbers)}"
+
+    def write(self, batch: Batch) -> None:
+        """Write the batch in one transaction. Entries come last: their triggers lock sums that
+        other gateways need as well."""
+        statements: list[tuple[str, Sequence[object]]] = []
+        if batch.notes:
+            notes = sorted((text_of(name), text_of(value)) for name, value in batch.notes.items())
+            statements.append((NOTES, [*zip(*notes, strict=True)]))
+        if batch.lost:
+            statements.append((LOST, (str(batch.lost),)))
+        if batch.shadows:
+            shadows = [(*shadow_row(one), one.id) for one in batch.shadows]
+            statements.append((SHADOWS, [*zip(*shadows, strict=True)]))
+        if batch.entries:
+            entries = [(*entry_row(one), one.id) for one in batch.entries]
+            statements.append((ENTRIES, [*zip(*entries, strict=True)]))
+        self._pool.transaction(statements)
+
+    def read(self, sql: str, *values: Value) -> list[Row]:
+        """Run a query that is written for SQLite."""
+        return self._pool.fetch(_translated(sql), *values)
+
+    read_aside = read
+
+    def spent_since(
+        self, month: str, accounts: Collection[str] | None = None
+    ) -> dict[AccountMonth, float]:
+        """Return the spending in US dollars by month and account, from this month on."""
+        rows = self._pool.fetch(
+            "SELECT month, account, usd FROM gateway_spending"
+            " WHERE month >= $1 AND ($2::text[] IS NULL OR account = ANY($2))",
+            month,
+            None if accounts is None else list(accounts),
+        )
+        return {(month, account): usd for month, account, usd in rows}
+
+    def prune(self, before: float) -> int:
+        """Delete up to `PRUNE_BATCH` older rows of each table. Return their number."""
+        deleted = 0
+        for table in ("gateway_entries", "gateway_shadows"):
+            rows = self._pool.transaction(
+                [
+                    (
+                        f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE time < $1"
+                        f" ORDER BY time LIMIT {PRUNE_BATCH} FOR UPDATE SKIP LOCKED) RETURNING 1",
+                        (before,),
+                    )
+                ]
+            )
+            deleted += len(rows)
+        return deleted
+
+    def forget_notes(self, prefix: str, before: float) -> int:
+        """Delete notes whose name has this prefix and whose value starts with an earlier time than
+        `before`. Return their number."""
+        rows = self._pool.transaction(
+            [
+                (
+                    "DELETE FROM gateway_notes WHERE CASE WHEN starts_with(name, $1)"
+                    " THEN split_part(value, ' ', 1)::double precision < $2 END RETURNING 1",
+                    (prefix, before),
+                )
+            ]
+        )
+        return len(rows)
+
+    def shadows_after(
+        self, namespace: str, cursor: tuple[int, int]
+    ) -> list[tuple[int, int, float, float, float]]:
+        """Return samples in an order that is the same for all readers: transaction and row number,
+        then similarity and scores. A transaction is read once all earlier ones have ended."""
+        return [
+            tuple(row)
+            for row in self._pool.fetch(
+                "SELECT transaction, number, similarity, with_score, without_score"
+                " FROM gateway_shadows WHERE namespace = $1 AND (transaction, number) > ($2, $3)"
+                " AND transaction < pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+                " ORDER BY transaction, number LIMIT 10000",
+                namespace,
+                *cursor,
+            )
+        ]
+
+    def claim_cold_start(self, namespace: str, held: int, limit: int) -> bool:
+        """Count one query of the cold start; return False if all have been used."""
+        rows = self._pool.transaction(
+            [
+                (
+                    "INSERT INTO gateway_cold_starts VALUES ($1, $2) ON CONFLICT DO NOTHING",
+                    (namespace, held),
+                ),
+                (
+                    "UPDATE gateway_cold_starts SET used = used + 1"
+                    " WHERE namespace = $1 AND used < $2 RETURNING used",
+                    (namespace, limit),
+                ),
+            ]
+        )
+        return bool(rows)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _insert(table: str, columns: dict[str, str], more: str) -> str:
+    """Return an insertion of many rows in one statement, with one array per column."""
+    arrays = ", ".join(f"${n}::{kind}[]" for n, kind in enumerate(columns.values(), 1))
+    return f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) {more}"
+
+
+ENTRIES = _insert("gateway_entries", ENTRY_COLUMNS, "ON CONFLICT (id) DO NOTHING")
+SHADOWS = _insert("gateway_shadows", SHADOW_COLUMNS, "ON CONFLICT (id) DO NOTHING")
+NOTES = _insert(
+    "gateway_notes",
+    {"name": "text", "value": "text"},
+    "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+)
+LOST = (
+    "INSERT INTO gateway_notes AS old VALUES ('lost', $1) ON CONFLICT (name)"
+    " DO UPDATE SET value = (old.value::bigint + excluded.value::bigint)::text"
+)
+TABLE = re.compile(r"\b(FROM|JOIN) (entries|rollups|shadows|notes)\b")
+MARK = re.compile(r"\?")
+
+
+@lru_cache(64)
+def _translated(sql: str) -> str:
+    """Return the PostgreSQL form of a report's query: table names, parameters and days."""
+    numbers = count(1)
+    sql = sql.replace("CAST(time / 86400 AS INTEGER)", "floor(time / 86400)")
+    sql = sql.replace(
+        "json_each(?) AS few CROSS JOIN entries",
+        "jsonb_array_elements_text(CAST(? AS jsonb)) AS few (value) CROSS JOIN gateway_entries",
+    )
+    sql = TABLE.sub(r"\1 gateway_\2", sql)
+    return MARK.sub(lambda _: f"${next(numbers)}", sql)

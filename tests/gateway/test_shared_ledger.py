@@ -1,0 +1,273 @@
+"""Accounts, ledger and savings: the same behaviour in a file and in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from bottega.errors import NotFoundError, StoreError
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.database import Shadow, month_of
+from bottega.gateway.accounting.ledger import Entry, Ledger, State
+from bottega.gateway.accounting.savings import savings
+from tests.gateway.ledgers import entry
+from tests.postgres import running_postgres
+
+NOW = 1_790_000_000.0
+DAY = 86_400.0
+
+
+@pytest.fixture(params=["file", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("database")
+        return url
+    return str(tmp_path / "gateway.db")
+
+
+@pytest.fixture
+def ledger(place: str) -> Iterator[Ledger]:
+    with closing(Ledger(place, clock=lambda: NOW)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def accounts(place: str) -> Iterator[Accounts]:
+    with closing(Accounts(place)) as opened:
+        yield opened
+
+
+def entries(number: int, seed: int = 0) -> list[Entry]:
+    rng = random.Random(seed)
+    return [
+        Entry(
+            NOW - rng.uniform(0, 40) * DAY,
+            str(i),
+            rng.choice(("x", "y")),
+            rng.choice(("a", "b/c", "b-c", "")),
+            rng.choice(("master", "small")),
+            "model\0é",
+            rng.choice(get_args(State)),
+            rng.choice((0, 2)),
+            rng.choice((None, rng.random())),
+            prompt_tokens=rng.randrange(100),
+            completion_tokens=rng.randrange(100),
+            cost_usd=rng.choice((None, rng.random(), -1.0, float("inf"))),
+            dismissed_usd=rng.random() / 10,
+            seconds=rng.random(),
+            status=rng.choice((200, 404, 500)),
+        )
+        for i in range(number)
+    ]
+
+
+def fill(ledger: Ledger, number: int = 300) -> None:
+    for one in entries(number):
+        ledger.note(one)
+    for i in range(40):
+        ledger.record_shadow(Shadow(NOW - i * DAY, str(i), "ab"[i % 2], 0.5, i % 2, i % 3 / 2))
+    ledger.flush()
+
+
+def test_key_returns_its_account(accounts: Accounts, place: str) -> None:
+    account, key = accounts.add("team", namespace="a", tiers=["small"], usd_per_month=2.5)
+    assert accounts.authenticate(key) == account == accounts.list()[0]
+    assert accounts.authenticate(key[:-1] + ("0" if key[-1] != "0" else "1")) is None
+    revoked = accounts.revoke(account.id)
+    assert revoked.revoked is not None and accounts.authenticate(key) is None
+    assert accounts.revoke(account.id) == revoked
+    with pytest.raises(NotFoundError):
+        accounts.revoke("0" * 12)
+
+
+def test_other_process_sees_changes_within_a_second(accounts: Accounts, place: str) -> None:
+    with closing(Accounts(place)) as other:
+        account, key = accounts.add("team")
+        until(lambda: other.authenticate(key) == account)
+        other.revoke(account.id)
+        until(lambda: accounts.authenticate(key) is None)
+
+
+def until(condition: Callable[[], bool], seconds: float = 1.5) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_concurrent_claims_respect_the_limit(accounts: Accounts, place: str) -> None:
+    account, _ = accounts.add("team")
+    with closing(Accounts(place)) as other, ThreadPoolExecutor(8) as pool:
+        claims = [
+            pool.submit((accounts, other)[i % 2].claim_namespace, account.id, f"n{i}", 5)
+            for i in range(20)
+        ]
+        assert sum(claim.result() for claim in claims) == 5
+    held = next(f"n{i}" for i, claim in enumerate(claims) if claim.result())
+    assert accounts.claim_namespace(account.id, held, 5)
+
+
+def test_rows_are_stored(ledger: Ledger) -> None:
+    whole = replace(entries(1)[0], cost_usd=0.25, similarity=0.5)
+    ledger.note(whole)
+    ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
+    ledger.set_gate("ns", "{}")
+    ledger.set_repeat("key", "example")
+    ledger.flush()
+    columns = "time, account, namespace, tier, model, state, shots, similarity, cost_usd, status"
+    stored = ledger.read(f"SELECT {columns} FROM entries")
+    assert stored == [
+        (
+            *(
+                whole.time,
+                whole.account,
+                whole.namespace,
+                whole.tier,
+                "model\N{REPLACEMENT CHARACTER}é",
+            ),
+            *(whole.state, whole.shots, 0.5, 0.25, whole.status),
+        )
+    ]
+    assert ledger.gate("ns") == "{}" and ledger.gate("other") is None
+    assert ledger.repeat("key") is None  # without repeat_seconds
+    ledger._repeat_seconds = 60.0
+    assert ledger.repeat("key") == (NOW, "example")
+    ledger._clock = lambda: NOW + 61
+    assert ledger.delete_old_repeats() == 1
+
+
+def test_daily_sums_equal_the_sums_of_entries(ledger: Ledger) -> None:
+    fill(ledger)
+    figures = "sum(requests), sum(prompt_tokens), sum(priced), sum(compared)"
+    assert ledger.read(f"SELECT {figures} FROM rollups") == [
+        (
+            *(300, sum(one.prompt_tokens for one in entries(300))),
+            sum(one.cost_usd is not None and 0 <= one.cost_usd < 1e9 for one in entries(300)),
+            sum(one.similarity is not None for one in entries(300)),
+        )
+    ]
+    ledger.prune(20)
+    recent = [one for one in entries(300) if one.time >= NOW - 20 * DAY]
+    assert ledger.read("SELECT count(*) FROM entries") == [(len(recent),)]
+    assert ledger.read("SELECT sum(requests) FROM rollups") == [(len(recent),)]
+    assert ledger.read("SELECT count(*) FROM shadows") == [(21,)]
+    ledger.prune(0)
+    assert ledger.read("SELECT count(*) FROM rollups") == [(0,)]
+
+
+def test_spending_includes_other_processes(ledger: Ledger, place: str) -> None:
+    with closing(Ledger(place, clock=lambda: NOW)) as other:
+        other.note(replace(entry(1, 0.25, "x"), time=NOW))
+        other.flush()
+        ledger.note(replace(entry(2, 0.5, "x"), time=NOW))
+        assert ledger.spent_this_month("x") == 0.5
+        ledger.flush()
+        assert ledger.spent_this_month("x") == 0.75 == ledger.committed_this_month("x")
+        other.refresh_spending()
+        assert other.spent_this_month("x") == 0.75
+    assert ledger.read("SELECT count(*) FROM entries") == [(2,)]
+
+
+async def test_flushed_entry_is_durable(ledger: Ledger, place: str) -> None:
+    ledger.note(entry(1))
+    await ledger.flushed()
+    with closing(Ledger(place)) as other:
+        assert other.read("SELECT request_id FROM entries") == [("r1",)]
+
+
+def test_lost_rows_add_up(ledger: Ledger) -> None:
+    for _ in range(2):
+        ledger._unsaved_lost = 3
+        ledger.flush()
+    assert ledger.total_lost() == 6
+
+
+@pytest.mark.parametrize("since", [None, NOW - 10.3 * DAY])
+@pytest.mark.parametrize("namespace", [None, "a", "none"])
+def test_savings_equal_those_of_a_file(
+    database: str, tmp_path: Path, namespace: str | None, since: float | None
+) -> None:
+    found = []
+    for place in (str(tmp_path / "gateway.db"), database):
+        with closing(Ledger(place, clock=lambda: NOW)) as ledger:
+            ledger.set_master("master")
+            fill(ledger)
+            found.append(savings(ledger, namespace=namespace, since=since))
+    file, tables = found
+    assert repr(tables.routes).count("Route(") == repr(file.routes).count("Route(")
+    assert _rounded(tables) == _rounded(file)
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, tuple):
+        return [_rounded(one) for one in value]
+    return _rounded(tuple(vars(value).items())) if hasattr(value, "__dict__") else value
+
+
+def test_batch_that_is_sent_twice_counts_once(database: str) -> None:
+    """A commit may succeed although its connection is lost before the reply."""
+    with closing(Ledger(database, clock=lambda: NOW)) as ledger:
+        write = ledger._file.write
+
+        def write_and_fail(batch: object) -> None:
+            write(batch)  # type: ignore[arg-type]
+            ledger._file.write = write  # type: ignore[method-assign]
+            raise StoreError("the connection is lost")
+
+        ledger._file.write = write_and_fail  # type: ignore[method-assign]
+        ledger.note(replace(entry(1, 0.5, "x"), time=NOW))
+        ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
+        with pytest.raises(StoreError):
+            ledger.flush()
+        ledger.note(replace(entry(2, 0.25, "x"), time=NOW))
+        ledger.flush()
+        assert ledger.spent_this_month("x") == 0.75
+        assert ledger.read("SELECT sum(requests) FROM rollups") == [(2,)]
+        assert ledger.read("SELECT count(*) FROM shadows") == [(1,)]
+
+
+@pytest.mark.slow
+def test_crash_of_the_server_loses_no_flushed_entry() -> None:
+    flushed = 0
+    with (
+        running_postgres(fsync="on") as server,
+        closing(Ledger(server.create_database())) as ledger,
+    ):
+        for number in range(300):
+            if number == 150:
+                server.stop(signal.SIGQUIT)
+            if number == 155:
+                server.start()
+            ledger.note(entry(number, 0.01, "x"))
+            with suppress(StoreError):
+                asyncio.run(ledger.flushed())
+                flushed += 1
+        _flush(ledger)
+        assert flushed >= 290
+        assert ledger.read("SELECT count(*) FROM entries") == [(300,)]
+        assert ledger._file.spent_since("") == {
+            (month_of(time.time()), "x"): pytest.approx(3.0),
+        }
+
+
+def _flush(ledger: Ledger) -> None:
+    end = time.monotonic() + 10
+    while True:
+        try:
+            ledger.flush()
+            return
+        except StoreError:
+            assert time.monotonic() < end
+            time.sleep(0.1)
