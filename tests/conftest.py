@@ -14,6 +14,7 @@ from tests import server
 from tests.actors import running_ray
 from tests.paths import ROOT
 from tests.postgres import PostgresServer, running_postgres
+from tests.redis import RedisServer, running_redis
 
 # Subprocesses of tests import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -60,6 +61,20 @@ def postgres() -> Iterator[PostgresServer]:
     """Return a running PostgreSQL with pgvector; the test is skipped without one."""
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """Return a running Redis; the test is skipped without one."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis(redis_server: RedisServer) -> RedisServer:
+    """Return an empty Redis."""
+    redis_server.run("FLUSHALL")
+    return redis_server
 
 
 @pytest.fixture

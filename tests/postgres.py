@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 import shutil
@@ -19,6 +18,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+
+from bottega._util.event_loops import BACKGROUND_LOOP
 
 START_SECONDS = 20
 # Commits still reach the operating system: a killed server loses none. Crash tests of the machine
@@ -44,7 +45,7 @@ class PostgresServer:
     def create_database(self) -> str:
         """Create an empty database and return its URL."""
         name = f"test_{next(self._numbers)}"
-        asyncio.run(_execute(self.url(), f"CREATE DATABASE {name}"))
+        BACKGROUND_LOOP.run(_execute(self.url(), f"CREATE DATABASE {name}"))
         return self.url(name)
 
     def start(self) -> None:
@@ -64,7 +65,7 @@ class PostgresServer:
         end = time.monotonic() + START_SECONDS
         while True:
             try:
-                asyncio.run(_execute(self.url(), "SELECT 1"))
+                BACKGROUND_LOOP.run(_execute(self.url(), "SELECT 1"))
                 return
             except Exception:
                 if self.process.poll() is not None or time.monotonic() > end:
@@ -120,16 +121,16 @@ def running_postgres(**settings: str) -> Iterator[PostgresServer]:
             user=user,
             cwd=folder,
         )
-        port = _free_port()
+        port = free_port()
         server = PostgresServer(folder, installed, user, {**SETTINGS, **settings}, port)
-        server.start()
         try:
+            server.start()
             yield server
         finally:
             server.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

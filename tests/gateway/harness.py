@@ -17,7 +17,7 @@ import uvicorn
 
 from bottega._util.caching import LeaderFlight
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.limiter import Limiter
+from bottega.gateway.accounting.limiter import LocalLimiter
 from bottega.gateway.asgi import App, ChatEndpoint
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer, Fallback
@@ -159,7 +159,7 @@ def harness(
         tenants,
         Finalizer(lambda model, usage: usage.prompt_tokens * 1e-6),
         {"bottega": "", **{f"bottega/{tier.name}": tier.name for tier in tiers}, "gpt-4o": ""},
-        limiter=Limiter(NoSpending()),
+        limiter=LocalLimiter(NoSpending()),
         limits=limits or Limits(),
         authenticate=authenticate,
         response_cache=replace(response_cache, enabled=replays),

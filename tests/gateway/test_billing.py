@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, Limiter, TokenEstimates
+from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, LocalLimiter, TokenEstimates
 from bottega.gateway.calls import Bill, allowed_output
 from bottega.gateway.ports import RequestRecord, Served, TierCapabilities, UpstreamCall
 from bottega.generation import ScriptedGenerator
@@ -29,7 +30,7 @@ class UnspentBudget:
 def bill() -> Bill:
     chat = parse_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     account = Account("a", "a", usd_per_month=1e12)
-    record = RequestRecord("r", account=account, hold=Limiter(UnspentBudget()).hold(account))
+    record = RequestRecord("r", account=account, hold=LocalLimiter(UnspentBudget()).hold(account))
     return Bill(record, chat, lambda model, usage: usage.completion_tokens, TokenEstimates())
 
 
@@ -40,7 +41,7 @@ def call(**fields: Any) -> UpstreamCall:
 def reserved(bill: Bill, **fields: Any) -> float:
     hold = bill.record.hold
     assert hold is not None
-    bill.reserve(call(**fields))
+    asyncio.run(bill.reserve(call(**fields)))
     reserved = hold.reserved
     hold.settle(0.0)
     return reserved
@@ -85,7 +86,7 @@ def prompt_bill(text: str, estimates: TokenEstimates) -> Bill:
     """Return a bill that counts only prompt tokens."""
     chat = parse_request({"model": "m", "messages": [{"role": "user", "content": text}]})
     account = Account("a", "a", usd_per_month=1e12)
-    record = RequestRecord("r", account=account, hold=Limiter(UnspentBudget()).hold(account))
+    record = RequestRecord("r", account=account, hold=LocalLimiter(UnspentBudget()).hold(account))
     return Bill(record, chat, lambda model, usage: usage.prompt_tokens, estimates)
 
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.limiter import Limiter
+from bottega.gateway.accounting.limiter import Limiter, LocalLimiter
 from bottega.generation import ScriptedGenerator
 from bottega.parsing import agreement
 from bottega.protocols import Tier
@@ -109,7 +109,7 @@ class SpendingStub:
 def limited(server: Harness, budget: float) -> Limiter:
     """Return tiers: a master call costs one dollar, an apprentice call one cent."""
     account = Account("a", "a", usd_per_month=budget)
-    limiter = Limiter(SpendingStub())
+    limiter = LocalLimiter(SpendingStub())
     server.gateway.limiter = limiter
     server.gateway.authenticate = lambda token: account
     server.gateway.finalizer = replace(server.gateway.finalizer, price=price)
@@ -135,7 +135,7 @@ def test_unaffordable_escalation_keeps_the_first_answer(tmp_path: Path) -> None:
     ) as server:
         limiter = limited(server, 1.5)
         other = limiter.hold(Account("a", "a", usd_per_month=1.5))
-        other.reserve(0.6)
+        asyncio.run(other.reserve(0.6))
         reply = raw(server, user_messages(1))
         record = server.wait(1)
         assert reply.headers["x-bottega-route"] == "apprentice"
@@ -153,7 +153,7 @@ def test_request_above_the_remaining_budget_is_delayed(tmp_path: Path) -> None:
         assert hold is not None and hold.usd == 1.0
         hold.release()
         other = limiter.hold(Account("a", "a", usd_per_month=1.5))
-        other.reserve(0.6)
+        asyncio.run(other.reserve(0.6))
         for more in ({}, {"stream": True}):
             with pytest.raises(openai.RateLimitError) as refused:
                 raw(server, user_messages(2), "bottega/master", **more)
@@ -173,7 +173,7 @@ def test_unaffordable_shadow_sample_is_skipped(tmp_path: Path) -> None:
         raw(server, user_messages(100), "bottega/master")
         limiter = limited(server, 1.5)
         other = limiter.hold(Account("a", "a", usd_per_month=1.5))
-        other.reserve(0.6)
+        asyncio.run(other.reserve(0.6))
         assert raw(server, user_messages(1)).headers["x-bottega-route"] == "apprentice"
         server.wait(4)
     samples = [one for one in server.records if one.state == "shadow"]

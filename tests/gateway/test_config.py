@@ -291,3 +291,34 @@ def test_an_ip_address_is_a_valid_allowed_host() -> None:
     hosts = ("fe80::1", "[fe80::2]", "192.168.0.7", "mybox.lan.")
     config = parse_config(TWO + f"[gateway]\nallowed_hosts = {list(hosts)}")
     assert config.gateway.allowed_hosts == hosts
+
+
+def test_state_urls_come_from_the_file_or_the_environment() -> None:
+    config = parse_config(TWO + '[state]\ndatabase = "postgresql://bottega@db/b"\n')
+    assert config.state.database_url({}) == "postgresql://bottega@db/b"
+    assert config.state.redis_url({}) is None
+    config = parse_config(TWO + '[state]\ndatabase_env = "DB"\nredis_env = "CACHE"\n')
+    environment = {"DB": "postgresql://u:secret@db/b", "CACHE": "rediss://cache"}
+    assert config.state.database_url(environment) == environment["DB"]
+    assert config.state.redis_url(environment) == "rediss://cache"
+    with pytest.raises(SettingError, match="DB has no URL") as error:
+        config.state.database_url({"DB": "mysql://u:secret@db"})
+    assert "secret" not in str(error.value) + error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ('database = "postgresql://u:secret@db/b"', "looks like a secret"),
+        ('database = "gateway.db"', "is not a URL"),
+        ('database = "redis://db"', "is not a URL"),
+        ('redis = "redis://cache"', "needs a database"),
+        ('database = "postgresql://db/b"\ndatabase_env = "DB"', "must not be set with"),
+        ('database_env = "$DB"', "must be the name of an environment variable"),
+        ('database = "postgresql://db"\nredis = "redis://:secret@cache"', "looks like a secret"),
+    ],
+)
+def test_wrong_state_urls_are_rejected(lines: str, problem: str) -> None:
+    message, hint = rejected(f"{TWO}[state]\n{lines}\n")
+    assert problem in message and hint
+    assert "secret@" not in message + hint

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.limiter import BudgetError, Hold, Limiter
+from bottega.gateway.accounting.limiter import BudgetError, Hold, LocalLimiter
 from bottega.openai_api.errors import ApiError
 
 
@@ -28,122 +28,122 @@ class Clock:
         return self.now
 
 
-def test_account_without_limits_is_always_admitted() -> None:
-    limiter = Limiter(SpendingStub([1e9]))
-    assert {limiter.admit(Account("a", "free")) for _ in range(10_000)} == {None}
+async def test_account_without_limits_is_always_admitted() -> None:
+    limiter = LocalLimiter(SpendingStub([1e9]))
+    assert {await limiter.admit(Account("a", "free")) for _ in range(10_000)} == {None}
 
 
-def test_requests_per_minute_are_limited() -> None:
+async def test_requests_per_minute_are_limited() -> None:
     clock = Clock()
-    limiter = Limiter(SpendingStub(), clock=clock)
+    limiter = LocalLimiter(SpendingStub(), clock=clock)
     account, other = (Account(id, id, requests_per_minute=30) for id in "ab")
-    assert [limiter.admit(account) for _ in range(30)] == [None] * 30
-    assert limiter.admit(account) == pytest.approx(2.0)
-    assert limiter.admit(other) is None
+    assert [await limiter.admit(account) for _ in range(30)] == [None] * 30
+    assert await limiter.admit(account) == pytest.approx(2.0)
+    assert await limiter.admit(other) is None
     clock.now += 1.5
-    assert limiter.admit(account) == pytest.approx(0.5)
+    assert await limiter.admit(account) == pytest.approx(0.5)
     clock.now += 0.5
-    assert limiter.admit(account) is None
-    assert limiter.admit(account) == pytest.approx(2.0)
+    assert await limiter.admit(account) is None
+    assert await limiter.admit(account) == pytest.approx(2.0)
     clock.now += 3600
-    assert [limiter.admit(account) for _ in range(30)] == [None] * 30
-    assert limiter.admit(account) is not None
+    assert [await limiter.admit(account) for _ in range(30)] == [None] * 30
+    assert await limiter.admit(account) is not None
 
 
-def test_waiting_the_returned_time_is_enough() -> None:
+async def test_waiting_the_returned_time_is_enough() -> None:
     clock, draw = Clock(), random.Random(0)
-    limiter = Limiter(SpendingStub(), clock=clock)
+    limiter = LocalLimiter(SpendingStub(), clock=clock)
     account = Account("a", "a", requests_per_minute=7)
     for _ in range(200):
-        wait = limiter.admit(account)
+        wait = await limiter.admit(account)
         if wait is not None:
             clock.now += wait + 1e-9
-            assert limiter.admit(account) is None
+            assert await limiter.admit(account) is None
         clock.now += draw.uniform(0, 10)
 
 
-def test_spent_budget_has_its_own_error() -> None:
+async def test_spent_budget_has_its_own_error() -> None:
     budget = SpendingStub([0.6])
-    limiter, account = Limiter(budget), Account("a", "a", usd_per_month=1.0)
-    assert limiter.admit(account) is None
+    limiter, account = LocalLimiter(budget), Account("a", "a", usd_per_month=1.0)
+    assert await limiter.admit(account) is None
     budget.costs.append(0.4)
     with pytest.raises(ApiError, match="1 USD for this month is spent") as raised:
-        limiter.admit(account)
+        await limiter.admit(account)
     error = raised.value
     assert (error.status, error.code, error.type) == (429, *["insufficient_quota"] * 2)
     assert error.headers == {"x-should-retry": "false"}
 
 
-def test_a_reservation_counts_until_it_is_released() -> None:
-    limiter, account = Limiter(SpendingStub([0.1])), Account("a", "a", usd_per_month=0.4)
+async def test_a_reservation_counts_until_it_is_released() -> None:
+    limiter, account = LocalLimiter(SpendingStub([0.1])), Account("a", "a", usd_per_month=0.4)
     holds = [limiter.hold(account) for _ in range(4)]
     for hold in holds[:3]:
-        hold.reserve(0.1)  # 0.1 + 3 * 0.1: exactly the budget
+        await hold.reserve(0.1)  # 0.1 + 3 * 0.1: exactly the budget
     with pytest.raises(BudgetError, match="other requests have reserved the rest") as raised:
-        holds[3].reserve(0.01)
+        await holds[3].reserve(0.01)
     assert raised.value.headers["retry-after"] == "1"
     holds[0].release()  # for example an exact repeat
-    holds[3].reserve(0.1)
+    await holds[3].reserve(0.1)
 
 
-def test_reservation_is_replaced_by_the_actual_cost() -> None:
-    limiter, account = Limiter(SpendingStub()), Account("a", "a", usd_per_month=1.0)
+async def test_reservation_is_replaced_by_the_actual_cost() -> None:
+    limiter, account = LocalLimiter(SpendingStub()), Account("a", "a", usd_per_month=1.0)
     first, second = limiter.hold(account), limiter.hold(account)
-    first.reserve(0.9)
+    await first.reserve(0.9)
     first.settle(0.2)
-    second.reserve(0.8)
+    await second.reserve(0.8)
     with pytest.raises(BudgetError):
-        first.reserve(0.1)  # fallback to another tier: 0.2 + 0.8 + 0.1
+        await first.reserve(0.1)  # fallback to another tier: 0.2 + 0.8 + 0.1
     assert first.usd == pytest.approx(0.2)
     second.settle(0.0)  # it failed
-    first.reserve(0.8)
+    await first.reserve(0.8)
 
 
-def test_single_request_is_always_admitted() -> None:
-    limiter, account = Limiter(SpendingStub([0.9])), Account("a", "a", usd_per_month=1.0)
+async def test_single_request_is_always_admitted() -> None:
+    limiter, account = LocalLimiter(SpendingStub([0.9])), Account("a", "a", usd_per_month=1.0)
     alone = limiter.hold(account)
-    alone.reserve(50.0)
+    await alone.reserve(50.0)
     with pytest.raises(BudgetError):
-        limiter.hold(account).reserve(0.01)
-    limiter.hold(Account("b", "b", usd_per_month=1.0)).reserve(0.1)
+        await limiter.hold(account).reserve(0.01)
+    await limiter.hold(Account("b", "b", usd_per_month=1.0)).reserve(0.1)
     alone.release()
-    limiter.hold(account).reserve(0.01)
+    await limiter.hold(account).reserve(0.01)
 
 
-def test_paid_calls_count_before_the_ledger_entry() -> None:
-    limiter, account = Limiter(SpendingStub([0.9])), Account("a", "a", usd_per_month=1.0)
+async def test_paid_calls_count_before_the_ledger_entry() -> None:
+    limiter, account = LocalLimiter(SpendingStub([0.9])), Account("a", "a", usd_per_month=1.0)
     hold = limiter.hold(account)
-    hold.reserve(0.1)
+    await hold.reserve(0.1)
     hold.settle(0.1)
     with pytest.raises(BudgetError, match="is spent"):
-        hold.reserve(0.001)
+        await hold.reserve(0.001)
 
 
-def test_no_budget_reserves_nothing() -> None:
-    limiter, account = Limiter(SpendingStub([1e9])), Account("a", "free")
+async def test_no_budget_reserves_nothing() -> None:
+    limiter, account = LocalLimiter(SpendingStub([1e9])), Account("a", "free")
     for _ in range(100):
-        limiter.hold(account).reserve(1e9)
+        await limiter.hold(account).reserve(1e9)
 
 
-def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> None:
-    limiter, account = Limiter(SpendingStub([0.25])), Account("a", "a", usd_per_month=0.5)
-    limiter.hold(account).reserve(0.125)
-    limiter.hold(account).reserve(0.125)
+async def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> None:
+    limiter, account = LocalLimiter(SpendingStub([0.25])), Account("a", "a", usd_per_month=0.5)
+    await limiter.hold(account).reserve(0.125)
+    await limiter.hold(account).reserve(0.125)
     with pytest.raises(BudgetError):
-        limiter.hold(account).reserve(0.0001)
+        await limiter.hold(account).reserve(0.0001)
 
 
-def test_zero_budget_admits_no_request() -> None:
+async def test_zero_budget_admits_no_request() -> None:
     with pytest.raises(ApiError):
-        Limiter(SpendingStub()).admit(Account("a", "a", usd_per_month=0.0))
+        await LocalLimiter(SpendingStub()).admit(Account("a", "a", usd_per_month=0.0))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_concurrency_overshoots_by_less_than_one_request(seed: int) -> None:
+async def test_concurrency_overshoots_by_less_than_one_request(seed: int) -> None:
     """The documented bound holds for any number of requests in any order."""
     rng = random.Random(seed)
     budget, account = SpendingStub(), Account("a", "a", usd_per_month=10.0)
-    limiter = Limiter(budget)
+    limiter = LocalLimiter(budget)
     max_cost = rng.uniform(0.1, 3.0)
     running: list[Hold] = []
     for _ in range(5000):
@@ -156,7 +156,7 @@ def test_concurrency_overshoots_by_less_than_one_request(seed: int) -> None:
             continue
         hold = limiter.hold(account)
         try:
-            hold.reserve(rng.uniform(0, max_cost))
+            await hold.reserve(rng.uniform(0, max_cost))
         except BudgetError:
             continue
         running.append(hold)

@@ -63,39 +63,33 @@ class PostgresKind:
 
 
 class PostgresPool:
-    """Pool of connections that belongs to one event loop. All methods raise `StoreError`."""
+    """Pool of connections that belongs to one event loop, in which its first use connects and
+    migrates the tables of `kind`. `setup` runs on each new connection, after the migration. All
+    methods raise `StoreError`, and `MissingDependencyError` without asyncpg."""
 
-    def __init__(self, pool: Pool, url: str) -> None:
-        self._pool = pool
+    def __init__(
+        self, url: str, kind: PostgresKind, *, size: int = POOL_SIZE, setup: Setup | None = None
+    ) -> None:
         self.name = display_url(url)
+        self._url, self._kind, self._size, self._setup = url, kind, size, setup
+        self._pool: Pool | None = None
+        self._opening = asyncio.Lock()
 
     @classmethod
     async def open(
         cls, url: str, kind: PostgresKind, *, size: int = POOL_SIZE, setup: Setup | None = None
     ) -> PostgresPool:
-        """Connect, and migrate the tables of `kind`. `setup` runs on each new connection, after
-        the migration. Raises `MissingDependencyError` without asyncpg."""
-        if find_spec("asyncpg") is None:
-            raise MissingDependencyError("asyncpg", "shared")
-        import asyncpg
-
-        name = display_url(url)
-        with translated(name):
-            connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
-            try:
-                await _migrate(connection, kind, name)
-            finally:
-                await connection.close()
-            pool = await asyncpg.create_pool(
-                url, min_size=1, max_size=size, init=setup, timeout=CONNECT_SECONDS
-            )
-        return cls(pool, url)
+        """Return a pool that is connected."""
+        pool = cls(url, kind, size=size, setup=setup)
+        await pool._opened()
+        return pool
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time."""
+        pool = self._pool or await self._opened()
         with translated(self.name):
-            async with self._pool.acquire(timeout=WAIT_SECONDS) as connection:
+            async with pool.acquire(timeout=WAIT_SECONDS) as connection:
                 yield connection
 
     @asynccontextmanager
@@ -119,12 +113,36 @@ class PostgresPool:
 
     async def close(self) -> None:
         """Close all connections, at most after `WAIT_SECONDS` those in use."""
+        if self._pool is None:
+            return
         with translated(self.name):
             try:
                 async with asyncio.timeout(WAIT_SECONDS):
                     await self._pool.close()
             except TimeoutError:
                 self._pool.terminate()
+
+    async def _opened(self) -> Pool:
+        if find_spec("asyncpg") is None:
+            raise MissingDependencyError("asyncpg", "shared")
+        import asyncpg
+
+        async with self._opening:
+            if self._pool is None:
+                with translated(self.name):
+                    connection = await asyncpg.connect(self._url, timeout=CONNECT_SECONDS)
+                    try:
+                        await _migrate(connection, self._kind, self.name)
+                    finally:
+                        await connection.close()
+                    self._pool = await asyncpg.create_pool(
+                        self._url,
+                        min_size=1,
+                        max_size=self._size,
+                        init=self._setup,
+                        timeout=CONNECT_SECONDS,
+                    )
+            return self._pool
 
     async def _fetch(self, statement: str, *values: object) -> list[Record]:
         async with self.connection() as connection:

@@ -131,14 +131,14 @@ class Bill:
     price: Pricer
     estimates: TokenEstimates
 
-    def reserve(self, call: UpstreamCall) -> None:
+    async def reserve(self, call: UpstreamCall) -> None:
         """Reserve the expected cost of the call. Raises `BudgetError` if it does not fit."""
         if self.record.hold is not None:
             longest = min(
                 self.estimates.longest(call.model), MAX_LONGEST_FACTOR * call.served.output_tokens
             )
             largest_usage = Usage(self._max_prompt(call), allowed_output(call, longest))
-            self.record.hold.reserve(self.price(call.model, largest_usage) or 0.0)
+            await self.record.hold.reserve(self.price(call.model, largest_usage) or 0.0)
 
     def paid(self, call: UpstreamCall, usage: Usage | None, seconds: float | None = None) -> None:
         """Book a call by the usage that the upstream reported. `seconds` is the time of a complete

@@ -86,7 +86,8 @@ class ResponseCache:
 @dataclass
 class Gateway:
     """Gateway of chat completions. `models` maps the model ids that clients may use to tiers, ""
-    for the router's choice. Without `authenticate` no key is needed: for loopback only."""
+    for the router's choice. Without `authenticate` no key is needed: for loopback only. `commit` is
+    awaited with the record of each reply before the reply ends."""
 
     completer: Completer
     tenants: Tenants
@@ -104,6 +105,7 @@ class Gateway:
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
     more_fields: frozenset[str] = frozenset()
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
+    commit: Callable[[RequestRecord], Awaitable[None]] | None = None
 
     def __post_init__(self) -> None:
         # Most clients send the same overrides with every request.
@@ -118,8 +120,19 @@ class Gateway:
         body: Callable[[], Awaitable[bytes]],
     ) -> Reply:
         """Return the reply to a request. Raises `ApiError` and the errors of tiers."""
+        reply = await self._reply(record, headers, body)
+        if self.commit is not None and not reply.is_live:
+            await self.commit(record)
+        return reply
+
+    async def _reply(
+        self,
+        record: RequestRecord,
+        headers: Mapping[str, str],
+        body: Callable[[], Awaitable[bytes]],
+    ) -> Reply:
         # Before the body is read: a client without a valid key must not fill the memory.
-        self._admit(record, headers)
+        await self._admit(record, headers)
         raw = await body()
         given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
         options = (f"{name}={value}" for name, value in sorted(given.items()))
@@ -188,14 +201,14 @@ class Gateway:
         tiers = self.models.items()
         return [id for id, tier in tiers if not tier or self.access.may_choose(account, tier)]
 
-    def _admit(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
+    async def _admit(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
         account = self.check_key(headers)
         record.account, record.namespace = account, account.namespace
         CLIENT.set(account.id)  # of this task only: fair turns in the decode budget
         self.access.enter(account)
         # Only after `enter`: a rejected request must not lower the count when it ends.
         record.entered = True
-        if (wait := self.limiter.admit(account)) is not None:
+        if (wait := await self.limiter.admit(account)) is not None:
             raise ApiError(
                 f"this key may send {account.requests_per_minute} requests per minute;"
                 f" the next one is admitted in {math.ceil(wait)} s",
@@ -297,7 +310,7 @@ class Gateway:
                 self._note_call(job, stream.call, stream.failed)
                 # The stream outlives this call, and identical requests wait until it ends.
                 events = self._events(job, stream, leading.pop_all(), remember)
-                return Reply(headers_of(record), events=events)
+                return Reply(headers_of(record), events=events, is_live=True)
             result = await self.completer.complete(job)
             self._note_call(job, result.call, result.failed)
             await self._finalize(job, result)
@@ -357,6 +370,8 @@ class Gateway:
             # Before `[DONE]`: a client that has read it finds the stored example.
             await self._finalize(job, ChatResult(call, completed))
             _land(completed, record, remember)
+        if self.commit is not None:
+            await self.commit(record)
         if record.stored is not None:  # a comment: clients do not see it
             yield f": stored {record.stored}\n\n".encode()
         yield DONE_EVENT

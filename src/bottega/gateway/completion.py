@@ -11,11 +11,10 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -188,7 +187,7 @@ class Completer:
         # A free call has no cost to learn: cancel it when its client leaves.
         seconds = 0.0 if job.bill.is_free(call) else self.finish_seconds
         has_left = job.record.has_left
-        with _reserved(job, call) as state:
+        async with _reserved(job, call) as state:
             work = call.served.upstream.complete(call.body)
             completed = await shield_for(work, seconds, has_left, state.idle)
         call.abandoned = has_left()
@@ -202,7 +201,7 @@ class Completer:
         chunks = call.served.upstream.stream(call.body)
         if call.reasons:
             chunks = trimmed_stream(chunks, _trim(job, call), partial(setattr, call, "rationale"))
-        with _reserved(job, call) as state:
+        async with _reserved(job, call) as state:
             # Until the first chunk another tier may still answer.
             first = await anext(chunks, None)
             if first is None:
@@ -294,11 +293,11 @@ def _trim(job: ChatJob, call: UpstreamCall) -> Trim:
     return partial(trimmed, read=partial(query.pipeline.parse, query.query))
 
 
-@contextmanager
-def _reserved(job: ChatJob, call: UpstreamCall) -> Iterator[CallState]:
+@asynccontextmanager
+async def _reserved(job: ChatJob, call: UpstreamCall) -> AsyncGenerator[CallState]:
     """Reserve the cost of a call, and book or release it if the call fails. Raises
     `BudgetError`."""
-    job.bill.reserve(call)
+    await job.bill.reserve(call)
     try:
         with track_call() as state:
             yield state

@@ -160,6 +160,7 @@ class RequestRecord:
     clock: float = field(default_factory=time.perf_counter)
     account: Account = ANONYMOUS
     entered: bool = False
+    booked: bool = False  # its ledger entry exists
     hold: Hold | None = None
     has_left: Callable[[], bool] = lambda: False
     namespace: str = ""
@@ -184,11 +185,13 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class Reply:
-    """Reply with either a `payload` or `events`, the encoded chunks of a stream."""
+    """Reply with either a `payload` or `events`, the encoded chunks of a stream. Those of a live
+    one come from a model, so its cost is known at its end."""
 
     headers: Mapping[str, str]
     payload: bytes = b""
     events: AsyncGenerator[bytes] | None = None
+    is_live: bool = False
 
 
 Answer = Callable[

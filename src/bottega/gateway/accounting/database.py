@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from bottega._util.sqlite import FileKind
 from bottega.errors import StoreError
@@ -250,40 +250,6 @@ class Batch:
     @property
     def is_empty(self) -> bool:
         return not (self.entries or self.shadows or self.notes or self.spent or self.lost)
-
-
-class EntryStore(Protocol):
-    """Stored ledger. All methods block and raise `StoreError`; one call at a time, except
-    `read_aside`. `flush_seconds` is the time to collect a batch."""
-
-    flush_seconds: float
-
-    def new_id(self) -> str:
-        """Return the id of a new row, "" if rows need none."""
-        ...
-
-    def write(self, batch: Batch) -> None:
-        """Write the batch in one transaction."""
-        ...
-
-    def read(self, sql: str, *values: Value) -> list[Row]: ...
-
-    def read_aside(self, sql: str, *values: Value) -> list[Row]:
-        """Run a report's query, which does not delay the writer."""
-        ...
-
-    def spent_since(
-        self, month: str, accounts: Collection[str] | None = None
-    ) -> dict[AccountMonth, float]:
-        """Return the spending in US dollars by month and account, from this month on, at least of
-        these accounts."""
-        ...
-
-    def prune(self, before: float) -> int: ...
-
-    def forget_notes(self, prefix: str, before: float) -> int: ...
-
-    def close(self) -> None: ...
 
 
 class EntryFile:

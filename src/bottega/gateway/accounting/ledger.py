@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from bottega._util.batch_writer import WriterThread
 from bottega._util.postgres import is_postgres_url
@@ -19,7 +20,6 @@ from bottega.gateway.accounting.database import (
     Batch,
     Entry,
     EntryFile,
-    EntryStore,
     Row,
     Shadow,
     State,
@@ -39,6 +39,40 @@ PRUNE_SECONDS = 3600.0
 DAY = 86_400.0
 GATE, REPEAT, MASTER, LOST = "gate:", "replay:", "master", "lost"
 AccountSpending = dict[AccountMonth, float]
+
+
+class EntryStore(Protocol):
+    """Stored ledger. All methods block and raise `StoreError`; one call at a time, except
+    `read_aside`. `flush_seconds` is the time to collect a batch."""
+
+    flush_seconds: float
+
+    def new_id(self) -> str:
+        """Return the id of a new row, "" if rows need none."""
+        ...
+
+    def write(self, batch: Batch) -> None:
+        """Write the batch in one transaction."""
+        ...
+
+    def read(self, sql: str, *values: Value) -> list[Row]: ...
+
+    def read_aside(self, sql: str, *values: Value) -> list[Row]:
+        """Run a report's query, which does not delay the writer."""
+        ...
+
+    def spent_since(
+        self, month: str, accounts: Collection[str] | None = None
+    ) -> dict[AccountMonth, float]:
+        """Return the spending in US dollars by month and account, from this month on, at least of
+        these accounts."""
+        ...
+
+    def prune(self, before: float) -> int: ...
+
+    def forget_notes(self, prefix: str, before: float) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class Ledger:

@@ -115,10 +115,13 @@ class BudgetError(ApiError):
     """The key's monthly budget does not allow another upstream call."""
 
 
-class Limiter:
+class LimitsUnavailableError(BudgetError):
+    """The limits of the key cannot be checked now."""
+
+
+class Limiter(Protocol):
     """Token bucket and monthly budget of each account. A bucket holds a minute's requests: a rested
-    account may send them all at once. Use it from one event loop; buckets and reservations belong
-    to this process and end with it.
+    account may send them all at once. Use it from one event loop.
 
     Every upstream call first reserves its expected cost. It is rejected unless the amount spent,
     the reservations of other requests and its own fit into the budget. A request is always admitted
@@ -126,14 +129,28 @@ class Limiter:
     than its reservation, spending exceeds the budget by less than the cost of one request.
     """
 
+    async def admit(self, account: Account) -> float | None:
+        """Return None for an admitted request, else the seconds to wait. Raises `BudgetError`."""
+        ...
+
+    async def reserve(self, hold: Hold, usd: float) -> None: ...
+
+    def release(self, hold: Hold) -> None: ...
+
+    def hold(self, account: Account) -> Hold:
+        return Hold(self, account)
+
+
+class LocalLimiter(Limiter):
+    """Limiter of one process: buckets and reservations end with it."""
+
     def __init__(self, spending: Spending, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._spending = spending
         self._clock = clock
         self._buckets: dict[str, _TokenBucket] = {}
         self._holds: defaultdict[str, set[Hold]] = defaultdict(set)
 
-    def admit(self, account: Account) -> float | None:
-        """Return None for an admitted request, else the seconds to wait. Raises `BudgetError`."""
+    async def admit(self, account: Account) -> float | None:
         # First: a request without budget takes no token from the bucket.
         self._check_spent(account, 0.0)
         if (limit := account.requests_per_minute) is None:
@@ -147,10 +164,7 @@ class Limiter:
         bucket.tokens -= 1
         return None
 
-    def hold(self, account: Account) -> Hold:
-        return Hold(self, account)
-
-    def _reserve(self, hold: Hold, usd: float) -> None:
+    async def reserve(self, hold: Hold, usd: float) -> None:
         account, budget = hold.account, hold.account.usd_per_month
         if budget is None:
             return
@@ -160,18 +174,11 @@ class Limiter:
         others = sum(one.usd for one in self._holds[account.id] if one is not hold)
         # Without other reservations any call is admitted: else a large one would never fit.
         if others > 0 and spent + others + usd > budget * ROUNDING:
-            raise BudgetError(
-                f"this key's other requests have reserved the rest of its budget of {budget:g} USD",
-                status=429,
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-                headers={"retry-after": "1", "retry-after-ms": "1000"},
-                hint="wait until they end, or send a lower max_tokens to reserve less",
-            )
+            raise budget_reserved(account)
         hold.reserved = usd
         self._holds[account.id].add(hold)
 
-    def _release(self, hold: Hold) -> None:
+    def release(self, hold: Hold) -> None:
         self._holds[hold.account.id].discard(hold)
         if not self._holds[hold.account.id]:
             del self._holds[hold.account.id]
@@ -179,15 +186,31 @@ class Limiter:
     def _check_spent(self, account: Account, paid: float) -> float:
         spent = self._spending.spent_this_month(account.id) + paid
         if account.usd_per_month is not None and spent >= account.usd_per_month:
-            raise BudgetError(
-                f"this key's budget of {account.usd_per_month:g} USD for this month is spent",
-                status=429,
-                type="insufficient_quota",
-                code="insufficient_quota",
-                headers={"x-should-retry": "false"},
-                hint="wait for the next month (UTC), or ask the operator for a higher budget",
-            )
+            raise budget_spent(account)
         return spent
+
+
+def budget_reserved(account: Account) -> BudgetError:
+    return BudgetError(
+        "this key's other requests have reserved the rest of its budget of"
+        f" {account.usd_per_month:g} USD",
+        status=429,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"retry-after": "1", "retry-after-ms": "1000"},
+        hint="wait until they end, or send a lower max_tokens to reserve less",
+    )
+
+
+def budget_spent(account: Account) -> BudgetError:
+    return BudgetError(
+        f"this key's budget of {account.usd_per_month:g} USD for this month is spent",
+        status=429,
+        type="insufficient_quota",
+        code="insufficient_quota",
+        headers={"x-should-retry": "false"},
+        hint="wait for the next month (UTC), or ask the operator for a higher budget",
+    )
 
 
 class Hold:
@@ -204,17 +227,17 @@ class Hold:
     def usd(self) -> float:
         return self.reserved + self.paid
 
-    def reserve(self, usd: float) -> None:
+    async def reserve(self, usd: float) -> None:
         """Reserve the expected cost of the next upstream call. Raises `BudgetError` if it does not
         fit."""
-        self._limiter._reserve(self, usd)
+        await self._limiter.reserve(self, usd)
 
     def settle(self, usd: float) -> None:
         """Replace the reservation with the cost of the call, 0 if it failed."""
         self.reserved, self.paid = 0.0, self.paid + usd
 
     def release(self) -> None:
-        self._limiter._release(self)
+        self._limiter.release(self)
 
     def sibling(self) -> Hold:
         """Return a hold for another request of the same account, such as a shadow sample."""

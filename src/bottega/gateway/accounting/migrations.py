@@ -131,4 +131,86 @@ CREATE TRIGGER gateway_entries_removed AFTER DELETE ON gateway_entries
     FOR EACH STATEMENT EXECUTE FUNCTION gateway_remove_entries();
 """
 
-GATEWAY_TABLES = PostgresKind("gateway", migrations=(FIRST,))
+LIMITS = """
+CREATE UNLOGGED TABLE gateway_limits (
+    account text PRIMARY KEY,
+    month text,
+    tokens double precision NOT NULL,
+    refilled double precision NOT NULL,
+    ready double precision NOT NULL
+);
+CREATE UNLOGGED TABLE gateway_holds (
+    account text, id text, usd double precision NOT NULL, expires double precision NOT NULL,
+    PRIMARY KEY (account, id)
+);
+-- One call decides about a request. Each statement of a function sees what was committed before it,
+-- so after the lock of the account's row nothing is stale. A single statement would read
+-- reservations and spending as of its start, before it waited for the lock.
+CREATE FUNCTION gateway_decide(
+    key text, rpm bigint, budget double precision, tolerated double precision, this_month text,
+    hold text, paid double precision, wanted double precision, lease double precision,
+    grace double precision
+) RETURNS TABLE (kind text, seconds double precision) LANGUAGE plpgsql AS $$
+DECLARE
+    is_new boolean;
+    is_first boolean;
+    moment double precision;
+    bucket gateway_limits;
+    spent double precision;
+    others double precision;
+BEGIN
+    INSERT INTO gateway_limits VALUES (key, NULL, coalesce(rpm, 0), 0, 0) ON CONFLICT DO NOTHING;
+    is_new := FOUND;
+    SELECT * INTO bucket FROM gateway_limits AS l WHERE l.account = key FOR UPDATE;
+    moment := extract(epoch FROM clock_timestamp());
+    IF budget IS NOT NULL AND bucket.month IS DISTINCT FROM this_month THEN
+        -- The ledger has a row once a gateway has checked this budget. If only the unlogged row is
+        -- missing, a crash has emptied the table, and running requests must reserve again first.
+        INSERT INTO gateway_spending VALUES (this_month, key, 0) ON CONFLICT DO NOTHING;
+        is_first := FOUND;
+        IF is_new AND NOT is_first THEN
+            bucket.ready := moment + grace;
+        END IF;
+        UPDATE gateway_limits AS l SET month = this_month, ready = bucket.ready
+            WHERE l.account = key;
+    END IF;
+    IF budget IS NOT NULL THEN
+        IF bucket.ready > moment THEN
+            RETURN QUERY SELECT 'grace', bucket.ready - moment;
+            RETURN;
+        END IF;
+        DELETE FROM gateway_holds AS h WHERE h.account = key AND h.expires <= moment;
+        SELECT coalesce((SELECT s.usd FROM gateway_spending AS s
+                WHERE s.month = this_month AND s.account = key), 0) + paid,
+            coalesce((SELECT sum(h.usd) FROM gateway_holds AS h
+                WHERE h.account = key AND h.id <> hold), 0)
+            INTO spent, others;
+        IF spent >= budget THEN
+            RETURN QUERY SELECT 'spent', 0::double precision;
+            RETURN;
+        END IF;
+        IF wanted IS NOT NULL AND others > 0 AND spent + others + wanted > tolerated THEN
+            RETURN QUERY SELECT 'reserved', 0::double precision;
+            RETURN;
+        END IF;
+        IF wanted IS NOT NULL THEN
+            INSERT INTO gateway_holds AS h VALUES (key, hold, paid + wanted, moment + lease)
+                ON CONFLICT (account, id)
+                DO UPDATE SET usd = excluded.usd, expires = excluded.expires;
+        END IF;
+    END IF;
+    IF rpm IS NOT NULL AND wanted IS NULL THEN
+        bucket.tokens := least(rpm, bucket.tokens + (moment - bucket.refilled) * rpm / 60);
+        UPDATE gateway_limits AS l SET refilled = moment,
+            tokens = bucket.tokens - CASE WHEN bucket.tokens < 1 THEN 0 ELSE 1 END
+            WHERE l.account = key;
+        IF bucket.tokens < 1 THEN
+            RETURN QUERY SELECT 'wait', (1 - bucket.tokens) * 60 / rpm;
+            RETURN;
+        END IF;
+    END IF;
+    RETURN QUERY SELECT 'ok', 0::double precision;
+END $$;
+"""
+
+GATEWAY_TABLES = PostgresKind("gateway", migrations=(FIRST, LIMITS))

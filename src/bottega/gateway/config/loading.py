@@ -17,6 +17,7 @@ from bottega._util.settings import (
     read_toml,
 )
 from bottega.gateway.config.settings import (
+    STATE_SAMPLES,
     CacheSettings,
     Config,
     KeySettings,
@@ -25,7 +26,9 @@ from bottega.gateway.config.settings import (
     RouteSettings,
     ServerSettings,
     ShadowSettings,
+    StateSettings,
     TierSettings,
+    is_server_url,
     reject_secrets,
 )
 from bottega.gateway.requests import has_port
@@ -54,6 +57,7 @@ SECTIONS: dict[str, type] = {
     "limits": LimitSettings,
     "shadow": ShadowSettings,
     "keys": KeySettings,
+    "state": StateSettings,
 }
 # New names of the settings of files for commit fd291dc.
 RENAMED = {
@@ -100,6 +104,7 @@ def _build(document: dict[str, object], file: str) -> Config:
     _check_hosts(config, path)
     _check_tiers(config, path)
     _check_retrieval(config, path)
+    _check_state(config, path / "state")
     config.check_public()
     return config
 
@@ -238,4 +243,30 @@ def _check_retrieval(config: Config, path: SettingPath) -> None:
         raise (path / "shadow" / "gate").error(
             "needs shadow samples, and shadow.rate is 0",
             hint="write rate = 0.02 to compare one answer in fifty",
+        )
+
+
+def _check_state(config: Config, path: SettingPath) -> None:
+    state = config.state
+    for name in ("database", "redis"):
+        url, variable = getattr(state, name), getattr(state, f"{name}_env")
+        if url is not None and variable is not None:
+            raise (path / name).error(
+                f"must not be set with {name}_env", hint=f"remove {name} or {name}_env"
+            )
+        if url is not None and not is_server_url(name, url):
+            raise (path / name).error(
+                "is not a URL of such a server",
+                hint=f'write {name} = "{STATE_SAMPLES[name]}"',
+            )
+        if variable is not None and not VARIABLE.fullmatch(variable):
+            raise (path / f"{name}_env").error(
+                "must be the name of an environment variable",
+                hint=f'write {name}_env = "BOTTEGA_{name.upper()}"',
+            )
+    has_redis = state.redis is not None or state.redis_env is not None
+    if has_redis and state.database is None and state.database_env is None:
+        raise (path / "redis").error(
+            "needs a database, which stores accounts and spending",
+            hint=f'write database = "{STATE_SAMPLES["database"]}"',
         )

@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from bottega._util.postgres import is_postgres_url
 from bottega._util.settings import FilePath, SettingPath, TextList
+from bottega._util.valkey import is_valkey_url
+from bottega.errors import SettingError
 from bottega.naming import REMOTE
 from bottega.openai_api.endpoint import is_loopback
 
@@ -31,6 +34,10 @@ SECRET_HINT = (
 )
 
 
+# A user without a password is no secret.
+SERVER_URL = re.compile(r"(?:postgres(?:ql)?|rediss?|valkeys?)://[^/@\s:]*@")
+
+
 def reject_secrets(value: object, path: SettingPath) -> None:
     """Raise `SettingError` for a value that looks like a secret: configuration files are copied,
     shown and committed, so keys come from the environment."""
@@ -42,7 +49,7 @@ def reject_secrets(value: object, path: SettingPath) -> None:
     elif isinstance(value, list):
         for inner in value:
             reject_secrets(inner, path)
-    elif isinstance(value, str) and SECRET.search(value):
+    elif isinstance(value, str) and SECRET.search(SERVER_URL.sub("", value)):
         raise path.error("looks like a secret", hint=SECRET_HINT)
 
 
@@ -213,6 +220,51 @@ class KeySettings:
 
 
 @dataclass(frozen=True)
+class StateSettings:
+    """[state]: servers that several gateways share, as URLs or as environment variables with the
+    URLs, which may contain passwords. Without them, state belongs to this process and to files in
+    gateway.data."""
+
+    database: str | None = None
+    database_env: str | None = None
+    redis: str | None = None
+    redis_env: str | None = None
+
+    def database_url(self, environment: Mapping[str, str]) -> str | None:
+        """Return the URL of the PostgreSQL database, None without one. Raises `SettingError`."""
+        return _server_url(self.database, self.database_env, environment, "database")
+
+    def redis_url(self, environment: Mapping[str, str]) -> str | None:
+        """Return the URL of the Redis or Valkey server, None without one. Raises
+        `SettingError`."""
+        return _server_url(self.redis, self.redis_env, environment, "redis")
+
+
+def _server_url(
+    url: str | None, variable: str | None, environment: Mapping[str, str], name: str
+) -> str | None:
+    if url is not None or variable is None:
+        return url
+    found = environment.get(variable, "")
+    if not is_server_url(name, found):
+        raise SettingError(
+            f"the environment variable {variable} has no URL for state.{name}",
+            hint=f"export {variable}={STATE_SAMPLES[name]}",
+        )
+    return found
+
+
+STATE_SAMPLES = {
+    "database": "postgresql://bottega@db.example:5432/bottega",
+    "redis": "redis://cache.example:6379/0",
+}
+
+
+def is_server_url(name: str, text: str) -> bool:
+    return is_postgres_url(text) if name == "database" else is_valkey_url(text)
+
+
+@dataclass(frozen=True)
 class Config:
     """All settings of a gateway. `tiers` are ordered from cheapest to most expensive."""
 
@@ -225,6 +277,7 @@ class Config:
     limits: LimitSettings = LimitSettings()
     shadow: ShadowSettings = ShadowSettings()
     keys: KeySettings = KeySettings()
+    state: StateSettings = StateSettings()
 
     @property
     def master(self) -> TierSettings:

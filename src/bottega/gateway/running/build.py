@@ -12,7 +12,7 @@ from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.limiter import Access, KeyDefaults, Limiter
+from bottega.gateway.accounting.limiter import Access, KeyDefaults, LocalLimiter
 from bottega.gateway.admin import admin_routes
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer
@@ -25,6 +25,7 @@ from bottega.gateway.response_cache import BodyCache, ReplyCache, StoredReplies
 from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
 from bottega.gateway.running.server import GatewayServer, TenantPool
 from bottega.gateway.running.tiers import PipelineTenantPool, TierSet, build_tiers, pipeline_tiers
+from bottega.gateway.state.shared import SharedState, check_redis
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.openai_api.fields import data_url_cache
@@ -37,7 +38,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
     """Build a gateway: open the ledger and the accounts. Models and caches are loaded when the
     server starts. Raises `SettingError` and `StoreError`."""
     tier_set = build_tiers(config, environment)
-    with _open_stores(config) as (accounts, ledger, opened):
+    with _open_stores(config, environment) as (accounts, ledger, state, opened):
         metrics = Metrics(one.name for one in tier_set.served)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
         tier_set = tier_set.prepared(metrics, decoding)
@@ -45,7 +46,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         file.check()
         tenants = NamespacePool(file.open, config.cache.open_namespaces)  # opens nothing yet
         gateway_server = _gateway_server(
-            config, file.tier_set, tenants, metrics, accounts, ledger, decoding
+            config, file.tier_set, tenants, metrics, accounts, ledger, decoding, state
         )
         opened.pop_all()  # from here on the server closes both stores
     gateway = gateway_server.gateway
@@ -71,14 +72,21 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
 
 def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
     """Build a gateway that serves a user's pipeline. Raises `SettingError` and `StoreError`."""
-    with _open_stores(config) as (accounts, ledger, opened):
+    with _open_stores(config, os.environ) as (accounts, ledger, state, opened):
         metrics = Metrics(tier.name for tier in pipeline.tiers)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
         tier_set = pipeline_tiers(pipeline).prepared(metrics, decoding)
         if pipeline.retrieve is not None:
             pipeline = replace(pipeline, retrieve=BudgetedRetriever(pipeline.retrieve, decoding))
         gateway_server = _gateway_server(
-            config, tier_set, PipelineTenantPool(pipeline), metrics, accounts, ledger, decoding
+            config,
+            tier_set,
+            PipelineTenantPool(pipeline),
+            metrics,
+            accounts,
+            ledger,
+            decoding,
+            state,
         )
         gateway_server.gateway.background = NEVER_MATCHES  # a pipeline answers every text
         opened.pop_all()
@@ -87,17 +95,25 @@ def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
 
 
 @contextmanager
-def _open_stores(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]:
-    """Open the accounts and the ledger. On exit, close both unless the caller has called
-    `pop_all`."""
+def _open_stores(
+    config: Config, environment: Mapping[str, str]
+) -> Iterator[tuple[Accounts, Ledger, SharedState | None, ExitStack]]:
+    """Open the accounts and the ledger, and the shared state if there is one. On exit, close them
+    unless the caller has called `pop_all`."""
     with ExitStack() as opened:
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        accounts = Accounts(config.gateway.data / FILE)
+        database = config.state.database_url(environment)
+        redis = config.state.redis_url(environment)
+        place = database or config.gateway.data / FILE
+        accounts = Accounts(place)
         opened.callback(accounts.close)
-        ledger = Ledger(config.gateway.data / FILE, repeat_seconds=config.replay.seconds)
+        ledger = Ledger(place, repeat_seconds=config.replay.seconds)
         opened.callback(ledger.close)
         ledger.set_master(config.master.name)
-        yield accounts, ledger, opened
+        if redis is not None:
+            check_redis(redis)
+        state = None if database is None else SharedState(database, redis, ledger)
+        yield accounts, ledger, state, opened
 
 
 def _gateway_server(
@@ -108,6 +124,7 @@ def _gateway_server(
     accounts: Accounts,
     ledger: Ledger,
     decoding: DecodeBudget,
+    state: SharedState | None,
 ) -> GatewayServer:
     protected = check_keys(config, accounts)
     warn = WarningLogger(lambda problem: metrics.warned.labels(problem).inc())
@@ -126,14 +143,17 @@ def _gateway_server(
         limits=request_limits(config.limits),
         authenticate=accounts.authenticate if protected else None,
         access=Access(accounts.claim_namespace, key_defaults(config)),
-        limiter=Limiter(ledger),
+        limiter=LocalLimiter(ledger) if state is None else state.limiter,
         response_cache=_response_cache(config),
         fetch=build_fetch(config.limits),
         allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
         more_fields=frozenset(config.limits.fields),
     )
-    return GatewayServer(config, tier_set, tenants, metrics, accounts, ledger, gateway)
+    server = GatewayServer(config, tier_set, tenants, metrics, accounts, ledger, gateway, state)
+    if state is not None:
+        gateway.commit = server.commit
+    return server
 
 
 def check_keys(config: Config, accounts: Accounts) -> bool:

@@ -23,6 +23,7 @@ from bottega.gateway.errors import CLOSING, error_response
 from bottega.gateway.ports import Receive, RequestRecord, Scope, Send, Tenants
 from bottega.gateway.requests import Limits
 from bottega.gateway.running.tiers import TierSet
+from bottega.gateway.state.shared import SharedState
 from bottega.gateway.telemetry.logs import log_request
 from bottega.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
 from bottega.openai_api.errors import ApiError
@@ -206,6 +207,7 @@ class GatewayServer:
     accounts: Accounts
     ledger: Ledger
     gateway: Gateway
+    state: SharedState | None = None
     is_ready: bool = False
     when_ready: Callable[[], None] = lambda: None
     app: Admission = field(init=False)
@@ -231,11 +233,24 @@ class GatewayServer:
     def on_end(self, record: RequestRecord) -> None:
         """Record a request that has ended: ledger entry, metrics and log line."""
         entry = ledger_entry(record)
-        self.ledger.note(entry)
+        self._book(record, entry)
         self.metrics.observe(entry)
         log_request(entry, record.reason, record.fallback)
         if record.entered:
             self.gateway.access.leave(record.account)
+
+    async def commit(self, record: RequestRecord) -> None:
+        """Book a reply and wait until its entry is durable, before the reply ends."""
+        assert self.state is not None
+        self._book(record, ledger_entry(record))
+        await self.state.commit(record)
+
+    def _book(self, record: RequestRecord, entry: Entry) -> None:
+        """Add the entry to the ledger, once."""
+        if record.booked:
+            return
+        record.booked = True
+        self.ledger.note(entry)
         if record.hold is not None:  # after the entry: the cost must always count somewhere
             record.hold.release()
 
@@ -244,6 +259,8 @@ class GatewayServer:
         """Load models and embedders in the background while the port is open; `/readyz` succeeds
         once they are loaded."""
         work = [asyncio.create_task(self.warm_up()), asyncio.create_task(self._count())]
+        if self.state is not None:
+            work.append(asyncio.create_task(self.state.run()))
         try:
             yield
         finally:
@@ -295,6 +312,8 @@ class GatewayServer:
             await self.gateway.shadow.aclose()
         await self.tier_set.aclose()
         await self.tenants.aclose()
+        if self.state is not None:
+            await self.state.aclose()
         await asyncio.to_thread(self.ledger.close)
         await asyncio.to_thread(self.accounts.close)
 

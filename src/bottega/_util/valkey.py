@@ -1,0 +1,92 @@
+"""Valkey and Redis: clients and their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from bottega.errors import (
+    MissingDependencyError,
+    SettingError,
+    StoreBusyError,
+    StoreError,
+    StoreUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from valkey.asyncio import Valkey
+
+SCHEMES = ("redis://", "rediss://", "valkey://", "valkeys://")
+ANSWER_SECONDS = 2.0
+MAX_CONNECTIONS = 50
+
+
+def is_valkey_url(text: object) -> bool:
+    return isinstance(text, str) and text.startswith(SCHEMES)
+
+
+def display_valkey_url(url: str) -> str:
+    """Return host, port and database of a URL, without user, password and options."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or 6379
+    except ValueError as error:
+        raise SettingError(
+            "the port of a Redis URL is not a number", hint="write redis://host:6379/0"
+        ) from error
+    return f"redis://{parts.hostname or 'localhost'}:{port}/{parts.path.lstrip('/') or 0}"
+
+
+def valkey_client(url: str) -> Valkey:
+    """Return a client for one event loop, which connects when it is used. A command whose
+    connection was lost, such as after a restart of the server, is sent again once. Raises
+    `MissingDependencyError`."""
+    if find_spec("valkey") is None:
+        raise MissingDependencyError("valkey", "shared")
+    from valkey.asyncio import BlockingConnectionPool, Valkey
+    from valkey.asyncio.retry import Retry
+    from valkey.backoff import NoBackoff
+    from valkey.exceptions import ConnectionError
+
+    with valkey_errors(display_valkey_url(url)):
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=ANSWER_SECONDS,
+            socket_timeout=ANSWER_SECONDS,
+            socket_connect_timeout=ANSWER_SECONDS,
+            retry=Retry(NoBackoff(), 1),
+            retry_on_error=[ConnectionError],
+        )
+        return Valkey.from_pool(pool)
+
+
+@contextmanager
+def valkey_errors(name: str) -> Iterator[None]:
+    """Translate errors of the client and of the network into those of Bottega."""
+    from valkey.exceptions import AuthenticationError, BusyLoadingError, ResponseError, ValkeyError
+
+    try:
+        yield
+    except (AuthenticationError, ValueError) as error:
+        raise StoreError(
+            f"{name} rejects the user, the password or the options of its URL",
+            hint="check the URL in state.redis or its environment variable",
+        ) from error
+    except BusyLoadingError as error:
+        raise StoreBusyError(f"{name} is loading its data", hint="try again") from error
+    except ResponseError as error:
+        if str(error).startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
+            raise StoreError(
+                f"{name} rejects the user or the password",
+                hint="check the URL in state.redis or its environment variable",
+            ) from error
+        raise StoreBusyError(f"{name} refuses a command: {error}", hint="see its log") from error
+    except (ValkeyError, OSError, TimeoutError) as error:
+        raise StoreUnavailableError(
+            f"{name} cannot be reached: {type(error).__name__}",
+            hint="start the server, or check host and port",
+        ) from error

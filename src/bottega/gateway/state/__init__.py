@@ -1,0 +1,1 @@
+"""State that several gateways share: limits, exact repeats, and their connections (decision 19)."""

@@ -1,0 +1,211 @@
+"""Limits of keys over all gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from secrets import token_hex
+from typing import Literal, NamedTuple, Protocol
+
+from bottega.errors import StoreError
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.database import month_of
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.limiter import (
+    ROUNDING,
+    BudgetError,
+    Hold,
+    Limiter,
+    LimitsUnavailableError,
+    budget_reserved,
+    budget_spent,
+)
+
+log = logging.getLogger(__name__)
+
+# A reservation ends with the process that holds it: it lapses unless its gateway renews it.
+LEASE_SECONDS = 10.0
+RENEW_SECONDS = 0.5
+# After a server has lost its memory, gateways renew their reservations before any new one.
+GRACE_SECONDS = 3 * RENEW_SECONDS
+MAX_GRACES = 4
+SETTLE_SECONDS = 0.5
+
+Kind = Literal["ok", "wait", "grace", "spent", "reserved"]
+
+
+class Verdict(NamedTuple):
+    """Decision about a request: admitted, or why not, and the seconds to wait for `wait` (the rate)
+    and `grace` (reservations are being restored)."""
+
+    kind: Kind
+    seconds: float = 0.0
+
+
+class LimitRequest(NamedTuple):
+    """Request of an account. `paid` is the cost of its calls so far and `usd` the cost to reserve,
+    None at admission."""
+
+    account: Account
+    month: str
+    hold: str = ""
+    paid: float = 0.0
+    usd: float | None = None
+
+
+class Renewal(NamedTuple):
+    """Reservation of a running request, in US dollars with the cost of its calls so far."""
+
+    account: str
+    hold: str
+    usd: float
+
+
+class LimitStore(Protocol):
+    """Buckets and reservations of all gateways. All methods raise `StoreError`."""
+
+    async def decide(self, request: LimitRequest, /) -> Verdict:
+        """Check the limits in one atomic step. Take a token at admission, else store the
+        reservation."""
+        ...
+
+    async def settle(self, account: str, month: str, hold: str, spent: float, /) -> None:
+        """End a reservation whose cost is committed; `spent` is the account's committed spending
+        with it. Spending only grows, so the store keeps the largest value: one that arrives late or
+        twice changes nothing."""
+        ...
+
+    async def renew(self, holds: Sequence[Renewal], /) -> None: ...
+
+
+class SharedLimiter(Limiter):
+    """Limiter of several gateways. Reservations are leases: the gateway renews those of its running
+    requests, and they end with the request or with the process."""
+
+    def __init__(
+        self, store: LimitStore, ledger: Ledger, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store, self._ledger, self._clock = store, ledger, clock
+        self._owner, self._count = token_hex(8), 0
+        self._holds: dict[str, Hold] = {}
+        self._ids: dict[Hold, str] = {}
+        self._settling: dict[Hold, asyncio.Task[None]] = {}
+
+    async def admit(self, account: Account) -> float | None:
+        if account.requests_per_minute is None and account.usd_per_month is None:
+            return None
+        verdict = await self._decide(LimitRequest(account, self._month()))
+        return verdict.seconds if verdict.kind == "wait" else None
+
+    async def reserve(self, hold: Hold, usd: float) -> None:
+        if hold.account.usd_per_month is None:
+            return
+        # Before the first await: a reservation whose caller is cancelled must end, too.
+        id = self._id(hold)
+        hold.reserved = usd
+        try:
+            await self._decide(LimitRequest(hold.account, self._month(), id, hold.paid, usd))
+        except BaseException:
+            hold.reserved = 0.0
+            raise
+        self._holds[id] = hold
+
+    def release(self, hold: Hold) -> None:
+        """End the reservation in the background, once the ledger entry is durable."""
+        if hold in self._ids and hold not in self._settling:
+            task = asyncio.get_running_loop().create_task(self._settle(hold))
+            self._settling[hold] = task
+            task.add_done_callback(lambda _: self._settling.pop(hold, None))
+
+    async def released(self, hold: Hold | None) -> None:
+        """Return once the reservation has ended."""
+        if hold is not None and (task := self._settling.get(hold)) is not None:
+            await asyncio.shield(task)
+
+    async def renew(self) -> None:
+        """Renew the reservations of this process. Raises `StoreError`."""
+        held = [Renewal(one.account.id, id, one.usd) for id, one in self._holds.items()]
+        if not held:
+            return
+        await self._store.renew(held)
+        for account, id, _ in held:
+            if id not in self._holds:  # it has ended, and the renewal may have arrived later
+                await self._store.settle(account, self._month(), id, 0.0)
+
+    async def aclose(self) -> None:
+        """Wait shortly for reservations that are ending."""
+        if self._settling:
+            await asyncio.wait(self._settling.values(), timeout=2 * SETTLE_SECONDS)
+        for task in list(self._settling.values()):
+            task.cancel()
+
+    def _id(self, hold: Hold) -> str:
+        if hold not in self._ids:
+            self._count += 1
+            self._ids[hold] = f"{self._owner}-{self._count}"
+        return self._ids[hold]
+
+    def _month(self) -> str:
+        return month_of(self._clock())
+
+    async def _decide(self, request: LimitRequest) -> Verdict:
+        account = request.account
+        if account.usd_per_month is not None and self._ledger.is_failing:
+            # Spending that is not committed is unknown to the other gateways.
+            raise limits_unavailable(account)
+        for _ in range(MAX_GRACES):
+            verdict = await self._answer(account, self._store.decide(request))
+            if verdict.kind != "grace":
+                break
+            await asyncio.sleep(verdict.seconds)
+        match verdict.kind:
+            case "spent":
+                raise budget_spent(account)
+            case "reserved":
+                raise budget_reserved(account)
+            case "grace":
+                raise limits_unavailable(account)
+        return verdict
+
+    async def _answer(self, account: Account, verdict: Awaitable[Verdict]) -> Verdict:
+        try:
+            return await verdict
+        except StoreError as error:
+            log.warning("cannot check the limits of the key %s: %s", account.id, error)
+            raise limits_unavailable(account) from error
+
+    async def _settle(self, hold: Hold) -> None:
+        """Commit the entry, then end the reservation. Both are repeated until they succeed: until
+        then the reservation counts."""
+        while True:
+            with suppress(StoreError):
+                await self._ledger.flushed()
+                break
+            await asyncio.sleep(SETTLE_SECONDS)
+        id = self._ids.pop(hold)
+        self._holds.pop(id, None)  # no renewal from here on: it would lapse soon
+        account = hold.account.id
+        spent = self._ledger.committed_this_month(account)
+        try:
+            await self._store.settle(account, self._month(), id, spent)
+        except StoreError as error:
+            log.warning("a reservation of %s will lapse: %s", account, error)
+
+
+def limits_unavailable(account: Account) -> BudgetError:
+    return LimitsUnavailableError(
+        "the limits of this key cannot be checked now",
+        status=503,
+        type="server_error",
+        code="limits_unavailable",
+        headers={"retry-after": "1"},
+        hint="try again in a moment; the gateway's log names the server that does not answer",
+    )
+
+
+def fits(budget: float) -> float:
+    """Return the budget with a tolerance for rounding."""
+    return budget * ROUNDING

@@ -1,0 +1,90 @@
+"""Connections of one gateway to the servers whose state it shares with others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from bottega._util.event_loops import BACKGROUND_LOOP
+from bottega._util.postgres import PostgresPool
+from bottega._util.valkey import display_valkey_url, valkey_client, valkey_errors
+from bottega.errors import StoreError
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.migrations import GATEWAY_TABLES
+from bottega.gateway.ports import RequestRecord
+from bottega.gateway.state.limits import RENEW_SECONDS, LimitStore, SharedLimiter
+from bottega.gateway.state.postgres_limits import PostgresLimits
+from bottega.gateway.state.redis_limits import RedisLimits, spending_reader
+
+log = logging.getLogger(__name__)
+
+# A reply waits this long for the commit of its ledger entry, which otherwise waits in memory.
+COMMIT_SECONDS = 2.0
+
+
+class SharedState:
+    """State that a gateway shares through PostgreSQL, and through Redis if it has a URL. It belongs
+    to one event loop, in which `run` must run."""
+
+    def __init__(self, database: str, redis: str | None, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._pool = PostgresPool(database, GATEWAY_TABLES)
+        self._client = None if redis is None else valkey_client(redis)
+        limits: LimitStore = PostgresLimits(self._pool)
+        if redis is not None and self._client is not None:
+            read = spending_reader(self._pool)
+            limits = RedisLimits(self._client, display_valkey_url(redis), read)
+        self.limiter = SharedLimiter(limits, ledger)
+        self._commits: set[asyncio.Task[None]] = set()
+        self._failing = False
+
+    async def run(self) -> None:
+        """Renew the leases of this process until it is cancelled."""
+        while True:
+            try:
+                await self.limiter.renew()
+            except StoreError as error:
+                if not self._failing:
+                    log.error("the shared state cannot be reached: %s", error)
+                self._failing = True
+            else:
+                if self._failing:
+                    log.warning("the shared state can be reached again")
+                self._failing = False
+            await asyncio.sleep(RENEW_SECONDS)
+
+    async def commit(self, record: RequestRecord) -> None:
+        """Wait until the record's ledger entry is durable and its reservation has ended. If the
+        server does not answer, the entry waits in memory and the reservation counts until then."""
+        task = asyncio.create_task(self._commit(record))
+        self._commits.add(task)
+        task.add_done_callback(self._commits.discard)
+        await asyncio.wait([task], timeout=0 if self._ledger.is_failing else COMMIT_SECONDS)
+
+    async def aclose(self) -> None:
+        await self.limiter.aclose()
+        with suppress(StoreError):
+            await self._pool.close()
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _commit(self, record: RequestRecord) -> None:
+        with suppress(StoreError):
+            await self._ledger.flushed()
+        if record.hold is not None:
+            await self.limiter.released(record.hold)
+
+
+def check_redis(url: str) -> None:
+    """Raise `StoreError` if the server cannot be used. Blocks."""
+
+    async def ping() -> None:
+        client = valkey_client(url)
+        try:
+            with valkey_errors(display_valkey_url(url)):
+                await client.ping()
+        finally:
+            await client.aclose()
+
+    BACKGROUND_LOOP.run(ping())

@@ -1,0 +1,189 @@
+"""Several gateways that share PostgreSQL and Redis, in front of one upstream that counts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.config.loading import parse_config
+from bottega.gateway.running.build import build
+from bottega.gateway.running.server import GatewayServer
+from tests.gateway.gateways import ENVIRONMENT, run_gateway
+from tests.gateway.metered_gateway import PRICE, Meter
+from tests.postgres import running_postgres
+from tests.redis import RedisServer
+from tests.server import Server
+
+CONFIG = """
+[gateway]
+data = "{data}"
+[tiers.large]
+model = "openai:huge"
+base_url = "{url}"
+api_key_env = "LARGE_KEY"
+price = [10.0, 10.0]
+concurrency = 256
+[cache]
+embed = "words"
+"""
+
+
+@dataclass
+class Gateways:
+    """Running gateways, one key and their upstream."""
+
+    servers: list[GatewayServer]
+    urls: list[str]
+    key: str
+    meter: Meter
+
+    async def post(
+        self, session: aiohttp.ClientSession, number: int, text: str, **more: Any
+    ) -> tuple[int, Any]:
+        body = {"model": "bottega", "messages": [{"role": "user", "content": text}], **more}
+        headers = {"Authorization": f"Bearer {self.key}"}
+        url = f"{self.urls[number % len(self.urls)]}/chat/completions"
+        async with session.post(url, json=body, headers=headers) as response:
+            return response.status, await response.json()
+
+    def spent(self) -> float:
+        ledger = self.servers[0].ledger
+        ledger.refresh_spending()
+        (account,) = self.servers[0].accounts.list()
+        return ledger.spent_this_month(account.id)
+
+
+@pytest.fixture(params=["postgres", "redis"])
+def state(request: pytest.FixtureRequest, database: str) -> str:
+    """Settings of the shared state."""
+    if request.param == "postgres":
+        return f"[state]\ndatabase_env = 'DATABASE'\n#{database}"
+    server: RedisServer = request.getfixturevalue("redis")
+    return f"[state]\ndatabase_env = 'DATABASE'\nredis = '{server.url}'\n#{database}"
+
+
+@contextmanager
+def gateways(
+    endpoint: Server, folder: Path, state: str, more: str = "", count: int = 3, **limits: Any
+) -> Iterator[Gateways]:
+    """Run gateways in threads of this process, each with its own data folder."""
+    database = state.rpartition("#")[2]
+    with closing(Accounts(database)) as accounts:
+        _, key = accounts.add("team", **limits)
+    meter = Meter(token_seconds=0.0)
+    endpoint.answers = [meter]
+    with ExitStack() as opened:
+        servers, urls = [], []
+        for number in range(count):
+            data = folder / str(number)
+            text = CONFIG.format(data=data, url=endpoint.url) + more + state
+            servers.append(build(parse_config(text), {**ENVIRONMENT, "DATABASE": database}))
+            urls.append(opened.enter_context(run_gateway(servers[-1])))
+        yield Gateways(servers, urls, key, meter)
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+
+async def test_rate_is_that_of_one_gateway(endpoint: Server, tmp_path: Path, state: str) -> None:
+    with gateways(endpoint, tmp_path, state, requests_per_minute=60) as three:
+        async with _session() as session:
+            replies = await asyncio.gather(
+                *(three.post(session, n, f"question {n}", max_tokens=5) for n in range(120))
+            )
+        statuses = [status for status, _ in replies]
+        assert 60 <= statuses.count(200) <= 62
+        assert statuses.count(429) == 120 - statuses.count(200)
+
+
+async def test_budget_overshoots_by_one_request_at_most(
+    endpoint: Server, tmp_path: Path, state: str
+) -> None:
+    budget = 0.10
+    with gateways(endpoint, tmp_path, state, usd_per_month=budget) as three:
+
+        async def client(number: int) -> None:
+            rng = random.Random(number)
+            async with _session() as session:
+                while True:
+                    text = f"{number} {rng.random()}: " + "What does the sign say? " * 20
+                    status, reply = await three.post(session, rng.randrange(3), text)
+                    if status == 429 and reply["error"]["code"] == "insufficient_quota":
+                        return
+                    assert status in (200, 429), reply
+                    if status == 429:
+                        await asyncio.sleep(0.02)
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(client(number) for number in range(12)))
+        most = three.meter.max_tokens * PRICE
+        spent = await asyncio.to_thread(three.spent)
+        assert spent == pytest.approx(three.meter.tokens * PRICE)
+        assert budget <= spent <= budget + most
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_entry_is_durable_before_the_reply_ends(
+    endpoint: Server, tmp_path: Path, database: str, stream: bool
+) -> None:
+    """A gateway that is killed after its reply loses nothing."""
+    state = f"[state]\ndatabase_env = 'DATABASE'\n#{database}"
+    with gateways(endpoint, tmp_path, state, count=1) as one:
+        reader = one.servers[0].ledger
+        headers = {"Authorization": f"Bearer {one.key}"}
+        for number in range(5):
+            messages = [{"role": "user", "content": f"question {number}"}]
+            body = {"model": "bottega", "messages": messages, "stream": stream}
+            async with (
+                _session() as session,
+                session.post(f"{one.urls[0]}/chat/completions", json=body, headers=headers) as got,
+            ):
+                assert got.status == 200
+                async for line in got.content:
+                    if b"[DONE]" in line:
+                        break
+                (row,) = await asyncio.to_thread(reader.read, "SELECT count(*) FROM entries")
+                assert row == (number + 1,)
+
+
+async def test_stopped_postgres_refuses_budgets_and_keeps_entries(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    with running_postgres() as server:
+        database = server.create_database()
+        with closing(Accounts(database)) as accounts:
+            _, limited = accounts.add("limited", usd_per_month=1.0)
+        state = f"[state]\ndatabase_env = 'DATABASE'\n#{database}"
+        with gateways(endpoint, tmp_path, state, count=1) as one:
+            async with _session() as session:
+                free = one.key
+                assert (await one.post(session, 0, "before"))[0] == 200
+                await asyncio.to_thread(server.stop, signal.SIGINT)
+                started = time.monotonic()
+                assert (await one.post(session, 0, "while it is down"))[0] == 200
+                one.key = limited
+                status, reply = await one.post(session, 0, "with a budget")
+                assert (status, reply["error"]["code"]) == (503, "limits_unavailable")
+                assert time.monotonic() - started < 10
+                await asyncio.to_thread(server.start)
+                async with asyncio.timeout(10):
+                    while (await one.post(session, 0, "again"))[0] != 200:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+                one.key = free
+                assert (await one.post(session, 0, "after"))[0] == 200
+                rows = await asyncio.to_thread(
+                    one.servers[0].ledger.read, "SELECT sum(cost_usd) FROM entries"
+                )
+                assert rows[0][0] == pytest.approx(one.meter.tokens * PRICE)

@@ -1,0 +1,300 @@
+"""Limits of several gateways: in process, in PostgreSQL and in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.ledger import Entry, Ledger
+from bottega.gateway.accounting.limiter import (
+    BudgetError,
+    Hold,
+    Limiter,
+    LimitsUnavailableError,
+    LocalLimiter,
+)
+from bottega.gateway.state.limits import SharedLimiter
+from bottega.gateway.state.shared import SharedState
+from tests.postgres import running_postgres
+from tests.redis import RedisServer
+
+LIMITED = Account("a", "a", requests_per_minute=60, usd_per_month=1.0)
+
+
+@dataclass
+class Process:
+    """Limiter and ledger of one gateway."""
+
+    limiter: Limiter
+    ledger: Ledger
+    state: SharedState | None = None
+
+    async def call(self, hold: Hold, usd: float) -> None:
+        """End a request that has cost this amount."""
+        hold.settle(usd)
+        self.ledger.note(
+            Entry(time.time(), "r", hold.account.id, "", "t", "m", "answered", cost_usd=usd)
+        )
+        hold.release()
+        if isinstance(self.limiter, SharedLimiter):
+            await self.limiter.released(hold)
+
+
+@asynccontextmanager
+async def process(
+    place: str, redis: str | None = None, *, runs: bool = True
+) -> AsyncIterator[Process]:
+    """Run the limiter of one gateway; without `runs` it renews nothing, as if it had stopped."""
+    ledger = await asyncio.to_thread(Ledger, place)
+    if not ledger.is_shared:
+        yield Process(LocalLimiter(ledger), ledger)
+        ledger.close()
+        return
+    state = SharedState(place, redis, ledger)
+    task = asyncio.create_task(state.run()) if runs else None
+    try:
+        yield Process(state.limiter, ledger, state)
+    finally:
+        if task is not None:
+            task.cancel()
+        await state.aclose()
+        await asyncio.to_thread(ledger.close)
+
+
+@pytest.fixture(params=["memory", "postgres", "redis"])
+async def processes(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncGenerator[list[Process]]:
+    """Three processes that share limits; in memory, the same one three times."""
+    async with AsyncExitStack() as opened:
+        if request.param == "memory":
+            one = await opened.enter_async_context(process(str(tmp_path / "gateway.db")))
+            yield [one, one, one]
+            return
+        url = request.getfixturevalue("database")
+        redis = request.getfixturevalue("redis").url if request.param == "redis" else None
+        yield [await opened.enter_async_context(process(url, redis)) for _ in range(3)]
+
+
+@pytest.fixture(params=["postgres", "redis"])
+def servers(request: pytest.FixtureRequest, database: str) -> tuple[str, str | None]:
+    """URLs of the database and of Redis, if it holds the limits."""
+    redis = request.getfixturevalue("redis").url if request.param == "redis" else None
+    return database, redis
+
+
+async def test_rate_holds_over_all_processes(processes: list[Process]) -> None:
+    account = Account("a", "a", requests_per_minute=60)
+    waits = await asyncio.gather(
+        *(processes[i % 3].limiter.admit(account) for i in range(186)),
+    )
+    assert 60 <= waits.count(None) <= 62
+    assert all(wait is None or 0 < wait <= 1 for wait in waits)
+    others = Account("b", "b", requests_per_minute=1)
+    assert await processes[0].limiter.admit(others) is None
+    assert await processes[1].limiter.admit(others) == pytest.approx(60, abs=5)
+
+
+async def test_key_without_limits_needs_no_server(processes: list[Process]) -> None:
+    free = Account("free", "free")
+    started = time.monotonic()
+    for _ in range(1000):
+        assert await processes[0].limiter.admit(free) is None
+    hold = processes[0].limiter.hold(free)
+    await hold.reserve(1e9)
+    hold.release()
+    assert time.monotonic() - started < 5
+
+
+async def test_parallel_requests_reserve_their_cost(processes: list[Process]) -> None:
+    """Without a reservation at admission all of them would pass."""
+
+    async def ask(one: Process) -> Hold | None:
+        await one.limiter.admit(LIMITED)
+        hold = one.limiter.hold(LIMITED)
+        with suppress(BudgetError):
+            await hold.reserve(0.1)
+            return hold
+        return None
+
+    account = replace(LIMITED, requests_per_minute=None)
+    assert account.usd_per_month == 1.0
+    holds = await asyncio.gather(*(ask(processes[i % 3]) for i in range(30)))
+    assert sum(hold is not None for hold in holds) == 10
+    for number, hold in enumerate(holds):
+        if hold is not None:
+            await processes[number % 3].call(hold, 0.05)
+    again = await asyncio.gather(*(ask(processes[i % 3]) for i in range(30)))
+    assert sum(hold is not None for hold in again) == 5
+
+
+async def test_spending_is_known_to_all_at_once(processes: list[Process]) -> None:
+    account = Account("a", "a", usd_per_month=1.0)
+    first, second, third = processes
+    for one, cost in ((first, 0.5), (second, 0.25), (third, 0.25)):
+        assert await one.limiter.admit(account) is None
+        hold = one.limiter.hold(account)
+        await hold.reserve(cost)
+        await one.call(hold, cost)
+    for one in processes:
+        with pytest.raises(BudgetError) as refused:
+            await one.limiter.admit(account)
+        assert refused.value.code == "insufficient_quota"
+
+
+async def test_single_request_is_admitted_while_budget_is_left(processes: list[Process]) -> None:
+    account = Account("a", "a", usd_per_month=1.0)
+    large = processes[0].limiter.hold(account)
+    await large.reserve(50.0)
+    other = processes[1].limiter.hold(account)
+    with pytest.raises(BudgetError) as refused:
+        await other.reserve(0.01)
+    assert refused.value.code == "rate_limit_exceeded"
+    await processes[0].call(large, 0.2)
+    await other.reserve(0.8)
+    with pytest.raises(BudgetError):
+        await processes[2].limiter.hold(account).reserve(0.01)
+    other.release()
+    if isinstance(processes[1].limiter, SharedLimiter):
+        await processes[1].limiter.released(other)
+    await processes[2].limiter.hold(account).reserve(0.8)
+
+
+@pytest.mark.parametrize("budget", [0.5, 0.1])
+async def test_budget_overshoots_by_one_request_at_most(
+    processes: list[Process], budget: float
+) -> None:
+    account, largest = Account("a", "a", usd_per_month=budget), 0.02
+
+    async def client(seed: int) -> None:
+        rng = random.Random(seed)
+        while True:
+            one = rng.choice(processes)
+            hold = one.limiter.hold(account)
+            try:
+                await one.limiter.admit(account)
+                await hold.reserve(rng.uniform(0.5, 1) * largest)
+            except BudgetError as error:
+                hold.release()
+                if error.code == "insufficient_quota":
+                    return
+                await asyncio.sleep(rng.uniform(0, 0.02))
+                continue
+            await asyncio.sleep(rng.uniform(0, 0.01))
+            await one.call(hold, rng.uniform(0, 1) * hold.reserved)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(client(seed) for seed in range(12)))
+    ledger = processes[0].ledger
+    await asyncio.to_thread(ledger.flush)
+    await asyncio.to_thread(ledger.refresh_spending)
+    assert budget <= ledger.spent_this_month("a") <= budget + largest
+
+
+async def test_reservation_outlives_its_lease_while_its_process_runs(
+    servers: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _shorten(monkeypatch, lease=0.6)
+    async with process(*servers) as one, process(*servers) as other:
+        account = Account("a", "a", usd_per_month=1.0)
+        hold = one.limiter.hold(account)
+        await hold.reserve(0.9)
+        await asyncio.sleep(1.5)
+        with pytest.raises(BudgetError):
+            await other.limiter.hold(account).reserve(0.5)
+
+
+async def test_reservation_ends_with_its_process(
+    servers: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that was killed between its commit and its settlement leaves a committed cost."""
+    _shorten(monkeypatch, lease=0.6)
+    account = Account("a", "a", usd_per_month=1.0)
+    async with process(*servers) as other:
+        async with process(*servers, runs=False) as killed:
+            await killed.limiter.hold(account).reserve(0.9)
+            killed.ledger.note(Entry(time.time(), "r", "a", "", "t", "m", "answered", cost_usd=0.7))
+            await killed.ledger.flushed()
+        with pytest.raises(BudgetError):
+            await other.limiter.hold(account).reserve(0.2)
+        await asyncio.sleep(0.8)
+        await other.limiter.hold(account).reserve(0.2)
+        with pytest.raises(BudgetError):
+            await other.limiter.hold(account).reserve(0.2)
+
+
+def _shorten(monkeypatch: pytest.MonkeyPatch, lease: float) -> None:
+    for name in ("limits", "postgres_limits", "redis_limits"):
+        monkeypatch.setattr(f"bottega.gateway.state.{name}.LEASE_SECONDS", lease)
+    monkeypatch.setattr("bottega.gateway.state.shared.RENEW_SECONDS", 0.1)
+
+
+async def test_lost_redis_restores_spending_once(database: str, redis: RedisServer) -> None:
+    """Each gateway restores the missing spending, which must not add up."""
+    account = Account("a", "a", usd_per_month=1.0)
+    async with AsyncExitStack() as opened:
+        made = [await opened.enter_async_context(process(database, redis.url)) for _ in range(3)]
+        hold = made[0].limiter.hold(account)
+        await hold.reserve(0.4)
+        await made[0].call(hold, 0.4)
+        running = made[1].limiter.hold(account)
+        await running.reserve(0.3)
+        redis.run("FLUSHALL")
+        waits = await asyncio.gather(*(one.limiter.admit(account) for one in made * 4))
+        assert waits == [None] * 12  # none is refused
+        # The running request has renewed its reservation before anything else was decided.
+        with pytest.raises(BudgetError):
+            await made[2].limiter.hold(account).reserve(0.35)
+        await made[2].limiter.hold(account).reserve(0.3)
+
+
+async def test_restarted_redis_keeps_budgets(database: str, redis: RedisServer) -> None:
+    account = Account("a", "a", usd_per_month=1.0)
+    async with process(database, redis.url) as one:
+        hold = one.limiter.hold(account)
+        await hold.reserve(0.4)
+        redis.stop()
+        try:
+            with pytest.raises(LimitsUnavailableError) as refused:
+                await one.limiter.admit(account)
+            assert refused.value.status == 503
+            assert refused.value.headers["retry-after"] == "1"
+            assert await one.limiter.admit(Account("free", "free")) is None
+        finally:
+            redis.start()
+        await one.call(hold, 0.4)
+        assert await one.limiter.admit(account) is None
+        with pytest.raises(BudgetError):
+            again = one.limiter.hold(account)
+            await again.reserve(0.5)
+            await one.limiter.hold(account).reserve(0.2)
+
+
+async def test_crash_of_postgres_keeps_budgets() -> None:
+    """Unlogged tables are empty after a crash; running requests reserve again."""
+    account = Account("a", "a", requests_per_minute=600, usd_per_month=1.0)
+    with running_postgres() as server:
+        url = await asyncio.to_thread(server.create_database)
+        async with process(url) as one, process(url) as other:
+            hold = one.limiter.hold(account)
+            await one.limiter.admit(account)
+            await hold.reserve(0.9)
+            await asyncio.to_thread(server.stop, signal.SIGQUIT)
+            with pytest.raises(LimitsUnavailableError):
+                await other.limiter.admit(account)
+            await asyncio.to_thread(server.start)
+            await asyncio.sleep(0.1)
+            with pytest.raises(BudgetError) as refused:
+                await other.limiter.hold(account).reserve(0.2)
+            assert refused.value.code == "rate_limit_exceeded"
+            await one.call(hold, 0.8)
+            await other.limiter.hold(account).reserve(0.2)
