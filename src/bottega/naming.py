@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from typing import Self
 
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega._util.photographs import is_photograph
@@ -35,6 +37,7 @@ from bottega.knowledge.embedders.names import (
     joined_parts,
     packaged_name,
 )
+from bottega.openai_api.endpoint import DEFAULT_BASE
 from bottega.protocols import Embedder, Generator
 
 REMOTE, COMPLETIONS = "openai:", "openai-completions:"
@@ -120,6 +123,33 @@ def open_model(
         return bundled(spec.removeprefix(f"{BUNDLED}:"))
     # The bundled embedder may have set torch to one thread.
     return TransformersGenerator(spec, threads=os.cpu_count())
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Name of a model with the endpoint of this process, to open it in a worker."""
+
+    name: str
+    concurrency: int = 16
+    base_url: str | None = field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, name: str, *, concurrency: int = 16) -> Self:
+        """Return the model with OPENAI_BASE_URL and OPENAI_API_KEY of this process."""
+        if not name.startswith((REMOTE, COMPLETIONS)):
+            return cls(name, concurrency)
+        base_url = os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE
+        return cls(name, concurrency, base_url, os.environ.get("OPENAI_API_KEY", ""))
+
+    def open(self) -> Generator:
+        """Return the model. Raises `SettingError`."""
+        return open_model(
+            self.name,
+            concurrency=self.concurrency,
+            base_url=self.base_url,
+            api_key=self.api_key,
+        )
 
 
 def check_model(spec: str) -> None:

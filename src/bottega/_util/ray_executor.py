@@ -7,7 +7,9 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from bottega._util.executor import Actor, ActorFactory, Workers
@@ -83,7 +85,7 @@ class RayWorkers(Generic[Item, Value]):
         self._ray, self._actors = ray, actors
         # With each call: a process that replaces an ended one builds its actor again. In a list:
         # Ray then passes the reference, and the cluster keeps the object while this one exists.
-        self._factory = [factory]
+        self._factory = [factory, str(Path.cwd())]
         self._unfinished = [0] * len(actors)
 
     async def __call__(self, item: Item, /) -> Value:
@@ -139,7 +141,10 @@ class _ActorProcess:
         try:
             async with self._building:
                 if self._actor is None:
-                    self._actor = await asyncio.to_thread(await _received(factory[0]))
+                    build = await _received(factory[0])
+                    if await asyncio.to_thread(Path(factory[1]).is_dir):
+                        os.chdir(factory[1])  # names of folders may be relative paths
+                    self._actor = await asyncio.to_thread(build)
             return await self._actor(item)
         except BottegaError as error:
             return _Failure(error)
@@ -218,9 +223,8 @@ def _check_versions(ray: Any) -> None:
 
 
 def bottega_version() -> str:
-    from bottega import __version__  # imports most packages
-
-    return __version__
+    """Return the version of the root package, which is above this layer."""
+    return str(import_module("bottega").__version__)
 
 
 def _cpus() -> int:

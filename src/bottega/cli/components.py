@@ -13,7 +13,9 @@ import orjson
 import typer
 
 from bottega import naming
+from bottega._util.executor import Executor
 from bottega._util.identity import Exclude
+from bottega._util.ray_executor import RayExecutor, check_address
 from bottega.cli.output import waiting
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
 from bottega.evaluation.benchmark import Benchmark
@@ -36,6 +38,7 @@ from bottega.recording import PriceTable, TokenPrice, TraceStore
 from bottega.retrieval import TfidfKeywordExtractor
 
 NO_TRACES = "none"
+LOCAL = "local"  # --on
 FLMR = "flmr:"
 
 
@@ -50,6 +53,30 @@ def open_prompt(name: str) -> Prompter | None:
         hint = f"{naming.suggestion(name, prompts)}use auto, paper or interleaved"
         raise SettingError(f"prompt is unknown, got {name!r}", hint=hint)
     return prompts[name]
+
+
+def check_executor(on: str, workers: int | None) -> None:
+    """Raise `SettingError` or `MissingDependencyError` for options of `open_executor`."""
+    if on != LOCAL:
+        check_address(on)
+    elif workers is not None:
+        raise SettingError(
+            f"--workers applies only to --on ray, got --workers {workers}",
+            hint="add --on ray, or remove --workers",
+        )
+
+
+@contextmanager
+def open_executor(on: str, workers: int | None) -> Iterator[Executor | None]:
+    """Open the Ray cluster of --on; None for `local`."""
+    check_executor(on, workers)
+    if on == LOCAL:
+        yield None
+        return
+    with waiting(f"connecting to {on}"):
+        executor = RayExecutor(on, workers)
+    with closing(executor):
+        yield executor
 
 
 def local_model(spec: str) -> TransformersGenerator:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bottega.cli.components import check_retrieve, local_model, open_retrieval
 from bottega.cli.compress import Plan, Settings
-from bottega.cli.evaluation_run import check_images, filled_knowledge
+from bottega.cli.method_actor import check_images, filled_knowledge
 from bottega.cli.output import note, progress, say, waiting, warn
 from bottega.compression import (
     InputBuilder,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Exit, Option
 
-from bottega.cli.answer import NEAREST_LAST, parse_order
+from bottega.cli.answer import NEAREST_LAST
 from bottega.cli.components import (
+    LOCAL,
+    check_executor,
     check_retrieve,
     local_model,
-    open_prices,
-    open_prompt,
+    open_executor,
     with_synonyms,
 )
 from bottega.cli.evaluation_output import (
@@ -27,6 +30,7 @@ from bottega.cli.evaluation_output import (
 from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
 from bottega.cli.knowledge_files import evaluation_defaults, open_rows
 from bottega.cli.master_answers import stored_answers
+from bottega.cli.method_actor import ANSWER_TOKENS, MethodFactory, model_name, open_classifier
 from bottega.cli.options import (
     BenchmarkSpec,
     CompressorFolder,
@@ -35,12 +39,14 @@ from bottega.cli.options import (
     DryRun,
     ItemLimit,
     JsonFile,
+    On,
     PriceOption,
     PromptStyle,
     Seed,
     Stop,
     Synonyms,
     TraceFile,
+    WorkerCount,
     parse_numbers,
     parse_stop,
 )
@@ -65,8 +71,8 @@ from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import RunState
 from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
-from bottega.knowledge.embedders.names import BUNDLED, photo_tower
-from bottega.naming import check_model, default_embedder, open_model
+from bottega.knowledge.embedders.names import BUNDLED
+from bottega.naming import ModelSpec, check_model, default_embedder
 from bottega.recipes import Classifier
 from bottega.recipes.cache_retrieval import BY_DRAFT
 from bottega.recipes.visual_rag import LABEL_TOKENS
@@ -74,7 +80,6 @@ from bottega.types import IMAGE_QUESTION
 
 WRONG = "none"
 SHOTS = "5,10,20"
-ANSWER_TOKENS = 512
 
 
 def evaluate(
@@ -252,6 +257,8 @@ def evaluate(
     dry_run: DryRun = False,
     price: PriceOption = None,
     traces: TraceFile = None,
+    on: On = LOCAL,
+    workers: WorkerCount = None,
 ) -> None:
     """Compare methods on a labelled image set or a synthetic task, with 95 % intervals.
 
@@ -308,6 +315,7 @@ def evaluate(
     check_methods(config.methods or tuple(METHODS), config.shots)
     check_retrieve(retrieve, config.embed)
     check_output(json)
+    check_executor(on, workers)
     check_compressor(config, hyper)
     hyper_model = None if hyper is None else local_model(hyper)
     Budget(budget)  # fail before anything is loaded
@@ -329,30 +337,18 @@ def evaluate(
     config = replace(
         config, methods=config.methods or default_methods(data, retrieve), max_tokens=tokens
     )
-    settings = _classifier(config, model, price)
+    spec = ModelSpec.of(model_name(model, config.embed), concurrency=concurrency)
+    settings = open_classifier(config, spec, price)
     if dry_run:
         check_benchmark_fit(config.methods, data, retrieve)
         calls = max_calls(config, data, replace(settings, labels=data.labels))
         say_plan(data, [settings.generator.name], calls, drafts=retrieve in BY_DRAFT)
         return
     data = passages_only(data, config.methods)
-    _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces)
-
-
-def _classifier(config: RunConfig, model: str | None, price: str | None) -> Classifier:
-    photos = photo_tower(config.embed)
-    model = model or (f"{BUNDLED}:{photos}" if photos else BUNDLED)
-    classifier = Classifier(
-        open_model(model, concurrency=config.concurrency),
-        labels=(),
-        prompt=open_prompt(config.prompt),
-        order=parse_order(config.order),
-        price=open_prices(price),
-        seed=config.seed,
-    )
-    tokens = config.max_tokens or ANSWER_TOKENS
-    sampling = replace(classifier.sampling, max_tokens=tokens, stop=config.stop)
-    return replace(classifier, sampling=sampling)
+    remote = None if on == LOCAL else MethodFactory(data, config, spec, price, hyper)
+    with open_executor(on, workers) as executor:
+        run = partial(run_methods, hyper=hyper_model, executor=executor, remote=remote)
+        _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces, run)
 
 
 def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
@@ -413,6 +409,7 @@ def _compare(
     out: Path | None,
     json: Path | None,
     traces: Path | None,
+    run: Callable[..., None],
 ) -> None:
     """Run the methods; report completed ones in any case."""
     record = config.record(
@@ -425,7 +422,7 @@ def _compare(
         limits = Budget(budget, spent=spent, highest_cost=highest)
         state = RunState(store, limits)
         try:
-            run_methods(data, settings, config, runs, state=state, hyper=hyper, traces=traces)
+            run(data, settings, config, runs, state=state, traces=traces)
         finally:
             report_results(data, {**record, "explained": with_rationales}, runs, json)
             note_rationales(with_rationales, runs)

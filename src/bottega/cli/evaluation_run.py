@@ -6,40 +6,28 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from bottega.cli.components import open_recorder, open_retrieval
-from bottega.cli.output import Step, note, plural, progress, warn
+from bottega._util.executor import Executor, LocalExecutor, Workers
+from bottega.cli.components import open_recorder
+from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
+from bottega.cli.output import note, progress, warn
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.drafts import DraftGenerator
-from bottega.evaluation.outcomes import BudgetedGenerator, Method, ScoredAnswer
-from bottega.evaluation.planning import check_benchmark_fit, max_demonstrations, needs_search, plan
+from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
+from bottega.evaluation.planning import check_benchmark_fit, max_demonstrations, method_keys
 from bottega.evaluation.report.payload import keep_thumbnails
-from bottega.evaluation.retrieval import nearest_retriever
-from bottega.evaluation.retriever_factory import retriever_factory
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import Result, RunState, evaluate
 from bottega.generation import TransformersGenerator
-from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.index import Metric
-from bottega.protocols import Generator, Prompter, Reranker, turns_only
-from bottega.recipes import Classifier, default_prompter, novelty_gate
-from bottega.recipes.cache_retrieval import (
-    BY_DRAFT,
-    BY_IMAGE,
-    BY_RESPONSE,
-    CacheRetrieval,
-    DraftModel,
-)
-from bottega.recording import PriceTable
-from bottega.reranking import LabelCoverageReranker, MMRReranker
-from bottega.retrieval import tag_keywords
+from bottega.protocols import Recorder
+from bottega.recipes import Classifier
+from bottega.types import Query
 
 MethodResult = tuple[Result, list[ScoredAnswer]]
+MethodWorkers = Workers[tuple[MethodKey, int], ItemAnswer]
 
 
 def check_output(path: Path | None) -> None:
@@ -61,120 +49,52 @@ def run_methods(
     hyper: TransformersGenerator | None = None,
     traces: Path | None = None,
     report: Callable[[str], None] = note,
+    executor: Executor | None = None,
+    remote: MethodFactory | None = None,
 ) -> None:
     """Run all methods; append each result when it is complete, so an error keeps the others.
-    `report` gets one line per method."""
+    `report` gets one line per method. With `executor`, its workers answer with the actors of
+    `remote`."""
     check_benchmark_fit(config.methods, data, config.retrieve)
     available = max_demonstrations(data)
     if max(config.shots) > available:
         report(f"{max(config.shots)} shots requested; all {available} available examples are shown")
-    drafts = _drafts(config, settings, state)
-    draft = None
-    if drafts is not None:
-        draft = DraftModel(drafts, _draft_prompt(data, settings), settings.sampling)
-    retrieval = None  # for methods that search nothing
-    step: Step | None = None  # of the second embedding, by late interaction alone
-    again = progress("embedding tokens", len(data.knowledge))
-    if needs_search(config.methods, data):
-        check_images(data, config.retrieve)
-        retrieval = open_retrieval(
-            config.retrieve,
-            config.embed,
-            config.embed_text,
-            questions=(example.query.text for example in data.knowledge),
-            draft=draft,
-            groups=config.groups,
-            seed=config.seed,
-            progress=lambda count: step(count) if step else None,
-        )
-        data = with_response_keywords(data, retrieval)
-    with (
-        open_recorder(traces) as record,
-        filled_knowledge(data, retrieval, config.metric) as knowledge,
-    ):
-        settings = replace(
-            settings, labels=data.labels, multi_label=data.multi_label, record=record
-        )
-        with again if config.retrieve == "hybrid" else nullcontext() as step:
-            search = retriever_factory(retrieval) if retrieval else nearest_retriever
-            gate = novelty_gate(settings.generator, knowledge) if retrieval else None
-            rerank = _reranker(config, settings, knowledge) if retrieval else None
-            settings = replace(settings, shows=gate.shows if gate else None, rerank=rerank)
-            methods = plan(config, data, knowledge, settings, search=search, hyper=hyper)
-        models = [settings.generator, *([hyper] if hyper else [])]
-        asyncio.run(_run_all(data, methods, models, config, state, runs, report))
-    if drafts is not None:
-        cost = "unknown" if drafts.cost_usd is None else f"{drafts.cost_usd:.4f} USD"
-        report(
-            f"drafts of {config.retrieve}: {plural(drafts.calls, 'call')}, {drafts.tokens} tokens,"
-            f" cost {cost}; not in the figures of the methods"
-        )
+    with open_recorder(traces) as record:
+        if executor is None or remote is None:
+            build = partial(MethodActor, data, settings, config)
+            factory = partial(build, hyper=hyper, budget=state.budget, report=report)
+            workers = LocalExecutor().start(factory, concurrency=config.concurrency)
+        else:
+            workers = executor.start(remote, concurrency=config.concurrency)
+        methods = _methods(data, config, workers, record)
+        asyncio.run(_run_all(data, methods, workers, config, state, runs, report))
 
 
-def _reranker(config: RunConfig, settings: Classifier, knowledge: KnowledgeBase) -> Reranker | None:
-    """Return the re-ranker of --rerank, None for the nearest examples."""
-    match config.rerank:
-        case "cover":
-            return LabelCoverageReranker(settings.order, seed=config.seed)
-        case "mmr":
-            return MMRReranker(knowledge.vectors, order=settings.order, seed=config.seed)
-    return None
+def _methods(
+    data: Benchmark, config: RunConfig, workers: MethodWorkers, record: Recorder | None
+) -> list[Method]:
+    """Return the methods that the workers answer; this process records their traces."""
+    index_of = {id(item.query): index for index, item in enumerate(data.items)}
+    warned: set[str] = set()
 
+    async def answer(key: MethodKey, query: Query) -> Outcome:
+        answered = await workers((key, index_of[id(query)]))
+        for error in answered.warnings:
+            if str(error) not in warned:  # each worker meets the same examples
+                warned.add(str(error))
+                warn(error)
+        if record is not None:
+            for trace in answered.traces:
+                await record(trace)
+        return answered.outcome
 
-def _drafts(config: RunConfig, settings: Classifier, state: RunState) -> DraftGenerator | None:
-    """Return the model that drafts answers for the retrieval, within the budget of the run."""
-    if config.retrieve not in BY_DRAFT:
-        return None
-    price = settings.price or PriceTable()
-    return DraftGenerator(BudgetedGenerator(settings.generator, state.budget, price), price)
-
-
-def _draft_prompt(data: Benchmark, settings: Classifier) -> Prompter:
-    own = None if turns_only(settings.generator) else data.prompt
-    return settings.prompt or own or default_prompter(settings.generator)
-
-
-def with_response_keywords(data: Benchmark, retrieval: CacheRetrieval) -> Benchmark:
-    """Tag the labelled examples with the keywords of their responses if the retrieval compares
-    them with those of a draft."""
-    if retrieval.name not in set(BY_DRAFT) & set(BY_RESPONSE):
-        return data
-    tagged = asyncio.run(tag_keywords(data.knowledge, retrieval.extract))
-    return replace(data, knowledge=tuple(tagged))
-
-
-def filled_knowledge(
-    data: Benchmark, retrieval: CacheRetrieval | None, metric: Metric = "cosine"
-) -> KnowledgeBase:
-    """Return the benchmark's knowledge base in memory; it is empty without a retrieval.
-
-    The items' questions are embedded in advance, in batches.
-    """
-    if retrieval is None:
-        return KnowledgeBase.open(":memory:", embed=None)
-    knowledge = KnowledgeBase.open(":memory:", embed=retrieval.views(), metric=metric)
-    with progress("embedding", len(data.knowledge) + len(data.items)) as step:
-        knowledge.add(data.knowledge, progress=step, on_error=warn)
-        retrieval.embedder.embed([item.query for item in data.items])
-        step(len(data.items))
-    return knowledge
-
-
-def check_images(data: Benchmark, retrieve: str) -> None:
-    """Raise `SettingError` if retrieval by image meets questions or passages without one."""
-    missing = sum(not e.query.images for e in (*data.knowledge, *data.items))
-    if missing and retrieve in BY_IMAGE:
-        raise SettingError(
-            f"retrieval by {retrieve} needs images, got {missing} questions or passages of"
-            f" {data.name} without one",
-            hint="set --retrieve text, dual or hybrid",
-        )
+    return [Method(*key, partial(answer, key)) for key in method_keys(config, data)]
 
 
 async def _run_all(
     data: Benchmark,
     methods: Sequence[Method],
-    models: Sequence[Generator],
+    workers: MethodWorkers,
     config: RunConfig,
     state: RunState,
     runs: list[MethodResult],
@@ -193,8 +113,7 @@ async def _run_all(
             if isinstance(state.store, RunStore):
                 await asyncio.to_thread(_keep_thumbnails, state.store.path, data, method)
     finally:
-        for model in models:
-            await model.aclose()
+        await workers.aclose()
 
 
 def _keep_thumbnails(path: Path, data: Benchmark, method: Method) -> None:

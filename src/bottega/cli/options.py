@@ -168,6 +168,18 @@ DryRun = Annotated[
         help="Read the data, check the options, print the number of requests, and send none.",
     ),
 ]
+On = Annotated[
+    str,
+    Option(
+        metavar="WHERE",
+        help="Compute here (local), in worker processes of this machine (ray), or on a Ray cluster "
+        "(ray://HOST:PORT). See docs/batch.md.",
+    ),
+]
+WorkerCount = Annotated[
+    int | None,
+    Option("--workers", min=1, help="Workers of --on ray.", show_default="one per CPU"),
+]
 TraceFile = Annotated[
     Path | None,
     Option(

@@ -25,7 +25,7 @@ from bottega.evaluation.methods import (
     SEARCH_METHODS,
     MethodSpec,
 )
-from bottega.evaluation.outcomes import Method, Outcome, pipeline_method
+from bottega.evaluation.outcomes import Method, MethodKey, Outcome, pipeline_method
 from bottega.evaluation.prompts import prompt_for
 from bottega.evaluation.retrieval import (
     EpisodeRetriever,
@@ -84,6 +84,16 @@ def plan(
             context = replace(context, shots=shots)
             planned.append(_method(spec, context, swapped, retrieve))
     return planned
+
+
+def method_keys(config: RunConfig, data: Benchmark) -> list[MethodKey]:
+    """Return the keys of the methods of `plan`, in their order."""
+    keys: list[MethodKey] = []
+    for name in dict.fromkeys(config.methods):
+        spec = METHODS[name]
+        shots = (0,) if spec.retrieval == "vectors" else _shots(spec, config.shots, data)
+        keys += [(name, count) for count in shots]
+    return keys
 
 
 def max_calls(config: RunConfig, data: Benchmark, settings: Classifier) -> int:

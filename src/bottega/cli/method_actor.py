@@ -1,0 +1,280 @@
+"""Actor that answers the items of an evaluation by its methods, in this process or in a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+
+from bottega.cli.answer import parse_order
+from bottega.cli.components import local_model, open_prices, open_prompt, open_retrieval
+from bottega.cli.output import Step, note, plural, progress, warn
+from bottega.errors import BottegaError, OnError, SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.drafts import DraftGenerator
+from bottega.evaluation.outcomes import Budget, BudgetedGenerator, Method, MethodKey, Outcome
+from bottega.evaluation.planning import needs_search, plan
+from bottega.evaluation.retrieval import nearest_retriever
+from bottega.evaluation.retriever_factory import retriever_factory
+from bottega.generation import TransformersGenerator
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.embedders.names import BUNDLED, photo_tower
+from bottega.knowledge.index import Metric
+from bottega.naming import ModelSpec
+from bottega.protocols import Prompter, Reranker, turns_only
+from bottega.recipes import Classifier, default_prompter, novelty_gate
+from bottega.recipes.cache_retrieval import (
+    BY_DRAFT,
+    BY_IMAGE,
+    BY_RESPONSE,
+    CacheRetrieval,
+    DraftModel,
+)
+from bottega.recording import PriceTable
+from bottega.reranking import LabelCoverageReranker, MMRReranker
+from bottega.retrieval import tag_keywords
+from bottega.types import Trace
+
+ANSWER_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class ItemAnswer:
+    """Outcome of an item, the traces to record, and the warnings since the actor's last answer."""
+
+    outcome: Outcome
+    traces: tuple[Trace, ...]
+    warnings: tuple[BottegaError, ...] = ()
+
+
+class TraceCollector:
+    """Recorder that collects the traces of the current call."""
+
+    def __init__(self) -> None:
+        self._traces: ContextVar[list[Trace]] = ContextVar("traces")
+
+    def start(self) -> list[Trace]:
+        """Return the list that gets the traces of this call."""
+        traces: list[Trace] = []
+        self._traces.set(traces)
+        return traces
+
+    async def __call__(self, trace: Trace, /) -> None:
+        self._traces.get().append(trace)
+
+
+class MethodActor:
+    """Methods of a run over its knowledge base. An item is the key of a method and the index of a
+    benchmark item.
+
+    The constructor embeds the knowledge base. `report` gets the cost of drafts at the end,
+    `on_error` the examples that cannot be embedded; `warnings` are those for the caller of a worker
+    process.
+    """
+
+    def __init__(
+        self,
+        data: Benchmark,
+        settings: Classifier,
+        config: RunConfig,
+        *,
+        hyper: TransformersGenerator | None = None,
+        budget: Budget | None = None,
+        report: Callable[[str], None] = note,
+        on_error: OnError = warn,
+        warnings: list[BottegaError] | None = None,
+    ) -> None:
+        self._items, self._report, self._retrieve = data.items, report, config.retrieve
+        self._warnings = [] if warnings is None else warnings
+        self._models = [settings.generator, *([hyper] if hyper else [])]
+        self._collector = TraceCollector()
+        self._drafts = _drafts(config, settings, budget or Budget())
+        step: Step | None = None  # of the second embedding, by late interaction alone
+        again = progress("embedding tokens", len(data.knowledge))
+        retrieval = None  # for methods that search nothing
+        if needs_search(config.methods, data):
+            check_images(data, config.retrieve)
+            draft = None
+            if self._drafts is not None:
+                draft = DraftModel(self._drafts, _draft_prompt(data, settings), settings.sampling)
+            retrieval = open_retrieval(
+                config.retrieve,
+                config.embed,
+                config.embed_text,
+                questions=(example.query.text for example in data.knowledge),
+                draft=draft,
+                groups=config.groups,
+                seed=config.seed,
+                progress=lambda count: step(count) if step else None,
+            )
+            data = with_response_keywords(data, retrieval)
+        settings = replace(
+            settings, labels=data.labels, multi_label=data.multi_label, record=self._collector
+        )
+        self._knowledge = filled_knowledge(data, retrieval, config.metric, on_error)
+        try:
+            with again if config.retrieve == "hybrid" else nullcontext() as step:
+                methods = _planned(data, settings, config, retrieval, self._knowledge, hyper)
+        except BaseException:
+            self._knowledge.close()
+            raise
+        self._methods = {method.key: method for method in methods}
+
+    async def __call__(self, item: tuple[MethodKey, int], /) -> ItemAnswer:
+        key, index = item
+        traces = self._collector.start()
+        outcome = await self._methods[key].answer(self._items[index].query)
+        warnings = tuple(self._warnings)
+        del self._warnings[: len(warnings)]
+        return ItemAnswer(outcome, tuple(traces), warnings)
+
+    async def aclose(self) -> None:
+        """Close the models and the knowledge base, and report the cost of drafts."""
+        for model in self._models:
+            await model.aclose()
+        await asyncio.to_thread(self._knowledge.close)
+        if (drafts := self._drafts) is not None:
+            cost = "unknown" if drafts.cost_usd is None else f"{drafts.cost_usd:.4f} USD"
+            self._report(
+                f"drafts of {self._retrieve}: {plural(drafts.calls, 'call')}, {drafts.tokens}"
+                f" tokens, cost {cost}; not in the figures of the methods"
+            )
+
+
+@dataclass(frozen=True)
+class MethodFactory:
+    """Factory of a `MethodActor` from names and settings, for workers in other processes.
+
+    Raises `SettingError` for retrieval by drafts: workers share neither drafts nor a budget.
+    """
+
+    data: Benchmark = field(repr=False)
+    config: RunConfig
+    model: ModelSpec
+    price: str | None
+    hyper: str | None
+
+    def __post_init__(self) -> None:
+        if self.config.retrieve in BY_DRAFT:
+            raise SettingError(
+                f"retrieval by {self.config.retrieve} drafts answers, which workers cannot share",
+                hint="run without --on, or set another --retrieve",
+            )
+
+    def __call__(self) -> MethodActor:
+        warnings: list[BottegaError] = []
+        return MethodActor(
+            self.data,
+            open_classifier(self.config, self.model, self.price),
+            self.config,
+            hyper=None if self.hyper is None else local_model(self.hyper),
+            on_error=warnings.append,
+            warnings=warnings,
+        )
+
+
+def _planned(
+    data: Benchmark,
+    settings: Classifier,
+    config: RunConfig,
+    retrieval: CacheRetrieval | None,
+    knowledge: KnowledgeBase,
+    hyper: TransformersGenerator | None,
+) -> list[Method]:
+    if retrieval is None:
+        return plan(config, data, knowledge, settings, search=nearest_retriever, hyper=hyper)
+    search = retriever_factory(retrieval)
+    gate = novelty_gate(settings.generator, knowledge)
+    settings = replace(
+        settings,
+        shows=gate.shows if gate else None,
+        rerank=_reranker(config, settings, knowledge),
+    )
+    return plan(config, data, knowledge, settings, search=search, hyper=hyper)
+
+
+def model_name(model: str | None, embed: str) -> str:
+    """Return the model of --model, else the bundled one with the vision tower of the embedder."""
+    photos = photo_tower(embed)
+    return model or (f"{BUNDLED}:{photos}" if photos else BUNDLED)
+
+
+def open_classifier(config: RunConfig, model: ModelSpec, price: str | None) -> Classifier:
+    """Return the settings of a classifier with this model."""
+    classifier = Classifier(
+        model.open(),
+        labels=(),
+        prompt=open_prompt(config.prompt),
+        order=parse_order(config.order),
+        price=open_prices(price),
+        seed=config.seed,
+    )
+    tokens = config.max_tokens or ANSWER_TOKENS
+    sampling = replace(classifier.sampling, max_tokens=tokens, stop=config.stop)
+    return replace(classifier, sampling=sampling)
+
+
+def _reranker(config: RunConfig, settings: Classifier, knowledge: KnowledgeBase) -> Reranker | None:
+    """Return the re-ranker of --rerank, None for the nearest examples."""
+    match config.rerank:
+        case "cover":
+            return LabelCoverageReranker(settings.order, seed=config.seed)
+        case "mmr":
+            return MMRReranker(knowledge.vectors, order=settings.order, seed=config.seed)
+    return None
+
+
+def _drafts(config: RunConfig, settings: Classifier, budget: Budget) -> DraftGenerator | None:
+    """Return the model that drafts answers for the retrieval, within the budget of the run."""
+    if config.retrieve not in BY_DRAFT:
+        return None
+    price = settings.price or PriceTable()
+    return DraftGenerator(BudgetedGenerator(settings.generator, budget, price), price)
+
+
+def _draft_prompt(data: Benchmark, settings: Classifier) -> Prompter:
+    own = None if turns_only(settings.generator) else data.prompt
+    return settings.prompt or own or default_prompter(settings.generator)
+
+
+def with_response_keywords(data: Benchmark, retrieval: CacheRetrieval) -> Benchmark:
+    """Tag the labelled examples with the keywords of their responses if the retrieval compares
+    them with those of a draft."""
+    if retrieval.name not in set(BY_DRAFT) & set(BY_RESPONSE):
+        return data
+    tagged = asyncio.run(tag_keywords(data.knowledge, retrieval.extract))
+    return replace(data, knowledge=tuple(tagged))
+
+
+def filled_knowledge(
+    data: Benchmark,
+    retrieval: CacheRetrieval | None,
+    metric: Metric = "cosine",
+    on_error: OnError = warn,
+) -> KnowledgeBase:
+    """Return the benchmark's knowledge base in memory; it is empty without a retrieval.
+
+    The items' questions are embedded in advance, in batches.
+    """
+    if retrieval is None:
+        return KnowledgeBase.open(":memory:", embed=None)
+    knowledge = KnowledgeBase.open(":memory:", embed=retrieval.views(), metric=metric)
+    with progress("embedding", len(data.knowledge) + len(data.items)) as step:
+        knowledge.add(data.knowledge, progress=step, on_error=on_error)
+        retrieval.embedder.embed([item.query for item in data.items])
+        step(len(data.items))
+    return knowledge
+
+
+def check_images(data: Benchmark, retrieve: str) -> None:
+    """Raise `SettingError` if retrieval by image meets questions or passages without one."""
+    missing = sum(not e.query.images for e in (*data.knowledge, *data.items))
+    if missing and retrieve in BY_IMAGE:
+        raise SettingError(
+            f"retrieval by {retrieve} needs images, got {missing} questions or passages of"
+            f" {data.name} without one",
+            hint="set --retrieve text, dual or hybrid",
+        )

@@ -1,0 +1,180 @@
+"""Long commands with their work in Ray workers: the same results as in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import orjson
+import pytest
+
+from bottega._util.ray_executor import RayExecutor
+from tests.cli.conftest import Run
+from tests.server import Server, ok, refuse
+
+SECONDS = 120
+DIGITS = ("eval", "digits", "--limit", "60", "--methods", "random,visual-rag,knn", "--shots", "3")
+
+
+def figures(file: Path) -> object:
+    """Return the results of a run without its times."""
+    document = orjson.loads(file.read_bytes())
+    for row in document["results"]:
+        row["seconds"] = 0
+    return document
+
+
+def rounded(figures: object) -> object:
+    """Return the figures with approximate floats: a model rounds each batch differently."""
+    if isinstance(figures, dict):
+        return {name: rounded(one) for name, one in figures.items()}
+    if isinstance(figures, list):
+        return [rounded(one) for one in figures]
+    return pytest.approx(figures, rel=1e-5) if isinstance(figures, float) else figures
+
+
+@pytest.mark.slow
+def test_evaluation_on_ray_equals_the_local_one(run: Run, ray_cluster: RayExecutor) -> None:
+    # One query at a time: batches of another composition round differently.
+    alone = (*DIGITS, "--concurrency", 1)
+    assert run(*alone, "--json", "local.json").code == 0
+    ran = run(*alone, "--json", "ray.json", "--on", "ray", "--workers", 2)
+    assert ran.code == 0, ran.err
+    assert figures(Path("ray.json")) == figures(Path("local.json"))
+
+
+def test_failed_items_on_ray_are_repeated(
+    run: Run, pets: Path, served: Server, ray_cluster: RayExecutor
+) -> None:
+    methods = ("--methods", "zero-shot", "--model", "openai:m", "--concurrency", 1)
+    command = ("eval", f"image-folder:{pets}", *methods, "--out", "kept", "--on", "ray")
+    served.answers = [ok("Answer Choice: leaf")]
+    assert run(*command[:-4], "--json", "local.json").code == 0
+    served.answers = [ok("Answer Choice: leaf"), refuse(400, "filtered")]
+    failed = run(*command)
+    assert failed.code == 1
+    assert "failed: zero-shot, item " in failed.out
+    served.answers = [ok("Answer Choice: leaf")]
+    complete = run(*command, "--json", "ray.json")
+    assert complete.code == 0, complete.err
+    assert figures(Path("ray.json")) == figures(Path("local.json"))
+
+
+def test_ray_without_its_package_names_the_extra(
+    run: Run, pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega._util.ray_executor.find_spec", lambda name: None)
+    ran = run("eval", f"image-folder:{pets}", "--on", "ray")
+    assert ran.code == 1
+    assert "ray is required and not installed" in ran.err
+    assert "pip install 'bottega-vlm[batch]'" in ran.err
+
+
+def test_workers_need_ray(run: Run, pets: Path) -> None:
+    ran = run("eval", f"image-folder:{pets}", "--workers", 2)
+    assert ran.code == 2
+    assert "--workers applies only to --on ray" in ran.err
+
+
+def test_drafts_cannot_be_shared_by_workers(run: Run, pets: Path) -> None:
+    ran = run("eval", f"image-folder:{pets}", "--retrieve", "crossed", "--on", "ray")
+    assert ran.code == 2
+    assert "retrieval by crossed drafts answers" in ran.err
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command as a process of its own and kill it at the end."""
+    environment = {**os.environ, "BOTTEGA_TRACES": "none"}
+    command = [sys.executable, "-m", "bottega", *arguments]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def answered(file: Path) -> int:
+    if not file.exists():
+        return 0
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        tables = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'answers'")
+        if tables.fetchone() is None:
+            return 0
+        return int(connection.execute("SELECT count(*) FROM answers").fetchone()[0])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def parents() -> dict[int, tuple[int, str]]:
+    """Return the parent and the command of each process."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                status = (folder / "stat").read_text().rpartition(")")[2].split()
+                command = (folder / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:  # ended
+                continue
+            found[int(folder.name)] = int(status[1]), command
+    return found
+
+
+def actors_of(driver: int) -> list[int]:
+    """Return the worker processes with an actor below a driver."""
+    table = parents()
+
+    def is_below(process: int) -> bool:
+        while process in table:
+            process = table[process][0]
+            if process == driver:
+                return True
+        return False
+
+    return [pid for pid, (_, name) in table.items() if "_ActorProcess" in name and is_below(pid)]
+
+
+LONG = ("--limit", "300", "--methods", "visual-rag", "--shots", "20", "--concurrency", "4")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the workers in /proc")
+@pytest.mark.parametrize("killed", ["worker", "driver"])
+def test_killed_process_loses_nothing(tmp_path: Path, killed: str) -> None:
+    pytest.importorskip("ray")
+    command = ("eval", "digits", *LONG)
+    with started(tmp_path, *command, "--json", "local.json") as local:
+        assert local.wait(SECONDS) == 0
+    on_ray = (*command, "--out", "kept", "--json", "ray.json", "--on", "ray", "--workers", "2")
+    kept = tmp_path / "kept" / "run.db"
+    with started(tmp_path, *on_ray) as process:
+        wait_for(lambda: answered(kept) >= 20)
+        if killed == "worker":
+            os.kill(actors_of(process.pid)[0], signal.SIGKILL)
+        else:
+            process.kill()
+        code = process.wait(SECONDS)
+    assert (code == 0) == (killed == "worker"), (tmp_path / "log").read_text()
+    if killed == "driver":
+        stored = answered(kept)
+        assert 20 <= stored < 300
+        with started(tmp_path, *on_ray) as process:
+            assert process.wait(SECONDS) == 0, (tmp_path / "log").read_text()
+        assert f"{stored} stored answers in kept are reused" in (tmp_path / "log").read_text()
+    assert rounded(figures(tmp_path / "local.json")) == figures(tmp_path / "ray.json")
+    assert "raylet" not in (tmp_path / "log").read_text()
