@@ -10,7 +10,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -255,6 +255,10 @@ class Image:
             pil_image = pixels.rgb(pil_image)
             pil_image.info.clear()
             return pil_image if transpose is None else pil_image.transpose(transpose)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields: copies in other processes decode the image themselves."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Image) and self.sha256 == other.sha256

@@ -148,6 +148,12 @@ class Embedder(Protocol):
     def embed(self, queries: Sequence[Query]) -> Vectors: ...
 
 
+def embed_concurrency(embedder: Embedder) -> int:
+    """Return how many calls of `embed` the embedder computes at a time: more than 1 if it has
+    workers in other processes."""
+    return int(getattr(embedder, "concurrency", 1))
+
+
 class MultiVectorEmbedder(Protocol):
     """Encoder of each query to a (tokens, dimension) float32 matrix of unit rows, for late
     interaction.

@@ -16,6 +16,7 @@ import orjson
 import pytest
 
 from bottega._util.ray_executor import RayExecutor
+from bottega.knowledge import KnowledgeBase
 from tests.cli.conftest import Run
 from tests.server import Server, ok, refuse
 
@@ -65,6 +66,26 @@ def test_failed_items_on_ray_are_repeated(
     complete = run(*command, "--json", "ray.json")
     assert complete.code == 0, complete.err
     assert figures(Path("ray.json")) == figures(Path("local.json"))
+
+
+def vectors(file: Path) -> dict[str, list[float]]:
+    with KnowledgeBase.open(file) as knowledge:
+        ids = knowledge.ids()
+        return dict(zip(ids, knowledge.vectors(ids).tolist(), strict=True))
+
+
+@pytest.mark.slow
+def test_vectors_of_workers_equal_the_local_ones(
+    run: Run, pets: Path, ray_cluster: RayExecutor
+) -> None:
+    on_ray = ("--on", "ray", "--workers", 2)
+    local, remote = run("add", "l.db", pets), run("add", "r.db", pets, *on_ray)
+    assert (remote.code, remote.err.count("error")) == (0, 0), remote.err
+    assert remote.out == local.out.replace("l.db", "r.db")
+    assert vectors(Path("r.db")) == vectors(Path("l.db"))
+    pixels = ("--embed", "pixels")
+    assert run("reindex", "l.db", *pixels).out == run("reindex", "r.db", *pixels, *on_ray).out
+    assert vectors(Path("r.db")) == vectors(Path("l.db"))
 
 
 def test_ray_without_its_package_names_the_extra(
@@ -148,7 +169,7 @@ def actors_of(driver: int) -> list[int]:
     return [pid for pid, (_, name) in table.items() if "_ActorProcess" in name and is_below(pid)]
 
 
-LONG = ("--limit", "300", "--methods", "visual-rag", "--shots", "20", "--concurrency", "4")
+LONG = ("--limit", "150", "--methods", "visual-rag", "--shots", "20", "--concurrency", "4")
 
 
 @pytest.mark.slow
@@ -172,7 +193,7 @@ def test_killed_process_loses_nothing(tmp_path: Path, killed: str) -> None:
     assert (code == 0) == (killed == "worker"), (tmp_path / "log").read_text()
     if killed == "driver":
         stored = answered(kept)
-        assert 20 <= stored < 300
+        assert 20 <= stored < 150
         with started(tmp_path, *on_ray) as process:
             assert process.wait(SECONDS) == 0, (tmp_path / "log").read_text()
         assert f"{stored} stored answers in kept are reused" in (tmp_path / "log").read_text()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 ItemIn = TypeVar("ItemIn", contravariant=True)
@@ -83,3 +86,28 @@ class LocalWorkers(Generic[Item, Value]):
 
     async def aclose(self) -> None:
         await self._actor.aclose()
+
+
+def computed_ahead(
+    items: Iterable[Item], compute: Callable[[Item], Value], ahead: int
+) -> Iterator[tuple[Item, Callable[[], Value]]]:
+    """Yield each item in order with a function that returns `compute(item)` or raises its error.
+
+    Up to `ahead` items are computed in threads before they are yielded. With 1, each is computed in
+    the caller's thread, when its function is called.
+    """
+    if ahead <= 1:
+        for item in items:
+            yield item, partial(compute, item)
+        return
+    pool = ThreadPoolExecutor(ahead, thread_name_prefix="bottega-ahead")
+    waiting: deque[tuple[Item, Callable[[], Value]]] = deque()
+    try:
+        for item in items:
+            waiting.append((item, pool.submit(compute, item).result))
+            if len(waiting) > ahead:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        pool.shutdown(cancel_futures=True)

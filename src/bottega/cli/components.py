@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -25,6 +26,7 @@ from bottega.generation import TransformersGenerator
 from bottega.knowledge import FlmrEmbedder
 from bottega.knowledge.embedders import names
 from bottega.knowledge.embedders.names import BUNDLED
+from bottega.knowledge.embedders.workers import WorkerEmbedders
 from bottega.parsing import SynonymParser
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Embedder, MultiVectorEmbedder, Prompter, Recorder
@@ -90,11 +92,26 @@ def local_model(spec: str) -> TransformersGenerator:
     return generator
 
 
-def open_embedder(spec: str) -> Embedder:
+OpenEmbedder = Callable[[str], Embedder]
+
+
+@contextmanager
+def embedder_opener(on: str, workers: int | None) -> Iterator[OpenEmbedder]:
+    """Yield the function that opens embedders: in this process, or in the workers of --on."""
+    with open_executor(on, workers) as executor:
+        if executor is None:
+            yield open_embedder
+            return
+        with closing(WorkerEmbedders(executor)) as embedders:
+            yield partial(open_embedder, load=embedders.open)
+
+
+def open_embedder(spec: str, load: OpenEmbedder = names.open_embedder) -> Embedder:
+    """Return the embedder of a name. Raises `SettingError`, and `EmbeddingError` with a hint."""
     naming.check_embedder(spec)
     try:
         with waiting(f"loading the embedder {spec}"):
-            return names.open_embedder(spec)
+            return load(spec)
     except EmbeddingError as error:
         raise EmbeddingError(
             str(error),

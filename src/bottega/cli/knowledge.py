@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from bottega.cli.components import open_embedder
+from bottega.cli.components import LOCAL, check_executor, embedder_opener
 from bottega.cli.knowledge_files import (
     counted,
     note_embedder,
@@ -21,7 +21,7 @@ from bottega.cli.knowledge_files import (
     to_reindex,
     whole_name,
 )
-from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace
+from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace, On, WorkerCount
 from bottega.cli.output import (
     SkippedExamples,
     note,
@@ -75,9 +75,12 @@ def add(
     namespace: Namespace = "",
     embed: Embed = None,
     strict: Annotated[bool, Option("--strict", help="Stop at the first bad row or image.")] = False,
+    on: On = LOCAL,
+    workers: WorkerCount = None,
     json: Json = False,
 ) -> None:
     """Add labelled images or passages. Unreadable ones are reported and skipped."""
+    check_executor(on, workers)
     skipped = SkippedExamples()
 
     def on_error(error: BottegaError) -> None:
@@ -100,7 +103,8 @@ def add(
     if embed is not None:
         _check_texts_differ(embed, first)
     with (
-        open_to_add(file, embed, namespace, default) as knowledge,
+        embedder_opener(on, workers) as opener,
+        open_to_add(file, embed, namespace, default, opener) as knowledge,
         progress("adding", None) as step,
     ):
         added = knowledge.add(chain(first, examples), on_error=on_error, progress=step)
@@ -273,17 +277,20 @@ def reindex(
         str | None,
         Option(help="View to embed again, or a new one (default: the only one, or 'default')."),
     ] = None,
+    on: On = LOCAL,
+    workers: WorkerCount = None,
     json: Json = False,
 ) -> None:
     """Embed all examples of every namespace with another embedder.
 
     After an interruption, the same command resumes.
     """
-    with open_rows(file) as knowledge:
+    check_executor(on, workers)
+    with open_rows(file) as knowledge, embedder_opener(on, workers) as opener:
         name, spec = to_reindex(knowledge, embed, by, file)
         if name == DEFAULT:
             _check_texts_differ(spec, knowledge.get_many(knowledge.ids()[:SAMPLED]))
-        embedder = open_embedder(spec)
+        embedder = opener(spec)
         total, done = sum(knowledge.namespaces().values()), 0
         with progress("embedding", total) as step:
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bottega.cli.components import open_embedder
+from bottega.cli.components import OpenEmbedder, open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE
 from bottega.image import path_text
@@ -91,9 +91,14 @@ def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
 
 
 def open_to_add(
-    file: Path, embed: str | None, namespace: str, default: str = BUNDLED
+    file: Path,
+    embed: str | None,
+    namespace: str,
+    default: str = BUNDLED,
+    opener: OpenEmbedder = open_embedder,
 ) -> KnowledgeBase:
-    """Open or create a file with all of its views; `default` is the embedder of a new file."""
+    """Open or create a file with all of its views; `default` is the embedder of a new file.
+    `opener` opens the embedders."""
     if file.exists():
         with open_rows(file) as rows:
             stored = rows.views()
@@ -101,9 +106,9 @@ def open_to_add(
                 hint = f"add from Python: KnowledgeBase.open(path, {{{foreign[0]!r}: View(...)}})"
                 raise _python_view_error(file, foreign, hint=hint)
             specs = _makers(rows, stored, embed, file)
-            check_same_content(rows, views := _opened(specs), file)
+            check_same_content(rows, views := _opened(specs, opener), file)
     else:
-        views = _opened(specs := {DEFAULT: embed or default})
+        views = _opened(specs := {DEFAULT: embed or default}, opener)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -155,8 +160,8 @@ def _mismatch_hint(file: Path, embed: str | None) -> Iterator[None]:
         raise EmbedderMismatchError(*names, hint=hint) from error
 
 
-def _opened(specs: Mapping[str, str]) -> dict[str, View]:
-    return {name: View(open_embedder(spec)) for name, spec in specs.items()}
+def _opened(specs: Mapping[str, str], opener: OpenEmbedder = open_embedder) -> dict[str, View]:
+    return {name: View(opener(spec)) for name, spec in specs.items()}
 
 
 def chosen(stored: Mapping[str, StoredView], by: str | None, file: Path) -> StoredView:

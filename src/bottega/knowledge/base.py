@@ -12,7 +12,7 @@ from typing import Literal, Self
 from bottega._util.identity import identity
 from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
 from bottega.image import path_text
-from bottega.knowledge.batch import check_annotation, reindex, replace_batch, store_batch
+from bottega.knowledge.batch import check_annotation, embedded_batches, reindex, replace_batch
 from bottega.knowledge.database import CloseOnExit
 from bottega.knowledge.embedders.names import note_of, open_embedder, packaged_name
 from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction, UsageBuffer
@@ -27,6 +27,13 @@ from bottega.types import Example, ExampleChange
 
 PAGE = 4096
 HNSW_ABOVE = 50_000
+
+
+def batched(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
+    """Yield lists of `size` examples, the last one with the rest."""
+    pending = iter(examples)
+    while batch := list(islice(pending, size)):
+        yield batch
 
 
 @dataclass(frozen=True)
@@ -178,17 +185,16 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         if batch_size < 1:
             raise SettingError(f"batch_size must be at least 1, got {batch_size}", hint="use 64")
         views = self._views.resolve(self._rows.views())
-        pending = iter(examples)
-        total = AddResult()
-        while batch := list(islice(pending, batch_size)):
+        report, total = error_handler(on_error), AddResult()
+        for batch in embedded_batches(batched(examples, batch_size), self._rows, views, report):
             if self._capacity is not None:
                 self._uses.flush()  # eviction depends on the counts
-            new, failed = store_batch(
-                batch, self._rows, views, error_handler(on_error), self._capacity, metadata_by_id
-            )
-            total += AddResult(new, len(batch) - new - failed, failed)
+            new = 0
+            if batch.valid:
+                new = self._rows.put(batch.valid, batch.vectors, self._capacity, metadata_by_id)
+            total += AddResult(new, batch.size - new - batch.failed, batch.failed)
             if progress is not None:
-                progress(len(batch))
+                progress(batch.size)
         return total
 
     def replace(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
+from bottega._util.executor import computed_ahead
 from bottega._util.identity import CONTEXT, identity, question_digest
 from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError, StoreError
 from bottega.image import CHECKED_SIDE
@@ -12,7 +15,6 @@ from bottega.knowledge.database import IN_JSON, blob_and_checksum, json_array
 from bottega.knowledge.eviction import Capacity
 from bottega.knowledge.records import (
     EmbeddedBatch,
-    RowMetadata,
     StoredView,
     View,
     check_dimensions,
@@ -21,6 +23,7 @@ from bottega.knowledge.records import (
     with_id,
 )
 from bottega.knowledge.rows import SqliteRows
+from bottega.protocols import Vectors, embed_concurrency
 from bottega.types import Example
 
 TEXT_HINT = (
@@ -29,17 +32,45 @@ TEXT_HINT = (
 )
 
 
-def store_batch(
-    examples: Sequence[Example],
+class EmbeddedExamples(NamedTuple):
+    """Batch of `size` examples: those to store with their vectors by view, and the number of failed
+    ones."""
+
+    size: int
+    valid: list[Example]
+    vectors: dict[str, EmbeddedBatch]
+    failed: int
+
+
+def embedded_batches(
+    batches: Iterable[Sequence[Example]],
     rows: SqliteRows,
     views: Mapping[str, View],
     on_error: OnError,
-    capacity: Capacity | None = None,
-    metadata_by_id: Mapping[str, RowMetadata] | None = None,
-    supersede: bool = False,
-) -> tuple[int, int]:
-    """Store a batch and return the numbers of new and of failed examples; the others are
-    duplicates."""
+) -> Iterator[EmbeddedExamples]:
+    """Embed the examples of each batch that are not stored.
+
+    An embedder with workers gets the next batches while the caller stores a batch. One of two equal
+    examples may then be embedded in vain.
+    """
+    ahead = max((embed_concurrency(view.embed) for view in views.values()), default=1)
+    prepared = (_prepared(batch, rows, on_error) for batch in batches)
+    for batch, vectors in computed_ahead(
+        prepared, lambda batch: _vectors(batch.decoded, views), ahead
+    ):
+        valid, embedded = _embed_all(batch.decoded, vectors, views, on_error)
+        failed = batch.failed + len(batch.decoded) - len(valid)
+        yield EmbeddedExamples(batch.size, valid, embedded, failed)
+
+
+class _Prepared(NamedTuple):
+    size: int
+    decoded: list[Example]
+    failed: int
+
+
+def _prepared(examples: Sequence[Example], rows: SqliteRows, on_error: OnError) -> _Prepared:
+    """Return the examples to embed: different ones that are not stored and can be decoded."""
     storable = [example for example in examples if _is_storable(example, on_error)]
     named: dict[str, Example] = {}
     for example in storable:
@@ -47,9 +78,8 @@ def store_batch(
     stored = rows.keys(named)
     unstored = [with_id(example, id) for id, example in named.items() if id not in stored]
     decoded = [example for example in unstored if _decodes(example, on_error)]
-    valid, embedded = _embed_all(decoded, views, on_error)
-    new = rows.put(valid, embedded, capacity, metadata_by_id, supersede) if valid else 0
-    return new, len(examples) - len(storable) + len(unstored) - len(valid)
+    failed = len(examples) - len(storable) + len(unstored) - len(decoded)
+    return _Prepared(len(examples), decoded, failed)
 
 
 def replace_batch(
@@ -69,7 +99,9 @@ def replace_batch(
     ]
     pairs = zip(digests, examples, strict=True)
     newest = {digest: example for digest, example in pairs if digest is not None}
-    store_batch(list(newest.values()), rows, views, on_error, capacity, supersede=True)
+    (batch,) = embedded_batches([list(newest.values())], rows, views, on_error)
+    if batch.valid:
+        rows.put(batch.valid, batch.vectors, capacity, supersede=True)
     ids = {digest: identity(example) for digest, example in newest.items()}
     stored = rows.keys(ids.values())
     answered = {digest: id for digest, id in ids.items() if id in stored}
@@ -120,12 +152,15 @@ def _decodes(example: Example, on_error: OnError) -> bool:
 
 
 def _embed_all(
-    examples: list[Example], views: Mapping[str, View], on_error: OnError
+    examples: list[Example],
+    vectors: Callable[[], dict[str, EmbeddedBatch]],
+    views: Mapping[str, View],
+    on_error: OnError,
 ) -> tuple[list[Example], dict[str, EmbeddedBatch]]:
-    """Embed the batch at once; if that fails, embed one by one to leave out only the failing
-    ones."""
+    """Return the vectors of the batch; if that fails, embed one by one to leave out only the
+    failing ones."""
     try:
-        return examples, _vectors(examples, views)
+        return examples, vectors()
     except EmbeddingError:
         valid = []
         for example in examples:
@@ -176,19 +211,23 @@ def reindex(
     # Again until none is missing: other processes may add examples meanwhile.
     while not _complete_if_done(rows, name, number):
         missing = rows.read(f"SELECT key {MISSING_VECTORS} ORDER BY key", number)
-        for start in range(0, len(missing), batch_size):
-            keys = [row[0] for row in missing[start : start + batch_size]]
+        keys = [row[0] for row in missing]
+        batches = (keys[start : start + batch_size] for start in range(0, len(keys), batch_size))
+        stored = (rows.by_keys(batch) for batch in batches)
+        ahead = embed_concurrency(view.embed)
+        for examples, vectors in computed_ahead(stored, partial(_view_vectors, view), ahead):
             # Indexes of a complete view lack these vectors, so the log must name them.
-            _embed(rows, keys, number, view, logged=complete)
-            done += len(keys)
+            _store_vectors(rows, list(examples), number, vectors(), logged=complete)
+            done += len(examples)
             if progress is not None:
-                progress(len(keys))
+                progress(len(examples))
     return done
 
 
 def embed_again(rows: SqliteRows, keys: Sequence[int], number: int, view: View) -> None:
     """Replace the vectors of these rows and log the changes for the indexes."""
-    _embed(rows, keys, number, view, logged=True)
+    examples = rows.by_keys(keys)
+    _store_vectors(rows, list(examples), number, _view_vectors(view, examples), logged=True)
 
 
 def _begin(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
@@ -210,12 +249,9 @@ def _begin(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
     return int(number), bool(complete)
 
 
-def _embed(
-    rows: SqliteRows, keys: Sequence[int], number: int, view: View, *, logged: bool = False
-) -> None:
-    examples = rows.by_keys(keys)
+def _view_vectors(view: View, examples: Mapping[int, Example]) -> Vectors:
     try:
-        vectors = view.vectors(list(examples.values()))
+        return view.vectors(list(examples.values()))
     except EmbeddingError as error:
         # Embed one by one to name the example that fails.
         for example in examples.values():
@@ -228,22 +264,24 @@ def _embed(
                 )
                 raise EmbeddingError(f"example {example.id}: {single_error}", hint=hint) from error
         raise
+
+
+def _store_vectors(
+    rows: SqliteRows, keys: Sequence[int], number: int, vectors: Vectors, *, logged: bool
+) -> None:
     with rows.transaction() as connection:
         _check_view(connection, number)
         # Only for rows that still exist: embedding ran outside of the transaction.
         connection.executemany(
             "INSERT OR REPLACE INTO vectors (key, view, vector, checksum)"
             " SELECT key, ?, ?, ? FROM examples WHERE key = ?",
-            [
-                (number, *blob_and_checksum(v), key)
-                for key, v in zip(examples, vectors, strict=True)
-            ],
+            [(number, *blob_and_checksum(v), key) for key, v in zip(keys, vectors, strict=True)],
         )
         if logged:
             connection.execute(
                 "INSERT INTO changes (op, key, id, namespace) SELECT 'put', key, id, namespace"
                 f" FROM examples WHERE key IN {IN_JSON}",
-                [json_array(list(examples))],
+                [json_array(keys)],
             )
 
 
