@@ -1,0 +1,116 @@
+"""Crashes of benchmarks/replicas.py: load while a gateway is killed and PostgreSQL restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from benchmarks.peers.counting_upstream import expected_reply
+from benchmarks.processes import STARTS, await_port
+from benchmarks.replica_client import Bar, Client, ledger_rows
+from benchmarks.replica_servers import kill
+from tests.postgres import PostgresServer
+
+CLIENTS = 12
+CLEAR_SECONDS = 5.0
+"""Errors may continue for this time after PostgreSQL accepts connections again."""
+DOWN_SECONDS = 2.0
+SETTLE_SECONDS = 3.0
+
+
+@dataclass
+class Seen:
+    """Replies of the load. `errors` are the times and descriptions of failed requests,
+    `acknowledged` the ids of the answered ones."""
+
+    acknowledged: list[str] = field(default_factory=list)
+    wrong: int = 0
+    errors: list[tuple[float, str]] = field(default_factory=list)
+
+    def between(self, start: float, end: float) -> list[str]:
+        return [text for moment, text in self.errors if start <= moment < end]
+
+
+async def crash_bars(
+    client: Client, postgres: PostgresServer | None, seconds: float
+) -> AsyncIterator[Bar]:
+    """Send different questions for `seconds`. Kill a gateway after a quarter of them and start it
+    again; restart PostgreSQL after half of them."""
+    cluster, seen = client.cluster, Seen()
+    stop = asyncio.Event()
+    numbers = itertools.count()
+    load = [asyncio.create_task(_send(client, seen, numbers, stop)) for _ in range(CLIENTS)]
+    await asyncio.sleep(seconds / 4)
+    victim = cluster.gateways[1]
+    killed = time.monotonic()
+    await asyncio.to_thread(kill, victim)
+    await asyncio.sleep(seconds / 8)
+    cluster.gateways[1] = cluster.launch(1, victim.port)
+    await asyncio.to_thread(await_port, cluster.gateways[1], STARTS)
+    await asyncio.sleep(seconds / 8)
+    down, up = await _restart(postgres)
+    await asyncio.sleep(max(seconds / 2, 2 * CLEAR_SECONDS))
+    stop.set()
+    await asyncio.gather(*load)
+    await asyncio.sleep(SETTLE_SECONDS)
+    total = len(seen.acknowledged) + len(seen.errors)
+    yield Bar("wrong replies under crashes", f"{seen.wrong} of {total}", "0", seen.wrong == 0)
+    rows = await asyncio.to_thread(ledger_rows, cluster)
+    lost = sum(id not in rows for id in seen.acknowledged)
+    value = f"{lost} of {len(seen.acknowledged)} lost"
+    yield Bar("ledger rows of acknowledged replies", value, "0 lost", lost == 0)
+    stored = await client.entries("crash")
+    lost = max(0, len(seen.acknowledged) - stored)
+    value = f"{lost} of {len(seen.acknowledged)} lost"
+    yield Bar("stored answers of acknowledged replies", value, "0 lost", lost == 0)
+    at_kill = seen.between(killed, killed + CLEAR_SECONDS)
+    value = f"{len(at_kill)} {_summary(at_kill)}"
+    limit = f"<= {CLIENTS} in flight"
+    yield Bar("errors after kill -9 of a gateway", value, limit, len(at_kill) <= CLIENTS)
+    if postgres is not None:
+        during = seen.between(down, up + CLEAR_SECONDS)
+        after = len(seen.errors) - len(at_kill) - len(during)
+        value = f"{len(during)} while down, {after} else"
+        yield Bar(f"errors outside {CLEAR_SECONDS:.0f} s of a restart", value, "0", after <= 0)
+    elif seen.errors:
+        others = [text for _, text in seen.errors if text not in at_kill]
+        yield Bar("other errors", f"{len(others)} {_summary(others)}", "0", not others)
+
+
+async def _restart(postgres: PostgresServer | None) -> tuple[float, float]:
+    """Restart PostgreSQL and return when it went down and when it accepts connections."""
+    down = time.monotonic()
+    if postgres is not None:
+        await asyncio.to_thread(postgres.stop)
+        await asyncio.sleep(DOWN_SECONDS)
+        await asyncio.to_thread(postgres.start)
+    return down, time.monotonic()
+
+
+async def _send(
+    client: Client, seen: Seen, numbers: itertools.count[int], stop: asyncio.Event
+) -> None:
+    while not stop.is_set():
+        question = f"crash {next(numbers)}"
+        try:
+            reply = await client.ask("crash", question)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            seen.errors.append((time.monotonic(), repr(error)))
+        else:
+            if reply.status != 200:
+                seen.errors.append((time.monotonic(), f"{reply.status} {reply.text}"))
+                await asyncio.sleep(0.1)
+                continue
+            seen.acknowledged.append(reply.headers["x-request-id"])
+            seen.wrong += reply.text != expected_reply(question)
+
+
+def _summary(errors: list[str]) -> str:
+    kinds = sorted({" ".join(re.sub("<[^>]*>", " ", one).split())[:40] for one in errors})
+    return f"({'; '.join(kinds)[:60]})" if kinds else ""
