@@ -49,6 +49,12 @@ class RationaleResult:
         return len(self.tried)
 
 
+class RationaleMaker(Protocol):
+    """Source of rationales, such as a `RationaleGenerator`. The result holds an example's error."""
+
+    async def make(self, example: Example) -> RationaleResult: ...
+
+
 @dataclass(frozen=True)
 class RationaleGenerator:
     """Generator of self-consistent reasoning contexts (RCTS, section 3.2).
@@ -262,7 +268,7 @@ class RationaleWriter:
     """
 
     knowledge: KnowledgeBase
-    rationales: RationaleGenerator
+    rationales: RationaleMaker
     _: KW_ONLY
     is_item_error: Callable[[BottegaError], bool]
     done: Callable[[str, RationaleResult], None]

@@ -18,6 +18,8 @@ import pytest
 from bottega._util.ray_executor import RayExecutor
 from bottega.knowledge import KnowledgeBase
 from tests.cli.conftest import Run
+from tests.cli.test_rationales import examples, reasoning_endpoint
+from tests.knowledge.doubles import SeededEmbedder, text_example
 from tests.server import Server, ok, refuse
 
 SECONDS = 120
@@ -86,6 +88,42 @@ def test_vectors_of_workers_equal_the_local_ones(
     pixels = ("--embed", "pixels")
     assert run("reindex", "l.db", *pixels).out == run("reindex", "r.db", *pixels, *on_ray).out
     assert vectors(Path("r.db")) == vectors(Path("l.db"))
+
+
+@pytest.mark.slow
+def test_master_on_ray_answers_the_missing_questions(
+    run: Run, pets: Path, served: Server, ray_cluster: RayExecutor
+) -> None:
+    command = ("answer", "m.db", f"image-folder:{pets}", "--model", "openai:large")
+    served.answers = [ok("Answer Choice: leaf")]
+    part = run(*command, "--limit", 4)
+    assert part.code == 0, part.err
+    served.bodies.clear()
+    rest = run(*command, "--on", "ray", "--workers", 2)
+    assert "answers to 9 of 9 labelled questions; this run: 0 invalid" in rest.out, rest.err
+    assert len(served.bodies) == 5
+    with KnowledgeBase.open("m.db", None) as answers:
+        assert {one.source for one in answers} == {"master:large"}
+
+
+@pytest.mark.slow
+def test_rationales_of_workers_equal_the_local_ones(
+    run: Run, served: Server, ray_cluster: RayExecutor
+) -> None:
+    served.answers = [reasoning_endpoint]
+    for name in ("local.db", "ray.db"):
+        with KnowledgeBase.open(name, SeededEmbedder()) as knowledge:
+            knowledge.add([text_example(f"q{index}") for index in range(4)])
+    options = ("--model", "openai:m", "--candidates", 3, "--predictions", 2, "--price", "1,1")
+    local = run("rationales", "local.db", *options)
+    remote = run("rationales", "ray.db", *options, "--on", "ray", "--workers", 2)
+    assert (remote.code, remote.out) == (local.code, local.out)
+    kept = [
+        {name: (one.rationale, one.tags) for name, one in examples(Path(file)).items()}
+        for file in ("local.db", "ray.db")
+    ]
+    assert kept[0] == kept[1]
+    assert kept[0]["q0"][0] == "Think.0"
 
 
 def test_ray_without_its_package_names_the_extra(

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Exit, Option
 
-from bottega.cli.components import open_prices, with_synonyms
+from bottega._util.executor import LocalExecutor, Workers
+from bottega.cli.components import (
+    LOCAL,
+    check_executor,
+    open_executor,
+    open_prices,
+    with_synonyms,
+)
 from bottega.cli.knowledge_files import open_rows, open_to_add
 from bottega.cli.options import (
     MODELS_HELP,
@@ -18,9 +25,11 @@ from bottega.cli.options import (
     DryRun,
     Embed,
     KnowledgeFile,
+    On,
     PriceOption,
     Seed,
     Synonyms,
+    WorkerCount,
 )
 from bottega.cli.output import note, plural, progress, say, warn
 from bottega.errors import SettingError
@@ -37,12 +46,12 @@ from bottega.evaluation.master_answers import (
 )
 from bottega.evaluation.outcomes import Budget
 from bottega.knowledge import KnowledgeBase
-from bottega.naming import check_model, default_embedder, open_model
+from bottega.naming import ModelSpec, check_model, default_embedder
 from bottega.pipeline import FixedRouter, Pipeline
-from bottega.protocols import Generator, Tier
+from bottega.protocols import Generator, Parser, Tier
 from bottega.recipes import cache_of_thought
 from bottega.recording import CacheRecorder
-from bottega.types import Query, Sampling
+from bottega.types import Query, Sampling, Trace
 
 MASTER = "master"
 NOTE = "answers.model"  # key of the note that names the master of a file
@@ -70,6 +79,8 @@ def answer(
     synonyms: Synonyms = None,
     dry_run: DryRun = False,
     price: PriceOption = None,
+    on: On = LOCAL,
+    workers: WorkerCount = None,
 ) -> None:
     """Let a master answer the labelled questions of a benchmark, into a knowledge base.
 
@@ -78,6 +89,7 @@ def answer(
     --answers-from`. The same command continues an interrupted run."""
     check_model(model)
     Budget(budget)  # fail before anything is loaded
+    check_executor(on, workers)
     data = load_benchmark(benchmark, seed=seed, per_class=kb_per_class, on_error=warn)
     data = with_synonyms(data, synonyms)
     questions = labelled_questions(data)
@@ -99,24 +111,24 @@ def answer(
             note(
                 f"{file} already answers {before} of {plural(len(questions), 'labelled question')}"
             )
-        generator = open_model(model, concurrency=concurrency)
-        pipeline = _pipeline(knowledge, generator, data, max_tokens, price)
+        spec = ModelSpec.of(model, concurrency=concurrency)
+        master = MasterFactory(spec, data.labels, data.parse, max_tokens, price)
         keep = CacheRecorder(knowledge, stored_tiers={MASTER})
-        with progress("answering", len(wanted), counts_money=True) as step:
-            asyncio.run(
-                _ask(
-                    generator,
-                    ask_master(
-                        pipeline,
-                        wanted,
-                        found,
-                        concurrency=concurrency,
-                        budget=limits,
-                        keep=keep,
-                        done=lambda cost: step(1, cost),
-                    ),
-                )
+        with (
+            open_executor(on, workers) as executor,
+            progress("answering", len(wanted), counts_money=True) as step,
+        ):
+            ask = (executor or LocalExecutor()).start(master, concurrency=concurrency)
+            work = ask_master(
+                ask,
+                wanted,
+                found,
+                concurrency=concurrency,
+                budget=limits,
+                keep=keep,
+                done=lambda cost: step(1, cost),
             )
+            asyncio.run(_closing(ask, work))
     _report(file, data, questions, found, limits)
 
 
@@ -153,32 +165,50 @@ def _claim(knowledge: KnowledgeBase, file: Path, model: str) -> None:
     knowledge.set_note(NOTE, model)
 
 
-def _pipeline(
-    knowledge: KnowledgeBase,
-    generator: Generator,
-    data: Benchmark,
-    max_tokens: int,
-    price: str | None,
-) -> Pipeline:
-    tier = Tier(MASTER, generator)
-    pipeline = cache_of_thought(
-        knowledge,
-        tiers=[tier],
-        route=lambda tiers: FixedRouter(tiers[-1]),
-        labels=data.labels,
-        parse=data.parse,
-        sampling=Sampling(max_tokens=max_tokens),
-        price=open_prices(price),
-        remember=False,
-    )
-    return replace(pipeline, record=None)
+class MasterActor:
+    """Master that answers queries without demonstrations."""
+
+    def __init__(self, pipeline: Pipeline, generator: Generator, cache: KnowledgeBase) -> None:
+        self._pipeline, self._generator, self._cache = pipeline, generator, cache
+
+    async def __call__(self, query: Query, /) -> Trace:
+        return await self._pipeline.trace(query)
+
+    async def aclose(self) -> None:
+        await self._generator.aclose()
+        await asyncio.to_thread(self._cache.close)
 
 
-async def _ask(generator: Generator, work: Coroutine[Any, Any, None]) -> None:
+@dataclass(frozen=True)
+class MasterFactory:
+    """Factory of a `MasterActor` from the name of a model and the settings of its pipeline."""
+
+    model: ModelSpec
+    labels: tuple[str, ...]
+    parse: Parser
+    max_tokens: int
+    price: str | None
+
+    def __call__(self) -> MasterActor:
+        generator, empty = self.model.open(), KnowledgeBase.open(":memory:", embed=None)
+        pipeline = cache_of_thought(
+            empty,
+            tiers=[Tier(MASTER, generator)],
+            route=lambda tiers: FixedRouter(tiers[-1]),
+            labels=self.labels,
+            parse=self.parse,
+            sampling=Sampling(max_tokens=self.max_tokens),
+            price=open_prices(self.price),
+            remember=False,
+        )
+        return MasterActor(replace(pipeline, record=None), generator, empty)
+
+
+async def _closing(workers: Workers[Any, Any], work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     finally:
-        await generator.aclose()
+        await workers.aclose()
 
 
 def _report(

@@ -12,14 +12,15 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from bottega.cli.components import open_prices
+from bottega._util.executor import LocalExecutor, Workers
+from bottega.cli.components import LOCAL, check_executor, open_executor, open_prices
 from bottega.cli.knowledge_files import check_filled, open_rows
-from bottega.cli.options import Json, KnowledgeFile, Namespace, PriceOption
+from bottega.cli.options import Json, KnowledgeFile, Namespace, On, PriceOption, WorkerCount
 from bottega.cli.output import Step, note, print_json, print_table, progress, say, waiting, warn
+from bottega.errors import WorkerError
 from bottega.evaluation.metrics.intervals import mean
 from bottega.evaluation.outcomes import Budget, is_item_error
-from bottega.naming import open_model
-from bottega.protocols import Generator
+from bottega.naming import ModelSpec
 from bottega.rationales import (
     PendingRationales,
     RationaleGenerator,
@@ -27,7 +28,7 @@ from bottega.rationales import (
     RationaleWriter,
     find_pending,
 )
-from bottega.types import Sampling
+from bottega.types import Example, Sampling
 
 SHOWN_FAILURES = 10
 COLUMNS = ("rationales", "of", "n", "accuracy", "low", "high")
@@ -148,6 +149,8 @@ def rationales(
     ] = None,
     price: PriceOption = None,
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the cost confirmation.")] = False,
+    on: On = LOCAL,
+    workers: WorkerCount = None,
     json: Json = False,
 ) -> None:
     """Write the rationale that predicts each example's answer best (RCTS).
@@ -157,29 +160,86 @@ def rationales(
     examples remain unchanged.
     """
     spending = Budget(budget)  # fail before anything is loaded
-    generator = open_model(model, concurrency=concurrency)
-    maker = RationaleGenerator(
-        generator,
+    check_executor(on, workers)
+    factory = RationaleFactory(
+        ModelSpec.of(model, concurrency=concurrency),
         candidates=candidates,
         predictions=predictions,
         stop_early=not all_candidates,
-        sampling=Sampling(temperature=0.7, max_tokens=max_tokens),
-        price=open_prices(price),
+        max_tokens=max_tokens,
+        price=price,
     )
     run = Run()
-    with open_rows(file, namespace) as knowledge:
-        check_filled(knowledge, file, namespace)
-        found = find_pending(knowledge, again=again)
-        work = RationaleWriter(knowledge, maker, is_item_error=is_item_error, done=run.done)
-        job = Job(run, work, found.ids[:limit], concurrency, asks=not yes)
-        try:
-            asyncio.run(job.all(generator, spending))
-        finally:
-            report(found, run, json)
+    with open_executor(on, workers) as executor:
+        makers = (executor or LocalExecutor()).start(factory, concurrency=concurrency)
+        with open_rows(file, namespace) as knowledge:
+            check_filled(knowledge, file, namespace)
+            found = find_pending(knowledge, again=again)
+            work = RationaleWriter(
+                knowledge, WorkerRationales(makers), is_item_error=is_item_error, done=run.done
+            )
+            job = Job(run, work, found.ids[:limit], concurrency, asks=not yes)
+            try:
+                asyncio.run(job.all(makers, spending))
+            finally:
+                report(found, run, json)
     if spending.is_spent:
         note(f"--budget {budget} is spent; repeat the command with a larger one to resume")
     if run.failed:
         raise typer.Exit(1)
+
+
+class RationaleActor:
+    """Rationale generator with its model."""
+
+    def __init__(self, rationales: RationaleGenerator) -> None:
+        self._rationales = rationales
+
+    async def __call__(self, example: Example, /) -> RationaleResult:
+        return await self._rationales.make(example)
+
+    async def aclose(self) -> None:
+        await self._rationales.generator.aclose()
+
+
+RationaleWorkers = Workers[Example, RationaleResult]
+
+
+@dataclass(frozen=True)
+class RationaleFactory:
+    """Factory of a `RationaleActor` from the name of a model and settings."""
+
+    model: ModelSpec
+    candidates: int
+    predictions: int
+    stop_early: bool
+    max_tokens: int
+    price: str | None
+
+    def __call__(self) -> RationaleActor:
+        return RationaleActor(
+            RationaleGenerator(
+                self.model.open(),
+                candidates=self.candidates,
+                predictions=self.predictions,
+                stop_early=self.stop_early,
+                sampling=Sampling(temperature=0.7, max_tokens=self.max_tokens),
+                price=open_prices(self.price),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class WorkerRationales:
+    """Source of rationales that workers make."""
+
+    workers: RationaleWorkers
+
+    async def make(self, example: Example) -> RationaleResult:
+        try:
+            return await self.workers(example)
+        except WorkerError as error:  # as for failed requests, its cost is not counted
+            return RationaleResult(error=error)
 
 
 @dataclass
@@ -192,7 +252,7 @@ class Job:
     concurrency: int
     asks: bool
 
-    async def all(self, generator: Generator, spending: Budget) -> None:
+    async def all(self, workers: RationaleWorkers, spending: Budget) -> None:
         try:
             rest = await self._first(spending)
             if rest and not spending.is_spent and self._confirm(len(rest)):
@@ -200,7 +260,7 @@ class Job:
                     self.run.step = step
                     await self.work.run(rest, spending, self.concurrency)
         finally:
-            await generator.aclose()
+            await workers.aclose()
 
     async def _first(self, spending: Budget) -> Sequence[str]:
         """Run examples until one succeeds; return the others."""

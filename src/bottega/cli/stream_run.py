@@ -264,7 +264,7 @@ class StreamRun:
             ask = setup.pipeline(nothing, lambda tiers: FixedRouter(tiers[-1]), remember=False)
             with progress("the master's answers", len(questions), counts_money=True) as step:
                 await ask_master(
-                    replace(ask, record=None),
+                    replace(ask, record=None).trace,
                     list(questions.values()),
                     found,
                     concurrency=self.concurrency,

@@ -11,7 +11,6 @@ from bottega.errors import BottegaError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.examples import is_passage
 from bottega.evaluation.outcomes import Budget, EndpointCheck, add_cost, is_item_error
-from bottega.pipeline import Pipeline
 from bottega.recording import cached_example
 from bottega.types import Example, Query, Trace
 
@@ -63,7 +62,7 @@ class MasterAnswers:
 
 
 async def ask_master(
-    master: Pipeline,
+    ask: Callable[[Query], Awaitable[Trace]],
     questions: Sequence[Query],
     found: MasterAnswers,
     *,
@@ -72,16 +71,17 @@ async def ask_master(
     keep: Callable[[Trace], Awaitable[None]] | None = None,
     done: Callable[[float], object] = lambda cost_usd: None,
 ) -> None:
-    """Ask each question and add its answer to `found`, until the budget is spent.
+    """Ask each question, such as by `Pipeline.trace`, and add its answer to `found`, until the
+    budget is spent.
 
     `keep` stores each trace before its cost counts; `done` receives the cost of each question.
     Raises the first error that would affect every question.
     """
     budget, endpoint = budget or Budget(), EndpointCheck()
 
-    async def ask(query: Query) -> None:
+    async def add(query: Query) -> None:
         try:
-            trace = await master.trace(query)
+            trace = await ask(query)
         except BottegaError as error:
             if not (is_item_error(error) or endpoint.tolerates(error, concurrency)):
                 raise
@@ -99,7 +99,7 @@ async def ask_master(
     # One question must show its cost before many run concurrently.
     first = questions[: int(budget.is_limited)]
     for part in (first, questions[len(first) :]):
-        await for_each(part, ask, limit=concurrency, starts=budget.reserve)
+        await for_each(part, add, limit=concurrency, starts=budget.reserve)
 
 
 def with_answers(data: Benchmark, answers: Iterable[Example]) -> tuple[Benchmark, int]:
