@@ -187,3 +187,52 @@ async def test_stopped_postgres_refuses_budgets_and_keeps_entries(
                     one.servers[0].ledger.read, "SELECT sum(cost_usd) FROM entries"
                 )
                 assert rows[0][0] == pytest.approx(one.meter.tokens * PRICE)
+
+
+async def test_identical_requests_at_once_cost_one_call(
+    endpoint: Server, tmp_path: Path, state: str
+) -> None:
+    with gateways(endpoint, tmp_path, state) as three:
+        three.meter.token_seconds = 0.005
+        async with _session() as session:
+            replies = await asyncio.gather(
+                *(three.post(session, n, "the same question") for n in range(30))
+            )
+        assert {status for status, _ in replies} == {200}
+        assert len({reply["choices"][0]["message"]["content"] for _, reply in replies}) == 1
+        assert three.meter.calls == 1
+        spent = await asyncio.to_thread(three.spent)
+        assert spent == pytest.approx(three.meter.tokens * PRICE)
+
+
+async def test_repeats_over_gateways_cost_one_call(
+    endpoint: Server, tmp_path: Path, state: str
+) -> None:
+    with gateways(endpoint, tmp_path, state) as three:
+        async with _session() as session:
+            for number in range(6):
+                replies = await asyncio.gather(
+                    *(three.post(session, n + number, f"question {n}") for n in range(30))
+                )
+                assert {status for status, _ in replies} == {200}
+        assert three.meter.calls == 30
+
+
+async def test_deleted_answer_is_forgotten_by_all(
+    endpoint: Server, tmp_path: Path, state: str
+) -> None:
+    with gateways(endpoint, tmp_path, state, admin=True) as three:
+        headers = {"Authorization": f"Bearer {three.key}"}
+        async with _session() as session:
+            for number in range(3):
+                assert (await three.post(session, number, "question"))[0] == 200
+            assert three.meter.calls == 1
+            admin = three.urls[0].removesuffix("/v1") + "/admin/cache"
+            async with session.get(admin, headers=headers) as listed:
+                (example,) = (await listed.json())["examples"]
+            async with session.delete(f"{admin}/{example['id']}", headers=headers) as deleted:
+                assert deleted.status == 200
+            await asyncio.sleep(1.0)
+            for number in (1, 2, 0):
+                assert (await three.post(session, number, "question"))[0] == 200
+            assert three.meter.calls == 2  # one of them led, and none replayed the old answer

@@ -22,6 +22,7 @@ from bottega.gateway.accounting.limiter import (
     LimitsUnavailableError,
     LocalLimiter,
 )
+from bottega.gateway.response_cache import ReplyCache
 from bottega.gateway.state.limits import SharedLimiter
 from bottega.gateway.state.shared import SharedState
 from tests.postgres import running_postgres
@@ -59,7 +60,7 @@ async def process(
         yield Process(LocalLimiter(ledger), ledger)
         ledger.close()
         return
-    state = SharedState(place, redis, ledger)
+    state = SharedState(place, redis, ledger, 60.0, ReplyCache(1 << 20, 60.0))
     task = asyncio.create_task(state.run()) if runs else None
     try:
         yield Process(state.limiter, ledger, state)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import perf_counter
@@ -54,6 +54,7 @@ from bottega.gateway.response_cache import (
     image_digest,
     is_repeatable,
 )
+from bottega.gateway.state.repeats import SharedRepeats
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import allowed_fields
@@ -87,7 +88,8 @@ class ResponseCache:
 class Gateway:
     """Gateway of chat completions. `models` maps the model ids that clients may use to tiers, ""
     for the router's choice. Without `authenticate` no key is needed: for loopback only. `commit` is
-    awaited with the record of each reply before the reply ends."""
+    awaited with the record of each reply before the reply ends; `repeats` are the replies of other
+    gateways."""
 
     completer: Completer
     tenants: Tenants
@@ -106,6 +108,7 @@ class Gateway:
     more_fields: frozenset[str] = frozenset()
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
     commit: Callable[[RequestRecord], Awaitable[None]] | None = None
+    repeats: SharedRepeats | None = None
 
     def __post_init__(self) -> None:
         # Most clients send the same overrides with every request.
@@ -165,7 +168,7 @@ class Gateway:
         job.query = await self._query(job, images)
         key = job.key = await self._key(job, images)
         if key is None:
-            return await self._answer(job, ExitStack(), lambda reply: None)
+            return await self._answer(job, AsyncExitStack(), lambda reply: None)
         repeated = RepeatedRequest(key, request.stream, request.include_usage, record.namespace)
         cache.bodies.put(raw, scope, repeated, [image.url for image in request.images])
         # Other bytes may mean the same request: other order of fields, streamed or not.
@@ -176,14 +179,23 @@ class Gateway:
         reply = reply or await cache.flights.wait(key)
         if reply is not None:
             return replayed(record, repeated, reply)
-        leading = ExitStack()
-        land = leading.enter_context(cache.flights.lead(key))
+        async with AsyncExitStack() as leading:
+            land = leading.enter_context(cache.flights.lead(key))
+            flight = None if self.repeats is None else await self.repeats.begin(key)
+            if isinstance(flight, tuple):  # another gateway has the reply
+                cache.replies.put(key, *flight)
+                land(flight[0])
+                return replayed(record, repeated, flight[0])
+            if flight is not None:
+                leading.push_async_callback(flight.end)
 
-        def remember(reply: CachedReply) -> None:
-            cache.replies.put(key, reply)
-            land(reply)
+            def remember(reply: CachedReply) -> None:
+                cache.replies.put(key, reply)
+                land(reply)
+                if flight is not None:
+                    flight.reply = reply
 
-        return await self._answer(job, leading, remember)
+            return await self._answer(job, leading.pop_all(), remember)
 
     def check_key(self, headers: Mapping[str, str]) -> Account:
         """Return the account of the key in the headers. Raises `ApiError`."""
@@ -299,12 +311,12 @@ class Gateway:
         self.response_cache.replies.put(key, *found)
         return found[0]
 
-    async def _answer(self, job: ChatJob, leading: ExitStack, remember: Land) -> Reply:
+    async def _answer(self, job: ChatJob, leading: AsyncExitStack, remember: Land) -> Reply:
         record, request = job.record, job.request
         record.state, record.reason = (
             ("passed_through", job.bypass) if job.bypass else ("answered", "")
         )
-        with leading:
+        async with leading:
             if request.stream and not self.completer.needs_full_answer(job):
                 stream = await self.completer.stream(job)
                 self._note_call(job, stream.call, stream.failed)
@@ -336,14 +348,14 @@ class Gateway:
         record.fallback = ",".join(failed)
 
     async def _events(
-        self, job: ChatJob, stream: ChatStream, leading: ExitStack, remember: Land
+        self, job: ChatJob, stream: ChatStream, leading: AsyncExitStack, remember: Land
     ) -> AsyncGenerator[bytes]:
         record, call = job.record, stream.call
         chunks: list[bytes] = []
         first_text: float | None = None  # on the clock of `stream.started`
         completed: ChatCompletion | None = None
         has_failed = False
-        with leading:
+        async with leading:
             try:
                 async for chunk in stream.chunks:
                     chunks.append(chunk)

@@ -213,11 +213,22 @@ class ReplyCache(LRUCache[str, CachedReply]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(max_bytes, lambda reply: reply.size, seconds=seconds, clock=clock)
+        # Set where other gateways may forget or replace replies.
+        self.is_current: Callable[[], bool] = lambda: True
+        self.on_replace: Callable[[str, CachedReply], None] = lambda key, reply: None
+
+    def get(self, key: str) -> CachedReply | None:
+        return super().get(key) if self.is_current() else None
+
+    def put(self, key: str, value: CachedReply, age: float = 0.0) -> None:
+        if self.is_current():
+            super().put(key, value, age)
 
     def replace(self, key: str, reply: CachedReply) -> None:
         """Replace the reply of a request; do nothing if there is none."""
         if self.get(key) is not None:
             self.put(key, reply)
+        self.on_replace(key, reply)
 
 
 @dataclass(frozen=True, slots=True)

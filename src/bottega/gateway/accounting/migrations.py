@@ -213,4 +213,59 @@ BEGIN
 END $$;
 """
 
-GATEWAY_TABLES = PostgresKind("gateway", migrations=(FIRST, LIMITS))
+REPEATS = """
+CREATE TABLE gateway_changes (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL
+);
+CREATE INDEX gateway_changes_by_key ON gateway_changes (key, number);
+CREATE UNLOGGED TABLE gateway_replies (
+    key text PRIMARY KEY,
+    epoch bigint NOT NULL,
+    payload bytea NOT NULL,
+    route text NOT NULL,
+    model text NOT NULL,
+    stored timestamptz NOT NULL,
+    expires timestamptz NOT NULL
+);
+CREATE INDEX gateway_replies_by_end ON gateway_replies (expires);
+CREATE UNLOGGED TABLE gateway_flights (
+    key text PRIMARY KEY, id text NOT NULL, expires timestamptz NOT NULL
+);
+CREATE FUNCTION gateway_epoch() RETURNS bigint LANGUAGE sql AS $$
+    SELECT coalesce(max(number), 0) FROM gateway_changes WHERE key = '*'
+$$;
+CREATE FUNCTION gateway_begin(wanted text, flight text, lease double precision)
+RETURNS TABLE (
+    kind text, epoch bigint, payload bytea, route text, model text, age double precision
+) LANGUAGE plpgsql AS $$
+DECLARE
+    current bigint := gateway_epoch();
+    leads boolean := false;
+BEGIN
+    LOOP
+        RETURN QUERY SELECT 'reply', current, r.payload, r.route, r.model,
+                extract(epoch FROM clock_timestamp() - r.stored)::double precision
+            FROM gateway_replies AS r
+            WHERE r.key = wanted AND r.epoch = current AND r.expires > clock_timestamp();
+        IF FOUND AND leads THEN
+            DELETE FROM gateway_flights AS f WHERE f.key = wanted AND f.id = flight;
+        END IF;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        EXIT WHEN leads;
+        INSERT INTO gateway_flights AS f
+            VALUES (wanted, flight, clock_timestamp() + make_interval(secs => lease))
+            ON CONFLICT (key) DO UPDATE SET id = excluded.id, expires = excluded.expires
+                WHERE f.expires <= clock_timestamp() OR f.id = excluded.id;
+        IF NOT FOUND THEN
+            RETURN QUERY SELECT 'wait', current, NULL::bytea, NULL, NULL, NULL::double precision;
+            RETURN;
+        END IF;
+        leads := true;  -- look again: the flight before this one may have landed in between
+    END LOOP;
+    RETURN QUERY SELECT 'lead', current, NULL::bytea, NULL, NULL, NULL::double precision;
+END $$;
+"""
+
+GATEWAY_TABLES = PostgresKind("gateway", migrations=(FIRST, LIMITS, REPEATS))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 
 from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Accounts
@@ -31,6 +32,7 @@ from bottega.gateway.telemetry.metrics import Metrics
 from bottega.openai_api.fields import data_url_cache
 from bottega.pipeline import Pipeline
 
+Connect = Callable[[ReplyCache], SharedState]
 NEVER_MATCHES = re.compile(r"(?!)")
 
 
@@ -38,7 +40,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
     """Build a gateway: open the ledger and the accounts. Models and caches are loaded when the
     server starts. Raises `SettingError` and `StoreError`."""
     tier_set = build_tiers(config, environment)
-    with _open_stores(config, environment) as (accounts, ledger, state, opened):
+    with _open_stores(config, environment) as (accounts, ledger, connect, opened):
         metrics = Metrics(one.name for one in tier_set.served)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
         tier_set = tier_set.prepared(metrics, decoding)
@@ -46,7 +48,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         file.check()
         tenants = NamespacePool(file.open, config.cache.open_namespaces)  # opens nothing yet
         gateway_server = _gateway_server(
-            config, file.tier_set, tenants, metrics, accounts, ledger, decoding, state
+            config, file.tier_set, tenants, metrics, accounts, ledger, decoding, connect
         )
         opened.pop_all()  # from here on the server closes both stores
     gateway = gateway_server.gateway
@@ -65,6 +67,8 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
 
     def forget(namespace: str) -> None:
         tenants.call_soon(repeats.clear)  # the response cache belongs to the event loop
+        if gateway_server.state is not None:
+            gateway_server.state.forget()
 
     gateway_server.build_app(admin_routes(accounts, ledger, tenants.base, forget=forget))
     return gateway_server
@@ -72,7 +76,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
 
 def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
     """Build a gateway that serves a user's pipeline. Raises `SettingError` and `StoreError`."""
-    with _open_stores(config, os.environ) as (accounts, ledger, state, opened):
+    with _open_stores(config, os.environ) as (accounts, ledger, connect, opened):
         metrics = Metrics(tier.name for tier in pipeline.tiers)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
         tier_set = pipeline_tiers(pipeline).prepared(metrics, decoding)
@@ -86,7 +90,7 @@ def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
             accounts,
             ledger,
             decoding,
-            state,
+            connect,
         )
         gateway_server.gateway.background = NEVER_MATCHES  # a pipeline answers every text
         opened.pop_all()
@@ -97,9 +101,9 @@ def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
 @contextmanager
 def _open_stores(
     config: Config, environment: Mapping[str, str]
-) -> Iterator[tuple[Accounts, Ledger, SharedState | None, ExitStack]]:
-    """Open the accounts and the ledger, and the shared state if there is one. On exit, close them
-    unless the caller has called `pop_all`."""
+) -> Iterator[tuple[Accounts, Ledger, Connect | None, ExitStack]]:
+    """Open the accounts and the ledger, and check the servers of the shared state if there are any.
+    On exit, close them unless the caller has called `pop_all`."""
     with ExitStack() as opened:
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = config.state.database_url(environment)
@@ -112,8 +116,10 @@ def _open_stores(
         ledger.set_master(config.master.name)
         if redis is not None:
             check_redis(redis)
-        state = None if database is None else SharedState(database, redis, ledger)
-        yield accounts, ledger, state, opened
+        connect = None
+        if database is not None:
+            connect = partial(SharedState, database, redis, ledger, config.replay.seconds)
+        yield accounts, ledger, connect, opened
 
 
 def _gateway_server(
@@ -124,9 +130,11 @@ def _gateway_server(
     accounts: Accounts,
     ledger: Ledger,
     decoding: DecodeBudget,
-    state: SharedState | None,
+    connect: Connect | None,
 ) -> GatewayServer:
     protected = check_keys(config, accounts)
+    response_cache = _response_cache(config)
+    state = None if connect is None else connect(response_cache.replies)
     warn = WarningLogger(lambda problem: metrics.warned.labels(problem).inc())
     gateway = Gateway(
         Completer(
@@ -144,7 +152,7 @@ def _gateway_server(
         authenticate=accounts.authenticate if protected else None,
         access=Access(accounts.claim_namespace, key_defaults(config)),
         limiter=LocalLimiter(ledger) if state is None else state.limiter,
-        response_cache=_response_cache(config),
+        response_cache=response_cache,
         fetch=build_fetch(config.limits),
         allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
@@ -153,6 +161,7 @@ def _gateway_server(
     server = GatewayServer(config, tier_set, tenants, metrics, accounts, ledger, gateway, state)
     if state is not None:
         gateway.commit = server.commit
+        gateway.repeats = state.repeats
     return server
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 # A reservation ends with the process that holds it: it lapses unless its gateway renews it.
 LEASE_SECONDS = 10.0
-RENEW_SECONDS = 0.5
+RENEW_SECONDS = 0.4
 # After a server has lost its memory, gateways renew their reservations before any new one.
 GRACE_SECONDS = 3 * RENEW_SECONDS
 MAX_GRACES = 4

@@ -13,9 +13,13 @@ from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.migrations import GATEWAY_TABLES
 from bottega.gateway.ports import RequestRecord
+from bottega.gateway.response_cache import ReplyCache
 from bottega.gateway.state.limits import RENEW_SECONDS, LimitStore, SharedLimiter
 from bottega.gateway.state.postgres_limits import PostgresLimits
+from bottega.gateway.state.postgres_repeats import PostgresRepeats
 from bottega.gateway.state.redis_limits import RedisLimits, spending_reader
+from bottega.gateway.state.redis_repeats import RedisRepeats
+from bottega.gateway.state.repeats import RepeatStore, SharedRepeats
 
 log = logging.getLogger(__name__)
 
@@ -27,23 +31,37 @@ class SharedState:
     """State that a gateway shares through PostgreSQL, and through Redis if it has a URL. It belongs
     to one event loop, in which `run` must run."""
 
-    def __init__(self, database: str, redis: str | None, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        database: str,
+        redis: str | None,
+        ledger: Ledger,
+        repeat_seconds: float,
+        memory: ReplyCache,
+    ) -> None:
         self._ledger = ledger
         self._pool = PostgresPool(database, GATEWAY_TABLES)
         self._client = None if redis is None else valkey_client(redis)
         limits: LimitStore = PostgresLimits(self._pool)
+        repeats: RepeatStore = PostgresRepeats(self._pool)
         if redis is not None and self._client is not None:
             read = spending_reader(self._pool)
-            limits = RedisLimits(self._client, display_valkey_url(redis), read)
+            name = display_valkey_url(redis)
+            limits = RedisLimits(self._client, name, read)
+            repeats = RedisRepeats(self._client, name)
         self.limiter = SharedLimiter(limits, ledger)
+        self.repeats = SharedRepeats(repeats, memory, repeat_seconds)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._commits: set[asyncio.Task[None]] = set()
         self._failing = False
 
     async def run(self) -> None:
-        """Renew the leases of this process until it is cancelled."""
+        """Renew the leases of this process, and read the changes of others, until it is
+        cancelled."""
+        self._loop = asyncio.get_running_loop()
         while True:
             try:
-                await self.limiter.renew()
+                await asyncio.gather(self.limiter.renew(), self.repeats.refresh())
             except StoreError as error:
                 if not self._failing:
                     log.error("the shared state cannot be reached: %s", error)
@@ -62,7 +80,14 @@ class SharedState:
         task.add_done_callback(self._commits.discard)
         await asyncio.wait([task], timeout=0 if self._ledger.is_failing else COMMIT_SECONDS)
 
+    def forget(self) -> None:
+        """Forget the replies of all gateways. Blocks; call it in another thread than that of the
+        event loop. Raises `StoreError`."""
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self.repeats.forget(), self._loop).result()
+
     async def aclose(self) -> None:
+        await self.repeats.aclose()
         await self.limiter.aclose()
         with suppress(StoreError):
             await self._pool.close()

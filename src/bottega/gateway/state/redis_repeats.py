@@ -1,0 +1,137 @@
+"""Exact repeats and flights in Redis or Valkey."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bottega._util.valkey import valkey_errors
+from bottega.gateway.response_cache import CachedReply
+from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, Begun, Changes
+
+if TYPE_CHECKING:
+    from valkey.asyncio import Valkey
+
+LEASE = int(FLIGHT_SECONDS * 1000)
+REPLY, FLIGHT = "bottega:reply:", "bottega:flight:"
+# The epoch is part of the name of a reply. It is a time, so that one which replaces a lost epoch
+# never names old replies.
+EPOCH = """
+local function epoch()
+    local found = redis.call('GET', 'bottega:epoch')
+    if not found then
+        local time = redis.call('TIME')
+        found = string.format('%.0f', time[1] * 1000000 + time[2])
+        redis.call('SET', 'bottega:epoch', found)
+    end
+    return found
+end
+"""
+BEGIN = f"""{EPOCH}
+local now = epoch()
+local name = '{REPLY}' .. now .. ':' .. ARGV[1]
+local reply = redis.call('HMGET', name, 'payload', 'route', 'model', 'lasts')
+if reply[1] then
+    local age = (tonumber(reply[4]) - redis.call('PTTL', name)) / 1000
+    return {{'reply', now, reply[1], reply[2], reply[3], tostring(age)}}
+end
+if redis.call('SET', '{FLIGHT}' .. ARGV[1], ARGV[2], 'NX', 'PX', ARGV[3]) then
+    return {{'lead', now}}
+end
+return {{'wait', now}}
+"""
+LAND = f"""
+local flight = '{FLIGHT}' .. ARGV[1]
+if #ARGV > 3 then
+    local name = '{REPLY}' .. ARGV[3] .. ':' .. ARGV[1]
+    local lasts = ARGV[7]
+    redis.call('HSET', name, 'payload', ARGV[4], 'route', ARGV[5], 'model', ARGV[6], 'lasts', lasts)
+    redis.call('PEXPIRE', name, lasts)
+end
+if redis.call('GET', flight) == ARGV[2] then redis.call('DEL', flight) end
+"""
+RENEW = f"""
+for i = 2, #ARGV, 2 do
+    local name = '{FLIGHT}' .. ARGV[i]
+    local owner = redis.call('GET', name)
+    if not owner then
+        redis.call('SET', name, ARGV[i + 1], 'PX', ARGV[1])
+    elseif owner == ARGV[i + 1] then
+        redis.call('PEXPIRE', name, ARGV[1])
+    end
+end
+"""
+REPLACE = f"""{EPOCH}
+local name = '{REPLY}' .. epoch() .. ':' .. ARGV[1]
+if redis.call('EXISTS', name) == 1 then
+    redis.call('HSET', name, 'payload', ARGV[2], 'route', ARGV[3], 'model', ARGV[4])
+    local number = redis.call('INCR', 'bottega:changed')
+    redis.call('ZADD', 'bottega:changes', number, ARGV[1])
+    redis.call('ZREMRANGEBYSCORE', 'bottega:changes', '-inf', number - {MAX_CHANGES})
+end
+"""
+FORGET = f"""{EPOCH}
+local time = redis.call('TIME')
+local now = math.max(time[1] * 1000000 + time[2], tonumber(epoch()) + 1)
+redis.call('SET', 'bottega:epoch', string.format('%.0f', now))
+"""
+CHANGES = f"""{EPOCH}
+local number = tonumber(redis.call('GET', 'bottega:changed') or '0')
+return {{epoch(), number, redis.call('ZRANGEBYSCORE', 'bottega:changes', '(' .. ARGV[1], '+inf')}}
+"""
+
+
+class RedisRepeats:
+    """Replies and flights as keys that expire, each step one script call."""
+
+    def __init__(self, client: Valkey, name: str) -> None:
+        self._client, self._name = client, name
+        register = client.register_script
+        self._begin, self._land, self._renew = register(BEGIN), register(LAND), register(RENEW)
+        self._replace, self._forget = register(REPLACE), register(FORGET)
+        self._changes = register(CHANGES)
+
+    async def begin(self, key: str, flight: str, /) -> Begun:
+        with valkey_errors(self._name):
+            kind, epoch, *rest = await self._begin([], [key, flight, LEASE])
+        if not rest:
+            return Begun(kind.decode(), int(epoch))
+        payload, route, model, age = rest
+        reply = CachedReply(payload, route.decode(), model.decode())
+        return Begun("reply", int(epoch), reply, float(age))
+
+    async def land(
+        self, key: str, flight: str, epoch: int, reply: CachedReply | None, seconds: float, /
+    ) -> None:
+        values: list[str | int | bytes] = [key, flight, epoch]
+        if reply is not None:
+            values += [reply.payload, reply.route, reply.model, int(seconds * 1000)]
+        with valkey_errors(self._name):
+            await self._land([], values)
+
+    async def running(self, keys: Sequence[str], /) -> set[str]:
+        with valkey_errors(self._name):
+            found = await self._client.mget([FLIGHT + key for key in keys])
+        return {key for key, owner in zip(keys, found, strict=True) if owner is not None}
+
+    async def renew(self, flights: Mapping[str, str], /) -> None:
+        pairs = [part for flight in flights.items() for part in flight]
+        with valkey_errors(self._name):
+            await self._renew([], [LEASE, *pairs])
+
+    async def replace(self, key: str, reply: CachedReply, /) -> None:
+        with valkey_errors(self._name):
+            await self._replace([], [key, reply.payload, reply.route, reply.model])
+
+    async def forget(self) -> None:
+        with valkey_errors(self._name):
+            await self._forget([], [])
+
+    async def changes(self, position: tuple[int, int] | None, /) -> Changes:
+        epoch, last = position or (0, 0)
+        with valkey_errors(self._name):
+            found_epoch, number, keys = await self._changes([], [last])
+        now = (int(found_epoch), int(number))
+        # Another epoch, a server that lost its counter, or more changes than it keeps.
+        is_complete = now[0] == epoch and last <= now[1] < last + MAX_CHANGES
+        return Changes(now, [key.decode() for key in keys] if is_complete else None)

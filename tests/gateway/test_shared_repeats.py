@@ -1,0 +1,251 @@
+"""Exact repeats and flights over gateways: in process, in PostgreSQL and in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import pytest
+
+from bottega._util.postgres import PostgresPool
+from bottega._util.valkey import valkey_client
+from bottega.errors import StoreError
+from bottega.gateway.accounting.migrations import GATEWAY_TABLES
+from bottega.gateway.response_cache import CachedReply, ReplyCache
+from bottega.gateway.state import repeats as module
+from bottega.gateway.state.postgres_repeats import PostgresRepeats
+from bottega.gateway.state.redis_repeats import RedisRepeats
+from bottega.gateway.state.repeats import Flight, RepeatStore, SharedRepeats
+from tests.redis import RedisServer
+
+REPLY = CachedReply(b'{"a": "\xc3\xa9"}', "large", "gpt-é")
+OTHER = CachedReply(b"{}", "small", "qwen")
+
+
+@asynccontextmanager
+async def opened_store(database: str, redis: str | None) -> AsyncIterator[RepeatStore]:
+    if redis is None:
+        pool = PostgresPool(database, GATEWAY_TABLES)
+        yield PostgresRepeats(pool)
+        await pool.close()
+    else:
+        client = valkey_client(redis)
+        yield RedisRepeats(client, "redis")
+        await client.aclose()
+
+
+@pytest.fixture(params=["postgres", "redis"])
+def servers(request: pytest.FixtureRequest) -> tuple[str, str | None]:
+    if request.param == "redis":
+        return "", request.getfixturevalue("redis").url
+    return request.getfixturevalue("database"), None
+
+
+@pytest.fixture
+async def store(servers: tuple[str, str | None]) -> AsyncGenerator[RepeatStore]:
+    async with opened_store(*servers) as one:
+        yield one
+
+
+class Process:
+    """Repeats of one gateway, with its replies in memory."""
+
+    def __init__(self, store: RepeatStore) -> None:
+        self.memory = ReplyCache(1 << 20, 60.0)
+        self.repeats = SharedRepeats(store, self.memory, 60.0)
+
+    async def lead(self, key: str) -> Flight:
+        flight = await self.repeats.begin(key)
+        assert isinstance(flight, Flight)
+        return flight
+
+    async def run(self) -> None:
+        while True:
+            with suppress(StoreError):
+                await self.repeats.refresh()
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def two(servers: tuple[str, str | None]) -> AsyncGenerator[tuple[Process, Process]]:
+    async with AsyncExitStack() as opened:
+        made = [Process(await opened.enter_async_context(opened_store(*servers))) for _ in "ab"]
+        tasks = [asyncio.create_task(one.run()) for one in made]
+        yield made[0], made[1]
+        for one in made:
+            await one.repeats.aclose()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_reply_is_stored_once_for_all(store: RepeatStore) -> None:
+    first = await store.begin("k", "one")
+    assert first.kind == "lead"
+    assert (await store.begin("k", "two")).kind == "wait"
+    assert await store.running(["k", "other"]) == {"k"}
+    await store.land("k", "one", first.epoch, REPLY, 60.0)
+    found = await store.begin("k", "three")
+    assert (found.kind, found.reply) == ("reply", REPLY)
+    assert 0 <= found.age < 5
+    assert await store.running(["k"]) == set()
+
+
+async def test_reply_expires(store: RepeatStore) -> None:
+    first = await store.begin("k", "one")
+    await store.land("k", "one", first.epoch, REPLY, 0.2)
+    assert (await store.begin("k", "two")).kind == "reply"
+    await asyncio.sleep(0.3)
+    assert (await store.begin("k", "two")).kind == "lead"
+
+
+async def test_flight_without_a_reply_frees_the_key(store: RepeatStore) -> None:
+    first = await store.begin("k", "one")
+    await store.land("k", "other", first.epoch, None, 60.0)  # not its flight
+    assert (await store.begin("k", "two")).kind == "wait"
+    await store.land("k", "one", first.epoch, None, 60.0)
+    assert (await store.begin("k", "two")).kind == "lead"
+
+
+async def test_forgotten_reply_is_gone(store: RepeatStore) -> None:
+    first = await store.begin("k", "one")
+    second = await store.begin("running", "two")
+    await store.land("k", "one", first.epoch, REPLY, 60.0)
+    await store.forget()
+    assert (await store.begin("k", "three")).kind == "lead"
+    # An answer that was requested before is not stored after.
+    await store.land("running", "two", second.epoch, REPLY, 60.0)
+    assert (await store.begin("running", "four")).kind == "lead"
+
+
+async def test_changes_name_the_replaced_keys(store: RepeatStore) -> None:
+    first = await store.begin("k", "one")
+    await store.land("k", "one", first.epoch, REPLY, 60.0)
+    start = await store.changes(None)
+    assert start.keys is None
+    assert not (await store.changes(start.position)).keys
+    await store.replace("k", OTHER)
+    await store.replace("unknown", OTHER)
+    changed = await store.changes(start.position)
+    assert changed.keys is not None and set(changed.keys) == {"k"}
+    assert (await store.begin("k", "two")).reply == OTHER
+    await store.forget()
+    assert (await store.changes(changed.position)).keys is None
+
+
+async def test_many_changes_are_all_changes(
+    store: RepeatStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("postgres_repeats", "redis_repeats"):
+        monkeypatch.setattr(f"bottega.gateway.state.{name}.MAX_CHANGES", 2)
+    start = await store.changes(None)
+    for key in ("a", "b", "c"):
+        first = await store.begin(key, key)
+        await store.land(key, key, first.epoch, REPLY, 60.0)
+        await store.replace(key, OTHER)
+    assert (await store.changes(start.position)).keys is None
+
+
+async def test_flight_lasts_while_it_is_renewed(
+    store: RepeatStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.gateway.state.postgres_repeats.FLIGHT_SECONDS", 0.3)
+    monkeypatch.setattr("bottega.gateway.state.redis_repeats.LEASE", 300)
+    await store.begin("k", "one")
+    for _ in range(3):
+        await asyncio.sleep(0.15)
+        await store.renew({"k": "one"})
+    assert (await store.begin("k", "two")).kind == "wait"
+    await asyncio.sleep(0.4)  # its gateway was killed
+    assert (await store.begin("k", "two")).kind == "lead"
+    await store.renew({"k": "one"})
+    await store.land("k", "one", 0, None, 60.0)
+    assert (await store.begin("k", "three")).kind == "wait"
+
+
+async def test_concurrent_requests_have_one_leader(two: tuple[Process, Process]) -> None:
+    async def request(process: Process) -> str:
+        found = await process.repeats.begin("k")
+        if isinstance(found, tuple):
+            assert found[0] == REPLY
+            return "reply"
+        assert found is not None
+        await asyncio.sleep(0.2)
+        found.reply = REPLY
+        await found.end()
+        return "lead"
+
+    kinds = await asyncio.gather(*(request(two[i % 2]) for i in range(10)))
+    assert sorted(kinds) == ["lead"] + ["reply"] * 9
+
+
+async def test_followers_go_on_after_a_failure(two: tuple[Process, Process]) -> None:
+    flight = await two[0].lead("k")
+    waiting = asyncio.create_task(two[1].repeats.begin("k"))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    await flight.end()
+    assert isinstance(await asyncio.wait_for(waiting, 2), Flight)
+
+
+async def test_cancelled_leader_frees_the_key(two: tuple[Process, Process]) -> None:
+    flight = await two[0].lead("k")
+    waiting = asyncio.create_task(two[1].repeats.begin("k"))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await flight.end()
+    assert isinstance(await asyncio.wait_for(two[1].repeats.begin("k"), 2), Flight)
+
+
+async def test_memory_follows_the_changes_of_others(two: tuple[Process, Process]) -> None:
+    one, other = two
+    await (await one.lead("start")).end()
+    for process in two:
+        process.memory.put("k", REPLY)
+        process.memory.put("l", REPLY)
+    await one.repeats.forget()
+    await _until(lambda: other.memory.get("k") is None)
+    await asyncio.sleep(0.3)  # both have read the change
+    for process in two:
+        process.memory.put("k", REPLY)
+        process.memory.put("l", REPLY)
+    flight = await one.lead("k")
+    flight.reply = REPLY
+    await flight.end()
+    one.memory.replace("k", OTHER)
+    await _until(lambda: other.memory.get("k") is None)
+    assert other.memory.get("l") == REPLY
+
+
+async def _until(condition: object, seconds: float = 1.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+async def test_lost_connection_stops_replays(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that cannot learn of deletions must not replay from memory."""
+    async with opened_store("", redis.url) as store:
+        process = Process(store)
+        await process.repeats.refresh()
+        process.memory.put("k", REPLY)
+        assert process.memory.get("k") == REPLY
+        redis.stop()
+        try:
+            with pytest.raises(StoreError):
+                await process.repeats.refresh()
+            await asyncio.sleep(module.CURRENT_SECONDS)
+            assert process.memory.get("k") is None
+            assert await process.repeats.begin("k") is None
+        finally:
+            redis.start()
+        await process.repeats.refresh()  # another epoch
+        assert process.memory.get("k") is None
+        assert isinstance(await process.repeats.begin("k"), Flight)
+        await process.repeats.aclose()
