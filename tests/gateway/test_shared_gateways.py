@@ -28,14 +28,16 @@ from tests.server import Server
 CONFIG = """
 [gateway]
 data = "{data}"
+[cache]
+embed = "words"
+"""
+TIER = """
 [tiers.large]
 model = "openai:huge"
 base_url = "{url}"
 api_key_env = "LARGE_KEY"
 price = [10.0, 10.0]
 concurrency = 256
-[cache]
-embed = "words"
 """
 
 
@@ -75,7 +77,7 @@ def state(request: pytest.FixtureRequest, database: str) -> str:
 
 @contextmanager
 def gateways(
-    endpoint: Server, folder: Path, state: str, more: str = "", count: int = 3, **limits: Any
+    endpoint: Server, folder: Path, state: str, tiers: str = TIER, count: int = 3, **limits: Any
 ) -> Iterator[Gateways]:
     """Run gateways in threads of this process, each with its own data folder."""
     database = state.rpartition("#")[2]
@@ -87,7 +89,7 @@ def gateways(
         servers, urls = [], []
         for number in range(count):
             data = folder / str(number)
-            text = CONFIG.format(data=data, url=endpoint.url) + more + state
+            text = (CONFIG + tiers + state).format(data=data, url=endpoint.url)
             servers.append(build(parse_config(text), {**ENVIRONMENT, "DATABASE": database}))
             urls.append(opened.enter_context(run_gateway(servers[-1])))
         yield Gateways(servers, urls, key, meter)

@@ -56,7 +56,7 @@ async def process(
 ) -> AsyncIterator[Process]:
     """Run the limiter of one gateway; without `runs` it renews nothing, as if it had stopped."""
     ledger = await asyncio.to_thread(Ledger, place)
-    if not ledger.is_shared:
+    if ledger.tables is None:
         yield Process(LocalLimiter(ledger), ledger)
         ledger.close()
         return

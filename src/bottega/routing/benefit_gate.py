@@ -152,7 +152,10 @@ class BenefitGate:
             return
         check_fraction("with_score", with_score)
         check_fraction("without_score", without_score)
-        self._samples.append(PairedSample(nearest(candidates), with_score, without_score))
+        self.add(PairedSample(nearest(candidates), with_score, without_score))
+
+    def add(self, sample: PairedSample) -> None:
+        self._samples.append(sample)
         self._divide()
         for index, samples in enumerate(self._by_band()):
             if len(samples) >= self._min_samples:

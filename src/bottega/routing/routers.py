@@ -6,7 +6,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from bottega.errors import SettingError, check_count, check_fraction
 from bottega.protocols import Recorder, Retriever, Router, Tier
@@ -34,18 +34,28 @@ class ColdStartRouter:
     """Router that sends the first `n` queries to the master and all others through `then`.
 
     The cold start of Cache-of-Thought: the cache is filled before the apprentice uses it. Traces
-    and costs are passed on to `then`.
+    and costs are passed on to `then`. Where several processes fill one cache, `claim` counts the
+    queries of all of them: it returns False once none is left.
     """
 
-    def __init__(self, n: int, master: Tier, then: Router) -> None:
+    def __init__(
+        self,
+        n: int,
+        master: Tier,
+        then: Router,
+        claim: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
         self._left = n
         self._master = master
         self._then = then
+        self._claim = claim
 
     async def __call__(self, query: Query, /) -> Tier:
         if self._left > 0:
             self._left -= 1
-            return self._master
+            if self._claim is None or await self._claim():
+                return self._master
+            self._left = 0
         return await self._then(query)
 
     async def observe(self, trace: Trace, /) -> None:

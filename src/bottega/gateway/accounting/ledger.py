@@ -81,8 +81,9 @@ class Ledger:
     waits for the commit. `close` writes everything. Spending includes that of other processes as of
     their last write.
 
-    If the store cannot be written, requests continue. Rows wait in memory, and the oldest are
-    `lost` when there are too many, or on `close`. With `keep_days`, older rows are deleted;
+    `tables` are those of PostgreSQL, None for a file. If the store cannot be written, requests
+    continue. Rows wait in memory, and the oldest are `lost` when there are too many, or on `close`.
+    With `keep_days`, older rows are deleted;
     monthly spending is kept. Reading blocks.
     """
 
@@ -99,13 +100,9 @@ class Ledger:
         self._keep_days = keep_days
         self._repeat_seconds = repeat_seconds
         self._clock = clock
-        self.is_shared = is_postgres_url(place)
-        self._file: EntryStore
-        if self.is_shared:
-            self._file = EntryTables(str(place))
-        else:
-            self._file = EntryFile(Path(place), create=create)
-        self._name = "PostgreSQL" if self.is_shared else Path(place).name
+        self.tables = EntryTables(str(place)) if is_postgres_url(place) else None
+        self._file: EntryStore = self.tables or EntryFile(Path(place), create=create)
+        self._name = Path(place).name if self.tables is None else "PostgreSQL"
         self._file_lock = threading.Lock()  # acquire before `_lock` if both are needed
         self._lock = threading.Lock()
         self._entries: list[Entry] = []

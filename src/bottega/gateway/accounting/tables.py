@@ -205,19 +205,21 @@ class EntryTables:
         return len(rows)
 
     def shadows_after(
-        self, namespace: str, cursor: tuple[int, int]
+        self, namespace: str, cursor: tuple[int, int], limit: int
     ) -> list[tuple[int, int, float, float, float]]:
-        """Return samples in an order that is the same for all readers: transaction and row number,
-        then similarity and scores. A transaction is read once all earlier ones have ended."""
+        """Return up to `limit` samples after a cursor, in the same order for all readers:
+        transaction and row number, then similarity and scores. A transaction is read once all
+        earlier ones have ended: row numbers alone do not follow the order of the commits."""
         return [
             tuple(row)
             for row in self._pool.fetch(
                 "SELECT transaction, number, similarity, with_score, without_score"
                 " FROM gateway_shadows WHERE namespace = $1 AND (transaction, number) > ($2, $3)"
                 " AND transaction < pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-                " ORDER BY transaction, number LIMIT 10000",
+                " ORDER BY transaction, number LIMIT $4",
                 namespace,
                 *cursor,
+                limit,
             )
         ]
 

@@ -52,6 +52,8 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         )
         opened.pop_all()  # from here on the server closes both stores
     gateway = gateway_server.gateway
+    if gateway_server.state is not None:
+        file.shared_gates = gateway_server.state.gates
     repeats = gateway.response_cache.replies
     if gateway.response_cache.enabled:
         gateway.finalizer = replace(gateway.finalizer, remember=ledger.set_repeat)

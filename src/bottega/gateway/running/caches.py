@@ -7,7 +7,7 @@ import logging
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -35,6 +35,7 @@ from bottega.gateway.decode_budget import (
 from bottega.gateway.drafts import DraftGenerator
 from bottega.gateway.ports import RequestRecord, Tenant
 from bottega.gateway.running.tiers import TierSet
+from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.knowledge import (
     Eviction,
@@ -84,10 +85,15 @@ from bottega.types import Candidate, Example, Query
 
 
 def build_router(
-    route: RouteSettings, tiers: Sequence[Tier], retrieve: Retriever, held: int
+    route: RouteSettings,
+    tiers: Sequence[Tier],
+    retrieve: Retriever,
+    held: int,
+    claim: Callable[[], Awaitable[bool]] | None = None,
 ) -> tuple[Router, Escalation | None]:
     """Return the router and the escalation of one namespace, which share no state with other
-    namespaces. Its cache has `held` examples, which count towards the cold start."""
+    namespaces. Its cache has `held` examples, which count towards the cold start; with `claim`,
+    other gateways count, too."""
     router: Router = FixedRouter(next((t for t in tiers if t.name == route.tier), tiers[0]))
     escalation = None
     match route.router:
@@ -103,7 +109,9 @@ def build_router(
             assert route.min_confidence is not None
             escalation = ConfidenceEscalation(tiers, route.min_confidence)
     left = route.cold_start - held
-    return ColdStartRouter(left, tiers[-1], then=router) if left > 0 else router, escalation
+    if left > 0:
+        router = ColdStartRouter(left, tiers[-1], then=router, claim=claim)
+    return router, escalation
 
 
 log = logging.getLogger(__name__)
@@ -140,6 +148,7 @@ class NamespaceOpener:
     decoding: DecodeBudget
     # Gates outlive open namespaces: a shadow call may end after its namespace was evicted.
     _gates: dict[str, BenefitGate] = field(default_factory=dict)
+    shared_gates: SharedGates | None = None
     _logged: set[str] = field(default_factory=set)
 
     @property
@@ -190,13 +199,15 @@ class NamespaceOpener:
     def record_shadow_sample(
         self, record: RequestRecord, similarity: float, pair: AgreementPair
     ) -> None:
-        """Count a shadow sample, and store it with the new state of its gate."""
-        namespace, gate = record.namespace, self._gates[record.namespace]
+        """Count a shadow sample, and store it; also the new state of a gate that is not shared."""
+        namespace = record.namespace
         self.ledger.record_shadow(
             Shadow(time.time(), record.request_id, namespace, similarity, pair.shown, pair.hidden)
         )
         (self.metrics.agreed if pair.shown >= AGREES else self.metrics.differed).inc()
-        self.ledger.set_gate(namespace, orjson.dumps(gate.state()).decode())
+        if self.shared_gates is None:
+            state = self._gates[namespace].state()
+            self.ledger.set_gate(namespace, orjson.dumps(state).decode())
 
     def _base(self, namespace: str) -> KnowledgeBase:
         cache = self.config.cache
@@ -232,7 +243,7 @@ class NamespaceOpener:
         found = self._search(base)
         for tier in self.tier_set.tiers:
             share_features(tier.generator, base)
-        pipeline = self._pipeline(base, found)
+        pipeline = self._pipeline(base, namespace, found)
         example = partial(_example, base)
         if not config.shadow.rate:
             return Tenant(pipeline, keeper, stored_tiers, best=found.best, example=example)
@@ -274,10 +285,11 @@ class NamespaceOpener:
             return None
         return partial(tag_keywords, extractor=self.retrieval.extract)
 
-    def _pipeline(self, base: KnowledgeBase, found: SharedRetriever) -> Pipeline:
+    def _pipeline(self, base: KnowledgeBase, namespace: str, found: SharedRetriever) -> Pipeline:
         config, tiers = self.config, self.tier_set.tiers
         cache = config.cache
-        route, escalate = build_router(config.route, tiers, found, len(base))
+        claim = self._cold_start_claim(namespace, len(base))
+        route, escalate = build_router(config.route, tiers, found, len(base), claim)
         retrieve: Retriever = found
         if cache.min_similarity is not None:
             retrieve = SimilarityFilter(found, cache.min_similarity)
@@ -297,7 +309,23 @@ class NamespaceOpener:
             pipeline = replace(pipeline, choose=most_frequent)
         return pipeline
 
+    def _cold_start_claim(self, namespace: str, held: int) -> Callable[[], Awaitable[bool]] | None:
+        tables, limit = self.ledger.tables, self.config.route.cold_start
+        if tables is None:
+            return None
+
+        async def claim() -> bool:
+            try:
+                return await asyncio.to_thread(tables.claim_cold_start, namespace, held, limit)
+            except StoreError as error:
+                log.warning("a query of the cold start is not counted, so not sent: %s", error)
+                return False
+
+        return claim
+
     def _gate(self, namespace: str) -> BenefitGate:
+        if self.shared_gates is not None:
+            return self.shared_gates.open(namespace)
         if namespace not in self._gates:
             gate = self._gates[namespace] = BenefitGate()
             if (state := self.ledger.gate(namespace)) is not None:

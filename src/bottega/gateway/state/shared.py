@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from bottega._util.event_loops import BACKGROUND_LOOP
+from bottega._util.event_loops import BACKGROUND_LOOP, gather_or_cancel
 from bottega._util.postgres import PostgresPool
 from bottega._util.valkey import display_valkey_url, valkey_client, valkey_errors
 from bottega.errors import StoreError
@@ -14,6 +14,7 @@ from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.migrations import GATEWAY_TABLES
 from bottega.gateway.ports import RequestRecord
 from bottega.gateway.response_cache import ReplyCache
+from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.state.limits import RENEW_SECONDS, LimitStore, SharedLimiter
 from bottega.gateway.state.postgres_limits import PostgresLimits
 from bottega.gateway.state.postgres_repeats import PostgresRepeats
@@ -51,14 +52,18 @@ class SharedState:
             repeats = RedisRepeats(self._client, name)
         self.limiter = SharedLimiter(limits, ledger)
         self.repeats = SharedRepeats(repeats, memory, repeat_seconds)
+        self.gates = SharedGates(ledger)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._commits: set[asyncio.Task[None]] = set()
         self._failing = False
 
     async def run(self) -> None:
-        """Renew the leases of this process, and read the changes of others, until it is
+        """Renew the leases of this process, and read the changes and samples of others, until it is
         cancelled."""
         self._loop = asyncio.get_running_loop()
+        await gather_or_cancel([self._renew(), self.gates.run()])
+
+    async def _renew(self) -> None:
         while True:
             try:
                 await asyncio.gather(self.limiter.renew(), self.repeats.refresh())
@@ -66,6 +71,8 @@ class SharedState:
                 if not self._failing:
                     log.error("the shared state cannot be reached: %s", error)
                 self._failing = True
+            except Exception:  # leases must be renewed in any case
+                log.exception("renewing the shared state failed")
             else:
                 if self._failing:
                     log.warning("the shared state can be reached again")
