@@ -76,3 +76,24 @@ def test_errors_have_hints(run: Run) -> None:
 def test_a_second_key_of_the_same_name_is_noted(run: Run) -> None:
     assert "already" not in run("keys", "add", "ada").err
     assert "1 other valid key named 'ada' already" in run("keys", "add", "ada").err
+
+
+def test_keys_of_a_database(run: Run, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = run("keys", "add", "team", "--database", database)
+    assert made.out.startswith("sk-bottega-") and not Path("bottega-data").exists()
+    monkeypatch.setenv("SHARED", database)
+    tiers = '[tiers.master]\nmodel = "bundled:master"\n'
+    Path("bottega.toml").write_text(f'{tiers}[state]\ndatabase_env = "SHARED"\n')
+    listed = run("keys", "ls", "--json").json
+    assert isinstance(listed, list) and len(listed) == 1
+    account = listed[0]
+    assert account["name"] == "team"
+    assert run("keys", "ls", "--data", "elsewhere").code == 1  # an option comes first
+    assert run("keys", "revoke", account["id"]).code == 0
+    assert run("savings").out == "no requests yet\n"
+    wrong = run("keys", "ls", "--database", "mysql://u:secret@db")
+    assert (wrong.code, "secret" in wrong.err) == (2, False)
+    monkeypatch.setenv("SHARED", database.replace("secret", "wrong-password"))
+    rejected = run("keys", "ls")
+    assert (rejected.code, "wrong-password" in rejected.err) == (1, False)
+    assert "rejects the user or the password" in rejected.err

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from tests.redis import RedisServer
 
 SECRET = "sk-0123456789abcdefghij"
 TIERS = """
@@ -213,3 +214,17 @@ def test_a_custom_pipeline_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch)
         "route the pipeline's own",
         "cache the pipeline's own",
     ]
+
+
+def test_shared_state_is_printed_without_passwords(
+    run: Run, database: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB", database)
+    state = f"[state]\ndatabase_env = 'DB'\nredis = '{redis.url}'\n[keys]\nrequired = true\n"
+    lines = printed(run, TIERS + state)
+    where = database.partition("@")[2]
+    assert f"state shared in postgresql://{where}" in lines
+    assert f"redis {redis.url}" in lines
+    assert "keys required, but none exist: bottega keys add NAME" in lines
+    assert "secret" not in " ".join(lines)
+    assert "state of this process" in printed(run, TIERS)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option, Typer
 
-from bottega.cli.options import CONFIG, DataFolder, Json
+from bottega.cli.options import CONFIG, Database, DataFolder, Json, gateway_store
 from bottega.cli.output import note, plural, print_json, print_result, print_table
 from bottega.gateway.accounting.accounts import Account, Accounts
-from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.limiter import ALL
 from bottega.gateway.config.loading import load_config
 from bottega.naming import suggestion
@@ -28,7 +28,8 @@ def add(
     name: Annotated[
         str, Argument(metavar="NAME", help="Name of the key's owner, for display only.")
     ],
-    data: DataFolder,
+    data: DataFolder = None,
+    database: Database = None,
     namespace: Annotated[str, Option(help="Cache namespace that the key reads and fills.")] = "",
     admin: Annotated[
         bool, Option("--admin", help="Allow /admin: keys and caches of all namespaces.")
@@ -56,8 +57,10 @@ def add(
     json: Json = False,
 ) -> None:
     """Create a key. It is shown once; only its hash is stored."""
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with closing(Accounts(data / FILE)) as accounts:
+    place = gateway_store(data, database)
+    if isinstance(place, Path):
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with closing(Accounts(place)) as accounts:
         same = sum(one.name == name and one.revoked is None for one in accounts.list())
         account, token = accounts.add(
             name,
@@ -80,9 +83,9 @@ def add(
 
 
 @keys.command()
-def ls(data: DataFolder, json: Json = False) -> None:
+def ls(data: DataFolder = None, database: Database = None, json: Json = False) -> None:
     """List keys with their permissions, without the keys themselves."""
-    with closing(Accounts(data / FILE, create=False)) as accounts:
+    with closing(Accounts(gateway_store(data, database), create=False)) as accounts:
         found = accounts.list()
     if json:
         print_json(found)
@@ -95,11 +98,12 @@ def ls(data: DataFolder, json: Json = False) -> None:
 @keys.command()
 def revoke(
     id: Annotated[str, Argument(metavar="ID", help="Id as shown by ls, or a leaked key.")],
-    data: DataFolder,
+    data: DataFolder = None,
+    database: Database = None,
     json: Json = False,
 ) -> None:
     """Revoke a key. A running gateway rejects it within a second."""
-    with closing(Accounts(data / FILE, create=False)) as accounts:
+    with closing(Accounts(gateway_store(data, database), create=False)) as accounts:
         account = accounts.revoke(id)
     print_result(json, account, f"the key of {account.name!r} (id {account.id}) is revoked")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
+from bottega._util.postgres import is_postgres_url
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED
 from bottega.evaluation.benchmarks.synthetic import SYNTHETIC
@@ -46,23 +48,46 @@ By = Annotated[
 ]
 
 
-def data_folder() -> Path:
-    """Return the data folder of ./bottega.toml, else the default. Raises `SettingError`."""
-    from bottega.gateway.config.loading import load_config
-
-    return load_config(CONFIG).gateway.data if CONFIG.exists() else Path("bottega-data")
-
-
 DataFolder = Annotated[
-    Path,
+    Path | None,
     Option(
         "--data",
         envvar="BOTTEGA_DATA",
         help="Data folder of the gateway.",
-        default_factory=data_folder,
         show_default="gateway.data of ./bottega.toml, else bottega-data",
     ),
 ]
+Database = Annotated[
+    str | None,
+    Option(
+        "--database",
+        metavar="URL",
+        envvar="BOTTEGA_DATABASE",
+        help="PostgreSQL database of the gateways, instead of a data folder.",
+        show_default="[state] of ./bottega.toml, else none",
+    ),
+]
+
+
+def gateway_store(data: Path | None, database: str | None) -> Path | str:
+    """Return the place of accounts and ledger: the URL of a database, or a file. Options come
+    before ./bottega.toml. Raises `SettingError`."""
+    from bottega.gateway.accounting.database import FILE
+    from bottega.gateway.config.loading import load_config
+
+    if database is not None and data is None:
+        if not is_postgres_url(database):
+            raise SettingError(
+                "--database is not the URL of a PostgreSQL database",
+                hint="set e.g. --database postgresql://bottega@db.example:5432/bottega",
+            )
+        return database
+    if data is not None:
+        return data / FILE
+    if not CONFIG.exists():
+        return Path("bottega-data") / FILE
+    config = load_config(CONFIG)
+    return config.state.database_url(os.environ) or config.gateway.data / FILE
 
 
 def parse_time(text: str) -> datetime:

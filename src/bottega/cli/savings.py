@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from bottega.cli.options import DataFolder, Json, parse_time, timestamp
+from bottega.cli.options import Database, DataFolder, Json, gateway_store, parse_time, timestamp
 from bottega.cli.output import clock, format_usd, note, print_json, print_table, say
-from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import Estimate, Route, Savings
 from bottega.gateway.accounting.savings import savings as savings_of
@@ -22,7 +22,8 @@ COLUMNS = (
 
 
 def savings(
-    data: DataFolder,
+    data: DataFolder = None,
+    database: Database = None,
     namespace: Annotated[
         str | None, Option(help="Only this namespace (default: all of them).")
     ] = None,
@@ -36,7 +37,8 @@ def savings(
     json: Json = False,
 ) -> None:
     """Report what requests cost and what the master alone would have cost."""
-    with closing(Ledger(data / FILE, create=False)) as ledger:
+    place = gateway_store(data, database)
+    with closing(Ledger(place, create=False)) as ledger:
         found = savings_of(ledger, namespace=namespace, since=timestamp(since), master=master)
     if json:
         print_json(found)
@@ -47,7 +49,8 @@ def savings(
         say("no requests match the filters")
     else:
         say("no requests yet")
-        note(f"bottega serve --data {data} answers requests; bottega keys add NAME makes a key")
+        serve = f" --data {place.parent}" if isinstance(place, Path) else ""
+        note(f"bottega serve{serve} answers requests; bottega keys add NAME makes a key")
     if found.lost_rows:
         say(f"{found.lost_rows} rows could not be written and are excluded: see the gateway's log")
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
+from pathlib import Path
 
+from bottega._util.postgres import display_url
+from bottega._util.valkey import display_valkey_url
 from bottega.cli.output import say
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
@@ -13,6 +16,7 @@ from bottega.gateway.config.settings import Config, TierSettings
 from bottega.gateway.running.caches import CACHE
 from bottega.gateway.running.process import base_url
 from bottega.gateway.running.tiers import OPENAI, key_variable
+from bottega.gateway.state.shared import check_redis
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.transport import Timeouts
 from bottega.pipeline import Pipeline
@@ -40,7 +44,7 @@ def print_config(
 ) -> None:
     """Print the settings, with the source of each key instead of the key, and addresses without
     credentials."""
-    rows = [*_answering(config, environment, pipeline), *_serving(config)]
+    rows = [*_answering(config, environment, pipeline), *_serving(config, environment)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         say(f"{name:<{width}}  {value}")
@@ -151,7 +155,7 @@ def _cache(config: Config) -> Rows:
     yield from _changed(cache, skip=("file", "evict", *shown))
 
 
-def _serving(config: Config) -> Rows:
+def _serving(config: Config, environment: Mapping[str, str]) -> Rows:
     replay, shadow, gateway = config.replay, config.shadow, config.gateway
     replay_text = f"exact repeats for {replay.seconds:g} s, from {replay.memory_mb:g} MB"
     yield "replay", replay_text if replay.seconds and replay.memory_mb else "off"
@@ -164,20 +168,36 @@ def _serving(config: Config) -> Rows:
     yield "gateway", base_url(gateway, gateway.port).removesuffix("/v1")
     yield "  data", str(gateway.data)
     yield from _changed(gateway, skip=("host", "port", "data"))
-    yield "keys", _keys(config)
+    yield from _state(config, environment)
+    yield "keys", _keys(config, environment)
     yield from _changed(config.keys, skip=("required",))
 
 
-def _keys(config: Config) -> str:
+def _state(config: Config, environment: Mapping[str, str]) -> Rows:
+    """Check the servers that gateways share. Raises `StoreError` as a start would."""
+    database = config.state.database_url(environment)
+    if database is None:
+        yield "state", "of this process"
+        return
+    yield "state", f"shared in {display_url(database)}"
+    redis = config.state.redis_url(environment)
+    if redis is not None:
+        check_redis(redis)
+        yield "  redis", display_valkey_url(redis)
+
+
+def _keys(config: Config, environment: Mapping[str, str]) -> str:
     created, data = list[Account](), config.gateway.data
-    if (data / FILE).exists():
-        with closing(Accounts(data / FILE, create=False)) as accounts:
+    place = config.state.database_url(environment) or data / FILE
+    if isinstance(place, str) or place.exists():
+        with closing(Accounts(place, create=False)) as accounts:
             created = accounts.list()
+    option = f" --data {data}" if isinstance(place, Path) else ""
     if not config.needs_keys(bool(created)):
         return "not required"
     if valid := sum(account.revoked is None for account in created):
-        return f"required; {valid} in {data}"
-    return f"required, but none exist: bottega keys add NAME --data {data}"
+        return f"required; {valid} in {data if option else 'the database'}"
+    return f"required, but none exist: bottega keys add NAME{option}"
 
 
 def _changed(section: object, skip: Collection[str] = ()) -> Rows:

@@ -172,6 +172,7 @@ class _Admin:
     max_import: int
 
     def list_keys(self, request: Request) -> object:
+        self.ledger.refresh_spending()  # other processes may have spent since the last write
         return {"keys": [self._describe_key(account) for account in self.accounts.list()]}
 
     async def add_key(self, request: Request, _: Account) -> object:

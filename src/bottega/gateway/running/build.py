@@ -175,10 +175,10 @@ def check_keys(config: Config, accounts: Accounts) -> bool:
     made = accounts.list()
     required = config.needs_keys(bool(made))
     if required and all(account.revoked is not None for account in made):
-        where = config.gateway.data
-        hint = (
-            f"run bottega keys add NAME --data {where}, or on loopback set [keys] required = false"
-        )
+        shared = config.state.database is not None or config.state.database_env is not None
+        where = "the database" if shared else config.gateway.data
+        option = "" if shared else f" --data {where}"
+        hint = f"run bottega keys add NAME{option}, or on loopback set [keys] required = false"
         if str(config.file) == "--demo":  # its data may be in a temporary folder
             hint = "run bottega keys add NAME --data FOLDER, then serve --demo --data FOLDER"
         raise SettingError(
