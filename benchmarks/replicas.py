@@ -100,16 +100,23 @@ async def repeat_bars(client: Client) -> AsyncIterator[Bar]:
 
 
 async def delete_bar(client: Client) -> AsyncIterator[Bar]:
-    urls, question = client.cluster.urls, "delete this"
-    first = await client.ask("delete", question, url=urls[0])
-    for url in urls:  # each gateway has replayed it and may keep a copy
-        await client.ask("delete", question, url=url)
-    status = await client.delete("delete", first.headers["x-bottega-stored"], urls[0])
-    if status != 200:
-        raise SystemExit(f"DELETE failed with {status}")
+    """Delete one answer for each gateway, which is then the first one to get the question again:
+    the others may replay its new answer."""
+    urls = client.cluster.urls
+    for number in range(len(urls)):
+        question = f"delete this {number}"
+        first = await client.ask("delete", question, url=urls[0])
+        for url in urls:  # each gateway has replayed it and may keep a copy
+            await client.ask("delete", question, url=url)
+        status = await client.delete("delete", first.headers["x-bottega-stored"], urls[0])
+        if status != 200:
+            raise SystemExit(f"DELETE failed with {status}")
     await asyncio.sleep(FORGOTTEN_SECONDS)
     header = {"x-bottega-cache": "no-store"}
-    replies = [await client.ask("delete", question, url=url, headers=header) for url in urls]
+    replies = [
+        await client.ask("delete", f"delete this {number}", url=url, headers=header)
+        for number, url in enumerate(urls)
+    ]
     stale = sum(one.headers.get("x-bottega-cache") == "replayed" for one in replies)
     value = f"{stale} of {len(urls)} gateways replay it"
     yield Bar("a deleted answer, 1 s later", value, "0", stale == 0)
