@@ -97,5 +97,6 @@ for panel, commands in PANELS.items():
             help=_paragraphs(command.__doc__ or ""),
             rich_help_panel=panel,
         )(command)
+app.command("serve-worker", hidden=True)(serve.serve_worker)
 app.add_typer(keys.keys, name="keys", rich_help_panel="Serve")
 app.add_typer(compress.compress, name="compress", rich_help_panel="Evaluate")

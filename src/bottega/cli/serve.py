@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from PIL import Image as Pillow
 from PIL import ImageDraw
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from bottega.bundled.efficientnet import weights_installed
 from bottega.cli.options import CONFIG
@@ -24,7 +25,6 @@ from bottega.image import Image
 
 if TYPE_CHECKING:
     from bottega.gateway.config.settings import Config
-    from bottega.gateway.running.server import GatewayServer
     from bottega.pipeline import Pipeline
 
 
@@ -78,6 +78,9 @@ def serve(
     check: Annotated[
         bool, Option("--check", help="Print the effective configuration and exit.")
     ] = False,
+    workers: Annotated[
+        int, Option(min=1, help="Server processes on this port; more than one needs [state].")
+    ] = 1,
     log_format: Annotated[str, Option(help="Format of log lines on stderr: json or text.")] = "",
 ) -> None:
     """Serve Cache-of-Thought to OpenAI clients: one base URL, several models."""
@@ -94,6 +97,9 @@ def serve(
         chosen, made = _chosen(pipeline, config, demo)
         chosen = _with_tuned_settings(chosen.override(host=host, port=port, data=data))
 
+        if workers > 1:
+            _check_workers(workers, chosen)
+
         def read() -> Config:
             from bottega.gateway.config.loading import load_config
 
@@ -108,6 +114,8 @@ def serve(
             note(f"from {chosen.file}")
             if made is None:
                 build_tiers(chosen, os.environ)  # fails as a start would
+        elif workers > 1:
+            raise Exit(_run_workers(chosen, workers, style, read))
         else:
             from_file = not demo and made is None
             _run(chosen, made, style, demo, kept, read if from_file else None)
@@ -163,12 +171,57 @@ def _run(
         gateway_server = build(config) if pipeline is None else build_for_pipeline(pipeline, config)
         url = base_url(config.gateway, listener.getsockname()[1])
         with log_to(sys.stderr, cast(Style, style), secrets=gateway_server.tier_set.secrets):
-            announce = partial(_announce, gateway_server, url, demo, kept)
+            protected = gateway_server.gateway.authenticate is not None
+            announce = partial(_announce, protected, url, demo, kept)
             run(gateway_server, listener, announce, metrics=metrics, read=read)
 
 
-def _announce(gateway_server: GatewayServer, url: str, demo: bool, kept: Path | None) -> None:
-    protected = gateway_server.gateway.authenticate is not None
+def _check_workers(workers: int, config: Config) -> None:
+    with _serve_extra():
+        from bottega.gateway.running.workers import check_workers
+    check_workers(workers, config)
+
+
+def _run_workers(config: Config, workers: int, style: str, read: Callable[[], Config]) -> int:
+    """Run several worker processes and return the exit status."""
+    with _serve_extra():
+        from bottega.gateway.running.process import base_url, bind_metrics_socket, bind_socket
+        from bottega.gateway.running.tiers import build_tiers
+        from bottega.gateway.running.workers import Supervisor
+        from bottega.gateway.telemetry.logs import Style, log_to
+
+    secrets = build_tiers(config, os.environ).secrets  # errors appear before any worker starts
+    with (
+        bind_socket(config.gateway) as listener,
+        bind_metrics_socket(config.gateway) or nullcontext() as metrics,
+        log_to(sys.stderr, cast(Style, style), secrets=secrets),
+    ):
+        url = base_url(config.gateway, listener.getsockname()[1])
+        supervisor = Supervisor(
+            config,
+            workers,
+            [listener, *([] if metrics is None else [metrics])],
+            style=cast(Style, style),
+            announce=lambda protected: _announce(protected, url, False, None),
+            read=read,
+        )
+        return asyncio.run(supervisor.run())
+
+
+def serve_worker(descriptor: int) -> None:
+    """Serve as one of several workers; `bottega serve --workers` starts this command."""
+    from bottega.gateway.running.build import build
+    from bottega.gateway.running.worker import run_worker
+    from bottega.gateway.running.workers import receive_task
+    from bottega.gateway.telemetry.logs import log_to
+
+    task, channel = receive_task(descriptor)
+    gateway_server = build(task.config)
+    with log_to(sys.stderr, task.style, secrets=gateway_server.tier_set.secrets):
+        run_worker(gateway_server, task, channel)
+
+
+def _announce(protected: bool, url: str, demo: bool, kept: Path | None) -> None:
     key = "-H 'Authorization: Bearer sk-...' " if protected else ""
     say(f"serving {url}")
     say(f"  curl {url}/chat/completions {key}{JSON_BODY} \\")

@@ -90,10 +90,11 @@ def run(
     *,
     metrics: socket.socket | None = None,
     read: Callable[[], Config] | None = None,
+    build: ServerFactory | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, and then until the requests in progress have ended, at most
     `drain_seconds`. A second signal ends it at once. SIGHUP applies the settings that `read`
-    returns; without `read` it acts like SIGTERM."""
+    returns; without `read` it acts like SIGTERM. `build` creates the server."""
     sys.setswitchinterval(SWITCH_SECONDS)
     unmap_large_blocks()
     gateway_server.when_ready = _freeze_garbage_collector
@@ -103,7 +104,7 @@ def run(
     if metrics is not None:
         gateway_server.inner.metrics_port = metrics.getsockname()[1]
         sockets.append(metrics)
-    server = DrainingServer(config, gateway_server.app, seconds, started, _schedule_exit)
+    server = (build or DrainingServer)(config, gateway_server.app, seconds, started, _schedule_exit)
     if read is not None:
         server.reload = partial(reload, gateway_server, read)
     server.run(sockets)
@@ -169,9 +170,20 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._admission.closing or self._loop is None:
-            self._on_end()
-            self.should_exit = self.force_exit = True
+            self.stop_at_once()
+        else:
+            self.drain()
+
+    def stop_at_once(self) -> None:
+        """End without waiting for the requests in progress."""
+        self._on_end()
+        self.should_exit = self.force_exit = True
+
+    def drain(self) -> None:
+        """Reject further requests and end once those in progress have ended."""
+        if self._admission.closing:
             return
+        assert self._loop is not None
         self._admission.closing = True
         # A signal handler may run while the loop sleeps; this call also wakes the loop.
         self._loop.call_soon_threadsafe(self._drain)
@@ -195,6 +207,10 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
+ServerFactory = Callable[
+    [uvicorn.Config, Admission, float, Callable[[], None], Callable[[], None]], DrainingServer
+]
+
 # Settings that need no restart, by section.
 RELOADED = {
     "gateway": ("max_concurrent", "allowed_hosts", "finish_seconds"),
@@ -211,7 +227,7 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
     invalid configuration changes nothing."""
     try:
         new = read()
-        applied = _merged(gateway_server.config, new)
+        applied = merged(gateway_server.config, new)
         prices = price_overrides(applied, gateway_server.tier_set.served)
     except SettingError as error:
         log.error("configuration not reloaded: %s (%s)", error, error.hint)
@@ -232,7 +248,7 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
         log.warning("changed settings that need a restart: %s", ", ".join(waiting))
 
 
-def _merged(old: Config, new: Config) -> Config:
+def merged(old: Config, new: Config) -> Config:
     """Return the old configuration with the settings of the new one that need no restart."""
     sections: dict[str, Any] = {}
     for section, keys in RELOADED.items():

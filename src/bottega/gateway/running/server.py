@@ -26,6 +26,7 @@ from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.state.shared import SharedState
 from bottega.gateway.telemetry.logs import log_request
 from bottega.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from bottega.gateway.telemetry.worker_metrics import WorkerMetrics
 from bottega.openai_api.errors import ApiError
 from bottega.types import Usage
 
@@ -187,6 +188,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
 COUNT_SECONDS = 15.0
+PUBLISH_SECONDS = 1.0
 
 
 class TenantPool(Tenants, Protocol):
@@ -209,6 +211,7 @@ class GatewayServer:
     gateway: Gateway
     state: SharedState | None = None
     is_ready: bool = False
+    worker_metrics: WorkerMetrics | None = None  # set if other workers serve the same port
     when_ready: Callable[[], None] = lambda: None
     app: Admission = field(init=False)
     inner: App = field(init=False)
@@ -221,7 +224,7 @@ class GatewayServer:
             chat_endpoint,
             is_ready=lambda: self.is_ready,
             tier_problems=self.tier_set.tier_problems,
-            metrics=lambda: (self.metrics.exposition(), CONTENT_TYPE),
+            metrics=lambda: (self._exposition(), CONTENT_TYPE),
             more=more,
             lifespan=self.lifespan,
         )
@@ -259,6 +262,7 @@ class GatewayServer:
         """Load models and embedders in the background while the port is open; `/readyz` succeeds
         once they are loaded."""
         work = [asyncio.create_task(self.warm_up()), asyncio.create_task(self._count())]
+        work.append(asyncio.create_task(self._publish()))
         if self.state is not None:
             work.append(asyncio.create_task(self.state.run()))
         try:
@@ -307,7 +311,19 @@ class GatewayServer:
                 log.warning("counting the cache's examples failed: %s", error)
             await asyncio.sleep(COUNT_SECONDS)
 
+    async def _publish(self) -> None:
+        """Write the metrics for the other workers."""
+        while self.worker_metrics is not None:
+            await asyncio.to_thread(self.worker_metrics.write)
+            await asyncio.sleep(PUBLISH_SECONDS)
+
+    def _exposition(self) -> bytes:
+        shared = self.worker_metrics
+        return self.metrics.exposition() if shared is None else shared.exposition()
+
     async def aclose(self) -> None:
+        if self.worker_metrics is not None:
+            await asyncio.to_thread(self.worker_metrics.close)
         if self.gateway.shadow is not None:
             await self.gateway.shadow.aclose()
         await self.tier_set.aclose()

@@ -147,6 +147,10 @@ class Metrics:
         """Return the metrics as Prometheus text. Blocks for a few milliseconds."""
         return generate_latest(self._registry)
 
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics with their current values."""
+        return self._registry.collect()
+
     def _tally(self, namespace: str, route: str, state: str, status: int) -> _Tally:
         code = status if 100 <= status < 600 else 0
         key = (self._namespace_label(namespace), self._route_label(route), state, code)

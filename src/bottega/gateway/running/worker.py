@@ -1,0 +1,139 @@
+"""The worker's side of `bottega serve --workers`: connections, messages and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection as Channel
+from types import FrameType
+
+import uvicorn
+
+from bottega.gateway.config.settings import Config
+from bottega.gateway.running.process import DrainingServer, reload, run
+from bottega.gateway.running.server import Admission, Connection, GatewayServer
+from bottega.gateway.running.workers import DRAIN, STOP, WorkerTask
+from bottega.gateway.telemetry.worker_metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
+
+# After accept has failed for lack of file descriptors.
+PAUSE_SECONDS = 1.0
+
+
+class SharedListener:
+    """Listening socket that several processes share.
+
+    It accepts one connection per event-loop iteration. The servers of asyncio and uvloop accept all
+    waiting connections at once, which gives a burst of them to one worker.
+    """
+
+    def __init__(self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+        self._listener, self._protocol = listener, protocol
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._is_open = True
+        listener.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        self._is_open = False
+        self._loop.remove_reader(self._listener)
+
+    async def wait_closed(self) -> None:
+        """Return: connections end by themselves, as uvicorn waits for them."""
+
+    def _listen(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # another worker was faster, or the client left
+        except OSError as error:
+            log.error("connections cannot be accepted: %s", error.strerror)
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(PAUSE_SECONDS, self._listen)
+            return
+        accepted.setblocking(False)
+        task = self._loop.create_task(self._connect(accepted))
+        self._tasks.add(task)  # the loop holds tasks by weak references only
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._protocol, accepted)
+        except OSError:  # the client left
+            accepted.close()
+
+
+class WorkerServer(DrainingServer):
+    """Server that shares its sockets and obeys a supervisor."""
+
+    channel: Channel
+    apply: Callable[[Config], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        loop = asyncio.get_running_loop()
+        self.servers = [SharedListener(one, self._protocol) for one in sockets or []]  # type: ignore[misc]
+        loop.add_reader(self.channel.fileno(), self._on_message)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return Connection(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    def _on_message(self) -> None:
+        try:
+            message = self.channel.recv()
+        except (EOFError, OSError):  # the supervisor was killed
+            asyncio.get_running_loop().remove_reader(self.channel.fileno())
+            message = DRAIN
+        if isinstance(message, Config):
+            self.apply(message)
+        elif message == STOP:
+            self.stop_at_once()
+        else:
+            self.drain()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Leave further connections to the other workers, since the signal may be for this one."""
+        if self._loop is not None:
+            for one in self.servers:
+                self._loop.call_soon_threadsafe(one.close)
+        super().handle_exit(sig, frame)
+
+    def _on_sighup(self) -> None:
+        """Ignore it: the supervisor gets the same signal and sends the configuration."""
+
+
+def run_worker(gateway_server: GatewayServer, task: WorkerTask, channel: Channel) -> None:
+    """Serve until the supervisor ends or sends `DRAIN`."""
+    metrics = WorkerMetrics(task.folder, task.name, gateway_server.metrics.collect)
+    gateway_server.worker_metrics = metrics
+
+    def started() -> None:
+        with suppress(OSError):
+            channel.send(gateway_server.gateway.authenticate is not None)
+
+    def build(
+        config: uvicorn.Config,
+        admission: Admission,
+        seconds: float,
+        started: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> DrainingServer:
+        server = WorkerServer(config, admission, seconds, started, on_end)
+        server.channel = channel
+        server.apply = lambda config: reload(gateway_server, lambda: config)
+        return server
+
+    sockets = [task.listener, *([] if task.metrics is None else [task.metrics])]
+    listener, *rest = (socket.socket(fileno=one) for one in sockets)
+    run(gateway_server, listener, started, metrics=rest[0] if rest else None, build=build)

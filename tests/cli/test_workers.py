@@ -1,0 +1,220 @@
+"""`bottega serve --workers`: real processes on one port with a shared database."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import openai
+import pytest
+
+from tests.builders import solid_image
+from tests.cli.conftest import Run
+from tests.cli.test_serve import (
+    answer_after,
+    answer_of,
+    served,
+    wait_for,
+    wait_for_exit,
+    wait_until,
+    write_config,
+)
+from tests.server import Server, ok, slowly
+
+REPLACED = re.compile(r"worker (\d+) ended with status (-?\d+)")
+REQUESTS = 40
+
+
+def shared_config(folder: Path, url: str) -> Path:
+    file = write_config(folder, url)
+    file.write_text(f'{file.read_text()}\n[state]\ndatabase_env = "TEST_DATABASE"\n')
+    return file
+
+
+@contextmanager
+def workers(
+    folder: Path, endpoint: Server, database: str, monkeypatch: pytest.MonkeyPatch, number: int = 2
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    monkeypatch.setenv("TEST_DATABASE", database)
+    file = shared_config(folder, endpoint.url)
+    options = ("--config", str(file), "--workers", str(number), "--log-format", "json")
+    with served(*options, folder=folder) as (url, process):
+        wait_until(lambda: len(children(process.pid)) == number)
+        for _ in range(2 * number):  # each connection may reach another worker
+            wait_for(url.replace("/v1", "/readyz"), 200)
+        yield url, process
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(one) for one in found]
+
+
+def replace_worker(
+    process: subprocess.Popen[str],
+    number: signal.Signals,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Signal one worker and wait until another one has replaced it."""
+    victim = children(process.pid)[0]
+    os.kill(victim, number)
+    meanwhile()
+    wait_until(lambda: len({*children(process.pid)} - {victim}) == 2)
+
+
+def counted(url: str) -> float:
+    """Return the requests that the metrics of one worker show."""
+    with urllib.request.urlopen(url.replace("/v1", "/metrics"), timeout=10) as reply:
+        text = reply.read().decode()
+    found = re.findall(r"^bottega_requests_total\{.*\} (\S+)$", text, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def ask(url: str, question: str) -> str:
+    client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
+    with client:
+        reply = client.chat.completions.create(
+            model="bottega", messages=[{"role": "user", "content": question}]
+        )
+    return str(reply.choices[0].message.content)
+
+
+def send(url: str, number: int) -> None:
+    """Send requests, each on a connection of its own."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: answer_of(url), range(number)))
+
+
+def test_several_workers_need_shared_state(run: Run, endpoint: Server, tmp_path: Path) -> None:
+    file = write_config(tmp_path, endpoint.url)
+    ran = run("serve", "--config", file, "--workers", 2)
+    assert ran.code == 2
+    assert "several workers need a shared database, got 2 workers" in ran.err
+    assert "database_env" in ran.err and "--workers 1" in ran.err
+
+
+def test_an_error_of_the_first_worker_ends_the_start(
+    endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_DATABASE", "postgresql://nobody:hidden@127.0.0.1:9/none")
+    monkeypatch.setenv("LARGE_KEY", "sk-0123456789abcdefghij")
+    file = shared_config(tmp_path, endpoint.url)
+    ran = subprocess.run(
+        ["python", "-m", "bottega", "serve", "--config", file, "--workers", "2", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.count("error:") == 1
+    assert "hidden" not in ran.stderr and not ran.stdout
+
+
+@pytest.mark.slow
+def test_workers_sum_metrics_and_are_replaced(
+    endpoint: Server, tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with workers(tmp_path, endpoint, database, monkeypatch) as (url, process):
+        send(url, REQUESTS)
+        # Another worker's metrics are at most a second old.
+        wait_until(lambda: [counted(url) for _ in range(6)] == [REQUESTS] * 6)
+        replace_worker(process, signal.SIGKILL, meanwhile=lambda: send(url, REQUESTS))
+        send(url, REQUESTS)
+        wait_until(lambda: [counted(url) for _ in range(6)] == [3 * REQUESTS] * 6)
+        process.send_signal(signal.SIGTERM)
+        _, err = wait_for_exit(process)
+    assert process.returncode == 0
+    assert [code for _, code in REPLACED.findall(err)] == ["-9"]
+
+
+def keep_sending(url: str, stop: threading.Event) -> int:
+    """Send requests until `stop`; raise the first error."""
+    sent = 0
+    while not stop.is_set():
+        assert answer_of(url) == "fine"
+        sent += 1
+    return sent
+
+
+def accepts_images(url: str) -> bool:
+    image = {"type": "image_url", "image_url": {"url": solid_image(1).data_url}}
+    content = [{"type": "text", "text": "What is it?"}, image]
+    with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+        try:
+            client.chat.completions.create(
+                model="bottega/large", messages=cast(Any, [{"role": "user", "content": content}])
+            )
+        except openai.BadRequestError:
+            return False
+    return True
+
+
+@pytest.mark.slow
+def test_sighup_reloads_all_workers_without_an_error(
+    endpoint: Server, tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint.answers = [slowly(ok("fine"), 0.02)]
+    stop = threading.Event()
+    with (
+        workers(tmp_path, endpoint, database, monkeypatch) as (url, process),
+        ThreadPoolExecutor(3) as pool,
+    ):
+        load = [pool.submit(keep_sending, url, stop) for _ in range(3)]
+        assert all(accepts_images(url) for _ in range(6))
+        file = tmp_path / "bottega.toml"
+        file.write_text(file.read_text() + "[limits]\nimages = 0\n")
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: not any(accepts_images(url) for _ in range(6)))
+        # A worker that starts later has the new settings, too.
+        replace_worker(process, signal.SIGTERM)
+        assert not any(accepts_images(url) for _ in range(12))
+        stop.set()
+        assert sum(one.result() for one in load) > 3
+        process.send_signal(signal.SIGTERM)
+        _, err = wait_for_exit(process)
+    assert process.returncode == 0
+    assert [code for _, code in REPLACED.findall(err)] == ["0"]
+
+
+def test_sigterm_lets_requests_of_all_workers_finish(
+    endpoint: Server, tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = threading.Event()
+    with (
+        workers(tmp_path, endpoint, database, monkeypatch) as (url, process),
+        ThreadPoolExecutor(6) as pool,
+    ):
+        endpoint.bodies.clear()
+        endpoint.answers = [answer_after(event, ok("late"))]
+        replies = [pool.submit(ask, url, f"question {n}") for n in range(6)]
+        wait_until(lambda: len(endpoint.bodies) == 6)
+        process.send_signal(signal.SIGTERM)
+        wait_for(url.replace("/v1", "/readyz"), 503)
+        event.set()
+        assert [reply.result() for reply in replies] == ["late"] * 6
+        wait_for_exit(process)
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
+def test_workers_end_with_their_supervisor(
+    endpoint: Server, tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with workers(tmp_path, endpoint, database, monkeypatch) as (url, process):
+        alive = children(process.pid)
+        process.kill()
+        process.wait(10)
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in alive))
+        port = int(url.split(":")[2].removesuffix("/v1"))
+        with socket.create_server(("127.0.0.1", port)):  # no process listens any more
+            pass
