@@ -1,11 +1,12 @@
 """Gateway performance against its limits: python benchmarks/gateway.py [--quick] [--json FILE]
-[--litellm-python PATH/TO/python]
+[--litellm-python PATH/TO/python] [--workers]
 
 Measures CPU time per request of the server processes and client latency, beside a bare Starlette
 server (the floor), a bare proxy of Starlette and aiohttp, and LiteLLM's proxy in its own
 environment. All servers run at the same time on loopback, with one worker each, before an upstream
 that answers immediately. Requests alternate between servers, and each ratio compares one round.
---quick ends within 90 s.
+--quick ends within 90 s. --workers adds gateways with one and two workers and a PostgreSQL
+database, which compete with the load, the upstream and the database for the machine's cores.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ from benchmarks.gateway_cases import (
     LITELLM,
     PASSED,
     REPEATED,
+    SHARED,
+    TWO_WORKERS,
     Case,
     ours,
     peers,
+    with_workers,
 )
 from benchmarks.gateway_figures import Bar, Figures, Run
 from benchmarks.gateway_load import LoadResult, Work
@@ -63,6 +67,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--litellm-python", type=Path)
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--workers", action="store_true")
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     rounds = arguments.rounds or size.rounds
@@ -70,6 +75,8 @@ def main() -> None:
         folder = Path(name)
         mock, cases, skipped = stack.enter_context(peers(folder, arguments.litellm_python))
         cases += stack.enter_context(ours(folder, mock))
+        if arguments.workers:
+            cases += stack.enter_context(with_workers(folder, mock))
         for one in skipped:
             print(f"{one.name} is left out: {one.reason}")
         bench = stack.enter_context(Bench.ready(folder, cases))
@@ -95,6 +102,8 @@ def judged(figures: Figures) -> Iterator[Bar]:
     yield from figures.ratio(f"LiteLLM / {PASSED}", LITELLM, PASSED, 25, at_least=True)
     yield from figures.ratio("LiteLLM / bare proxy", LITELLM, BARE, None)
     yield from figures.ratio(f"{AUGMENTED} / bare proxy", AUGMENTED, BARE, None)
+    yield from figures.ratio(f"{SHARED} / {PASSED}", SHARED, PASSED, 1.5)
+    yield from figures.throughput("requests/s of 2 workers / 1 worker", TWO_WORKERS, SHARED, 1.7)
     for case in (PASSED, REPEATED, AUGMENTED):
         yield from figures.outliers(case)
 

@@ -174,10 +174,15 @@ BOTTEGA = [sys.executable, "-m", "bottega"]
 
 
 def serve(
-    config: Path, port: int, log: Path, environment: Mapping[str, str] | None = None
+    config: Path,
+    port: int,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    *options: str,
 ) -> Server:
     """Start the gateway and return once it accepts connections."""
-    server = start([*BOTTEGA, "serve", "--config", str(config)], port, log, environment)
+    command = [*BOTTEGA, "serve", "--config", str(config), *options]
+    server = start(command, port, log, environment)
     return await_port(server, STARTS)
 
 
