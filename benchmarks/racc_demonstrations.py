@@ -13,6 +13,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from bottega.evaluation.training_data import RetrievedPassageSampler
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
+from bottega.knowledge.embedders.names import BUNDLED
 from bottega.kv_prefix import Geometry
 from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever
@@ -131,11 +133,8 @@ def train_variant(variant: Variant, examples: AlternatingBatches, out: Path) -> 
 
 def stored(knowledge: KnowledgeBase, folder: Path) -> Path:
     """Store of all demonstrations, compressed once."""
-    model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    builder = StoreBuilder(folder, model, folder / "store", int8=False)
-    for example in knowledge:
-        builder.add(str(example.id), example)
-    builder.flush()
+    with closing(StoreBuilder(folder, BUNDLED, folder / "store", int8=False)) as builder:
+        builder.build((str(example.id), example) for example in knowledge)
     return folder / "store"
 
 

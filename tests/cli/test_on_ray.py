@@ -126,6 +126,22 @@ def test_rationales_of_workers_equal_the_local_ones(
     assert kept[0]["q0"][0] == "Think.0"
 
 
+@pytest.mark.slow
+def test_passages_compressed_by_workers_equal_the_local_ones(
+    run: Run, ray_cluster: RayExecutor
+) -> None:
+    with KnowledgeBase.open("kb.db", SeededEmbedder()) as knowledge:
+        knowledge.add([text_example(f"The home of n{i} is h{i}.", "") for i in range(70)])
+    local = run("compress", "build", "kb.db", "--store", "local", "--json")
+    on_ray = ("--store", "ray", "--json", "--on", "ray", "--workers", 2)
+    remote = run("compress", "build", "kb.db", *on_ray)
+    assert remote.code == 0, remote.err
+    assert remote.json == local.json
+    for name in ("rows.bin", "entries.jsonl"):
+        assert Path("ray", name).read_bytes() == Path("local", name).read_bytes()
+    assert run("compress", "build", "kb.db", *on_ray).json["compressed"] == 0  # type: ignore[index]
+
+
 def test_ray_without_its_package_names_the_extra(
     run: Run, pets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 ItemIn = TypeVar("ItemIn", contravariant=True)
@@ -86,6 +87,13 @@ class LocalWorkers(Generic[Item, Value]):
 
     async def aclose(self) -> None:
         await self._actor.aclose()
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yield lists of `size` items, the last one with the rest."""
+    pending = iter(items)
+    while batch := list(islice(pending, size)):
+        yield batch
 
 
 def computed_ahead(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,16 +19,17 @@ from bottega._util.settings import (
     read_settings,
     read_toml,
 )
-from bottega.cli.components import local_model
+from bottega.cli.components import LOCAL, check_executor, local_model, open_executor
 from bottega.cli.knowledge_files import check_filled, open_rows
-from bottega.cli.options import CompressorFolder, Json, KnowledgeFile, Namespace
-from bottega.cli.output import note, print_json, progress, say
+from bottega.cli.options import CompressorFolder, Json, KnowledgeFile, Namespace, On, WorkerCount
+from bottega.cli.output import Step, note, print_json, progress, say
 from bottega.evaluation.examples import is_passage
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch
 from bottega.recipes.cache_retrieval import BY_DRAFT
 from bottega.recipes.cache_retrieval import RETRIEVE as ALL_RETRIEVE
 from bottega.recipes.racc import bundled_compressor_for
+from bottega.types import Example
 
 if TYPE_CHECKING:
     from bottega.compression import CompressorConfig
@@ -159,24 +162,25 @@ def build(
         Option("--all", help="Include demonstrations: examples with an answer, and the answer."),
     ] = False,
     namespace: Namespace = "",
+    on: On = LOCAL,
+    workers: WorkerCount = None,
     json: Json = False,
 ) -> None:
     """Pre-compress the passages of a knowledge base. Unchanged passages are skipped: after an
     interruption or changes, the same command compresses the rest."""
     check_torch()
-    from bottega.cli.compressor_training import StoreBuilder, load_model
+    check_executor(on, workers)
+    from bottega.cli.compressor_training import StoreBuilder
 
-    generator = local_model(model)
-    folder = compressor or bundled_compressor_for(generator)
+    folder = compressor or bundled_compressor_for(local_model(model))
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
-        builder = StoreBuilder(folder, load_model(generator), store, int8=int8)
-        with builder.store.building(), progress("compressing", len(knowledge)) as step:
-            for example in knowledge:
-                if all_examples or is_passage(example):
-                    builder.add(str(example.id), example)
-                step(1)
-            builder.flush()
+        with (
+            open_executor(on, workers) as executor,
+            closing(StoreBuilder(folder, model, store, int8=int8, executor=executor)) as builder,
+            progress("compressing", len(knowledge)) as step,
+        ):
+            builder.build(_chosen(knowledge, all_examples, step), step)
     summary = builder.summary()
     if not summary["passages"]:
         note("all examples have an answer; compress them as demonstrations with --all")
@@ -194,3 +198,14 @@ def build(
         )
     if summary["int8_error"] is not None:
         say(f"mean error of int8 relative to fp16: {summary['int8_error']:.2%} (compressed now)")
+
+
+def _chosen(
+    knowledge: Iterable[Example], all_examples: bool, step: Step
+) -> Iterator[tuple[str, Example]]:
+    """Yield the examples to compress with their ids; `step` counts the others."""
+    for example in knowledge:
+        if all_examples or is_passage(example):
+            yield str(example.id), example
+        else:
+            step(1)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 import torch
 from torch import Tensor
 
+from bottega._util.event_loops import BACKGROUND_LOOP
+from bottega._util.executor import Executor, LocalExecutor, batched, computed_ahead
 from bottega.cli.components import check_retrieve, local_model, open_retrieval
 from bottega.cli.compress import Plan, Settings
 from bottega.cli.method_actor import check_images, filled_knowledge
@@ -54,6 +56,7 @@ from bottega.recipes.racc_training import new_compressor, training_objective
 from bottega.types import Example
 
 BATCH = 64
+AHEAD = 2  # calls per worker: one is computed while the next one is sent
 SETTINGS_FILE, LOSSES = "training.json", "losses.jsonl"
 PROGRESS_LINES = 20
 
@@ -70,43 +73,100 @@ def load_model(generator: TransformersGenerator) -> LoadedModel:
         return asyncio.run(load())
 
 
-class StoreBuilder:
-    """Builder of a store of compressed passages: `add` them, then `flush`. Raises `LoadError` for
-    another model and `StoreError` for a store of another compressor."""
+class CompressorActor:
+    """Trained compressor with its model. The digest of its weights must be `digest`."""
 
-    def __init__(self, compressor: Path, model: LoadedModel, folder: Path, *, int8: bool) -> None:
-        saved = load(compressor)
-        self._config, self._int8 = saved.racc.config, int8
+    def __init__(self, folder: Path, model: LoadedModel, digest: str) -> None:
+        saved = load(folder)
+        if saved.digest != digest:
+            raise SettingError(
+                f"the compressor in {folder} differs between this process and a worker",
+                hint="copy the folder to all machines of the cluster",
+            )
         self._compressor = PassageCompressor(
             saved.racc, saved.open_hyper(model.model), InputBuilder(model.encode, model.ends)
         )
+
+    async def __call__(self, passages: Sequence[Example], /) -> Tensor:
+        return await asyncio.to_thread(self._compress, passages)
+
+    def _compress(self, passages: Sequence[Example]) -> Tensor:
+        with torch.no_grad():
+            return self._compressor.compress(passages).cpu()
+
+    async def aclose(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class CompressorFactory:
+    """Factory of a `CompressorActor` from the name of its model."""
+
+    folder: Path
+    model: str
+    digest: str
+
+    def __call__(self) -> CompressorActor:
+        return CompressorActor(self.folder, load_model(local_model(self.model)), self.digest)
+
+
+class StoreBuilder:
+    """Builder of a store of compressed passages by workers. Raises `LoadError` for another model
+    and `StoreError` for a store of another compressor."""
+
+    def __init__(
+        self,
+        compressor: Path,
+        model: str,
+        folder: Path,
+        *,
+        int8: bool,
+        executor: Executor | None = None,
+    ) -> None:
+        saved = load(compressor)
+        self._config, self._int8 = saved.racc.config, int8
         prompts, width = self._config.document_prompts, self._config.width
         manifest = Manifest(saved.digest, prompts, width, "int8" if int8 else "fp16")
         self.store = PassageStore(folder, manifest)
-        self._batch: list[tuple[str, Example]] = []
+        factory = CompressorFactory(compressor, model, saved.digest)
+        # One call at a time: a model computes one batch.
+        self._workers = (executor or LocalExecutor()).start(factory, concurrency=1)
+        self._ahead = 1 if executor is None else AHEAD * executor.count
         self._ids: set[str] = set()
         self._compressed, self._text_bytes = 0, 0
         self._errors: list[float] = []
 
-    def add(self, id: str, passage: Example) -> None:
-        self._ids.add(id)
-        self._text_bytes += len(f"{passage.query.text}{passage.reply}".encode())
-        self._batch.append((id, passage))
-        if len(self._batch) == BATCH:
-            self.flush()
+    def build(
+        self, passages: Iterable[tuple[str, Example]], done: Callable[[int], None] = lambda n: None
+    ) -> None:
+        """Compress new and changed passages, given with their ids; `done` gets the number of
+        processed passages since its last call."""
+        batches = batched(passages, BATCH)
+        with self.store.building():
+            for batch, rows in computed_ahead(batches, self._compress, self._ahead):
+                self._add(batch, rows)
+                done(len(batch))
 
-    def flush(self) -> None:
-        batch, self._batch = self._batch, []
-        compressed: list[tuple[Sequence[Example], Tensor]] = []
+    def close(self) -> None:
+        """End the workers."""
+        BACKGROUND_LOOP.run(self._workers.aclose())
 
-        def compress(passages: Sequence[Example]) -> Tensor:
-            rows = self._compressor.compress(passages).cpu()
-            compressed.append((passages, rows))
-            return rows
+    def _compress(self, batch: Sequence[tuple[str, Example]]) -> Tensor | None:
+        missing = self.store.missing(batch)
+        return BACKGROUND_LOOP.run(self._workers(missing)) if missing else None
 
-        self._compressed += self.store.add(batch, compress)
-        for passages, rows in compressed if self._int8 else ():
-            identities = {id(one) for one in passages}
+    def _add(
+        self, batch: Sequence[tuple[str, Example]], compress: Callable[[], Tensor | None]
+    ) -> None:
+        self._ids |= {id for id, _ in batch}
+        for _, one in batch:
+            self._text_bytes += len(f"{one.query.text}{one.reply}".encode())
+        missing, rows = self.store.missing(batch), compress()
+        if rows is None:
+            return
+        self._compressed += self.store.add(batch, lambda passages: rows)
+        if self._int8:
+            identities = {id(one) for one in missing}
             stored = self.store.get([pair for pair in batch if id(pair[1]) in identities])
             half = rows.half().float().flatten(1)
             norm = torch.linalg.vector_norm

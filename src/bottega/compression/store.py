@@ -194,14 +194,22 @@ class PassageStore:
         `StoreError` for numbers that the precision cannot hold, and like `building`."""
         with self.building():
             self._refresh()
-            marked = [(id, one, content_digest(one)) for id, one in passages]
-            missing = [one for one in marked if self._mark(one[0]) != one[2]]
+            missing = self._missing(passages)
             for start in range(0, len(missing), BATCH):
                 batch = missing[start : start + BATCH]
                 with torch.no_grad():
                     rows = compress([one for _, one, _ in batch])
                 self._append([(id, mark) for id, _, mark in batch], rows)
         return len(missing)
+
+    def missing(self, passages: Sequence[tuple[str, Example]]) -> list[Example]:
+        """Return the passages that `add` compresses: new and changed ones. Other threads may call
+        it during `building`."""
+        return [one for _, one, _ in self._missing(passages)]
+
+    def _missing(self, passages: Sequence[tuple[str, Example]]) -> list[tuple[str, Example, str]]:
+        marked = [(id, one, content_digest(one)) for id, one in passages]
+        return [one for one in marked if self._mark(one[0]) != one[2]]
 
     def get(self, passages: Sequence[tuple[str, Example]]) -> Tensor:
         """Return float32 prompts (passages, prompts, width). Raises `StoreError` for a passage that

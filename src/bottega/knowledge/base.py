@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, Self
 
+from bottega._util.executor import batched
 from bottega._util.identity import identity
 from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
 from bottega.image import path_text
@@ -27,13 +28,6 @@ from bottega.types import Example, ExampleChange
 
 PAGE = 4096
 HNSW_ABOVE = 50_000
-
-
-def batched(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
-    """Yield lists of `size` examples, the last one with the rest."""
-    pending = iter(examples)
-    while batch := list(islice(pending, size)):
-        yield batch
 
 
 @dataclass(frozen=True)
