@@ -79,6 +79,21 @@ class PostgresServer:
             self.process.wait(START_SECONDS)
             self.process = None
 
+    def suspend(self) -> None:
+        """Stop all processes of the server without ending them, as a stuck disk would."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        listed = subprocess.run(
+            ["ps", "--ppid", str(self.process.pid), "-o", "pid="], capture_output=True, text=True
+        )
+        for pid in (self.process.pid, *map(int, listed.stdout.split())):
+            os.kill(pid, number)
+
 
 async def _execute(url: str, statement: str) -> None:
     import asyncpg
@@ -127,7 +142,7 @@ def running_postgres(**settings: str) -> Iterator[PostgresServer]:
             server.start()
             yield server
         finally:
-            server.stop()
+            server.stop(signal.SIGQUIT)  # without writing what is deleted next
 
 
 def free_port() -> int:

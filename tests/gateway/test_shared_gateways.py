@@ -238,3 +238,37 @@ async def test_deleted_answer_is_forgotten_by_all(
             for number in (1, 2, 0):
                 assert (await three.post(session, number, "question"))[0] == 200
             assert three.meter.calls == 2  # one of them led, and none replayed the old answer
+
+
+@pytest.mark.slow
+async def test_stuck_postgres_delays_requests_by_seconds(endpoint: Server, tmp_path: Path) -> None:
+    """A server that accepts connections and never answers, such as on a stuck disk."""
+    with running_postgres() as server:
+        database = server.create_database()
+        with closing(Accounts(database)) as accounts:
+            _, limited = accounts.add("limited", usd_per_month=1.0)
+        state = f"[state]\ndatabase_env = 'DATABASE'\n#{database}"
+        with gateways(endpoint, tmp_path, state, count=1) as one:
+            async with _session() as session:
+                assert (await one.post(session, 0, "before"))[0] == 200
+                server.suspend()
+                try:
+                    for seconds in (10, 10, 10, 1):
+                        async with asyncio.timeout(seconds):
+                            assert (await one.post(session, 0, f"{seconds}"))[0] == 200
+                        if seconds == 10:
+                            await asyncio.sleep(2)
+                    one.key = limited
+                    async with asyncio.timeout(5):
+                        assert (await one.post(session, 0, "with a budget"))[0] == 503
+                finally:
+                    server.resume()
+                async with asyncio.timeout(20):
+                    while (await one.post(session, 0, "again"))[0] != 200:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+                ledger = one.servers[0].ledger
+                await asyncio.to_thread(ledger.flush)
+                rows = await asyncio.to_thread(
+                    ledger.read, "SELECT count(*), sum(cost_usd) FROM entries WHERE status = 200"
+                )
+                assert rows[0][1] == pytest.approx(one.meter.tokens * PRICE)

@@ -64,13 +64,21 @@ class PostgresKind:
 
 class PostgresPool:
     """Pool of connections that belongs to one event loop, in which its first use connects and
-    migrates the tables of `kind`. `setup` runs on each new connection, after the migration. All
+    migrates the tables of `kind`. `setup` runs on each new connection, after the migration. A
+    connection that is used for longer than `answer_seconds` is closed: the server may be stuck. All
     methods raise `StoreError`, and `MissingDependencyError` without asyncpg."""
 
     def __init__(
-        self, url: str, kind: PostgresKind, *, size: int = POOL_SIZE, setup: Setup | None = None
+        self,
+        url: str,
+        kind: PostgresKind,
+        *,
+        size: int = POOL_SIZE,
+        setup: Setup | None = None,
+        answer_seconds: float | None = None,
     ) -> None:
         self.name = display_url(url)
+        self._answer_seconds = answer_seconds
         self._url, self._kind, self._size, self._setup = url, kind, size, setup
         self._pool: Pool | None = None
         self._opening = asyncio.Lock()
@@ -89,8 +97,17 @@ class PostgresPool:
         """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time."""
         pool = self._pool or await self._opened()
         with translated(self.name):
-            async with pool.acquire(timeout=WAIT_SECONDS) as connection:
-                yield connection
+            async with pool.acquire(timeout=self._answer_seconds or WAIT_SECONDS) as connection:
+                try:
+                    async with asyncio.timeout(self._answer_seconds):
+                        yield connection
+                except TimeoutError as error:
+                    # Else its release would wait for the server to cancel the statement.
+                    connection.terminate()
+                    raise StoreBusyError(
+                        f"{self.name} does not answer in {self._answer_seconds:g} s",
+                        hint="check the load and the disk of the server",
+                    ) from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:

@@ -169,7 +169,10 @@ class Ledger:
         self._set_note(REPEAT + key, f"{self._clock()} {example}")
 
     def repeat(self, key: str) -> tuple[float, str] | None:
-        """Return the time of the answer and its id; None after `repeat_seconds`. Blocks."""
+        """Return the time of the answer and its id; None after `repeat_seconds`, and while the
+        ledger cannot be written. Blocks."""
+        if self.is_failing:
+            return None
         moment, _, example = (self._note(REPEAT + key) or "0 ").partition(" ")
         then = float(moment)
         return (then, example) if then > self._clock() - self._repeat_seconds else None

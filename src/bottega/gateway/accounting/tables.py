@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import lru_cache
@@ -12,7 +11,6 @@ from typing import Any, TypeVar
 
 from bottega._util.event_loops import BACKGROUND_LOOP
 from bottega._util.postgres import PostgresPool
-from bottega.errors import StoreUnavailableError
 from bottega.gateway.accounting.database import (
     PRUNE_BATCH,
     AccountMonth,
@@ -27,14 +25,16 @@ from bottega.gateway.accounting.migrations import ENTRY_COLUMNS, GATEWAY_TABLES,
 
 T = TypeVar("T")
 POOL_SIZE = 3
-WRITE_SECONDS = 10.0
+ANSWER_SECONDS = 5.0
 
 
 class BlockingPool:
     """Pool of connections to the gateway's tables for callers outside of an event loop."""
 
-    def __init__(self, url: str) -> None:
-        self._pool = self.run(PostgresPool.open(url, GATEWAY_TABLES, size=POOL_SIZE))
+    def __init__(self, url: str, answer_seconds: float | None = ANSWER_SECONDS) -> None:
+        self._pool = PostgresPool(
+            url, GATEWAY_TABLES, size=POOL_SIZE, answer_seconds=answer_seconds
+        )
         self.name = self._pool.name
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -47,19 +47,13 @@ class BlockingPool:
         self.run(self._pool.execute(statement, *values))
 
     def transaction(self, statements: Sequence[tuple[str, Sequence[object]]]) -> list[Row]:
-        """Run statements in one transaction; return the rows of the last one. Raises `StoreError`
-        after `WRITE_SECONDS`: the server may not answer any more."""
+        """Run statements in one transaction; return the rows of the last one."""
 
         async def work() -> list[Row]:
             rows: list[Row] = []
-            try:
-                async with asyncio.timeout(WRITE_SECONDS), self._pool.transaction() as connection:
-                    for statement, values in statements:
-                        rows = await connection.fetch(statement, *values)
-            except TimeoutError as error:
-                raise StoreUnavailableError(
-                    f"{self.name} does not answer", hint="check the server and the network"
-                ) from error
+            async with self._pool.transaction() as connection:
+                for statement, values in statements:
+                    rows = await connection.fetch(statement, *values)
             return [tuple(row) for row in rows]
 
         return self.run(work())
@@ -133,6 +127,7 @@ class EntryTables:
 
     def __init__(self, url: str) -> None:
         self._pool = BlockingPool(url)
+        self._reports = BlockingPool(url, None)
         self.name = self._pool.name
         self._owner, self._numbers = token_hex(8), count()
 
@@ -160,7 +155,8 @@ class EntryTables:
         """Run a query that is written for SQLite."""
         return self._pool.fetch(_translated(sql), *values)
 
-    read_aside = read
+    def read_aside(self, sql: str, *values: Value) -> list[Row]:
+        return self._reports.fetch(_translated(sql), *values)
 
     def spent_since(
         self, month: str, accounts: Collection[str] | None = None
@@ -242,6 +238,7 @@ class EntryTables:
 
     def close(self) -> None:
         self._pool.close()
+        self._reports.close()
 
 
 def _insert(table: str, columns: dict[str, str], more: str) -> str:

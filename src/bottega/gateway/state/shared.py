@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 # A reply waits this long for the commit of its ledger entry, which otherwise waits in memory.
 COMMIT_SECONDS = 2.0
+ANSWER_SECONDS = 2.0
 
 
 class SharedState:
@@ -41,7 +42,7 @@ class SharedState:
         memory: ReplyCache,
     ) -> None:
         self._ledger = ledger
-        self._pool = PostgresPool(database, GATEWAY_TABLES)
+        self._pool = PostgresPool(database, GATEWAY_TABLES, answer_seconds=ANSWER_SECONDS)
         self._client = None if redis is None else valkey_client(redis)
         limits: LimitStore = PostgresLimits(self._pool)
         repeats: RepeatStore = PostgresRepeats(self._pool)
