@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import pickle
 import struct
 import threading
 import zlib
@@ -47,6 +48,18 @@ def test_equal_bytes_are_equal_images(tmp_path: Path) -> None:
     assert {opened} == {again}
     assert (opened.width, opened.height, opened.media_type) == (64, 48, "image/png")
     assert opened.source == str(path)
+
+
+def test_pickled_image_leaves_out_its_pixels() -> None:
+    image = Image.from_bytes(encoded(photo()), source="a.png")
+    before = pickle.dumps(image)
+    image.decode()
+    assert image.data_url
+    after = pickle.dumps(image)
+    assert after == before
+    copy = pickle.loads(after)
+    assert (copy, copy.source, copy.width) == (image, "a.png", 64)
+    assert copy.decode().tobytes() == image.decode().tobytes()
 
 
 @pytest.mark.parametrize("prefix", ["data:image/png;base64,", ""])

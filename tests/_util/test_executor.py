@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from bottega import errors
 from bottega._util.event_loops import for_each
-from bottega._util.executor import Executor, LocalExecutor
+from bottega._util.executor import Executor, LocalExecutor, batched, computed_ahead
 from bottega._util.ray_executor import RETRIES, RayExecutor, check_address
 from bottega.errors import (
     BatchError,
@@ -164,6 +165,50 @@ def test_ray_is_imported_only_when_used() -> None:
     code = "import sys, bottega.cli.eval, bottega._util.ray_executor; print('ray' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
+
+
+def test_items_are_computed_ahead_and_yielded_in_order() -> None:
+    started, both = [0], threading.Barrier(2, timeout=30)
+
+    def compute(item: int) -> int:
+        started.append(item)
+        if item < 2:
+            both.wait()  # fails unless the second item starts before the first one is yielded
+        return item * item
+
+    made = [(item, result()) for item, result in computed_ahead(range(6), compute, 2)]
+    assert made == [(item, item * item) for item in range(6)]
+
+
+def test_no_item_is_computed_ahead_in_one_process() -> None:
+    threads: list[int] = []
+
+    def compute(item: int) -> int:
+        threads.append(threading.get_ident())
+        return item
+
+    computed = computed_ahead(iter([3, 4]), compute, 1)
+    item, result = next(computed)
+    assert (item, threads) == (3, [])
+    assert (result(), threads) == (3, [threading.get_ident()])
+
+
+def test_error_of_a_computed_item_is_raised_at_its_turn() -> None:
+    def compute(item: int) -> int:
+        if item == 1:
+            raise SettingError("item 1 is wrong")
+        return item
+
+    computed = computed_ahead(range(3), compute, 2)
+    results = [result for _, result in computed]
+    assert (results[0](), results[2]()) == (0, 2)
+    with pytest.raises(SettingError, match="item 1 is wrong"):
+        results[1]()
+
+
+def test_batches_hold_all_items() -> None:
+    assert list(batched(range(5), 2)) == [[0, 1], [2, 3], [4]]
+    assert list(batched([], 2)) == []
 
 
 EXAMPLES: list[BottegaError] = [

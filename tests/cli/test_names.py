@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from bottega import naming
 from bottega.cli.components import open_embedder, open_prompt, open_tokens
 from bottega.errors import SettingError
 from bottega.knowledge.embedders import names
-from bottega.naming import check_embedder, open_model
+from bottega.naming import ModelSpec, check_embedder, open_model
 from tests.cli.conftest import Run
 
 TYPOS = [
@@ -113,3 +114,17 @@ def test_a_misspelt_name_is_wrong_usage(run: Run, pets: Path, command: tuple[str
     assert failed.code == 2
     assert "did you mean" in failed.err
     assert not Path("k.db").exists()
+
+
+def test_model_spec_holds_the_endpoint_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://user:password@127.0.0.1:9/v1")
+    spec = ModelSpec.of("openai:m", concurrency=3)
+    assert "secret" not in repr(spec)
+    assert "password" not in repr(spec)
+    copy = pickle.loads(pickle.dumps(spec))
+    monkeypatch.delenv("OPENAI_API_KEY")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8/v1")
+    assert (copy.name, copy.concurrency) == ("openai:m", 3)
+    assert (copy.base_url, copy.api_key) == ("http://user:password@127.0.0.1:9/v1", "sk-secret")
+    assert ModelSpec.of("bundled") == ModelSpec("bundled")

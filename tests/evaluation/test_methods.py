@@ -10,7 +10,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods import LABEL_METHODS
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.planning import default_methods, needs_search, plan
+from bottega.evaluation.planning import default_methods, method_keys, needs_search, plan
 from bottega.evaluation.runner import evaluate
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
@@ -75,6 +75,10 @@ async def test_nearest_runs_once_and_knn_at_every_shot_count() -> None:
             settings(ScriptedGenerator([])),
         )
         runs = [await evaluate(SHADES, method) for method in planned]
+    config = RunConfig(methods=[*names, "vote", "logreg", "in-context"], shots=[1, 2])
+    keys = method_keys(config, SHADES)
+    assert keys[: len(planned)] == [method.key for method in planned]
+    assert keys[len(planned) :] == [("logreg", 0), ("in-context", 4)]  # the largest episode
     shots = {name: [m.shots for m in planned if m.name == name] for name in names}
     assert shots == {"vote": [1, 2], "vote-strict": [1, 2], "nearest": [1], "knn": [1, 2]}
     assert all(result.n == len(SHADES.items) for result, _ in runs)

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 LOCAL, REMOTE = "ray", "ray://"
+CLOSE_SECONDS = 10
 RETRIES = 2  # of an item whose worker process ended
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -117,7 +119,10 @@ class RayWorkers(Generic[Item, Value]):
     async def aclose(self) -> None:
         """Close the actors and end their processes."""
         closing = [actor.close.remote() for actor in self._actors]
-        await asyncio.gather(*closing, return_exceptions=True)  # an ended worker needs no closing
+        with suppress(TimeoutError):  # a worker may still compute a cancelled item
+            async with asyncio.timeout(CLOSE_SECONDS):
+                # An ended worker needs no closing.
+                await asyncio.gather(*closing, return_exceptions=True)
         for actor in self._actors:
             self._ray.kill(actor)
         self._actors = []
