@@ -11,13 +11,14 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import openai
 import pytest
 
+from bottega.gateway.accounting.accounts import Accounts
 from tests.builders import solid_image
 from tests.cli.conftest import Run
 from tests.cli.test_serve import (
@@ -218,3 +219,14 @@ def test_workers_end_with_their_supervisor(
         port = int(url.split(":")[2].removesuffix("/v1"))
         with socket.create_server(("127.0.0.1", port)):  # no process listens any more
             pass
+
+
+def test_an_empty_data_variable_leaves_keys_to_the_database(
+    run: Run, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers unset the data folder of the image this way (deploy/)."""
+    monkeypatch.setenv("BOTTEGA_DATA", "")
+    monkeypatch.setenv("BOTTEGA_DATABASE", database)
+    run("keys", "add", "team")
+    with closing(Accounts(database)) as accounts:
+        assert [one.name for one in accounts.list()] == ["team"]
