@@ -78,9 +78,11 @@ def redis(redis_server: RedisServer) -> RedisServer:
 
 
 @pytest.fixture
-def database(postgres: PostgresServer) -> str:
+def database(postgres: PostgresServer) -> Iterator[str]:
     """Return the URL of an empty database."""
-    return postgres.create_database()
+    url = postgres.create_database()
+    yield url
+    postgres.drop_database(url)
 
 
 @pytest.fixture(scope="session")

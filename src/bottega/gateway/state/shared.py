@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 # A reply waits this long for the commit of its ledger entry, which otherwise waits in memory.
 COMMIT_SECONDS = 2.0
-ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 5.0
 
 
 class SharedState:
