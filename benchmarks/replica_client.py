@@ -14,6 +14,7 @@ from benchmarks.replica_servers import Cluster
 from bottega.gateway.accounting.ledger import Ledger
 
 MASTER = "bottega/master"
+PAGE = 200
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,19 @@ class Client:
         async with self.session.delete(path, headers=self._authorization("admin")) as response:
             return response.status
 
-    async def entries(self, key: str) -> int:
-        path = f"{self.cluster.url}/admin/stats?namespace={key}"
-        async with self.session.get(path, headers=self._authorization("admin")) as response:
-            return int((await response.json())["examples"])
+    async def example_ids(self, key: str) -> set[str]:
+        """Return the ids of the examples that any gateway has."""
+        found = set[str]()
+        for url in self.cluster.urls:
+            offset, total = 0, 1
+            while offset < total:
+                path = f"{url}/admin/cache?namespace={key}&limit={PAGE}&offset={offset}"
+                headers = self._authorization("admin")
+                async with self.session.get(path, headers=headers) as response:
+                    page = await response.json()
+                found |= {one["id"] for one in page["examples"]}
+                offset, total = offset + PAGE, page["total"]
+        return found
 
     def _authorization(self, key: str) -> dict[str, str]:
         return {"authorization": f"Bearer {self.cluster.keys[key]}"}

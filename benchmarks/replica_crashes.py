@@ -27,8 +27,9 @@ SETTLE_SECONDS = 3.0
 @dataclass
 class Seen:
     """Replies of the load. `errors` are the times and descriptions of failed requests,
-    `acknowledged` the ids of the answered ones."""
+    `acknowledged` the ids of the answered ones and `stored` those of their examples."""
 
+    stored: set[str] = field(default_factory=set)
     acknowledged: list[str] = field(default_factory=list)
     wrong: int = 0
     errors: list[tuple[float, str]] = field(default_factory=list)
@@ -65,9 +66,9 @@ async def crash_bars(
     lost = sum(id not in rows for id in seen.acknowledged)
     value = f"{lost} of {len(seen.acknowledged)} lost"
     yield Bar("ledger rows of acknowledged replies", value, "0 lost", lost == 0)
-    stored = await client.entries("crash")
-    lost = max(0, len(seen.acknowledged) - stored)
-    value = f"{lost} of {len(seen.acknowledged)} lost"
+    examples = await client.example_ids("crash")
+    lost = len(seen.stored - examples)
+    value = f"{lost} of {len(seen.stored)} lost"
     yield Bar("stored answers of acknowledged replies", value, "0 lost", lost == 0)
     at_kill = seen.between(killed, killed + CLEAR_SECONDS)
     value = f"{len(at_kill)} {_summary(at_kill)}"
@@ -108,6 +109,8 @@ async def _send(
                 await asyncio.sleep(0.1)
                 continue
             seen.acknowledged.append(reply.headers["x-request-id"])
+            if "x-bottega-stored" in reply.headers:
+                seen.stored.add(reply.headers["x-bottega-stored"])
             seen.wrong += reply.text != expected_reply(question)
 
 

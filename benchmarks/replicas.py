@@ -86,7 +86,7 @@ async def repeat_bars(client: Client) -> AsyncIterator[Bar]:
         wrong += sum(one.text != expected_reply(f"repeat {n}") for n, one in enumerate(replies))
         await asyncio.sleep(0.2)
     cost = sum(client.cluster.calls().values()) - before
-    value = f"{cost} calls, {wrong} wrong replies"
+    value = f"{cost} upstream, {wrong} wrong replies"
     yield Bar("30 questions, each sent 6 times, cost", value, "30 calls", cost == 30 and not wrong)
 
     before = sum(client.cluster.calls().values())
@@ -95,7 +95,7 @@ async def repeat_bars(client: Client) -> AsyncIterator[Bar]:
     replies = await gathered(list(calls), 30)
     cost = sum(client.cluster.calls().values()) - before
     right = sum(one.text == expected_reply(question) for one in replies)
-    value = f"{cost} calls, {right} right replies"
+    value = f"{cost} upstream, {right} right replies"
     yield Bar("30 identical questions at once cost", value, "1 call", cost == 1 and right == 30)
 
 
