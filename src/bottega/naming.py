@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import islice
@@ -141,6 +141,10 @@ class ModelSpec:
             return cls(name, concurrency)
         base_url = os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE
         return cls(name, concurrency, base_url, os.environ.get("OPENAI_API_KEY", ""))
+
+    def share(self, workers: int) -> Self:
+        """Return the model for one of several workers, which share its concurrent requests."""
+        return replace(self, concurrency=max(1, self.concurrency // workers))
 
     def open(self) -> Generator:
         """Return the model. Raises `SettingError`."""

@@ -128,3 +128,5 @@ def test_model_spec_holds_the_endpoint_of_this_process(monkeypatch: pytest.Monke
     assert (copy.name, copy.concurrency) == ("openai:m", 3)
     assert (copy.base_url, copy.api_key) == ("http://user:password@127.0.0.1:9/v1", "sk-secret")
     assert ModelSpec.of("bundled") == ModelSpec("bundled")
+    assert [copy.share(workers).concurrency for workers in (1, 2, 5)] == [3, 1, 1]
+    assert copy.share(2).api_key == "sk-secret"

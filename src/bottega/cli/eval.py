@@ -347,6 +347,8 @@ def evaluate(
     data = passages_only(data, config.methods)
     remote = None if on == LOCAL else MethodFactory(data, config, spec, price, hyper)
     with open_executor(on, workers) as executor:
+        if executor and remote:
+            remote = replace(remote, model=spec.share(executor.count))
         run = partial(run_methods, hyper=hyper_model, executor=executor, remote=remote)
         _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces, run)
 

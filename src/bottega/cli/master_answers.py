@@ -118,7 +118,9 @@ def answer(
             open_executor(on, workers) as executor,
             progress("answering", len(wanted), counts_money=True) as step,
         ):
-            ask = (executor or LocalExecutor()).start(master, concurrency=concurrency)
+            executor = executor or LocalExecutor()
+            master = replace(master, model=spec.share(executor.count))
+            ask = executor.start(master, concurrency=concurrency)
             work = ask_master(
                 ask,
                 wanted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Annotated
 
@@ -161,8 +161,9 @@ def rationales(
     """
     spending = Budget(budget)  # fail before anything is loaded
     check_executor(on, workers)
+    spec = ModelSpec.of(model, concurrency=concurrency)
     factory = RationaleFactory(
-        ModelSpec.of(model, concurrency=concurrency),
+        spec,
         candidates=candidates,
         predictions=predictions,
         stop_early=not all_candidates,
@@ -171,7 +172,9 @@ def rationales(
     )
     run = Run()
     with open_executor(on, workers) as executor:
-        makers = (executor or LocalExecutor()).start(factory, concurrency=concurrency)
+        executor = executor or LocalExecutor()
+        factory = replace(factory, model=spec.share(executor.count))
+        makers = executor.start(factory, concurrency=concurrency)
         with open_rows(file, namespace) as knowledge:
             check_filled(knowledge, file, namespace)
             found = find_pending(knowledge, again=again)
