@@ -171,6 +171,7 @@ def test_spending_includes_other_processes(ledger: Ledger, place: str) -> None:
         other.flush()
         ledger.note(replace(entry(2, 0.5, "x"), time=NOW))
         assert ledger.spent_this_month("x") == 0.5
+        ledger.with_budgets.add("x")
         ledger.flush()
         assert ledger.spent_this_month("x") == 0.75 == ledger.committed_this_month("x")
         other.refresh_spending()

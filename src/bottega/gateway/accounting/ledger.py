@@ -79,7 +79,8 @@ class Ledger:
     """Ledger in gateway.db, or in PostgreSQL if `place` is a URL, written by a thread. The file is
     written within half a second, which a killed process loses; PostgreSQL at once, and `flushed`
     waits for the commit. `close` writes everything. Spending includes that of other processes as of
-    their last write.
+    their last write: in PostgreSQL that of accounts `with_budgets`, and of all after
+    `refresh_spending`.
 
     `tables` are those of PostgreSQL, None for a file. If the store cannot be written, requests
     continue. Rows wait in memory, and the oldest are `lost` when there are too many, or on `close`.
@@ -120,6 +121,7 @@ class Ledger:
             raise
         self._waiters: list[Future[None]] = []
         self.is_failing = False
+        self.with_budgets: set[str] = set()  # accounts whose committed spending decides
         self._pruned_at = float("-inf")
         self._closed = threading.Event()
         self._writer = WriterThread(
@@ -239,7 +241,11 @@ class Ledger:
         with self._lock:
             self._stored = _merged(self._stored, self._writing)
             self._writing = {}
-        self._read_spending({account for _, account in batch.spent})
+        accounts = {account for _, account in batch.spent}
+        if self.tables is not None:  # other accounts are read when they are listed
+            accounts &= self.with_budgets
+        if accounts or self.tables is None:
+            self._read_spending(accounts)
 
     def _read_spending(self, accounts: Collection[str] | None) -> None:
         # Without `_lock`, which every request needs to read its spending.

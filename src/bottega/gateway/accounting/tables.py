@@ -33,7 +33,7 @@ class BlockingPool:
 
     def __init__(self, url: str, answer_seconds: float | None = ANSWER_SECONDS) -> None:
         self._pool = PostgresPool(
-            url, GATEWAY_TABLES, size=POOL_SIZE, answer_seconds=answer_seconds
+            url, GATEWAY_TABLES, size=POOL_SIZE, answer_seconds=answer_seconds, resets=False
         )
         self.name = self._pool.name
 
@@ -47,11 +47,13 @@ class BlockingPool:
         self.run(self._pool.execute(statement, *values))
 
     def transaction(self, statements: Sequence[tuple[str, Sequence[object]]]) -> list[Row]:
-        """Run statements in one transaction; return the rows of the last one."""
+        """Run statements in one transaction; return the rows of the last one. One statement needs
+        no other round trips."""
 
         async def work() -> list[Row]:
             rows: list[Row] = []
-            async with self._pool.transaction() as connection:
+            opened = self._pool.connection if len(statements) == 1 else self._pool.transaction
+            async with opened() as connection:
                 for statement, values in statements:
                     rows = await connection.fetch(statement, *values)
             return [tuple(row) for row in rows]

@@ -55,7 +55,8 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
     if gateway_server.state is not None:
         file.shared_gates = gateway_server.state.gates
     repeats = gateway.response_cache.replies
-    if gateway.response_cache.enabled:
+    # Shared repeats survive a restart of the gateway without the ledger's record of them.
+    if gateway.response_cache.enabled and gateway_server.state is None:
         gateway.finalizer = replace(gateway.finalizer, remember=ledger.set_repeat)
         gateway.stored = StoredReplies(ledger.repeat)
     if config.shadow.rate:

@@ -103,6 +103,7 @@ class SharedLimiter(Limiter):
     async def reserve(self, hold: Hold, usd: float) -> None:
         if hold.account.usd_per_month is None:
             return
+        self._ledger.with_budgets.add(hold.account.id)
         # Before the first await: a reservation whose caller is cancelled must end, too.
         id = self._id(hold)
         hold.reserved = usd

@@ -42,7 +42,9 @@ class SharedState:
         memory: ReplyCache,
     ) -> None:
         self._ledger = ledger
-        self._pool = PostgresPool(database, GATEWAY_TABLES, answer_seconds=ANSWER_SECONDS)
+        self._pool = PostgresPool(
+            database, GATEWAY_TABLES, answer_seconds=ANSWER_SECONDS, resets=False
+        )
         self._client = None if redis is None else valkey_client(redis)
         limits: LimitStore = PostgresLimits(self._pool)
         repeats: RepeatStore = PostgresRepeats(self._pool)
