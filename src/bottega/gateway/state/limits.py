@@ -92,7 +92,7 @@ class SharedLimiter(Limiter):
         self._owner, self._count = token_hex(8), 0
         self._holds: dict[str, Hold] = {}
         self._ids: dict[Hold, str] = {}
-        self._settling: dict[Hold, asyncio.Task[None]] = {}
+        self._ending: dict[Hold, asyncio.Task[None]] = {}
 
     async def admit(self, account: Account) -> float | None:
         if account.requests_per_minute is None and account.usd_per_month is None:
@@ -116,14 +116,14 @@ class SharedLimiter(Limiter):
 
     def release(self, hold: Hold) -> None:
         """End the reservation in the background, once the ledger entry is durable."""
-        if hold in self._ids and hold not in self._settling:
+        if hold in self._ids and hold not in self._ending:
             task = asyncio.get_running_loop().create_task(self._settle(hold))
-            self._settling[hold] = task
-            task.add_done_callback(lambda _: self._settling.pop(hold, None))
+            self._ending[hold] = task
+            task.add_done_callback(lambda _: self._ending.pop(hold, None))
 
     async def released(self, hold: Hold | None) -> None:
         """Return once the reservation has ended."""
-        if hold is not None and (task := self._settling.get(hold)) is not None:
+        if hold is not None and (task := self._ending.get(hold)) is not None:
             await asyncio.shield(task)
 
     async def renew(self) -> None:
@@ -138,9 +138,9 @@ class SharedLimiter(Limiter):
 
     async def aclose(self) -> None:
         """Wait shortly for reservations that are ending."""
-        if self._settling:
-            await asyncio.wait(self._settling.values(), timeout=2 * SETTLE_SECONDS)
-        for task in list(self._settling.values()):
+        if self._ending:
+            await asyncio.wait(self._ending.values(), timeout=2 * SETTLE_SECONDS)
+        for task in list(self._ending.values()):
             task.cancel()
 
     def _id(self, hold: Hold) -> str:
