@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +17,30 @@ from bottega._util.identity import Exclude
 from bottega.cli.output import waiting
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.methods import METHODS
 from bottega.evaluation.retrieval import EXCLUDE, bundled_token_embedder
 from bottega.evaluation.retriever_factory import CachingEmbedder, CachingTokenEmbedder
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import FlmrEmbedder
 from bottega.knowledge.embedders import names
 from bottega.knowledge.embedders.names import BUNDLED
+from bottega.knowledge.index import Metric
 from bottega.parsing import SynonymParser
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
-from bottega.protocols import Embedder, MultiVectorEmbedder, Prompter, Recorder
+from bottega.protocols import (
+    Embedder,
+    Generator,
+    MultiVectorEmbedder,
+    Prompter,
+    Recorder,
+    turns_only,
+)
 from bottega.recipes.cache_retrieval import (
+    GROUPED,
     RETRIEVE,
     TEXT_ONLY,
+    WITHOUT_METRIC,
+    WITHOUT_TEXT,
     CacheRetrieval,
     DraftModel,
 )
@@ -50,6 +62,15 @@ def open_prompt(name: str) -> Prompter | None:
         hint = f"{naming.suggestion(name, prompts)}use auto, paper or interleaved"
         raise SettingError(f"prompt is unknown, got {name!r}", hint=hint)
     return prompts[name]
+
+
+def check_prompt(name: str, generator: Generator) -> None:
+    """Raise `SettingError` for a prompt that the model was not trained to read."""
+    if name == "paper" and turns_only(generator):
+        raise SettingError(
+            f"{generator.name} reads demonstrations as turns, got --prompt paper",
+            hint="remove --prompt",
+        )
 
 
 def local_model(spec: str) -> TransformersGenerator:
@@ -89,6 +110,36 @@ def check_retrieve(name: str, embed: str = BUNDLED) -> None:
         raise SettingError(
             f"{embed} makes several vectors per question, which {name} does not support",
             hint="add --retrieve hybrid",
+        )
+
+
+def check_retrieval_options(
+    retrieve: Collection[str], *, embed_text: str | None, metric: Metric, groups: int | None
+) -> None:
+    """Raise `SettingError` for an option that none of the retrieval methods uses."""
+    if embed_text is not None:
+        naming.check_text_embedder(embed_text)
+    chosen = " and ".join(retrieve)
+    unused = (
+        ("--embed-text", embed_text is not None, WITHOUT_TEXT, "dual"),
+        ("--metric l2", metric == "l2", WITHOUT_METRIC, "dual"),
+        ("--groups", groups is not None, set(RETRIEVE) - set(GROUPED), "hashtag"),
+    )
+    for option, given, without, other in unused:
+        if given and set(retrieve) <= set(without):
+            raise SettingError(
+                f"{option} has no effect on --retrieve {chosen}",
+                hint=f"remove it, or set --retrieve {other}",
+            )
+
+
+def check_rerank(rerank: str, methods: Collection[str]) -> None:
+    """Raise `SettingError` for a re-ranker that none of the methods uses."""
+    shown = [name for name in methods if METHODS[name].shows_demonstrations]
+    if rerank != "none" and methods and not shown:
+        raise SettingError(
+            f"--rerank {rerank} has no effect on --methods {','.join(methods)}",
+            hint="remove it, or add visual-rag",
         )
 
 

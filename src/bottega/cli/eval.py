@@ -11,6 +11,9 @@ from typer import Exit, Option
 
 from bottega.cli.answer import NEAREST_LAST, parse_order
 from bottega.cli.components import (
+    check_prompt,
+    check_rerank,
+    check_retrieval_options,
     check_retrieve,
     local_model,
     open_prices,
@@ -47,7 +50,12 @@ from bottega.cli.options import (
 from bottega.cli.output import SkippedExamples, note, say
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES, load_benchmark
+from bottega.evaluation.benchmarks.loading import (
+    KNOWLEDGE_BASE,
+    LABELLED_IMAGES,
+    load_benchmark,
+    with_label_noise,
+)
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.config import ROLLOUTS, RunConfig
 from bottega.evaluation.methods import LABEL_METHODS, METHODS
@@ -65,8 +73,8 @@ from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import RunState
 from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
-from bottega.knowledge.embedders.names import BUNDLED, photo_tower
-from bottega.naming import check_model, default_embedder, open_model
+from bottega.knowledge.embedders.names import BUNDLED
+from bottega.naming import check_model, default_embedder, model_for, open_model
 from bottega.recipes import Classifier
 from bottega.recipes.cache_retrieval import BY_DRAFT
 from bottega.recipes.visual_rag import LABEL_TOKENS
@@ -104,7 +112,8 @@ def evaluate(
         int | None, Option(min=1, help="Maximum examples per label in the knowledge base.")
     ] = None,
     kb_share: Annotated[
-        float, Option(min=0, max=1, help="Share of the knowledge base's examples, at random.")
+        float,
+        Option(min=0.001, max=1, help="Share of the knowledge base's examples, at random."),
     ] = 1.0,
     limit: ItemLimit = None,
     model: DefaultModel = None,
@@ -307,6 +316,8 @@ def evaluate(
     )
     check_methods(config.methods or tuple(METHODS), config.shots)
     check_retrieve(retrieve, config.embed)
+    check_retrieval_options([retrieve], embed_text=embed_text, metric=metric, groups=groups)
+    check_rerank(rerank, config.methods)
     check_output(json)
     check_compressor(config, hyper)
     hyper_model = None if hyper is None else local_model(hyper)
@@ -317,6 +328,8 @@ def evaluate(
     data = with_synonyms(data, synonyms)
     if answers_from is not None:
         data = stored_answers(data, answers_from)
+        if config.label_noise:  # of the answers that are shown
+            data = with_label_noise(data, config.benchmark, config.label_noise, config.seed)
     if data.needs_answers:
         raise SettingError(
             f"the labelled questions of {data.name} have no published answers",
@@ -340,8 +353,7 @@ def evaluate(
 
 
 def _classifier(config: RunConfig, model: str | None, price: str | None) -> Classifier:
-    photos = photo_tower(config.embed)
-    model = model or (f"{BUNDLED}:{photos}" if photos else BUNDLED)
+    model = model or model_for(config.embed)
     classifier = Classifier(
         open_model(model, concurrency=config.concurrency),
         labels=(),
@@ -352,6 +364,7 @@ def _classifier(config: RunConfig, model: str | None, price: str | None) -> Clas
     )
     tokens = config.max_tokens or ANSWER_TOKENS
     sampling = replace(classifier.sampling, max_tokens=tokens, stop=config.stop)
+    check_prompt(config.prompt, classifier.generator)
     return replace(classifier, sampling=sampling)
 
 
@@ -390,7 +403,7 @@ def _load(config: RunConfig, rationales: Path | None) -> tuple[Benchmark, int]:
         limit=config.limit,
         per_class=config.kb_per_class,
         kb_share=config.kb_share,
-        label_noise=config.label_noise,
+        label_noise=0.0 if config.answers_from else config.label_noise,
         allow_overlap=config.allow_overlap,
         on_error=skipped,
     )
@@ -434,7 +447,7 @@ def _compare(
         say(f"{skipped} unreadable examples are excluded")
     if limits.is_spent:
         say(
-            f"budget spent: {limits.spent:.4f} USD; repeat the command with a larger --budget to "
+            f"{limits}; repeat the command with a larger --budget to "
             + ("resume" if out else "start again (--out stores answers)")
         )
     if failed := sum(result.failed for result, _ in runs):

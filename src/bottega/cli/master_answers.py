@@ -42,7 +42,7 @@ from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Generator, Tier
 from bottega.recipes import cache_of_thought
 from bottega.recording import CacheRecorder
-from bottega.types import Query, Sampling
+from bottega.types import Example, Query, Sampling
 
 MASTER = "master"
 NOTE = "answers.model"  # key of the note that names the master of a file
@@ -55,7 +55,7 @@ def answer(
     benchmark: BenchmarkSpec,
     model: Annotated[str, Option(help=f"The master: {MODELS_HELP}")],
     limit: Annotated[
-        int | None, Option(min=1, help="Maximum number of labelled questions.")
+        int | None, Option(min=1, help="Answer only the first labelled questions.")
     ] = None,
     kb_per_class: Annotated[
         int | None, Option(min=1, help="Maximum examples per label, as for eval.")
@@ -94,7 +94,8 @@ def answer(
     with open_to_add(file, embed, "", default_embedder(images)) as knowledge:
         _claim(knowledge, file, model)
         found.by_question = {question_key(one.query, data.labels): one for one in knowledge}
-        wanted = [query for key, query in questions.items() if key not in found.by_question][:limit]
+        chosen = list(questions.items())[:limit]
+        wanted = [query for key, query in chosen if key not in found.by_question]
         if before := len(questions.keys() & found.by_question):
             note(
                 f"{file} already answers {before} of {plural(len(questions), 'labelled question')}"
@@ -124,14 +125,35 @@ def stored_answers(data: Benchmark, file: Path) -> Benchmark:
     """Return the benchmark with the answers of a file instead of the gold ones (`--answers-from`).
 
     Notes the questions without an answer, which are left out. Raises `SettingError`."""
-    with open_rows(file) as rows:
-        data, missing = with_answers(data, rows)
+    data, missing = with_answers(data, read_answers(file))
     if missing:
         note(
             f"{file} lacks answers to {plural(missing, 'labelled question')}: they are left out,"
             f" {len(data.knowledge)} remain"
         )
     return data
+
+
+def read_answers(file: Path, master: str | None = None) -> list[Example]:
+    """Return the examples of a file of `bottega answer`. Raises `SettingError` for a file with
+    other examples, or with those of another model than `master`."""
+    hint = f"run bottega answer {file} BENCHMARK --model MASTER"
+    if not file.exists():
+        raise SettingError(f"{file} does not exist", hint=hint)
+    with open_rows(file) as rows:
+        stored, examples = rows.note(NOTE), list(rows)
+    gold = sum(not (one.source or "").startswith(f"{MASTER}:") for one in examples)
+    if stored is None or gold:
+        raise SettingError(
+            f"{file} holds {plural(gold, 'example')} that no master answered",
+            hint=f"use another file: {hint}",
+        )
+    if master is not None and stored != master:
+        raise SettingError(
+            f"{file} holds the answers of {stored}, got --master {master}",
+            hint=f"set --master {stored}, or use another file",
+        )
+    return examples
 
 
 def _claim(knowledge: KnowledgeBase, file: Path, model: str) -> None:
@@ -205,7 +227,7 @@ def _report(
         )
         say(f"{right} of {answered} equal the gold answer ({right / answered:.3f})")
     if budget.is_spent:
-        say(f"budget spent: {budget.spent:.4f} USD; repeat the command to continue")
+        say(f"{budget}; repeat the command to continue")
     if found.failed:
         say("repeat the command to ask the failed questions again")
         raise Exit(1)

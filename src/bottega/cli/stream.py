@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from typer import Option
 
-from bottega.cli.components import open_prices, with_synonyms
+from bottega.cli.components import check_retrieval_options, open_prices, with_synonyms
 from bottega.cli.evaluation_output import say_plan
 from bottega.cli.evaluation_run import check_output
 from bottega.cli.options import (
@@ -38,7 +38,13 @@ from bottega.evaluation.stream_plan import (
     StreamConfig,
 )
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.naming import check_embedder, check_model, default_embedder, suggestion
+from bottega.naming import (
+    check_embedder,
+    check_model,
+    default_embedder,
+    model_for,
+    suggestion,
+)
 from bottega.recipes.cache_retrieval import BY_DRAFT, RETRIEVE
 
 ANSWER_TOKENS = 512
@@ -51,7 +57,13 @@ Name = TypeVar("Name", bound=str)
 def stream(
     benchmark: BenchmarkSpec,
     master: Annotated[str | None, Option(help=f"The large model: {MODELS_HELP}")] = None,
-    apprentice: Annotated[str | None, Option(help="The small model, by the same names.")] = None,
+    apprentice: Annotated[
+        str | None,
+        Option(
+            help="The small model, by the same names.",
+            show_default="bundled:photos with the embedder photos, else bundled",
+        ),
+    ] = None,
     tiers: Annotated[
         str | None,
         Option(
@@ -135,8 +147,12 @@ def stream(
         ),
     ] = None,
     embed_text: Annotated[
-        str, Option(help="Text embedder: words, minilm or FOLDER:text.")
-    ] = "words",
+        str | None,
+        Option(help="Text embedder: words, minilm or FOLDER:text.", show_default="words"),
+    ] = None,
+    metric: Annotated[
+        Literal["cosine", "l2"], Option(help="Distance of vectors; l2 differs for raw-average.")
+    ] = "cosine",
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = ANSWER_TOKENS,
     stop: Stop = None,
     apprentice_url: Annotated[
@@ -189,7 +205,8 @@ def stream(
         shots=shots,
         orders=orders,
         embed=embed or "",
-        embed_text=embed_text,
+        embed_text=embed_text or "words",
+        metric=metric,
         evict=evictions,
         groups=groups,
         capacity=capacity,
@@ -204,15 +221,19 @@ def stream(
     )
     check_output(json)
     Budget(budget)  # fail before anything is loaded
-    for spec in (embed_text, *([embed] if embed else [])):
-        check_embedder(spec)
+    _check_unused(config, cold)
+    check_retrieval_options(config.retrieve, embed_text=embed_text, metric=metric, groups=groups)
+    if embed is not None:
+        check_embedder(embed)
     prices = {"master": master_price, "apprentice": apprentice_price}
     tables = {name: open_prices(price) for name, price in prices.items()}
     data = load_benchmark(benchmark, seed=seed, limit=limit, on_error=warn)
     data = with_synonyms(data, synonyms)
+    embed = embed or default_embedder(i for e in data.knowledge for i in e.query.images)
     config = replace(
         config,
-        embed=embed or default_embedder(i for e in data.knowledge for i in e.query.images),
+        embed=embed,
+        tiers=_models(tiers, master, apprentice, embed),
         cold=cold or round(COLD_SHARE * len(data.items)),
     )
     run = StreamRun(config, data, tables, out, budget, concurrency, apprentice_url)
@@ -226,13 +247,34 @@ def stream(
     run.execute(json)
 
 
-def _models(tiers: str | None, master: str | None, apprentice: str | None) -> tuple[str, ...]:
+def _check_unused(config: StreamConfig, cold: int | None) -> None:
+    """Raise `SettingError` for an option that has no effect."""
+    starts = set(config.starts)
+    unused = (
+        ("--answers", config.answers is not None and starts == {"none"}, "--start warm"),
+        ("--cold", cold is not None and "cold" not in starts, "--start cold"),
+        (
+            "--capacity",
+            config.capacity is not None and set(config.evict) == {UNLIMITED},
+            "--evict lru",
+        ),
+    )
+    for option, is_unused, other in unused:
+        if is_unused:
+            raise SettingError(f"{option} has no effect", hint=f"remove it, or add {other}")
+
+
+def _models(
+    tiers: str | None, master: str | None, apprentice: str | None, embed: str = BUNDLED
+) -> tuple[str, ...]:
     """Return the models, the master last. Raises `SettingError`."""
     if tiers is not None and (master or apprentice):
         raise SettingError(
             "--tiers replaces --master and --apprentice, got both", hint="remove one of them"
         )
-    names = tiers.split(",") if tiers is not None else [apprentice or BUNDLED, master or ""]
+    names = (
+        tiers.split(",") if tiers is not None else [apprentice or model_for(embed), master or ""]
+    )
     if not names[-1]:
         raise SettingError("a stream needs a master, got none", hint="add --master openai:NAME")
     if len(names) < 2:

@@ -15,7 +15,7 @@ from typer import Exit
 
 from bottega import __version__
 from bottega.cli.components import open_retrieval
-from bottega.cli.knowledge_files import open_rows
+from bottega.cli.master_answers import read_answers
 from bottega.cli.output import Step, note, plural, print_table, progress, say, to_json, warn
 from bottega.errors import BudgetError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
@@ -184,6 +184,7 @@ class StreamRun:
             cold=self.config.cold or 0,
             router=self.config.router,
             capacity=self.config.capacity,
+            metric=self.config.metric,
             sampling=self._sampling,
             price=self._price,
             seed=self.config.seed,
@@ -250,8 +251,8 @@ class StreamRun:
         questions = labelled_questions(self.data)
         found = MasterAnswers(self.data.labels)
         if self.config.answers is not None:
-            with open_rows(self.config.answers) as rows:
-                stored = {question_key(one.query, self.data.labels): one for one in rows}
+            answers = read_answers(self.config.answers, self.config.tiers[-1])
+            stored = {question_key(one.query, self.data.labels): one for one in answers}
             found.by_question = {key: one for key, one in stored.items() if key in questions}
             missing = len(questions) - len(found.by_question)
             if missing:
@@ -259,7 +260,7 @@ class StreamRun:
                     f"{self.config.answers} lacks answers to {missing} of"
                     f" {plural(len(questions), 'labelled question')}: they are left out"
                 )
-            return found.in_order(self.data.knowledge)
+            return self._usable(found)
         with KnowledgeBase.open(":memory:", embed=None) as nothing:
             ask = setup.pipeline(nothing, lambda tiers: FixedRouter(tiers[-1]), remember=False)
             with progress("the master's answers", len(questions), counts_money=True) as step:
@@ -278,7 +279,17 @@ class StreamRun:
             f" {plural(len(questions), 'labelled question')} for {cost} USD;"
             f" {len(found.failed)} failed, {found.unusable} invalid or cut"
         )
-        return found.in_order(self.data.knowledge)
+        return self._usable(found)
+
+    def _usable(self, found: MasterAnswers) -> list[Example]:
+        answers = found.in_order(self.data.knowledge)
+        if not answers:
+            raise SettingError(
+                f"the master has no answer to one of the labelled questions of {self.data.name},"
+                f" so --start {' and '.join(self.config.starts)} is empty",
+                hint="set --start none, or another master",
+            )
+        return answers
 
     def _report(
         self, results: Mapping[Stream, StreamResult], setup: StreamSetup, json: Path | None

@@ -154,6 +154,10 @@ class Budget:
         self._running = 0
         self.is_spent = False
 
+    def __str__(self) -> str:
+        text = f"{self.spent:.4f} of {self._limit or 0.0:g} USD spent"
+        return f"{text}, and the next request could exceed the budget" if self.is_spent else text
+
     @property
     def is_limited(self) -> bool:
         return self._limit is not None
@@ -219,7 +223,7 @@ class BudgetedGenerator:
     async def _send(self, prompt: Prompt, sampling: Sampling) -> Reply:
         if not self._budget.reserve():
             raise BudgetError(
-                f"the budget is spent: {self._budget.spent:.4f} USD",
+                str(self._budget),
                 hint="repeat the command with a larger --budget to resume",
             )
         cost: float | None = 0.0

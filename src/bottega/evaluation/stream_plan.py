@@ -18,6 +18,7 @@ from bottega.knowledge import (
     LeastSavingsEviction,
     RandomEviction,
 )
+from bottega.knowledge.index import Metric
 from bottega.recipes.cache_retrieval import RetrievalName
 
 Start = Literal["none", "cold", "warm"]
@@ -144,6 +145,7 @@ class StreamConfig:
     stop: tuple[str, ...] = ()
     synonyms: Path | None = None
     phases: int = 1
+    metric: Metric = "cosine"
     seed: int = 0
 
     def streams(self) -> list[Stream]:
@@ -177,7 +179,7 @@ class StreamConfig:
     def record(self) -> dict[str, object]:
         """Return the settings as JSON values: a run resumes if these are equal."""
         lists = ("tiers", "rates", "starts", "retrieve", "controls", "evict")
-        added = {"phases": 1, "stop": ()}  # absent from runs of older versions
+        added = {"phases": 1, "stop": (), "metric": "cosine"}  # absent from runs of older versions
         return {
             **{k: v for k, v in vars(self).items() if k not in added or v != added[k]},
             **{name: list(getattr(self, name)) for name in lists},

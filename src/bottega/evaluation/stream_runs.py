@@ -20,6 +20,7 @@ from bottega.evaluation.runner import RunState, evaluate
 from bottega.evaluation.stream_plan import EVICTIONS, Curve, RouterName, Start, Stream
 from bottega.evaluation.streams import StreamResult
 from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.index import Metric
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Pricer, Retriever, Router, Tier
 from bottega.recipes import cache_of_thought
@@ -53,6 +54,7 @@ class StreamSetup:
     cold: int = 0
     router: RouterName = "coin"
     capacity: int | None = None
+    metric: Metric = "cosine"
     sampling: Sampling | None = None
     price: Pricer | None = None
     seed: int = 0
@@ -90,6 +92,7 @@ class StreamSetup:
         cache = KnowledgeBase.open(
             ":memory:",
             self.retrievals[curve.retrieve].views(),
+            metric=self.metric,
             capacity=self.capacity if evict else None,
             evict=evict,
         )

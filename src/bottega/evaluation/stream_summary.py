@@ -9,6 +9,7 @@ from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.stream_plan import Stream
 from bottega.evaluation.streams import StreamResult, gain, growth, mean_over
 from bottega.parsing import same_answer
+from bottega.recording import is_abstention
 
 PARTS = 3
 NO_CACHE = "no cache"
@@ -134,7 +135,7 @@ def _agreement(
     streams: Sequence[Stream], results: Mapping[Stream, StreamResult], cheaper: set[str]
 ) -> float | None:
     """Return the share of the cheaper tiers' answers that equal the master's to the same items, as
-    a mean over the streams."""
+    a mean over the streams. Abstentions and invalid answers agree with none."""
     masters = next(
         (r for s, r in results.items() if s.curve.name == NO_CACHE and s.rate == 1), None
     )
@@ -144,7 +145,9 @@ def _agreement(
     shares = []
     for stream in streams:
         equal = [
-            same_answer(one.answer, answers[one.item.query.id], one.item.query)
+            one.answer.valid
+            and not is_abstention(one.answer.text)
+            and same_answer(one.answer, answers[one.item.query.id], one.item.query)
             for one in results[stream].scored
             if one.tier in cheaper and one.item.query.id in answers
         ]

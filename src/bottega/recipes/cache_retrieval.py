@@ -55,6 +55,9 @@ BY_DRAFT = ("crossed", "probe", "keyword-hashtag")
 BY_RESPONSE = ("probe", "keywords", "keyword-hashtag")
 BY_IMAGE = ("image", "crossed")  # stored examples need an image
 TEXT_ONLY = ("text", "bm25", "hybrid")
+WITHOUT_TEXT = ("image", "bm25", "hybrid")  # names without a text embedder
+WITHOUT_METRIC = ("bm25", "hybrid")
+GROUPED = ("hashtag", "keyword-hashtag")
 # View of the level-2 hashtags.
 HASHTAGS = "hashtags"
 TOKEN_BATCH = 256
@@ -139,7 +142,7 @@ class CacheRetrieval:
     def views(self) -> dict[str, View]:
         """Return the views of the knowledge base; the first one is searched."""
         views = {DEFAULT: View(self.embedder, self._cached_side())}
-        if self.name in ("hashtag", "keyword-hashtag"):
+        if self.name in GROUPED:
             views[HASHTAGS] = self._hashtags()
         return views
 
