@@ -96,16 +96,17 @@ def commands(*, quick: bool) -> Iterator[Sequence[str]]:
             )
         orders = "2" if quick else "3"
         limit = ("--limit", str(40 if quick else task.streamed_items))
-        models = ("--master", MASTER, "--apprentice", "bundled", "--answers", answers)
+        models = ("--master", MASTER, "--apprentice", "bundled")
         streamed = ("stream", task.spec, *models, *limit)
+        started = (*streamed, "--answers", answers)
         yield (
-            *(*streamed, "--master-rate", RATES, "--orders", orders, *task.stream),
+            *(*started, "--master-rate", RATES, "--orders", orders, *task.stream),
             *("--out", f"{task.name}-streams"),
         )
         tree = ("--start", "cold", "--shots", "4")
         for groups, options in (("adaptive", ()), ("fixed", ("--groups", "10"))):
             yield (
-                *(*streamed, "--master-rate", "0.1,0.3,0.5", "--orders", orders, *tree),
+                *(*started, "--master-rate", "0.1,0.3,0.5", "--orders", orders, *tree),
                 *("--retrieve", f"{task.dense},hashtag", "--controls", "no-cache", *options),
                 *("--out", f"{task.name}-{groups}-tree"),
             )

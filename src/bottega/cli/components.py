@@ -275,7 +275,7 @@ def _trace_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def open_prices(price: str | None) -> PriceTable:
+def open_prices(price: str | None, option: str = "--price") -> PriceTable:
     """Parse `IN,OUT` in US dollars per million tokens; else use the prices of genai-prices."""
     if price is None:
         return PriceTable()
@@ -285,6 +285,6 @@ def open_prices(price: str | None) -> PriceTable:
             raise ValueError
     except ValueError as error:
         raise SettingError(
-            f"--price must be IN,OUT, got {price!r}", hint="set e.g. --price 0.15,0.60"
+            f"{option} must be IN,OUT, got {price!r}", hint=f"set e.g. {option} 0.15,0.60"
         ) from error
     return PriceTable({"*": TokenPrice(prompt, completion)})

@@ -31,13 +31,14 @@ from bottega.evaluation.master_answers import labelled_questions
 from bottega.evaluation.outcomes import Budget
 from bottega.evaluation.stream_plan import (
     CONTROLS,
-    EVICTIONS,
     ROUTERS,
     STARTS,
     UNLIMITED,
+    Control,
     StreamConfig,
 )
 from bottega.knowledge.embedders.names import BUNDLED
+from bottega.knowledge.eviction import EVICTIONS
 from bottega.naming import (
     check_embedder,
     check_model,
@@ -189,7 +190,9 @@ def stream(
     each to the master or to the apprentice, and the master's answers become demonstrations. No
     model, cache or router sees a gold answer. Equal requests of several streams are sent once; the
     cost of a stream counts all of its requests."""
-    evictions = _names(evict or ("lru" if capacity else UNLIMITED), EVICTIONS, "--evict")
+    evictions = _names(
+        evict or ("lru" if capacity else UNLIMITED), (UNLIMITED, *EVICTIONS), "--evict"
+    )
     if capacity is None and set(evictions) != {UNLIMITED}:
         raise SettingError(
             f"--evict {evict} needs a capacity, got none", hint="add e.g. --capacity 100"
@@ -201,7 +204,7 @@ def stream(
         rates=_rates(master_rate),
         starts=_names(start, STARTS, "--start"),
         retrieve=_names(retrieve, RETRIEVE, "--retrieve"),
-        controls=() if controls == NONE else _names(controls, CONTROLS, "--controls"),
+        controls=_controls(controls),
         shots=shots,
         orders=orders,
         embed=embed or "",
@@ -226,7 +229,7 @@ def stream(
     if embed is not None:
         check_embedder(embed)
     prices = {"master": master_price, "apprentice": apprentice_price}
-    tables = {name: open_prices(price) for name, price in prices.items()}
+    tables = {name: open_prices(price, f"--{name}-price") for name, price in prices.items()}
     data = load_benchmark(benchmark, seed=seed, limit=limit, on_error=warn)
     data = with_synonyms(data, synonyms)
     embed = embed or default_embedder(i for e in data.knowledge for i in e.query.images)
@@ -298,6 +301,14 @@ def _name(given: str, allowed: Collection[Name], option: str) -> Name:
 
 def _names(given: str, allowed: Collection[Name], option: str) -> tuple[Name, ...]:
     return tuple(dict.fromkeys(_name(one.strip(), allowed, option) for one in given.split(",")))
+
+
+def _controls(given: str) -> tuple[Control, ...]:
+    if given == NONE:
+        return ()
+    if NONE in given.split(","):
+        raise SettingError(f"--controls none excludes the others, got {given}", hint="remove none")
+    return _names(given, CONTROLS, "--controls")
 
 
 def _rates(given: str) -> tuple[float, ...]:

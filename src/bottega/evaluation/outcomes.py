@@ -180,7 +180,8 @@ class Budget:
         if cost_usd is None and self._limit is not None:
             raise SettingError(
                 "a budget needs the model's price, which is unknown",
-                hint="set it in US dollars per million tokens, e.g. --price 0.15,0.60",
+                hint="set it in US dollars per million tokens: --price 0.15,0.60, in streams"
+                " --master-price and --apprentice-price",
             )
         self.spent += cost_usd or 0.0
         self._highest_cost = max(self._highest_cost, cost_usd or 0.0, at_most_usd)

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from bottega.errors import SettingError
-from bottega.knowledge import (
-    Eviction,
-    FirstInFirstOutEviction,
-    LeastFrequentlyUsedEviction,
-    LeastRecentlyUsedEviction,
-    LeastSavingsEviction,
-    RandomEviction,
-)
 from bottega.knowledge.index import Metric
 from bottega.recipes.cache_retrieval import RetrievalName
 
@@ -29,14 +21,6 @@ CONTROLS: tuple[Control, ...] = ("no-cache", "random", "vote")
 ROUTERS: tuple[RouterName, ...] = ("coin", "coverage", "half-first")
 APPRENTICE, MASTER = "apprentice", "master"
 UNLIMITED = "none"
-EVICTIONS: Mapping[str, Callable[[], Eviction | None]] = {
-    UNLIMITED: lambda: None,
-    "lru": LeastRecentlyUsedEviction,
-    "lfu": LeastFrequentlyUsedEviction,
-    "least-saving": LeastSavingsEviction,
-    "fifo": FirstInFirstOutEviction,
-    "random": RandomEviction,
-}
 
 
 @dataclass(frozen=True)

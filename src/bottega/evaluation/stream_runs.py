@@ -17,9 +17,10 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer, pipeline_method
 from bottega.evaluation.run_store import AnswerStore
 from bottega.evaluation.runner import RunState, evaluate
-from bottega.evaluation.stream_plan import EVICTIONS, Curve, RouterName, Start, Stream
+from bottega.evaluation.stream_plan import UNLIMITED, Curve, RouterName, Start, Stream
 from bottega.evaluation.streams import StreamResult
 from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.eviction import EVICTIONS
 from bottega.knowledge.index import Metric
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Pricer, Retriever, Router, Tier
@@ -88,7 +89,7 @@ class StreamSetup:
 
     def open_cache(self, curve: Curve) -> KnowledgeBase:
         """Return the cache at the start of a stream, in memory. Blocks."""
-        evict = EVICTIONS[curve.evict]()
+        evict = None if curve.evict == UNLIMITED else EVICTIONS[curve.evict]()
         cache = KnowledgeBase.open(
             ":memory:",
             self.retrievals[curve.retrieve].views(),

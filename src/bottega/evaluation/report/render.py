@@ -33,7 +33,6 @@ from bottega.evaluation.report.sections import (
     sections,
 )
 from bottega.evaluation.report.streams import (
-    ORDERS,
     StreamSection,
     figures,
     is_stream_run,
@@ -46,6 +45,7 @@ from bottega.evaluation.report.tables import (
     streams_as_markdown,
 )
 from bottega.evaluation.retrieval import EXCLUSION_RULE
+from bottega.evaluation.run_store import ORDERS
 from bottega.image import path_text
 
 SCRIPTS = ("comparison.js", "items.js")
