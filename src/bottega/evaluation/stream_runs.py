@@ -183,7 +183,7 @@ async def _run_stream(
 
 def _method(setup: StreamSetup, stream: Stream, cache: KnowledgeBase) -> Method:
     curve = stream.curve
-    retrieve = SettledRetriever(setup.retrievals[curve.retrieve].retriever(cache))
+    retrieve = SynchronousRetriever(setup.retrievals[curve.retrieve].retriever(cache))
     route = _route(setup, stream, retrieve)
     shown: Retriever = retrieve
     if curve.control == "random":
@@ -256,9 +256,9 @@ class _OrderedStore(AnswerStore):
 
 
 @dataclass(frozen=True)
-class SettledRetriever:
-    """Retriever that waits for groups that are rebuilt in the background, so results do not depend
-    on the machine's speed."""
+class SynchronousRetriever:
+    """Retriever wrapper that waits until the background has rebuilt the groups, so results do not
+    depend on the machine's speed."""
 
     retrieve: Retriever
 
@@ -273,8 +273,8 @@ class SettledRetriever:
 
 
 class RandomRetriever:
-    """Retriever of random examples from the current cache; the same for equal sequences of
-    queries."""
+    """Retriever of random examples from the current cache. Equal sequences of calls return equal
+    examples."""
 
     def __init__(self, cache: KnowledgeBase, seed: int) -> None:
         self._cache = cache

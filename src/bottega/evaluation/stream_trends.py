@@ -16,7 +16,7 @@ from bottega.evaluation.streams import StreamResult
 Results = Mapping[Stream, StreamResult]
 MIN_CONDITIONS, MIN_ORDERS = 3, 2  # of Page's test
 COLUMNS = ("rises with", "curve", "means", "orders", "p")
-RATES, STARTED, THIRDS = "master's rate", "start", "third of the stream"
+BY_RATE, BY_START, BY_THIRD = "master's rate", "start", "third of the stream"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _by_rate(results: Results) -> Iterator[Trend]:
             [_score(results.get(Stream(curve, rate, order))) for rate in rates]
             for order in _orders(results)
         ]
-        yield from _trend(RATES, curve.name, [f"{rate:g}" for rate in rates], rows)
+        yield from _trend(BY_RATE, curve.name, [f"{rate:g}" for rate in rates], rows)
 
 
 def _by_start(results: Results) -> Iterator[Trend]:
@@ -72,7 +72,7 @@ def _by_start(results: Results) -> Iterator[Trend]:
             [_mean([_score(results.get(Stream(one, r, order))) for r in rates]) for one in starts]
             for order in _orders(results)
         ]
-        yield from _trend(STARTED, curve.name.partition(", ")[2], STARTS, rows)
+        yield from _trend(BY_START, curve.name.partition(", ")[2], STARTS, rows)
 
 
 def _by_third(results: Results, master: str) -> Iterator[Trend]:
@@ -87,7 +87,7 @@ def _by_third(results: Results, master: str) -> Iterator[Trend]:
             ]
             found = [one for one in gains if None not in one]
             rows.append([_mean([one[part] for one in found]) for part in range(PARTS)])
-        yield from _trend(THIRDS, curve.name, [str(part + 1) for part in range(PARTS)], rows)
+        yield from _trend(BY_THIRD, curve.name, [str(part + 1) for part in range(PARTS)], rows)
 
 
 def _trend(

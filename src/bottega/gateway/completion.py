@@ -46,8 +46,8 @@ from bottega.gateway.ports import RequestRecord, Served, Tenant, UpstreamCall
 from bottega.gateway.reasoning import (
     Trim,
     may_reason,
-    trimmed,
-    trimmed_stream,
+    trim_reply,
+    trim_stream,
     with_instruction,
 )
 from bottega.gateway.requests import Overrides
@@ -171,7 +171,7 @@ class Completer:
         dismissed = tuple((one.call, one.completed) for one in steps.dismissed)
         completed = self.without_extras(job, result.call, result.completed)
         if result.call.reasons:
-            completed, result.call.rationale = _trim(job, result.call)(completed)
+            completed, result.call.rationale = _trimmer(job, result.call)(completed)
         return ChatResult(result.call, completed, dismissed, tuple(steps.failed))
 
     async def stream(self, job: ChatJob) -> ChatStream:
@@ -201,7 +201,7 @@ class Completer:
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
         chunks = call.served.upstream.stream(call.body)
         if call.reasons:
-            chunks = trimmed_stream(chunks, _trim(job, call), partial(setattr, call, "rationale"))
+            chunks = trim_stream(chunks, _trimmer(job, call), partial(setattr, call, "rationale"))
         with _reserved(job, call) as state:
             # Until the first chunk another tier may still answer.
             first = await anext(chunks, None)
@@ -285,13 +285,13 @@ class Completer:
             return self.served[0].name, False
 
 
-def _trim(job: ChatJob, call: UpstreamCall) -> Trim:
+def _trimmer(job: ChatJob, call: UpstreamCall) -> Trim:
     """Return the function that trims a reply with reasoning: a user's pipeline reads the answer
     with its own parser."""
     query = job.query
     if query is None or call.served.prompt is None:
-        return trimmed
-    return partial(trimmed, read=partial(query.pipeline.parse, query.query))
+        return trim_reply
+    return partial(trim_reply, read=partial(query.pipeline.parse, query.query))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from bottega.types import Answer, Completion
 
 # A client with a smaller limit wants a brief answer; reasoning would use it up.
 MIN_TOKENS = 256
-# Fields that need the whole text or several choices.
+# Fields that apply to the whole text.
 NEEDS_WHOLE = ("logprobs", "response_format", "prediction")
 LIMITS = ("max_tokens", "max_completion_tokens")
 
@@ -60,7 +60,7 @@ def final_answer(completion: Completion) -> Answer | None:
     return Answer(text, rationale=rationale) if text and rationale else None
 
 
-def trimmed(
+def trim_reply(
     completed: ChatCompletion, read: Callable[[Completion], Answer | None] = final_answer
 ) -> tuple[ChatCompletion, str | None]:
     """Return the reply with its final answer as the whole text, and the rationale; the reply
@@ -79,7 +79,7 @@ def trimmed(
     return ChatCompletion(payload, completed.model, (brief,), completed.usage), answer.rationale
 
 
-async def trimmed_stream(
+async def trim_stream(
     chunks: AsyncGenerator[bytes], trim: Trim, keep: Callable[[str | None], None]
 ) -> AsyncGenerator[bytes]:
     """Yield the chunks of the trimmed reply once the stream has ended; `keep` receives the
