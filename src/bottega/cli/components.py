@@ -174,8 +174,7 @@ def open_retrieval(
     `embed` embeds images, and also text for `text` if it reads text only. `embed_text` defaults to
     the text part of `embed` if that ends in `:average` or `:raw-average`, else to words.
     `questions` give the document frequencies of keywords; if all are equal, hashtags group images.
-    `progress` receives the number of
-    examples embedded by `hybrid`.
+    `progress` receives the number of examples that `hybrid` embedded.
     """
     check_retrieve(retrieve, embed)
     name = next(one for one in RETRIEVE if one == retrieve)
@@ -211,8 +210,8 @@ def open_retrieval(
 
 
 def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
-    """Return the benchmark with replies read by `file`, a JSON object of each label's other names.
-    Raises `SettingError`."""
+    """Return the benchmark with a parser that accepts other names of labels. `file` is a JSON
+    object with the names of each label. Raises `SettingError`."""
     if file is None:
         return data
     try:
@@ -228,8 +227,10 @@ def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
         ) from error
     if unknown := [label for label in names if label not in data.labels]:
         raise SettingError(
-            f"{file} has names of {unknown[0]!r}, which is no label of {data.name}",
-            hint=f"labels: {', '.join(data.labels[:20]) or 'none: the answers are free text'}",
+            f"{file} has names of {unknown[0]!r}, which is not a label of {data.name}",
+            hint=f"use its labels: {', '.join(data.labels[:20])}"
+            if data.labels
+            else "remove --synonyms: the answers are free text",
         )
     return replace(data, parse=SynonymParser(names, multi_label=data.multi_label))
 

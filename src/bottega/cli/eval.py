@@ -23,9 +23,9 @@ from bottega.cli.components import (
 from bottega.cli.evaluation_output import (
     answer_store,
     note_rationales,
+    print_plan,
     report_failures,
     report_results,
-    say_plan,
 )
 from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
 from bottega.cli.knowledge_files import evaluation_defaults, open_rows
@@ -113,7 +113,7 @@ def evaluate(
     ] = None,
     kb_share: Annotated[
         float,
-        Option(min=0.001, max=1, help="Share of the knowledge base's examples, at random."),
+        Option(min=0.001, max=1, help="Keep this random share of the knowledge base's examples."),
     ] = 1.0,
     limit: ItemLimit = None,
     model: DefaultModel = None,
@@ -145,11 +145,16 @@ def evaluate(
         ),
     ] = None,
     metric: Annotated[
-        Literal["cosine", "l2"], Option(help="Distance of vectors; l2 differs for raw-average.")
+        Literal["cosine", "l2"],
+        Option(help="Distance between vectors; l2 changes the results of raw-average."),
     ] = "cosine",
     groups: Annotated[
         int | None,
-        Option(min=1, help="Number of groups of hashtag.", show_default="adapted to the examples"),
+        Option(
+            min=1,
+            help="Number of groups of hashtag methods.",
+            show_default="adapted to the examples",
+        ),
     ] = None,
     label_noise: Annotated[
         float, Option(min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
@@ -346,7 +351,7 @@ def evaluate(
     if dry_run:
         check_benchmark_fit(config.methods, data, retrieve)
         calls = max_calls(config, data, replace(settings, labels=data.labels))
-        say_plan(data, [settings.generator.name], calls, drafts=retrieve in BY_DRAFT)
+        print_plan(data, [settings.generator.name], calls, drafts=retrieve in BY_DRAFT)
         return
     data = passages_only(data, config.methods)
     _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces)

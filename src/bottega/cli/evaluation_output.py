@@ -27,12 +27,12 @@ PAIRED_TESTS = (
 )
 FOOTNOTE = 'Invalid replies count as wrong, also "unknown"; failed requests are excluded.'
 
-CLASSIFIED = ("image-folder:", "knowledge-base:")
-COMPARED = ("visual-rag", "logreg")
+CLASSIFICATIONS = ("image-folder:", "knowledge-base:")
+RECOMMENDATION = ("visual-rag", "logreg")
 SHOWN_FAILURES = 10
 
 
-def say_plan(
+def print_plan(
     data: Benchmark, models: Sequence[str], calls: int, *, drafts: bool = False, orders: int = 1
 ) -> None:
     """Print the size of a run that is not started."""
@@ -78,13 +78,13 @@ def print_results(
     run = {result.method for result in results}
     notes = [spec.note for spec in METHODS.values() if spec.note and spec.name in run]
     note(" ".join([*notes, FOOTNOTE]))
-    if data.name.startswith(CLASSIFIED) and is_logistic_better(differences):
+    if data.name.startswith(CLASSIFICATIONS) and is_logistic_better(differences):
         note("logreg is more accurate here: bottega classify --method logreg")
 
 
 def is_logistic_better(differences: Sequence[PairedDifference]) -> bool:
     """Return whether logreg is clearly better than visual-rag at every number of shots."""
-    found = [one.high < 0 for one in differences if (one.method, one.against) == COMPARED]
+    found = [one.high < 0 for one in differences if (one.method, one.against) == RECOMMENDATION]
     return bool(found) and all(found)
 
 

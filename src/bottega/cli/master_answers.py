@@ -71,7 +71,7 @@ def answer(
     dry_run: DryRun = False,
     price: PriceOption = None,
 ) -> None:
-    """Let a master answer the labelled questions of a benchmark, into a knowledge base.
+    """Store a master's answers to the labelled questions of a benchmark in a knowledge base.
 
     The master reasons before it answers, and never sees a gold answer. The file holds its answers
     with their reasoning: a warm cache for the gateway, `bottega stream --answers` and `bottega eval
@@ -92,7 +92,7 @@ def answer(
     images = (image for query in questions.values() for image in query.images)
     limits, found = Budget(budget), MasterAnswers(data.labels)
     with open_to_add(file, embed, "", default_embedder(images)) as knowledge:
-        _claim(knowledge, file, model)
+        _set_master(knowledge, file, model)
         found.by_question = {question_key(one.query, data.labels): one for one in knowledge}
         chosen = list(questions.items())[:limit]
         wanted = [query for key, query in chosen if key not in found.by_question]
@@ -145,7 +145,7 @@ def read_answers(file: Path, master: str | None = None) -> list[Example]:
     gold = sum(not (one.source or "").startswith(f"{MASTER}:") for one in examples)
     if stored is None or gold:
         raise SettingError(
-            f"{file} holds {plural(gold, 'example')} that no master answered",
+            f"{file} holds {plural(gold, 'example')} without a master's answer",
             hint=f"use another file: {hint}",
         )
     if master is not None and stored != master:
@@ -156,9 +156,9 @@ def read_answers(file: Path, master: str | None = None) -> list[Example]:
     return examples
 
 
-def _claim(knowledge: KnowledgeBase, file: Path, model: str) -> None:
-    """Note the master of the file. Raises `SettingError` for a file of another master or with other
-    examples."""
+def _set_master(knowledge: KnowledgeBase, file: Path, model: str) -> None:
+    """Store the master's name in the file. Raises `SettingError` for a file of another master or
+    with other examples."""
     stored = knowledge.note(NOTE)
     if stored == model:
         return
@@ -169,7 +169,7 @@ def _claim(knowledge: KnowledgeBase, file: Path, model: str) -> None:
         )
     if len(knowledge):
         raise SettingError(
-            f"{file} holds {plural(len(knowledge), 'example')} that no master answered",
+            f"{file} holds {plural(len(knowledge), 'example')} without a master's answer",
             hint="use another file",
         )
     knowledge.set_note(NOTE, model)

@@ -144,7 +144,7 @@ def _cache(config: Config) -> Rows:
     shown = ("embed", "retrieve", "min_similarity", "capacity", "reasoning")
     texts = {name: _with_default(name, getattr(cache, name), defaults) for name in shown}
     if cache.min_similarity is None:
-        texts["min_similarity"] = "not set: bm25 has no similarity"
+        texts["min_similarity"] = f"not set: {cache.retrieve} has no similarity"
     texts["capacity"] += f", evicts {cache.evict}"
     for name, text in texts.items():
         yield f"  {name}", text

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 from typer import Option
 
 from bottega.cli.components import check_retrieval_options, open_prices, with_synonyms
-from bottega.cli.evaluation_output import say_plan
+from bottega.cli.evaluation_output import print_plan
 from bottega.cli.evaluation_run import check_output
 from bottega.cli.options import (
     MODELS_HELP,
@@ -61,7 +61,7 @@ def stream(
     apprentice: Annotated[
         str | None,
         Option(
-            help="The small model, by the same names.",
+            help="The small model, with the same names.",
             show_default="bundled:photos with the embedder photos, else bundled",
         ),
     ] = None,
@@ -95,9 +95,9 @@ def stream(
     controls: Annotated[
         str,
         Option(
-            help="Controls, comma-separated: no-cache (with the apprentice alone and the master "
-            "alone), random (random examples of the cache), vote (of the demonstrations, without "
-            "an apprentice); or none."
+            help="Controls, comma-separated: no-cache (no demonstrations, also for the apprentice "
+            "alone and the master alone), random (random examples of the cache), vote (a vote of "
+            "the demonstrations instead of the apprentice); or none."
         ),
     ] = "no-cache,random,vote",
     shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = 1,
@@ -106,7 +106,7 @@ def stream(
         int,
         Option(
             min=1,
-            help="Drift: divide the gold answers among this many phases, which follow each other.",
+            help="Number of phases of a drift: each phase holds the items of other gold answers.",
         ),
     ] = 1,
     capacity: Annotated[
@@ -115,14 +115,16 @@ def stream(
     evict: Annotated[
         str | None,
         Option(
-            help="Eviction policies at this capacity, comma-separated: lru, lfu, least-saving, "
+            help="Eviction policies with --capacity, comma-separated: lru, lfu, least-saving, "
             "fifo, random, or none (no limit).",
             show_default="lru with --capacity",
         ),
     ] = None,
     groups: Annotated[
         int | None,
-        Option(min=1, help="Number of groups of hashtag.", show_default="adapted to the cache"),
+        Option(
+            min=1, help="Number of groups of hashtag methods.", show_default="adapted to the cache"
+        ),
     ] = None,
     cold: Annotated[
         int | None,
@@ -152,7 +154,8 @@ def stream(
         Option(help="Text embedder: words, minilm or FOLDER:text.", show_default="words"),
     ] = None,
     metric: Annotated[
-        Literal["cosine", "l2"], Option(help="Distance of vectors; l2 differs for raw-average.")
+        Literal["cosine", "l2"],
+        Option(help="Distance between vectors; l2 changes the results of raw-average."),
     ] = "cosine",
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = ANSWER_TOKENS,
     stop: Stop = None,
@@ -172,7 +175,7 @@ def stream(
         str | None,
         Option(help="USD per million tokens of the master, IN,OUT (default: published prices)."),
     ] = None,
-    apprentice_price: Annotated[str | None, Option(help="The same for the other models.")] = None,
+    apprentice_price: Annotated[str | None, Option(help="The same for all other models.")] = None,
     out: Annotated[
         Path | None,
         Option(
@@ -245,7 +248,7 @@ def stream(
         if answers is None and set(config.starts) - {"none"}:
             calls += len(labelled_questions(data))
         drafts = bool(set(BY_DRAFT) & set(config.retrieve))
-        say_plan(data, config.tiers, calls, drafts=drafts, orders=len(run.orders))
+        print_plan(data, config.tiers, calls, drafts=drafts, orders=len(run.orders))
         return
     run.execute(json)
 
@@ -282,7 +285,7 @@ def _models(
         raise SettingError("a stream needs a master, got none", hint="add --master openai:NAME")
     if len(names) < 2:
         raise SettingError(
-            f"--tiers must be two models or more, got {tiers}", hint="the master comes last"
+            f"--tiers must name two models or more, got {tiers}", hint="name the master last"
         )
     for name in names:
         check_model(name.strip())
@@ -295,7 +298,7 @@ def _name(given: str, allowed: Collection[Name], option: str) -> Name:
             return name
     raise SettingError(
         f"{option} must be one of {', '.join(allowed)}, got {given!r}",
-        hint=f"{suggestion(given, allowed)}use {', '.join(allowed)}",
+        hint=f"{suggestion(given, allowed)}set e.g. {option} {next(iter(allowed))}",
     )
 
 

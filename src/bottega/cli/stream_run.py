@@ -1,4 +1,4 @@
-"""Execution of `bottega stream`: answers of the master, streams, figures."""
+"""Execution of `bottega stream`: the master's answers, the streams, and their results."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ COLUMNS = (
 )
 PART_COLUMNS = ("curve", "master", "third 1", "third 2", "third 3", "growth", "low", "high")
 FOOTNOTE = (
-    "master is its planned share of the items, sent its actual share. gain is the apprentice's"
-    " score minus its score without a cache, on the items that it answered; third 1 to 3 are the"
-    " gains in each third of the streams. growth is its score in the last third minus the first."
-    " agreement is the share of its answers that equal the master's. USD is the mean cost of a"
-    " stream if every request is sent. p is of Page's trend test with one block per order: of the"
-    " score over the master's rates and starts, and of the gain over thirds."
+    "master is the planned share of the items that go to the master, sent the actual one. gain is"
+    " the apprentice's score minus the score without a cache, on the items that it answered; third"
+    " 1 to 3 are the gains in each third of the streams. growth is the apprentice's score in the"
+    " last third minus that in the first. agreement is the share of the apprentice's answers that"
+    " equal the master's. USD is the mean cost of a stream if every request is sent. p is that of"
+    " Page's trend test, with one block per order."
 )
 
 
@@ -79,10 +79,10 @@ class StreamRun:
     failed: int = 0
 
     def execute(self, json: Path | None) -> None:
-        """Run all streams and report them; completed ones are reported in any case."""
+        """Run all streams and report them; report the completed ones after an error, too."""
         streams = self.config.streams()
         with self._folder() as folder, self._store() as store:
-            setup = self._opened(folder)
+            setup = self._open_setup(folder)
             results: dict[Stream, StreamResult] = {}
             try:
                 asyncio.run(self._run(setup, streams, store, results))
@@ -138,8 +138,8 @@ class StreamRun:
         table = MASTER if model == self.models[-1].name else APPRENTICE
         return self.prices[table](model, usage)
 
-    def _opened(self, folder: Path) -> StreamSetup:
-        """Open the models and the embedders."""
+    def _open_setup(self, folder: Path) -> StreamSetup:
+        """Open the models, with the replies recorded in `folder`, and the embedders."""
         specs = self.config.tiers
         inner = [self._open_cheaper(spec) for spec in specs[:-1]]
         inner.append(open_model(specs[-1], concurrency=self.concurrency))
@@ -191,8 +191,8 @@ class StreamRun:
         )
 
     def _open_cheaper(self, spec: str) -> Generator:
-        """Open a model other than the master. With a URL of its own, it gets a key of its own: that
-        of the master stays at the master's endpoint."""
+        """Open a model other than the master. With --apprentice-url it gets its own key: the
+        master's key goes to the master's endpoint only."""
         url = self.apprentice_url
         key = None if url is None else os.environ.get(APPRENTICE_KEY, "")
         return open_model(spec, concurrency=self.concurrency, base_url=url, api_key=key)
@@ -261,8 +261,8 @@ class StreamRun:
                     f" {plural(len(questions), 'labelled question')}: they are left out"
                 )
             return self._usable(found)
-        with KnowledgeBase.open(":memory:", embed=None) as nothing:
-            ask = setup.pipeline(nothing, lambda tiers: FixedRouter(tiers[-1]), remember=False)
+        with KnowledgeBase.open(":memory:", embed=None) as empty:
+            ask = setup.pipeline(empty, lambda tiers: FixedRouter(tiers[-1]), remember=False)
             with progress("the master's answers", len(questions), counts_money=True) as step:
                 await ask_master(
                     replace(ask, record=None),
@@ -285,8 +285,8 @@ class StreamRun:
         answers = found.in_order(self.data.knowledge)
         if not answers:
             raise SettingError(
-                f"the master has no answer to one of the labelled questions of {self.data.name},"
-                f" so --start {' and '.join(self.config.starts)} is empty",
+                f"--start {' and '.join(self.config.starts)} needs answers, and the master has no"
+                f" usable answer to the labelled questions of {self.data.name}",
                 hint="set --start none, or another master",
             )
         return answers

@@ -87,7 +87,7 @@ def load_benchmark(
     if per_class is not None:
         examples = _limit_per_class(examples, per_class, rng)
     if kb_share < 1:
-        examples = _share(examples, kb_share, seed)
+        examples = _sample_share(examples, kb_share, seed)
     benchmark = replace(loaded, knowledge=tuple(examples), items=tuple(items[:limit]))
     if label_noise:
         benchmark = with_label_noise(benchmark, spec, label_noise, seed)
@@ -172,7 +172,7 @@ def _limit_per_class(
     return chosen
 
 
-def _share(examples: Sequence[Example], share: float, seed: int) -> list[Example]:
+def _sample_share(examples: Sequence[Example], share: float, seed: int) -> list[Example]:
     """Return a random share of the examples of each episode, at least one, in their order."""
     episodes: defaultdict[str | None, list[Example]] = defaultdict(list)
     for example in examples:
