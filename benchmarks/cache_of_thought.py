@@ -1,9 +1,8 @@
 """Cache-of-Thought with the bundled models: python -m benchmarks.cache_of_thought [--quick]
 
-Runs the commands of tables 1 to 3 (retrieval, shots, half of the cache) and figures 4 (groups) to 7
-(streams) of the paper on handwriting and on synthetic scenes, then eviction under drift and
-`bottega report`. A second call
-resumes. docs/experiments/cache_of_thought.md explains the results.
+Runs the commands of tables 1 to 3 (retrieval, shots, half of the cache) and of figures 4 (groups)
+to 7 (streams) of the paper on handwriting and on synthetic scenes, then eviction under drift and
+`bottega report`. A second call resumes. docs/experiments/cache_of_thought.md explains the results.
 """
 
 from __future__ import annotations

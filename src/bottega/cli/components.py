@@ -219,7 +219,9 @@ def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
         if not all(isinstance(one, str) for some in names.values() for one in some):
             raise ValueError
     except OSError as error:
-        raise SettingError(f"{file}: {error.strerror}", hint="check the path") from error
+        raise SettingError(
+            f"{file} cannot be read: {error.strerror}", hint="check the path"
+        ) from error
     except (AttributeError, TypeError, ValueError) as error:
         raise SettingError(
             f"{file} is not a JSON object of lists of names",

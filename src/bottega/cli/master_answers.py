@@ -144,8 +144,9 @@ def read_answers(file: Path, master: str | None = None) -> list[Example]:
         stored, examples = rows.note(NOTE), list(rows)
     gold = sum(not (one.source or "").startswith(f"{MASTER}:") for one in examples)
     if stored is None or gold:
+        content = f"holds {plural(gold, 'example')} without a master's answer"
         raise SettingError(
-            f"{file} holds {plural(gold, 'example')} without a master's answer",
+            f"{file} {content if gold else 'was not written by bottega answer'}",
             hint=f"use another file: {hint}",
         )
     if master is not None and stored != master:

@@ -127,5 +127,5 @@ def _gains(results: Results, stream: Stream, master: str) -> list[float | None]:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     """Return the mean, None without values or if one is missing."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return fmean(present) if present and len(present) == len(values) else None

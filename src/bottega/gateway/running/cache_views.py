@@ -50,7 +50,7 @@ def filled_with_error(config: Config, stored: str) -> SettingError:
     embed, file = config.cache.embed, cache_file(config)
     return SettingError(
         f"{config.file}: cache.embed is {embed!r}, and {file} was filled with {stored!r}",
-        hint=f"name that one, or bottega reindex {file} --embed {embed}",
+        hint=f"set cache.embed to that one, or run bottega reindex {file} --embed {embed}",
     )
 
 
@@ -68,7 +68,8 @@ def prepare_views(file: Path, views: Mapping[str, View], retrieval: CacheRetriev
     if more := stored.keys() - views.keys():
         raise SettingError(
             f"{file} has the view {min(more)!r}, which cache.retrieve does not fill",
-            hint="write the method that filled it, or export it and import it into a new file",
+            hint="set cache.retrieve to the method that filled it, or export it and import it into"
+            " a new file",
         )
     if retrieval is not None and retrieval.name in BY_RESPONSE:
         _tag_all(file, namespaces, retrieval)
