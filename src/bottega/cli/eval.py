@@ -129,12 +129,12 @@ def evaluate(
     retrieve: Annotated[
         str,
         Option(
-            help="Retrieval method: image (by --embed), text (--embed-text), dual (both), crossed "
-            "(images by image and keywords of the model's draft), probe (keywords of responses "
-            "by those of the draft, and images), keywords (dual, with the keywords of the "
-            "question), hashtag (dual, within groups of questions), keyword-hashtag (probe, within "
-            "groups of responses), bm25 (words), or hybrid (late interaction of image and words, "
-            "with the bundled model or --embed flmr:FOLDER)."
+            help="Retrieval method: image (by --embed), text (by --embed-text), dual (by both), "
+            "crossed (compares images with image and keywords of the model's draft), probe "
+            "(compares images and keywords of responses with the same), keywords (dual, with the "
+            "keywords of the question), hashtag (dual, within groups of questions), "
+            "keyword-hashtag (probe, within groups of responses), bm25 (words), or hybrid (late "
+            "interaction of image and words, with the bundled model or --embed flmr:FOLDER)."
         ),
     ] = "image",
     embed_text: Annotated[

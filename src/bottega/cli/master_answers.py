@@ -217,7 +217,7 @@ def _report(
     answered = len(questions.keys() & found.by_question)
     say(
         f"{file}: answers to {answered} of {plural(len(questions), 'labelled question')}; this run:"
-        f" {found.unusable} invalid or cut, {len(found.failed)} failed, cost {cost}"
+        f" {found.unusable} invalid or truncated, {len(found.failed)} failed, cost {cost}"
     )
     if data.labels and answered:
         gold = {question_key(one.query, data.labels): set(labels_of(one)) for one in data.knowledge}

@@ -277,7 +277,7 @@ class StreamRun:
         note(
             f"the master answered {len(found.by_question)} of"
             f" {plural(len(questions), 'labelled question')} for {cost} USD;"
-            f" {len(found.failed)} failed, {found.unusable} invalid or cut"
+            f" {len(found.failed)} failed, {found.unusable} invalid or truncated"
         )
         return self._usable(found)
 
