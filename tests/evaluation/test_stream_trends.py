@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.stream_plan import Curve, Stream
 from bottega.evaluation.stream_trends import BY_RATE, BY_START, BY_THIRD, Trend, find_trends
 from bottega.evaluation.streams import StreamResult
-from bottega.types import Answer
+from bottega.types import Answer, Example
 from tests.builders import example
 
 RATE_VALUES = (0.2, 0.4, 0.6)
@@ -17,12 +18,17 @@ LENGTH = 12
 Scores = Callable[[Stream, int], float]
 
 
+def numbered(index: int) -> Example:
+    made = example("a", index)
+    return replace(made, query=replace(made.query, id=str(index)))
+
+
 def result(stream: Stream, score: Scores) -> StreamResult:
     """Every second item goes to the master."""
     scored = tuple(
         ScoredAnswer(
             index=index,
-            item=example("a", 0),
+            item=numbered(index),
             answer=Answer("a"),
             scores=(score(stream, index),),
             tier="master" if index % 2 else "apprentice",

@@ -27,7 +27,7 @@ from bottega.cli.evaluation_output import (
     report_failures,
     report_results,
 )
-from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
+from bottega.cli.evaluation_run import MethodResult, check_output, cost_of_drafts, run_methods
 from bottega.cli.knowledge_files import evaluation_defaults, open_rows
 from bottega.cli.master_answers import stored_answers
 from bottega.cli.options import (
@@ -59,7 +59,7 @@ from bottega.evaluation.benchmarks.loading import (
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.config import ROLLOUTS, RunConfig
 from bottega.evaluation.methods import LABEL_METHODS, METHODS
-from bottega.evaluation.outcomes import Budget
+from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.evaluation.planning import (
     check_benchmark_fit,
     check_compressor,
@@ -78,11 +78,13 @@ from bottega.naming import check_model, default_embedder, model_for, open_model
 from bottega.recipes import Classifier
 from bottega.recipes.cache_retrieval import BY_DRAFT
 from bottega.recipes.visual_rag import LABEL_TOKENS
+from bottega.recording import PriceTable
 from bottega.types import IMAGE_QUESTION
 
 WRONG = "none"
 SHOTS = "5,10,20"
 ANSWER_TOKENS = 512
+DRAFTS = "drafts.jsonl"  # in the folder of a run
 
 
 def evaluate(
@@ -440,10 +442,20 @@ def _compare(
     runs: list[MethodResult] = []
     with answer_store(out, record, data) as store:
         spent, highest = store.spent() if isinstance(store, RunStore) else (0.0, 0.0)
+        drafts, price = out and out / DRAFTS, settings.price or PriceTable()
+        if drafts is not None:
+            spent += cost_of_drafts(drafts, settings.generator, price)
         limits = Budget(budget, spent=spent, highest_cost=highest)
+        check_priced(settings.generator.name, limits, price)
         state = RunState(store, limits)
         try:
-            run_methods(data, settings, config, runs, state=state, hyper=hyper, traces=traces)
+            run_methods(
+                *(data, settings, config, runs),
+                state=state,
+                hyper=hyper,
+                traces=traces,
+                drafts_file=drafts,
+            )
         finally:
             report_results(data, {**record, "explained": with_rationales}, runs, json)
             note_rationales(with_rationales, runs)

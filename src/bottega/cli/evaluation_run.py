@@ -23,10 +23,10 @@ from bottega.evaluation.retrieval import nearest_retriever
 from bottega.evaluation.retriever_factory import retriever_factory
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import Result, RunState, evaluate
-from bottega.generation import TransformersGenerator
+from bottega.generation import ReplayGenerator, TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.index import Metric
-from bottega.protocols import Generator, Prompter, Reranker, turns_only
+from bottega.protocols import Generator, Pricer, Prompter, Reranker, turns_only
 from bottega.recipes import Classifier, default_prompter, novelty_gate
 from bottega.recipes.cache_retrieval import (
     BY_DRAFT,
@@ -60,6 +60,7 @@ def run_methods(
     state: RunState,
     hyper: TransformersGenerator | None = None,
     traces: Path | None = None,
+    drafts_file: Path | None = None,
     report: Callable[[str], None] = note,
 ) -> None:
     """Run all methods; append each result when it is complete, so an error keeps the others.
@@ -68,7 +69,7 @@ def run_methods(
     available = max_demonstrations(data)
     if max(config.shots) > available:
         report(f"{max(config.shots)} shots requested; all {available} available examples are shown")
-    drafts = _drafts(config, settings, state)
+    drafts = _drafts(config, settings, state, drafts_file)
     draft = None
     if drafts is not None:
         draft = DraftModel(drafts, _draft_prompt(data, settings), settings.sampling)
@@ -121,12 +122,22 @@ def _reranker(config: RunConfig, settings: Classifier, knowledge: KnowledgeBase)
     return None
 
 
-def _drafts(config: RunConfig, settings: Classifier, state: RunState) -> DraftGenerator | None:
-    """Return the model that drafts answers for the retrieval, within the budget of the run."""
+def _drafts(
+    config: RunConfig, settings: Classifier, state: RunState, file: Path | None
+) -> DraftGenerator | None:
+    """Return the model that drafts answers for the retrieval, within the budget of the run. Drafts
+    are recorded in `file`, and not sent again."""
     if config.retrieve not in BY_DRAFT:
         return None
     price = settings.price or PriceTable()
-    return DraftGenerator(BudgetedGenerator(settings.generator, state.budget, price), price)
+    model: Generator = BudgetedGenerator(settings.generator, state.budget, price)
+    return DraftGenerator(model if file is None else ReplayGenerator(file, model), price)
+
+
+def cost_of_drafts(file: Path, model: Generator, price: Pricer) -> float:
+    """Return the known cost of recorded drafts in US dollars."""
+    replies = ReplayGenerator(file, model).replies() if file.exists() else []
+    return sum(price(one.model, one.usage) or 0.0 for one in replies)
 
 
 def _draft_prompt(data: Benchmark, settings: Classifier) -> Prompter:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Exit, Option
 
+from bottega._util.durable_files import lock_file, os_errors
 from bottega.cli.components import open_prices, with_synonyms
 from bottega.cli.knowledge_files import open_rows, open_to_add
 from bottega.cli.options import (
@@ -23,7 +25,7 @@ from bottega.cli.options import (
     Synonyms,
 )
 from bottega.cli.output import note, plural, progress, say, warn
-from bottega.errors import SettingError
+from bottega.errors import SettingError, StoreBusyError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.examples import labels_of
@@ -35,7 +37,7 @@ from bottega.evaluation.master_answers import (
     question_key,
     with_answers,
 )
-from bottega.evaluation.outcomes import Budget
+from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import check_model, default_embedder, open_model
 from bottega.pipeline import FixedRouter, Pipeline
@@ -91,7 +93,7 @@ def answer(
         return
     images = (image for query in questions.values() for image in query.images)
     limits, found = Budget(budget), MasterAnswers(data.labels)
-    with open_to_add(file, embed, "", default_embedder(images)) as knowledge:
+    with _only_writer(file), open_to_add(file, embed, "", default_embedder(images)) as knowledge:
         _set_master(knowledge, file, model)
         found.by_question = {question_key(one.query, data.labels): one for one in knowledge}
         chosen = list(questions.items())[:limit]
@@ -101,6 +103,7 @@ def answer(
                 f"{file} already answers {before} of {plural(len(questions), 'labelled question')}"
             )
         generator = open_model(model, concurrency=concurrency)
+        check_priced(generator.name, limits, open_prices(price))
         pipeline = _pipeline(knowledge, generator, data, max_tokens, price)
         keep = CacheRecorder(knowledge, stored_tiers={MASTER})
         with progress("answering", len(wanted), counts_money=True) as step:
@@ -119,6 +122,22 @@ def answer(
                 )
             )
     _report(file, data, questions, found, limits)
+
+
+@contextmanager
+def _only_writer(file: Path) -> Iterator[None]:
+    """Hold a lock file beside the file: two commands would pay for each answer twice. Raises
+    `StoreBusyError`."""
+    path = file.with_name(f"{file.name}.lock")
+    with os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = lock_file(path)
+    if lock is None:
+        raise StoreBusyError(
+            f"{file} is being answered by another process", hint="wait until it has finished"
+        )
+    with lock:
+        yield
 
 
 def stored_answers(data: Benchmark, file: Path) -> Benchmark:

@@ -11,7 +11,7 @@ from typer import Option
 
 from bottega.cli.components import check_retrieval_options, open_prices, with_synonyms
 from bottega.cli.evaluation_output import print_plan
-from bottega.cli.evaluation_run import check_output
+from bottega.cli.evaluation_run import check_images, check_output
 from bottega.cli.options import (
     MODELS_HELP,
     BenchmarkSpec,
@@ -242,6 +242,13 @@ def stream(
         tiers=_models(tiers, master, apprentice, embed),
         cold=cold or round(COLD_SHARE * len(data.items)),
     )
+    for name in config.retrieve:
+        check_images(data, name)
+    if len(set(config.tiers)) < len(config.tiers) and master_price != apprentice_price:
+        raise SettingError(
+            f"master and apprentice have one name and two prices, got {config.tiers[-1]}",
+            hint="serve one of them under another name",
+        )
     run = StreamRun(config, data, tables, out, budget, concurrency, apprentice_url)
     if dry_run:
         calls = len(config.streams()) * len(data.items)

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typer import Exit
 
 from bottega import __version__
+from bottega._util.identity import identity, json_digest
 from bottega.cli.components import open_retrieval
 from bottega.cli.master_answers import read_answers
 from bottega.cli.output import Step, note, plural, print_table, progress, say, to_json, warn
@@ -26,7 +27,7 @@ from bottega.evaluation.master_answers import (
     question_key,
 )
 from bottega.evaluation.metrics.intervals import Estimate
-from bottega.evaluation.outcomes import Budget, BudgetedGenerator, ScoredAnswer
+from bottega.evaluation.outcomes import Budget, BudgetedGenerator, ScoredAnswer, reply_cost
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.stream_plan import APPRENTICE, MASTER, Stream, StreamConfig, item_orders
 from bottega.evaluation.stream_runs import StreamSetup, run_streams
@@ -46,6 +47,7 @@ from bottega.recording import PriceTable
 from bottega.types import Example, Sampling, Usage
 
 REPLIES = "replies"
+CORPUS = "corpus"  # name of the digest of the master's answers in a run
 APPRENTICE_KEY = "APPRENTICE_API_KEY"
 SHOWN_FAILURES = 10
 COLUMNS = (
@@ -134,6 +136,19 @@ class StreamRun:
     def _sampling(self) -> Sampling:
         return Sampling(max_tokens=self.config.max_tokens, stop=self.config.stop)
 
+    def _priced_again(self, result: StreamResult) -> StreamResult:
+        """Return the answers with the costs of their tokens, where they were stored without a
+        price."""
+        names = dict(zip((tier.name for tier in self._tiers()), self.models, strict=True))
+
+        def priced(one: ScoredAnswer) -> ScoredAnswer:
+            if one.cost_usd is not None or one.tier not in names or not one.prompt_tokens:
+                return one
+            usage = Usage(one.prompt_tokens, one.completion_tokens)
+            return replace(one, cost_usd=self._price(names[one.tier].name, usage))
+
+        return replace(result, scored=tuple(map(priced, result.scored)))
+
     def _price(self, model: str, usage: Usage) -> float | None:
         table = MASTER if model == self.models[-1].name else APPRENTICE
         return self.prices[table](model, usage)
@@ -149,7 +164,7 @@ class StreamRun:
         paid = [ReplayGenerator(p, m).replies() for p, m in zip(records, inner, strict=True)]
         self.replies_before = sum(map(len, paid))
         costs = [
-            table(reply.model, reply.usage)
+            reply_cost(reply, table)
             for replies, table in zip(paid, tables, strict=True)
             for reply in replies
         ]
@@ -228,6 +243,8 @@ class StreamRun:
         try:
             if set(self.config.starts) - {"none"}:
                 setup = replace(setup, corpus=await self._corpus(setup))
+                if store is not None:
+                    self._restart_changed(store, setup.corpus)
             total = len(streams) * len(self.data.items)
             with progress("streams", total, counts_money=True) as step:
                 await run_streams(
@@ -279,7 +296,20 @@ class StreamRun:
             f" {plural(len(questions), 'labelled question')} for {cost} USD;"
             f" {len(found.failed)} failed, {found.unusable} invalid or truncated"
         )
+        if found.failed:  # a smaller cache would give other figures
+            say("repeat the command to ask the failed questions again")
+            raise Exit(1)
         return self._usable(found)
+
+    def _restart_changed(self, store: RunStore, corpus: Sequence[Example]) -> None:
+        """Forget the answers of streams that began with other answers of the master."""
+        digest = json_digest([[identity(one), one.rationale] for one in corpus])
+        if store.note(CORPUS, digest) in (None, digest):
+            return
+        note("the master's answers have changed: streams that begin with them run again")
+        for stream in self.config.streams():
+            if stream.curve.start != "none":
+                store.forget((stream.name, self.config.shots))
 
     def _usable(self, found: MasterAnswers) -> list[Example]:
         answers = found.in_order(self.data.knowledge)
@@ -294,6 +324,7 @@ class StreamRun:
     def _report(
         self, results: Mapping[Stream, StreamResult], setup: StreamSetup, json: Path | None
     ) -> None:
+        results = {stream: self._priced_again(one) for stream, one in results.items()}
         points = summarize_streams(results, setup.master.name, seed=self.config.seed)
         if not points:
             return
@@ -312,7 +343,7 @@ class StreamRun:
             say("")
             print_table(TREND_COLUMNS, [trend.row for trend in trends])
         sent = [reply for model in self.models for reply in model.replies()]
-        costs = [self._price(reply.model, reply.usage) for reply in sent]
+        costs = [reply_cost(reply, self._price) for reply in sent]
         usd = "unknown" if None in costs else f"{sum(cost or 0.0 for cost in costs):.6f} USD"
         say(
             f"\nrequests sent: {len(sent)} ({self.replies_before} in earlier runs), cost {usd};"

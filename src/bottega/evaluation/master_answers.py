@@ -20,7 +20,7 @@ QuestionKey = tuple[str, ...]
 
 def question_key(query: Query, labels: Sequence[str]) -> QuestionKey:
     """Return text, images and choices; a query without choices may have the benchmark's labels."""
-    choices = () if query.choices == tuple(labels) else query.choices
+    choices = () if set(query.choices) == set(labels) else query.choices
     return *query_key(query), *choices
 
 

@@ -91,6 +91,9 @@ class AnswerStore:
     async def fail(self, method: Method, index: int, error: BottegaError) -> None:
         """Store the error of a failed item."""
 
+    def forget(self, key: MethodKey) -> None:
+        """Delete the answers and failures of a method."""
+
 
 class DemonstrationRecorder(AnswerStore):
     """Store of the demonstrations that one method showed, by item index."""
@@ -267,6 +270,20 @@ class RunStore(AnswerStore):
         self._committer.close()
         self._connection.close()
         self._lock.close()
+
+    def forget(self, key: MethodKey) -> None:
+        with RUN_FILE.translated(str(self.path)), self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for table in ("answers", "failures"):
+                connection.execute(f"DELETE FROM {table} WHERE (method, shots) = (?, ?)", key)
+
+    def note(self, name: str, value: str) -> str | None:
+        """Store a text of the run and return the one before. It is no setting: it may change."""
+        before = self._read("SELECT value FROM settings WHERE name = ?", name)
+        with RUN_FILE.translated(str(self.path)), self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("REPLACE INTO settings VALUES (?, ?)", (name, json_text(value)))
+        return str(orjson.loads(before[0][0])) if before else None
 
     async def _write(self, write: Write) -> None:
         with RUN_FILE.translated(str(self.path)):

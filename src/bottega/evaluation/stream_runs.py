@@ -140,6 +140,8 @@ async def run_streams(
         order = setup.orders[stream.order - 1]
         scored = stored_stream(store, setup, stream)
         if len(scored) < len(order):
+            # Answers of an interrupted run had another cache after a failed item.
+            await asyncio.to_thread(store.forget, (stream.name, setup.tiers[0].shots))
             scored = await _run_stream(setup, stream, _OrderedStore(store, order), done)
         else:
             for one in scored:
@@ -273,17 +275,22 @@ class SynchronousRetriever:
 
 
 class RandomRetriever:
-    """Retriever of random examples from the current cache. Equal sequences of calls return equal
-    examples."""
+    """Retriever of random examples from the current cache, without the query's own question. Equal
+    sequences of calls return equal examples."""
 
     def __init__(self, cache: KnowledgeBase, seed: int) -> None:
         self._cache = cache
         self._rng = random.Random(seed)
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        ids = self._cache.ids()
+        ids = await asyncio.to_thread(self._others, query)
         chosen = self._rng.sample(ids, min(k, len(ids)))
         return [Candidate(one, 0.0) for one in self._cache.get_many(chosen)]
+
+    def _others(self, query: Query) -> list[str]:
+        """Return the ids without those of the query's own question."""
+        own = self._cache.excluded_ids(query, "same-question")
+        return [id for id in self._cache.ids() if id not in own]
 
 
 class EmptyRetriever:

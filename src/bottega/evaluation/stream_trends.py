@@ -10,8 +10,8 @@ import numpy as np
 from scipy.stats import page_trend_test
 
 from bottega.evaluation.stream_plan import STARTS, Curve, Stream
-from bottega.evaluation.stream_summary import PARTS, without_cache
-from bottega.evaluation.streams import StreamResult
+from bottega.evaluation.stream_summary import PARTS, scores_without_cache
+from bottega.evaluation.streams import StreamResult, gains
 
 Results = Mapping[Stream, StreamResult]
 MIN_CONDITIONS, MIN_ORDERS = 3, 2  # of Page's test
@@ -77,15 +77,16 @@ def _by_start(results: Results) -> Iterator[Trend]:
 
 def _by_third(results: Results, master: str) -> Iterator[Trend]:
     """Yield tests over thirds; a block is the mean over the rates with answers in each third."""
+    without = scores_without_cache(results)
     for curve in _curves(results):
         rows = []
         for order in _orders(results):
-            gains = [
-                _gains(results, stream, master)
+            of_rates = [
+                _gains(results[stream], without, master)
                 for stream in results
                 if (stream.curve, stream.order) == (curve, order)
             ]
-            found = [one for one in gains if None not in one]
+            found = [one for one in of_rates if None not in one]
             rows.append([_mean([one[part] for one in found]) for part in range(PARTS)])
         yield from _trend(BY_THIRD, curve.name, [str(part + 1) for part in range(PARTS)], rows)
 
@@ -114,15 +115,13 @@ def _score(result: StreamResult | None) -> float | None:
     return None if result is None else fmean(result.scores().values())
 
 
-def _gains(results: Results, stream: Stream, master: str) -> list[float | None]:
+def _gains(
+    result: StreamResult, without: Mapping[tuple[str, str], float], master: str
+) -> list[float | None]:
     """Return the cheaper tiers' mean gain over no cache in each third."""
-    without = without_cache(stream, results)
-    if without is None:
-        return [None] * PARTS
-    mine, other = results[stream], without.scores()
-    tiers = {one.tier for one in mine.scored} - {master}
-    parts = (mine.scores(tiers, part, PARTS) for part in range(PARTS))
-    return [_mean([own - other[index] for index, own in scores.items()]) for scores in parts]
+    tiers = {one.tier for one in result.scored} - {master}
+    parts = (gains(result, without, tiers, part, PARTS) for part in range(PARTS))
+    return [_mean(list(one.values())) for one in parts]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -44,6 +44,7 @@ from bottega.gateway.drafts import SEND
 from bottega.gateway.errors import MisconfiguredError, unsupported_request
 from bottega.gateway.ports import RequestRecord, Served, Tenant, UpstreamCall
 from bottega.gateway.reasoning import (
+    HiddenChunks,
     Trim,
     may_reason,
     trim_reply,
@@ -200,9 +201,11 @@ class Completer:
 
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
         chunks = call.served.upstream.stream(call.body)
+        hidden = HiddenChunks()
         if call.reasons:
-            chunks = trim_stream(chunks, _trimmer(job, call), partial(setattr, call, "rationale"))
-        with _reserved(job, call) as state:
+            keep = partial(setattr, call, "rationale")
+            chunks = trim_stream(chunks, _trimmer(job, call), keep, hidden)
+        with _reserved(job, call, hidden) as state:
             # Until the first chunk another tier may still answer.
             first = await anext(chunks, None)
             if first is None:
@@ -295,7 +298,9 @@ def _trimmer(job: ChatJob, call: UpstreamCall) -> Trim:
 
 
 @contextmanager
-def _reserved(job: ChatJob, call: UpstreamCall) -> Iterator[CallState]:
+def _reserved(
+    job: ChatJob, call: UpstreamCall, hidden: HiddenChunks | None = None
+) -> Iterator[CallState]:
     """Reserve the cost of a call, and book or release it if the call fails. Raises
     `BudgetError`."""
     job.bill.reserve(call)
@@ -305,7 +310,9 @@ def _reserved(job: ChatJob, call: UpstreamCall) -> Iterator[CallState]:
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and not state.is_waiting:
             # The upstream was working: it charges what it generated until now.
-            job.bill.cut_off(call, perf_counter() - state.started)
+            hidden = hidden or HiddenChunks()
+            silent = (hidden.first_text or perf_counter()) - state.started
+            job.bill.cut_off(call, silent, hidden.chunks)
         else:
             job.bill.failed()
         raise

@@ -239,7 +239,7 @@ class CacheRecorder:
             return example
         try:
             [tagged] = await self._tag([example])
-        except BottegaError as error:
+        except Exception as error:  # of the user's function: a paid answer must not be lost
             self._warn_without("tags", type(error).__name__)
             return example
         return tagged

@@ -124,7 +124,7 @@ def render(
 def _stream_view(section: StreamSection) -> StreamView:
     found = list(figures(section)) if section.points else []
     main = [figure.chart for figure in found if figure.by_share]
-    hidden = (ORDERS, "metrics", "data")
+    hidden = (ORDERS, "metrics", "data", "corpus")
     settings = {k: v for k, v in section.run.settings.items() if k not in hidden}
     further = [figure.chart for figure in found if not figure.by_share]
     return StreamView(section, main, further, settings)
