@@ -244,7 +244,7 @@ class StreamRun:
             if set(self.config.starts) - {"none"}:
                 setup = replace(setup, corpus=await self._corpus(setup))
                 if store is not None:
-                    self._restart_changed(store, setup.corpus)
+                    await self._restart_changed(store, setup.corpus)
             total = len(streams) * len(self.data.items)
             with progress("streams", total, counts_money=True) as step:
                 await run_streams(
@@ -301,7 +301,7 @@ class StreamRun:
             raise Exit(1)
         return self._usable(found)
 
-    def _restart_changed(self, store: RunStore, corpus: Sequence[Example]) -> None:
+    async def _restart_changed(self, store: RunStore, corpus: Sequence[Example]) -> None:
         """Forget the answers of streams that began with other answers of the master."""
         digest = json_digest([[identity(one), one.rationale] for one in corpus])
         if store.note(CORPUS, digest) in (None, digest):
@@ -309,7 +309,7 @@ class StreamRun:
         note("the master's answers have changed: streams that begin with them run again")
         for stream in self.config.streams():
             if stream.curve.start != "none":
-                store.forget((stream.name, self.config.shots))
+                await store.forget((stream.name, self.config.shots))
 
     def _usable(self, found: MasterAnswers) -> list[Example]:
         answers = found.in_order(self.data.knowledge)

@@ -91,7 +91,7 @@ class AnswerStore:
     async def fail(self, method: Method, index: int, error: BottegaError) -> None:
         """Store the error of a failed item."""
 
-    def forget(self, key: MethodKey) -> None:
+    async def forget(self, key: MethodKey) -> None:
         """Delete the answers and failures of a method."""
 
 
@@ -271,11 +271,12 @@ class RunStore(AnswerStore):
         self._connection.close()
         self._lock.close()
 
-    def forget(self, key: MethodKey) -> None:
-        with RUN_FILE.translated(str(self.path)), self._connection as connection:
-            connection.execute("BEGIN IMMEDIATE")
+    async def forget(self, key: MethodKey) -> None:
+        def write(connection: sqlite3.Connection) -> None:
             for table in ("answers", "failures"):
                 connection.execute(f"DELETE FROM {table} WHERE (method, shots) = (?, ?)", key)
+
+        await self._write(write)
 
     def note(self, name: str, value: str) -> str | None:
         """Store a text of the run and return the one before. It is no setting: it may change."""

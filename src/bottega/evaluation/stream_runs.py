@@ -141,7 +141,7 @@ async def run_streams(
         scored = stored_stream(store, setup, stream)
         if len(scored) < len(order):
             # Answers of an interrupted run had another cache after a failed item.
-            await asyncio.to_thread(store.forget, (stream.name, setup.tiers[0].shots))
+            await store.forget((stream.name, setup.tiers[0].shots))
             scored = await _run_stream(setup, stream, _OrderedStore(store, order), done)
         else:
             for one in scored:
