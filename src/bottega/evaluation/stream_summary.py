@@ -74,7 +74,7 @@ def _point(
     found = [results[stream] for stream in streams]
     scored = [one for result in found for one in result.scored]
     cheaper = {one.tier for one in scored} - {master}
-    without = scores_without_cache(results)
+    without = scores_without_cache(results, master)
     compared = bool(without) and bool(cheaper) and key[0] != NO_CACHE
     costs = [one.cost_usd for one in scored if one.cost_usd is not None]
     alone = _alone(results)
@@ -106,9 +106,14 @@ def _defined(estimate: Estimate) -> Estimate | None:
     return estimate if estimate.value == estimate.value else None
 
 
-def scores_without_cache(results: Mapping[Stream, StreamResult]) -> dict[tuple[str, str], float]:
-    """Return the scores without a cache by tier and item id, of all orders and rates."""
-    return scores_without(r for s, r in results.items() if s.curve.name == NO_CACHE)
+def scores_without_cache(
+    results: Mapping[Stream, StreamResult], master: str
+) -> dict[tuple[str, str], float]:
+    """Return the scores without a cache by tier and item id, of all orders and rates. The control
+    `vote`, which has no tier, is compared with the cheaper tiers."""
+    found = scores_without(r for s, r in results.items() if s.curve.name == NO_CACHE)
+    voted = {("", item): score for (tier, item), score in found.items() if tier != master}
+    return {**voted, **found}
 
 
 def _alone(results: Mapping[Stream, StreamResult]) -> tuple[float, float] | None:

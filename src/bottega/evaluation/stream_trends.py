@@ -77,7 +77,7 @@ def _by_start(results: Results) -> Iterator[Trend]:
 
 def _by_third(results: Results, master: str) -> Iterator[Trend]:
     """Yield tests over thirds; a block is the mean over the rates with answers in each third."""
-    without = scores_without_cache(results)
+    without = scores_without_cache(results, master)
     for curve in _curves(results):
         rows = []
         for order in _orders(results):
