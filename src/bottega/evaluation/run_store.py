@@ -41,6 +41,8 @@ OPTIONS = {
     "embedder": "--embed",
     "rates": "--master-rate",
     "starts": "--start",
+    "compressor_digest": "the content of --compressor",
+    "store_digest": "the content of --store",
 }
 Write = Callable[[sqlite3.Connection], None]
 
