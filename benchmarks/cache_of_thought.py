@@ -1,9 +1,8 @@
 """Cache-of-Thought with the bundled models: python -m benchmarks.cache_of_thought [--quick]
 
-Runs the commands of tables 1 to 3 (retrieval, shots, half of the cache) and figures 4 (groups) to 7
-(streams) of the paper on handwriting and on synthetic scenes, then eviction under drift and
-`bottega report`. A second call
-resumes. docs/experiments/cache_of_thought.md explains the results.
+Runs the commands of tables 1 to 3 (retrieval, shots, half of the cache) and of figures 4 (groups)
+to 7 (streams) of the paper on handwriting and on synthetic scenes, then eviction under drift and
+`bottega report`. A second call resumes. docs/experiments/cache_of_thought.md explains the results.
 """
 
 from __future__ import annotations
@@ -96,16 +95,17 @@ def commands(*, quick: bool) -> Iterator[Sequence[str]]:
             )
         orders = "2" if quick else "3"
         limit = ("--limit", str(40 if quick else task.streamed_items))
-        models = ("--master", MASTER, "--apprentice", "bundled", "--answers", answers)
+        models = ("--master", MASTER, "--apprentice", "bundled")
         streamed = ("stream", task.spec, *models, *limit)
+        started = (*streamed, "--answers", answers)
         yield (
-            *(*streamed, "--master-rate", RATES, "--orders", orders, *task.stream),
+            *(*started, "--master-rate", RATES, "--orders", orders, *task.stream),
             *("--out", f"{task.name}-streams"),
         )
         tree = ("--start", "cold", "--shots", "4")
         for groups, options in (("adaptive", ()), ("fixed", ("--groups", "10"))):
             yield (
-                *(*streamed, "--master-rate", "0.1,0.3,0.5", "--orders", orders, *tree),
+                *(*started, "--master-rate", "0.1,0.3,0.5", "--orders", orders, *tree),
                 *("--retrieve", f"{task.dense},hashtag", "--controls", "no-cache", *options),
                 *("--out", f"{task.name}-{groups}-tree"),
             )

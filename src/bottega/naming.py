@@ -36,6 +36,7 @@ from bottega.knowledge.embedders.names import (
     RAW_AVERAGE,
     joined_parts,
     packaged_name,
+    photo_tower,
 )
 from bottega.openai_api.endpoint import DEFAULT_BASE
 from bottega.protocols import Embedder, Generator
@@ -52,6 +53,7 @@ EMBEDDERS = (
     MINILM,
     *WITHOUT_TORCH,
 )
+IMAGE_EMBEDDERS = (BUNDLED, PHOTOS, PHOTOS_LITE2, PHOTOS_AND_PIXELS, BY_KIND, PIXELS)
 JOINED_WEIGHTS = (0.2, 0.4, 0.6)  # of the pixels
 # The first model answers prompts with a photograph, the second one all other prompts.
 DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
@@ -95,6 +97,12 @@ def default_model(embedder: Embedder) -> str:
     tower = tower_of(embedder)
     name = tower and packaged_name(tower.fingerprint)
     return f"{BUNDLED}:{name}" if name in (PHOTOS, PHOTOS_LITE2) else BUNDLED
+
+
+def model_for(embed: str) -> str:
+    """Return the name of the bundled model with the vision tower of the embedder of this name."""
+    photos = photo_tower(embed)
+    return f"{BUNDLED}:{photos}" if photos else BUNDLED
 
 
 def open_model(
@@ -191,6 +199,17 @@ def check_embedder(spec: str) -> None:
             " with :image, :text, :average or :raw-average appended",
         )
     check_torch()
+
+
+def check_text_embedder(spec: str) -> None:
+    """Raise `SettingError` for the name of an embedder that embeds no texts."""
+    hint = "use words, minilm or FOLDER:text"
+    if spec in IMAGE_EMBEDDERS or joined_parts(spec):
+        raise SettingError(f"text embedder must embed texts, got {spec!r}", hint=hint)
+    try:
+        check_embedder(spec)
+    except SettingError as error:
+        raise SettingError(f"text embedder is unknown, got {spec!r}", hint=hint) from error
 
 
 def is_folder_or_hub_id(name: str) -> bool:

@@ -20,10 +20,10 @@ def test_commands_plan_their_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
         done = run(*command, "--dry-run")
         assert done.code == 0, (command, done.err)
         if command[0] == "answer":
-            write_answers(command[1], command[2])
+            write_answers(command[1], command[2], command[command.index("--model") + 1])
         planned.append(command[0])
     assert {name: planned.count(name) for name in set(planned)} == {
         "answer": 2,
-        "eval": 6,
-        "stream": 2,
+        "eval": 16,
+        "stream": 8,
     }

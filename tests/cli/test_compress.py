@@ -369,7 +369,7 @@ def test_a_run_rejects_another_compressor_at_the_same_path(
     assert run(*kept).code == 0
     saved_compressor(apprentice, compressor, seed=1)
     refused = run(*kept)
-    assert (refused.code, "holds a run with compressor_digest" in refused.err) == (2, True)
+    assert (refused.code, "a run with the content of --compressor" in refused.err) == (2, True)
 
     absent = run(*command, "--compressor", "nowhere")
     assert (absent.code, "there is no compressor in nowhere" in absent.err) == (1, True)

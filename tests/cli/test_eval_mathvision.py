@@ -126,7 +126,7 @@ def test_rationale_options_select_the_prompts(
     assert set(map(frozenset, prompts("--no-rationales").values())) == {frozenset({False})}
     kept = evaluation(synthetic, "--limit", 2, "--methods", "zero-shot", "--out", "kept")
     assert run(*kept).code == 0
-    assert "rationales null, not false" in run(*kept, "--no-rationales").err
+    assert "--rationales unset, got off" in run(*kept, "--no-rationales").err
 
 
 def test_written_rationales_become_demonstrations(

@@ -69,7 +69,7 @@ def test_another_command_does_not_resume_a_run(run: Run, pets: Path, served: Ser
     results(run, pets, "--out", "kept")
     other = run("eval", f"image-folder:{pets}", *METHODS, "--out", "kept", "--seed", 1)
     assert other.code == 2
-    assert "seed 0, not 1" in other.err
+    assert "--seed 0, got 1" in other.err
 
 
 def test_stop_texts_belong_to_the_run(run: Run, pets: Path, served: Server) -> None:
@@ -86,7 +86,7 @@ def test_stop_texts_belong_to_the_run(run: Run, pets: Path, served: Server) -> N
     for folder, options in (("kept", ()), ("without", stops)):
         other = run("eval", f"image-folder:{pets}", *METHODS, "--out", folder, *options)
         assert other.code == 2
-        assert "with stop" in other.err
+        assert "with --stop" in other.err
 
 
 def test_majority_requests_several_samples(run: Run, pets: Path, served: Server) -> None:

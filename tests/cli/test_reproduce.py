@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from bottega.cli.master_answers import MASTER, NOTE
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.master_answers import labelled_questions
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
@@ -70,11 +71,16 @@ def write_manyicl(root: Path) -> None:
     (root / "test.csv").write_text(",flat,round\n2.png,1,0\n3.png,0,1\n")
 
 
-def write_answers(file: str, benchmark: str) -> None:
+def write_answers(file: str, benchmark: str, model: str) -> None:
     """Fill a file as `bottega answer` does."""
     questions = labelled_questions(load_benchmark(benchmark, seed=0))
+    answers = [
+        Example(query, "dog", rationale="Fur.", source=f"{MASTER}:{model}")
+        for query in questions.values()
+    ]
     with KnowledgeBase.open(file, TokenEmbedder.bundled()) as knowledge:
-        knowledge.add(Example(query, "dog", rationale="Fur.") for query in questions.values())
+        knowledge.add(answers)
+        knowledge.set_note(NOTE, model)
 
 
 def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
@@ -93,7 +99,7 @@ def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
         assert re.search(r"\d calls?", done.out), done.out
         assert not list(tmp_path.glob("table*")) and not list(tmp_path.glob("figure*"))
         if command[0] == "answer":
-            write_answers(command[1], command[2])
+            write_answers(command[1], command[2], command[command.index("--model") + 1])
         planned += 1
     assert planned >= 20
 

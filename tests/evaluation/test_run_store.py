@@ -155,7 +155,7 @@ def test_failed_folder_creation_names_the_folder(tmp_path: Path) -> None:
 def test_folder_of_another_run_is_rejected(tmp_path: Path) -> None:
     with open_store(tmp_path):
         pass
-    with pytest.raises(SettingError, match="seed 0, not 1"):
+    with pytest.raises(SettingError, match="--seed 0, got 1"):
         open_store(tmp_path, seed=1)
     with open_store(tmp_path):
         pass
@@ -166,7 +166,7 @@ def test_run_with_former_option_names_is_resumed(tmp_path: Path) -> None:
         pass
     with open_store(tmp_path, benchmark="rules:symbols=2,examples=8,queries=4"):
         pass
-    with pytest.raises(SettingError, match="with benchmark"):
+    with pytest.raises(SettingError, match="with the benchmark"):
         open_store(tmp_path, benchmark="rules:symbols=2,examples=8,queries=5")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bottega.errors import SettingError
+from bottega.errors import RejectedError, SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.stream_plan import (
@@ -196,6 +196,38 @@ async def test_interrupted_run_ends_with_the_same_answers(data: Benchmark, tmp_p
     again = await run_streams(opened(0), streams, concurrency=1, store=store)
     store.close()
     assert list(again) == streams and again[streams[-1]].length == 12
+
+
+async def test_interrupted_repetition_does_not_complete_an_earlier_run(
+    data: Benchmark, tmp_path: Path
+) -> None:
+    """The master fails on an item, so the cache lacks its answer. A repetition that is interrupted
+    must not count the later answers of that cache as its own."""
+    stream = Stream(Curve(), 0.4, 1)
+    made = setup(data, apprentice())
+    undisturbed = (await run_streams(made, [stream], concurrency=1))[stream]
+    settings = {"benchmark": "d", "metrics": ["accuracy"]}
+    counts: list[int] = []
+    for fails in (lambda call: call == 1, lambda call: call > 2, lambda call: False):
+        calls = iter(range(99))
+
+        def reply(prompt: Prompt, fails: Callable[[int], bool] = fails) -> str:
+            if fails(next(calls)):  # noqa: B023
+                raise RejectedError("no", status=400 if not counts else 401)
+            return "a"
+
+        tiers = (made.tiers[0], Tier("master", ScriptedGenerator(reply, name="m")))
+        store = RunStore.open(tmp_path / "run", settings, data.items)
+        try:
+            found = await run_streams(
+                replace(made, tiers=tiers), [stream], concurrency=1, store=store
+            )
+            counts.append(len(found[stream].scored))
+        except RejectedError:
+            counts.append(store.count())
+        store.close()
+    assert counts[0] == 11 and counts[1] < 11 and counts[2] == 12
+    assert [one.score for one in found[stream].scored] == [one.score for one in undisturbed.scored]
 
 
 def test_settings_survive_a_record() -> None:

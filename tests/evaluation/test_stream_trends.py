@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
 from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.stream_plan import Curve, Stream
-from bottega.evaluation.stream_trends import RATES, STARTED, THIRDS, Trend, find_trends
+from bottega.evaluation.stream_trends import BY_RATE, BY_START, BY_THIRD, Trend, find_trends
 from bottega.evaluation.streams import StreamResult
-from bottega.types import Answer
+from bottega.types import Answer, Example
 from tests.builders import example
 
 RATE_VALUES = (0.2, 0.4, 0.6)
@@ -17,12 +18,17 @@ LENGTH = 12
 Scores = Callable[[Stream, int], float]
 
 
+def numbered(index: int) -> Example:
+    made = example("a", index)
+    return replace(made, query=replace(made.query, id=str(index)))
+
+
 def result(stream: Stream, score: Scores) -> StreamResult:
     """Every second item goes to the master."""
     scored = tuple(
         ScoredAnswer(
             index=index,
-            item=example("a", 0),
+            item=numbered(index),
             answer=Answer("a"),
             scores=(score(stream, index),),
             tier="master" if index % 2 else "apprentice",
@@ -49,7 +55,7 @@ def trend(found: list[Trend], over: str) -> Trend:
 def test_score_that_rises_with_the_rate_in_every_order() -> None:
     found = find_trends(results(lambda stream, _: stream.rate, Curve()), "master")
     [rising] = found
-    assert (rising.over, rising.curve, rising.orders) == (RATES, "no start, image", 3)
+    assert (rising.over, rising.curve, rising.orders) == (BY_RATE, "no start, image", 3)
     assert rising.conditions == ("0.2", "0.4", "0.6")
     assert rising.means == pytest.approx(RATE_VALUES)
     assert rising.p == pytest.approx(1 / math.factorial(3) ** 3)  # all orders agree
@@ -65,11 +71,11 @@ def test_starts_are_compared_as_means_over_the_rates() -> None:
     level = {"none": 0.1, "cold": 0.2, "warm": 0.3}
     curves = [Curve("none"), Curve("cold"), Curve("warm")]
     found = find_trends(results(lambda s, _: level[s.curve.start] + s.rate, *curves), "master")
-    started = trend(found, STARTED)
+    started = trend(found, BY_START)
     assert started.curve == "image" and started.conditions == ("none", "cold", "warm")
     assert started.means == pytest.approx((0.5, 0.6, 0.7)) and started.p < 0.01
     without_cold = find_trends(results(lambda s, _: s.rate, curves[0], curves[2]), "master")
-    assert STARTED not in {one.over for one in without_cold}
+    assert BY_START not in {one.over for one in without_cold}
 
 
 def test_gain_by_third_counts_only_the_apprentice() -> None:
@@ -82,9 +88,9 @@ def test_gain_by_third_counts_only_the_apprentice() -> None:
         return index / LENGTH + index * 3 // LENGTH / 2
 
     found = find_trends(results(score, Curve(), without), "master")
-    thirds = trend(found, THIRDS)
+    thirds = trend(found, BY_THIRD)
     assert thirds.means == pytest.approx((0, 0.5, 1)) and thirds.p < 0.01
-    assert THIRDS not in {one.over for one in find_trends(results(score, Curve()), "master")}
+    assert BY_THIRD not in {one.over for one in find_trends(results(score, Curve()), "master")}
 
 
 def test_one_order_or_an_incomplete_stream_allows_no_test() -> None:

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from bottega.evaluation.benchmark import labelled_benchmark
 from bottega.evaluation.outcomes import ScoredAnswer, pipeline_method
-from bottega.evaluation.streams import StreamResult, gain, growth, mean_over, stream
+from bottega.evaluation.streams import (
+    StreamResult,
+    difference,
+    gain,
+    growth,
+    mean_over,
+    scores_without,
+    stream,
+)
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought
-from bottega.types import Answer, Prompt, Query
+from bottega.types import Answer, Example, Prompt, Query
 from tests.builders import example
 from tests.knowledge.doubles import SeededEmbedder
+
+
+def item(number: int) -> Example:
+    made = example("x", number)
+    return replace(made, query=replace(made.query, id=f"i{number}"))
 
 
 def stream_of(scores: str, tiers: str | None = None) -> StreamResult:
@@ -24,7 +38,7 @@ def stream_of(scores: str, tiers: str | None = None) -> StreamResult:
     items = zip(scores, tiers or "a" * len(scores), strict=True)
     return StreamResult(
         tuple(
-            ScoredAnswer(index, example("x", index), Answer("x"), (float(score),), tier)
+            ScoredAnswer(index, item(index), Answer("x"), (float(score),), tier)
             for index, (score, tier) in enumerate(items)
         ),
         len(scores),
@@ -72,9 +86,13 @@ def test_mean_over_streams_is_inside_its_interval() -> None:
     estimate = mean_over([stream_of("1111"), stream_of("00000000")])
     assert estimate.value == 0.5
     assert (estimate.low, estimate.high) == (0.0, 1.0)  # two streams give a wide interval
-    stable = mean_over([stream_of("1100" * 20)] * 5)
-    assert stable.low < stable.value == 0.5 < stable.high
-    assert stable.high - stable.low < 0.15
+
+
+def test_equal_answers_in_more_orders_give_no_narrower_interval() -> None:
+    """Orders hold the same items: repeating them is no further evidence."""
+    one, many = (mean_over([stream_of("1100" * 20)] * n) for n in (1, 16))
+    assert (many.low, many.value, many.high) == pytest.approx((one.low, one.value, one.high))
+    assert 0.15 < one.high - one.low < 0.3  # Wilson's interval of 80 items is 0.21 wide
 
 
 def test_growth_is_last_part_minus_first() -> None:
@@ -85,10 +103,17 @@ def test_growth_is_last_part_minus_first() -> None:
     assert math.isnan(growth([stream_of("111", "bbb")], "a").value)
 
 
-def test_gain_compares_the_same_items() -> None:
-    ours, theirs = stream_of("1101", "aamm"), stream_of("1000")
-    assert gain([ours], [theirs]).value == 0.5
-    assert gain([ours], [theirs], tier="a").value == 0.5
-    assert gain([ours], [theirs], tier="a", part=0, parts=4).value == 0.0
-    missing = StreamResult(theirs.scored[1:], 4)
-    assert gain([ours], [missing]).value == pytest.approx(2 / 3)
+def test_gain_compares_the_same_tier_on_the_same_items() -> None:
+    """The control of another router gave items 2 and 3 to the master."""
+    ours = stream_of("1101", "aamm")
+    control = scores_without([stream_of("1011", "aamm"), stream_of("1000")])
+    assert gain([ours], control).value == 0.0  # the master lost one of its two
+    assert gain([ours], control, tier="a").value == 0.5
+    assert gain([ours], control, tier="a", part=0, parts=4).value == 0.0
+    missing = scores_without([StreamResult(stream_of("1000").scored[1:], 4)])
+    assert gain([ours], missing, tier="a").value == 1.0
+
+
+def test_difference_pairs_items_of_two_streams() -> None:
+    found = difference([stream_of("1101")] * 3, [stream_of("1001")] * 3)
+    assert found.value == 0.25 and found.low <= 0 <= found.high

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,6 +123,7 @@ def test_cut_stream_is_an_error_and_not_stored(endpoint: Server, tmp_path: Path)
         {"max_tokens": 16},
         {"n": 2},
         {"logprobs": True},
+        {"stop": ["\n"]},
     ],
     ids=str,
 )
@@ -136,13 +138,59 @@ def test_requests_for_other_forms_get_no_instruction(
     assert endpoint.bodies[0]["messages"][-1]["content"] == "What is 3 + 4?"
 
 
-@pytest.mark.parametrize("text", ["seven", "Answer: seven", "I think\nthat it is seven"])
+QUIZ = "Two questions.\nAnswer:\nWhat is 1?\nAnswer: A\nWhat is 2?\nAnswer: B"
+
+
+@pytest.mark.parametrize("text", ["seven", "I think\nthat it is seven", QUIZ])
 def test_reply_without_reasoning_is_unchanged(endpoint: Server, tmp_path: Path, text: str) -> None:
     endpoint.answers = [ok(text)]
     with gateway(endpoint, tmp_path) as (gateway_server, url):
         reply, _ = ask(url, "What is 3 + 4?")
         assert stored(gateway_server) == [(text, None)]
     assert content(reply) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "rationale"),
+    [
+        ("I reason.\n**Answer:** red", "red", "I reason."),
+        ("I reason.\n**Answer: red**", "red", "I reason."),
+        ("Answer: red", "red", None),
+        ("<think>Secret: Answer: blue</think>\nShort.\nAnswer: red", "red", "Short."),
+        ("I reason.\nAnswer: red\nAnswer: red", "red", "I reason."),
+    ],
+)
+def test_answer_is_separated_from_its_reasoning(
+    endpoint: Server, tmp_path: Path, text: str, answer: str, rationale: str | None
+) -> None:
+    endpoint.answers = [ok(text)]
+    with gateway(endpoint, tmp_path) as (gateway_server, url):
+        reply, _ = ask(url, "What colour is it?")
+        assert stored(gateway_server) == [(answer, rationale)]
+    assert content(reply) == answer
+
+
+def test_client_that_leaves_pays_for_the_hidden_text(endpoint: Server, tmp_path: Path) -> None:
+    """Two seconds without an answer are 100 tokens at the usual speed, but three words came."""
+    pieces = [lines(chunk(word), done=False) for word in ("Three", " and", " four")]
+    with gateway(endpoint, tmp_path) as (gateway_server, url):
+        endpoint.answers = [events(*pieces, 30.0)]
+        with (
+            openai.OpenAI(base_url=url, api_key="x", max_retries=0, timeout=2.0) as client,
+            pytest.raises(openai.APITimeoutError),
+        ):
+            client.chat.completions.create(
+                model="bottega",
+                messages=[{"role": "user", "content": "What is 3 + 4?"}],
+                stream=True,
+            )
+        end = time.monotonic() + 20
+        rows: list[Any] = []
+        while not rows:
+            assert time.monotonic() < end
+            gateway_server.ledger.flush()
+            rows = gateway_server.ledger.read("SELECT completion_tokens FROM entries")
+    assert 1 <= rows[0][0] <= 20
 
 
 def test_no_instruction_by_default(endpoint: Server, tmp_path: Path) -> None:

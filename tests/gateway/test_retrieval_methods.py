@@ -64,3 +64,41 @@ def test_every_method_shows_the_masters_answer(
     assert row == (10 * (1 + drafts), pytest.approx(12e-6 * (1 + drafts)))
     tagged = retrieve in ("probe", "keywords", "keyword-hashtag")
     assert stored.tags.get("keywords") == ("mercury" if tagged else None)
+
+
+SWITCHES = (("probe", "dual"), ("dual", "probe"), ("dual", "keyword-hashtag"), ("nearest", "probe"))
+
+
+@pytest.mark.parametrize(("before", "after"), SWITCHES)
+def test_another_method_embeds_the_cache_again(
+    endpoint: Server, tmp_path: Path, before: str, after: str
+) -> None:
+    """Equal requests find equal similarities in a switched and in a new cache."""
+    endpoint.answers = [by_model]
+
+    def similarity(folder: Path, retrieve: str, *, fill: bool) -> str:
+        folder.mkdir(exist_ok=True)
+        config = gateway_config(folder, endpoint.url, f'retrieve = "{retrieve}"\n')
+        embed = "dual" if retrieve == "nearest" else "bundled"
+        config = replace(config, cache=replace(config.cache, embed=embed, min_similarity=-1.0))
+        with run_gateway(build(config, ENVIRONMENT)) as url:
+            if fill:
+                ask(url, "", messages=[turn(1, "Which metal is liquid?")])
+            _, headers = ask(url, "", messages=[turn(90, "Which metal is liquid here?")])
+        return headers["x-bottega-similarity"]
+
+    similarity(tmp_path / "switched", before, fill=True)
+    found = similarity(tmp_path / "switched", after, fill=False)
+    assert found == similarity(tmp_path / "new", after, fill=True)
+
+
+def test_view_that_the_method_does_not_fill(endpoint: Server, tmp_path: Path) -> None:
+    """Requests are answered without examples, and the operator's file stays private."""
+    endpoint.answers = [by_model]
+    config = gateway_config(tmp_path, endpoint.url, 'retrieve = "hashtag"\n')
+    with run_gateway(build(config, ENVIRONMENT)) as url:
+        ask(url, "", messages=[turn(1, "Which metal is liquid?")])
+    other = replace(config, cache=replace(config.cache, retrieve="dual"))
+    with run_gateway(build(other, ENVIRONMENT), ready=False) as url:
+        _, headers = ask(url, "", messages=[turn(2, "Which metal is liquid here?")])
+    assert headers["x-bottega-demonstrations"] == "0"

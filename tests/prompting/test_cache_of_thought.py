@@ -31,11 +31,11 @@ def texts(prompt: Prompt) -> list[tuple[str, str]]:
 def test_demonstrations_of_multiple_choice_questions_show_their_options() -> None:
     prompters: list[Prompter] = [InterleavedPrompter(), ReasoningPrompter(), CachePrompter()]
     for prompter in prompters:
-        (_, question), (_, answer), (_, asked) = texts(prompter(QUERY, [Candidate(SHOWN, 1.0)]))
+        (_, question), (_, answer), (_, query) = texts(prompter(QUERY, [Candidate(SHOWN, 1.0)]))
         assert all(choice in question for choice in ("iron", "mercury", "zinc"))
         assert "Mars" not in question
         assert "It melts at -39 degrees." in answer
-        assert "Venus" in asked and "Mars" in asked and "iron" not in asked
+        assert "Venus" in query and "Mars" in query and "iron" not in query
 
 
 def test_common_choices_are_not_repeated() -> None:

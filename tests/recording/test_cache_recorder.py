@@ -10,6 +10,7 @@ import pytest
 from bottega.errors import BottegaError, StoreFullError
 from bottega.knowledge import KnowledgeBase
 from bottega.recording import CacheRecorder, is_abstention
+from bottega.recording.recorders import Tagger
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.knowledge.doubles import SeededEmbedder, damaged_image, image_example, text_example
 
@@ -173,12 +174,18 @@ async def test_tags_are_stored_with_the_answer(kb: KnowledgeBase) -> None:
     assert [(one.answer, one.tags["keywords"]) for one in kb] == [("cat", "cat,whiskers")]
 
 
-async def test_a_failed_tagger_costs_no_answer_and_one_warning(
-    kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def tag(examples: Sequence[Example]) -> list[Example]:
-        raise BottegaError("the keyword model is down: a cat")
+async def fail(examples: Sequence[Example]) -> list[Example]:
+    raise BottegaError("the keyword model is down: a cat")
 
+
+async def return_none(examples: Sequence[Example]) -> list[Example]:
+    return []
+
+
+@pytest.mark.parametrize(("tag", "error"), [(fail, "BottegaError"), (return_none, "ValueError")])
+async def test_a_failed_tagger_costs_no_answer_and_one_warning(
+    kb: KnowledgeBase, caplog: pytest.LogCaptureFixture, tag: Tagger, error: str
+) -> None:
     remember = CacheRecorder(kb, stored_tiers={"master"}, tag=tag)
     with caplog.at_level(logging.WARNING):
         first = await remember.keep(image_example(1, "cat"))
@@ -186,5 +193,5 @@ async def test_a_failed_tagger_costs_no_answer_and_one_warning(
     assert kb.ids() == [first, second]
     assert [example.answer for example in kb] == ["cat", "dog"]
     assert [record.getMessage() for record in caplog.records] == [
-        "an answer is stored without tags: BottegaError"
+        f"an answer is stored without tags: {error}"
     ]

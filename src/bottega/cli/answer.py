@@ -222,10 +222,9 @@ def _note_missing(model: str, trace: Trace) -> None:
     """Say which options a bundled model needs for an answer without a knowledge base."""
     has_image = bool(trace.query.images)
     if model == "bundled:apprentice":
-        picture = "" if has_image else "add --image FILE, "
+        image = "" if has_image else "add --image FILE, "
         note(
-            "the apprentice answers from demonstrations only:"
-            f" {picture}add --kb K.db, or set --model"
+            f"the apprentice answers from demonstrations only: {image}add --kb K.db, or set --model"
         )
     elif model.startswith("bundled:") and not has_image and is_abstention(trace.answer.text):
         note(f"{model} answers questions about images: add --image FILE")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,7 @@ from bottega._util.ray_executor import RayExecutor, check_address
 from bottega.cli.output import waiting
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.methods import METHODS
 from bottega.evaluation.retrieval import EXCLUDE, bundled_token_embedder
 from bottega.evaluation.retriever_factory import CachingEmbedder, CachingTokenEmbedder
 from bottega.generation import TransformersGenerator
@@ -27,12 +28,23 @@ from bottega.knowledge import FlmrEmbedder
 from bottega.knowledge.embedders import names
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.embedders.workers import WorkerEmbedders
+from bottega.knowledge.index import Metric
 from bottega.parsing import SynonymParser
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
-from bottega.protocols import Embedder, MultiVectorEmbedder, Prompter, Recorder
+from bottega.protocols import (
+    Embedder,
+    Generator,
+    MultiVectorEmbedder,
+    Prompter,
+    Recorder,
+    turns_only,
+)
 from bottega.recipes.cache_retrieval import (
+    GROUPED,
     RETRIEVE,
     TEXT_ONLY,
+    WITHOUT_METRIC,
+    WITHOUT_TEXT,
     CacheRetrieval,
     DraftModel,
 )
@@ -79,6 +91,15 @@ def open_executor(on: str, workers: int | None) -> Iterator[Executor | None]:
         executor = RayExecutor(on, workers)
     with closing(executor):
         yield executor
+
+
+def check_prompt(name: str, generator: Generator) -> None:
+    """Raise `SettingError` for a prompt that the model was not trained to read."""
+    if name == "paper" and turns_only(generator):
+        raise SettingError(
+            f"{generator.name} reads demonstrations as turns, got --prompt paper",
+            hint="remove --prompt",
+        )
 
 
 def local_model(spec: str) -> TransformersGenerator:
@@ -136,6 +157,36 @@ def check_retrieve(name: str, embed: str = BUNDLED) -> None:
         )
 
 
+def check_retrieval_options(
+    retrieve: Collection[str], *, embed_text: str | None, metric: Metric, groups: int | None
+) -> None:
+    """Raise `SettingError` for an option that none of the retrieval methods uses."""
+    if embed_text is not None:
+        naming.check_text_embedder(embed_text)
+    chosen = " and ".join(retrieve)
+    unused = (
+        ("--embed-text", embed_text is not None, WITHOUT_TEXT, "dual"),
+        ("--metric l2", metric == "l2", WITHOUT_METRIC, "dual"),
+        ("--groups", groups is not None, set(RETRIEVE) - set(GROUPED), "hashtag"),
+    )
+    for option, given, without, other in unused:
+        if given and set(retrieve) <= set(without):
+            raise SettingError(
+                f"{option} has no effect on --retrieve {chosen}",
+                hint=f"remove it, or set --retrieve {other}",
+            )
+
+
+def check_rerank(rerank: str, methods: Collection[str]) -> None:
+    """Raise `SettingError` for a re-ranker that none of the methods uses."""
+    shown = [name for name in methods if METHODS[name].shows_demonstrations]
+    if rerank != "none" and methods and not shown:
+        raise SettingError(
+            f"--rerank {rerank} has no effect on --methods {','.join(methods)}",
+            hint="remove it, or add visual-rag",
+        )
+
+
 def open_tokens(embed: str) -> MultiVectorEmbedder | None:
     """Return a PreFLMR embedder, with document images as in RCTS; None for the bundled one."""
     if not embed.startswith(FLMR):
@@ -167,8 +218,7 @@ def open_retrieval(
     `embed` embeds images, and also text for `text` if it reads text only. `embed_text` defaults to
     the text part of `embed` if that ends in `:average` or `:raw-average`, else to words.
     `questions` give the document frequencies of keywords; if all are equal, hashtags group images.
-    `progress` receives the number of
-    examples embedded by `hybrid`.
+    `progress` receives the number of examples that `hybrid` embedded.
     """
     check_retrieve(retrieve, embed)
     name = next(one for one in RETRIEVE if one == retrieve)
@@ -204,8 +254,8 @@ def open_retrieval(
 
 
 def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
-    """Return the benchmark with replies read by `file`, a JSON object of each label's other names.
-    Raises `SettingError`."""
+    """Return the benchmark with a parser that accepts other names of labels. `file` is a JSON
+    object with the names of each label. Raises `SettingError`."""
     if file is None:
         return data
     try:
@@ -213,7 +263,9 @@ def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
         if not all(isinstance(one, str) for some in names.values() for one in some):
             raise ValueError
     except OSError as error:
-        raise SettingError(f"{file}: {error.strerror}", hint="check the path") from error
+        raise SettingError(
+            f"{file} cannot be read: {error.strerror}", hint="check the path"
+        ) from error
     except (AttributeError, TypeError, ValueError) as error:
         raise SettingError(
             f"{file} is not a JSON object of lists of names",
@@ -221,8 +273,10 @@ def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
         ) from error
     if unknown := [label for label in names if label not in data.labels]:
         raise SettingError(
-            f"{file} has names of {unknown[0]!r}, which is no label of {data.name}",
-            hint=f"labels: {', '.join(data.labels[:20]) or 'none: the answers are free text'}",
+            f"{file} has names of {unknown[0]!r}, which is not a label of {data.name}",
+            hint=f"use its labels: {', '.join(data.labels[:20])}"
+            if data.labels
+            else "remove --synonyms: the answers are free text",
         )
     return replace(data, parse=SynonymParser(names, multi_label=data.multi_label))
 
@@ -268,7 +322,7 @@ def _trace_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def open_prices(price: str | None) -> PriceTable:
+def open_prices(price: str | None, option: str = "--price") -> PriceTable:
     """Parse `IN,OUT` in US dollars per million tokens; else use the prices of genai-prices."""
     if price is None:
         return PriceTable()
@@ -278,6 +332,6 @@ def open_prices(price: str | None) -> PriceTable:
             raise ValueError
     except ValueError as error:
         raise SettingError(
-            f"--price must be IN,OUT, got {price!r}", hint="set e.g. --price 0.15,0.60"
+            f"{option} must be IN,OUT, got {price!r}", hint=f"set e.g. {option} 0.15,0.60"
         ) from error
     return PriceTable({"*": TokenPrice(prompt, completion)})

@@ -15,6 +15,8 @@ from bottega.cli.answer import NEAREST_LAST
 from bottega.cli.components import (
     LOCAL,
     check_executor,
+    check_rerank,
+    check_retrieval_options,
     check_retrieve,
     local_model,
     open_executor,
@@ -23,14 +25,14 @@ from bottega.cli.components import (
 from bottega.cli.evaluation_output import (
     answer_store,
     note_rationales,
+    print_plan,
     report_failures,
     report_results,
-    say_plan,
 )
 from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
 from bottega.cli.knowledge_files import evaluation_defaults, open_rows
 from bottega.cli.master_answers import stored_answers
-from bottega.cli.method_actor import ANSWER_TOKENS, MethodFactory, model_name, open_classifier
+from bottega.cli.method_actor import ANSWER_TOKENS, MethodFactory, cost_of_drafts, open_classifier
 from bottega.cli.options import (
     BenchmarkSpec,
     CompressorFolder,
@@ -53,11 +55,16 @@ from bottega.cli.options import (
 from bottega.cli.output import SkippedExamples, note, say
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES, load_benchmark
+from bottega.evaluation.benchmarks.loading import (
+    KNOWLEDGE_BASE,
+    LABELLED_IMAGES,
+    load_benchmark,
+    with_label_noise,
+)
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.config import ROLLOUTS, RunConfig
 from bottega.evaluation.methods import LABEL_METHODS, METHODS
-from bottega.evaluation.outcomes import Budget
+from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.evaluation.planning import (
     check_benchmark_fit,
     check_compressor,
@@ -72,14 +79,16 @@ from bottega.evaluation.runner import RunState
 from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.naming import ModelSpec, check_model, default_embedder
+from bottega.naming import ModelSpec, check_model, default_embedder, model_for
 from bottega.recipes import Classifier
 from bottega.recipes.cache_retrieval import BY_DRAFT
 from bottega.recipes.visual_rag import LABEL_TOKENS
+from bottega.recording import PriceTable
 from bottega.types import IMAGE_QUESTION
 
 WRONG = "none"
 SHOTS = "5,10,20"
+DRAFTS = "drafts.jsonl"  # in the folder of a run
 
 
 def evaluate(
@@ -109,7 +118,8 @@ def evaluate(
         int | None, Option(min=1, help="Maximum examples per label in the knowledge base.")
     ] = None,
     kb_share: Annotated[
-        float, Option(min=0, max=1, help="Share of the knowledge base's examples, at random.")
+        float,
+        Option(min=0.001, max=1, help="Keep this random share of the knowledge base's examples."),
     ] = 1.0,
     limit: ItemLimit = None,
     model: DefaultModel = None,
@@ -125,12 +135,12 @@ def evaluate(
     retrieve: Annotated[
         str,
         Option(
-            help="Retrieval method: image (by --embed), text (--embed-text), dual (both), crossed "
-            "(images by image and keywords of the model's draft), probe (keywords of responses "
-            "by those of the draft, and images), keywords (dual, with the keywords of the "
-            "question), hashtag (dual, within groups of questions), keyword-hashtag (probe, within "
-            "groups of responses), bm25 (words), or hybrid (late interaction of image and words, "
-            "with the bundled model or --embed flmr:FOLDER)."
+            help="Retrieval method: image (by --embed), text (by --embed-text), dual (by both), "
+            "crossed (compares images with image and keywords of the model's draft), probe "
+            "(compares images and keywords of responses with the same), keywords (dual, with the "
+            "keywords of the question), hashtag (dual, within groups of questions), "
+            "keyword-hashtag (probe, within groups of responses), bm25 (words), or hybrid (late "
+            "interaction of image and words, with the bundled model or --embed flmr:FOLDER)."
         ),
     ] = "image",
     embed_text: Annotated[
@@ -141,11 +151,16 @@ def evaluate(
         ),
     ] = None,
     metric: Annotated[
-        Literal["cosine", "l2"], Option(help="Distance of vectors; l2 differs for raw-average.")
+        Literal["cosine", "l2"],
+        Option(help="Distance between vectors; l2 changes the results of raw-average."),
     ] = "cosine",
     groups: Annotated[
         int | None,
-        Option(min=1, help="Number of groups of hashtag.", show_default="adapted to the examples"),
+        Option(
+            min=1,
+            help="Number of groups of hashtag methods.",
+            show_default="adapted to the examples",
+        ),
     ] = None,
     label_noise: Annotated[
         float, Option(min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
@@ -314,6 +329,8 @@ def evaluate(
     )
     check_methods(config.methods or tuple(METHODS), config.shots)
     check_retrieve(retrieve, config.embed)
+    check_retrieval_options([retrieve], embed_text=embed_text, metric=metric, groups=groups)
+    check_rerank(rerank, config.methods)
     check_output(json)
     check_executor(on, workers)
     check_compressor(config, hyper)
@@ -325,6 +342,8 @@ def evaluate(
     data = with_synonyms(data, synonyms)
     if answers_from is not None:
         data = stored_answers(data, answers_from)
+        if config.label_noise:  # of the answers that are shown
+            data = with_label_noise(data, config.benchmark, config.label_noise, config.seed)
     if data.needs_answers:
         raise SettingError(
             f"the labelled questions of {data.name} have no published answers",
@@ -337,12 +356,12 @@ def evaluate(
     config = replace(
         config, methods=config.methods or default_methods(data, retrieve), max_tokens=tokens
     )
-    spec = ModelSpec.of(model_name(model, config.embed), concurrency=concurrency)
+    spec = ModelSpec.of(model or model_for(config.embed), concurrency=concurrency)
     settings = open_classifier(config, spec, price)
     if dry_run:
         check_benchmark_fit(config.methods, data, retrieve)
         calls = max_calls(config, data, replace(settings, labels=data.labels))
-        say_plan(data, [settings.generator.name], calls, drafts=retrieve in BY_DRAFT)
+        print_plan(data, [settings.generator.name], calls, drafts=retrieve in BY_DRAFT)
         return
     data = passages_only(data, config.methods)
     remote = None if on == LOCAL else MethodFactory(data, config, spec, price, hyper)
@@ -388,7 +407,7 @@ def _load(config: RunConfig, rationales: Path | None) -> tuple[Benchmark, int]:
         limit=config.limit,
         per_class=config.kb_per_class,
         kb_share=config.kb_share,
-        label_noise=config.label_noise,
+        label_noise=0.0 if config.answers_from else config.label_noise,
         allow_overlap=config.allow_overlap,
         on_error=skipped,
     )
@@ -421,10 +440,14 @@ def _compare(
     runs: list[MethodResult] = []
     with answer_store(out, record, data) as store:
         spent, highest = store.spent() if isinstance(store, RunStore) else (0.0, 0.0)
+        drafts, price = out and out / DRAFTS, settings.price or PriceTable()
+        if drafts is not None:
+            spent += cost_of_drafts(drafts, settings.generator, price)
         limits = Budget(budget, spent=spent, highest_cost=highest)
+        check_priced(settings.generator.name, limits, price)
         state = RunState(store, limits)
         try:
-            run(data, settings, config, runs, state=state, traces=traces)
+            run(data, settings, config, runs, state=state, traces=traces, drafts_file=drafts)
         finally:
             report_results(data, {**record, "explained": with_rationales}, runs, json)
             note_rationales(with_rationales, runs)
@@ -433,7 +456,7 @@ def _compare(
         say(f"{skipped} unreadable examples are excluded")
     if limits.is_spent:
         say(
-            f"budget spent: {limits.spent:.4f} USD; repeat the command with a larger --budget to "
+            f"{limits}; repeat the command with a larger --budget to "
             + ("resume" if out else "start again (--out stores answers)")
         )
     if failed := sum(result.failed for result, _ in runs):

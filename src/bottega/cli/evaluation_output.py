@@ -16,6 +16,7 @@ from bottega.evaluation.paired import PairedDifference, paired_differences
 from bottega.evaluation.retrieval import EXCLUDE, EXCLUSION_RULE
 from bottega.evaluation.run_store import AnswerStore, RunStore
 from bottega.evaluation.runner import Result
+from bottega.recipes.cache_retrieval import WITHOUT_TEXT
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
 PAIRED_FIELDS = ("method", "against", "shots", "n", "value", "low", "high", "p_value")
@@ -26,12 +27,12 @@ PAIRED_TESTS = (
 )
 FOOTNOTE = 'Invalid replies count as wrong, also "unknown"; failed requests are excluded.'
 
-CLASSIFIED = ("image-folder:", "knowledge-base:")
-COMPARED = ("visual-rag", "logreg")
+CLASSIFICATIONS = ("image-folder:", "knowledge-base:")
+RECOMMENDATION = ("visual-rag", "logreg")
 SHOWN_FAILURES = 10
 
 
-def say_plan(
+def print_plan(
     data: Benchmark, models: Sequence[str], calls: int, *, drafts: bool = False, orders: int = 1
 ) -> None:
     """Print the size of a run that is not started."""
@@ -77,13 +78,13 @@ def print_results(
     run = {result.method for result in results}
     notes = [spec.note for spec in METHODS.values() if spec.note and spec.name in run]
     note(" ".join([*notes, FOOTNOTE]))
-    if data.name.startswith(CLASSIFIED) and is_logistic_better(differences):
+    if data.name.startswith(CLASSIFICATIONS) and is_logistic_better(differences):
         note("logreg is more accurate here: bottega classify --method logreg")
 
 
 def is_logistic_better(differences: Sequence[PairedDifference]) -> bool:
     """Return whether logreg is clearly better than visual-rag at every number of shots."""
-    found = [one.high < 0 for one in differences if (one.method, one.against) == COMPARED]
+    found = [one.high < 0 for one in differences if (one.method, one.against) == RECOMMENDATION]
     return bool(found) and all(found)
 
 
@@ -112,10 +113,7 @@ def report_results(
 ) -> None:
     results, differences = [result for result, _ in runs], paired_differences(runs)
     if results:
-        say(
-            f"model {record['model']}; examples retrieved by {record['retrieve']},"
-            f" embedder {record['embedder']}"
-        )
+        say(f"model {record['model']}; examples retrieved by {_retrieval(record)}")
     print_results(data, results, differences)
     if file is not None and results:
         head = {
@@ -128,6 +126,22 @@ def report_results(
             "bottega": __version__,
         }
         file.write_bytes(to_json({**head, "results": results, "paired": differences}))
+
+
+def _retrieval(record: Mapping[str, object]) -> str:
+    """Return the retrieval method with its embedders and the settings that are not the default."""
+    name, image, text = record["retrieve"], record["embedder"], record.get("embed_text")
+    embedders = [str(image)]
+    if name in ("bm25", "text"):
+        embedders = [] if name == "bm25" else [str(text or image)]
+    elif name not in WITHOUT_TEXT:
+        embedders.append(str(text or "words"))
+    more = [
+        str(record[key]) if key == "metric" else f"{key.replace('_', ' ')} {record[key]}"
+        for key in ("metric", "rerank", "groups", "kb_share")
+        if key in record
+    ]
+    return ", ".join([f"{name} ({' and '.join(embedders)})" if embedders else str(name), *more])
 
 
 def note_rationales(with_rationales: Sequence[str], runs: Sequence[MethodResult]) -> None:

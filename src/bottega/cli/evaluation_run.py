@@ -48,6 +48,7 @@ def run_methods(
     state: RunState,
     hyper: TransformersGenerator | None = None,
     traces: Path | None = None,
+    drafts_file: Path | None = None,
     report: Callable[[str], None] = note,
     executor: Executor | None = None,
     remote: MethodFactory | None = None,
@@ -62,7 +63,9 @@ def run_methods(
     with open_recorder(traces) as record:
         if executor is None or remote is None:
             build = partial(MethodActor, data, settings, config)
-            factory = partial(build, hyper=hyper, budget=state.budget, report=report)
+            factory = partial(
+                build, hyper=hyper, budget=state.budget, drafts_file=drafts_file, report=report
+            )
             workers = LocalExecutor().start(factory, concurrency=config.concurrency)
         else:
             workers = executor.start(remote, concurrency=config.concurrency)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Exit, Option
 
+from bottega._util.durable_files import lock_file, os_errors
 from bottega._util.executor import LocalExecutor, Workers
 from bottega.cli.components import (
     LOCAL,
@@ -32,7 +34,7 @@ from bottega.cli.options import (
     WorkerCount,
 )
 from bottega.cli.output import note, plural, progress, say, warn
-from bottega.errors import SettingError
+from bottega.errors import SettingError, StoreBusyError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.examples import labels_of
@@ -44,14 +46,14 @@ from bottega.evaluation.master_answers import (
     question_key,
     with_answers,
 )
-from bottega.evaluation.outcomes import Budget
+from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import ModelSpec, check_model, default_embedder
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Generator, Parser, Tier
 from bottega.recipes import cache_of_thought
 from bottega.recording import CacheRecorder
-from bottega.types import Query, Sampling, Trace
+from bottega.types import Example, Query, Sampling, Trace
 
 MASTER = "master"
 NOTE = "answers.model"  # key of the note that names the master of a file
@@ -64,7 +66,7 @@ def answer(
     benchmark: BenchmarkSpec,
     model: Annotated[str, Option(help=f"The master: {MODELS_HELP}")],
     limit: Annotated[
-        int | None, Option(min=1, help="Maximum number of labelled questions.")
+        int | None, Option(min=1, help="Answer only the first labelled questions.")
     ] = None,
     kb_per_class: Annotated[
         int | None, Option(min=1, help="Maximum examples per label, as for eval.")
@@ -82,7 +84,7 @@ def answer(
     on: On = LOCAL,
     workers: WorkerCount = None,
 ) -> None:
-    """Let a master answer the labelled questions of a benchmark, into a knowledge base.
+    """Store a master's answers to the labelled questions of a benchmark in a knowledge base.
 
     The master reasons before it answers, and never sees a gold answer. The file holds its answers
     with their reasoning: a warm cache for the gateway, `bottega stream --answers` and `bottega eval
@@ -103,15 +105,17 @@ def answer(
         return
     images = (image for query in questions.values() for image in query.images)
     limits, found = Budget(budget), MasterAnswers(data.labels)
-    with open_to_add(file, embed, "", default_embedder(images)) as knowledge:
-        _claim(knowledge, file, model)
+    with _only_writer(file), open_to_add(file, embed, "", default_embedder(images)) as knowledge:
+        _set_master(knowledge, file, model)
         found.by_question = {question_key(one.query, data.labels): one for one in knowledge}
-        wanted = [query for key, query in questions.items() if key not in found.by_question][:limit]
+        chosen = list(questions.items())[:limit]
+        wanted = [query for key, query in chosen if key not in found.by_question]
         if before := len(questions.keys() & found.by_question):
             note(
                 f"{file} already answers {before} of {plural(len(questions), 'labelled question')}"
             )
         spec = ModelSpec.of(model, concurrency=concurrency)
+        check_priced(spec.open().name, limits, open_prices(price))
         master = MasterFactory(spec, data.labels, data.parse, max_tokens, price)
         keep = CacheRecorder(knowledge, stored_tiers={MASTER})
         with (
@@ -134,12 +138,27 @@ def answer(
     _report(file, data, questions, found, limits)
 
 
+@contextmanager
+def _only_writer(file: Path) -> Iterator[None]:
+    """Hold a lock file beside the file: two commands would pay for each answer twice. Raises
+    `StoreBusyError`."""
+    path = file.with_name(f"{file.name}.lock")
+    with os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = lock_file(path)
+    if lock is None:
+        raise StoreBusyError(
+            f"{file} is being answered by another process", hint="wait until it has finished"
+        )
+    with lock:
+        yield
+
+
 def stored_answers(data: Benchmark, file: Path) -> Benchmark:
     """Return the benchmark with the answers of a file instead of the gold ones (`--answers-from`).
 
     Notes the questions without an answer, which are left out. Raises `SettingError`."""
-    with open_rows(file) as rows:
-        data, missing = with_answers(data, rows)
+    data, missing = with_answers(data, read_answers(file))
     if missing:
         note(
             f"{file} lacks answers to {plural(missing, 'labelled question')}: they are left out,"
@@ -148,9 +167,32 @@ def stored_answers(data: Benchmark, file: Path) -> Benchmark:
     return data
 
 
-def _claim(knowledge: KnowledgeBase, file: Path, model: str) -> None:
-    """Note the master of the file. Raises `SettingError` for a file of another master or with other
-    examples."""
+def read_answers(file: Path, master: str | None = None) -> list[Example]:
+    """Return the examples of a file of `bottega answer`. Raises `SettingError` for a file with
+    other examples, or with those of another model than `master`."""
+    hint = f"run bottega answer {file} BENCHMARK --model MASTER"
+    if not file.exists():
+        raise SettingError(f"{file} does not exist", hint=hint)
+    with open_rows(file) as rows:
+        stored, examples = rows.note(NOTE), list(rows)
+    gold = sum(not (one.source or "").startswith(f"{MASTER}:") for one in examples)
+    if stored is None or gold:
+        content = f"holds {plural(gold, 'example')} without a master's answer"
+        raise SettingError(
+            f"{file} {content if gold else 'was not written by bottega answer'}",
+            hint=f"use another file: {hint}",
+        )
+    if master is not None and stored != master:
+        raise SettingError(
+            f"{file} holds the answers of {stored}, got --master {master}",
+            hint=f"set --master {stored}, or use another file",
+        )
+    return examples
+
+
+def _set_master(knowledge: KnowledgeBase, file: Path, model: str) -> None:
+    """Store the master's name in the file. Raises `SettingError` for a file of another master or
+    with other examples."""
     stored = knowledge.note(NOTE)
     if stored == model:
         return
@@ -161,7 +203,7 @@ def _claim(knowledge: KnowledgeBase, file: Path, model: str) -> None:
         )
     if len(knowledge):
         raise SettingError(
-            f"{file} holds {plural(len(knowledge), 'example')} that no master answered",
+            f"{file} holds {plural(len(knowledge), 'example')} without a master's answer",
             hint="use another file",
         )
     knowledge.set_note(NOTE, model)
@@ -226,7 +268,7 @@ def _report(
     answered = len(questions.keys() & found.by_question)
     say(
         f"{file}: answers to {answered} of {plural(len(questions), 'labelled question')}; this run:"
-        f" {found.unusable} invalid or cut, {len(found.failed)} failed, cost {cost}"
+        f" {found.unusable} invalid or truncated, {len(found.failed)} failed, cost {cost}"
     )
     if data.labels and answered:
         gold = {question_key(one.query, data.labels): set(labels_of(one)) for one in data.knowledge}
@@ -237,7 +279,7 @@ def _report(
         )
         say(f"{right} of {answered} equal the gold answer ({right / answered:.3f})")
     if budget.is_spent:
-        say(f"budget spent: {budget.spent:.4f} USD; repeat the command to continue")
+        say(f"{budget}; repeat the command to continue")
     if found.failed:
         say("repeat the command to ask the failed questions again")
         raise Exit(1)

@@ -7,9 +7,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from bottega.cli.answer import parse_order
-from bottega.cli.components import local_model, open_prices, open_prompt, open_retrieval
+from bottega.cli.components import (
+    check_prompt,
+    local_model,
+    open_prices,
+    open_prompt,
+    open_retrieval,
+)
 from bottega.cli.output import Step, note, plural, progress, warn
 from bottega.errors import BottegaError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
@@ -19,12 +26,11 @@ from bottega.evaluation.outcomes import Budget, BudgetedGenerator, Method, Metho
 from bottega.evaluation.planning import needs_search, plan
 from bottega.evaluation.retrieval import nearest_retriever
 from bottega.evaluation.retriever_factory import retriever_factory
-from bottega.generation import TransformersGenerator
+from bottega.generation import ReplayGenerator, TransformersGenerator
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.embedders.names import BUNDLED, photo_tower
 from bottega.knowledge.index import Metric
 from bottega.naming import ModelSpec
-from bottega.protocols import Prompter, Reranker, turns_only
+from bottega.protocols import Generator, Pricer, Prompter, Reranker, turns_only
 from bottega.recipes import Classifier, default_prompter, novelty_gate
 from bottega.recipes.cache_retrieval import (
     BY_DRAFT,
@@ -83,6 +89,7 @@ class MethodActor:
         *,
         hyper: TransformersGenerator | None = None,
         budget: Budget | None = None,
+        drafts_file: Path | None = None,
         report: Callable[[str], None] = note,
         on_error: OnError = warn,
         warnings: list[BottegaError] | None = None,
@@ -91,7 +98,7 @@ class MethodActor:
         self._warnings = [] if warnings is None else warnings
         self._models = [settings.generator, *([hyper] if hyper else [])]
         self._collector = TraceCollector()
-        self._drafts = _drafts(config, settings, budget or Budget())
+        self._drafts = _drafts(config, settings, budget or Budget(), drafts_file)
         step: Step | None = None  # of the second embedding, by late interaction alone
         again = progress("embedding tokens", len(data.knowledge))
         retrieval = None  # for methods that search nothing
@@ -196,12 +203,6 @@ def _planned(
     return plan(config, data, knowledge, settings, search=search, hyper=hyper)
 
 
-def model_name(model: str | None, embed: str) -> str:
-    """Return the model of --model, else the bundled one with the vision tower of the embedder."""
-    photos = photo_tower(embed)
-    return model or (f"{BUNDLED}:{photos}" if photos else BUNDLED)
-
-
 def open_classifier(config: RunConfig, model: ModelSpec, price: str | None) -> Classifier:
     """Return the settings of a classifier with this model."""
     classifier = Classifier(
@@ -214,6 +215,7 @@ def open_classifier(config: RunConfig, model: ModelSpec, price: str | None) -> C
     )
     tokens = config.max_tokens or ANSWER_TOKENS
     sampling = replace(classifier.sampling, max_tokens=tokens, stop=config.stop)
+    check_prompt(config.prompt, classifier.generator)
     return replace(classifier, sampling=sampling)
 
 
@@ -227,12 +229,22 @@ def _reranker(config: RunConfig, settings: Classifier, knowledge: KnowledgeBase)
     return None
 
 
-def _drafts(config: RunConfig, settings: Classifier, budget: Budget) -> DraftGenerator | None:
-    """Return the model that drafts answers for the retrieval, within the budget of the run."""
+def _drafts(
+    config: RunConfig, settings: Classifier, budget: Budget, file: Path | None
+) -> DraftGenerator | None:
+    """Return the model that drafts answers for the retrieval, within the budget of the run. Drafts
+    are recorded in `file`, and not sent again."""
     if config.retrieve not in BY_DRAFT:
         return None
     price = settings.price or PriceTable()
-    return DraftGenerator(BudgetedGenerator(settings.generator, budget, price), price)
+    model: Generator = BudgetedGenerator(settings.generator, budget, price)
+    return DraftGenerator(model if file is None else ReplayGenerator(file, model), price)
+
+
+def cost_of_drafts(file: Path, model: Generator, price: Pricer) -> float:
+    """Return the known cost of recorded drafts in US dollars."""
+    replies = ReplayGenerator(file, model).replies() if file.exists() else []
+    return sum(price(one.model, one.usage) or 0.0 for one in replies)
 
 
 def _draft_prompt(data: Benchmark, settings: Classifier) -> Prompter:

@@ -183,7 +183,7 @@ Synonyms = Annotated[
     Path | None,
     Option(
         metavar="FILE",
-        help='Read other names of labels in replies: a JSON object such as {"cat": ["tabby"]}.',
+        help='Accept other names of labels in replies: a JSON file such as {"cat": ["tabby"]}.',
     ),
 ]
 DryRun = Annotated[

@@ -108,12 +108,14 @@ def serve(
 
         if check:
             from bottega.cli.serve_check import print_config
+            from bottega.gateway.running.cache_views import check_cache
             from bottega.gateway.running.tiers import build_tiers
 
             print_config(chosen, os.environ, made)
             note(f"from {chosen.file}")
             if made is None:
-                build_tiers(chosen, os.environ)  # fails as a start would
+                build_tiers(chosen, os.environ)  # both fail as a start would
+                check_cache(chosen)
         elif workers > 1:
             raise Exit(_run_workers(chosen, workers, style, read))
         else:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from typer import Option
 
-from bottega.cli.components import open_prices, with_synonyms
-from bottega.cli.evaluation_output import say_plan
+from bottega.cli.components import check_retrieval_options, open_prices, with_synonyms
+from bottega.cli.evaluation_output import print_plan
 from bottega.cli.evaluation_run import check_output
+from bottega.cli.method_actor import check_images
 from bottega.cli.options import (
     MODELS_HELP,
     BenchmarkSpec,
@@ -31,14 +32,21 @@ from bottega.evaluation.master_answers import labelled_questions
 from bottega.evaluation.outcomes import Budget
 from bottega.evaluation.stream_plan import (
     CONTROLS,
-    EVICTIONS,
     ROUTERS,
     STARTS,
     UNLIMITED,
+    Control,
     StreamConfig,
 )
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.naming import check_embedder, check_model, default_embedder, suggestion
+from bottega.knowledge.eviction import EVICTIONS
+from bottega.naming import (
+    check_embedder,
+    check_model,
+    default_embedder,
+    model_for,
+    suggestion,
+)
 from bottega.recipes.cache_retrieval import BY_DRAFT, RETRIEVE
 
 ANSWER_TOKENS = 512
@@ -51,7 +59,13 @@ Name = TypeVar("Name", bound=str)
 def stream(
     benchmark: BenchmarkSpec,
     master: Annotated[str | None, Option(help=f"The large model: {MODELS_HELP}")] = None,
-    apprentice: Annotated[str | None, Option(help="The small model, by the same names.")] = None,
+    apprentice: Annotated[
+        str | None,
+        Option(
+            help="The small model, with the same names.",
+            show_default="bundled:photos with the embedder photos, else bundled",
+        ),
+    ] = None,
     tiers: Annotated[
         str | None,
         Option(
@@ -82,9 +96,9 @@ def stream(
     controls: Annotated[
         str,
         Option(
-            help="Controls, comma-separated: no-cache (with the apprentice alone and the master "
-            "alone), random (random examples of the cache), vote (of the demonstrations, without "
-            "an apprentice); or none."
+            help="Controls, comma-separated: no-cache (no demonstrations, also for the apprentice "
+            "alone and the master alone), random (random examples of the cache), vote (a vote of "
+            "the demonstrations instead of the apprentice); or none."
         ),
     ] = "no-cache,random,vote",
     shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = 1,
@@ -93,7 +107,7 @@ def stream(
         int,
         Option(
             min=1,
-            help="Drift: divide the gold answers among this many phases, which follow each other.",
+            help="Number of phases of a drift: each phase holds the items of other gold answers.",
         ),
     ] = 1,
     capacity: Annotated[
@@ -102,14 +116,16 @@ def stream(
     evict: Annotated[
         str | None,
         Option(
-            help="Eviction policies at this capacity, comma-separated: lru, lfu, least-saving, "
+            help="Eviction policies with --capacity, comma-separated: lru, lfu, least-saving, "
             "fifo, random, or none (no limit).",
             show_default="lru with --capacity",
         ),
     ] = None,
     groups: Annotated[
         int | None,
-        Option(min=1, help="Number of groups of hashtag.", show_default="adapted to the cache"),
+        Option(
+            min=1, help="Number of groups of hashtag methods.", show_default="adapted to the cache"
+        ),
     ] = None,
     cold: Annotated[
         int | None,
@@ -135,8 +151,13 @@ def stream(
         ),
     ] = None,
     embed_text: Annotated[
-        str, Option(help="Text embedder: words, minilm or FOLDER:text.")
-    ] = "words",
+        str | None,
+        Option(help="Text embedder: words, minilm or FOLDER:text.", show_default="words"),
+    ] = None,
+    metric: Annotated[
+        Literal["cosine", "l2"],
+        Option(help="Distance between vectors; l2 changes the results of raw-average."),
+    ] = "cosine",
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = ANSWER_TOKENS,
     stop: Stop = None,
     apprentice_url: Annotated[
@@ -155,7 +176,7 @@ def stream(
         str | None,
         Option(help="USD per million tokens of the master, IN,OUT (default: published prices)."),
     ] = None,
-    apprentice_price: Annotated[str | None, Option(help="The same for the other models.")] = None,
+    apprentice_price: Annotated[str | None, Option(help="The same for all other models.")] = None,
     out: Annotated[
         Path | None,
         Option(
@@ -173,7 +194,9 @@ def stream(
     each to the master or to the apprentice, and the master's answers become demonstrations. No
     model, cache or router sees a gold answer. Equal requests of several streams are sent once; the
     cost of a stream counts all of its requests."""
-    evictions = _names(evict or ("lru" if capacity else UNLIMITED), EVICTIONS, "--evict")
+    evictions = _names(
+        evict or ("lru" if capacity else UNLIMITED), (UNLIMITED, *EVICTIONS), "--evict"
+    )
     if capacity is None and set(evictions) != {UNLIMITED}:
         raise SettingError(
             f"--evict {evict} needs a capacity, got none", hint="add e.g. --capacity 100"
@@ -185,11 +208,12 @@ def stream(
         rates=_rates(master_rate),
         starts=_names(start, STARTS, "--start"),
         retrieve=_names(retrieve, RETRIEVE, "--retrieve"),
-        controls=() if controls == NONE else _names(controls, CONTROLS, "--controls"),
+        controls=_controls(controls),
         shots=shots,
         orders=orders,
         embed=embed or "",
-        embed_text=embed_text,
+        embed_text=embed_text or "words",
+        metric=metric,
         evict=evictions,
         groups=groups,
         capacity=capacity,
@@ -204,40 +228,72 @@ def stream(
     )
     check_output(json)
     Budget(budget)  # fail before anything is loaded
-    for spec in (embed_text, *([embed] if embed else [])):
-        check_embedder(spec)
+    _check_unused(config, cold)
+    check_retrieval_options(config.retrieve, embed_text=embed_text, metric=metric, groups=groups)
+    if embed is not None:
+        check_embedder(embed)
     prices = {"master": master_price, "apprentice": apprentice_price}
-    tables = {name: open_prices(price) for name, price in prices.items()}
+    tables = {name: open_prices(price, f"--{name}-price") for name, price in prices.items()}
     data = load_benchmark(benchmark, seed=seed, limit=limit, on_error=warn)
     data = with_synonyms(data, synonyms)
+    embed = embed or default_embedder(i for e in data.knowledge for i in e.query.images)
     config = replace(
         config,
-        embed=embed or default_embedder(i for e in data.knowledge for i in e.query.images),
+        embed=embed,
+        tiers=_models(tiers, master, apprentice, embed),
         cold=cold or round(COLD_SHARE * len(data.items)),
     )
+    for name in config.retrieve:
+        check_images(data, name)
+    if len(set(config.tiers)) < len(config.tiers) and master_price != apprentice_price:
+        raise SettingError(
+            f"master and apprentice have one name and two prices, got {config.tiers[-1]}",
+            hint="serve one of them under another name",
+        )
     run = StreamRun(config, data, tables, out, budget, concurrency, apprentice_url)
     if dry_run:
         calls = len(config.streams()) * len(data.items)
         if answers is None and set(config.starts) - {"none"}:
             calls += len(labelled_questions(data))
         drafts = bool(set(BY_DRAFT) & set(config.retrieve))
-        say_plan(data, config.tiers, calls, drafts=drafts, orders=len(run.orders))
+        print_plan(data, config.tiers, calls, drafts=drafts, orders=len(run.orders))
         return
     run.execute(json)
 
 
-def _models(tiers: str | None, master: str | None, apprentice: str | None) -> tuple[str, ...]:
+def _check_unused(config: StreamConfig, cold: int | None) -> None:
+    """Raise `SettingError` for an option that has no effect."""
+    starts = set(config.starts)
+    unused = (
+        ("--answers", config.answers is not None and starts == {"none"}, "--start warm"),
+        ("--cold", cold is not None and "cold" not in starts, "--start cold"),
+        (
+            "--capacity",
+            config.capacity is not None and set(config.evict) == {UNLIMITED},
+            "--evict lru",
+        ),
+    )
+    for option, is_unused, other in unused:
+        if is_unused:
+            raise SettingError(f"{option} has no effect", hint=f"remove it, or add {other}")
+
+
+def _models(
+    tiers: str | None, master: str | None, apprentice: str | None, embed: str = BUNDLED
+) -> tuple[str, ...]:
     """Return the models, the master last. Raises `SettingError`."""
     if tiers is not None and (master or apprentice):
         raise SettingError(
             "--tiers replaces --master and --apprentice, got both", hint="remove one of them"
         )
-    names = tiers.split(",") if tiers is not None else [apprentice or BUNDLED, master or ""]
+    names = (
+        tiers.split(",") if tiers is not None else [apprentice or model_for(embed), master or ""]
+    )
     if not names[-1]:
         raise SettingError("a stream needs a master, got none", hint="add --master openai:NAME")
     if len(names) < 2:
         raise SettingError(
-            f"--tiers must be two models or more, got {tiers}", hint="the master comes last"
+            f"--tiers must name two models or more, got {tiers}", hint="name the master last"
         )
     for name in names:
         check_model(name.strip())
@@ -250,12 +306,20 @@ def _name(given: str, allowed: Collection[Name], option: str) -> Name:
             return name
     raise SettingError(
         f"{option} must be one of {', '.join(allowed)}, got {given!r}",
-        hint=f"{suggestion(given, allowed)}use {', '.join(allowed)}",
+        hint=f"{suggestion(given, allowed)}set e.g. {option} {next(iter(allowed))}",
     )
 
 
 def _names(given: str, allowed: Collection[Name], option: str) -> tuple[Name, ...]:
     return tuple(dict.fromkeys(_name(one.strip(), allowed, option) for one in given.split(",")))
+
+
+def _controls(given: str) -> tuple[Control, ...]:
+    if given == NONE:
+        return ()
+    if NONE in given.split(","):
+        raise SettingError(f"--controls none excludes the others, got {given}", hint="remove none")
+    return _names(given, CONTROLS, "--controls")
 
 
 def _rates(given: str) -> tuple[float, ...]:

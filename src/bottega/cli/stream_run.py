@@ -1,4 +1,4 @@
-"""Execution of `bottega stream`: answers of the master, streams, figures."""
+"""Execution of `bottega stream`: the master's answers, the streams, and their results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from typer import Exit
 
 from bottega import __version__
+from bottega._util.identity import identity, json_digest
 from bottega.cli.components import open_retrieval
-from bottega.cli.knowledge_files import open_rows
+from bottega.cli.master_answers import read_answers
 from bottega.cli.output import Step, note, plural, print_table, progress, say, to_json, warn
 from bottega.errors import BudgetError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
@@ -26,7 +27,7 @@ from bottega.evaluation.master_answers import (
     question_key,
 )
 from bottega.evaluation.metrics.intervals import Estimate
-from bottega.evaluation.outcomes import Budget, BudgetedGenerator, ScoredAnswer
+from bottega.evaluation.outcomes import Budget, BudgetedGenerator, ScoredAnswer, reply_cost
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.stream_plan import APPRENTICE, MASTER, Stream, StreamConfig, item_orders
 from bottega.evaluation.stream_runs import StreamSetup, run_streams
@@ -46,6 +47,7 @@ from bottega.recording import PriceTable
 from bottega.types import Example, Sampling, Usage
 
 REPLIES = "replies"
+CORPUS = "corpus"  # name of the digest of the master's answers in a run
 APPRENTICE_KEY = "APPRENTICE_API_KEY"
 SHOWN_FAILURES = 10
 COLUMNS = (
@@ -54,12 +56,12 @@ COLUMNS = (
 )
 PART_COLUMNS = ("curve", "master", "third 1", "third 2", "third 3", "growth", "low", "high")
 FOOTNOTE = (
-    "master is its planned share of the items, sent its actual share. gain is the apprentice's"
-    " score minus its score without a cache, on the items that it answered; third 1 to 3 are the"
-    " gains in each third of the streams. growth is its score in the last third minus the first."
-    " agreement is the share of its answers that equal the master's. USD is the mean cost of a"
-    " stream if every request is sent. p is of Page's trend test with one block per order: of the"
-    " score over the master's rates and starts, and of the gain over thirds."
+    "master is the planned share of the items that go to the master, sent the actual one. gain is"
+    " the apprentice's score minus the score without a cache, on the items that it answered; third"
+    " 1 to 3 are the gains in each third of the streams. growth is the apprentice's score in the"
+    " last third minus that in the first. agreement is the share of the apprentice's answers that"
+    " equal the master's. USD is the mean cost of a stream if every request is sent. p is that of"
+    " Page's trend test, with one block per order."
 )
 
 
@@ -79,10 +81,10 @@ class StreamRun:
     failed: int = 0
 
     def execute(self, json: Path | None) -> None:
-        """Run all streams and report them; completed ones are reported in any case."""
+        """Run all streams and report them; report the completed ones after an error, too."""
         streams = self.config.streams()
         with self._folder() as folder, self._store() as store:
-            setup = self._opened(folder)
+            setup = self._open_setup(folder)
             results: dict[Stream, StreamResult] = {}
             try:
                 asyncio.run(self._run(setup, streams, store, results))
@@ -134,12 +136,25 @@ class StreamRun:
     def _sampling(self) -> Sampling:
         return Sampling(max_tokens=self.config.max_tokens, stop=self.config.stop)
 
+    def _priced_again(self, result: StreamResult) -> StreamResult:
+        """Return the answers with the costs of their tokens, where they were stored without a
+        price."""
+        names = dict(zip((tier.name for tier in self._tiers()), self.models, strict=True))
+
+        def priced(one: ScoredAnswer) -> ScoredAnswer:
+            if one.cost_usd is not None or one.tier not in names or not one.prompt_tokens:
+                return one
+            usage = Usage(one.prompt_tokens, one.completion_tokens)
+            return replace(one, cost_usd=self._price(names[one.tier].name, usage))
+
+        return replace(result, scored=tuple(map(priced, result.scored)))
+
     def _price(self, model: str, usage: Usage) -> float | None:
         table = MASTER if model == self.models[-1].name else APPRENTICE
         return self.prices[table](model, usage)
 
-    def _opened(self, folder: Path) -> StreamSetup:
-        """Open the models and the embedders."""
+    def _open_setup(self, folder: Path) -> StreamSetup:
+        """Open the models, with the replies recorded in `folder`, and the embedders."""
         specs = self.config.tiers
         inner = [self._open_cheaper(spec) for spec in specs[:-1]]
         inner.append(open_model(specs[-1], concurrency=self.concurrency))
@@ -149,7 +164,7 @@ class StreamRun:
         paid = [ReplayGenerator(p, m).replies() for p, m in zip(records, inner, strict=True)]
         self.replies_before = sum(map(len, paid))
         costs = [
-            table(reply.model, reply.usage)
+            reply_cost(reply, table)
             for replies, table in zip(paid, tables, strict=True)
             for reply in replies
         ]
@@ -184,14 +199,15 @@ class StreamRun:
             cold=self.config.cold or 0,
             router=self.config.router,
             capacity=self.config.capacity,
+            metric=self.config.metric,
             sampling=self._sampling,
             price=self._price,
             seed=self.config.seed,
         )
 
     def _open_cheaper(self, spec: str) -> Generator:
-        """Open a model other than the master. With a URL of its own, it gets a key of its own: that
-        of the master stays at the master's endpoint."""
+        """Open a model other than the master. With --apprentice-url it gets its own key: the
+        master's key goes to the master's endpoint only."""
         url = self.apprentice_url
         key = None if url is None else os.environ.get(APPRENTICE_KEY, "")
         return open_model(spec, concurrency=self.concurrency, base_url=url, api_key=key)
@@ -227,6 +243,8 @@ class StreamRun:
         try:
             if set(self.config.starts) - {"none"}:
                 setup = replace(setup, corpus=await self._corpus(setup))
+                if store is not None:
+                    await self._restart_changed(store, setup.corpus)
             total = len(streams) * len(self.data.items)
             with progress("streams", total, counts_money=True) as step:
                 await run_streams(
@@ -250,8 +268,8 @@ class StreamRun:
         questions = labelled_questions(self.data)
         found = MasterAnswers(self.data.labels)
         if self.config.answers is not None:
-            with open_rows(self.config.answers) as rows:
-                stored = {question_key(one.query, self.data.labels): one for one in rows}
+            answers = read_answers(self.config.answers, self.config.tiers[-1])
+            stored = {question_key(one.query, self.data.labels): one for one in answers}
             found.by_question = {key: one for key, one in stored.items() if key in questions}
             missing = len(questions) - len(found.by_question)
             if missing:
@@ -259,9 +277,9 @@ class StreamRun:
                     f"{self.config.answers} lacks answers to {missing} of"
                     f" {plural(len(questions), 'labelled question')}: they are left out"
                 )
-            return found.in_order(self.data.knowledge)
-        with KnowledgeBase.open(":memory:", embed=None) as nothing:
-            ask = setup.pipeline(nothing, lambda tiers: FixedRouter(tiers[-1]), remember=False)
+            return self._usable(found)
+        with KnowledgeBase.open(":memory:", embed=None) as empty:
+            ask = setup.pipeline(empty, lambda tiers: FixedRouter(tiers[-1]), remember=False)
             with progress("the master's answers", len(questions), counts_money=True) as step:
                 await ask_master(
                     replace(ask, record=None).trace,
@@ -276,13 +294,37 @@ class StreamRun:
         note(
             f"the master answered {len(found.by_question)} of"
             f" {plural(len(questions), 'labelled question')} for {cost} USD;"
-            f" {len(found.failed)} failed, {found.unusable} invalid or cut"
+            f" {len(found.failed)} failed, {found.unusable} invalid or truncated"
         )
-        return found.in_order(self.data.knowledge)
+        if found.failed:  # a smaller cache would give other figures
+            say("repeat the command to ask the failed questions again")
+            raise Exit(1)
+        return self._usable(found)
+
+    async def _restart_changed(self, store: RunStore, corpus: Sequence[Example]) -> None:
+        """Forget the answers of streams that began with other answers of the master."""
+        digest = json_digest([[identity(one), one.rationale] for one in corpus])
+        if store.note(CORPUS, digest) in (None, digest):
+            return
+        note("the master's answers have changed: streams that begin with them run again")
+        for stream in self.config.streams():
+            if stream.curve.start != "none":
+                await store.forget((stream.name, self.config.shots))
+
+    def _usable(self, found: MasterAnswers) -> list[Example]:
+        answers = found.in_order(self.data.knowledge)
+        if not answers:
+            raise SettingError(
+                f"--start {' and '.join(self.config.starts)} needs answers, and the master has no"
+                f" usable answer to the labelled questions of {self.data.name}",
+                hint="set --start none, or another master",
+            )
+        return answers
 
     def _report(
         self, results: Mapping[Stream, StreamResult], setup: StreamSetup, json: Path | None
     ) -> None:
+        results = {stream: self._priced_again(one) for stream, one in results.items()}
         points = summarize_streams(results, setup.master.name, seed=self.config.seed)
         if not points:
             return
@@ -301,7 +343,7 @@ class StreamRun:
             say("")
             print_table(TREND_COLUMNS, [trend.row for trend in trends])
         sent = [reply for model in self.models for reply in model.replies()]
-        costs = [self._price(reply.model, reply.usage) for reply in sent]
+        costs = [reply_cost(reply, self._price) for reply in sent]
         usd = "unknown" if None in costs else f"{sum(cost or 0.0 for cost in costs):.6f} USD"
         say(
             f"\nrequests sent: {len(sent)} ({self.replies_before} in earlier runs), cost {usd};"

@@ -19,7 +19,7 @@ QuestionKey = tuple[str, ...]
 
 def question_key(query: Query, labels: Sequence[str]) -> QuestionKey:
     """Return text, images and choices; a query without choices may have the benchmark's labels."""
-    choices = () if query.choices == tuple(labels) else query.choices
+    choices = () if set(query.choices) == set(labels) else query.choices
     return *query_key(query), *choices
 
 
@@ -34,8 +34,8 @@ def labelled_questions(data: Benchmark) -> dict[QuestionKey, Query]:
 
 @dataclass
 class MasterAnswers:
-    """Answers by question. `failed` questions have no answer; invalid, truncated and abstaining
-    answers are `unusable`: an apprentice cannot learn from them. `cost_usd` is None if a price is
+    """Answers by question. `failed` questions have no answer. `unusable` counts invalid, truncated
+    and abstaining answers, from which an apprentice cannot learn. `cost_usd` is None if a price is
     unknown. `labels` are those of the benchmark."""
 
     labels: Sequence[str] = ()
@@ -51,7 +51,7 @@ class MasterAnswers:
         )
         return [answer for answer in found if answer is not None]
 
-    def take(self, trace: Trace) -> None:
+    def add(self, trace: Trace) -> None:
         """Add the answer of a trace."""
         self.cost_usd = add_cost(self.cost_usd, trace.cost_usd)
         example = cached_example(trace)
@@ -92,7 +92,7 @@ async def ask_master(
         endpoint.answered = True
         if keep is not None:
             await keep(trace)
-        found.take(trace)
+        found.add(trace)
         budget.settle(trace.cost_usd)
         done(trace.cost_usd or 0.0)
 
@@ -127,7 +127,8 @@ def with_answers(data: Benchmark, answers: Iterable[Example]) -> tuple[Benchmark
             )
     if missing and not any(not is_passage(one) for one in kept):
         raise SettingError(
-            f"no answer belongs to one of the {missing} labelled questions of {data.name}",
+            f"the answers belong to other questions than the {missing} labelled ones of"
+            f" {data.name}",
             hint="run bottega answer K.db BENCHMARK --model MASTER with the same options",
         )
     return replace(data, knowledge=tuple(kept), needs_answers=False), missing

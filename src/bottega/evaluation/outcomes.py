@@ -19,7 +19,7 @@ from bottega.errors import (
 )
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Pricer, turns_only
-from bottega.types import Answer, Example, Prompt, Query, Reply, Sampling, Trace
+from bottega.types import Answer, Example, Prompt, Query, Reply, Sampling, Trace, Usage
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,10 @@ class Budget:
         self._running = 0
         self.is_spent = False
 
+    def __str__(self) -> str:
+        text = f"{self.spent:.4f} of {self._limit or 0.0:g} USD spent"
+        return f"{text}, and the next request could exceed the budget" if self.is_spent else text
+
     @property
     def is_limited(self) -> bool:
         return self._limit is not None
@@ -178,11 +182,31 @@ class Budget:
         self._running -= 1
         if cost_usd is None and self._limit is not None:
             raise SettingError(
-                "a budget needs the model's price, which is unknown",
-                hint="set it in US dollars per million tokens, e.g. --price 0.15,0.60",
+                "a budget needs the cost of each reply, but its price or its tokens are unknown",
+                hint="set --price IN,OUT, and let the server report usage",
             )
         self.spent += cost_usd or 0.0
         self._highest_cost = max(self._highest_cost, cost_usd or 0.0, at_most_usd)
+
+
+def reply_cost(reply: Reply, price: Pricer) -> float | None:
+    """Return the cost of a reply in US dollars, None if it is unknown: also where a server that is
+    not free reports no tokens."""
+    if not (reply.usage.prompt_tokens or reply.usage.completion_tokens) and price(
+        reply.model, Usage(1000, 1000)
+    ):
+        return None
+    return price(reply.model, reply.usage)
+
+
+def check_priced(model: str, budget: Budget, price: Pricer) -> None:
+    """Raise `SettingError` for a budget without the model's price, before the first request."""
+    if budget.is_limited and price(model, Usage(1, 1)) is None:
+        raise SettingError(
+            f"a budget needs the price of {model}, which is unknown",
+            hint="set it in US dollars per million tokens: --price 0.15,0.60, in streams"
+            " --master-price and --apprentice-price",
+        )
 
 
 def add_cost(total: float | None, cost: float | None) -> float | None:
@@ -198,6 +222,7 @@ class BudgetedGenerator:
     """
 
     def __init__(self, inner: Generator, budget: Budget, price: Pricer) -> None:
+        check_priced(inner.name, budget, price)
         self._inner = inner
         self._budget = budget
         self._price = price
@@ -222,13 +247,13 @@ class BudgetedGenerator:
     async def _send(self, prompt: Prompt, sampling: Sampling) -> Reply:
         if not self._budget.reserve():
             raise BudgetError(
-                f"the budget is spent: {self._budget.spent:.4f} USD",
+                str(self._budget),
                 hint="repeat the command with a larger --budget to resume",
             )
         cost: float | None = 0.0
         try:
             reply = await self._inner.generate(prompt, sampling)
-            cost = self._price(reply.model, reply.usage)
+            cost = reply_cost(reply, self._price)
         finally:
             self._budget.settle(cost)
         return reply

@@ -47,7 +47,7 @@ from bottega.retrieval import BalancedSampler, UniformSampler
 from bottega.types import Query
 
 MAX_IN_CONTEXT = 200
-SAMPLED = ("majority", "best-of-n")
+SAMPLING_METHODS = ("majority", "best-of-n")
 
 
 def plan(
@@ -110,7 +110,7 @@ def max_calls(config: RunConfig, data: Benchmark, settings: Classifier) -> int:
         for shots in _shots(spec, config.shots, data):
             if name in SEARCH_METHODS:
                 calls += search
-            elif name in SAMPLED:
+            elif name in SAMPLING_METHODS:
                 calls += samples
             elif name == "candidates":
                 calls += shots

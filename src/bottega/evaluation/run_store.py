@@ -30,6 +30,20 @@ OPTIONAL = (
     *("stop", "answers_from", "synonyms", "kb_share"),
     *("rerank", "embed_text", "metric", "groups", "phases"),
 )
+DATA, BENCHMARK = "data", "benchmark"
+ORDERS = "item_orders"  # the setting that only runs of streams have
+# Settings that follow from others, named only if nothing else differs.
+DERIVED = (DATA, ORDERS, "metrics", "model", "cold", "embedder", "embed")
+OPTIONS = {
+    BENCHMARK: "the benchmark",
+    "tiers": "the models",
+    "model": "the model",
+    "embedder": "--embed",
+    "rates": "--master-rate",
+    "starts": "--start",
+    "compressor_digest": "the content of --compressor",
+    "store_digest": "the content of --store",
+}
 Write = Callable[[sqlite3.Connection], None]
 
 
@@ -79,6 +93,9 @@ class AnswerStore:
     async def fail(self, method: Method, index: int, error: BottegaError) -> None:
         """Store the error of a failed item."""
 
+    async def forget(self, key: MethodKey) -> None:
+        """Delete the answers and failures of a method."""
+
 
 class DemonstrationRecorder(AnswerStore):
     """Store of the demonstrations that one method showed, by item index."""
@@ -93,7 +110,6 @@ class DemonstrationRecorder(AnswerStore):
 
 
 FILE = "run.db"
-DATA, BENCHMARK = "data", "benchmark"
 BUSY_SECONDS = 10.0
 RUN_FILE = FileKind(
     "run",
@@ -257,6 +273,21 @@ class RunStore(AnswerStore):
         self._connection.close()
         self._lock.close()
 
+    async def forget(self, key: MethodKey) -> None:
+        def write(connection: sqlite3.Connection) -> None:
+            for table in ("answers", "failures"):
+                connection.execute(f"DELETE FROM {table} WHERE (method, shots) = (?, ?)", key)
+
+        await self._write(write)
+
+    def note(self, name: str, value: str) -> str | None:
+        """Store a text of the run and return the one before. It is no setting: it may change."""
+        before = self._read("SELECT value FROM settings WHERE name = ?", name)
+        with RUN_FILE.translated(str(self.path)), self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("REPLACE INTO settings VALUES (?, ?)", (name, json_text(value)))
+        return str(orjson.loads(before[0][0])) if before else None
+
     async def _write(self, write: Write) -> None:
         with RUN_FILE.translated(str(self.path)):
             await self._committer.write(write)
@@ -273,10 +304,8 @@ class RunStore(AnswerStore):
         names = (*wanted, *(name for name in OPTIONAL if name in found and name not in wanted))
         differing = [name for name in names if found and found.get(name) != wanted.get(name)]
         if differing:
-            name = differing[0]
-            other = f"with {name} {found.get(name)}, not {wanted.get(name)}"
             raise SettingError(
-                f"{self.path.parent} holds a run {'over other data' if name == DATA else other}",
+                f"{self.path.parent} holds {_difference(found, wanted, differing)}",
                 hint="set another --out folder, or repeat the original command",
             )
         if found:
@@ -286,6 +315,30 @@ class RunStore(AnswerStore):
             connection.executemany("INSERT INTO settings VALUES (?, ?)", wanted.items())
             rows = (_item(index, item) for index, item in enumerate(items))
             connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+
+def _difference(
+    found: Mapping[str, str], wanted: Mapping[str, str], differing: Sequence[str]
+) -> str:
+    """Return the first difference of two runs in terms of the command's options."""
+    if (ORDERS in found) != (ORDERS in wanted):
+        return f"a run of bottega {'stream' if ORDERS in found else 'eval'}"
+    name = next((name for name in differing if name not in DERIVED), differing[0])
+    if name in (DATA, ORDERS):
+        return "a run over other data"
+    option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
+    before, now = (_option_text(settings.get(name)) for settings in (found, wanted))
+    return f"a run with {option} {before}, got {now}"
+
+
+def _option_text(value: str | None) -> str:
+    plain = None if value is None else orjson.loads(value)
+    if plain is None or plain == []:
+        return "unset"
+    if isinstance(plain, bool):
+        return "on" if plain else "off"
+    text = ",".join(map(str, plain)) if isinstance(plain, list) else str(plain)
+    return text if text.isprintable() else repr(text)
 
 
 def _lock(path: Path) -> IO[bytes]:

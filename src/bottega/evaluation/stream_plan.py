@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from bottega.errors import SettingError
-from bottega.knowledge import (
-    Eviction,
-    FirstInFirstOutEviction,
-    LeastFrequentlyUsedEviction,
-    LeastRecentlyUsedEviction,
-    LeastSavingsEviction,
-    RandomEviction,
-)
+from bottega.knowledge.index import Metric
 from bottega.recipes.cache_retrieval import RetrievalName
 
 Start = Literal["none", "cold", "warm"]
@@ -28,14 +21,6 @@ CONTROLS: tuple[Control, ...] = ("no-cache", "random", "vote")
 ROUTERS: tuple[RouterName, ...] = ("coin", "coverage", "half-first")
 APPRENTICE, MASTER = "apprentice", "master"
 UNLIMITED = "none"
-EVICTIONS: Mapping[str, Callable[[], Eviction | None]] = {
-    UNLIMITED: lambda: None,
-    "lru": LeastRecentlyUsedEviction,
-    "lfu": LeastFrequentlyUsedEviction,
-    "least-saving": LeastSavingsEviction,
-    "fifo": FirstInFirstOutEviction,
-    "random": RandomEviction,
-}
 
 
 @dataclass(frozen=True)
@@ -144,6 +129,7 @@ class StreamConfig:
     stop: tuple[str, ...] = ()
     synonyms: Path | None = None
     phases: int = 1
+    metric: Metric = "cosine"
     seed: int = 0
 
     def streams(self) -> list[Stream]:
@@ -177,7 +163,7 @@ class StreamConfig:
     def record(self) -> dict[str, object]:
         """Return the settings as JSON values: a run resumes if these are equal."""
         lists = ("tiers", "rates", "starts", "retrieve", "controls", "evict")
-        added = {"phases": 1, "stop": ()}  # absent from runs of older versions
+        added = {"phases": 1, "stop": (), "metric": "cosine"}  # absent from runs of older versions
         return {
             **{k: v for k, v in vars(self).items() if k not in added or v != added[k]},
             **{name: list(getattr(self, name)) for name in lists},

@@ -17,9 +17,11 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer, pipeline_method
 from bottega.evaluation.run_store import AnswerStore
 from bottega.evaluation.runner import RunState, evaluate
-from bottega.evaluation.stream_plan import EVICTIONS, Curve, RouterName, Start, Stream
+from bottega.evaluation.stream_plan import UNLIMITED, Curve, RouterName, Start, Stream
 from bottega.evaluation.streams import StreamResult
 from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.eviction import EVICTIONS
+from bottega.knowledge.index import Metric
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Pricer, Retriever, Router, Tier
 from bottega.recipes import cache_of_thought
@@ -53,6 +55,7 @@ class StreamSetup:
     cold: int = 0
     router: RouterName = "coin"
     capacity: int | None = None
+    metric: Metric = "cosine"
     sampling: Sampling | None = None
     price: Pricer | None = None
     seed: int = 0
@@ -86,10 +89,11 @@ class StreamSetup:
 
     def open_cache(self, curve: Curve) -> KnowledgeBase:
         """Return the cache at the start of a stream, in memory. Blocks."""
-        evict = EVICTIONS[curve.evict]()
+        evict = None if curve.evict == UNLIMITED else EVICTIONS[curve.evict]()
         cache = KnowledgeBase.open(
             ":memory:",
             self.retrievals[curve.retrieve].views(),
+            metric=self.metric,
             capacity=self.capacity if evict else None,
             evict=evict,
         )
@@ -136,6 +140,8 @@ async def run_streams(
         order = setup.orders[stream.order - 1]
         scored = stored_stream(store, setup, stream)
         if len(scored) < len(order):
+            # Answers of an interrupted run had another cache after a failed item.
+            await store.forget((stream.name, setup.tiers[0].shots))
             scored = await _run_stream(setup, stream, _OrderedStore(store, order), done)
         else:
             for one in scored:
@@ -179,7 +185,7 @@ async def _run_stream(
 
 def _method(setup: StreamSetup, stream: Stream, cache: KnowledgeBase) -> Method:
     curve = stream.curve
-    retrieve = SettledRetriever(setup.retrievals[curve.retrieve].retriever(cache))
+    retrieve = SynchronousRetriever(setup.retrievals[curve.retrieve].retriever(cache))
     route = _route(setup, stream, retrieve)
     shown: Retriever = retrieve
     if curve.control == "random":
@@ -252,9 +258,9 @@ class _OrderedStore(AnswerStore):
 
 
 @dataclass(frozen=True)
-class SettledRetriever:
-    """Retriever that waits for groups that are rebuilt in the background, so results do not depend
-    on the machine's speed."""
+class SynchronousRetriever:
+    """Retriever wrapper that waits until the background has rebuilt the groups, so results do not
+    depend on the machine's speed."""
 
     retrieve: Retriever
 
@@ -269,17 +275,22 @@ class SettledRetriever:
 
 
 class RandomRetriever:
-    """Retriever of random examples from the current cache; the same for equal sequences of
-    queries."""
+    """Retriever of random examples from the current cache, without the query's own question. Equal
+    sequences of calls return equal examples."""
 
     def __init__(self, cache: KnowledgeBase, seed: int) -> None:
         self._cache = cache
         self._rng = random.Random(seed)
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        ids = self._cache.ids()
+        ids = await asyncio.to_thread(self._others, query)
         chosen = self._rng.sample(ids, min(k, len(ids)))
         return [Candidate(one, 0.0) for one in self._cache.get_many(chosen)]
+
+    def _others(self, query: Query) -> list[str]:
+        """Return the ids without those of the query's own question."""
+        own = self._cache.excluded_ids(query, "same-question")
+        return [id for id in self._cache.ids() if id not in own]
 
 
 class EmptyRetriever:

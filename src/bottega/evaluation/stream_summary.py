@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.stream_plan import Stream
-from bottega.evaluation.streams import StreamResult, gain, growth, mean_over
+from bottega.evaluation.streams import StreamResult, gain, growth, mean_over, scores_without
 from bottega.parsing import same_answer
+from bottega.recording import is_abstention
 
 PARTS = 3
 NO_CACHE = "no cache"
@@ -18,7 +19,7 @@ NO_CACHE = "no cache"
 class CurvePoint:
     """Streams of one curve at one master's rate, with 95 % intervals over streams and items.
 
-    `accuracy` is the score of all answers (Fig. 5). `gain` is the apprentice's score minus that
+    `accuracy` is the score of all answers (Fig. 5). `gain` is the apprentice's score minus its own
     without a cache on the same items (Fig. 6), `gains` the same for each third of the stream
     (Fig. 7), `growth` the apprentice's score in the last third minus the first. They are None
     without such answers. `agreement` is the share of the apprentice's answers that equal the
@@ -73,10 +74,8 @@ def _point(
     found = [results[stream] for stream in streams]
     scored = [one for result in found for one in result.scored]
     cheaper = {one.tier for one in scored} - {master}
-    without = [without_cache(stream, results) for stream in streams]
-    paired = [(ours, other) for ours, other in zip(found, without, strict=True) if other]
-    ours, theirs = [one for one, _ in paired], [other for _, other in paired]
-    compared = bool(paired) and bool(cheaper) and key[0] != NO_CACHE
+    without = scores_without_cache(results, master)
+    compared = bool(without) and bool(cheaper) and key[0] != NO_CACHE
     costs = [one.cost_usd for one in scored if one.cost_usd is not None]
     alone = _alone(results)
     accuracy = mean_over(found, seed=seed)
@@ -88,9 +87,9 @@ def _point(
         missing=sum(result.length for result in found) - len(scored),
         accuracy=accuracy,
         apprentice=_defined(mean_over(found, tier=cheaper, seed=seed)) if cheaper else None,
-        gain=_defined(gain(ours, theirs, tier=cheaper, seed=seed)) if compared else None,
+        gain=_defined(gain(found, without, tier=cheaper, seed=seed)) if compared else None,
         gains=tuple(
-            _defined(gain(ours, theirs, tier=cheaper, part=part, parts=PARTS, seed=seed))
+            _defined(gain(found, without, tier=cheaper, part=part, parts=PARTS, seed=seed))
             if compared
             else None
             for part in range(PARTS)
@@ -107,17 +106,14 @@ def _defined(estimate: Estimate) -> Estimate | None:
     return estimate if estimate.value == estimate.value else None
 
 
-def without_cache(stream: Stream, results: Mapping[Stream, StreamResult]) -> StreamResult | None:
-    """Return the stream of the same order and rate without a cache."""
-    return next(
-        (
-            result
-            for other, result in results.items()
-            if other.curve.name == NO_CACHE
-            and (other.rate, other.order) == (stream.rate, stream.order)
-        ),
-        None,
-    )
+def scores_without_cache(
+    results: Mapping[Stream, StreamResult], master: str
+) -> dict[tuple[str, str], float]:
+    """Return the scores without a cache by tier and item id, of all orders and rates. The control
+    `vote`, which has no tier, is compared with the cheaper tiers."""
+    found = scores_without(r for s, r in results.items() if s.curve.name == NO_CACHE)
+    voted = {("", item): score for (tier, item), score in found.items() if tier != master}
+    return {**voted, **found}
 
 
 def _alone(results: Mapping[Stream, StreamResult]) -> tuple[float, float] | None:
@@ -134,7 +130,7 @@ def _agreement(
     streams: Sequence[Stream], results: Mapping[Stream, StreamResult], cheaper: set[str]
 ) -> float | None:
     """Return the share of the cheaper tiers' answers that equal the master's to the same items, as
-    a mean over the streams."""
+    a mean over the streams. Abstentions and invalid answers agree with none."""
     masters = next(
         (r for s, r in results.items() if s.curve.name == NO_CACHE and s.rate == 1), None
     )
@@ -144,7 +140,9 @@ def _agreement(
     shares = []
     for stream in streams:
         equal = [
-            same_answer(one.answer, answers[one.item.query.id], one.item.query)
+            one.answer.valid
+            and not is_abstention(one.answer.text)
+            and same_answer(one.answer, answers[one.item.query.id], one.item.query)
             for one in results[stream].scored
             if one.tier in cheaper and one.item.query.id in answers
         ]

@@ -10,13 +10,13 @@ import numpy as np
 from scipy.stats import page_trend_test
 
 from bottega.evaluation.stream_plan import STARTS, Curve, Stream
-from bottega.evaluation.stream_summary import PARTS, without_cache
-from bottega.evaluation.streams import StreamResult
+from bottega.evaluation.stream_summary import PARTS, scores_without_cache
+from bottega.evaluation.streams import StreamResult, gains
 
 Results = Mapping[Stream, StreamResult]
 MIN_CONDITIONS, MIN_ORDERS = 3, 2  # of Page's test
 COLUMNS = ("rises with", "curve", "means", "orders", "p")
-RATES, STARTED, THIRDS = "master's rate", "start", "third of the stream"
+BY_RATE, BY_START, BY_THIRD = "master's rate", "start", "third of the stream"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _by_rate(results: Results) -> Iterator[Trend]:
             [_score(results.get(Stream(curve, rate, order))) for rate in rates]
             for order in _orders(results)
         ]
-        yield from _trend(RATES, curve.name, [f"{rate:g}" for rate in rates], rows)
+        yield from _trend(BY_RATE, curve.name, [f"{rate:g}" for rate in rates], rows)
 
 
 def _by_start(results: Results) -> Iterator[Trend]:
@@ -72,22 +72,23 @@ def _by_start(results: Results) -> Iterator[Trend]:
             [_mean([_score(results.get(Stream(one, r, order))) for r in rates]) for one in starts]
             for order in _orders(results)
         ]
-        yield from _trend(STARTED, curve.name.partition(", ")[2], STARTS, rows)
+        yield from _trend(BY_START, curve.name.partition(", ")[2], STARTS, rows)
 
 
 def _by_third(results: Results, master: str) -> Iterator[Trend]:
     """Yield tests over thirds; a block is the mean over the rates with answers in each third."""
+    without = scores_without_cache(results, master)
     for curve in _curves(results):
         rows = []
         for order in _orders(results):
-            gains = [
-                _gains(results, stream, master)
+            of_rates = [
+                _gains(results[stream], without, master)
                 for stream in results
                 if (stream.curve, stream.order) == (curve, order)
             ]
-            found = [one for one in gains if None not in one]
+            found = [one for one in of_rates if None not in one]
             rows.append([_mean([one[part] for one in found]) for part in range(PARTS)])
-        yield from _trend(THIRDS, curve.name, [str(part + 1) for part in range(PARTS)], rows)
+        yield from _trend(BY_THIRD, curve.name, [str(part + 1) for part in range(PARTS)], rows)
 
 
 def _trend(
@@ -114,18 +115,16 @@ def _score(result: StreamResult | None) -> float | None:
     return None if result is None else fmean(result.scores().values())
 
 
-def _gains(results: Results, stream: Stream, master: str) -> list[float | None]:
+def _gains(
+    result: StreamResult, without: Mapping[tuple[str, str], float], master: str
+) -> list[float | None]:
     """Return the cheaper tiers' mean gain over no cache in each third."""
-    without = without_cache(stream, results)
-    if without is None:
-        return [None] * PARTS
-    mine, other = results[stream], without.scores()
-    tiers = {one.tier for one in mine.scored} - {master}
-    parts = (mine.scores(tiers, part, PARTS) for part in range(PARTS))
-    return [_mean([own - other[index] for index, own in scores.items()]) for scores in parts]
+    tiers = {one.tier for one in result.scored} - {master}
+    parts = (gains(result, without, tiers, part, PARTS) for part in range(PARTS))
+    return [_mean(list(one.values())) for one in parts]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     """Return the mean, None without values or if one is missing."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return fmean(present) if present and len(present) == len(values) else None

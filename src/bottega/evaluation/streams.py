@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.metrics.intervals import RESAMPLES, Estimate, resampled
+from bottega.evaluation.metrics.intervals import Estimate, resampled
 from bottega.evaluation.outcomes import Method, ScoredAnswer
 from bottega.evaluation.runner import evaluate
 
-Scores = Sequence[float]
 Tiers = str | Collection[str] | None
 
 
@@ -30,13 +29,29 @@ class StreamResult:
     ) -> dict[int, float]:
         """Return scores by index: of all answers, of some tiers, or of one of equal parts (from
         0)."""
+        return {one.index: one.score for one in self._chosen(tier, part, parts)}
+
+    def item_scores(
+        self, tier: Tiers = None, part: int | None = None, parts: int = 3
+    ) -> dict[str, float]:
+        """Return the same scores by item id."""
+        return {str(one.item.query.id): one.score for one in self._chosen(tier, part, parts)}
+
+    def tier_scores(
+        self, tier: Tiers = None, part: int | None = None, parts: int = 3
+    ) -> dict[tuple[str, str], float]:
+        """Return the same scores by tier and item id."""
+        chosen = self._chosen(tier, part, parts)
+        return {(one.tier, str(one.item.query.id)): one.score for one in chosen}
+
+    def _chosen(self, tier: Tiers, part: int | None, parts: int) -> list[ScoredAnswer]:
         names = {tier} if isinstance(tier, str) else tier
-        return {
-            one.index: one.score
+        return [
+            one
             for one in self.scored
             if (names is None or one.tier in names)
             and (part is None or one.index * parts // self.length == part)
-        }
+        ]
 
     def share(self, tier: str) -> float:
         """Return the share of the answers that this tier gave."""
@@ -58,69 +73,111 @@ def mean_over(
     seed: int = 0,
 ) -> Estimate:
     """Return the mean score over the streams: of all answers, of a tier, or of a part."""
-    return _estimate([list(one.scores(tier, part, parts).values()) for one in streams], seed)
+    return _estimate([one.item_scores(tier, part, parts) for one in streams], seed)
 
 
 def growth(
     streams: Sequence[StreamResult], tier: Tiers, *, parts: int = 3, seed: int = 0
 ) -> Estimate:
     """Return a tier's gain from the first part of the streams to the last."""
-    last = [list(one.scores(tier, parts - 1, parts).values()) for one in streams]
-    first = [list(one.scores(tier, 0, parts).values()) for one in streams]
+    last = [one.item_scores(tier, parts - 1, parts) for one in streams]
+    first = [one.item_scores(tier, 0, parts) for one in streams]
     return _estimate(last, seed, less=first)
+
+
+def scores_without(streams: Iterable[StreamResult]) -> dict[tuple[str, str], float]:
+    """Return the scores of streams without a cache by tier and item id."""
+    return {
+        (one.tier, str(one.item.query.id)): one.score for found in streams for one in found.scored
+    }
 
 
 def gain(
     ours: Sequence[StreamResult],
-    theirs: Sequence[StreamResult],
+    without: Mapping[tuple[str, str], float],
     *,
     tier: Tiers = None,
     part: int | None = None,
     parts: int = 3,
     seed: int = 0,
 ) -> Estimate:
-    """Return the mean gain of our streams over theirs on the same items.
+    """Return the mean gain of our streams over the same tiers without a cache (`scores_without`),
+    on the items that `tier` answered in our streams."""
+    return _estimate([gains(one, without, tier, part, parts) for one in ours], seed)
 
-    `tier` selects the items that this tier answered in our streams.
-    """
+
+def gains(
+    ours: StreamResult,
+    without: Mapping[tuple[str, str], float],
+    tier: Tiers = None,
+    part: int | None = None,
+    parts: int = 3,
+) -> dict[str, float]:
+    """Return the gain of each answer over the same tier without a cache, by item id."""
+    return {
+        item: score - without[name, item]
+        for (name, item), score in ours.tier_scores(tier, part, parts).items()
+        if (name, item) in without
+    }
+
+
+def difference(
+    ours: Sequence[StreamResult], theirs: Sequence[StreamResult], *, seed: int = 0
+) -> Estimate:
+    """Return the mean difference of the scores of all answers, ours minus theirs, by item."""
     differences = []
     for mine, yours in zip(ours, theirs, strict=True):
-        other = yours.scores()
-        own = mine.scores(tier, part, parts)
-        differences.append([own[index] - other[index] for index in own if index in other])
+        other = yours.item_scores()
+        own = mine.item_scores()
+        differences.append({item: own[item] - other[item] for item in own if item in other})
     return _estimate(differences, seed)
 
 
-def _estimate(groups: Sequence[Scores], seed: int, less: Sequence[Scores] = ()) -> Estimate:
+ItemScores = Mapping[str, float]
+
+
+def _estimate(groups: Sequence[ItemScores], seed: int, less: Sequence[ItemScores] = ()) -> Estimate:
     """Return the mean of the groups' means, each minus the mean of its `less` group if given.
 
-    Empty groups are excluded. The interval is a bootstrap over groups and over their items.
+    Empty groups are excluded. The interval is a bootstrap over groups and over items. All groups of
+    a round have the same items, because they are orders of one set: independent samples would make
+    the interval smaller with each further order, even of equal answers.
     """
     used = [
         index for index, one in enumerate(groups) if len(one) and (not less or len(less[index]))
     ]
     if not used:
         return Estimate(float("nan"), float("nan"), float("nan"))
-
-    def difference(
-        of: Callable[[Scores, int], NDArray[np.float64]], index: int
-    ) -> NDArray[np.float64]:
-        own = of(groups[index], 2 * index)
-        return own - of(less[index], 2 * index + 1) if less else own
-
-    values = np.stack([difference(lambda one, _: np.array([np.mean(one)]), p) for p in used])
-    samples = np.stack([difference(lambda one, n: _resampled_means(one, seed, n), p) for p in used])
-    rng = np.random.default_rng([seed, len(used)])
-    picked = rng.integers(0, len(used), (len(used), RESAMPLES))
-    # A stream that is sampled twice gets its items sampled independently each time.
-    columns = rng.integers(0, samples.shape[1], (len(used), RESAMPLES))
-    low, high = np.percentile(samples[picked, columns].mean(axis=0), [2.5, 97.5])
-    return Estimate(float(values.mean()), float(low), float(high))
-
-
-def _resampled_means(scores: Scores, seed: int, number: int) -> NDArray[np.float64]:
-    values = np.asarray(scores, np.float64)
-    means: NDArray[np.float64] = (
-        resampled(len(values), seed * 10_007 + number) @ values / len(values)
+    pairs = [(groups[index], less[index] if less else {}) for index in used]
+    items = sorted({item for pair in pairs for one in pair for item in one})
+    counts = resampled(len(items), seed)
+    samples = np.stack(
+        [
+            _sampled(own, items, counts) - _sampled(les, items, counts, empty=0.0)
+            for own, les in pairs
+        ]
     )
+    value = float(np.mean([_mean(own) - (_mean(les) if les else 0.0) for own, les in pairs]))
+    picked = np.random.default_rng([seed, len(used)]).integers(0, len(used), samples.shape)
+    means = np.take_along_axis(samples, picked, axis=0).mean(axis=0)
+    low, high = np.nanpercentile(means, [2.5, 97.5])
+    return Estimate(value, float(low), float(high))
+
+
+def _mean(scores: ItemScores) -> float:
+    return sum(scores.values()) / len(scores)
+
+
+def _sampled(
+    scores: ItemScores, items: Sequence[str], counts: NDArray[np.float64], empty: float = np.nan
+) -> NDArray[np.float64]:
+    """Return the mean of a group for each sample of the items, (resamples,); NaN for a sample
+    without any of them, `empty` for an empty group."""
+    if not scores:
+        return np.full(len(counts), empty)
+    present = np.array([item in scores for item in items], np.float64)
+    values = np.array([scores.get(item, 0.0) for item in items])
+    sizes = counts @ present
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means: NDArray[np.float64] = np.where(sizes > 0, counts @ values / sizes, np.nan)
     return means

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from time import perf_counter
 
 from bottega._util.caching import LeaderFlight
-from bottega.errors import BottegaError, EmbeddingError, StoreError
+from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
 from bottega.gateway.completion import ChatJob, ChatResult, ChatStream, Completer, TenantQuery
@@ -269,7 +269,7 @@ class Gateway:
             return None
         try:
             tenant = await self.tenants.open(job.record.namespace)
-        except (StoreError, EmbeddingError) as error:  # answer without examples
+        except (StoreError, EmbeddingError, SettingError) as error:  # answer without examples
             self.finalizer.warn("the cache cannot be opened", error)
             return None
         shown = [images[part.url] for part in job.request.images]

@@ -43,10 +43,11 @@ from bottega.gateway.drafts import SEND
 from bottega.gateway.errors import MisconfiguredError, unsupported_request
 from bottega.gateway.ports import RequestRecord, Served, Tenant, UpstreamCall
 from bottega.gateway.reasoning import (
+    HiddenChunks,
     Trim,
     may_reason,
-    trimmed,
-    trimmed_stream,
+    trim_reply,
+    trim_stream,
     with_instruction,
 )
 from bottega.gateway.requests import Overrides
@@ -170,7 +171,7 @@ class Completer:
         dismissed = tuple((one.call, one.completed) for one in steps.dismissed)
         completed = self.without_extras(job, result.call, result.completed)
         if result.call.reasons:
-            completed, result.call.rationale = _trim(job, result.call)(completed)
+            completed, result.call.rationale = _trimmer(job, result.call)(completed)
         return ChatResult(result.call, completed, dismissed, tuple(steps.failed))
 
     async def stream(self, job: ChatJob) -> ChatStream:
@@ -199,9 +200,11 @@ class Completer:
 
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
         chunks = call.served.upstream.stream(call.body)
+        hidden = HiddenChunks()
         if call.reasons:
-            chunks = trimmed_stream(chunks, _trim(job, call), partial(setattr, call, "rationale"))
-        async with _reserved(job, call) as state:
+            keep = partial(setattr, call, "rationale")
+            chunks = trim_stream(chunks, _trimmer(job, call), keep, hidden)
+        async with _reserved(job, call, hidden) as state:
             # Until the first chunk another tier may still answer.
             first = await anext(chunks, None)
             if first is None:
@@ -284,17 +287,19 @@ class Completer:
             return self.served[0].name, False
 
 
-def _trim(job: ChatJob, call: UpstreamCall) -> Trim:
+def _trimmer(job: ChatJob, call: UpstreamCall) -> Trim:
     """Return the function that trims a reply with reasoning: a user's pipeline reads the answer
     with its own parser."""
     query = job.query
     if query is None or call.served.prompt is None:
-        return trimmed
-    return partial(trimmed, read=partial(query.pipeline.parse, query.query))
+        return trim_reply
+    return partial(trim_reply, read=partial(query.pipeline.parse, query.query))
 
 
 @asynccontextmanager
-async def _reserved(job: ChatJob, call: UpstreamCall) -> AsyncGenerator[CallState]:
+async def _reserved(
+    job: ChatJob, call: UpstreamCall, hidden: HiddenChunks | None = None
+) -> AsyncGenerator[CallState]:
     """Reserve the cost of a call, and book or release it if the call fails. Raises
     `BudgetError`."""
     await job.bill.reserve(call)
@@ -304,7 +309,9 @@ async def _reserved(job: ChatJob, call: UpstreamCall) -> AsyncGenerator[CallStat
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and not state.is_waiting:
             # The upstream was working: it charges what it generated until now.
-            job.bill.cut_off(call, perf_counter() - state.started)
+            hidden = hidden or HiddenChunks()
+            silent = (hidden.first_text or perf_counter()) - state.started
+            job.bill.cut_off(call, silent, hidden.chunks)
         else:
             job.bill.failed()
         raise

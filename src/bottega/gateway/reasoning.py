@@ -7,22 +7,26 @@ the final answer alone; the cache stores both.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, cast
 
 import orjson
 
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
-from bottega.openai_api.streams import from_chunks, to_chunks
-from bottega.parsing import find_stated_answers, rationale_before
+from bottega.openai_api.streams import count_tokens, from_chunks, to_chunks
+from bottega.parsing import find_stated_answers, rationale_before, strip_thinking
+from bottega.parsing.replies import WORDS
 from bottega.prompting.turns import ASK_REASONING
 from bottega.types import Answer, Completion
 
 # A client with a smaller limit wants a brief answer; reasoning would use it up.
 MIN_TOKENS = 256
-# Fields that need the whole text or several choices.
-NEEDS_WHOLE = ("logprobs", "response_format", "prediction")
+# Fields that need the whole text or several choices, or that end it within the reasoning.
+NEEDS_WHOLE = ("logprobs", "response_format", "prediction", "stop")
 LIMITS = ("max_tokens", "max_completion_tokens")
+AROUND = "*_` \t\n"  # Markdown around a marker or its answer
 
 Trim = Callable[[ChatCompletion], tuple[ChatCompletion, str | None]]
 
@@ -50,17 +54,21 @@ def with_instruction(body: Body) -> Body:
 
 
 def final_answer(completion: Completion) -> Answer | None:
-    """Return the text after the last "Answer:", with the text before it as its rationale; None
-    without both."""
-    stated = find_stated_answers(completion.text)
+    """Return the text after "Answer:", with the text before it as its rationale, without thinking;
+    None without such a line, or with several of them and other text between: the client may have
+    asked several questions."""
+    reply = strip_thinking(completion.text)
+    stated = find_stated_answers(reply)
     if not stated or completion.finish_reason != "stop":
         return None
-    text = completion.text[stated[-1].start(1) :].strip()
-    rationale = rationale_before(completion.text, stated)
-    return Answer(text, rationale=rationale) if text and rationale else None
+    between = reply[stated[0].end() : stated[-1].start()]
+    text = reply[stated[-1].start(1) :].strip(AROUND)
+    if not text or WORDS.search(between):
+        return None
+    return Answer(text, rationale=rationale_before(reply, stated) or "")
 
 
-def trimmed(
+def trim_reply(
     completed: ChatCompletion, read: Callable[[Completion], Answer | None] = final_answer
 ) -> tuple[ChatCompletion, str | None]:
     """Return the reply with its final answer as the whole text, and the rationale; the reply
@@ -76,16 +84,37 @@ def trimmed(
     choice["message"]["content"] = answer.text
     brief = Completion(answer.text, completion.finish_reason, completion.logprob)
     payload = orjson.dumps(reply)
-    return ChatCompletion(payload, completed.model, (brief,), completed.usage), answer.rationale
+    rationale = answer.rationale or None
+    return ChatCompletion(payload, completed.model, (brief,), completed.usage), rationale
 
 
-async def trimmed_stream(
-    chunks: AsyncGenerator[bytes], trim: Trim, keep: Callable[[str | None], None]
+@dataclass
+class HiddenChunks:
+    """Chunks of a reply that its client has not seen yet: they are billed if the client leaves.
+    `first_text` is the moment of the first text, on the clock of `perf_counter`."""
+
+    chunks: list[bytes] = field(default_factory=list)
+    first_text: float | None = None
+
+    def add(self, chunk: bytes) -> None:
+        self.chunks.append(chunk)
+        if self.first_text is None and count_tokens([chunk]):
+            self.first_text = perf_counter()
+
+
+async def trim_stream(
+    chunks: AsyncGenerator[bytes],
+    trim: Trim,
+    keep: Callable[[str | None], None],
+    hidden: HiddenChunks,
 ) -> AsyncGenerator[bytes]:
     """Yield the chunks of the trimmed reply once the stream has ended; `keep` receives the
-    rationale. Raises `ServerFailedError` for a stream that was cut off."""
+    rationale, `hidden` each chunk as it arrives. Raises `ServerFailedError` for a stream that was
+    cut off."""
     try:
-        whole = from_chunks([chunk async for chunk in chunks])
+        async for chunk in chunks:
+            hidden.add(chunk)
+        whole = from_chunks(hidden.chunks)
     finally:
         await chunks.aclose()
     completed, rationale = trim(whole)

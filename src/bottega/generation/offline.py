@@ -155,7 +155,8 @@ class ReplayGenerator:
         for key, fingerprint, reply in _rows(content):
             self._replies.setdefault(key, reply)
             names[fingerprint] = reply.model
-        if content.strip() and not names:
+        # A full disk may leave nothing but the begin of the first line.
+        if content.strip() and not names and not content.startswith(FIRST_BYTES):
             raise StoreError(f"{self._path} is not a record of replies", hint="check the path")
         self._torn = bool(content) and not content.endswith(b"\n")
         return names
@@ -171,6 +172,9 @@ class ReplayGenerator:
         )
 
 
+FIRST_BYTES = b'{"key":'
+
+
 def _rows(content: bytes) -> Iterator[tuple[str, str, Reply]]:
     for line in content.splitlines():
         try:
@@ -178,6 +182,8 @@ def _rows(content: bytes) -> Iterator[tuple[str, str, Reply]]:
             reply = row["reply"]
             completions = tuple(Completion(**one) for one in reply["completions"])
             usage, seconds = Usage(**reply["usage"]), float(str(reply["seconds"]))
+            if not all(isinstance(one.text, str) for one in completions):
+                continue
             yield row["key"], row["fingerprint"], Reply(reply["model"], completions, usage, seconds)
-        except (orjson.JSONDecodeError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             continue  # cut short by a crash or a full disk: the reply is requested again

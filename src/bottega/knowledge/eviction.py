@@ -86,6 +86,18 @@ class LeastSavingsEviction:
         return f"coalesce(uses.saved_usd, 0) / {age}, coalesce(uses.count, 0)"
 
 
+# `lru` and `least-recent`, `lfu` and `least-frequent` are the same.
+EVICTIONS: Mapping[str, Callable[[], Eviction]] = {
+    "lru": LeastRecentlyUsedEviction,
+    "lfu": LeastFrequentlyUsedEviction,
+    "least-saving": LeastSavingsEviction,
+    "fifo": FirstInFirstOutEviction,
+    "random": RandomEviction,
+    "least-recent": LeastRecentlyUsedEviction,
+    "least-frequent": LeastFrequentlyUsedEviction,
+}
+
+
 def _check_protect(protect: int) -> int:
     if protect < 0:
         raise SettingError(f"protect must be at least 0, got {protect}", hint="use protect=10")

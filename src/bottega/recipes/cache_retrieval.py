@@ -55,6 +55,9 @@ BY_DRAFT = ("crossed", "probe", "keyword-hashtag")
 BY_RESPONSE = ("probe", "keywords", "keyword-hashtag")
 BY_IMAGE = ("image", "crossed")  # stored examples need an image
 TEXT_ONLY = ("text", "bm25", "hybrid")
+WITHOUT_TEXT = ("image", "bm25", "hybrid")  # names without a text embedder
+WITHOUT_METRIC = ("bm25", "hybrid")
+GROUPED = ("hashtag", "keyword-hashtag")
 # View of the level-2 hashtags.
 HASHTAGS = "hashtags"
 TOKEN_BATCH = 256
@@ -87,10 +90,10 @@ class CacheRetrieval:
     | hybrid | tokens of image and question (late interaction) | the same |
 
     `image`, `dual`, `crossed` (the best one) and `probe` are the dense rows of the paper's Table 1,
-    the hashtags its hierarchical row. A draft is the apprentice's answer without demonstrations:
-    `draft` gives it. `extract` returns keywords; those of responses are in their tags
-    (`tag_keywords`). `average` embeds image and text together, such as one CLIP model; it
-    defaults to a concatenation of `image` and `text`.
+    the hashtags its hierarchical row. `draft` is the model that answers without demonstrations.
+    `extract` returns keywords; those of a response are in the example's tags (`tag_keywords`).
+    `average` embeds image and text together, for example with a CLIP model; it defaults to a
+    concatenation of `image` and `text`.
 
     `tokens` embeds for `hybrid`. `groups` is a fixed number of level-1 hashtags (10 in the paper's
     code); None adapts it to the best leave-one-out retrieval. With `group_images`, `hashtag` groups
@@ -112,13 +115,13 @@ class CacheRetrieval:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        wanted = {
+        satisfied = {
             "image": self.image is not None or self.name in TEXT_ONLY,
             "text": self.text is not None or self.name == "image",
             "tokens": self.tokens is not None or self.name != "hybrid",
             "draft": self.draft is not None or self.name not in BY_DRAFT,
         }
-        missing = [name for name, is_there in wanted.items() if not is_there]
+        missing = [name for name, is_satisfied in satisfied.items() if not is_satisfied]
         if missing:
             raise SettingError(
                 f"retrieval by {self.name} needs {' and '.join(missing)}",
@@ -139,7 +142,7 @@ class CacheRetrieval:
     def views(self) -> dict[str, View]:
         """Return the views of the knowledge base; the first one is searched."""
         views = {DEFAULT: View(self.embedder, self._cached_side())}
-        if self.name in ("hashtag", "keyword-hashtag"):
+        if self.name in GROUPED:
             views[HASHTAGS] = self._hashtags()
         return views
 
@@ -151,8 +154,8 @@ class CacheRetrieval:
         return View(self.image, image_only) if self.group_images else View(self.text, question_only)
 
     def retriever(self, knowledge: KnowledgeBase, within: Sequence[str] | None = None) -> Retriever:
-        """Return the retriever over a knowledge base that was opened with `views`, or over the ids
-        in `within`. Blocks while it groups the examples of a filled knowledge base."""
+        """Return the retriever over a knowledge base that was opened with `views`, or over its
+        examples with the ids `within`. Blocks while it groups stored examples."""
         search = partial(knowledge.search, exclude=self.exclude, within=within)
         dense = DenseRetriever(search)
         match self.name:
@@ -168,7 +171,7 @@ class CacheRetrieval:
             case "keyword-hashtag":
                 return self._with_draft(self._within_groups(knowledge, within))
             case "bm25":
-                source = knowledge if within is None else StaticExamples(_Part(knowledge, within))
+                source = knowledge if within is None else StaticExamples(_Subset(knowledge, within))
                 return BM25Retriever(source, exclude=self.exclude)
             case "hybrid":
                 return self._by_tokens(knowledge, within)
@@ -191,18 +194,18 @@ class CacheRetrieval:
         )
 
     def _by_tokens(self, knowledge: KnowledgeBase, within: Sequence[str] | None) -> DenseRetriever:
-        late = self._index(knowledge)
-        search = partial(late.search, exact=True, exclude=self.exclude, within=within)
+        index = self._index(knowledge)
+        search = partial(index.search, exact=True, exclude=self.exclude, within=within)
         return DenseRetriever(search)
 
     def _index(self, knowledge: KnowledgeBase) -> LateInteractionIndex:
         """Return the index of the knowledge base, which is shared by its retrievers."""
         assert self.tokens is not None
-        if (late := self._indexes.get(id(knowledge))) is None:
-            late = LateInteractionIndex(knowledge, self.tokens, batch_size=TOKEN_BATCH)
-            self._indexes[id(knowledge)] = late
-        late.refresh()
-        return late
+        if (index := self._indexes.get(id(knowledge))) is None:
+            index = LateInteractionIndex(knowledge, self.tokens, batch_size=TOKEN_BATCH)
+            self._indexes[id(knowledge)] = index
+        index.refresh()
+        return index
 
     @cached_property
     def _indexes(self) -> dict[int, LateInteractionIndex]:
@@ -222,7 +225,7 @@ class CacheRetrieval:
         groups, adapt = (count, True) if self.groups is None else (self.groups, False)
         changes: ChangeReader = knowledge.changes
         if within is not None:
-            changes = StaticExamples(_Part(knowledge, within)).changes
+            changes = StaticExamples(_Subset(knowledge, within)).changes
         retrieve = HashtagRetriever(
             changes,
             partial(knowledge.vectors, by=HASHTAGS),
@@ -235,8 +238,8 @@ class CacheRetrieval:
         return retrieve
 
 
-class _Part:
-    """Some examples of a knowledge base."""
+class _Subset:
+    """Examples of a knowledge base with some ids."""
 
     def __init__(self, knowledge: KnowledgeBase, ids: Sequence[str]) -> None:
         self._knowledge = knowledge

@@ -31,7 +31,7 @@ from bottega.routing.novelty_gate import AVERAGED, NoveltyGate
 from bottega.types import Candidate, Sampling
 
 LABEL_TOKENS = 64
-FETCHED = 4
+FETCH_FACTOR = 4
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Classifier:
 
     `prompt` defaults to that of `default_prompter`. Decoding is greedy. `shows` receives the
     candidates of a query and returns whether the query gets demonstrations. `rerank` replaces the
-    selection of the nearest candidates, among `FETCHED` times as many.
+    selection of the nearest candidates; it gets `FETCH_FACTOR` times as many.
     """
 
     generator: Generator
@@ -70,7 +70,7 @@ class Classifier:
             price=self.price,
             sampling=self.sampling,
             choices=tuple(self.labels),
-            fetch=FETCHED * shots if self.rerank and shots else None,
+            fetch=FETCH_FACTOR * shots if self.rerank and shots else None,
         )
 
 

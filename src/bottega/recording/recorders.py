@@ -138,7 +138,7 @@ class ExampleStore(Protocol):
 
 ABSTENTION = "unknown"
 # Also in "The answer is unknown.", "Label: unknown", a box, tags, and before a line of confidence.
-ABSTAINING = re.compile(
+ABSTENTION_REPLY = re.compile(
     r"\W*(?:(?:the )?(?:(?:final|correct) )?(?:answer(?: choice)?|label|class|category)(?: is)?"
     rf"\W+)?(?:boxed\W+)?{ABSTENTION}\W*(?:</answer>\W*)?(?:confidence(?: score)?\W+[\d.]+\W*)?",
     re.IGNORECASE,
@@ -152,7 +152,7 @@ Tagger = Callable[[Sequence[Example]], Awaitable[Sequence[Example]]]
 def is_abstention(text: str) -> bool:
     """Return whether a reply is only the word with which the bundled models abstain, possibly
     formatted, after "Answer:" or "The answer is", or with a confidence."""
-    return ABSTAINING.fullmatch(text) is not None
+    return ABSTENTION_REPLY.fullmatch(text) is not None
 
 
 def cached_example(trace: Trace) -> Example | None:
@@ -239,7 +239,7 @@ class CacheRecorder:
             return example
         try:
             [tagged] = await self._tag([example])
-        except BottegaError as error:
+        except Exception as error:  # of the user's function: a paid answer must not be lost
             self._warn_without("tags", type(error).__name__)
             return example
         return tagged

@@ -87,17 +87,10 @@ def load_benchmark(
     if per_class is not None:
         examples = _limit_per_class(examples, per_class, rng)
     if kb_share < 1:
-        examples = _share(examples, kb_share, seed)
-    knowledge = examples
+        examples = _sample_share(examples, kb_share, seed)
+    benchmark = replace(loaded, knowledge=tuple(examples), items=tuple(items[:limit]))
     if label_noise:
-        corruption = task_corruption(spec) or label_confusion(examples)
-        knowledge = corrupt(examples, label_noise, corruption, seed=seed)
-    benchmark = replace(
-        loaded,
-        knowledge=tuple(knowledge),
-        items=tuple(items[:limit]),
-        corrupted_count=_count_replaced(examples, knowledge) if label_noise else None,
-    )
+        benchmark = with_label_noise(benchmark, spec, label_noise, seed)
     _check_size(benchmark)
     if len(benchmark.labels) == 1 and spec.partition(":")[0] in (*LABELLED_IMAGES, KNOWLEDGE_BASE):
         raise LoadError(
@@ -107,6 +100,14 @@ def load_benchmark(
     if not (allow_overlap or spec.startswith(f"{KNOWLEDGE_BASE}:")):  # leave-one-out
         _check_overlap(benchmark)
     return benchmark
+
+
+def with_label_noise(data: Benchmark, spec: str, share: float, seed: int) -> Benchmark:
+    """Return the benchmark with a share of the answers in its knowledge base corrupted."""
+    corruption = task_corruption(spec) or label_confusion(data.knowledge)
+    knowledge = tuple(corrupt(data.knowledge, share, corruption, seed=seed))
+    replaced = _count_replaced(data.knowledge, knowledge)
+    return replace(data, knowledge=knowledge, corrupted_count=replaced)
 
 
 def _load_source(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
@@ -171,7 +172,7 @@ def _limit_per_class(
     return chosen
 
 
-def _share(examples: Sequence[Example], share: float, seed: int) -> list[Example]:
+def _sample_share(examples: Sequence[Example], share: float, seed: int) -> list[Example]:
     """Return a random share of the examples of each episode, at least one, in their order."""
     episodes: defaultdict[str | None, list[Example]] = defaultdict(list)
     for example in examples:

@@ -18,7 +18,6 @@ from bottega import __version__
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.charts import Chart, by_cost, by_shots
 from bottega.evaluation.page import page_environment, style_sheet
-from bottega.evaluation.report.across import Efficiency, across, efficiency
 from bottega.evaluation.report.payload import payload
 from bottega.evaluation.report.plots import cost_axis, cost_series, plot, plot_streams, shots_of
 from bottega.evaluation.report.references import Reference, references
@@ -33,7 +32,6 @@ from bottega.evaluation.report.sections import (
     sections,
 )
 from bottega.evaluation.report.streams import (
-    ORDERS,
     StreamSection,
     figures,
     is_stream_run,
@@ -45,7 +43,9 @@ from bottega.evaluation.report.tables import (
     streams_as_csv,
     streams_as_markdown,
 )
+from bottega.evaluation.report.visual_rag import Efficiency, average_rows, efficiency
 from bottega.evaluation.retrieval import EXCLUSION_RULE
+from bottega.evaluation.run_store import ORDERS
 from bottega.image import path_text
 
 SCRIPTS = ("comparison.js", "items.js")
@@ -110,7 +110,7 @@ def render(
             made=made,
             rule=EXCLUSION_RULE if sections else "",
             views=[_section_view(section) for section in sections],
-            across=across(sections),
+            averages=average_rows(sections),
             stream_views=[_stream_view(section) for section in streams],
             data=Markup(contents.json.decode()),
             contents=contents,
@@ -124,7 +124,7 @@ def render(
 def _stream_view(section: StreamSection) -> StreamView:
     found = list(figures(section)) if section.points else []
     main = [figure.chart for figure in found if figure.by_share]
-    hidden = (ORDERS, "metrics", "data")
+    hidden = (ORDERS, "metrics", "data", "corpus")
     settings = {k: v for k, v in section.run.settings.items() if k not in hidden}
     further = [figure.chart for figure in found if not figure.by_share]
     return StreamView(section, main, further, settings)

@@ -78,7 +78,8 @@ def read_run(folder: Path) -> StoredRun:
     name = path_text(path)
     if not path.is_file():
         raise StoreError(
-            f"{path_text(folder)} holds no run", hint="pass a folder of bottega eval --out"
+            f"{path_text(folder)} holds no run",
+            hint="pass a folder of --out of bottega eval or stream",
         )
     with (
         RUN_FILE.connected(path, create=False, busy_seconds=BUSY_SECONDS) as connection,

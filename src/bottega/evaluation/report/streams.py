@@ -9,12 +9,12 @@ from itertools import chain
 from bottega.evaluation.charts import STYLES, Chart, Point, Series, by_category, by_value
 from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.report.runs import StoredRun
-from bottega.evaluation.stream_plan import Stream, StreamConfig
+from bottega.evaluation.run_store import ORDERS
+from bottega.evaluation.stream_plan import UNLIMITED, Stream, StreamConfig
 from bottega.evaluation.stream_summary import PARTS, CurvePoint, summarize_streams
 from bottega.evaluation.stream_trends import Trend, find_trends
 from bottega.evaluation.streams import StreamResult
 
-ORDERS = "item_orders"  # the setting that only stream runs have
 STEPS = 20  # points of a curve along the stream
 THIRDS = ("first third", "second third", "last third")
 
@@ -97,13 +97,15 @@ def figures(section: StreamSection) -> Iterator[Figure]:
     """Yield the figures that the run has points for."""
     metric = section.metric
     share = "share of the items that the apprentice may answer"
-    yield Figure(
-        f"{metric} of all answers (Fig. 5)",
-        share,
-        _by_share(section.points, lambda point: point.accuracy),
-    )
-    if gains := _by_share(section.points, lambda point: point.gain):
-        yield Figure("gain of the apprentice over no cache (Fig. 6)", share, gains)
+    for part, names in _readable_parts(section):
+        points = [point for point in section.points if point.curve in names]
+        yield Figure(
+            f"{metric} of all answers (Fig. 5){part}",
+            share,
+            _by_share(points, lambda point: point.accuracy),
+        )
+        if gains := _by_share(points, lambda point: point.gain):
+            yield Figure(f"gain of the apprentice over no cache (Fig. 6){part}", share, gains)
     main = [stream.curve.name for stream in section.results if stream.curve.control is None]
     for curve in dict.fromkeys(main):
         if thirds := _by_third([point for point in section.points if point.curve == curve]):
@@ -115,14 +117,32 @@ def figures(section: StreamSection) -> Iterator[Figure]:
                 by_share=False,
             )
     for rate in section.config.rates:
-        if not (series := _cumulative(section, rate)):
-            continue
-        yield Figure(
-            f"{metric} of all answers so far, master {rate:g}",
-            "items answered",
-            series,
-            by_share=False,
-        )
+        series = _cumulative(section, rate)
+        for part, names in _readable_parts(section):
+            if shown := tuple(one for one in series if one.name in names):
+                yield Figure(
+                    f"{metric} of all answers so far, master {rate:g}{part}",
+                    "items answered",
+                    shown,
+                    by_share=False,
+                )
+
+
+def _readable_parts(section: StreamSection) -> Iterator[tuple[str, set[str]]]:
+    """Yield a title and the names of the curves of each figure: all, or where these are more than
+    the styles, those of each start and eviction policy, with the curve without a cache."""
+    curves = list(dict.fromkeys(stream.curve for stream in section.results))
+    if len(curves) <= STYLES:
+        yield "", {curve.name for curve in curves}
+        return
+    without = {curve.name for curve in curves if curve.control == "no-cache"}
+    parts: dict[tuple[str, str], set[str]] = {}
+    for curve in curves:
+        if curve.control != "no-cache":
+            parts.setdefault((curve.start, curve.evict), set(without)).add(curve.name)
+    for (start, evict), names in parts.items():
+        limited = "" if evict == UNLIMITED else f", {evict}"
+        yield f": start {start}{limited}", names
 
 
 def _by_share(

@@ -6,11 +6,11 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
-from bottega.evaluation.report.across import across, efficiency
 from bottega.evaluation.report.references import references
 from bottega.evaluation.report.sections import Row, Section
 from bottega.evaluation.report.streams import COLUMNS as STREAM_COLUMNS
 from bottega.evaluation.report.streams import THIRDS, StreamSection, bounds, csv_rows
+from bottega.evaluation.report.visual_rag import average_rows, efficiency
 from bottega.evaluation.retrieval import EXCLUSION_RULE
 from bottega.evaluation.stream_trends import COLUMNS as TREND_COLUMNS
 
@@ -34,7 +34,7 @@ def as_csv(sections: Sequence[Section]) -> str:
 
 def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
     parts = [f"# {title}", f"{made}. 95 % intervals in brackets. {EXCLUSION_RULE}"]
-    if rows := across(sections):
+    if rows := average_rows(sections):
         head = ("method", *(section.benchmark for section in sections if section.rows), "average")
         cells = [(row.method, *map(_share, row.best), _share(row.average)) for row in rows]
         parts += ["## Across benchmarks", "Best number of shots.", _table(head, cells)]
@@ -42,7 +42,7 @@ def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
         parts += [f"## {_escaped(section.benchmark)}", f"{section.item_count:,} items."]
         parts.append(_table(*_figures(section)))
         if needed := efficiency(section):
-            head = ("method", "instead of", "shots", "instead of", "ratio", "gain")
+            head = ("method", "baseline", "shots", "baseline shots", "ratio", "gain")
             needed_rows = [
                 (
                     *(one.method, one.many_shot, one.shots, one.many_shots),

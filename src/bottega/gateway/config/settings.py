@@ -159,7 +159,9 @@ class CacheSettings:
     ] = "nearest"
     groups: PositiveInt | None = None
     capacity: PositiveInt | None = 100_000
-    evict: Literal["least-recent", "least-frequent", "least-saving", "random"] = "least-recent"
+    evict: Literal[
+        "least-recent", "least-frequent", "least-saving", "random", "lru", "lfu", "fifo"
+    ] = "least-recent"
     order: Literal["nearest-last", "nearest-first", "shuffled"] | None = None
     min_similarity: Cosine | None = None
     max_characters: PositiveInt = 32_000

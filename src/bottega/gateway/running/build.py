@@ -23,6 +23,7 @@ from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.gateway.requests import Fetch, Limits
 from bottega.gateway.response_cache import BodyCache, ReplyCache, StoredReplies
+from bottega.gateway.running.cache_views import check_cache
 from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
 from bottega.gateway.running.server import GatewayServer, TenantPool
 from bottega.gateway.running.tiers import PipelineTenantPool, TierSet, build_tiers, pipeline_tiers
@@ -45,7 +46,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
         tier_set = tier_set.prepared(metrics, decoding)
         file = NamespaceOpener(config, tier_set, metrics, ledger, decoding)
-        file.check()
+        check_cache(config)
         tenants = NamespacePool(file.open, config.cache.open_namespaces)  # opens nothing yet
         gateway_server = _gateway_server(
             config, file.tier_set, tenants, metrics, accounts, ledger, decoding, connect

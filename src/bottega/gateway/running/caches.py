@@ -9,7 +9,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,8 +19,6 @@ from bottega.errors import (
     BottegaError,
     EmbedderMismatchError,
     NotFoundError,
-    SettingError,
-    StoreBusyError,
     StoreError,
 )
 from bottega.gateway.accounting.ledger import Ledger, Shadow
@@ -34,19 +31,23 @@ from bottega.gateway.decode_budget import (
 )
 from bottega.gateway.drafts import DraftGenerator
 from bottega.gateway.ports import RequestRecord, Tenant
+from bottega.gateway.running.cache_views import (
+    PREPARED,
+    cache_file,
+    filled_with_error,
+    prepare_views,
+)
 from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.knowledge import (
-    Eviction,
     KnowledgeBase,
-    LeastFrequentlyUsedEviction,
-    LeastRecentlyUsedEviction,
-    LeastSavingsEviction,
-    RandomEviction,
     TowerTokenEmbedder,
+    View,
 )
 from bottega.knowledge.embedders.names import BUNDLED, NOTE, open_embedder, packaged_name
+from bottega.knowledge.eviction import EVICTIONS
+from bottega.knowledge.records import DEFAULT
 from bottega.openai_api.fields import data_url_cache
 from bottega.parsing import FinalAnswerParser, agreement, most_frequent
 from bottega.pipeline import FixedRouter, Pipeline
@@ -116,14 +117,7 @@ def build_router(
 
 log = logging.getLogger(__name__)
 
-CACHE = "cache.db"
 AGREES = 0.5
-EVICTIONS: dict[str, Callable[[], Eviction]] = {
-    "least-recent": LeastRecentlyUsedEviction,
-    "least-frequent": LeastFrequentlyUsedEviction,
-    "least-saving": LeastSavingsEviction,
-    "random": RandomEviction,
-}
 
 
 class SimilarityFilter:
@@ -150,14 +144,21 @@ class NamespaceOpener:
     _gates: dict[str, BenefitGate] = field(default_factory=dict)
     shared_gates: SharedGates | None = None
     _logged: set[str] = field(default_factory=set)
+    _prepared: bool = False  # whether the file has the views of this configuration
 
     @property
     def file(self) -> Path:
-        return self.config.cache.file or self.config.gateway.data / CACHE
+        return cache_file(self.config)
 
     @cached_property
     def embedder(self) -> Embedder:
         return open_embedder(self.config.cache.embed)
+
+    @cached_property
+    def views(self) -> dict[str, View]:
+        if self.retrieval is None:
+            return {DEFAULT: View(self.embedder)}
+        return self.retrieval.views()
 
     @cached_property
     def retrieval(self) -> CacheRetrieval | None:
@@ -179,13 +180,6 @@ class NamespaceOpener:
             draft=draft,
             groups=cache.groups,
         )
-
-    def check(self) -> None:
-        """Raise `StoreError` for a file that is not a cache, before any model is loaded."""
-        if not self.file.is_file() or not self.file.stat().st_size:  # empty after a kill
-            return
-        with suppress(StoreBusyError):  # opening a namespace will try again
-            KnowledgeBase.open(self.file, None).close()
 
     def open(self, namespace: str) -> OpenNamespace:
         """Open a namespace. Blocks; the first call loads the embedder."""
@@ -212,20 +206,21 @@ class NamespaceOpener:
     def _base(self, namespace: str) -> KnowledgeBase:
         cache = self.config.cache
         try:
+            if not self._prepared:
+                prepare_views(self.file, self.views, self.retrieval)
+                self._prepared = True
             base = KnowledgeBase.open(
                 self.file,
-                self.embedder if self.retrieval is None else self.retrieval.views(),
+                self.embedder if self.retrieval is None else self.views,
                 capacity=cache.capacity,
                 evict=EVICTIONS[cache.evict]() if cache.capacity else None,
                 namespace=namespace,
             )
         except EmbedderMismatchError as error:
-            raise SettingError(
-                f"{self.config.file}: cache.embed is {cache.embed!r}, and {self.file} was filled"
-                f" with {error.stored!r}",
-                hint=f"name that one, or bottega reindex {self.file} --embed {cache.embed}",
-            ) from error
+            stored = packaged_name(error.stored) or error.stored
+            raise filled_with_error(self.config, stored) from error
         if base.note(NOTE) is None:
+            base.set_note(PREPARED, cache.retrieve)
             name = packaged_name(base.embedder().fingerprint)
             base.set_note(NOTE, cache.embed if self.retrieval is None else name or "")
         return base

@@ -18,7 +18,7 @@ from bottega.gateway.ports import Served, Tenant, TierCapabilities, Upstream
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.gateway.upstreams import HttpUpstream, LocalUpstream, TimedUpstream
 from bottega.generation import OpenAIGenerator
-from bottega.naming import check_embedder, check_torch, open_model
+from bottega.naming import check_embedder, check_text_embedder, check_torch, open_model
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import Body
 from bottega.pipeline import Pipeline
@@ -82,6 +82,8 @@ def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
     `MissingDependencyError` for a package that the tiers or the cache need."""
     with _prefixed_errors(f"{config.file}: cache.embed"):
         check_embedder(config.cache.embed)
+    with _prefixed_errors(f"{config.file}: cache.embed_text"):
+        check_text_embedder(config.cache.embed_text)
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
     served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
     prices = PriceTable(price_overrides(config, served))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bottega.errors import StoreBusyError
 from bottega.gateway.config.settings import Config
-from bottega.gateway.running.caches import CACHE
+from bottega.gateway.running.cache_views import cache_file
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_settings
 
@@ -19,7 +19,7 @@ def with_tuned_settings(config: Config) -> Config:
     They are read from the namespace without a name. Tiers whose answers are stored keep their
     default of no demonstrations. Raises `StoreError` for a file that is not a cache.
     """
-    stored = _stored(config.cache.file or config.gateway.data / CACHE)
+    stored = _stored(cache_file(config))
     if stored is None:
         return config
     tiers = tuple(

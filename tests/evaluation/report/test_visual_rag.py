@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bottega.evaluation.outcomes import ScoredAnswer
-from bottega.evaluation.report.across import across, efficiency
 from bottega.evaluation.report.runs import Item, RecordedAnswer, StoredRun
 from bottega.evaluation.report.sections import Section, sections
+from bottega.evaluation.report.visual_rag import average_rows, efficiency
 from bottega.types import Answer, Example, Query
 
 N = 200
@@ -65,7 +65,7 @@ def test_average_needs_every_benchmark() -> None:
     first = run("one", {("zero-shot", 0): 20, ("visual-rag", 5): 100, ("visual-rag", 10): 140})
     second = run("two", {("zero-shot", 0): 60, ("visual-rag", 5): 180, ("knn", 5): 100})
     third = run("three", {("zero-shot", 0): 100, ("knn", 5): 100})
-    rows = across(sections({"a": first, "b": second, "c": third}))
+    rows = average_rows(sections({"a": first, "b": second, "c": third}))
     assert {row.method: row.average for row in rows} == {
         "zero-shot": pytest.approx(0.3),
         "visual-rag": None,
@@ -73,4 +73,4 @@ def test_average_needs_every_benchmark() -> None:
     }
     [best] = [row.best for row in rows if row.method == "visual-rag"]
     assert best == (0.7, 0.9, None)
-    assert across(sections({"a": first})) == []
+    assert average_rows(sections({"a": first})) == []

@@ -1,4 +1,4 @@
-"""Visual RAG over several benchmarks (the average row of its Table 2), and its Figure 4."""
+"""Results of Visual RAG in a report: the average row of its Table 2, and its Figure 4."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ RETRIEVED = ("visual-rag", "top-k")
 
 
 @dataclass(frozen=True)
-class AcrossRow:
-    """Best value of a method over its numbers of shots, for each section; None where it did not
-    run. `average` needs a value in each section."""
+class AverageRow:
+    """Best value of a method over its numbers of shots in each section, None where it did not run.
+    `average` is None unless it ran in each section."""
 
     method: str
     best: tuple[float | None, ...]
@@ -29,15 +29,15 @@ class AcrossRow:
         return sum(found) / len(found) if len(found) == len(self.best) else None
 
 
-def across(sections: Sequence[Section]) -> list[AcrossRow]:
-    """Return a row for each method that ran in two sections; the best number of shots is chosen on
-    the evaluated items, as in the paper."""
+def average_rows(sections: Sequence[Section]) -> list[AverageRow]:
+    """Return a row for each method that ran in two sections or more. The best number of shots is
+    chosen on the evaluated items, as in the paper."""
     answered = [section for section in sections if section.rows]
     if len(answered) < 2:
         return []
     best = [_best_values(section) for section in answered]
     methods = dict.fromkeys(name for values in best for name in values)
-    rows = [AcrossRow(name, tuple(values.get(name) for values in best)) for name in methods]
+    rows = [AverageRow(name, tuple(values.get(name) for values in best)) for name in methods]
     return [row for row in rows if sum(value is not None for value in row.best) > 1]
 
 
@@ -54,9 +54,9 @@ def _best_values(section: Section) -> dict[str, float]:
 class Efficiency:
     """Fewest retrieved demonstrations that match the best result of sampled ones (Fig. 4).
 
-    `ratio` is `shots` / `many_shots`, `gain` the difference of their scores. Without a match
-    (`matched` False) `shots` are those of the closest result. Intervals are a bootstrap over items,
-    which repeats the choice of both numbers.
+    `ratio` is `shots` / `many_shots`, `gain` the difference of their scores. If no number of shots
+    matches (`matched` is False), `shots` is that of the best retrieved result. Intervals are a
+    bootstrap over items, which repeats the choice of both numbers.
     """
 
     method: str
@@ -69,8 +69,8 @@ class Efficiency:
 
 
 def efficiency(section: Section) -> list[Efficiency]:
-    """Return the comparison of each retrieving method with each sampling one of the first run, over
-    the items that all of their rows answered. Empty for metrics of whole sets."""
+    """Compare each method that retrieves with each one that samples, in the first run, over the
+    items that all of their rows answered. Return nothing for metrics of whole sets."""
     if section.metric.startswith(SET_METRICS):
         return []
     first = next(iter(section.runs), "")
@@ -118,7 +118,8 @@ def _choice(
     many_shots: NDArray[np.intp],
     many_values: NDArray[np.float64],
 ) -> tuple[float, float, float]:
-    """Return our shots, theirs and the gain: the fewest that match their best, else our best."""
+    """Return our shots, their best shots and the gain. Our shots are the fewest that match their
+    best result, else those of our best result."""
     best = int(many_values.argmax())
     matching = np.flatnonzero(values >= many_values[best] - 1e-12)
     at = matching[shots[matching].argmin()] if len(matching) else values.argmax()

@@ -1,0 +1,97 @@
+"""Checks of a cache file against [cache], and vectors for another retrieval method."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from bottega._util.event_loops import BACKGROUND_LOOP
+from bottega._util.sqlite import is_read_only_error
+from bottega.errors import SettingError, StoreBusyError, StoreError
+from bottega.gateway.config.settings import Config
+from bottega.knowledge import KnowledgeBase, View
+from bottega.knowledge.embedders.names import NOTE, packaged_name
+from bottega.knowledge.records import DEFAULT
+from bottega.naming import EMBEDDERS
+from bottega.recipes.cache_retrieval import BY_RESPONSE, CacheRetrieval
+from bottega.retrieval import tag_keywords
+from bottega.retrieval.keywords import TAG
+
+log = logging.getLogger(__name__)
+
+CACHE = "cache.db"
+NEAREST = "nearest"
+PREPARED = "cache.retrieve"  # key of the note that names the method with these vectors
+
+
+def cache_file(config: Config) -> Path:
+    return config.cache.file or config.gateway.data / CACHE
+
+
+def check_cache(config: Config) -> None:
+    """Raise `StoreError` for a file that is not a cache, and `SettingError` for one that another
+    packaged embedder filled. No model is loaded."""
+    file = cache_file(config)
+    if not file.is_file() or not file.stat().st_size:  # empty after a kill
+        return
+    with suppress(StoreBusyError), KnowledgeBase.open(file, None) as base:  # opening tries again
+        stored, cache = next(iter(base.views().values()), None), config.cache
+        if stored is None or cache.retrieve != NEAREST:
+            return
+        filled = base.note(NOTE) or packaged_name(stored.fingerprint)
+        if filled in EMBEDDERS and cache.embed in EMBEDDERS and filled != cache.embed:
+            raise filled_with_error(config, filled)
+
+
+def filled_with_error(config: Config, stored: str) -> SettingError:
+    """Return the error for a file that the embedder with this name or fingerprint filled."""
+    embed, file = config.cache.embed, cache_file(config)
+    return SettingError(
+        f"{config.file}: cache.embed is {embed!r}, and {file} was filled with {stored!r}",
+        hint=f"set cache.embed to that one, or run bottega reindex {file} --embed {embed}",
+    )
+
+
+def prepare_views(file: Path, views: Mapping[str, View], retrieval: CacheRetrieval | None) -> None:
+    """Embed the stored examples again for views that the file lacks, or that another retrieval
+    method filled. Blocks. Raises `SettingError` for a file with further views."""
+    if not file.is_file() or not file.stat().st_size:
+        return
+    name = NEAREST if retrieval is None else retrieval.name
+    with KnowledgeBase.open(file, None) as base:
+        stored, prepared = base.views(), base.note(PREPARED)
+        namespaces = list(base.namespaces())
+    if prepared == name or not stored or (retrieval is None and DEFAULT not in stored):
+        return
+    if more := stored.keys() - views.keys():
+        raise SettingError(
+            f"{file} has the view {min(more)!r}, which cache.retrieve does not fill",
+            hint="set cache.retrieve to the method that filled it, or export it and import it into"
+            " a new file",
+        )
+    if retrieval is not None and retrieval.name in BY_RESPONSE:
+        _tag_all(file, namespaces, retrieval)
+    own = {name: view for name, view in views.items() if name in stored}
+    with KnowledgeBase.open(file, own) as base:
+        if not all(base.is_made_by(*one) for one in own.items()):
+            log.info("embedding the examples of %s again for cache.retrieve %s", file, name)
+            base.verify(deep=True, repair=True)
+        for missing in views.keys() - own.keys():
+            base.reindex(missing, views[missing])
+        try:
+            base.set_note(PREPARED, name)
+        except StoreError as error:
+            if not is_read_only_error(error):  # a read-only file is compared at each start
+                raise
+
+
+def _tag_all(file: Path, namespaces: list[str], retrieval: CacheRetrieval) -> None:
+    for namespace in namespaces:
+        with KnowledgeBase.open(file, None, namespace=namespace) as base:
+            examples = list(base)
+            tagged = BACKGROUND_LOOP.run(tag_keywords(examples, retrieval.extract))
+            for before, after in zip(examples, tagged, strict=True):
+                if before.id is not None and after.tags != before.tags:
+                    base.tag(before.id, {TAG: after.tags[TAG]})
