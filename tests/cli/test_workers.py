@@ -12,8 +12,10 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import openai
 import pytest
@@ -147,9 +149,20 @@ def keep_sending(url: str, stop: threading.Event) -> int:
     return sent
 
 
+@dataclass
+class SetAtEnd:
+    """Event that is set when a test ends, also by a failure: threads wait for it."""
+
+    event: threading.Event
+
+    def close(self) -> None:
+        self.event.set()
+
+
 def accepts_images(url: str) -> bool:
     image = {"type": "image_url", "image_url": {"url": solid_image(1).data_url}}
-    content = [{"type": "text", "text": "What is it?"}, image]
+    # An exact repeat would be replayed.
+    content = [{"type": "text", "text": f"What is it? {uuid4()}"}, image]
     with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
         try:
             client.chat.completions.create(
@@ -169,6 +182,7 @@ def test_sighup_reloads_all_workers_without_an_error(
     with (
         workers(tmp_path, endpoint, database, monkeypatch) as (url, process),
         ThreadPoolExecutor(3) as pool,
+        closing(SetAtEnd(stop)),
     ):
         load = [pool.submit(keep_sending, url, stop) for _ in range(3)]
         assert all(accepts_images(url) for _ in range(6))
@@ -194,6 +208,7 @@ def test_sigterm_lets_requests_of_all_workers_finish(
     with (
         workers(tmp_path, endpoint, database, monkeypatch) as (url, process),
         ThreadPoolExecutor(6) as pool,
+        closing(SetAtEnd(event)),
     ):
         endpoint.bodies.clear()
         endpoint.answers = [answer_after(event, ok("late"))]

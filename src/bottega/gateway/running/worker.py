@@ -20,15 +20,18 @@ from bottega.gateway.telemetry.worker_metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
-# After accept has failed for lack of file descriptors.
-PAUSE_SECONDS = 1.0
+# Pause after a connection.
+TURN_SECONDS = 0.001
+# Pause after accept has failed for lack of file descriptors.
+ERROR_SECONDS = 1.0
 
 
 class SharedListener:
     """Listening socket that several processes share.
 
-    It accepts one connection per event-loop iteration. The servers of asyncio and uvloop accept all
-    waiting connections at once, which gives a burst of them to one worker.
+    It accepts one connection and leaves the next millisecond to the other workers. The servers of
+    asyncio and uvloop accept all waiting connections at once: one worker would get a whole burst,
+    and keep it as long as its clients reuse their connections.
     """
 
     def __init__(self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -57,13 +60,17 @@ class SharedListener:
             return  # another worker was faster, or the client left
         except OSError as error:
             log.error("connections cannot be accepted: %s", error.strerror)
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(PAUSE_SECONDS, self._listen)
+            self._pause(ERROR_SECONDS)
             return
+        self._pause(TURN_SECONDS)
         accepted.setblocking(False)
         task = self._loop.create_task(self._connect(accepted))
         self._tasks.add(task)  # the loop holds tasks by weak references only
         task.add_done_callback(self._tasks.discard)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, self._listen)
 
     async def _connect(self, accepted: socket.socket) -> None:
         try:
