@@ -27,7 +27,7 @@ from bottega.errors import (
 from tests.actors import WORKERS, CountingFactory, Done, FailingFactory, LockedFactory, Work
 
 
-@pytest.fixture(params=["local", "ray"])
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])
 def executor(request: pytest.FixtureRequest) -> Executor:
     if request.param == "local":
         return LocalExecutor()
@@ -96,6 +96,7 @@ async def test_cancelled_call_cancels_the_work(executor: Executor, tmp_path: Pat
     await workers.aclose()
 
 
+@pytest.mark.slow
 async def test_killed_worker_repeats_its_item(ray_cluster: RayExecutor, tmp_path: Path) -> None:
     workers = ray_cluster.start(CountingFactory(tmp_path), concurrency=4)
     marker = tmp_path / "killed"
@@ -105,6 +106,7 @@ async def test_killed_worker_repeats_its_item(ray_cluster: RayExecutor, tmp_path
     assert len(files(tmp_path, "built-*")) > WORKERS
 
 
+@pytest.mark.slow
 async def test_item_that_kills_each_worker_fails_alone(
     ray_cluster: RayExecutor, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def test_evaluation_on_ray_equals_the_local_one(run: Run, ray_cluster: RayExecut
     assert figures(Path("ray.json")) == figures(Path("local.json"))
 
 
+@pytest.mark.slow
 def test_failed_items_on_ray_are_repeated(
     run: Run, pets: Path, served: Server, ray_cluster: RayExecutor
 ) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -113,7 +114,18 @@ def test_an_error_of_the_first_worker_ends_the_start(
     monkeypatch.setenv("LARGE_KEY", "sk-0123456789abcdefghij")
     file = shared_config(tmp_path, endpoint.url)
     ran = subprocess.run(
-        ["python", "-m", "bottega", "serve", "--config", file, "--workers", "2", "--port", "0"],
+        [
+            sys.executable,
+            "-m",
+            "bottega",
+            "serve",
+            "--config",
+            file,
+            "--workers",
+            "2",
+            "--port",
+            "0",
+        ],
         capture_output=True,
         text=True,
         timeout=60,

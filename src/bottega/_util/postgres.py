@@ -156,7 +156,7 @@ class PostgresPool:
                         await connection.close()
                     self._pool = await asyncpg.create_pool(
                         self._url,
-                        min_size=1,
+                        min_size=0,
                         max_size=self._size,
                         init=self._setup,
                         reset=None if self._resets else _keep_session,
