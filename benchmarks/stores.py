@@ -33,6 +33,7 @@ from bottega import Example, Image, KnowledgeBase, Query
 from bottega.knowledge import Eq
 from bottega.knowledge.hnsw import EF_SEARCH
 from bottega.knowledge.records import unit
+from bottega.knowledge.search import FileSearch
 from bottega.protocols import Vectors
 from tests.knowledge.test_crashes import crash
 
@@ -273,7 +274,9 @@ def stall(kb: KnowledgeBase, queries: Vectors) -> Ratio:
 
 
 def building(kb: KnowledgeBase) -> bool:
-    return any(f.is_building for f in kb._searcher._followers.values())
+    search = kb._searcher
+    assert isinstance(search, FileSearch)
+    return any(follower.is_building for follower in search._followers.values())
 
 
 def inserting(folder: Path, size: Size) -> Iterator[Ratio]:

@@ -8,6 +8,9 @@ import numpy as np
 
 from bottega.errors import BottegaError, EmbeddingError
 from bottega.image import Image
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.search import FileSearch
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.builders import solid_image
@@ -63,3 +66,14 @@ class ErrorList(list[BottegaError]):
 
     def __call__(self, error: BottegaError) -> None:
         self.append(error)
+
+
+def rows_of(kb: KnowledgeBase) -> SqliteRows:
+    """Return the rows of a knowledge base in a file or in memory."""
+    assert isinstance(kb._rows, SqliteRows)
+    return kb._rows
+
+
+def search_of(kb: KnowledgeBase) -> FileSearch:
+    assert isinstance(kb._searcher, FileSearch)
+    return kb._searcher

@@ -24,7 +24,7 @@ from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Embedder
 from bottega.types import Example, Query
 from tests.builders import example
-from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
+from tests.knowledge.doubles import SeededEmbedder, image_example, rows_of, text_example
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_busy_file_can_be_written_later(tmp_path: Path) -> None:
         def while_writing() -> Iterator[Example]:
             yield image_example(2)
 
-        with holder._rows.transaction():
+        with rows_of(holder).transaction():
             with pytest.raises(StoreBusyError):
                 other.add(while_writing())
             assert len(other.search(Query("x"), 5)) == 1

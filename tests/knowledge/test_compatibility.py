@@ -17,6 +17,7 @@ from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.data.fd291dc.knowledge.make import WordEmbedder, views
+from tests.knowledge.doubles import search_of
 from tests.paths import ROOT
 
 STORED = ROOT / "tests" / "data" / "fd291dc" / "knowledge"
@@ -105,7 +106,7 @@ def test_index_files_are_loaded(folder: Path, caplog: pytest.LogCaptureFixture) 
         assert snapshot is not None and snapshot.header.fingerprint == view.embed.fingerprint
     with opened(folder) as kb:
         kb.search(Query("cat"), 1)
-        assert len(kb._searcher.current_index(None)) == 4
+        assert len(search_of(kb).current_index(None)) == 4
     assert not caplog.records  # such as "does not match its rows"
 
 

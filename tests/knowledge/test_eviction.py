@@ -19,7 +19,7 @@ from bottega.knowledge import (
     RandomEviction,
 )
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, text_example
+from tests.knowledge.doubles import SeededEmbedder, rows_of, text_example
 
 POLICIES: list[Callable[[], Eviction]] = [
     lambda: RandomEviction(3),
@@ -207,7 +207,7 @@ def test_failed_writes_of_uses_are_repeated(
                 kb._uses.flush()
         kb.used([id], saved_usd=0.25)
         kb._uses.flush()
-        [row] = kb._rows.read("SELECT count, saved_usd FROM uses")
+        [row] = rows_of(kb).read("SELECT count, saved_usd FROM uses")
         assert tuple(row) == (2, 0.75)
 
 
@@ -277,7 +277,7 @@ def test_invalid_use_does_not_block_others(tmp_path: Path, ids: list[str], usd: 
         with pytest.raises(SettingError, match="finite amount"):
             kb.used(ids, usd)
     with KnowledgeBase.open(path, None) as kb:
-        assert kb._rows.metadata_by_id([1])[1].uses == 1
+        assert rows_of(kb).metadata_by_id([1])[1].uses == 1
 
 
 def test_read_only_file_can_be_used_and_closed(tmp_path: Path) -> None:
@@ -285,5 +285,5 @@ def test_read_only_file_can_be_used_and_closed(tmp_path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([text_example("a")])
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
-        kb._rows._writer.execute("PRAGMA query_only = 1")
+        rows_of(kb)._writer.execute("PRAGMA query_only = 1")
         kb.used(kb.ids())

@@ -12,7 +12,7 @@ from bottega.errors import LoadError, StoreError
 from bottega.knowledge import AddResult, KnowledgeBase, load_jsonl
 from bottega.types import Example, Query
 from tests.builders import solid_image
-from tests.knowledge.doubles import ErrorList, SeededEmbedder, image_example, text_example
+from tests.knowledge.doubles import ErrorList, SeededEmbedder, image_example, rows_of, text_example
 
 
 @pytest.fixture
@@ -38,14 +38,14 @@ def test_import_restores_an_export(path: Path, tmp_path: Path) -> None:
         written: list[int] = []
         assert kb.export_to(tmp_path / "out", progress=written.append) == 3
         assert written == [1, 1, 1]
-        metadata_by_id = kb._rows.metadata_by_id([1, 2, 3])
+        metadata_by_id = rows_of(kb).metadata_by_id([1, 2, 3])
     assert len(list((tmp_path / "out" / "images").iterdir())) == 2
     assert len(list(load_jsonl(tmp_path / "out" / "examples.jsonl", on_error=ErrorList()))) == 2
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
         assert kb.import_from(tmp_path / "out") == AddResult(new=3)
         assert list(kb) == before
         assert [i.source for e in kb for i in e.query.images] == sources
-        assert kb._rows.metadata_by_id([1, 2, 3]) == metadata_by_id
+        assert rows_of(kb).metadata_by_id([1, 2, 3]) == metadata_by_id
         kb.unpin(kb.ids()[:1])
         assert kb.import_from(tmp_path / "out") == AddResult(duplicates=3)
         assert kb.stats().pinned == 0  # existing examples stay unchanged
@@ -158,7 +158,7 @@ def test_export_reports_a_damaged_example_and_writes_the_others(
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([image_example(1), image_example(2), text_example("three")])
         first, *others = kb.ids()
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute(statement)
         with pytest.raises(StoreError, match=f"example {first}.* {messages}"):
             kb.export_to(tmp_path / "stopped")
@@ -173,7 +173,7 @@ def test_export_skips_an_example_with_a_damaged_id(path: Path, tmp_path: Path) -
     bad = ErrorList()
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([text_example("one"), text_example("two")])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("UPDATE examples SET id = CAST(id AS BLOB) WHERE key = 1")
         assert kb.export_to(tmp_path / "out", on_error=bad) == 1
         assert ["id" in str(error) for error in bad] == [True]

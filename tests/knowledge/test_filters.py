@@ -16,21 +16,22 @@ from bottega.knowledge import search as search_module
 from bottega.knowledge.filters import MAX_PARTS
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
-from tests.knowledge.doubles import SeededEmbedder, text_example
+from tests.knowledge.doubles import SeededEmbedder, rows_of, search_of, text_example
 
 ODD = 'a "quoted".name'
+
+
+EXAMPLES = [
+    text_example("a", "x", tags={"hue": "red", "year": "9", ODD: "1"}, source="s1"),
+    text_example("b", "x, y", labels=("x", "y"), tags={"hue": "red", "year": "10"}),
+    text_example("c", "y", tags={"hue": "blue", ODD: "2"}, source="s2"),
+]
 
 
 @pytest.fixture
 def kb() -> Iterator[KnowledgeBase]:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
-        opened.add(
-            [
-                text_example("a", "x", tags={"hue": "red", "year": "9", ODD: "1"}, source="s1"),
-                text_example("b", "x, y", labels=("x", "y"), tags={"hue": "red", "year": "10"}),
-                text_example("c", "y", tags={"hue": "blue", ODD: "2"}, source="s2"),
-            ]
-        )
+        opened.add(EXAMPLES)
         yield opened
 
 
@@ -83,7 +84,7 @@ def test_cached_filter_drops_deleted_keys(monkeypatch: pytest.MonkeyPatch) -> No
         for i in range(20):
             kb.add([text_example(f"{i}/{j}", tags={"hue": "red"}) for j in range(5)])
             assert len(kb.search(Query("q"), 9, where=red)) == 5
-        resolved = kb._searcher._filters.get(red)
+        resolved = search_of(kb)._filters.get(red)
         assert resolved is not None and len(resolved.keys) <= 10 + 2 * 5 + 5
 
 
@@ -111,7 +112,7 @@ def test_only_recent_filters_are_cached(monkeypatch: pytest.MonkeyPatch) -> None
         assert resolved == [*rest[:2], first, *rest[2:]]
         assert search(rest[0]) == 0
         assert resolved[-1] == rest[0] and len(resolved) == 6
-        assert len(kb._searcher._filters) == 3
+        assert len(search_of(kb)._filters) == 3
 
 
 def test_where_and_within_are_combined(kb: KnowledgeBase) -> None:
@@ -252,5 +253,5 @@ def test_in_accepts_many_values_and_numpy_numbers() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([text_example("a"), text_example("b", "7")])
         assert len(kb.ids(where=In("label", tuple(map(str, range(100_000)))))) == 1
-        (created,) = kb._rows.read("SELECT created FROM examples WHERE key = 2")[0]
+        (created,) = rows_of(kb).read("SELECT created FROM examples WHERE key = 2")[0]
         assert len(kb.ids(where=In("created", (np.float64(created), 0)))) == 1

@@ -12,7 +12,7 @@ import pytest
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, text_example, vector_of
+from tests.knowledge.doubles import SeededEmbedder, rows_of, text_example, vector_of
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_rows_vectors_and_numbers_are_kept(old: Path) -> None:
         assert [change.id[0] for change in kb.changes()] == ["a", "b"]
         kb.add([text_example("d")])
         (id,) = set(kb.ids()) - {"a" * 16, "b" * 16}
-        assert kb._rows.keys([id]) == {id: 4}  # keys are never reused
+        assert rows_of(kb).keys([id]) == {id: 4}  # keys are never reused
         assert kb.get("a" * 16).tags == {"n": "a"}
 
 
@@ -56,7 +56,7 @@ def test_changes_keep_their_numbers_and_are_marked(old: Path) -> None:
     with KnowledgeBase.open(old, SeededEmbedder()) as kb:
         kb.add([text_example("d")])
         assert [change.seq for change in kb.changes()] == [1, 2, 5]
-        assert len({kb._rows.mark(seq) for seq in (1, 2, 3, 5)}) == 4
+        assert len({rows_of(kb).mark(seq) for seq in (1, 2, 3, 5)}) == 4
 
 
 def test_empty_file_accepts_any_embedder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, rule
 from bottega.errors import LogPrunedError
 from bottega.knowledge import KnowledgeBase, eviction
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, text_example
+from tests.knowledge.doubles import SeededEmbedder, rows_of, text_example
 from tests.knowledge.test_store_model import HANDLES, TwoHandles
 
 
@@ -44,7 +44,7 @@ def churn(kb: KnowledgeBase, start: int, end: int) -> None:
 
 
 def logged(kb: KnowledgeBase) -> int:
-    return int(kb._rows.read("SELECT count(*) FROM changes")[0][0])
+    return int(rows_of(kb).read("SELECT count(*) FROM changes")[0][0])
 
 
 def texts(kb: KnowledgeBase) -> set[str]:
@@ -55,7 +55,7 @@ def test_log_of_a_full_store_stops_growing(path: Path) -> None:
     with opened(path) as kb:
         churn(kb, 0, 300)
         assert logged(kb) <= 20 + 3 * eviction.KEPT_CHANGES
-        assert kb._rows.last_seq() == 580
+        assert rows_of(kb).last_seq() == 580
         assert [c.id for c in kb.changes() if not c.deleted] == kb.ids()
         assert kb.verify().problems == ()
 
@@ -69,7 +69,7 @@ def test_log_is_pruned_at_intervals(path: Path, monkeypatch: pytest.MonkeyPatch)
         for number in range(20, 80):  # each adds one row and evicts one: two changes
             churn(kb, number, number + 1)
             if (now := logged(kb)) != before + 2:
-                pruned.append(kb._rows.last_seq())
+                pruned.append(rows_of(kb).last_seq())
             before = now
         assert pruned == [30, 50, 70, 90, 110, 130]
 

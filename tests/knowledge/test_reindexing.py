@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import EmbedderMismatchError, EmbeddingError, StoreError
-from bottega.knowledge import KnowledgeBase, View, batch
+from bottega.knowledge import KnowledgeBase, View
+from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.knowledge.doubles import (
     ImageOnlyEmbedder,
     SeededEmbedder,
     image_example,
+    rows_of,
     text_example,
     vector_of,
 )
@@ -139,7 +141,7 @@ def test_concurrent_reindex_raises_in_one_process(path: Path, stopped: bool) -> 
 def test_reindex_fills_missing_vectors(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([text_example("a"), text_example("b")])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("DELETE FROM vectors WHERE key = 2")
         with KnowledgeBase.open(path, SeededEmbedder()) as other:
             assert len(other.search(Query("b"), 9)) == 1
@@ -156,7 +158,7 @@ def test_killed_reindex_of_an_empty_file_allows_adding(
 
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         with monkeypatch.context() as patched:
-            patched.setattr(batch, "_complete_if_done", killed)
+            patched.setattr(SqliteRows, "complete_view", killed)
             with pytest.raises(KeyboardInterrupt):
                 kb.reindex("default", SeededEmbedder())
         assert kb.add([text_example("a")]).new == 1

@@ -15,7 +15,7 @@ from bottega.knowledge.index import Metric
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, text_example, vector_of
+from tests.knowledge.doubles import SeededEmbedder, rows_of, search_of, text_example, vector_of
 
 
 @pytest.fixture
@@ -124,14 +124,14 @@ def test_default_view_has_one_index(path: Path) -> None:
         kb.add([text_example("q")])
         kb.search(Query("q"), 1)
         kb.search(Query("q"), 1, by="default")
-        assert len(kb._searcher._followers) == 1
+        assert len(search_of(kb)._followers) == 1
 
 
 def test_unlogged_deletion_does_not_block_search(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([text_example("a"), text_example("b"), text_example("c")])
         kb.search(Query("a"), 1, within=kb.ids()[:1])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("DELETE FROM examples WHERE question = 'c'")
         assert {c.example.query.text for c in kb.search(Query("c"), 3)} == {"a", "b"}
 
@@ -158,7 +158,7 @@ def test_vector_is_found_while_another_process_annotates(
 
         def keys(rows: SqliteRows, ids: Collection[str]) -> dict[str, int]:
             found = read(rows, ids)
-            if rows is kb._rows:
+            if rows is rows_of(kb):
                 other.annotate(id, rationale="because")
             return found
 
@@ -197,7 +197,7 @@ def test_vector_with_a_wrong_length_is_reported(path: Path, first: bool) -> None
         if not first:
             kb.search(Query("a"), 1)
         kb.add([text_example("b")])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("UPDATE vectors SET vector = x'0000803f' WHERE key = 2")
         with pytest.raises(StoreError, match="row 2") as raised:
             kb.search(Query("a"), 1)
@@ -232,7 +232,7 @@ def test_embedder_without_a_view_is_an_error(path: Path) -> None:
 def test_concurrent_write_does_not_look_like_damage(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([text_example("a")])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("UPDATE examples SET choices = 'no json'")
         with pytest.raises(StoreError, match="damaged") as raised:
             list(kb)

@@ -17,7 +17,13 @@ from bottega.knowledge.verification import find_damaged_images, paged_keys
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.builders import solid_image
-from tests.knowledge.doubles import ImageOnlyEmbedder, SeededEmbedder, image_example, text_example
+from tests.knowledge.doubles import (
+    ImageOnlyEmbedder,
+    SeededEmbedder,
+    image_example,
+    rows_of,
+    text_example,
+)
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def test_verify_repairs_derived_data(
         kb.add([image_example(1), image_example(2), text_example("three")])
         kb.search(Query("x"), 1)
         assert kb.verify().problems == ()
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute(statement)
         found = kb.verify()
         assert not found.sound
@@ -67,7 +73,7 @@ def test_verify_without_the_embedder_names_it(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([text_example("a")])
     with KnowledgeBase.open(path, None) as kb:
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("DELETE FROM vectors")
         found = kb.verify(repair=True)
         assert not found.sound
@@ -104,7 +110,7 @@ def test_verify_checks_index_files(path: Path, spoil: Callable[[Path], None]) ->
 def test_verify_repairs_missing_views(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([text_example("a"), text_example("b")])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("DELETE FROM views")
         messages = " ".join(problem.what for problem in kb.verify().problems)
         assert "2 vectors of no view" in messages
@@ -119,7 +125,7 @@ def test_verify_repairs_missing_views(path: Path) -> None:
 def test_verify_checks_its_repairs(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([text_example("a"), text_example("b")])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("UPDATE views SET dimension = 3")
         found = kb.verify(repair=True)
         assert not found.sound
@@ -137,7 +143,7 @@ def test_verify_checks_its_repairs(path: Path) -> None:
 def test_verify_continues_after_unreadable_rows(path: Path, statement: str) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([image_example(1), text_example("two"), text_example("three")])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute(statement)
             connection.execute("INSERT INTO changes (op, key, id) VALUES ('put', 99, 'x')")
         found = kb.verify(repair=True)
@@ -173,7 +179,7 @@ def test_changed_vector_is_found_without_embedding(
         kb.add([image_example(1), text_example("two"), text_example("three")])
         kb.search(Query("x"), 1)
         kb.wait_for_indexes()
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute(statement)
         whole = kb.ids()[1]
     with KnowledgeBase.open(path, None) as kb:
@@ -191,10 +197,10 @@ def test_changed_vector_is_found_without_embedding(
 def test_vector_without_a_checksum_must_not_be_zero(path: Path, statement: str) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([image_example(1), text_example("two")])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute(UNCHECKED)
         assert kb.verify().problems == ()
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute(statement)
         (problem,) = kb.verify().problems
         assert problem.what.startswith("1 vectors 'default' are missing or damaged")
@@ -212,7 +218,7 @@ def test_deep_verify_finds_wrong_vectors(path: Path, statement: str) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([image_example(1), text_example("two"), text_example("three")])
         assert kb.verify(deep=True).problems == ()
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute(statement)
             connection.execute(UNCHECKED)
         assert kb.verify().problems == ()
@@ -227,7 +233,7 @@ def test_deep_verify_finds_wrong_vectors(path: Path, statement: str) -> None:
 def test_first_wrong_vectors_are_named(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([text_example(f"q{i}") for i in range(5)])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("DELETE FROM vectors")
         (problem,) = kb.verify().problems
         assert problem.what.endswith(f": of {', '.join(kb.ids()[:3])} and 2 more")
@@ -253,7 +259,7 @@ def test_deep_verify_tolerates_rounding(path: Path) -> None:
 def test_deep_verify_reports_embedding_errors(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([image_example(1), text_example("no image"), image_example(2)])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute(ANOTHERS.replace("key = 2", "key = 3"))
             connection.execute(UNCHECKED)
     with KnowledgeBase.open(path, ImageOnlyEmbedder()) as kb:
@@ -270,7 +276,7 @@ def test_damaged_image_does_not_make_vectors(path: Path) -> None:
     with KnowledgeBase.open(path, PixelEmbedder()) as kb:
         kb.add([image_example(1)])
         before = kb.vectors(kb.ids())
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("UPDATE images SET data = ?", [other.data])
         (problem,) = kb.verify(deep=True, repair=True).problems
         assert "bytes of image" in problem.what
@@ -288,7 +294,7 @@ def test_advice_for_a_damaged_image_restores_it(path: Path, statement: str) -> N
     ):
         kb.add([one, two])
         there.add([one])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute(statement)
         (what,) = (p.what for p in kb.verify().problems if "image " in p.what and "; " in p.what)
         ids = kb.ids()
@@ -330,9 +336,9 @@ def test_concurrent_deletion_is_not_a_problem(
 def test_concurrently_deleted_image_is_not_missing(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([image_example(1), image_example(2)])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("UPDATE images SET data = x'00'")
-        found = find_damaged_images(kb._rows)
+        found = find_damaged_images(rows_of(kb))
         assert "bytes of image" in next(found)[0]
         kb.delete(kb.ids())
         assert list(found) == []
@@ -350,7 +356,7 @@ def test_embedder_with_another_dimension_repairs_nothing(path: Path) -> None:
 
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([text_example("a"), text_example("b")])
-        with kb._rows.transaction() as connection:
+        with rows_of(kb).transaction() as connection:
             connection.execute("DELETE FROM vectors WHERE key = 1")
     with KnowledgeBase.open(path, Wider()) as wider:
         for deep in (False, True):

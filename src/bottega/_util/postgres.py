@@ -36,6 +36,17 @@ def is_postgres_url(text: object) -> bool:
     return isinstance(text, str) and text.startswith(SCHEMES)
 
 
+def url_of(path: object) -> str | None:
+    """Return the URL of a location that may have passed through `Path`, which merges slashes; None
+    for another location."""
+    text = str(path)
+    for scheme in SCHEMES:
+        short = scheme[:-1]  # one slash
+        if text.startswith(short) and not text.startswith(scheme):
+            text = scheme + text.removeprefix(short)
+    return text if is_postgres_url(text) else None
+
+
 def display_url(url: str) -> str:
     """Return host, port and database of a URL, without user, password and options."""
     parts = urlsplit(url)

@@ -31,8 +31,8 @@ from bottega.knowledge.loaders import (
     load_manyicl,
     read_jsonl,
 )
+from bottega.knowledge.reader import Stats
 from bottega.knowledge.records import View
-from bottega.knowledge.rows import Stats
 from bottega.knowledge.verification import Problem, VerificationReport
 
 __all__ = [

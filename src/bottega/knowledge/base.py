@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from bottega._util.executor import batched
 from bottega._util.identity import identity
+from bottega._util.postgres import url_of
 from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, embedded_batches, reindex, replace_batch
@@ -18,9 +19,11 @@ from bottega.knowledge.database import CloseOnExit
 from bottega.knowledge.embedders.names import note_of, open_embedder, packaged_name
 from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction, UsageBuffer
 from bottega.knowledge.index import Metric
+from bottega.knowledge.ports import Rows, VectorSearch
+from bottega.knowledge.reader import unknown_id_error
 from bottega.knowledge.records import RowMetadata, View, Views, is_text
-from bottega.knowledge.rows import SqliteRows, unknown_id_error
-from bottega.knowledge.search import KnowledgeBaseSearch
+from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.search import FileSearch, KnowledgeBaseSearch
 from bottega.knowledge.transfer import export, read_export
 from bottega.knowledge.verification import VerificationReport, makes_vectors, verify
 from bottega.protocols import Embedder
@@ -28,6 +31,25 @@ from bottega.types import Example, ExampleChange
 
 PAGE = 4096
 HNSW_ABOVE = 50_000
+
+
+def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) -> Rows:
+    if (url := url_of(path)) is None:
+        create = create and (embeds or not Path(path).exists())
+        return SqliteRows(str(path), create=create, namespace=namespace)
+    from bottega.knowledge.postgres.rows import PostgresRows  # needs the extra [shared]
+
+    return PostgresRows(url, namespace)
+
+
+def _search_of(rows: Rows, views: Views, metric: Metric, hnsw_above: int) -> VectorSearch:
+    if isinstance(rows, SqliteRows):
+        return FileSearch(rows, views, metric, hnsw_above)
+    from bottega.knowledge.postgres.rows import PostgresRows
+    from bottega.knowledge.postgres.search import PostgresSearch
+
+    assert isinstance(rows, PostgresRows)
+    return PostgresSearch(rows, views, metric, hnsw_above)
 
 
 @dataclass(frozen=True)
@@ -54,7 +76,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
 
     def __init__(
         self,
-        rows: SqliteRows,
+        rows: Rows,
         embed: Embedder | Mapping[str, View] | None,
         *,
         path: str,
@@ -62,7 +84,9 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         capacity: Capacity | None = None,
         hnsw_above: int = HNSW_ABOVE,
     ) -> None:
-        super().__init__(rows, path, metric, Views(embed), hnsw_above)
+        views = Views(embed)
+        search = _search_of(rows, views, metric, hnsw_above)
+        super().__init__(rows, path, metric, views, search)
         self._capacity = capacity
         self._uses = UsageBuffer(rows.add_uses)
         self._views.resolve(rows.views())
@@ -117,13 +141,12 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
             )
         evict = evict or LeastRecentlyUsedEviction()
         limit = None if capacity is None else Capacity(capacity, evict)
-        create = create and (embed is not None or not Path(path).exists())
-        rows = SqliteRows(str(path), create=create, namespace=namespace)
+        rows = _open_rows(path, create=create, embeds=embed is not None, namespace=namespace)
         try:
             return cls(
                 rows,
                 embed,
-                path=path_text(path),
+                path=rows.name if url_of(path) else path_text(path),
                 metric=metric,
                 capacity=limit,
                 hnsw_above=hnsw_above,
@@ -136,7 +159,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     def _stored_views(cls, path: str | Path, namespace: str) -> dict[str, View]:
         """Return the views of a file with the embedders that its fingerprints or notes name."""
         hint = "pass embed=, e.g. KnowledgeBase.open(path, TowerEmbedder.bundled())"
-        if not Path(path).exists():
+        if url_of(path) is None and not Path(path).exists():
             raise SettingError(f"embed is missing for the new file {path_text(path)}", hint=hint)
         with cls.open(path, None, create=False, namespace=namespace) as rows:
             stored = rows.views()
@@ -267,8 +290,9 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     def metadata(self, id: str) -> RowMetadata:
         """Return age, pin and counters of an example, by its id or an unambiguous prefix."""
         self._uses.flush()
-        with self._rows.snapshot():  # another process may delete it
-            found = self._rows.metadata_by_id(self._rows.keys(self._resolve_ids([id])).values())
+        found = self._rows.metadata_by_id(self._rows.keys(self._resolve_ids([id])).values())
+        if not found:  # another process has deleted it meanwhile
+            raise unknown_id_error(id)
         return next(iter(found.values()))
 
     def pin(self, ids: Collection[str]) -> int:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from bottega._util.executor import computed_ahead
 from bottega._util.identity import CONTEXT, identity, question_digest
-from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError, StoreError
+from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError
 from bottega.image import CHECKED_SIDE
-from bottega.knowledge.database import IN_JSON, blob_and_checksum, json_array
 from bottega.knowledge.eviction import Capacity
+from bottega.knowledge.ports import Rows
 from bottega.knowledge.records import (
     EmbeddedBatch,
-    StoredView,
     View,
-    check_dimensions,
     check_name,
     is_text,
     with_id,
 )
-from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors, embed_concurrency
 from bottega.types import Example
 
@@ -44,7 +40,7 @@ class EmbeddedExamples(NamedTuple):
 
 def embedded_batches(
     batches: Iterable[Sequence[Example]],
-    rows: SqliteRows,
+    rows: Rows,
     views: Mapping[str, View],
     on_error: OnError,
 ) -> Iterator[EmbeddedExamples]:
@@ -69,7 +65,7 @@ class _Prepared(NamedTuple):
     failed: int
 
 
-def _prepared(examples: Sequence[Example], rows: SqliteRows, on_error: OnError) -> _Prepared:
+def _prepared(examples: Sequence[Example], rows: Rows, on_error: OnError) -> _Prepared:
     """Return the examples to embed: different ones that are not stored and can be decoded."""
     storable = [example for example in examples if _is_storable(example, on_error)]
     named: dict[str, Example] = {}
@@ -84,7 +80,7 @@ def _prepared(examples: Sequence[Example], rows: SqliteRows, on_error: OnError) 
 
 def replace_batch(
     examples: Sequence[Example],
-    rows: SqliteRows,
+    rows: Rows,
     views: Mapping[str, View],
     on_error: OnError,
     capacity: Capacity | None = None,
@@ -180,14 +176,8 @@ def _vectors(examples: Sequence[Example], views: Mapping[str, View]) -> dict[str
     }
 
 
-MISSING_VECTORS = (
-    "FROM examples WHERE NOT EXISTS"
-    " (SELECT 1 FROM vectors WHERE vectors.key = examples.key AND view = ?)"
-)
-
-
 def reindex(
-    rows: SqliteRows,
+    rows: Rows,
     name: str,
     view: View,
     *,
@@ -203,50 +193,30 @@ def reindex(
     check_name(name)
     if batch_size < 1:
         raise SettingError(f"batch_size must be at least 1, got {batch_size}", hint="use 64")
-    number, complete = _begin(rows, name, view)
+    number, complete = rows.begin_view(name, view.embed.fingerprint, view.embed.dimension)
     if progress is not None:
-        counted = "SELECT count(*) FROM examples JOIN vectors USING (key) WHERE view = ?"
-        progress(int(rows.read(counted, number)[0][0]))
+        progress(rows.count_vectors(number))
     done = 0
     # Again until none is missing: other processes may add examples meanwhile.
-    while not _complete_if_done(rows, name, number):
-        missing = rows.read(f"SELECT key {MISSING_VECTORS} ORDER BY key", number)
-        keys = [row[0] for row in missing]
+    while not rows.complete_view(name, number):
+        keys = rows.missing_keys(number)
         batches = (keys[start : start + batch_size] for start in range(0, len(keys), batch_size))
         stored = (rows.by_keys(batch) for batch in batches)
         ahead = embed_concurrency(view.embed)
         for examples, vectors in computed_ahead(stored, partial(_view_vectors, view), ahead):
             # Indexes of a complete view lack these vectors, so the log must name them.
-            _store_vectors(rows, list(examples), number, vectors(), logged=complete)
+            rows.set_vectors(number, dict(zip(examples, vectors(), strict=True)), logged=complete)
             done += len(examples)
             if progress is not None:
                 progress(len(examples))
     return done
 
 
-def embed_again(rows: SqliteRows, keys: Sequence[int], number: int, view: View) -> None:
+def embed_again(rows: Rows, keys: Sequence[int], number: int, view: View) -> None:
     """Replace the vectors of these rows and log the changes for the indexes."""
     examples = rows.by_keys(keys)
-    _store_vectors(rows, list(examples), number, _view_vectors(view, examples), logged=True)
-
-
-def _begin(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
-    """Return the number of the view to fill, and whether searches already use it."""
-    fingerprint = view.embed.fingerprint
-    with rows.transaction() as connection:
-        _drop(connection, name, "NOT complete AND fingerprint != ?", fingerprint)
-        connection.execute(
-            "INSERT OR IGNORE INTO views (name, fingerprint, dimension, complete)"
-            " VALUES (?, ?, ?, 0)",
-            (name, fingerprint, view.embed.dimension),
-        )
-        number, complete, *stored = connection.execute(
-            "SELECT number, complete, number, name, fingerprint, dimension FROM views"
-            " WHERE name = ? AND fingerprint = ?",
-            (name, fingerprint),
-        ).fetchone()
-        check_dimensions({name: StoredView(*stored)}, {name: view.embed.dimension})
-    return int(number), bool(complete)
+    vectors = dict(zip(examples, _view_vectors(view, examples), strict=True))
+    rows.set_vectors(number, vectors, logged=True)
 
 
 def _view_vectors(view: View, examples: Mapping[int, Example]) -> Vectors:
@@ -264,54 +234,3 @@ def _view_vectors(view: View, examples: Mapping[int, Example]) -> Vectors:
                 )
                 raise EmbeddingError(f"example {example.id}: {single_error}", hint=hint) from error
         raise
-
-
-def _store_vectors(
-    rows: SqliteRows, keys: Sequence[int], number: int, vectors: Vectors, *, logged: bool
-) -> None:
-    with rows.transaction() as connection:
-        _check_view(connection, number)
-        # Only for rows that still exist: embedding ran outside of the transaction.
-        connection.executemany(
-            "INSERT OR REPLACE INTO vectors (key, view, vector, checksum)"
-            " SELECT key, ?, ?, ? FROM examples WHERE key = ?",
-            [(number, *blob_and_checksum(v), key) for key, v in zip(keys, vectors, strict=True)],
-        )
-        if logged:
-            connection.execute(
-                "INSERT INTO changes (op, key, id, namespace) SELECT 'put', key, id, namespace"
-                f" FROM examples WHERE key IN {IN_JSON}",
-                [json_array(keys)],
-            )
-
-
-def _complete_if_done(rows: SqliteRows, name: str, number: int) -> bool:
-    """Replace the old view if no example lacks the new vector; return whether that is the case."""
-    with rows.transaction() as connection:
-        complete = _check_view(connection, number)
-        if connection.execute(f"SELECT 1 {MISSING_VECTORS} LIMIT 1", [number]).fetchone():
-            return False
-        if complete:
-            return True
-        _drop(connection, name, "number != ?", number)
-        connection.execute("UPDATE views SET complete = 1 WHERE number = ?", [number])
-        # Notifies other handles that their vectors were replaced.
-        connection.execute("INSERT INTO changes (op, key) VALUES ('view', 0)")
-    return True
-
-
-def _check_view(connection: sqlite3.Connection, number: int) -> bool:
-    """Return whether the view is complete. Raises `StoreError` if another run has dropped it."""
-    found = connection.execute("SELECT complete FROM views WHERE number = ?", [number]).fetchone()
-    if found is None:
-        raise StoreError(
-            "another process started to reindex this view with another embedder",
-            hint="let one run finish, then reindex again if needed",
-        )
-    return bool(found[0])
-
-
-def _drop(connection: sqlite3.Connection, name: str, which: str, value: str | int) -> None:
-    chosen = f"SELECT number FROM views WHERE name = ? AND {which}"
-    connection.execute(f"DELETE FROM vectors WHERE view IN ({chosen})", (name, value))
-    connection.execute(f"DELETE FROM views WHERE number IN ({chosen})", (name, value))

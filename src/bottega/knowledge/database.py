@@ -28,6 +28,7 @@ from bottega.knowledge.records import (
     Value,
     check_dimensions,
     check_views,
+    more_views_error,
     to_row,
 )
 from bottega.knowledge.schema import KNOWLEDGE_BASE
@@ -311,10 +312,7 @@ def claim_views(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatc
     check_views(stored, {name: made.fingerprint for name, made in views.items()})
     check_dimensions(stored, {name: made.vectors.shape[1] for name, made in views.items()})
     if missing := stored.keys() - views.keys():
-        raise SettingError(
-            f"the file has more views than given: {', '.join(sorted(missing))}",
-            hint="open it with all views to add: KnowledgeBase.open(path, {name: View(...)})",
-        )
+        raise more_views_error(missing)
     return [stored[name].number for name in views]
 
 

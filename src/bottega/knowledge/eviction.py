@@ -20,6 +20,10 @@ from bottega.knowledge.records import UsageRecord, is_text
 
 PRIME = 2_147_483_647
 HOUR = 3600.0
+# Both databases know CASE; only SQLite has max() of two values.
+LAST_USE = (
+    "CASE WHEN uses.last_used > examples.created THEN uses.last_used ELSE examples.created END"
+)
 
 
 class Eviction(Protocol):
@@ -61,7 +65,7 @@ class LeastRecentlyUsedEviction:
     protect = 0
 
     def order(self) -> str:
-        return "max(coalesce(uses.last_used, 0), examples.created)"
+        return LAST_USE
 
 
 class LeastFrequentlyUsedEviction:
@@ -71,7 +75,7 @@ class LeastFrequentlyUsedEviction:
         self.protect = _check_protect(protect)
 
     def order(self) -> str:
-        return "coalesce(uses.count, 0), max(coalesce(uses.last_used, 0), examples.created)"
+        return f"coalesce(uses.count, 0), {LAST_USE}"
 
 
 class LeastSavingsEviction:
@@ -82,8 +86,9 @@ class LeastSavingsEviction:
         self.protect = _check_protect(protect)
 
     def order(self) -> str:
-        age = f"max({time.time()!r} - examples.created, {HOUR})"
-        return f"coalesce(uses.saved_usd, 0) / {age}, coalesce(uses.count, 0)"
+        since = f"{time.time()!r} - examples.created"
+        age = f"CASE WHEN {since} > {HOUR} THEN {since} ELSE {HOUR} END"
+        return f"coalesce(uses.saved_usd, 0) / ({age}), coalesce(uses.count, 0)"
 
 
 # `lru` and `least-recent`, `lfu` and `least-frequent` are the same.

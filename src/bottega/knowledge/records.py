@@ -6,7 +6,7 @@ import hashlib
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -297,6 +297,13 @@ def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str
             )
         if stored[name].fingerprint != fingerprint:
             raise EmbedderMismatchError(stored[name].fingerprint, fingerprint)
+
+
+def more_views_error(missing: Iterable[str]) -> SettingError:
+    return SettingError(
+        f"the knowledge base has more views than given: {', '.join(sorted(missing))}",
+        hint="open it with all views to add: KnowledgeBase.open(path, {name: View(...)})",
+    )
 
 
 def check_dimensions(stored: Mapping[str, StoredView], widths: Mapping[str, int]) -> None:

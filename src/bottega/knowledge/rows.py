@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Collection, Mapping, Sequence
 
 from bottega._util.identity import Exclude, query_digests
-from bottega.errors import NotFoundError, SettingError
 from bottega.image import Image
 from bottega.knowledge.database import (
     COMPLETE_VIEWS,
     IN_JSON,
     PINNED_IDS,
-    Database,
     annotate_row,
     claim_views,
     has_pinned_answer,
@@ -25,8 +21,7 @@ from bottega.knowledge.database import (
     set_metadata,
 )
 from bottega.knowledge.eviction import Capacity, evict_excess, prune
-from bottega.knowledge.filters import LABELS, And, Eq, Filter, to_sql
-from bottega.knowledge.index import Metric
+from bottega.knowledge.filters import LABELS, Filter, to_sql
 from bottega.knowledge.records import (
     EmbeddedBatch,
     Footprint,
@@ -36,6 +31,7 @@ from bottega.knowledge.records import (
     from_row,
     text_of,
 )
+from bottega.knowledge.view_rows import ViewRows
 from bottega.types import Example, Query
 
 LISTED_THIRD = "(SELECT value FROM json_each(?3))"
@@ -51,7 +47,7 @@ SELECT_IMAGES = (
 )
 
 
-class SqliteRows(Database):
+class SqliteRows(ViewRows):
     """Durable examples of one namespace of a file; the rows of other namespaces are hidden.
 
     A write that has returned survives a crash. Methods are safe to call from several threads while
@@ -272,188 +268,69 @@ class SqliteRows(Database):
         )
         return Footprint(*row)
 
+    def all_keys(self, after: int, limit: int) -> list[int]:
+        chosen = "SELECT key FROM examples WHERE key > ? ORDER BY key LIMIT ?"
+        return [row[0] for row in self.read(chosen, after, limit)]
 
-SHORTEST_PREFIX = 4
-ITERATION_BATCH = 64
+    def ids_of(self, keys: Sequence[int]) -> list[str]:
+        chosen = f"SELECT id FROM examples WHERE key IN {IN_JSON} ORDER BY key"
+        return [str(row[0]) for row in self.read(chosen, json_array(keys))]
 
-
-@dataclass(frozen=True)
-class Stats:
-    """Size and settings of a knowledge base.
-
-    `bytes` is the size of the whole file; all other numbers are of this namespace. `views` maps
-    names to fingerprints; `embedder` and `dimension` are those of the first view, or None without a
-    view.
-    """
-
-    path: str
-    namespace: str
-    examples: int
-    images: int
-    labels: int
-    pinned: int
-    bytes: int
-    embedder: str | None
-    dimension: int | None
-    views: Mapping[str, str]
-    metric: Metric
-    format_version: int
-
-
-class KnowledgeBaseReader:
-    """Operations of a knowledge base that need no embedder."""
-
-    def __init__(self, rows: SqliteRows, path: str, metric: Metric) -> None:
-        self._rows = rows
-        self._path = path
-        self._metric: Metric = metric
-
-    def get(self, id: str) -> Example:
-        """Return an example by its id, or by an unambiguous prefix of at least four characters."""
-        return self.get_many([id])[0]
-
-    def get_many(self, ids: Sequence[str]) -> list[Example]:
-        found = self._rows.get(ids)
-        return [found.get(id) or self._by_prefix(id) for id in ids]
+    def sizes(self) -> tuple[int, int, int]:
+        examples, images, vectors = (
+            int(self.read(f"SELECT count(*) FROM {table}")[0][0])
+            for table in ("examples", "images", "vectors")
+        )
+        return examples, images, vectors
 
     def images(self, sha256s: Collection[str]) -> dict[str, Image]:
-        """Return the images with these hashes that examples of this namespace contain, by hash."""
-        found = self._rows.read(
+        found = self.read(
             "SELECT data, media_type, sha256, width, height FROM images"
             f" WHERE sha256 IN {IN_JSON} AND EXISTS (SELECT 1 FROM example_images AS shown"
             " JOIN examples USING (key)"
             " WHERE shown.sha256 = images.sha256 AND namespace = ?)",
             json_array(sha256s),
-            self._rows.namespace,
+            self.namespace,
         )
         return {row["sha256"]: Image(*row) for row in found}
 
-    def ids(
-        self,
-        *,
-        label: str | None = None,
-        source: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        where: Filter | None = None,
-    ) -> list[str]:
-        """Return the ids of the examples that satisfy every filter, in insertion order."""
-        parts: list[Filter] = [] if where is None else [where]
-        parts += [Eq("label", label)] if label is not None else []
-        parts += [Eq("source", source)] if source is not None else []
-        parts += [Eq(f"tags.{name}", value) for name, value in (tags or {}).items()]
-        return self._rows.ids_where(And(tuple(parts)))
-
-    def labels(self) -> list[str]:
-        """Return the distinct labels in order of first appearance."""
-        return list(self._rows.labels())
-
-    def ids_by_label(self) -> dict[str, list[str]]:
-        return self._rows.labels()
-
     def is_multi_label(self) -> bool:
-        """Return whether any example has several labels, or an empty list of labels."""
-        (row,) = self._rows.read(
+        (row,) = self.read(
             "SELECT EXISTS (SELECT 1 FROM examples WHERE namespace = ?"
             " AND labels IS NOT NULL AND json_array_length(labels) != 1)",
-            self._rows.namespace,
+            self.namespace,
         )
         return bool(row[0])
 
     def contradictions(self) -> list[list[str]]:
-        """Return groups of ids: examples with the same images and question but different
-        answers."""
-        found = self._rows.read(
+        found = self.read(
             "SELECT group_concat(id, ' ') FROM examples WHERE namespace = ?"
             " AND question_digest IS NOT NULL GROUP BY question_digest"
             " HAVING count(DISTINCT answer) > 1 ORDER BY min(key)",
-            self._rows.namespace,
+            self.namespace,
         )
         return [str(row[0]).split() for row in found]
 
     def note(self, name: str) -> str | None:
-        found = self._rows.read("SELECT value FROM notes WHERE name = ?", name)
-        with self._rows.decoding():
+        found = self.read("SELECT value FROM notes WHERE name = ?", name)
+        with self.decoding():
             return text_of(found[0][0]) if found else None
 
     def set_note(self, name: str, value: str) -> None:
-        """Store a text of the caller in the file, such as how to build the embedder again."""
-        with self._rows.transaction() as connection:
+        with self.transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
 
-    def views(self) -> dict[str, StoredView]:
-        """Return the views of the file by name, in order of creation; all namespaces share them."""
-        return self._rows.views()
-
     def namespaces(self) -> dict[str, int]:
-        """Return the number of examples by namespace, sorted by name; empty namespaces are
-        absent."""
         counted = "SELECT namespace, count(*) FROM examples GROUP BY namespace ORDER BY namespace"
-        return {row[0]: row[1] for row in self._rows.read(counted)}
+        return {row[0]: row[1] for row in self.read(counted)}
 
-    def stats(self) -> Stats:
-        size = self._rows.footprint()
-        views = self._rows.views()
-        first = next(iter(views.values()), None)
-        return Stats(
-            path=self._path,
-            namespace=self._rows.namespace,
-            examples=size.examples,
-            images=size.images,
-            labels=len(self._rows.labels()),
-            pinned=size.pinned,
-            bytes=size.bytes,
-            embedder=None if first is None else first.fingerprint,
-            dimension=None if first is None else first.dimension,
-            views={name: view.fingerprint for name, view in views.items()},
-            metric=self._metric,
-            format_version=size.format_version,
-        )
-
-    def __len__(self) -> int:
-        return self._rows.count()
-
-    def __iter__(self) -> Iterator[Example]:
-        """Yield the examples in insertion order, without those deleted during the iteration."""
-        pending = iter(self._rows.ids_where())
-        while ids := list(islice(pending, ITERATION_BATCH)):
-            found = self._rows.get(ids)
-            yield from (found[id] for id in ids if id in found)
-
-    def _resolve_ids(self, ids: Iterable[str]) -> set[str]:
-        ids = [ids] if isinstance(ids, str) else list(ids)
-        complete = self._rows.keys(ids)
-        return {id if id in complete else self._resolve(id) for id in ids}
-
-    def _by_prefix(self, prefix: str) -> Example:
-        id = self._resolve(prefix)
-        example = self._rows.get([id]).get(id)
-        if example is None:  # deleted by another process meanwhile
-            raise unknown_id_error(prefix)
-        return example
-
-    def _resolve(self, id: str) -> str:
-        if len(id) < SHORTEST_PREFIX:
-            raise SettingError(
-                f"an id prefix must have at least {SHORTEST_PREFIX} characters, got {id!r}",
-                hint="give more characters",
-            )
-        found = self._rows.read(
+    def ids_with_prefix(self, prefix: str, limit: int) -> list[str]:
+        found = self.read(
             "SELECT id FROM examples WHERE namespace = ? AND id >= ? AND id < ?"
-            " ORDER BY id LIMIT 2",
-            self._rows.namespace,
-            id,
-            id + "g",  # "g" follows the last hexadecimal digit
+            " ORDER BY id LIMIT ?",
+            self.namespace,
+            prefix,
+            prefix + "g",  # "g" follows the last hexadecimal digit
+            limit,
         )
-        matches: list[str] = [row[0] for row in found]
-        if not matches:
-            raise unknown_id_error(id)
-        if len(matches) > 1:
-            raise SettingError(
-                f"the id prefix {id!r} is ambiguous, matching {' and '.join(matches)}",
-                hint="give more characters",
-            )
-        return matches[0]
-
-
-def unknown_id_error(id: str) -> NotFoundError:
-    return NotFoundError(f"no example has the id {id!r}", hint="bottega ls shows the ids")
+        return [row[0] for row in found]

@@ -6,7 +6,6 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +16,10 @@ from bottega.image import KEEP_DECODED_UP_TO
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import FaissIndex, Keys, Metric
 from bottega.knowledge.index_follower import IndexFollower, StaleIndexError
+from bottega.knowledge.ports import Rows, SearchScope, VectorSearch
+from bottega.knowledge.reader import KnowledgeBaseReader
 from bottega.knowledge.records import SearchHit, StoredView, View, Views, embed_checked
-from bottega.knowledge.rows import KnowledgeBaseReader, SqliteRows
+from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Candidate, Example, Query
 
@@ -90,17 +91,8 @@ class ResolvedFilter:
     keys: Keys = field(default_factory=lambda: np.empty(0, np.int64))
 
 
-class SearchScope(NamedTuple):
-    """View, filters and exclusion of a search."""
-
-    by: str | None
-    where: Filter | None
-    within: Collection[str] | None
-    exclude: Exclude
-
-
-class Searcher:
-    """Indexes and cached filters of one handle."""
+class FileSearch:
+    """Indexes of a file and cached filters of one handle."""
 
     def __init__(self, rows: SqliteRows, views: Views, metric: Metric, hnsw_above: int) -> None:
         self._rows = rows
@@ -124,7 +116,7 @@ class Searcher:
                 f"view {name!r} does not exist", hint=f"search by one of {', '.join(given)}"
             )
         if name not in stored:
-            raise _empty_error(self._rows)
+            raise empty_error(self._rows)
         return stored[name], given[name]
 
     def current_index(self, by: str | None) -> FaissIndex:
@@ -138,8 +130,11 @@ class Searcher:
             except StaleIndexError:  # this or another handle replaced the view
                 self._drop(follower)
         if not len(index):
-            raise _empty_error(self._rows)
+            raise empty_error(self._rows)
         return index
+
+    def check_filled(self, by: str | None) -> None:
+        self.current_index(by)
 
     def nearest(
         self, vectors: Vectors, k: int, scope: SearchScope, excluded_for: Sequence[Query] | None
@@ -274,7 +269,7 @@ class Searcher:
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
 
 
-def _empty_error(rows: SqliteRows) -> EmptyKnowledgeBaseError:
+def empty_error(rows: Rows) -> EmptyKnowledgeBaseError:
     where = f"the namespace {rows.namespace!r} of {rows.name}" if rows.namespace else rows.name
     return EmptyKnowledgeBaseError(f"{where} holds no examples", hint="add some first: bottega add")
 
@@ -283,11 +278,11 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
     """Operations of a knowledge base that need its embedders."""
 
     def __init__(
-        self, rows: SqliteRows, path: str, metric: Metric, views: Views, hnsw_above: int
+        self, rows: Rows, path: str, metric: Metric, views: Views, search: VectorSearch
     ) -> None:
         super().__init__(rows, path, metric)
         self._views = views
-        self._searcher = Searcher(rows, views, metric, hnsw_above)
+        self._searcher = search
 
     def search(
         self,
@@ -380,8 +375,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
 
     def excluded_ids(self, query: Query, exclude: Exclude = "same-image") -> set[str]:
         """Return the ids of the examples that a search for the query excludes."""
-        with self._rows.snapshot():
-            found = self._rows.by_keys(self._rows.excluded_keys(query, exclude))
+        found = self._rows.by_keys(self._rows.excluded_keys(query, exclude))
         return {str(example.id) for example in found.values()}
 
     def wait_for_indexes(self) -> None:
@@ -393,7 +387,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
     ) -> list[list[Candidate]]:
         _check_k(k)
         self._check_embeds()
-        self._searcher.current_index(scope.by)  # raises before the embedder runs
+        self._searcher.check_filled(scope.by)  # raises before the embedder runs
         if not queries:
             return []
         vectors = embed_checked(self._searcher.view(scope.by)[1].embed, queries, "queries")

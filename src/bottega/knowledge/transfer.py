@@ -19,8 +19,8 @@ from bottega._util.identity import identity
 from bottega.errors import ImageError, LoadError, OnError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.folders import open_within
+from bottega.knowledge.ports import Rows
 from bottega.knowledge.records import RowMetadata, find_damage, identity_without_choices, is_text
-from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 
 EXAMPLES, IMAGES = "examples.jsonl", "images"
@@ -34,7 +34,7 @@ NO_NUMBERS = "its metadata must be numbers"
 
 
 def export(
-    rows: SqliteRows, folder: Path, on_error: OnError, progress: Callable[[int], None] | None
+    rows: Rows, folder: Path, on_error: OnError, progress: Callable[[int], None] | None
 ) -> int:
     """Write the undamaged examples and return their number.
 
@@ -73,7 +73,7 @@ def _check_name(folder: Path) -> None:
         )
 
 
-def _readable_rows(rows: SqliteRows, on_error: OnError) -> Iterator[tuple[Example, RowMetadata]]:
+def _readable_rows(rows: Rows, on_error: OnError) -> Iterator[tuple[Example, RowMetadata]]:
     ids = []
     for id in rows.ids_where():
         if is_text(id):
@@ -94,7 +94,7 @@ def _readable_rows(rows: SqliteRows, on_error: OnError) -> Iterator[tuple[Exampl
                 )
 
 
-def _undamaged(rows: SqliteRows, keys: Mapping[str, int], on_error: OnError) -> dict[int, Example]:
+def _undamaged(rows: Rows, keys: Mapping[str, int], on_error: OnError) -> dict[int, Example]:
     try:
         found = rows.by_keys(keys.values())
     except StoreError as error:

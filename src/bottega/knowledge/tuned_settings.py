@@ -8,7 +8,7 @@ from typing import Literal
 import orjson
 
 from bottega.errors import StoreError
-from bottega.knowledge.rows import KnowledgeBaseReader
+from bottega.knowledge.reader import KnowledgeBaseReader
 from bottega.knowledge.search import KnowledgeBaseSearch
 
 NOTE = "tuned"  # key of the note of the default namespace

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +13,10 @@ import numpy as np
 
 from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.batch import embed_again, reindex
-from bottega.knowledge.database import IN_JSON, json_array
 from bottega.knowledge.index_files import index_file_problems, index_files
+from bottega.knowledge.ports import Rows
 from bottega.knowledge.records import StoredView, View, check_dimensions, find_damage, has_valid_id
 from bottega.knowledge.rows import SqliteRows
-from bottega.protocols import Vectors
 
 Repair = Callable[[], None]
 # Description of a problem, and its repair if there is one.
@@ -27,11 +25,10 @@ Finding = tuple[str, Repair | None]
 PAGE = 256
 
 
-def paged_keys(rows: SqliteRows, size: int = PAGE) -> Iterator[list[int]]:
+def paged_keys(rows: Rows, size: int = PAGE) -> Iterator[list[int]]:
     """Yield pages of keys, in all namespaces."""
-    chosen = "SELECT key FROM examples WHERE key > ? ORDER BY key LIMIT ?"
     key = 0
-    while keys := [row[0] for row in rows.read(chosen, key, size)]:
+    while keys := rows.all_keys(key, size):
         yield keys
         key = keys[-1]
 
@@ -93,6 +90,14 @@ def find_wrong_ids(rows: SqliteRows) -> Iterator[Finding]:
                     yield f"row {key} cannot be read: {error}", None
 
 
+def find_damaged_examples(rows: Rows) -> Iterator[Finding]:
+    """Yield examples whose images or content do not match their hashes."""
+    for keys in paged_keys(rows):
+        for example in rows.by_keys(keys).values():
+            if (damage := find_damage(example)) is not None:
+                yield f"example {example.id}: {damage}; delete it {ADD_AGAIN}", None
+
+
 def _wrong_ids(rows: SqliteRows, keys: list[int]) -> list[str]:
     return [
         f"example {example.id} has another question, answer or image; delete it {ADD_AGAIN}"
@@ -109,9 +114,9 @@ MAX_NAMED = 3
 TOLERANCE = 0.045
 
 
-def find_missing_views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+def find_missing_views(rows: Rows, views: Mapping[str, View]) -> Iterator[Finding]:
     """Yield a problem if there are examples but no complete view. Other checks would not notice."""
-    if rows.views() or not rows.read("SELECT 1 FROM examples LIMIT 1"):
+    if rows.views() or not rows.all_keys(0, 1):
         return
 
     def fix() -> None:
@@ -124,13 +129,13 @@ def find_missing_views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[
         yield "the examples have no vectors at all; repaired only with the embedder", None
 
 
-def find_damaged_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+def find_damaged_vectors(rows: Rows, views: Mapping[str, View]) -> Iterator[Finding]:
     """Yield vectors that are missing or damaged: wrong size, wrong checksum, or not finite."""
     for stored in rows.views().values():
         wrong = [
             key
             for keys in paged_keys(rows)
-            for key, vector in _valid_vectors(rows, keys, stored).items()
+            for key, vector in rows.checked_vectors(keys, stored).items()
             if vector is None
         ]
         if not wrong:
@@ -144,7 +149,7 @@ def find_damaged_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterato
             yield f"{what}; repaired only with the embedder", None
 
 
-def find_mismatched_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+def find_mismatched_vectors(rows: Rows, views: Mapping[str, View]) -> Iterator[Finding]:
     """Yield valid vectors that differ from the embedder's output."""
     for name, stored in rows.views().items():
         view = views.get(name)
@@ -170,16 +175,13 @@ def find_mismatched_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iter
             yield f"{len(failed)} vectors {name!r} cannot be compared: {failed[0]}", None
 
 
-def _example_names(rows: SqliteRows, keys: Sequence[int]) -> str:
+def _example_names(rows: Rows, keys: Sequence[int]) -> str:
     """Return the ids of the first examples, for messages."""
-    found = rows.read(
-        f"SELECT id FROM examples WHERE key IN {IN_JSON} ORDER BY key", json_array(keys[:MAX_NAMED])
-    )
     more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
-    return f": of {', '.join(str(id) for (id,) in found)}{more}"
+    return f": of {', '.join(rows.ids_of(keys[:MAX_NAMED]))}{more}"
 
 
-def makes_vectors(rows: SqliteRows, name: str, view: View) -> bool:
+def makes_vectors(rows: Rows, name: str, view: View) -> bool:
     """Return whether the view reproduces any vector among the first examples.
 
     The file does not record a view's `to_query`, and a different view may have the same name.
@@ -189,7 +191,7 @@ def makes_vectors(rows: SqliteRows, name: str, view: View) -> bool:
 
 
 def _mismatched_keys(
-    rows: SqliteRows,
+    rows: Rows,
     keys: Sequence[int],
     stored: StoredView,
     view: View,
@@ -210,7 +212,7 @@ def _mismatched_keys(
             failed.append(error)
             return []
         return [key for one in keys for key in _mismatched_keys(rows, [one], stored, view, failed)]
-    stored_vectors = _valid_vectors(rows, list(made), stored)
+    stored_vectors = rows.checked_vectors(list(made), stored)
     return [
         key
         for key, vector in stored_vectors.items()
@@ -219,36 +221,7 @@ def _mismatched_keys(
     ]
 
 
-def _valid_vectors(
-    rows: SqliteRows, keys: list[int], view: StoredView
-) -> dict[int, Vectors | None]:
-    """Return the vector of each key, None if missing or damaged. Keys that another process has
-    deleted since they were read are absent."""
-    found = rows.read(
-        "SELECT examples.key, CAST(vector AS BLOB), checksum FROM json_each(?1) AS chosen"
-        " CROSS JOIN examples ON examples.key = chosen.value"
-        " LEFT JOIN vectors ON vectors.key = examples.key AND view = ?2"
-        " WHERE EXISTS (SELECT 1 FROM views WHERE number = ?2)",
-        json_array(keys),
-        view.number,
-    )
-    return {key: _valid_vector(blob, checksum, view.dimension) for key, blob, checksum in found}
-
-
-def _valid_vector(blob: bytes | None, checksum: int | None, dimension: int) -> Vectors | None:
-    """Return the vector, or None if it is damaged. Without a checksum (format 6 and older) a vector
-    of zeros counts as damaged, because an embedder rarely makes one."""
-    if blob is None or len(blob) != 4 * dimension:
-        return None
-    if checksum is not None and zlib.crc32(blob) != checksum:
-        return None
-    vector = np.frombuffer(blob, np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        length = np.vdot(vector, vector)  # not finite for NaN, infinity or overflow
-    return vector if np.isfinite(length) and (length or checksum is not None) else None
-
-
-def _embedding_repair(rows: SqliteRows, keys: list[int], stored: StoredView, view: View) -> Repair:
+def _embedding_repair(rows: Rows, keys: list[int], stored: StoredView, view: View) -> Repair:
     def fix() -> None:
         _check_width(stored, view)
         for start in range(0, len(keys), PAGE):
@@ -295,7 +268,7 @@ class VerificationReport:
 
 
 def verify(
-    rows: SqliteRows, views: Mapping[str, View], *, deep: bool = False, repair: bool = False
+    rows: Rows, views: Mapping[str, View], *, deep: bool = False, repair: bool = False
 ) -> VerificationReport:
     """Check the file; `deep` also embeds every example again and compares, `repair` rebuilds
     derived data."""
@@ -308,16 +281,19 @@ def verify(
     problems = [Problem(what, fixed and what not in remaining) for what, fixed in found]
     already_found = {what for what, _ in found}
     problems += [Problem(what, repaired=False) for what in remaining if what not in already_found]
-    examples, images, vectors = (
-        int(rows.read(f"SELECT count(*) FROM {table}")[0][0])
-        for table in ("examples", "images", "vectors")
-    )
-    snapshots = len(index_files(rows))
-    return VerificationReport(examples, images, vectors, snapshots, tuple(problems))
+    snapshots = len(index_files(rows)) if isinstance(rows, SqliteRows) else 0
+    return VerificationReport(*rows.sizes(), snapshots, tuple(problems))
 
 
-def _findings(rows: SqliteRows, views: Mapping[str, View], deep: bool) -> Iterator[Finding]:
+def _findings(rows: Rows, views: Mapping[str, View], deep: bool) -> Iterator[Finding]:
     """Yield problems in order; each is repaired before the next check runs."""
+    if not isinstance(rows, SqliteRows):  # the server checks its own pages and indexes
+        return chain(
+            find_missing_views(rows, views),
+            find_damaged_examples(rows),
+            find_damaged_vectors(rows, views),
+            find_mismatched_vectors(rows, views) if deep else (),
+        )
     return chain(
         _page_and_orphan_findings(rows),
         find_missing_views(rows, views),

@@ -1,0 +1,152 @@
+"""Interfaces of a knowledge base's store: rows of one namespace, and their search by vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from bottega._util.identity import Exclude
+from bottega.image import Image
+from bottega.knowledge.eviction import Capacity
+from bottega.knowledge.filters import Filter
+from bottega.knowledge.records import (
+    EmbeddedBatch,
+    Footprint,
+    RowMetadata,
+    StoredView,
+    UsageRecord,
+    View,
+)
+from bottega.protocols import Vectors
+from bottega.types import Candidate, Example, ExampleChange, Query
+
+
+class Rows(Protocol):
+    """Durable examples of one namespace. A key identifies the content of a row and is never reused;
+    a write that has returned survives a crash. Methods block and are safe to call from several
+    threads while other processes write. They raise `StoreError`."""
+
+    namespace: str
+    name: str  # for messages
+
+    def put(
+        self,
+        examples: Sequence[Example],
+        views: Mapping[str, EmbeddedBatch],
+        capacity: Capacity | None = None,
+        metadata_by_id: Mapping[str, RowMetadata] | None = None,
+        supersede: bool = False,
+    ) -> int: ...
+
+    def annotate(
+        self, id: str, fields: Mapping[str, str | None], tags: Mapping[str, str]
+    ) -> bool: ...
+
+    def delete(self, ids: Collection[str]) -> int: ...
+
+    def pin(self, ids: Collection[str], pinned: bool) -> int: ...
+
+    def add_uses(self, uses: Mapping[str, UsageRecord]) -> None: ...
+
+    def set_note(self, name: str, value: str) -> None: ...
+
+    def get(self, ids: Collection[str]) -> dict[str, Example]: ...
+
+    def by_keys(self, keys: Collection[int]) -> dict[int, Example]: ...
+
+    def keys(self, ids: Collection[str]) -> dict[str, int]: ...
+
+    def pinned_ids(self, question_digests: Collection[str]) -> dict[str, str]: ...
+
+    def excluded_keys(self, query: Query, exclude: Exclude) -> set[int]: ...
+
+    def same_image_keys(self, keys: Collection[int]) -> dict[int, set[int]]: ...
+
+    def ids_where(self, where: Filter | None = None) -> list[str]: ...
+
+    def ids_with_prefix(self, prefix: str, limit: int) -> list[str]: ...
+
+    def count(self) -> int: ...
+
+    def labels(self) -> dict[str, list[str]]: ...
+
+    def is_multi_label(self) -> bool: ...
+
+    def contradictions(self) -> list[list[str]]: ...
+
+    def images(self, sha256s: Collection[str]) -> dict[str, Image]: ...
+
+    def note(self, name: str) -> str | None: ...
+
+    def namespaces(self) -> dict[str, int]: ...
+
+    def metadata_by_id(self, keys: Collection[int]) -> dict[int, RowMetadata]: ...
+
+    def footprint(self) -> Footprint: ...
+
+    def example_changes_since(self, seq: int, limit: int) -> list[ExampleChange]: ...
+
+    def pruned(self) -> int: ...
+
+    def views(self) -> dict[str, StoredView]: ...
+
+    def vectors(self, keys: Collection[int], view: int) -> dict[int, Vectors]: ...
+
+    def vectors_of_images(self, sha256s: Collection[str], view: int) -> dict[str, Vectors]: ...
+
+    def begin_view(self, name: str, fingerprint: str, dimension: int) -> tuple[int, bool]: ...
+
+    def count_vectors(self, number: int) -> int: ...
+
+    def missing_keys(self, number: int) -> list[int]: ...
+
+    def set_vectors(self, number: int, vectors: Mapping[int, Vectors], *, logged: bool) -> None: ...
+
+    def complete_view(self, name: str, number: int) -> bool: ...
+
+    def all_keys(self, after: int, limit: int) -> list[int]:
+        """Return the next keys of all namespaces, ascending."""
+        ...
+
+    def checked_vectors(self, keys: Sequence[int], view: StoredView) -> dict[int, Vectors | None]:
+        """Return the vector of each key, None if missing or damaged; deleted keys are absent."""
+        ...
+
+    def ids_of(self, keys: Sequence[int]) -> list[str]: ...
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Return the numbers of examples, images and vectors of all namespaces."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SearchScope(NamedTuple):
+    """View, filters and exclusion of a search."""
+
+    by: str | None
+    where: Filter | None
+    within: Collection[str] | None
+    exclude: Exclude
+
+
+class VectorSearch(Protocol):
+    """Search of the rows by vectors. A search includes every row that any process has committed."""
+
+    def view(self, by: str | None) -> tuple[StoredView, View]: ...
+
+    def check_filled(self, by: str | None) -> None:
+        """Raise `EmptyKnowledgeBaseError` without rows."""
+        ...
+
+    def nearest(
+        self, vectors: Vectors, k: int, scope: SearchScope, excluded_for: Sequence[Query] | None
+    ) -> list[list[Candidate]]: ...
+
+    def vectors(self, ids: Sequence[str], by: str | None) -> Vectors: ...
+
+    def leave_one_out_scores(self, k: int, by: str | None, sample: int, seed: int) -> Vectors: ...
+
+    def close_indexes(self) -> None: ...
+
+    def wait_for_indexes(self) -> None: ...

@@ -1,0 +1,94 @@
+"""Connections to a knowledge base in PostgreSQL, for blocking callers."""
+
+from __future__ import annotations
+
+import atexit
+import struct
+from collections.abc import Callable, Coroutine
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from bottega._util.event_loops import BackgroundLoop
+from bottega._util.postgres import PostgresPool
+from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE
+from bottega.protocols import Vectors
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+Result = TypeVar("Result")
+HEADER = struct.Struct(">HH")  # dimension, unused
+SESSION = "SET hnsw.iterative_scan = relaxed_order; SET hnsw.ef_search = 100"
+
+# A loop of its own: blocking methods may be called on the loop that `answer_sync` uses.
+_LOOP = BackgroundLoop()
+atexit.register(_LOOP.close)
+_POOLS: dict[str, tuple[PostgresPool, int]] = {}  # with the number of handles, by URL
+_POOLS_LOCK = Lock()
+
+
+class PostgresDatabase:
+    """Pool of connections that all handles of a URL in this process share."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._closed = False
+        with _POOLS_LOCK:
+            pool, users = _POOLS.get(url) or (_new_pool(url), 0)
+            _POOLS[url] = (pool, users + 1)
+        self.pool = pool
+        self.name = pool.name
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine that uses the pool, and return its result."""
+        return _LOOP.run(work)
+
+    def read(self, statement: str, *values: object) -> list[Record]:
+        return self.run(self.pool.fetch(statement, *values))
+
+    def write(self, work: Callable[[Connection], Coroutine[Any, Any, Result]]) -> Result:
+        """Run work in one transaction. It is not repeated after a lost connection, because its
+        commit may have arrived."""
+
+        async def transaction() -> Result:
+            async with self.pool.transaction() as connection:
+                return await work(connection)
+
+        return self.run(transaction())
+
+    def close(self) -> None:
+        """Close the pool with its last handle."""
+        if self._closed:
+            return
+        self._closed = True
+        with _POOLS_LOCK:
+            pool, users = _POOLS.pop(self._url)
+            if users > 1:
+                _POOLS[self._url] = (pool, users - 1)
+                return
+        self.run(pool.close())
+
+
+def _new_pool(url: str) -> PostgresPool:
+    return PostgresPool(url, KNOWLEDGE_BASE, setup=_set_up, resets=False)
+
+
+async def _set_up(connection: Connection) -> None:
+    schema = await connection.fetchval(
+        "SELECT nspname FROM pg_type JOIN pg_namespace ON pg_namespace.oid = typnamespace"
+        " WHERE typname = 'vector'"
+    )
+    await connection.set_type_codec(
+        "vector", schema=schema, encoder=_encoded, decoder=_decoded, format="binary"
+    )
+    await connection.execute(SESSION)
+
+
+def _encoded(vector: Vectors) -> bytes:
+    return HEADER.pack(len(vector), 0) + np.asarray(vector, ">f4").tobytes()
+
+
+def _decoded(data: bytes) -> Vectors:
+    return np.frombuffer(data, ">f4", offset=HEADER.size).astype(np.float32)

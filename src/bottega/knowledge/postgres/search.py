@@ -1,0 +1,276 @@
+"""Search of a knowledge base in PostgreSQL: exact, or by an HNSW index above a number of rows."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Collection, Sequence
+from threading import Lock, Thread
+
+import numpy as np
+
+from bottega.errors import (
+    BottegaError,
+    EmptyKnowledgeBaseError,
+    NotFoundError,
+    SettingError,
+    StoreError,
+)
+from bottega.knowledge.index import Metric
+from bottega.knowledge.ports import SearchScope
+from bottega.knowledge.postgres.filters import Parameters, to_condition
+from bottega.knowledge.postgres.rows import PostgresRows
+from bottega.knowledge.postgres.schema import vectors_table
+from bottega.knowledge.records import SearchHit, StoredView, View, Views
+from bottega.knowledge.search import MAX_DELETED, ExampleCache, empty_error
+from bottega.protocols import Vectors
+from bottega.types import Candidate, Query
+
+log = logging.getLogger(__name__)
+
+OPERATORS: dict[Metric, tuple[str, str]] = {
+    "cosine": ("<=>", "halfvec_cosine_ops"),
+    "l2": ("<->", "halfvec_l2_ops"),
+}
+# The index compares halves: more candidates are compared again in full precision.
+CANDIDATES = 2
+SELECTIVE = 0.05  # share of rows below which a filter is resolved first, and compared exactly
+CHECK_SECONDS = 30.0
+BUILD_LOCK = 0x42747463
+ATTEMPTS = 3
+
+
+class PostgresSearch:
+    """Search of one handle."""
+
+    def __init__(self, rows: PostgresRows, views: Views, metric: Metric, hnsw_above: int) -> None:
+        self._rows = rows
+        self._views = views
+        self._metric: Metric = metric
+        self._operator, self._operators = OPERATORS[metric]
+        self._hnsw_above = hnsw_above
+        self._recent = ExampleCache()
+        self._stored: dict[str, StoredView] = {}
+        self._filled = False
+        self._indexed: dict[int, tuple[float, bool]] = {}  # view: when it was read, has an index
+        self._builder: Thread | None = None
+        self._lock = Lock()
+
+    def view(self, by: str | None) -> tuple[StoredView, View]:
+        """Return the stored view of that name, by default the first one, and its embedder. Raises
+        `SettingError` for an unknown name."""
+        if not self._stored:
+            self._stored = self._rows.views()
+        given = self._views.resolve(self._stored)
+        name = next(iter(given)) if by is None else by
+        if name not in given:
+            raise SettingError(
+                f"view {name!r} does not exist", hint=f"search by one of {', '.join(given)}"
+            )
+        if name not in self._stored:
+            raise empty_error(self._rows)
+        return self._stored[name], given[name]
+
+    def check_filled(self, by: str | None) -> None:
+        self.view(by)
+        if not self._filled and not self._rows.count():
+            raise empty_error(self._rows)
+        self._filled = True
+
+    def nearest(
+        self, vectors: Vectors, k: int, scope: SearchScope, excluded_for: Sequence[Query] | None
+    ) -> list[list[Candidate]]:
+        """Return the candidates of each vector, repeating the search if a hit was deleted or the
+        view was replaced."""
+        for attempt in range(ATTEMPTS):
+            try:
+                candidates = self._nearest(vectors, k, scope, excluded_for)
+            except StoreError:
+                # A dropped table means that the view was replaced.
+                if attempt + 1 == ATTEMPTS or self._stored == (stored := self._rows.views()):
+                    raise
+                self._stored = stored
+                continue
+            if candidates is not None:
+                return candidates
+        raise StoreError(
+            f"{self._rows.name} lost examples faster than a search could read them",
+            hint="search again",
+        )
+
+    def vectors(self, ids: Sequence[str], by: str | None) -> Vectors:
+        view, _ = self.view(by)
+        keys = self._rows.keys(ids)
+        found = self._rows.vectors(keys.values(), view.number)
+        missing = [id for id in ids if keys.get(id) not in found]
+        if missing:
+            raise NotFoundError(
+                f"example {missing[0]!r} has no vector",
+                hint="run bottega verify to find missing vectors",
+            )
+        rows = [found[keys[id]] for id in ids]
+        return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
+
+    def leave_one_out_scores(self, k: int, by: str | None, sample: int, seed: int) -> Vectors:
+        try:
+            self.check_filled(by)
+        except EmptyKnowledgeBaseError:
+            return np.empty((0, k), np.float32)
+        ids = self._rows.ids_where()
+        chosen = random.Random(seed).sample(ids, min(sample, len(ids)))
+        keys = self._rows.keys(chosen)
+        same_image = self._rows.same_image_keys(list(keys.values()))
+        scope, rows = SearchScope(by, None, None, "same-image"), []
+        for id, vector in zip(chosen, self.vectors(chosen, by), strict=True):
+            hits = self._hits(vector, k, scope, None, same_image[keys[id]])
+            if len(hits) == k:
+                rows.append([hit.score for hit in hits])
+        return np.array(rows, np.float32).reshape(-1, k)
+
+    def close_indexes(self) -> None:
+        """Forget what was read; the index itself is in the database."""
+        self._stored, self._filled, self._indexed = {}, False, {}
+        self._recent.clear()
+
+    def wait_for_indexes(self) -> None:
+        if self._builder is not None:
+            self._builder.join()
+            self._indexed = {}
+
+    def _nearest(
+        self, vectors: Vectors, k: int, scope: SearchScope, excluded_for: Sequence[Query] | None
+    ) -> list[list[Candidate]] | None:
+        queries: Sequence[Query | None] = excluded_for or [None] * len(vectors)
+        pairs = zip(vectors, queries, strict=True)
+        found = [self._hits(vector, k, scope, query) for vector, query in pairs]
+        if len(vectors) and not any(found):
+            self._filled = False
+            self.check_filled(scope.by)
+        return self._candidates(found)
+
+    def _hits(
+        self,
+        vector: Vectors,
+        k: int,
+        scope: SearchScope,
+        query: Query | None,
+        excluded: Collection[int] = (),
+    ) -> list[SearchHit]:
+        view, _ = self.view(scope.by)
+        table, parameters = vectors_table(view.number), Parameters()
+        target = parameters.add(np.asarray(vector, np.float32), "vector")
+        clauses = [f"made.namespace = {parameters.add(self._rows.namespace, 'text')}"]
+        join = ""
+        if scope.where is not None or scope.within is not None:
+            join = " JOIN kb_examples AS examples USING (key)"
+        if scope.where is not None:
+            clauses.append(to_condition(scope.where, parameters))
+        if scope.within is not None:
+            ids = parameters.add(list(scope.within), "text[]")
+            clauses.append(f"examples.id = ANY({ids})")
+        if query is None:
+            barred = f"SELECT unnest({parameters.add(list(excluded), 'bigint[]')}) AS key"
+        else:
+            barred = self._rows.excluded(query, scope.exclude, parameters)
+        clauses.append("made.key NOT IN (SELECT key FROM barred)")
+        source = f"{table} AS made{join} WHERE {' AND '.join(clauses)}"
+        if self._uses_index(view) and not self._is_selective(scope):
+            half = f"halfvec({view.dimension})"
+            limit = parameters.add(CANDIDATES * k + len(excluded) + 1, "bigint")
+            source = (
+                f"(SELECT made.key, made.vector FROM {source}"
+                f" ORDER BY made.vector::{half} {self._operator} ({target})::{half} LIMIT {limit})"
+                " AS made"
+            )
+        distance = f"made.vector {self._operator} {target}"
+        if self._metric == "cosine":  # NaN for a vector of zeros, whose cosine counts as 0
+            distance = f"coalesce(nullif({distance}, 'NaN'), 1)"
+        rows = self._rows.read(
+            f"WITH barred AS MATERIALIZED ({barred}) SELECT made.key, {distance} AS distance"
+            f" FROM {source} ORDER BY distance, made.key LIMIT {parameters.add(k, 'bigint')}",
+            *parameters.values,
+        )
+        if self._metric == "cosine":
+            return [SearchHit(row["key"], 1 - row["distance"]) for row in rows]
+        return [SearchHit(row["key"], -row["distance"]) for row in rows]
+
+    def _candidates(self, found: list[list[SearchHit]]) -> list[list[Candidate]] | None:
+        """Return the candidates of the hits, or None if another process has deleted one."""
+        wanted = {hit.key for hits in found for hit in hits}
+        examples = self._recent.among(wanted)
+        if missing := wanted - examples.keys():
+            fetched = self._rows.by_keys(missing)
+            if len(fetched) < len(missing):
+                return None
+            self._recent.keep(fetched, limit=len(examples) + len(fetched) + 10 * MAX_DELETED)
+            examples |= fetched
+        return [[Candidate(examples[hit.key], hit.score) for hit in hits] for hits in found]
+
+    def _is_selective(self, scope: SearchScope) -> bool:
+        """Return whether the filter leaves so few rows that comparing them all is faster."""
+        if scope.within is not None:
+            return True
+        if scope.where is None:
+            return False
+        parameters = Parameters(self._rows.namespace)
+        condition = to_condition(scope.where, parameters)
+        limit = int(SELECTIVE * self._hnsw_above) + 1
+        rows = self._rows.read(
+            "SELECT count(*) AS n FROM (SELECT 1 FROM kb_examples AS examples"
+            f" WHERE namespace = $1 AND {condition} LIMIT {limit}) AS counted",
+            *parameters.values,
+        )
+        return bool(rows[0]["n"] < limit)
+
+    def _uses_index(self, view: StoredView) -> bool:
+        """Return whether the view has an HNSW index; start to build one if it needs it."""
+        read, indexed = self._indexed.get(view.number, (0.0, False))
+        if indexed or (time.monotonic() - read < CHECK_SECONDS and read):
+            return indexed
+        name = self._index_name(view)
+        valid = self._rows.read(
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass($1)", name
+        )
+        indexed = bool(valid and valid[0]["indisvalid"])
+        if not indexed:
+            rows = self._rows.read(
+                f"SELECT count(*) AS n FROM (SELECT 1 FROM {vectors_table(view.number)}"
+                f" LIMIT {self._hnsw_above + 1}) AS counted"
+            )
+            if rows[0]["n"] > self._hnsw_above:
+                self._build(view)
+        self._indexed[view.number] = (time.monotonic(), indexed)
+        return indexed
+
+    def _index_name(self, view: StoredView) -> str:
+        return f"{vectors_table(view.number)}_hnsw_{self._metric}"
+
+    def _build(self, view: StoredView) -> None:
+        with self._lock:
+            if self._builder is None or not self._builder.is_alive():
+                self._builder = Thread(target=self._build_index, args=(view,), daemon=True)
+                self._builder.start()
+
+    def _build_index(self, view: StoredView) -> None:
+        """Build the index beside searches and writes, unless another process does."""
+        name, table = self._index_name(view), vectors_table(view.number)
+        half = f"halfvec({view.dimension})"
+
+        async def work() -> None:
+            async with self._rows.pool.connection() as connection:
+                if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", BUILD_LOCK):
+                    return
+                try:
+                    await connection.execute(f"DROP INDEX IF EXISTS {name}")  # of a failed build
+                    await connection.execute(
+                        f"CREATE INDEX CONCURRENTLY {name} ON {table}"
+                        f" USING hnsw ((vector::{half}) {self._operators})"
+                    )
+                finally:
+                    await connection.execute("SELECT pg_advisory_unlock($1)", BUILD_LOCK)
+
+        try:
+            self._rows.run(work())
+        except BottegaError as error:
+            log.warning("the index of %s was not built: %s", self._rows.name, error)
