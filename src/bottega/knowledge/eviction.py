@@ -116,6 +116,16 @@ class Capacity:
     rows: int
     evict: Eviction
 
+    def excess(self, total: int, pinned: int) -> int:
+        """Return the number of rows to delete. Raises `StoreFullError` if pinned rows fill the
+        capacity."""
+        if total > self.rows and pinned >= self.rows:
+            raise StoreFullError(
+                f"the capacity of {self.rows} is full of pinned examples, got {pinned}",
+                hint="unpin examples (bottega unpin), or open with a larger capacity",
+            )
+        return max(0, total - self.rows)
+
 
 def evict_excess(connection: sqlite3.Connection, namespace: str, capacity: Capacity) -> None:
     """Delete the rows above the capacity. It runs before the commit, so no reader sees more."""
@@ -124,14 +134,9 @@ def evict_excess(connection: sqlite3.Connection, namespace: str, capacity: Capac
         " WHERE namespace = ?",
         [namespace],
     ).fetchone()
-    excess = total - capacity.rows
-    if excess <= 0:
+    excess = capacity.excess(total, pinned)
+    if not excess:
         return
-    if pinned >= capacity.rows:
-        raise StoreFullError(
-            f"the capacity of {capacity.rows} is full of pinned examples, got {pinned}",
-            hint="unpin examples (bottega unpin), or open with a larger capacity",
-        )
     newest = (
         "(SELECT key FROM examples WHERE namespace = ?1"
         f" ORDER BY key DESC LIMIT 1 OFFSET {capacity.evict.protect})"

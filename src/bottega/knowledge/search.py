@@ -109,15 +109,7 @@ class FileSearch:
         """Return the stored view of that name, by default the first one, and its embedder. Raises
         `SettingError` for an unknown name."""
         stored = self._rows.views()
-        given = self._views.resolve(stored)
-        name = next(iter(given)) if by is None else by
-        if name not in given:
-            raise SettingError(
-                f"view {name!r} does not exist", hint=f"search by one of {', '.join(given)}"
-            )
-        if name not in stored:
-            raise empty_error(self._rows)
-        return stored[name], given[name]
+        return chosen_view(self._views, stored, by, self._rows)
 
     def current_index(self, by: str | None) -> FaissIndex:
         """Return the index with every change that any process has committed. Raises
@@ -167,14 +159,7 @@ class FileSearch:
         with self._rows.snapshot():
             keys = self._rows.keys(ids)
             found = self._rows.vectors(keys.values(), view.number)
-        missing = [id for id in ids if keys.get(id) not in found]
-        if missing:
-            raise NotFoundError(
-                f"example {missing[0]!r} has no vector",
-                hint="run bottega verify to find missing vectors",
-            )
-        rows = [found[keys[id]] for id in ids]
-        return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
+        return stacked([(id, found.get(keys.get(id, 0))) for id in ids], view)
 
     def leave_one_out_scores(self, k: int, by: str | None, sample: int, seed: int) -> Vectors:
         try:
@@ -267,6 +252,33 @@ class FileSearch:
             self._recent.keep(fetched, limit=living + MAX_DELETED)
             examples |= fetched
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
+
+
+def chosen_view(
+    views: Views, stored: Mapping[str, StoredView], by: str | None, rows: Rows
+) -> tuple[StoredView, View]:
+    """Return the stored view `by`, by default the first one, and its embedder."""
+    given = views.resolve(stored)
+    name = next(iter(given)) if by is None else by
+    if name not in given:
+        raise SettingError(
+            f"view {name!r} does not exist", hint=f"search by one of {', '.join(given)}"
+        )
+    if name not in stored:
+        raise empty_error(rows)
+    return stored[name], given[name]
+
+
+def stacked(vectors: Sequence[tuple[str, Vectors | None]], view: StoredView) -> Vectors:
+    """Return the vectors of the ids as rows. Raises `NotFoundError` for a missing one."""
+    rows = []
+    for id, vector in vectors:
+        if vector is None:
+            raise NotFoundError(
+                f"example {id!r} has no vector", hint="run bottega verify to find missing vectors"
+            )
+        rows.append(vector)
+    return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
 
 
 def empty_error(rows: Rows) -> EmptyKnowledgeBaseError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from bottega._util.event_loops import BackgroundLoop
 from bottega._util.postgres import PostgresPool
-from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE
+from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE, WRITE_LOCK
 from bottega.protocols import Vectors
 
 if TYPE_CHECKING:
@@ -92,3 +92,16 @@ def _encoded(vector: Vectors) -> bytes:
 
 def _decoded(data: bytes) -> Vectors:
     return np.frombuffer(data, ">f4", offset=HEADER.size).astype(np.float32)
+
+
+async def lock_for_writing(connection: Connection) -> None:
+    await connection.execute("SELECT pg_advisory_xact_lock($1)", WRITE_LOCK)
+
+
+async def log_changes(connection: Connection, op: str, keys: Sequence[int]) -> None:
+    await connection.execute(
+        "INSERT INTO kb_changes (op, key, id, namespace) SELECT $1, key, id, namespace"
+        " FROM kb_examples WHERE key = ANY($2::bigint[]) ORDER BY key",
+        op,
+        list(keys),
+    )

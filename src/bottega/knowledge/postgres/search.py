@@ -13,8 +13,6 @@ import numpy as np
 from bottega.errors import (
     BottegaError,
     EmptyKnowledgeBaseError,
-    NotFoundError,
-    SettingError,
     StoreError,
 )
 from bottega.knowledge.index import Metric
@@ -23,7 +21,7 @@ from bottega.knowledge.postgres.filters import Parameters, to_condition
 from bottega.knowledge.postgres.rows import PostgresRows
 from bottega.knowledge.postgres.schema import vectors_table
 from bottega.knowledge.records import SearchHit, StoredView, View, Views
-from bottega.knowledge.search import MAX_DELETED, ExampleCache, empty_error
+from bottega.knowledge.search import MAX_DELETED, ExampleCache, chosen_view, empty_error, stacked
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
 
@@ -62,15 +60,7 @@ class PostgresSearch:
         `SettingError` for an unknown name."""
         if not self._stored:
             self._stored = self._rows.views()
-        given = self._views.resolve(self._stored)
-        name = next(iter(given)) if by is None else by
-        if name not in given:
-            raise SettingError(
-                f"view {name!r} does not exist", hint=f"search by one of {', '.join(given)}"
-            )
-        if name not in self._stored:
-            raise empty_error(self._rows)
-        return self._stored[name], given[name]
+        return chosen_view(self._views, self._stored, by, self._rows)
 
     def check_filled(self, by: str | None) -> None:
         self.view(by)
@@ -103,14 +93,7 @@ class PostgresSearch:
         view, _ = self.view(by)
         keys = self._rows.keys(ids)
         found = self._rows.vectors(keys.values(), view.number)
-        missing = [id for id in ids if keys.get(id) not in found]
-        if missing:
-            raise NotFoundError(
-                f"example {missing[0]!r} has no vector",
-                hint="run bottega verify to find missing vectors",
-            )
-        rows = [found[keys[id]] for id in ids]
-        return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
+        return stacked([(id, found.get(keys.get(id, 0))) for id in ids], view)
 
     def leave_one_out_scores(self, k: int, by: str | None, sample: int, seed: int) -> Vectors:
         try:

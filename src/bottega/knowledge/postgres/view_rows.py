@@ -1,0 +1,129 @@
+"""Vectors of views in PostgreSQL: stored for another embedder, then used by one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bottega.errors import StoreError
+from bottega.knowledge.postgres.database import lock_for_writing, log_changes
+from bottega.knowledge.postgres.reader import VIEWS, PostgresReader, without_vector
+from bottega.knowledge.postgres.schema import MAX_DIMENSION, create_vectors, vectors_table
+from bottega.knowledge.records import (
+    EmbeddedBatch,
+    StoredView,
+    check_dimensions,
+    check_views,
+    more_views_error,
+)
+from bottega.knowledge.view_rows import dropped_view_error
+from bottega.protocols import Vectors
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+
+
+class PostgresViewRows(PostgresReader):
+    """Views of a database, in all namespaces."""
+
+    def begin_view(self, name: str, fingerprint: str, dimension: int) -> tuple[int, bool]:
+        async def work(connection: Connection) -> tuple[int, bool]:
+            await lock_for_writing(connection)
+            await _drop_views(connection, name, "NOT complete AND fingerprint != $2", fingerprint)
+            row = await connection.fetchrow(
+                "SELECT number, complete, dimension FROM kb_views"
+                " WHERE name = $1 AND fingerprint = $2",
+                name,
+                fingerprint,
+            )
+            if row is None:
+                return await _create_view(connection, name, fingerprint, dimension, False), False
+            stored = StoredView(row["number"], name, fingerprint, row["dimension"])
+            check_dimensions({name: stored}, {name: dimension})
+            return row["number"], row["complete"]
+
+        return self.write(work)
+
+    def set_vectors(self, number: int, vectors: Mapping[int, Vectors], *, logged: bool) -> None:
+        async def work(connection: Connection) -> None:
+            await lock_for_writing(connection)
+            await _check_view(connection, number)
+            await connection.executemany(
+                f"INSERT INTO {vectors_table(number)} SELECT key, namespace, $2::vector"
+                " FROM kb_examples WHERE key = $1"
+                " ON CONFLICT (key) DO UPDATE SET vector = excluded.vector",
+                list(vectors.items()),
+            )
+            if logged:
+                await log_changes(connection, "put", list(vectors))
+
+        self.write(work)
+
+    def complete_view(self, name: str, number: int) -> bool:
+        async def work(connection: Connection) -> bool:
+            await lock_for_writing(connection)
+            complete = await _check_view(connection, number)
+            if await connection.fetchval(f"SELECT 1 {without_vector(number)} LIMIT 1"):
+                return False
+            if not complete:
+                await _drop_views(connection, name, "number != $2", number)
+                await connection.execute(
+                    "UPDATE kb_views SET complete = true WHERE number = $1", number
+                )
+            return True
+
+        return self.write(work)
+
+
+async def claim_views(connection: Connection, views: Mapping[str, EmbeddedBatch]) -> list[int]:
+    """Return the numbers of the views, in order. The first batch defines the views."""
+    stored = {row["name"]: StoredView(*row) for row in await connection.fetch(VIEWS)}
+    if not stored:
+        if await connection.fetchval("SELECT EXISTS (SELECT 1 FROM kb_examples)"):
+            raise StoreError(
+                "the stored examples have no vectors",
+                hint="run bottega verify --repair, or verify(repair=True)",
+            )
+        for name, made in views.items():
+            await _drop_views(connection, name, "fingerprint = $2", made.fingerprint)
+            await _create_view(connection, name, made.fingerprint, made.vectors.shape[1], True)
+        return await claim_views(connection, views)
+    check_views(stored, {name: made.fingerprint for name, made in views.items()})
+    check_dimensions(stored, {name: made.vectors.shape[1] for name, made in views.items()})
+    if missing := stored.keys() - views.keys():
+        raise more_views_error(missing)
+    return [stored[name].number for name in views]
+
+
+async def _create_view(
+    connection: Connection, name: str, fingerprint: str, dimension: int, complete: bool
+) -> int:
+    if dimension > MAX_DIMENSION:
+        raise StoreError(
+            f"the vectors {name!r} have {dimension} numbers, and PostgreSQL indexes up to"
+            f" {MAX_DIMENSION}",
+            hint="use an embedder with shorter vectors, or a file",
+        )
+    number = await connection.fetchval(
+        "INSERT INTO kb_views (name, fingerprint, dimension, complete) VALUES ($1, $2, $3, $4)"
+        " RETURNING number",
+        *(name, fingerprint, dimension, complete),
+    )
+    await connection.execute(create_vectors(number, dimension))
+    return int(number)
+
+
+async def _drop_views(connection: Connection, name: str, which: str, value: object) -> None:
+    dropped = await connection.fetch(
+        f"DELETE FROM kb_views WHERE name = $1 AND {which} RETURNING number", name, value
+    )
+    for row in dropped:
+        await connection.execute(f"DROP TABLE {vectors_table(row['number'])}")
+
+
+async def _check_view(connection: Connection, number: int) -> bool:
+    """Return whether the view is complete. Raises `StoreError` if another run has dropped it."""
+    complete = await connection.fetchval("SELECT complete FROM kb_views WHERE number = $1", number)
+    if complete is None:
+        raise dropped_view_error()
+    return bool(complete)
