@@ -15,6 +15,7 @@ from bottega._util.postgres import url_of
 from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, embedded_batches, reindex, replace_batch
+from bottega.knowledge.copy_store import check_finished
 from bottega.knowledge.database import CloseOnExit
 from bottega.knowledge.embedders.names import note_of, open_embedder, packaged_name
 from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction, UsageBuffer
@@ -143,6 +144,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         limit = None if capacity is None else Capacity(capacity, evict)
         rows = _open_rows(path, create=create, embeds=embed is not None, namespace=namespace)
         try:
+            check_finished(rows)
             return cls(
                 rows,
                 embed,

@@ -86,7 +86,7 @@ def _readable_rows(rows: Rows, on_error: OnError) -> Iterator[tuple[Example, Row
         for key, example in sorted(_undamaged(rows, keys, on_error).items()):
             if key not in metadata_by_id:  # deleted by another process
                 continue
-            if _is_numeric(metadata_by_id[key]):
+            if is_numeric(metadata_by_id[key]):
                 yield example, metadata_by_id[key]
             else:
                 on_error(
@@ -184,11 +184,11 @@ def _imported(row: dict[str, Any], folder: Path) -> tuple[Example, RowMetadata]:
     if row["id"] not in (identity(example), identity_without_choices(example)):
         raise ValueError("the id does not match question, choices, answer and images")
     metadata = RowMetadata(**row["metadata"])
-    if not _is_numeric(metadata):
+    if not is_numeric(metadata):
         raise TypeError(NO_NUMBERS)
     return example, metadata
 
 
-def _is_numeric(metadata: RowMetadata) -> bool:
+def is_numeric(metadata: RowMetadata) -> bool:
     numbers = [metadata.created, metadata.uses, metadata.last_used or 0, metadata.saved_usd]
     return all(isinstance(number, int | float) and abs(number) < MAX_NUMBER for number in numbers)

@@ -98,19 +98,28 @@ async def claim_views(connection: Connection, views: Mapping[str, EmbeddedBatch]
 async def _create_view(
     connection: Connection, name: str, fingerprint: str, dimension: int, complete: bool
 ) -> int:
-    if dimension > MAX_DIMENSION:
+    number = await connection.fetchval(
+        "SELECT nextval(pg_get_serial_sequence('kb_views', 'number'))"
+    )
+    view = StoredView(number, name, fingerprint, dimension)
+    await create_view(connection, view, complete=complete)
+    return int(number)
+
+
+async def create_view(connection: Connection, view: StoredView, *, complete: bool) -> None:
+    """Create a view with this number. Raises `StoreError` if its vectors are too long."""
+    if view.dimension > MAX_DIMENSION:
         raise StoreError(
-            f"the vectors {name!r} have {dimension} numbers, and PostgreSQL indexes up to"
+            f"the vectors {view.name!r} have {view.dimension} numbers, and PostgreSQL indexes up to"
             f" {MAX_DIMENSION}",
             hint="use an embedder with shorter vectors, or a file",
         )
-    number = await connection.fetchval(
-        "INSERT INTO kb_views (name, fingerprint, dimension, complete) VALUES ($1, $2, $3, $4)"
-        " RETURNING number",
-        *(name, fingerprint, dimension, complete),
+    await connection.execute(
+        "INSERT INTO kb_views (number, name, fingerprint, dimension, complete)"
+        " VALUES ($1, $2, $3, $4, $5)",
+        *(view.number, view.name, view.fingerprint, view.dimension, complete),
     )
-    await connection.execute(create_vectors(number, dimension))
-    return int(number)
+    await connection.execute(create_vectors(view.number, view.dimension))
 
 
 async def _drop_views(connection: Connection, name: str, which: str, value: object) -> None:

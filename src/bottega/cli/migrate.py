@@ -1,0 +1,76 @@
+"""Command that copies a knowledge base between files and PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument, Exit
+
+from bottega.cli.options import Json
+from bottega.cli.output import note, plural, print_json, print_table, progress, say
+from bottega.errors import StoreError
+from bottega.knowledge.base_copy import BaseCopy, Comparison, open_copy
+
+SHOWN_DIGITS = 16
+
+
+def migrate(
+    source: Annotated[
+        str, Argument(metavar="FROM", help="Knowledge base file, or postgresql://USER@HOST/NAME.")
+    ],
+    target: Annotated[
+        str, Argument(metavar="TO", help="New file, or the URL of a database without examples.")
+    ],
+    json: Json = False,
+) -> None:
+    """Copy a knowledge base to PostgreSQL, to a file, or back, and compare both.
+
+    Ids, vectors, pins, counters, settings and change numbers stay. After an interruption, the same
+    command resumes. Stop processes that write to FROM first. Exits with 1 if the copy differs."""
+    with open_copy(source, target) as copy:
+        try:
+            with progress("copying", copy.total) as step:
+                written = copy.run(step)
+            with progress("comparing", copy.total) as step:
+                compared = copy.finish(step)
+        except KeyboardInterrupt:
+            note("stopped; repeat the command to resume")
+            raise Exit(130) from None
+        if json:
+            _print_document(copy, written, compared)
+        else:
+            _print_text(copy, written, compared)
+    for left in compared.uncopied:
+        note(f"not copied: {left}")
+    if not compared.equal:
+        raise StoreError(
+            f"{copy.target_name} differs from {copy.source_name}:"
+            f" {'; '.join(compared.differences)}",
+            hint="stop the processes that write to either, and repeat the command",
+        )
+
+
+def _print_document(copy: BaseCopy, written: int, compared: Comparison) -> None:
+    print_json(
+        {
+            "from": copy.source_name,
+            "to": copy.target_name,
+            "written": written,
+            "equal": compared.equal,
+            "parts": compared.parts,
+            "differences": compared.differences,
+            "not_copied": compared.uncopied,
+        }
+    )
+
+
+def _print_text(copy: BaseCopy, written: int, compared: Comparison) -> None:
+    print_table(
+        ("part", "number", "sha256"),
+        [(part.name, part.count, part.digest[:SHOWN_DIGITS]) for part in compared.parts],
+    )
+    outcome = "equal" if compared.equal else "DIFFERENT"
+    say(
+        f"{plural(written, 'example')} written to {copy.target_name}; {outcome} to"
+        f" {copy.source_name}"
+    )

@@ -1,0 +1,194 @@
+"""Stores as source and target of a copy: everything a knowledge base holds, with its numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from bottega._util.identity import json_digest
+from bottega.errors import StoreError
+from bottega.knowledge.ports import Rows
+from bottega.knowledge.records import RowMetadata, StoredView, find_damage
+from bottega.knowledge.transfer import NO_NUMBERS, is_numeric
+from bottega.protocols import Vectors
+from bottega.types import Example
+
+# Note in a target that is not complete; its value is the source.
+UNFINISHED = "unfinished copy of"
+END = 2**62  # above all keys and change numbers
+BATCH_ROWS = 256
+BATCH_BYTES = 32_000_000
+
+
+class RowHeader(NamedTuple):
+    key: int
+    namespace: str
+    bytes: int  # of its images
+
+
+class LogEntry(NamedTuple):
+    """Entry of the change log."""
+
+    seq: int
+    op: str
+    key: int
+    id: str
+    namespace: str
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    """Row of any namespace with its vectors by view name; None is a missing or damaged vector."""
+
+    key: int
+    namespace: str
+    example: Example
+    metadata: RowMetadata
+    vectors: Mapping[str, Vectors | None]
+
+    def damage(self) -> str | None:
+        """Return a description of the damage, or None."""
+        for name, vector in self.vectors.items():
+            if vector is None:
+                return f"its vector {name!r} is missing or damaged"
+        return find_damage(self.example) or (None if is_numeric(self.metadata) else NO_NUMBERS)
+
+    def digests(self) -> RowDigests:
+        one, query, use = self.example, self.example.query, self.metadata
+        return RowDigests(
+            json_digest(
+                [
+                    *(self.key, self.namespace, one.id, query.text, one.answer, query.choices),
+                    *(one.labels, one.rationale, dict(one.tags), one.source),
+                    *(float(use.created), use.uses, use.last_used, float(use.saved_usd)),
+                    bool(use.pinned),
+                ],
+                sort_keys=True,
+            ),
+            json_digest(
+                [
+                    [
+                        *(hashlib.sha256(image.data).hexdigest(), image.media_type),
+                        *(image.width, image.height, image.source),
+                    ]
+                    for image in query.images
+                ]
+            ),
+            json_digest(
+                [
+                    [name, None if vector is None else hashlib.sha256(vector.tobytes()).hexdigest()]
+                    for name, vector in self.vectors.items()
+                ]
+            ),
+        )
+
+
+class RowDigests(NamedTuple):
+    """Digests of a row by its parts; `images` and `vectors` are computed from the bytes."""
+
+    examples: str
+    images: str
+    vectors: str
+
+
+class CopySource(Rows, Protocol):
+    """Store to read, with the rows of all namespaces, their keys and numbers."""
+
+    @property
+    def location(self) -> str:
+        """Name of the store that is the same in every folder."""
+        ...
+
+    def headers(self, after: int, last: int, limit: int) -> list[RowHeader]:
+        """Return the next rows with keys above `after` up to `last`, ascending."""
+        ...
+
+    def logged(self, after: int, limit: int) -> list[LogEntry]:
+        """Return the next entries of the change log that name an example."""
+        ...
+
+    def notes(self) -> dict[str, str]: ...
+
+    def pruned_by_namespace(self) -> dict[str, int]: ...
+
+    def count_images(self) -> int: ...
+
+    def uncopied(self) -> list[str]:
+        """Return descriptions of stored content that a copy leaves out."""
+        ...
+
+
+class CopyTarget(CopySource, Protocol):
+    """Store to write: new, or with an unfinished copy."""
+
+    def begun_views(self) -> list[StoredView]:
+        """Return all views, complete or not."""
+        ...
+
+    def begin(self, source: str, views: Sequence[StoredView]) -> None:
+        """Note the source, and create its views. Raises `StoreError` if the target holds anything
+        but an unfinished copy of the same source."""
+        ...
+
+    def replace_rows(
+        self, after: int, last: int, rows: Sequence[StoredRow], views: Sequence[StoredView]
+    ) -> None:
+        """Replace the rows with keys above `after` up to `last`, in one transaction."""
+        ...
+
+    def replace_log(self, after: int, last: int, entries: Sequence[LogEntry]) -> None:
+        """Replace the entries above `after` up to `last`, in one transaction."""
+        ...
+
+    def write_settings(self, notes: Mapping[str, str], pruned: Mapping[str, int]) -> None:
+        """Replace the notes, and continue keys and change numbers after those of the source."""
+        ...
+
+    def publish(self) -> None:
+        """Make the copy usable, in one step. Nothing else may be called afterwards."""
+        ...
+
+
+def check_finished(rows: Rows) -> None:
+    """Raise `StoreError` if the store is an unfinished copy."""
+    if (source := rows.note(UNFINISHED)) is not None:
+        raise StoreError(
+            f"{rows.name} is an unfinished copy of {source}",
+            hint="repeat bottega migrate with the same source and target until it has finished",
+        )
+
+
+def row_batches(
+    store: CopySource, views: Sequence[StoredView], after: int = 0, last: int = END
+) -> Iterator[tuple[int, list[StoredRow]]]:
+    """Yield the rows with keys above `after` up to `last`, in batches that are limited in rows and
+    in bytes, each with the highest key that it covers. Rows deleted meanwhile are absent."""
+    while headers := _limited(store.headers(after, last, BATCH_ROWS)):
+        keys = [header.key for header in headers]
+        examples, metadata = store.by_keys(keys), store.metadata_by_id(keys)
+        vectors = {view.name: store.checked_vectors(keys, view) for view in views}
+        parts: list[Container[int]] = [examples, metadata, *vectors.values()]
+        yield (
+            keys[-1],
+            [
+                StoredRow(
+                    *(key, namespace, examples[key], metadata[key]),
+                    {name: found[key] for name, found in vectors.items()},
+                )
+                for key, namespace, _ in headers
+                if all(key in found for found in parts)
+            ],
+        )
+        after = keys[-1]
+
+
+def _limited(headers: list[RowHeader]) -> list[RowHeader]:
+    """Return the first rows that have `BATCH_BYTES` together, at least one."""
+    total = 0
+    for count, header in enumerate(headers):
+        total += header.bytes
+        if count and total > BATCH_BYTES:
+            return headers[:count]
+    return headers

@@ -1,0 +1,409 @@
+"""Copies between files and PostgreSQL: complete, resumed after an interruption, and compared."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bottega.errors import BottegaError, SettingError, StoreBusyError, StoreError
+from bottega.knowledge import KnowledgeBase, View
+from bottega.knowledge import copy_store as copy_store_module
+from bottega.knowledge.base_copy import Comparison, open_copy
+from bottega.knowledge.records import RowMetadata
+from bottega.knowledge.tuned_settings import TunedSettings, tuned_settings
+from bottega.types import Example, Query
+from tests.builders import solid_image
+from tests.knowledge.doubles import SeededEmbedder, image_example, rows_of, text_example
+from tests.postgres import PostgresServer, running_postgres
+
+VIEWS = {
+    "default": View(SeededEmbedder()),
+    "answers": View(SeededEmbedder("other-8"), lambda one: Query(one.answer)),
+}
+Places = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("filled") / "a.db"
+    fill(str(path))
+    return path
+
+
+@pytest.fixture
+def places(tmp_path: Path, postgres: PostgresServer, filled: Path) -> Iterator[Places]:
+    """Return a function from a name to a location: "a.db" is filled, the others are new; names of
+    databases begin with "pg"."""
+    urls: dict[str, str] = {}
+    shutil.copy(filled, tmp_path / "a.db")
+
+    def place(name: str) -> str:
+        if not name.startswith("pg"):
+            return str(tmp_path / name)
+        if name not in urls:
+            urls[name] = postgres.create_database()
+        return urls[name]
+
+    yield place
+    for url in urls.values():
+        postgres.drop_database(url)
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_store_module, "BATCH_ROWS", 8)
+
+
+def opened(location: str, namespace: str = "") -> KnowledgeBase:
+    return KnowledgeBase.open(location, VIEWS, namespace=namespace)
+
+
+def fill(location: str) -> None:
+    """Store examples of every form in two namespaces, with all that is kept about them."""
+    with opened(location) as kb, opened(location, "ward") as ward:
+        kb.add([image_example(n) for n in range(6)])
+        ward.add([image_example(3), text_example("ward", "no", rationale="why")])
+        kb.add(
+            [text_example(f"q{n}", f"a{n % 3}", tags={"b": str(n), "a": "é"}) for n in range(20)]
+        )
+        same = solid_image(7)
+        two = Query("two", (same, same, solid_image(8)), ("x", "y"))
+        kb.add([Example(two, "x", labels=("x", "y"), source="s"), text_example("none", labels=())])
+        kb.delete(kb.ids()[2:5] + kb.ids()[-1:])
+        kb.annotate(kb.ids()[8], rationale="because", tags={"more": "1"})
+        kb.pin(kb.ids()[:2])
+        kb.used(kb.ids()[1:4], saved_usd=0.07)
+        ward.used(ward.ids()[:1])
+        TunedSettings("seeded-8", 5, "shuffled").store(kb)
+        kb.set_note("embedder", "pixels")
+
+
+def copied(source: str, target: str) -> Comparison:
+    with open_copy(source, target) as copy:
+        copy.run()
+        compared = copy.finish()
+    assert compared.equal, compared.differences
+    return compared
+
+
+def metadata(kb: KnowledgeBase) -> dict[int, RowMetadata]:
+    """Return age, pin and counters by key."""
+    return kb._rows.metadata_by_id(kb._rows.keys(kb.ids()).values())
+
+
+def assert_equal(source: str, target: str) -> None:
+    for namespace in ("", "ward"):
+        with opened(source, namespace) as one, opened(target, namespace) as other:
+            assert list(one) == list(other)
+            assert list(one.changes()) == list(other.changes())
+            assert one.views() == other.views() and one.namespaces() == other.namespaces()
+            ids = one.ids()
+            assert metadata(one) == metadata(other)
+            for view in VIEWS:
+                assert np.array_equal(one.vectors(ids, view), other.vectors(ids, view))
+            assert one.note("embedder") == other.note("embedder") == "pixels"
+            assert tuned_settings(one) == tuned_settings(other)
+            assert other.verify(deep=True).problems == ()
+
+
+@pytest.mark.parametrize(("source", "target"), [("a.db", "b.db"), ("a.db", "pg"), ("pg", "b.db")])
+def test_copy_holds_everything_and_goes_on(places: Places, source: str, target: str) -> None:
+    source, target = places(source), places(target)
+    if source.startswith("postgresql"):
+        fill(source)
+    compared = copied(source, target)
+    assert_equal(source, target)
+    counts = {part.name: part.count for part in compared.parts}
+    assert counts.pop("changes") > 28
+    assert counts == {"examples": 26, "images": 6, "vectors": 52, "views": 2, "settings": 2}
+    assert compared.uncopied == ()
+    with opened(source) as one, opened(target) as other:
+        last = list(one.changes())[-1].seq
+        for kb in (one, other):
+            kb.add([text_example("new")])
+        assert [c.id for c in one.changes(last)] == [c.id for c in other.changes(last)]
+        keys = [kb._rows.keys(kb.ids()[-1:]) for kb in (one, other)]
+        assert keys[0] == keys[1]
+        found = [kb.search(Query("q5"), 3, by="default") for kb in (one, other)]
+        assert [c.example for c in found[0]] == [c.example for c in found[1]]
+
+
+def test_digests_are_those_of_the_content(places: Places) -> None:
+    chain = ["a.db", "pg1", "pg2", "b.db"]
+    steps = [copied(places(one), places(other)) for one, other in pairwise(chain)]
+    assert {step.parts for step in steps} == {steps[0].parts}
+    with opened(places("b.db")) as kb:
+        kb.pin(kb.ids()[5:6])
+    pinned = copied(places("b.db"), places("c.db"))
+    assert [one.name for one in pinned.parts if one not in steps[0].parts] == ["examples"]
+
+
+class Interruption(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("source", "target"), [("a.db", "b.db"), ("a.db", "pg"), ("pg", "b.db")])
+def test_interrupted_copy_resumes(places: Places, source: str, target: str) -> None:
+    source, target = places(source), places(target)
+    if source.startswith("postgresql"):
+        copied(places("a.db"), source)
+    steps = written = 0
+
+    def stop(_: int) -> None:
+        nonlocal steps
+        steps += 1
+        raise Interruption
+
+    with pytest.raises(Interruption), open_copy(source, target) as copy:
+        copy.run(stop)
+    with pytest.raises(StoreError, match=r"unfinished copy of|does not exist"):
+        KnowledgeBase.open(target, None, create=False)
+    with open_copy(source, target) as copy:
+        assert (total := copy.total) == 26
+        written = copy.run()
+    assert written == total - 8
+    with pytest.raises(Interruption), open_copy(source, target) as copy:
+        assert copy.run() == 0
+        copy.finish(stop)
+    copied(source, target)
+    assert_equal(source, target)
+    assert steps == 2
+
+
+@pytest.mark.parametrize("target", ["b.db", "pg"])
+def test_changes_between_runs_are_copied(places: Places, target: str) -> None:
+    source, target = places("a.db"), places(target)
+    with open_copy(source, target) as copy:
+        copy.run()
+    with opened(source) as kb:
+        kb.delete(kb.ids()[:3])
+        kb.annotate(kb.ids()[2], rationale="other")
+        kb.add([image_example(77)])
+        kb.unpin(kb.ids())
+    copied(source, target)
+    assert_equal(source, target)
+
+
+@pytest.mark.parametrize("target", ["b.db", "pg"])
+def test_differences_are_named_and_repaired(places: Places, target: str) -> None:
+    source, target = places("a.db"), places(target)
+    with open_copy(source, target) as copy:
+        copy.run()
+        with opened(source) as kb:
+            gone, pinned = kb.ids()[3], kb.ids()[9]
+            kb.delete([gone])
+            kb.pin([pinned])
+            kb.set_note("embedder", "bundled")
+            kb.set_note("embedder2", "bundled")
+        found = copy.finish()
+    assert not found.equal
+    by_part = dict(one.split(" differ: ") for one in found.differences)
+    assert list(by_part) == ["examples", "images", "vectors", "changes", "settings"]
+    assert pinned in by_part["examples"] and "row 9" in by_part["examples"]
+    assert by_part["settings"] == "embedder, embedder2"
+    with pytest.raises(StoreError):
+        KnowledgeBase.open(target, None, create=False)
+    copied(source, target)
+    with opened(target) as kb:
+        assert kb.metadata(pinned).pinned and kb.note("embedder2") == "bundled"
+
+
+def test_damaged_rows_of_the_target_are_found(places: Places) -> None:
+    source, target = places("a.db"), places("pg")
+    with open_copy(source, target) as copy:
+        copy.run()
+        rows = copy._target
+        for statement in (
+            "UPDATE kb_images SET data = '' WHERE sha256 = (SELECT min(sha256) FROM kb_images)",
+            "DELETE FROM kb_vectors_2 WHERE key = 8",
+            "UPDATE kb_examples SET rationale = 'wrong' WHERE key = 9",
+            "UPDATE kb_changes SET op = 'delete' WHERE seq = 3",
+        ):
+            rows.run(rows.pool.execute(statement))  # type: ignore[attr-defined]
+        found = copy.finish()
+        parts = [one.split()[0] for one in found.differences]
+        assert parts == ["examples", "images", "vectors", "changes"]
+    copied(source, target)
+    assert_equal(source, target)
+
+
+def test_damaged_source_stops_the_copy(places: Places) -> None:
+    source = places("a.db")
+    with opened(source) as kb, rows_of(kb).transaction() as connection:
+        connection.execute("UPDATE examples SET answer = 'other' WHERE key = 12")
+    with (
+        pytest.raises(StoreError, match=r"example \w+ of .*a.db is damaged: it has another"),
+        open_copy(source, places("b.db")) as copy,
+    ):
+        copy.run()
+    assert not Path(places("b.db")).exists()
+
+
+def test_unfinished_reindex_is_named(places: Places) -> None:
+    with opened(places("a.db")) as kb:
+        number, _ = kb._rows.begin_view("default", "third", 8)
+        kb._rows.set_vectors(number, {1: np.ones(8, np.float32)}, logged=False)
+    compared = copied(places("a.db"), places("pg"))
+    assert compared.uncopied == (
+        "1 vectors of an unfinished reindex of the view 'default' by third",
+    )
+    assert_equal(places("a.db"), places("pg"))
+
+
+def test_view_that_is_replaced_meanwhile_is_a_difference(places: Places) -> None:
+    with open_copy(places("a.db"), places("b.db")) as copy:
+        copy.run()
+        with opened(places("a.db")) as kb:
+            kb.reindex("default", SeededEmbedder("third"))
+        assert any(one.startswith("views differ: default") for one in copy.finish().differences)
+    with open_copy(places("a.db"), places("b.db")) as copy:
+        assert copy.run() == 26
+        assert copy.finish().equal
+
+
+def refused(source: str, target: str) -> BottegaError:
+    with pytest.raises(BottegaError) as caught, open_copy(source, target):
+        pass
+    assert caught.value.hint and "secret" not in f"{caught.value}{caught.value.hint}"
+    return caught.value
+
+
+def test_targets_that_hold_something_are_refused(places: Places) -> None:
+    a, b, pg = places("a.db"), places("b.db"), places("pg")
+    with opened(b) as kb:
+        kb.add([text_example("b")])
+    assert "b.db exists" in str(refused(a, b))
+    assert sorted(one.name for one in Path(a).parent.iterdir()) == ["a.db", "b.db"]
+    with open_copy(a, pg) as copy:
+        copy.run()
+    with open_copy(a, places("c.db")) as copy:
+        copy.run()
+    for target in (pg, places("c.db")):
+        assert f"unfinished copy of {a}, not of {b}" in str(refused(b, target))
+    assert "unfinished copy of" in str(refused(pg, places("d.db")))
+    copied(a, pg)
+    assert "holds a knowledge base" in str(refused(a, pg))
+    with opened(pg) as kb:
+        kb.delete(kb.ids())
+    assert "holds a knowledge base" in str(refused(a, pg))
+
+
+def test_impossible_copies_are_refused(places: Places) -> None:
+    a, pg = places("a.db"), places("pg")
+    assert "none.db does not exist" in str(refused(places("none.db"), pg))
+    assert "holds no knowledge base" in str(refused(pg, places("b.db")))
+    assert isinstance(refused(a, ":memory:"), SettingError)
+    assert isinstance(refused(pg, pg), StoreError)
+    copied(a, pg)
+    assert isinstance(refused(pg, pg), SettingError)
+    with KnowledgeBase.open(places("long.db"), LongEmbedder("long")) as kb:
+        kb.add([text_example("q")])
+    assert "4001 numbers" in str(refused(places("long.db"), places("pg2")))
+
+
+class LongEmbedder(SeededEmbedder):
+    def __init__(self, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.dimension = 4001
+
+    def embed(self, queries: object) -> np.ndarray:
+        return np.ones((len(queries), 4001), np.float32)  # type: ignore[arg-type]
+
+
+def test_one_copy_to_a_target_at_a_time(places: Places) -> None:
+    with open_copy(places("a.db"), places("b.db")):
+        assert isinstance(refused(places("a.db"), places("b.db")), StoreBusyError)
+    with open_copy(places("a.db"), places("pg")) as slow:
+        copied(places("a.db"), places("pg"))
+        with pytest.raises(StoreError, match="another process has finished the copy"):
+            slow.run()
+    assert_equal(places("a.db"), places("pg"))
+
+
+def test_finished_file_that_was_not_renamed_is_published(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise Interruption
+
+    with monkeypatch.context() as patch, pytest.raises(Interruption):
+        patch.setattr(Path, "rename", fail)
+        copied(places("a.db"), places("b.db"))
+    copied(places("a.db"), places("b.db"))
+    assert_equal(places("a.db"), places("b.db"))
+    assert not list(Path(places("b.db")).parent.glob("*.part*"))
+
+
+def test_batches_are_limited_in_bytes(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_store_module, "BATCH_ROWS", 100)
+    monkeypatch.setattr(copy_store_module, "BATCH_BYTES", 2 * len(solid_image(1).data))
+    for location in (places("a.db"), places("pg")):
+        steps: list[int] = []
+        with open_copy(location, places("b.db" if location.endswith(".db") else "c.db")) as copy:
+            copy.run(steps.append)
+            assert sum(steps) == 26 and steps[0] == 2
+        if location.endswith(".db"):
+            copied(location, places("pg"))
+
+
+def test_writes_after_an_unfinished_copy_are_not_lost(places: Places) -> None:
+    with opened(places("pg")) as early:  # opened before the copy began
+        with open_copy(places("a.db"), places("pg")):
+            pass
+        early.add([text_example("mine")])
+        assert "another process has added examples" in str(refused(places("a.db"), places("pg")))
+        assert len(early) == 1
+
+
+COPY = """
+import sys
+from bottega.knowledge import copy_store
+from bottega.knowledge.base_copy import open_copy
+copy_store.BATCH_ROWS = 16
+with open_copy(*sys.argv[1:]) as copy:
+    print("opened", flush=True)
+    written = copy.run()
+    assert copy.finish().equal
+print(written, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["b.db", "pg"])
+def test_killed_copy_resumes(tmp_path: Path, target: str) -> None:
+    """Kill the copy at random moments until a run finishes."""
+    rng = random.Random(target)
+    source = str(tmp_path / "a.db")
+    fill(source)
+    with opened(source) as kb:
+        kb.add([image_example(n) for n in range(100, 1500)])
+        total = sum(kb.namespaces().values())
+    with running_postgres() as server:
+        location = server.url() if target == "pg" else str(tmp_path / target)
+        kills, written = 0, None
+        while written is None:
+            process = subprocess.Popen(
+                [sys.executable, "-c", COPY, source, location], stdout=subprocess.PIPE, text=True
+            )
+            assert process.stdout is not None and process.stdout.readline() == "opened\n"
+            time.sleep(rng.uniform(0, 0.2 + 0.1 * kills))
+            process.send_signal(signal.SIGKILL)
+            output, _ = process.communicate()
+            if output:
+                written = int(output)
+            else:
+                kills += 1
+                with pytest.raises(StoreError):
+                    KnowledgeBase.open(location, None, create=False)
+        assert kills >= 3 and written < total
+        assert_equal(source, location)
