@@ -79,7 +79,7 @@ def main() -> None:
             cases += stack.enter_context(with_workers(folder, mock))
         for one in skipped:
             print(f"{one.name} is left out: {one.reason}")
-        bench = stack.enter_context(Bench.ready(folder, cases))
+        bench = stack.enter_context(Bench.ready(folder, cases, [text_body(), image_body()]))
         runs = list(bench.rounds(size, rounds))
     figures = Figures(runs)
     print(*figures.rows(), sep="\n")
@@ -111,15 +111,20 @@ def judged(figures: Figures) -> Iterator[Bar]:
 class Bench:
     """Load process, and the servers' CPU before and after it."""
 
-    def __init__(self, load: subprocess.Popen[str], folder: Path, cases: Sequence[Case]) -> None:
-        self._load, self._folder, self._cases = load, folder, cases
-        self._bodies = [text_body(), image_body()]
+    def __init__(
+        self,
+        load: subprocess.Popen[str],
+        folder: Path,
+        cases: Sequence[Case],
+        bodies: Sequence[Body],
+    ) -> None:
+        self._load, self._folder, self._cases, self._bodies = load, folder, cases, bodies
         self._numbers = itertools.count(step=MOST)
         self._idle: dict[str, float] = {}
 
     @classmethod
     @contextlib.contextmanager
-    def ready(cls, folder: Path, cases: Sequence[Case]) -> Iterator[Bench]:
+    def ready(cls, folder: Path, cases: Sequence[Case], bodies: Sequence[Body]) -> Iterator[Bench]:
         """Warm up the servers and measure their idle CPU."""
         with subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gateway_load"],
@@ -130,7 +135,7 @@ class Bench:
             cwd=ROOT,
         ) as load:
             assert load.stdin is not None
-            bench = cls(load, folder, cases)
+            bench = cls(load, folder, cases, bodies)
             bench._warm()
             yield bench
             load.stdin.close()

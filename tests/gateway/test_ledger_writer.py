@@ -25,13 +25,13 @@ DECEMBER = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
 def attempts_of(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Record the times at which the ledger flushes."""
     times: list[float] = []
-    flush = ledger.flush
+    flush = ledger._flush_in_thread
 
     def counted() -> None:
         times.append(time.monotonic())
         flush()
 
-    monkeypatch.setattr(ledger, "flush", counted)
+    monkeypatch.setattr(ledger, "_flush_in_thread", counted)
     return times
 
 

@@ -6,19 +6,21 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
+from bottega._util.postgres import PostgresPool
 from bottega.errors import NotFoundError, StoreError
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.database import Shadow, month_of
+from bottega.gateway.accounting.database import AccountMonth, Shadow, month_of
 from bottega.gateway.accounting.ledger import Entry, Ledger, State
+from bottega.gateway.accounting.migrations import GATEWAY_TABLES
 from bottega.gateway.accounting.savings import savings
 from tests.gateway.ledgers import entry
 from tests.postgres import running_postgres
@@ -184,6 +186,73 @@ async def test_flushed_entry_is_durable(ledger: Ledger, place: str) -> None:
     await ledger.flushed()
     with closing(Ledger(place)) as other:
         assert other.read("SELECT request_id FROM entries") == [("r1",)]
+
+
+@pytest.fixture
+async def pool(database: str) -> AsyncGenerator[PostgresPool]:
+    opened = PostgresPool(database, GATEWAY_TABLES)
+    yield opened
+    await opened.close()
+
+
+async def test_event_loop_writes_instead_of_the_thread(database: str, pool: PostgresPool) -> None:
+    with closing(await asyncio.to_thread(Ledger, database, clock=lambda: NOW)) as ledger:
+        ledger.note(entry(0))
+        await ledger.enter_loop(pool)
+        ledger.with_budgets.add("x")
+        for number in range(1, 20):
+            ledger.note(replace(entry(number, 0.5, "x"), time=NOW))
+            await asyncio.sleep(0)
+        await asyncio.to_thread(ledger.note, entry(20))
+        ledger.set_gate("a", "{}")
+        assert await asyncio.to_thread(ledger.gate, "a") == "{}"
+        await ledger.flushed()
+        assert ledger.committed_this_month("x") == ledger.spent_this_month("x") == 9.5
+        rows = "SELECT count(*) FROM entries"
+        assert await asyncio.to_thread(ledger.read, rows) == [(21,)]
+        assert await asyncio.to_thread(ledger.gate, "a") == "{}"
+        ledger.note(entry(21))
+        await asyncio.to_thread(ledger.flush)  # waits for the loop
+        assert await asyncio.to_thread(ledger.read, rows) == [(22,)]
+        ledger.note(entry(22))
+        await ledger.leave_loop()
+        ledger.note(entry(23))
+        await ledger.flushed()
+        assert await asyncio.to_thread(ledger.read, rows) == [(24,)]
+
+
+async def test_rows_of_a_failed_write_wait_for_the_next_one(
+    database: str,
+    pool: PostgresPool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with closing(await asyncio.to_thread(Ledger, database, clock=lambda: NOW)) as ledger:
+        assert ledger.tables is not None
+        write, failures = ledger.tables.write_in, [True, True]
+
+        async def write_and_fail(*values: Any) -> dict[AccountMonth, float]:
+            written = await write(*values)
+            if failures:
+                failures.pop()
+                raise StoreError("the connection is lost")
+            return written
+
+        monkeypatch.setattr(ledger.tables, "write_in", write_and_fail)
+        await ledger.enter_loop(pool)
+        assert ledger._in_loop is not None
+        ledger._in_loop.retry_seconds = 0.01
+        ledger.note(replace(entry(1, 0.5, "x"), time=NOW))
+        with pytest.raises(StoreError):
+            await ledger.flushed()
+        assert ledger.is_failing and ledger.spent_this_month("x") == 0.5
+        ledger.note(replace(entry(2, 0.25, "x"), time=NOW))
+        while await ledger.durable() is not None:
+            pass
+        assert not ledger.is_failing and ledger.committed_this_month("x") == 0.75
+        assert await asyncio.to_thread(ledger.read, "SELECT count(*) FROM entries") == [(2,)]
+        await ledger.leave_loop()
+    assert [one.levelname for one in caplog.records] == ["ERROR", "WARNING"]  # of one outage
 
 
 def test_lost_rows_add_up(ledger: Ledger) -> None:

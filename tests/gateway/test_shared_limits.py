@@ -46,8 +46,8 @@ class Process:
             Entry(time.time(), "r", hold.account.id, "", "t", "m", "answered", cost_usd=usd)
         )
         hold.release()
-        if isinstance(self.limiter, SharedLimiter):
-            await self.limiter.released(hold)
+        if isinstance(self.limiter, SharedLimiter) and (task := self.limiter.ending(hold)):
+            await task
 
 
 @asynccontextmanager
@@ -165,8 +165,10 @@ async def test_single_request_is_admitted_while_budget_is_left(processes: list[P
     with pytest.raises(BudgetError):
         await processes[2].limiter.hold(account).reserve(0.01)
     other.release()
-    if isinstance(processes[1].limiter, SharedLimiter):
-        await processes[1].limiter.released(other)
+    if isinstance(processes[1].limiter, SharedLimiter) and (
+        task := processes[1].limiter.ending(other)
+    ):
+        await task
     await processes[2].limiter.hold(account).reserve(0.8)
 
 
@@ -258,7 +260,9 @@ async def test_lost_redis_restores_spending_once(database: str, redis: RedisServ
         await made[2].limiter.hold(account).reserve(0.3)
 
 
-async def test_restarted_redis_keeps_budgets(database: str, redis: RedisServer) -> None:
+async def test_restarted_redis_keeps_budgets(
+    database: str, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     account = Account("a", "a", usd_per_month=1.0)
     async with process(database, redis.url) as one:
         hold = one.limiter.hold(account)
@@ -269,6 +273,9 @@ async def test_restarted_redis_keeps_budgets(database: str, redis: RedisServer) 
                 await one.limiter.admit(account)
             assert refused.value.status == 503
             assert refused.value.headers["retry-after"] == "1"
+            for _ in range(5):
+                with pytest.raises(LimitsUnavailableError):
+                    await one.limiter.admit(account)
             assert await one.limiter.admit(Account("free", "free")) is None
         finally:
             redis.start()
@@ -278,6 +285,8 @@ async def test_restarted_redis_keeps_budgets(database: str, redis: RedisServer) 
             again = one.limiter.hold(account)
             await again.reserve(0.5)
             await one.limiter.hold(account).reserve(0.2)
+    logged = [one.getMessage() for one in caplog.records if one.name.endswith("state.limits")]
+    assert ["cannot be checked" in one for one in logged] == [True, False]  # once per outage
 
 
 async def test_crash_of_postgres_keeps_budgets() -> None:

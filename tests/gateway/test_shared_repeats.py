@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 
 from bottega._util.postgres import PostgresPool
-from bottega._util.valkey import valkey_client
+from bottega._util.valkey_pipe import ValkeyPipe
 from bottega.errors import StoreError
 from bottega.gateway.accounting.migrations import GATEWAY_TABLES
 from bottega.gateway.response_cache import CachedReply, ReplyCache
@@ -31,9 +31,9 @@ async def opened_store(database: str, redis: str | None) -> AsyncIterator[Repeat
         yield PostgresRepeats(pool)
         await pool.close()
     else:
-        client = valkey_client(redis)
-        yield RedisRepeats(client, "redis")
-        await client.aclose()
+        pipe = ValkeyPipe(redis)
+        yield RedisRepeats(pipe)
+        await pipe.aclose()
 
 
 @pytest.fixture(params=["postgres", "redis"])

@@ -1,4 +1,5 @@
-"""Background writing: a thread that exists while there is work, and batches of records."""
+"""Background writing: a thread or a task that exists while there is work, and batches of
+records."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from bottega.errors import StoreError
@@ -87,6 +89,56 @@ class WriterThread:
                 raise
             if not done and not self._closed.wait(self.retry_seconds):
                 self._woken = True
+
+
+class LoopWriter:
+    """`WriterThread` without a thread: a task of the event loop that creates it calls `write`,
+    which saves two changes of threads per write."""
+
+    def __init__(self, write: Callable[[], Awaitable[bool]], *, retry_seconds: float = 1.0) -> None:
+        self.retry_seconds = retry_seconds
+        self.loop = asyncio.get_running_loop()
+        self._write = write
+        self._thread = threading.get_ident()
+        self._woken = False
+        self._closed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self) -> bool:
+        """Request a write of everything added so far; return False after `aclose`. Takes
+        microseconds; callable from any thread."""
+        if self._closed.is_set():
+            return False
+        if threading.get_ident() == self._thread:
+            self._start()
+        else:
+            self.loop.call_soon_threadsafe(self._start)
+        return True
+
+    async def aclose(self) -> None:
+        """Stop after the writes requested so far, without further retries."""
+        self._closed.set()
+        if self._task is not None:
+            await self._task
+
+    def _start(self) -> None:
+        self._woken = True
+        if self._task is None:
+            self._task = self.loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._woken:
+                self._woken = False
+                if not await self._write() and not await self._closes_within(self.retry_seconds):
+                    self._woken = True
+        finally:
+            self._task = None
+
+    async def _closes_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        return self._closed.is_set()
 
 
 class BatchWriter(Generic[RecordT, ResultT]):

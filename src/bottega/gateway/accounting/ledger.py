@@ -6,14 +6,15 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from bottega._util.batch_writer import WriterThread
-from bottega._util.postgres import is_postgres_url
+from bottega._util.batch_writer import LoopWriter, WriterThread
+from bottega._util.outage import OutageLog
+from bottega._util.postgres import PostgresPool, is_postgres_url
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.database import (
     AccountMonth,
@@ -39,6 +40,7 @@ PRUNE_SECONDS = 3600.0
 DAY = 86_400.0
 GATE, REPEAT, MASTER, LOST = "gate:", "replay:", "master", "lost"
 AccountSpending = dict[AccountMonth, float]
+Waiter = Callable[[BaseException | None], None]
 
 
 class EntryStore(Protocol):
@@ -82,7 +84,8 @@ class Ledger:
     their last write: in PostgreSQL that of accounts `with_budgets`, and of all after
     `refresh_spending`.
 
-    `tables` are those of PostgreSQL, None for a file. If the store cannot be written, requests
+    `tables` are those of PostgreSQL, None for a file; between `enter_loop` and `leave_loop` an
+    event loop writes them instead of the thread. If the store cannot be written, requests
     continue. Rows wait in memory, and the oldest are `lost` when there are too many, or on `close`.
     With `keep_days`, older rows are deleted;
     monthly spending is kept. Reading blocks.
@@ -109,6 +112,7 @@ class Ledger:
         self._entries: list[Entry] = []
         self._shadows: list[Shadow] = []
         self._notes: dict[str, str] = {}
+        self._writing_notes: dict[str, str] = {}
         self._unsaved_lost = 0  # lost rows that the file does not count yet
         self._set_month(clock())
         # Each cost is in exactly one of these three: spending must not dip during a write.
@@ -119,17 +123,44 @@ class Ledger:
         except BaseException:
             self._file.close()
             raise
-        self._waiters: list[Future[None]] = []
-        self.is_failing = False
+        self._waiters: list[Waiter] = []
+        self._outage = OutageLog(log)
         self.with_budgets: set[str] = set()  # accounts whose committed spending decides
         self._pruned_at = float("-inf")
         self._closed = threading.Event()
-        self._writer = WriterThread(
-            lambda: self._succeeds(self.flush) and self._succeeds(self._prune_hourly),
+        self._in_loop: LoopWriter | None = None
+        self._thread = WriterThread(
+            lambda: self._succeeds(self._flush_in_thread) and self._succeeds(self._prune_hourly),
             name="bottega-ledger",
             seconds=self._file.flush_seconds,
             daemon=True,
         )
+        self._writer: LoopWriter | WriterThread = self._thread
+
+    @property
+    def is_failing(self) -> bool:
+        return self._outage.lasts
+
+    async def enter_loop(self, pool: PostgresPool) -> None:
+        """Write in this event loop, which owns the pool, instead of a thread: a commit then needs
+        no change of threads. Only one event loop may do so."""
+
+        def stop_thread() -> None:
+            with self._file_lock:  # after the batch that is being written
+                self._in_loop = writer
+
+        writer = LoopWriter(lambda: self._flush_in_loop(pool))
+        await asyncio.to_thread(stop_thread)
+        self._writer = writer
+        writer.wake()
+
+    async def leave_loop(self) -> None:
+        """Write in the thread again, after the rows added so far."""
+        if self._in_loop is not None:
+            self._writer = self._thread
+            await self._in_loop.aclose()
+            self._in_loop = None
+            self._thread.wake()
 
     def note(self, entry: Entry) -> None:
         """Add an entry. Takes microseconds; callable from any thread."""
@@ -139,18 +170,34 @@ class Ledger:
             # Under one lock: a flush takes the entry and its cost together or neither.
             self._entries.append(entry)
             if cost:
-                key = (self._month_at(entry.time), entry.account)
+                key = (self.month_at(entry.time), entry.account)
                 self._waiting[key] = self._waiting.get(key, 0.0) + cost
         self._writer.wake()
 
-    async def flushed(self) -> None:
-        """Return when all rows added so far are durable. Raises `StoreError` if the next write
-        fails: the rows wait in memory for another one."""
-        done: Future[None] = Future()
+    def durable(self) -> asyncio.Future[BaseException | None]:
+        """Return a future that ends when all rows added so far are durable, or with the error of
+        the next write: the rows wait in memory for another one."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[BaseException | None] = loop.create_future()
+
+        def end(error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result(error)
+
+        def end_from_thread(error: BaseException | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(end, error)
+
+        is_here = self._in_loop is not None and self._in_loop.loop is loop
         with self._lock:
-            self._waiters.append(done)
+            self._waiters.append(end if is_here else end_from_thread)
         self._writer.wake()
-        await asyncio.wrap_future(done)
+        return done
+
+    async def flushed(self) -> None:
+        """Wait until all rows added so far are durable. Raises `StoreError` as `durable`."""
+        if (error := await self.durable()) is not None:
+            raise error
 
     def record_shadow(self, shadow: Shadow) -> None:
         shadow = replace(shadow, id=self._file.new_id())
@@ -203,13 +250,13 @@ class Ledger:
     def committed_this_month(self, account: str, /) -> float:
         """Return the account's spending as of the last write of one of its entries."""
         with self._lock:
-            return self._stored.get((self._month_at(self._clock()), account), 0.0)
+            return self._stored.get((self.month_at(self._clock()), account), 0.0)
 
     def spent_this_month(self, account: str, /) -> float:
         """Return the account's spending in US dollars, from memory: up to the last request of this
         process, and up to the last write of others."""
         with self._lock:
-            key = (self._month_at(self._clock()), account)
+            key = (self.month_at(self._clock()), account)
             parts = (self._stored, self._writing, self._waiting)
             return sum(part.get(key, 0.0) for part in parts)
 
@@ -218,18 +265,27 @@ class Ledger:
         return self._file.read_aside(sql, *values)
 
     def flush(self) -> None:
-        """Write the waiting rows. Raises `StoreError`, after which they wait again."""
+        """Write the waiting rows. Raises `StoreError`, after which they wait again. Blocks."""
         with self._file_lock:
-            batch, waiters = self._take()
-            try:
-                if not batch.is_empty:
-                    self._write(batch)
-            except BaseException as error:
-                for waiter in waiters:
-                    waiter.set_exception(error)
-                raise
-            for waiter in waiters:
-                waiter.set_result(None)
+            if (in_loop := self._in_loop) is None:
+                self._flush_here()
+                return
+        asyncio.run_coroutine_threadsafe(self.flushed(), in_loop.loop).result()
+
+    def _flush_in_thread(self) -> None:
+        with self._file_lock:
+            if self._in_loop is None:
+                self._flush_here()
+
+    def _flush_here(self) -> None:
+        batch, waiters = self._take()
+        try:
+            if not batch.is_empty:
+                self._write(batch)
+        except BaseException as error:
+            _end(waiters, error)
+            raise
+        _end(waiters, None)
 
     def _write(self, batch: Batch) -> None:
         try:
@@ -238,14 +294,42 @@ class Ledger:
             self._restore(batch)
             raise
         # First move the costs in one step, then add what other processes have written.
-        with self._lock:
-            self._stored = _merged(self._stored, self._writing)
-            self._writing = {}
-        accounts = {account for _, account in batch.spent}
-        if self.tables is not None:  # other accounts are read when they are listed
-            accounts &= self.with_budgets
+        self._written({})
+        accounts = self._deciding(batch)
         if accounts or self.tables is None:
             self._read_spending(accounts)
+
+    def _written(self, spent: AccountSpending) -> None:
+        """Count the written costs as stored; `spent` is the newer spending of some accounts."""
+        with self._lock:
+            self._stored = {**_merged(self._stored, self._writing), **spent}
+            self._writing, self._writing_notes = {}, {}
+
+    def _deciding(self, batch: Batch) -> set[str]:
+        """Return the accounts of a batch whose committed spending must be read. In PostgreSQL other
+        accounts are read when they are listed."""
+        accounts = {account for _, account in batch.spent}
+        return accounts if self.tables is None else accounts & self.with_budgets
+
+    async def _flush_in_loop(self, pool: PostgresPool) -> bool:
+        assert self.tables is not None
+        batch, waiters = self._take()
+        try:
+            if not batch.is_empty:
+                month, accounts = month_of(self._clock()), self._deciding(batch)
+                self._written(await self.tables.write_in(pool, batch, month, accounts))
+        except BaseException as error:
+            self._restore(batch)
+            _end(waiters, error)
+            if not isinstance(error, BottegaError):
+                raise
+            self._failed(error)
+            return False
+        _end(waiters, None)
+        self._answered()
+        if self._is_prune_due():
+            self._thread.wake()
+        return True
 
     def _read_spending(self, accounts: Collection[str] | None) -> None:
         # Without `_lock`, which every request needs to read its spending.
@@ -268,7 +352,9 @@ class Ledger:
         """Write the waiting rows and stop. Rows that cannot be written are lost and logged."""
         # First, so that a long `prune` ends after its current batch.
         self._closed.set()
-        self._writer.close()
+        with self._file_lock:
+            self._in_loop = None
+        self._thread.close()
         # The thread has ended: rows added since then are written here.
         if not self._succeeds(self.flush):
             with self._lock:
@@ -277,7 +363,8 @@ class Ledger:
         with self._file_lock:
             self._file.close()
 
-    def _month_at(self, moment: float) -> str:
+    def month_at(self, moment: float) -> str:
+        """Return `month_of` a moment, in a tenth of its time."""
         if not self._month_begins <= moment < self._month_ends:
             self._set_month(moment)
         return self._month
@@ -292,10 +379,11 @@ class Ledger:
         self._writer.wake()
 
     def _note(self, name: str) -> str | None:
-        with self._file_lock:  # else a batch being written would be in neither place
-            with self._lock:
-                if name in self._notes:
-                    return self._notes[name]
+        with self._lock:
+            for notes in (self._notes, self._writing_notes):
+                if name in notes:
+                    return notes[name]
+        with self._file_lock:
             rows = self._file.read("SELECT value FROM notes WHERE name = ?", name)
             return str(rows[0][0]) if rows else None
 
@@ -304,31 +392,33 @@ class Ledger:
         try:
             work()
         except BottegaError as error:
-            if not self.is_failing:
-                log.error("cannot write the ledger, requests continue: %s", error)
-            self.is_failing = True
+            self._failed(error)
             return False
-        if self.is_failing:
-            log.warning("the ledger can be written again; %d rows were lost", self.lost)
-        self.is_failing = False
+        self._answered()
         return True
 
+    def _failed(self, error: BottegaError) -> None:
+        self._outage.failed("cannot write the ledger, requests continue: %s", error)
+
+    def _answered(self) -> None:
+        self._outage.ended("the ledger can be written again; %d rows were lost", self.lost)
+
+    def _is_prune_due(self) -> bool:
+        return time.monotonic() - self._pruned_at > PRUNE_SECONDS
+
     def _prune_hourly(self) -> None:
-        now = time.monotonic()
-        if now - self._pruned_at <= PRUNE_SECONDS:
+        if not self._is_prune_due():
             return
-        self._pruned_at = now
+        self._pruned_at = time.monotonic()
         if self._repeat_seconds:
             self.delete_old_repeats()
         if self._keep_days is not None:
             self.prune(self._keep_days)
 
-    def _take(self) -> tuple[Batch, list[Future[None]]]:
+    def _take(self) -> tuple[Batch, list[Waiter]]:
         with self._lock:
             waiters, self._waiters = self._waiters, []
-            # A running future cannot be cancelled, so setting its result cannot fail.
-            waiters = [one for one in waiters if one.set_running_or_notify_cancel()]
-            self._writing = self._waiting
+            self._writing, self._writing_notes = self._waiting, self._notes
             batch = Batch(
                 self._entries, self._shadows, self._notes, self._waiting, self._unsaved_lost
             )
@@ -343,9 +433,14 @@ class Ledger:
             self._entries, self._shadows = entries[-MAX_WAITING:], shadows[-MAX_WAITING:]
             self._notes = {**batch.notes, **self._notes}  # a newer value wins
             self._waiting = _merged(batch.spent, self._waiting)
-            self._writing = {}
+            self._writing, self._writing_notes = {}, {}
             self._unsaved_lost += batch.lost + lost
             self.lost += lost
+
+
+def _end(waiters: Sequence[Waiter], error: BaseException | None) -> None:
+    for waiter in waiters:
+        waiter(error)
 
 
 def _merged(first: Mapping[AccountMonth, float], second: AccountSpending) -> AccountSpending:

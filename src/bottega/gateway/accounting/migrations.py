@@ -268,4 +268,19 @@ BEGIN
 END $$;
 """
 
-GATEWAY_TABLES = PostgresKind("gateway", migrations=(FIRST, LIMITS, REPEATS))
+# Entries and the spending after them in one round trip. The trigger has added their costs and locks
+# these rows until the commit.
+WRITE = f"""
+CREATE FUNCTION gateway_write({", ".join(f"{kind}[]" for kind in ENTRY_COLUMNS.values())},
+    this_month text, budgets text[])
+RETURNS TABLE (month text, account text, usd double precision) LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO gateway_entries ({", ".join(ENTRY_COLUMNS)})
+        SELECT * FROM unnest({", ".join(f"${n}" for n in range(1, len(ENTRY_COLUMNS) + 1))})
+        ON CONFLICT (id) DO NOTHING;
+    RETURN QUERY SELECT s.month, s.account, s.usd FROM gateway_spending AS s
+        WHERE s.month >= this_month AND s.account = ANY(budgets);
+END $$;
+"""
+
+GATEWAY_TABLES = PostgresKind("gateway", migrations=(FIRST, LIMITS, REPEATS, WRITE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count
 from secrets import token_hex
@@ -32,19 +32,19 @@ class BlockingPool:
     """Pool of connections to the gateway's tables for callers outside of an event loop."""
 
     def __init__(self, url: str, answer_seconds: float | None = ANSWER_SECONDS) -> None:
-        self._pool = PostgresPool(
+        self.pool = PostgresPool(
             url, GATEWAY_TABLES, size=POOL_SIZE, answer_seconds=answer_seconds, resets=False
         )
-        self.name = self._pool.name
+        self.name = self.pool.name
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return BACKGROUND_LOOP.run(work)
 
     def fetch(self, statement: str, *values: object) -> list[Row]:
-        return [tuple(row) for row in self.run(self._pool.fetch(statement, *values))]
+        return [tuple(row) for row in self.run(self.pool.fetch(statement, *values))]
 
     def execute(self, statement: str, *values: object) -> None:
-        self.run(self._pool.execute(statement, *values))
+        self.run(self.pool.execute(statement, *values))
 
     def transaction(self, statements: Sequence[tuple[str, Sequence[object]]]) -> list[Row]:
         """Run statements in one transaction; return the rows of the last one. One statement needs
@@ -52,7 +52,7 @@ class BlockingPool:
 
         async def work() -> list[Row]:
             rows: list[Row] = []
-            opened = self._pool.connection if len(statements) == 1 else self._pool.transaction
+            opened = self.pool.connection if len(statements) == 1 else self.pool.transaction
             async with opened() as connection:
                 for statement, values in statements:
                     rows = await connection.fetch(statement, *values)
@@ -61,7 +61,7 @@ class BlockingPool:
         return self.run(work())
 
     def close(self) -> None:
-        self.run(self._pool.close())
+        self.run(self.pool.close())
 
 
 class AccountTable:
@@ -137,21 +137,25 @@ class EntryTables:
         return f"{self._owner}-{next(self._numbers)}"
 
     def write(self, batch: Batch) -> None:
-        """Write the batch in one transaction. Entries come last: their triggers lock sums that
-        other gateways need as well."""
-        statements: list[tuple[str, Sequence[object]]] = []
-        if batch.notes:
-            notes = sorted((text_of(name), text_of(value)) for name, value in batch.notes.items())
-            statements.append((NOTES, [*zip(*notes, strict=True)]))
-        if batch.lost:
-            statements.append((LOST, (str(batch.lost),)))
-        if batch.shadows:
-            shadows = [(*shadow_row(one), one.id) for one in batch.shadows]
-            statements.append((SHADOWS, [*zip(*shadows, strict=True)]))
-        if batch.entries:
-            entries = [(*entry_row(one), one.id) for one in batch.entries]
-            statements.append((ENTRIES, [*zip(*entries, strict=True)]))
-        self._pool.transaction(statements)
+        """Write the batch in one transaction."""
+        self._pool.run(self.write_in(self._pool.pool, batch))
+
+    async def write_in(
+        self, pool: PostgresPool, batch: Batch, month: str = "", accounts: Collection[str] = ()
+    ) -> dict[AccountMonth, float]:
+        """Write the batch in one transaction over a pool of the running event loop. Return the
+        spending of `accounts` with it, as of `spent_since`. Entries come last: their triggers lock
+        sums that other gateways need as well."""
+        statements = list(_other_rows(batch))
+        entries = [(*entry_row(one), one.id) for one in batch.entries]
+        columns = [*zip(*entries, strict=True)] or [()] * len(ENTRY_COLUMNS)
+        # One statement is a transaction of its own and needs no other round trips.
+        opened = pool.transaction if statements else pool.connection
+        async with opened() as connection:
+            for statement, values in statements:
+                await connection.execute(statement, *values)
+            rows = await connection.fetch(WRITE, *columns, month, list(accounts))
+        return _by_month(rows)
 
     def read(self, sql: str, *values: Value) -> list[Row]:
         """Run a query that is written for SQLite."""
@@ -170,7 +174,7 @@ class EntryTables:
             month,
             None if accounts is None else list(accounts),
         )
-        return {(month, account): usd for month, account, usd in rows}
+        return _by_month(rows)
 
     def prune(self, before: float) -> int:
         """Delete up to `PRUNE_BATCH` older rows of each table. Return their number."""
@@ -249,7 +253,24 @@ def _insert(table: str, columns: dict[str, str], more: str) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) {more}"
 
 
-ENTRIES = _insert("gateway_entries", ENTRY_COLUMNS, "ON CONFLICT (id) DO NOTHING")
+def _other_rows(batch: Batch) -> Iterator[tuple[str, Sequence[object]]]:
+    """Yield the statements that write all but the entries."""
+    if batch.notes:
+        notes = sorted((text_of(name), text_of(value)) for name, value in batch.notes.items())
+        yield NOTES, [*zip(*notes, strict=True)]
+    if batch.lost:
+        yield LOST, (str(batch.lost),)
+    if batch.shadows:
+        shadows = [(*shadow_row(one), one.id) for one in batch.shadows]
+        yield SHADOWS, [*zip(*shadows, strict=True)]
+
+
+def _by_month(rows: Iterable[Row]) -> dict[AccountMonth, float]:
+    return {(month, account): usd for month, account, usd in rows}
+
+
+PARAMETERS = ", ".join(f"${n}" for n in range(1, len(ENTRY_COLUMNS) + 3))
+WRITE = f"SELECT * FROM gateway_write({PARAMETERS})"
 SHADOWS = _insert("gateway_shadows", SHADOW_COLUMNS, "ON CONFLICT (id) DO NOTHING")
 NOTES = _insert(
     "gateway_notes",

@@ -6,13 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from secrets import token_hex
 from typing import Literal, NamedTuple, Protocol
 
+from bottega._util.outage import OutageLog
 from bottega.errors import StoreError
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.database import month_of
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import (
     ROUNDING,
@@ -93,6 +92,7 @@ class SharedLimiter(Limiter):
         self._holds: dict[str, Hold] = {}
         self._ids: dict[Hold, str] = {}
         self._ending: dict[Hold, asyncio.Task[None]] = {}
+        self._outage = OutageLog(log)
 
     async def admit(self, account: Account) -> float | None:
         if account.requests_per_minute is None and account.usd_per_month is None:
@@ -121,10 +121,9 @@ class SharedLimiter(Limiter):
             self._ending[hold] = task
             task.add_done_callback(lambda _: self._ending.pop(hold, None))
 
-    async def released(self, hold: Hold | None) -> None:
-        """Return once the reservation has ended."""
-        if hold is not None and (task := self._ending.get(hold)) is not None:
-            await asyncio.shield(task)
+    def ending(self, hold: Hold | None) -> asyncio.Task[None] | None:
+        """Return the task that ends the reservation, None without one."""
+        return None if hold is None else self._ending.get(hold)
 
     async def renew(self) -> None:
         """Renew the reservations of this process. Raises `StoreError`."""
@@ -150,7 +149,7 @@ class SharedLimiter(Limiter):
         return self._ids[hold]
 
     def _month(self) -> str:
-        return month_of(self._clock())
+        return self._ledger.month_at(self._clock())
 
     async def _decide(self, request: LimitRequest) -> Verdict:
         account = request.account
@@ -173,17 +172,18 @@ class SharedLimiter(Limiter):
 
     async def _answer(self, account: Account, verdict: Awaitable[Verdict]) -> Verdict:
         try:
-            return await verdict
+            found = await verdict
         except StoreError as error:
-            log.warning("cannot check the limits of the key %s: %s", account.id, error)
+            self._outage.failed("the limits of keys cannot be checked: %s", error)
             raise limits_unavailable(account) from error
+        self._outage.ended("the limits of keys can be checked again")
+        return found
 
     async def _settle(self, hold: Hold) -> None:
         """Commit the entry, then end the reservation. Both are repeated until they succeed: until
         then the reservation counts."""
         while True:
-            with suppress(StoreError):
-                await self._ledger.flushed()
+            if await self._ledger.durable() is None:
                 break
             await asyncio.sleep(SETTLE_SECONDS)
         id = self._ids.pop(hold)
@@ -193,7 +193,7 @@ class SharedLimiter(Limiter):
         try:
             await self._store.settle(account, self._month(), id, spent)
         except StoreError as error:
-            log.warning("a reservation of %s will lapse: %s", account, error)
+            self._outage.failed("reservations cannot be ended and will lapse: %s", error)
 
 
 def limits_unavailable(account: Account) -> BudgetError:

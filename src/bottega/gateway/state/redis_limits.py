@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from bottega._util.postgres import PostgresPool
-from bottega._util.valkey import valkey_errors
+from bottega._util.valkey_pipe import ValkeyPipe
 from bottega.gateway.state.limits import (
     GRACE_SECONDS,
     LEASE_SECONDS,
@@ -15,9 +16,6 @@ from bottega.gateway.state.limits import (
     Verdict,
     fits,
 )
-
-if TYPE_CHECKING:
-    from valkey.asyncio import Valkey
 
 KEPT_DAYS = 40  # longer than a month: the key of an idle account expires
 MAX_SEEDS = 4
@@ -139,11 +137,10 @@ class RedisLimits:
     """Buckets and reservations in Redis, one script call per decision. Spending comes from the
     ledger in PostgreSQL, from which a lost key is restored."""
 
-    def __init__(self, client: Valkey, name: str, read: ReadSpending) -> None:
-        self._client, self._name, self._read = client, name, read
-        register = client.register_script
-        self._decide, self._seed = register(DECIDE), register(SEED)
-        self._settle, self._renew = register(SETTLE), register(RENEW)
+    def __init__(self, pipe: ValkeyPipe, read: ReadSpending) -> None:
+        self._read = read
+        self._decide, self._seed = pipe.script(DECIDE), pipe.script(SEED)
+        self._settle, self._renew = pipe.script(SETTLE), pipe.script(RENEW)
 
     async def decide(self, request: LimitRequest, /) -> Verdict:
         account, budget = request.account, request.account.usd_per_month
@@ -159,32 +156,27 @@ class RedisLimits:
             int(KEPT_DAYS * 86_400_000),
         )
         for _ in range(MAX_SEEDS):
-            with valkey_errors(self._name):
-                kind, seconds = await self._decide([_key(account.id)], values)
+            kind, seconds = await self._decide([_key(account.id)], values)
             if kind != b"unseeded":
                 return Verdict(kind.decode(), float(seconds))
             await self._seed_from_ledger(account.id, request.month)
         return Verdict("grace", GRACE_SECONDS)  # reservations lapse all the time: try again
 
     async def settle(self, account: str, month: str, hold: str, spent: float, /) -> None:
-        with valkey_errors(self._name):
-            await self._settle([_key(account)], [month, hold, spent])
+        await self._settle([_key(account)], [month, hold, spent])
 
     async def renew(self, holds: Sequence[Renewal], /) -> None:
         by_account: dict[str, list[str | float]] = {}
         for account, hold, usd in holds:
             by_account.setdefault(account, []).extend((hold, usd))
-        with valkey_errors(self._name):
-            for account, values in by_account.items():
-                await self._renew([_key(account)], [int(LEASE_SECONDS * 1000), *values])
+        lease = int(LEASE_SECONDS * 1000)
+        renewals = (self._renew([_key(one)], [lease, *held]) for one, held in by_account.items())
+        await asyncio.gather(*renewals)
 
     async def _seed_from_ledger(self, account: str, month: str) -> None:
         spent = await self._read(account, month)
         grace = 0 if spent.is_first else int(GRACE_SECONDS * 1000)
-        with valkey_errors(self._name):
-            await self._seed(
-                [_key(account)], [month, spent.usd, grace, int(KEPT_DAYS * 86_400_000)]
-            )
+        await self._seed([_key(account)], [month, spent.usd, grace, int(KEPT_DAYS * 86_400_000)])
 
 
 def _key(account: str) -> str:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from bottega._util.valkey import valkey_errors
+from bottega._util.valkey_pipe import Argument, ValkeyPipe
 from bottega.gateway.response_cache import CachedReply
 from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, Begun, Changes
-
-if TYPE_CHECKING:
-    from valkey.asyncio import Valkey
 
 LEASE = int(FLIGHT_SECONDS * 1000)
 REPLY, FLIGHT = "bottega:reply:", "bottega:flight:"
@@ -84,16 +80,14 @@ return {{epoch(), number, redis.call('ZRANGEBYSCORE', 'bottega:changes', '(' .. 
 class RedisRepeats:
     """Replies and flights as keys that expire, each step one script call."""
 
-    def __init__(self, client: Valkey, name: str) -> None:
-        self._client, self._name = client, name
-        register = client.register_script
-        self._begin, self._land, self._renew = register(BEGIN), register(LAND), register(RENEW)
-        self._replace, self._forget = register(REPLACE), register(FORGET)
-        self._changes = register(CHANGES)
+    def __init__(self, pipe: ValkeyPipe) -> None:
+        self._pipe = pipe
+        self._begin, self._land, self._renew = map(pipe.script, (BEGIN, LAND, RENEW))
+        self._replace, self._forget = pipe.script(REPLACE), pipe.script(FORGET)
+        self._changes = pipe.script(CHANGES)
 
     async def begin(self, key: str, flight: str, /) -> Begun:
-        with valkey_errors(self._name):
-            kind, epoch, *rest = await self._begin([], [key, flight, LEASE])
+        kind, epoch, *rest = await self._begin([], [key, flight, LEASE])
         if not rest:
             return Begun(kind.decode(), int(epoch))
         payload, route, model, age = rest
@@ -103,34 +97,28 @@ class RedisRepeats:
     async def land(
         self, key: str, flight: str, epoch: int, reply: CachedReply | None, seconds: float, /
     ) -> None:
-        values: list[str | int | bytes] = [key, flight, epoch]
+        values: list[Argument] = [key, flight, epoch]
         if reply is not None:
             values += [reply.payload, reply.route, reply.model, int(seconds * 1000)]
-        with valkey_errors(self._name):
-            await self._land([], values)
+        await self._land([], values)
 
     async def running(self, keys: Sequence[str], /) -> set[str]:
-        with valkey_errors(self._name):
-            found = await self._client.mget([FLIGHT + key for key in keys])
+        found = await self._pipe.run("MGET", *(FLIGHT + key for key in keys))
         return {key for key, owner in zip(keys, found, strict=True) if owner is not None}
 
     async def renew(self, flights: Mapping[str, str], /) -> None:
         pairs = [part for flight in flights.items() for part in flight]
-        with valkey_errors(self._name):
-            await self._renew([], [LEASE, *pairs])
+        await self._renew([], [LEASE, *pairs])
 
     async def replace(self, key: str, reply: CachedReply, /) -> None:
-        with valkey_errors(self._name):
-            await self._replace([], [key, reply.payload, reply.route, reply.model])
+        await self._replace([], [key, reply.payload, reply.route, reply.model])
 
     async def forget(self) -> None:
-        with valkey_errors(self._name):
-            await self._forget([], [])
+        await self._forget([], [])
 
     async def changes(self, position: tuple[int, int] | None, /) -> Changes:
         epoch, last = position or (0, 0)
-        with valkey_errors(self._name):
-            found_epoch, number, keys = await self._changes([], [last])
+        found_epoch, number, keys = await self._changes([], [last])
         now = (int(found_epoch), int(number))
         # Another epoch, a server that lost its counter, or more changes than it keeps.
         is_complete = now[0] == epoch and last <= now[1] < last + MAX_CHANGES

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple, Protocol
 
+from bottega._util.outage import OutageLog
 from bottega.errors import StoreError
 from bottega.gateway.response_cache import CachedReply, ReplyCache
 
@@ -97,6 +98,7 @@ class SharedRepeats:
         self._position: tuple[int, int] | None = None
         self._read_at = float("-inf")
         self._started = asyncio.Event()
+        self._outage = OutageLog(log)
         self._flights: dict[str, Flight] = {}
         self._waiting: dict[str, asyncio.Event] = {}
         self._poller: asyncio.Task[None] | None = None
@@ -111,8 +113,9 @@ class SharedRepeats:
         """Return the reply of a request and its age if any gateway has it. Otherwise return the
         lead, or None to go on without it: the store does not answer, or the gateway that led has
         failed and another one leads now."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._started.wait(), START_SECONDS)
+        if not self._started.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._started.wait(), START_SECONDS)
         if not self.is_current():
             return None
         flight = Flight(key, 0, self)
@@ -122,7 +125,7 @@ class SharedRepeats:
                 await self._wait(key)
                 begun = await self._store.begin(key, flight.id)
         except StoreError as error:
-            log.warning("exact repeats of other gateways are not available: %s", error)
+            self._outage.failed("exact repeats are not shared between gateways: %s", error)
             return None
         except asyncio.CancelledError:
             self._soon(self.land(flight))  # the store may have given it the lead
@@ -140,7 +143,7 @@ class SharedRepeats:
         try:
             await self._store.land(flight.key, flight.id, flight.epoch, flight.reply, self._seconds)
         except StoreError as error:
-            log.warning("a reply is not shared with other gateways: %s", error)
+            self._outage.failed("exact repeats are not shared between gateways: %s", error)
 
     async def forget(self) -> None:
         """Forget all replies, in all gateways. Raises `StoreError`."""
@@ -162,6 +165,7 @@ class SharedRepeats:
         for key in changes.keys or ():
             self._memory.pop(key)
         self._position, self._read_at = changes.position, started
+        self._outage.ended("exact repeats are shared between gateways again")
 
     async def aclose(self) -> None:
         tasks = [*self._tasks, *([self._poller] if self._poller else [])]

@@ -7,8 +7,10 @@ import logging
 from contextlib import suppress
 
 from bottega._util.event_loops import BACKGROUND_LOOP, gather_or_cancel
+from bottega._util.outage import OutageLog
 from bottega._util.postgres import PostgresPool
 from bottega._util.valkey import display_valkey_url, valkey_client, valkey_errors
+from bottega._util.valkey_pipe import ValkeyPipe
 from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.migrations import GATEWAY_TABLES
@@ -45,25 +47,23 @@ class SharedState:
         self._pool = PostgresPool(
             database, GATEWAY_TABLES, answer_seconds=ANSWER_SECONDS, resets=False
         )
-        self._client = None if redis is None else valkey_client(redis)
+        self._pipe = None if redis is None else ValkeyPipe(redis)
         limits: LimitStore = PostgresLimits(self._pool)
         repeats: RepeatStore = PostgresRepeats(self._pool)
-        if redis is not None and self._client is not None:
-            read = spending_reader(self._pool)
-            name = display_valkey_url(redis)
-            limits = RedisLimits(self._client, name, read)
-            repeats = RedisRepeats(self._client, name)
+        if self._pipe is not None:
+            limits = RedisLimits(self._pipe, spending_reader(self._pool))
+            repeats = RedisRepeats(self._pipe)
         self.limiter = SharedLimiter(limits, ledger)
         self.repeats = SharedRepeats(repeats, memory, repeat_seconds)
         self.gates = SharedGates(ledger)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._commits: set[asyncio.Task[None]] = set()
-        self._failing = False
+        self._outage = OutageLog(log)
 
     async def run(self) -> None:
         """Renew the leases of this process, and read the changes and samples of others, until it is
         cancelled."""
         self._loop = asyncio.get_running_loop()
+        await self._ledger.enter_loop(self._pool)
         await gather_or_cancel([self._renew(), self.gates.run()])
 
     async def _renew(self) -> None:
@@ -71,24 +71,18 @@ class SharedState:
             try:
                 await asyncio.gather(self.limiter.renew(), self.repeats.refresh())
             except StoreError as error:
-                if not self._failing:
-                    log.error("the shared state cannot be reached: %s", error)
-                self._failing = True
+                self._outage.failed("the shared state cannot be reached: %s", error)
             except Exception:  # leases must be renewed in any case
                 log.exception("renewing the shared state failed")
             else:
-                if self._failing:
-                    log.warning("the shared state can be reached again")
-                self._failing = False
+                self._outage.ended("the shared state can be reached again")
             await asyncio.sleep(RENEW_SECONDS)
 
     async def commit(self, record: RequestRecord) -> None:
         """Wait until the record's ledger entry is durable and its reservation has ended. If the
         server does not answer, the entry waits in memory and the reservation counts until then."""
-        task = asyncio.create_task(self._commit(record))
-        self._commits.add(task)
-        task.add_done_callback(self._commits.discard)
-        await asyncio.wait([task], timeout=0 if self._ledger.is_failing else COMMIT_SECONDS)
+        ended = self.limiter.ending(record.hold) or self._ledger.durable()
+        await asyncio.wait([ended], timeout=0 if self._ledger.is_failing else COMMIT_SECONDS)
 
     def forget(self) -> None:
         """Forget the replies of all gateways. Blocks; call it in another thread than that of the
@@ -99,16 +93,11 @@ class SharedState:
     async def aclose(self) -> None:
         await self.repeats.aclose()
         await self.limiter.aclose()
+        await self._ledger.leave_loop()
         with suppress(StoreError):
             await self._pool.close()
-        if self._client is not None:
-            await self._client.aclose()
-
-    async def _commit(self, record: RequestRecord) -> None:
-        with suppress(StoreError):
-            await self._ledger.flushed()
-        if record.hold is not None:
-            await self.limiter.released(record.hold)
+        if self._pipe is not None:
+            await self._pipe.aclose()
 
 
 def check_redis(url: str) -> None:
