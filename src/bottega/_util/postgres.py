@@ -110,17 +110,20 @@ class PostgresPool:
         """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time."""
         pool = self._pool or await self._opened()
         with translated(self.name):
-            async with pool.acquire(timeout=self._answer_seconds or WAIT_SECONDS) as connection:
-                try:
-                    async with asyncio.timeout(self._answer_seconds):
-                        yield connection
-                except TimeoutError as error:
-                    # Else its release would wait for the server to cancel the statement.
-                    connection.terminate()
-                    raise StoreBusyError(
-                        f"{self.name} does not answer in {self._answer_seconds:g} s",
-                        hint="check the load and the disk of the server",
-                    ) from error
+            async with asyncio.timeout(self._answer_seconds or WAIT_SECONDS):
+                connection = await pool.acquire()  # its own timeout needs a task
+            try:
+                async with asyncio.timeout(self._answer_seconds):
+                    yield connection
+            except TimeoutError as error:
+                # Else its release would wait for the server to cancel the statement.
+                connection.terminate()
+                raise StoreBusyError(
+                    f"{self.name} does not answer in {self._answer_seconds:g} s",
+                    hint="check the load and the disk of the server",
+                ) from error
+            finally:
+                await pool.release(connection)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:

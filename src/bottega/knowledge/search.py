@@ -369,7 +369,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         """Return the stored vectors of examples with exactly one image, by its sha256."""
         self._check_embeds()
         try:
-            view, _ = self._searcher.view(by)
+            view, _ = chosen_view(self._views, self._rows.views(), by, self._rows)
         except EmptyKnowledgeBaseError:
             return {}
         return self._rows.vectors_of_images(sha256s, view.number)

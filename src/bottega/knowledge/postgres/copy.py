@@ -16,7 +16,6 @@ from bottega.knowledge.file_copy import (
     unfinished_views,
     use_values,
 )
-from bottega.knowledge.postgres.database import lock_for_writing
 from bottega.knowledge.postgres.rows import PostgresRows
 from bottega.knowledge.postgres.schema import vectors_table
 from bottega.knowledge.postgres.view_rows import create_view
@@ -93,7 +92,6 @@ class PostgresCopy(PostgresRows):
 
     def begin(self, source: str, views: Sequence[StoredView]) -> None:
         async def work(connection: Connection) -> None:
-            await lock_for_writing(connection)
             await self._claim(connection, source)
             found = {StoredView(*row) for row in await connection.fetch(BEGUN_VIEWS)}
             for view in found - set(views):
@@ -194,8 +192,7 @@ class PostgresCopy(PostgresRows):
         self.write(work)
 
     async def _resume(self, connection: Connection) -> None:
-        """Lock the database. Raises `StoreError` if another run has finished the copy."""
-        await lock_for_writing(connection)
+        """Raise `StoreError` if another run has finished the copy."""
         if not await connection.fetchval("SELECT 1 FROM kb_notes WHERE name = $1", UNFINISHED):
             raise StoreError(
                 f"another process has finished the copy {self.name}",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import struct
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,11 +50,11 @@ class PostgresDatabase:
         return self.run(self.pool.fetch(statement, *values))
 
     def write(self, work: Callable[[Connection], Coroutine[Any, Any, Result]]) -> Result:
-        """Run work in one transaction. It is not repeated after a lost connection, because its
-        commit may have arrived."""
+        """Run work in one transaction of the only writer. It is not repeated after a lost
+        connection, because its commit may have arrived."""
 
         async def transaction() -> Result:
-            async with self.pool.transaction() as connection:
+            async with self.pool.connection() as connection, _only_writer(connection):
                 return await work(connection)
 
         return self.run(transaction())
@@ -94,8 +95,21 @@ def _decoded(data: bytes) -> Vectors:
     return np.frombuffer(data, ">f4", offset=HEADER.size).astype(np.float32)
 
 
-async def lock_for_writing(connection: Connection) -> None:
-    await connection.execute("SELECT pg_advisory_xact_lock($1)", WRITE_LOCK)
+@asynccontextmanager
+async def _only_writer(connection: Connection) -> AsyncIterator[None]:
+    """Run a transaction with the lock of writers; its start takes one round trip."""
+    await connection.execute(
+        f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({WRITE_LOCK})"
+    )
+    try:
+        yield
+        await connection.execute("COMMIT")
+    except BaseException:
+        try:
+            await connection.execute("ROLLBACK")
+        except BaseException:
+            connection.terminate()  # the pool must not lend a connection that holds the lock
+        raise
 
 
 async def log_changes(connection: Connection, op: str, keys: Sequence[int]) -> None:

@@ -9,30 +9,18 @@ import orjson
 
 from bottega._util.identity import question_digest
 from bottega.knowledge.eviction import CHECK_EVERY, KEPT_CHANGES, KEPT_SHARE, Capacity
-from bottega.knowledge.postgres.database import lock_for_writing, log_changes
-from bottega.knowledge.postgres.schema import (
-    vectors_table,
-)
+from bottega.knowledge.postgres.database import log_changes
+from bottega.knowledge.postgres.insertion import ExampleRow, insert_examples
 from bottega.knowledge.postgres.view_rows import PostgresViewRows, claim_views
 from bottega.knowledge.records import (
-    COLUMNS,
     EmbeddedBatch,
     RowMetadata,
     UsageRecord,
-    to_row,
 )
-from bottega.protocols import Vectors
 from bottega.types import Example
 
 if TYPE_CHECKING:
     from asyncpg import Connection
-
-ALL_COLUMNS = (*COLUMNS, "namespace", "question_digest")
-INSERT = (
-    f"INSERT INTO kb_examples ({', '.join(ALL_COLUMNS)})"
-    f" VALUES ({', '.join(f'${n}' for n in range(1, len(ALL_COLUMNS) + 1))})"
-    " ON CONFLICT (namespace, id) DO NOTHING RETURNING key"
-)
 
 
 class PostgresRows(PostgresViewRows):
@@ -51,27 +39,23 @@ class PostgresRows(PostgresViewRows):
         `SqliteRows.put`."""
 
         async def work(connection: Connection) -> int:
-            await lock_for_writing(connection)
             numbers = await claim_views(connection, views)
-            new = 0
-            rows = zip(examples, *(made.vectors for made in views.values()), strict=True)
-            for example, *vectors in rows:
-                if supersede and await self._pinned(connection, example):
-                    continue
-                key = await self._insert(connection, example, numbers, vectors)
-                if key is None:
-                    continue
-                new += 1
-                metadata = (metadata_by_id or {}).get(example.id or "")
-                if metadata is not None:
-                    await _set_metadata(connection, key, metadata)
-                if supersede:
-                    await self._remove_superseded(connection, key)
-            if new:
+            vectors = zip(*(made.vectors for made in views.values()), strict=True)
+            rows = [ExampleRow(*row) for row in zip(examples, vectors, strict=True)]
+            if supersede:
+                pinned = await self._pinned_questions(connection, examples)
+                rows = [row for row in rows if question_digest(row.example) not in pinned]
+            new = await insert_examples(connection, self.namespace, rows, numbers)
+            for id, metadata in (metadata_by_id or {}).items():
+                if id in new.keys:
+                    await _set_metadata(connection, new.keys[id], metadata)
+            if supersede:
+                await self._remove_superseded(connection, list(new.keys.values()))
+            if new.keys:
                 if capacity is not None:
                     await self._evict(connection, capacity)
-                await _prune(connection, new)
-            return new
+                await _prune(connection, len(new.keys), new.last_seq)
+            return len(new.keys)
 
         return self.write(work)
 
@@ -80,7 +64,6 @@ class PostgresRows(PostgresViewRows):
         a new key, because the content of a key never changes."""
 
         async def work(connection: Connection) -> bool:
-            await lock_for_writing(connection)
             found = await connection.fetchrow(
                 "SELECT key FROM kb_examples WHERE namespace = $1 AND id = $2", self.namespace, id
             )
@@ -98,14 +81,14 @@ class PostgresRows(PostgresViewRows):
                 fields.get("rationale"),
             )
             await log_changes(connection, "put", [key])
-            await _prune(connection, 1)
+            last = await connection.fetchval("SELECT max(seq) FROM kb_changes")
+            await _prune(connection, 1, last)
             return True
 
         return self.write(work)
 
     def delete(self, ids: Collection[str]) -> int:
         async def work(connection: Connection) -> int:
-            await lock_for_writing(connection)
             found = await connection.fetch(
                 "SELECT key FROM kb_examples WHERE namespace = $1 AND id = ANY($2::text[])",
                 self.namespace,
@@ -160,54 +143,26 @@ class PostgresRows(PostgresViewRows):
             )
         )
 
-    async def _insert(
-        self,
-        connection: Connection,
-        example: Example,
-        numbers: Sequence[int],
-        vectors: Sequence[Vectors],
-    ) -> int | None:
-        """Insert an example and return its key, or None if its id exists."""
-        values = (*to_row(example), self.namespace, question_digest(example))
-        key = await connection.fetchval(INSERT, *values)
-        if key is None:
-            return None
-        images = example.query.images
-        await connection.executemany(
-            "INSERT INTO kb_images VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING",
-            [(one.sha256, one.media_type, one.width, one.height, one.data) for one in images],
-        )
-        await connection.executemany(
-            "INSERT INTO kb_example_images VALUES ($1, $2, $3, $4)",
-            [(key, place, one.sha256, one.source) for place, one in enumerate(images)],
-        )
-        for number, vector in zip(numbers, vectors, strict=True):
-            await connection.execute(
-                f"INSERT INTO {vectors_table(number)} VALUES ($1, $2, $3::vector)",
-                *(key, self.namespace, vector),
-            )
-        await connection.execute(
-            "INSERT INTO kb_changes (op, key, id, namespace) VALUES ('put', $1, $2, $3)",
-            *(key, example.id, self.namespace),
-        )
-        return int(key)
-
-    async def _pinned(self, connection: Connection, example: Example) -> bool:
-        found = await connection.fetchval(
-            "SELECT 1 FROM kb_examples JOIN kb_uses USING (key)"
-            " WHERE namespace = $1 AND question_digest = $2 AND pinned",
+    async def _pinned_questions(
+        self, connection: Connection, examples: Sequence[Example]
+    ) -> set[str]:
+        """Return the digests of those questions that have a pinned answer."""
+        found = await connection.fetch(
+            "SELECT question_digest FROM kb_examples JOIN kb_uses USING (key)"
+            " WHERE namespace = $1 AND question_digest = ANY($2::text[]) AND pinned",
             self.namespace,
-            question_digest(example),
+            [question_digest(example) for example in examples],
         )
-        return found is not None
+        return {row["question_digest"] for row in found}
 
-    async def _remove_superseded(self, connection: Connection, key: int) -> None:
-        """Delete the older answers to the question of this row."""
+    async def _remove_superseded(self, connection: Connection, keys: Sequence[int]) -> None:
+        """Delete the older answers to the questions of these rows."""
         older = await connection.fetch(
-            "SELECT key FROM kb_examples WHERE namespace = $1 AND key != $2 AND question_digest ="
-            " (SELECT question_digest FROM kb_examples WHERE key = $2)",
+            "SELECT old.key FROM kb_examples AS old JOIN kb_examples AS new"
+            " USING (namespace, question_digest)"
+            " WHERE namespace = $1 AND new.key = ANY($2::bigint[]) AND old.key < new.key",
             self.namespace,
-            key,
+            keys,
         )
         await _remove(connection, [row["key"] for row in older])
 
@@ -264,9 +219,9 @@ async def _set_metadata(connection: Connection, key: int, metadata: RowMetadata)
     )
 
 
-async def _prune(connection: Connection, added: int) -> None:
-    """Drop old entries of deleted rows from the log, as `eviction.prune` does."""
-    last = await connection.fetchval("SELECT max(seq) FROM kb_changes")
+async def _prune(connection: Connection, added: int, last: int) -> None:
+    """Drop old entries of deleted rows from the log, as `eviction.prune` does. `last` is the
+    number of the newest change."""
     if last % CHECK_EVERY >= 2 * added:
         return
     rows = await connection.fetchval("SELECT count(*) FROM kb_examples")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from threading import Lock, Thread
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 OPERATORS: dict[Metric, tuple[str, str]] = {
     "cosine": ("<=>", "halfvec_cosine_ops"),
@@ -58,9 +60,9 @@ class PostgresSearch:
     def view(self, by: str | None) -> tuple[StoredView, View]:
         """Return the stored view of that name, by default the first one, and its embedder. Raises
         `SettingError` for an unknown name."""
-        if not self._stored:
-            self._stored = self._rows.views()
-        return chosen_view(self._views, self._stored, by, self._rows)
+        return self._with_current_views(
+            lambda: chosen_view(self._views, self._stored, by, self._rows)
+        )
 
     def check_filled(self, by: str | None) -> None:
         self.view(by)
@@ -73,15 +75,10 @@ class PostgresSearch:
     ) -> list[list[Candidate]]:
         """Return the candidates of each vector, repeating the search if a hit was deleted or the
         view was replaced."""
-        for attempt in range(ATTEMPTS):
-            try:
-                candidates = self._nearest(vectors, k, scope, excluded_for)
-            except StoreError:
-                # A dropped table means that the view was replaced.
-                if attempt + 1 == ATTEMPTS or self._stored == (stored := self._rows.views()):
-                    raise
-                self._stored = stored
-                continue
+        for _ in range(ATTEMPTS):
+            candidates = self._with_current_views(
+                lambda: self._nearest(vectors, k, scope, excluded_for)
+            )
             if candidates is not None:
                 return candidates
         raise StoreError(
@@ -90,6 +87,9 @@ class PostgresSearch:
         )
 
     def vectors(self, ids: Sequence[str], by: str | None) -> Vectors:
+        return self._with_current_views(lambda: self._vectors(ids, by))
+
+    def _vectors(self, ids: Sequence[str], by: str | None) -> Vectors:
         view, _ = self.view(by)
         keys = self._rows.keys(ids)
         found = self._rows.vectors(keys.values(), view.number)
@@ -104,11 +104,16 @@ class PostgresSearch:
         chosen = random.Random(seed).sample(ids, min(sample, len(ids)))
         keys = self._rows.keys(chosen)
         same_image = self._rows.same_image_keys(list(keys.values()))
-        scope, rows = SearchScope(by, None, None, "same-image"), []
-        for id, vector in zip(chosen, self.vectors(chosen, by), strict=True):
-            hits = self._hits(vector, k, scope, None, same_image[keys[id]])
-            if len(hits) == k:
-                rows.append([hit.score for hit in hits])
+        own = [same_image[keys[id]] for id in chosen]
+        scope = SearchScope(by, None, None, "same-image")
+
+        def search() -> list[list[SearchHit]]:
+            vectors = self._vectors(chosen, by)
+            pairs = zip(vectors, own, strict=True)
+            return [self._hits(vector, k, scope, None, excluded) for vector, excluded in pairs]
+
+        found = self._with_current_views(search)
+        rows = [[hit.score for hit in hits] for hits in found if len(hits) == k]
         return np.array(rows, np.float32).reshape(-1, k)
 
     def close_indexes(self) -> None:
@@ -132,6 +137,20 @@ class PostgresSearch:
             self.check_filled(scope.by)
         return self._candidates(found)
 
+    def _with_current_views(self, work: Callable[[], Result]) -> Result:
+        """Run work on the views as read before. If it fails, another process may have added or
+        replaced a view and dropped its table: read them again, and repeat it."""
+        if not self._stored:
+            self._stored = self._rows.views()
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return work()
+            except StoreError:
+                if self._stored == (stored := self._rows.views()):
+                    raise
+                self._stored = stored
+        return work()
+
     def _hits(
         self,
         vector: Vectors,
@@ -141,10 +160,32 @@ class PostgresSearch:
         excluded: Collection[int] = (),
     ) -> list[SearchHit]:
         view, _ = self.view(scope.by)
-        table, parameters = vectors_table(view.number), Parameters()
+        parameters = Parameters()
         target = parameters.add(np.asarray(vector, np.float32), "vector")
+        barred, source = self._source(view, scope, query, excluded, parameters)
+        if self._uses_index(view) and not self._is_selective(scope):
+            half = f"halfvec({view.dimension})"
+            nearest = (
+                f"(SELECT made.key, made.vector FROM {source} ORDER BY made.vector::{half}"
+                f" {self._operator} ({target})::{half} LIMIT {CANDIDATES * k}) AS made"
+            )
+            hits = self._ranked(barred, nearest, CANDIDATES * k, parameters)
+            # An index scan ends after `hnsw.max_scan_tuples` rows, although others may match.
+            if len(hits) == CANDIDATES * k:
+                return hits[:k]
+        return self._ranked(barred, source, k, parameters)
+
+    def _source(
+        self,
+        view: StoredView,
+        scope: SearchScope,
+        query: Query | None,
+        excluded: Collection[int],
+        parameters: Parameters,
+    ) -> tuple[str, str]:
+        """Return the start of a statement, and the rows that a search may return."""
         clauses = [f"made.namespace = {parameters.add(self._rows.namespace, 'text')}"]
-        join = ""
+        barred = join = ""
         if scope.where is not None or scope.within is not None:
             join = " JOIN kb_examples AS examples USING (key)"
         if scope.where is not None:
@@ -152,26 +193,25 @@ class PostgresSearch:
         if scope.within is not None:
             ids = parameters.add(list(scope.within), "text[]")
             clauses.append(f"examples.id = ANY({ids})")
-        if query is None:
-            barred = f"SELECT unnest({parameters.add(list(excluded), 'bigint[]')}) AS key"
-        else:
-            barred = self._rows.excluded(query, scope.exclude, parameters)
-        clauses.append("made.key NOT IN (SELECT key FROM barred)")
-        source = f"{table} AS made{join} WHERE {' AND '.join(clauses)}"
-        if self._uses_index(view) and not self._is_selective(scope):
-            half = f"halfvec({view.dimension})"
-            limit = parameters.add(CANDIDATES * k + len(excluded) + 1, "bigint")
-            source = (
-                f"(SELECT made.key, made.vector FROM {source}"
-                f" ORDER BY made.vector::{half} {self._operator} ({target})::{half} LIMIT {limit})"
-                " AS made"
-            )
-        distance = f"made.vector {self._operator} {target}"
+        if query is not None:
+            keys = self._rows.excluded(query, scope.exclude, parameters)
+            barred = f"WITH barred AS MATERIALIZED ({keys}) "
+            clauses.append("made.key NOT IN (SELECT key FROM barred)")
+        if excluded:
+            clauses.append(f"made.key <> ALL({parameters.add(list(excluded), 'bigint[]')})")
+        return barred, f"{vectors_table(view.number)} AS made{join} WHERE {' AND '.join(clauses)}"
+
+    def _ranked(
+        self, barred: str, source: str, limit: int, parameters: Parameters
+    ) -> list[SearchHit]:
+        """Return the rows of the source that are nearest to the first parameter, by their vectors
+        in single precision."""
+        distance = f"made.vector {self._operator} $1::vector"
         if self._metric == "cosine":  # NaN for a vector of zeros, whose cosine counts as 0
             distance = f"coalesce(nullif({distance}, 'NaN'), 1)"
         rows = self._rows.read(
-            f"WITH barred AS MATERIALIZED ({barred}) SELECT made.key, {distance} AS distance"
-            f" FROM {source} ORDER BY distance, made.key LIMIT {parameters.add(k, 'bigint')}",
+            f"{barred}SELECT made.key, {distance} AS distance FROM {source}"
+            f" ORDER BY distance, made.key LIMIT {limit}",
             *parameters.values,
         )
         if self._metric == "cosine":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bottega.errors import StoreError
-from bottega.knowledge.postgres.database import lock_for_writing, log_changes
+from bottega.knowledge.postgres.database import log_changes
 from bottega.knowledge.postgres.reader import VIEWS, PostgresReader, without_vector
 from bottega.knowledge.postgres.schema import MAX_DIMENSION, create_vectors, vectors_table
 from bottega.knowledge.records import (
@@ -28,7 +28,6 @@ class PostgresViewRows(PostgresReader):
 
     def begin_view(self, name: str, fingerprint: str, dimension: int) -> tuple[int, bool]:
         async def work(connection: Connection) -> tuple[int, bool]:
-            await lock_for_writing(connection)
             await _drop_views(connection, name, "NOT complete AND fingerprint != $2", fingerprint)
             row = await connection.fetchrow(
                 "SELECT number, complete, dimension FROM kb_views"
@@ -46,7 +45,6 @@ class PostgresViewRows(PostgresReader):
 
     def set_vectors(self, number: int, vectors: Mapping[int, Vectors], *, logged: bool) -> None:
         async def work(connection: Connection) -> None:
-            await lock_for_writing(connection)
             await _check_view(connection, number)
             await connection.executemany(
                 f"INSERT INTO {vectors_table(number)} SELECT key, namespace, $2::vector"
@@ -61,7 +59,6 @@ class PostgresViewRows(PostgresReader):
 
     def complete_view(self, name: str, number: int) -> bool:
         async def work(connection: Connection) -> bool:
-            await lock_for_writing(connection)
             complete = await _check_view(connection, number)
             if await connection.fetchval(f"SELECT 1 {without_vector(number)} LIMIT 1"):
                 return False

@@ -1,0 +1,123 @@
+"""Insertion of examples: one statement for a batch, because each takes a round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from bottega._util.identity import question_digest
+from bottega.knowledge.postgres.schema import vectors_table
+from bottega.knowledge.records import COLUMNS, to_row
+from bottega.protocols import Vectors
+from bottega.types import Example
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+
+MAX_STATEMENT_BYTES = 16 << 20  # the protocol carries at most 1 GiB
+TYPES = {"choices": "jsonb", "labels": "jsonb", "tags": "jsonb", "created": "float8"}
+ALL_COLUMNS = (*COLUMNS, "question_digest")
+
+
+class ExampleRow(NamedTuple):
+    """Example with its vector of each view."""
+
+    example: Example
+    vectors: Sequence[Vectors]
+
+    @property
+    def size(self) -> int:
+        images = sum(len(image.data) for image in self.example.query.images)
+        return images + sum(vector.nbytes for vector in self.vectors)
+
+
+class Inserted(NamedTuple):
+    """Keys of new rows by their ids, and the number of the last change."""
+
+    keys: dict[str, int]
+    last_seq: int
+
+
+async def insert_examples(
+    connection: Connection, namespace: str, rows: Sequence[ExampleRow], views: Sequence[int]
+) -> Inserted:
+    """Insert the rows whose ids are new in the namespace, in order, and log them. `views` are the
+    numbers of the views that the vectors belong to."""
+    statement = _statement(views)
+    keys: dict[str, int] = {}
+    last = 0
+    for batch in _batches(rows):
+        for row in await connection.fetch(statement, namespace, *_values(batch)):
+            keys[row["id"]], last = row["key"], row["seq"]
+    return Inserted(keys, last)
+
+
+def _statement(views: Sequence[int]) -> str:
+    """Return the statement for the values of `_values` after the namespace."""
+    types = [f"{TYPES.get(name, 'text')}[]" for name in ALL_COLUMNS]
+    columns, count = ", ".join(ALL_COLUMNS), len(ALL_COLUMNS)
+    images, shown, vectors = count + 2, count + 7, count + 11
+    parts = [
+        f"new AS (INSERT INTO kb_examples (namespace, {columns}) SELECT $1::text, {columns}"
+        f" FROM {_unnest(2, types)} WITH ORDINALITY AS given ({columns}, place) ORDER BY place"
+        " ON CONFLICT (namespace, id) DO NOTHING RETURNING key, id)",
+        "images AS (INSERT INTO kb_images SELECT * FROM"
+        f" {_unnest(images, ['text[]', 'text[]', 'integer[]', 'integer[]', 'bytea[]'])}"
+        " ON CONFLICT DO NOTHING)",
+        "shown AS (INSERT INTO kb_example_images SELECT key, position, sha256, source"
+        f" FROM {_unnest(shown, ['text[]', 'integer[]', 'text[]', 'text[]'])}"
+        " AS given (id, position, sha256, source) JOIN new USING (id))",
+        *(
+            f"view_{number} AS (INSERT INTO {vectors_table(number)} SELECT key, $1, vector"
+            f" FROM {_unnest(place, ['text[]', 'vector[]'], [2, place])}"
+            " AS given (id, vector) JOIN new USING (id))"
+            for place, number in enumerate(views, start=vectors)
+        ),
+    ]
+    return (
+        f"WITH {', '.join(parts)} INSERT INTO kb_changes (op, key, id, namespace)"
+        " SELECT 'put', key, id, $1 FROM new ORDER BY key RETURNING id, key, seq"
+    )
+
+
+def _unnest(first: int, types: Sequence[str], places: Sequence[int] | None = None) -> str:
+    numbers = places or range(first, first + len(types))
+    arrays = (f"${n}::{type}" for n, type in zip(numbers, types, strict=True))
+    return f"unnest({', '.join(arrays)})"
+
+
+def _values(rows: Sequence[ExampleRow]) -> Iterator[list[object]]:
+    yield from _columns(
+        [(*to_row(row.example), question_digest(row.example)) for row in rows], len(ALL_COLUMNS)
+    )
+    shown = [
+        (row.example.id, place, image)
+        for row in rows
+        for place, image in enumerate(row.example.query.images)
+    ]
+    images = {image.sha256: image for _, _, image in shown}.values()
+    yield from _columns(
+        [(one.sha256, one.media_type, one.width, one.height, one.data) for one in images], 5
+    )
+    yield from _columns([(id, place, one.sha256, one.source) for id, place, one in shown], 4)
+    # asyncpg takes an array in an array for another dimension, but not a memoryview.
+    vectors = [tuple(vector.data for vector in row.vectors) for row in rows]
+    yield from _columns(vectors, len(rows[0].vectors))
+
+
+def _columns(rows: Sequence[tuple[object, ...]], count: int) -> Iterator[list[object]]:
+    for number in range(count):
+        yield [row[number] for row in rows]
+
+
+def _batches(rows: Sequence[ExampleRow]) -> Iterator[list[ExampleRow]]:
+    batch: list[ExampleRow] = []
+    size = 0
+    for row in rows:
+        if batch and size + row.size > MAX_STATEMENT_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += row.size
+    if batch:
+        yield batch
