@@ -14,6 +14,7 @@ from bottega import KnowledgeBase, TowerEmbedder, load_image_folder
 from bottega.bundled import MODELS
 from bottega.cli import answer as answer_command
 from bottega.cli.knowledge_files import open_rows
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator
 from bottega.recipes import rcts
@@ -297,7 +298,7 @@ def test_photographs_get_their_embedder_and_model_by_default(
             noise[..., kind == "green"] += 90
             Image.fromarray(noise).resize((160, 160)).save(path)
     assert run("add", "k.db", tmp_path / "pets").code == 0
-    with open_rows(Path("k.db")) as rows:
+    with open_rows(KnowledgeLocation(Path("k.db"))) as rows:
         assert [view.dimension for view in rows.views().values()] == [256]
     image = tmp_path / "pets" / "red" / "0.jpg"
     [answer] = answers(run("classify", "k.db", image, "--shots", 4, "--json").json)

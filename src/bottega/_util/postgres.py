@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
 
 from bottega.errors import (
     DISTRIBUTION,
@@ -77,8 +77,9 @@ class PostgresPool:
     """Pool of connections that belongs to one event loop, in which its first use connects and
     migrates the tables of `kind`. `setup` runs on each new connection, after the migration. A
     connection that is used for longer than `answer_seconds` is closed: the server may be stuck.
-    Without `resets`, callers leave no session state, which saves a round trip per use. All
-    methods raise `StoreError`, and `MissingDependencyError` without asyncpg."""
+    Without `resets`, callers leave no session state, which saves a round trip per use. Without
+    `create`, the tables must exist. All methods raise `StoreError`, and `MissingDependencyError`
+    without asyncpg."""
 
     def __init__(
         self,
@@ -89,9 +90,10 @@ class PostgresPool:
         setup: Setup | None = None,
         answer_seconds: float | None = None,
         resets: bool = True,
+        create: bool = True,
     ) -> None:
         self.name = display_url(url)
-        self._answer_seconds, self._resets = answer_seconds, resets
+        self._answer_seconds, self._resets, self._create = answer_seconds, resets, create
         self._url, self._kind, self._size, self._setup = url, kind, size, setup
         self._pool: Pool | None = None
         self._opening = asyncio.Lock()
@@ -106,20 +108,22 @@ class PostgresPool:
         return pool
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time."""
+    async def connection(self, *, limited: bool = True) -> AsyncIterator[Connection]:
+        """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time, or, if
+        its use is `limited`, after `answer_seconds`."""
+        most = self._answer_seconds if limited else None
         pool = self._pool or await self._opened()
         with translated(self.name):
-            async with asyncio.timeout(self._answer_seconds or WAIT_SECONDS):
+            async with asyncio.timeout(min(self._answer_seconds or WAIT_SECONDS, WAIT_SECONDS)):
                 connection = await pool.acquire()  # its own timeout needs a task
             try:
-                async with asyncio.timeout(self._answer_seconds):
+                async with asyncio.timeout(most):
                     yield connection
             except TimeoutError as error:
                 # Else its release would wait for the server to cancel the statement.
                 connection.terminate()
                 raise StoreBusyError(
-                    f"{self.name} does not answer in {self._answer_seconds:g} s",
+                    f"{self.name} does not answer in {most:g} s",
                     hint="check the load and the disk of the server",
                 ) from error
             finally:
@@ -165,7 +169,7 @@ class PostgresPool:
                 with translated(self.name):
                     connection = await asyncpg.connect(self._url, timeout=CONNECT_SECONDS)
                     try:
-                        await _migrate(connection, self._kind, self.name)
+                        await _migrate(connection, self._kind, self.name, self._create)
                     finally:
                         await connection.close()
                     self._pool = await asyncpg.create_pool(
@@ -188,11 +192,13 @@ async def _keep_session(connection: Connection) -> None:
     pass
 
 
-async def _migrate(connection: Connection, kind: PostgresKind, name: str) -> None:
+async def _migrate(connection: Connection, kind: PostgresKind, name: str, create: bool) -> None:
     """Bring the tables to the current version; several processes may start at once."""
     found = await _version(connection, kind)
     if found == kind.version:
         return
+    if not (found or create):
+        raise StoreError(f"{name} holds no {kind.name}", hint="check the database in the URL")
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
         await connection.execute(
@@ -284,6 +290,17 @@ def _translation(error: Exception, name: str) -> StoreError:
     return StoreError(f"{name} failed: {error}", hint="see the log of the server")
 
 
+def url_without_password(url: str) -> str:
+    """Return user, host, port, database and options of a URL."""
+    parts = urlsplit(url)
+    user, password, host = parts.netloc.rpartition("@")
+    kept = f"{user.partition(':')[0]}@{host}" if password else host
+    options = [one for one in parts.query.split("&") if not one.startswith("password=")]
+    return urlunsplit((parts.scheme, kept, parts.path, "&".join(options), ""))
+
+
 def password_of(url: str) -> str:
     """Return the password of a URL, "" without one, to remove it from texts."""
-    return unquote(urlsplit(url).password or "")
+    parts = urlsplit(url)
+    in_options = parse_qs(parts.query).get("password", [""])[0]
+    return unquote(parts.password or "") or in_options

@@ -41,6 +41,7 @@ from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
 from bottega.knowledge.loaders.folders import SUFFIXES
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.tuned_settings import tuned_for
 from bottega.naming import default_master, default_model, open_model
 from bottega.parsing import last_answer
@@ -96,7 +97,7 @@ def classify(
 
     --method knn and --method logreg answer without a model.
     """
-    if file.suffix.lower() in SUFFIXES:
+    if file.file is not None and file.file.suffix.lower() in SUFFIXES:
         raise SettingError(
             f"{file} is an image, but the first argument is the knowledge base",
             hint="write bottega classify K.db IMAGE",
@@ -157,7 +158,13 @@ def ask(
         list[Path] | None, Option("--image", "-i", help="An image; may be repeated.")
     ] = None,
     kb: Annotated[
-        Path | None, Option("--kb", help="Use demonstrations from this knowledge base.")
+        KnowledgeLocation | None,
+        Option(
+            "--kb",
+            metavar="K.db",
+            parser=KnowledgeLocation.of_argument,
+            help="Use demonstrations from this knowledge base.",
+        ),
     ] = None,
     shots: Annotated[
         int | None,

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from typer import Exit, Option
 
+from bottega._util.postgres import is_postgres_url
 from bottega.cli.answer import NEAREST_LAST
 from bottega.cli.components import (
     LOCAL,
@@ -79,6 +80,7 @@ from bottega.evaluation.runner import RunState
 from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
 from bottega.knowledge.embedders.names import BUNDLED
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.naming import ModelSpec, check_model, default_embedder, model_for
 from bottega.recipes import Classifier
 from bottega.recipes.cache_retrieval import BY_DRAFT
@@ -195,14 +197,20 @@ def evaluate(
         ),
     ] = None,
     rationales_from: Annotated[
-        Path | None,
-        Option(help="Copy rationales of `bottega rationales` from this knowledge base."),
+        KnowledgeLocation | None,
+        Option(
+            metavar="K.db",
+            parser=KnowledgeLocation.of_argument,
+            help="Copy rationales of `bottega rationales` from this knowledge base.",
+        ),
     ] = None,
     answers_from: Annotated[
-        Path | None,
+        KnowledgeLocation | None,
         Option(
+            metavar="K.db",
+            parser=KnowledgeLocation.of_argument,
             help="Show a master's answers from this file of `bottega answer` in demonstrations, "
-            "instead of the gold answers."
+            "instead of the gold answers.",
         ),
     ] = None,
     compressor: CompressorFolder = None,
@@ -374,7 +382,9 @@ def evaluate(
 
 def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
     """Return the benchmark specification with these options appended; K.db is a knowledge base."""
-    if benchmark.endswith(".db") and Path(benchmark).is_file():
+    own_file = benchmark.endswith(".db") and Path(benchmark).is_file()
+    if own_file or is_postgres_url(benchmark):
+        KnowledgeLocation.of_argument(benchmark)
         benchmark = f"{KNOWLEDGE_BASE}:{benchmark}"
     kind = benchmark.partition(":")[0]
     if unparsable != WRONG:
@@ -398,7 +408,7 @@ def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
     return f"{benchmark},question={question}"
 
 
-def _load(config: RunConfig, rationales: Path | None) -> tuple[Benchmark, int]:
+def _load(config: RunConfig, rationales: KnowledgeLocation | None) -> tuple[Benchmark, int]:
     """Return the benchmark and the number of unreadable examples, each with a warning."""
     skipped = SkippedExamples()
     data = load_benchmark(

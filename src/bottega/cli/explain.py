@@ -19,6 +19,7 @@ from bottega.cli.output import console, note, print_json, say, shown
 from bottega.errors import SettingError
 from bottega.evaluation.page import ENDED, format_value, image_hashes, render_explanation
 from bottega.image import Image
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.recording import StoredCandidate, StoredNode, StoredTrace
 
 SHORT = 48
@@ -30,7 +31,12 @@ def explain(
     ],
     out: Annotated[Path | None, Option(metavar="FILE.html", help="Write an HTML page.")] = None,
     kb: Annotated[
-        Path | None, Option(metavar="K.db", help="Knowledge base with the images of the page.")
+        KnowledgeLocation | None,
+        Option(
+            metavar="K.db",
+            parser=KnowledgeLocation.of_argument,
+            help="Knowledge base with the images of the page.",
+        ),
     ] = None,
     image: Annotated[
         list[Path] | None, Option(help="Image of the question (traces hold none); may be repeated.")

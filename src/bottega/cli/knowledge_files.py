@@ -1,11 +1,10 @@
-"""Opening knowledge base files, with their views and namespaces."""
+"""Opening knowledge bases, with their views and namespaces."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from bottega.cli.components import OpenEmbedder, open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
@@ -13,13 +12,14 @@ from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE
 from bottega.image import path_text
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.embedders.names import BUNDLED, NOTE, note_of, packaged_name
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.records import DEFAULT, StoredView, check_name
 from bottega.knowledge.tuned_settings import tuned_settings
 
 MAX_NAMED = 5
 
 
-def whole_name(file: Path, namespace: str) -> str:
+def whole_name(file: KnowledgeLocation, namespace: str) -> str:
     return f"{file}, namespace {namespace!r}," if namespace else str(file)
 
 
@@ -45,7 +45,7 @@ def none_here(namespace: str, elsewhere: Mapping[str, int]) -> str:
     return f"no examples in namespace {namespace!r}; there are {counted(elsewhere)}"
 
 
-def check_filled(knowledge: KnowledgeBase, file: Path, namespace: str) -> None:
+def check_filled(knowledge: KnowledgeBase, file: KnowledgeLocation, namespace: str) -> None:
     """Raise `EmptyKnowledgeBaseError` with the namespaces that hold examples."""
     if len(knowledge):
         return
@@ -56,22 +56,24 @@ def check_filled(knowledge: KnowledgeBase, file: Path, namespace: str) -> None:
     raise EmptyKnowledgeBaseError(f"{file} is empty", hint=f"run bottega add {file} FOLDER")
 
 
-def open_rows(file: Path, namespace: str = "") -> KnowledgeBase:
-    """Open a file for reading and deleting rows, without an embedder."""
+def open_rows(file: KnowledgeLocation, namespace: str = "") -> KnowledgeBase:
+    """Open a knowledge base for reading and deleting rows, without an embedder."""
     if not file.exists():
         hint = f"run bottega add {file} FOLDER"
         raise StoreError(f"knowledge base {file} does not exist", hint=hint)
-    return KnowledgeBase.open(file, embed=None, create=False, namespace=namespace)
+    return KnowledgeBase.open(file.target, embed=None, create=False, namespace=namespace)
 
 
-def open_to_search(file: Path, embed: str | None, namespace: str, by: str | None) -> KnowledgeBase:
+def open_to_search(
+    file: KnowledgeLocation, embed: str | None, namespace: str, by: str | None
+) -> KnowledgeBase:
     """Open a file with the view to search; `embed` defaults to the view's embedder."""
     with open_rows(file, namespace) as rows:
         check_filled(rows, file, namespace)
         view = chosen(rows.views(), by, file)
         spec = embed or embedder_spec(rows, view)
     with _mismatch_hint(file, embed):
-        return KnowledgeBase.open(file, _opened({view.name: spec}), namespace=namespace)
+        return KnowledgeBase.open(file.target, _opened({view.name: spec}), namespace=namespace)
 
 
 def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
@@ -80,7 +82,7 @@ def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
     kind, _, location = spec.partition(":")
     if kind != KNOWLEDGE_BASE or not location:
         return None, None, None
-    file = Path(location)
+    file = KnowledgeLocation.of_argument(location)
     with open_rows(file) as rows:
         check_filled(rows, file, "")
         view = chosen(rows.views(), None, file)
@@ -91,7 +93,7 @@ def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
 
 
 def open_to_add(
-    file: Path,
+    file: KnowledgeLocation,
     embed: str | None,
     namespace: str,
     default: str = BUNDLED,
@@ -100,31 +102,25 @@ def open_to_add(
     """Open or create a file with all of its views; `default` is the embedder of a new file.
     `opener` opens the embedders."""
     if file.exists():
-        with open_rows(file) as rows:
+        with KnowledgeBase.open(file.target, embed=None) as rows:
             stored = rows.views()
             if foreign := [name for name, view in stored.items() if not _is_own(rows, view)]:
                 hint = f"add from Python: KnowledgeBase.open(path, {{{foreign[0]!r}: View(...)}})"
                 raise _python_view_error(file, foreign, hint=hint)
-            specs = _makers(rows, stored, embed, file)
+            specs = _makers(rows, stored, embed, file, default)
             check_same_content(rows, views := _opened(specs, opener), file)
     else:
         views = _opened(specs := {DEFAULT: embed or default}, opener)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"the folder {path_text(file.parent)} cannot be created: {error.strerror}",
-                hint="check the path and its permissions",
-            ) from error
+        _make_folder(file)
     with _mismatch_hint(file, embed):
-        knowledge = KnowledgeBase.open(file, views, namespace=namespace)
+        knowledge = KnowledgeBase.open(file.target, views, namespace=namespace)
     # A new file has no stored views yet, so `note_embedder` does not apply.
     if DEFAULT in specs and knowledge.note(NOTE) != specs[DEFAULT]:
         knowledge.set_note(NOTE, specs[DEFAULT])
     return knowledge
 
 
-def open_to_repair(file: Path, embed: str | None) -> KnowledgeBase:
+def open_to_repair(file: KnowledgeLocation, embed: str | None) -> KnowledgeBase:
     """Open a file with the views that can be embedded again; verification reports the others."""
     with open_rows(file) as rows:
         stored = rows.views()
@@ -138,11 +134,23 @@ def open_to_repair(file: Path, embed: str | None) -> KnowledgeBase:
         for name in views_of_other_content(rows, views):
             del views[name]
     with _mismatch_hint(file, embed):
-        return KnowledgeBase.open(file, views or None, create=False)
+        return KnowledgeBase.open(file.target, views or None, create=False)
+
+
+def _make_folder(location: KnowledgeLocation) -> None:
+    if location.file is None:
+        return
+    try:
+        location.file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the folder {path_text(location.file.parent)} cannot be created: {error.strerror}",
+            hint="check the path and its permissions",
+        ) from error
 
 
 @contextmanager
-def _mismatch_hint(file: Path, embed: str | None) -> Iterator[None]:
+def _mismatch_hint(file: KnowledgeLocation, embed: str | None) -> Iterator[None]:
     try:
         yield
     except EmbedderMismatchError as error:
@@ -164,7 +172,7 @@ def _opened(specs: Mapping[str, str], opener: OpenEmbedder = open_embedder) -> d
     return {name: View(opener(spec)) for name, spec in specs.items()}
 
 
-def chosen(stored: Mapping[str, StoredView], by: str | None, file: Path) -> StoredView:
+def chosen(stored: Mapping[str, StoredView], by: str | None, file: KnowledgeLocation) -> StoredView:
     """Return the view `by`, else the only view, else `default`."""
     if not stored:
         raise StoreError(
@@ -191,11 +199,15 @@ def embedder_spec(knowledge: KnowledgeBase, view: StoredView) -> str:
 
 
 def _makers(
-    knowledge: KnowledgeBase, stored: Mapping[str, StoredView], embed: str | None, file: Path
+    knowledge: KnowledgeBase,
+    stored: Mapping[str, StoredView],
+    embed: str | None,
+    file: KnowledgeLocation,
+    default: str = BUNDLED,
 ) -> dict[str, str]:
-    """Return the embedder of each view; a file without views starts with `default`."""
+    """Return the embedder of each view; without views, `default` for the view of that name."""
     if not stored:
-        return {DEFAULT: embed or knowledge.note(NOTE) or BUNDLED}
+        return {DEFAULT: embed or knowledge.note(NOTE) or default}
     specs = {}
     if embed is not None:
         specs[chosen(stored, None, file).name] = embed
@@ -204,7 +216,9 @@ def _makers(
     }
 
 
-def check_same_content(knowledge: KnowledgeBase, views: Mapping[str, View], file: Path) -> None:
+def check_same_content(
+    knowledge: KnowledgeBase, views: Mapping[str, View], file: KnowledgeLocation
+) -> None:
     if foreign := views_of_other_content(knowledge, views):
         hint = "open the file in Python: KnowledgeBase.open(path, {name: View(...)})"
         raise _python_view_error(file, foreign, hint=hint)
@@ -223,7 +237,7 @@ def views_of_other_content(knowledge: KnowledgeBase, views: Mapping[str, View]) 
 
 
 def to_reindex(
-    knowledge: KnowledgeBase, embed: str | None, by: str | None, file: Path
+    knowledge: KnowledgeBase, embed: str | None, by: str | None, file: KnowledgeLocation
 ) -> tuple[str, str]:
     """Return the view's name and embedder; a new view uses the embedder of `default`."""
     stored = knowledge.views()
@@ -241,7 +255,7 @@ def _is_own(knowledge: KnowledgeBase, view: StoredView) -> bool:
     return view.name == DEFAULT or knowledge.note(note_of(view)) is not None
 
 
-def _python_view_error(file: Path, names: Sequence[str], *, hint: str) -> StoreError:
+def _python_view_error(file: KnowledgeLocation, names: Sequence[str], *, hint: str) -> StoreError:
     return StoreError(
         f"these views of {file} are defined by Python code: {', '.join(names)}", hint=hint
     )

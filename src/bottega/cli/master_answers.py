@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Exit, Option
 
-from bottega._util.durable_files import lock_file, os_errors
 from bottega._util.executor import LocalExecutor, Workers
 from bottega.cli.components import (
     LOCAL,
@@ -34,7 +31,7 @@ from bottega.cli.options import (
     WorkerCount,
 )
 from bottega.cli.output import note, plural, progress, say, warn
-from bottega.errors import SettingError, StoreBusyError
+from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.examples import labels_of
@@ -48,6 +45,7 @@ from bottega.evaluation.master_answers import (
 )
 from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.naming import ModelSpec, check_model, default_embedder
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Generator, Parser, Tier
@@ -105,7 +103,7 @@ def answer(
         return
     images = (image for query in questions.values() for image in query.images)
     limits, found = Budget(budget), MasterAnswers(data.labels)
-    with _only_writer(file), open_to_add(file, embed, "", default_embedder(images)) as knowledge:
+    with file.locked(), open_to_add(file, embed, "", default_embedder(images)) as knowledge:
         _set_master(knowledge, file, model)
         found.by_question = {question_key(one.query, data.labels): one for one in knowledge}
         chosen = list(questions.items())[:limit]
@@ -138,23 +136,7 @@ def answer(
     _report(file, data, questions, found, limits)
 
 
-@contextmanager
-def _only_writer(file: Path) -> Iterator[None]:
-    """Hold a lock file beside the file: two commands would pay for each answer twice. Raises
-    `StoreBusyError`."""
-    path = file.with_name(f"{file.name}.lock")
-    with os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = lock_file(path)
-    if lock is None:
-        raise StoreBusyError(
-            f"{file} is being answered by another process", hint="wait until it has finished"
-        )
-    with lock:
-        yield
-
-
-def stored_answers(data: Benchmark, file: Path) -> Benchmark:
+def stored_answers(data: Benchmark, file: KnowledgeLocation) -> Benchmark:
     """Return the benchmark with the answers of a file instead of the gold ones (`--answers-from`).
 
     Notes the questions without an answer, which are left out. Raises `SettingError`."""
@@ -167,7 +149,7 @@ def stored_answers(data: Benchmark, file: Path) -> Benchmark:
     return data
 
 
-def read_answers(file: Path, master: str | None = None) -> list[Example]:
+def read_answers(file: KnowledgeLocation, master: str | None = None) -> list[Example]:
     """Return the examples of a file of `bottega answer`. Raises `SettingError` for a file with
     other examples, or with those of another model than `master`."""
     hint = f"run bottega answer {file} BENCHMARK --model MASTER"
@@ -190,7 +172,7 @@ def read_answers(file: Path, master: str | None = None) -> list[Example]:
     return examples
 
 
-def _set_master(knowledge: KnowledgeBase, file: Path, model: str) -> None:
+def _set_master(knowledge: KnowledgeBase, file: KnowledgeLocation, model: str) -> None:
     """Store the master's name in the file. Raises `SettingError` for a file of another master or
     with other examples."""
     stored = knowledge.note(NOTE)
@@ -256,7 +238,7 @@ async def _closing(workers: Workers[Any, Any], work: Coroutine[Any, Any, None]) 
 
 
 def _report(
-    file: Path,
+    file: KnowledgeLocation,
     data: Benchmark,
     questions: Mapping[QuestionKey, Query],
     found: MasterAnswers,

@@ -13,13 +13,14 @@ from bottega._util.postgres import is_postgres_url
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED
 from bottega.evaluation.benchmarks.synthetic import SYNTHETIC
+from bottega.knowledge.location import KnowledgeLocation
 
 BenchmarkSpec = Annotated[
     str,
     Argument(
         metavar="BENCHMARK",
         help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR or jsonl:DIR; a "
-        "knowledge base K.db (classifies each labelled image by the others); a "
+        "knowledge base K.db or postgresql://... (classifies each labelled image by the others); a "
         "synthetic task with options, e.g. glyphs:ways=5,shots=5 (tasks: "
         f"{', '.join(SYNTHETIC)}); or a published benchmark with a folder or a Hugging Face id and "
         f"options, e.g. mmmu:DIR,split=validation ({', '.join(PUBLISHED)}). See "
@@ -36,9 +37,16 @@ CompressorFolder = Annotated[
     ),
 ]
 CONFIG = Path("bottega.toml")  # the gateway configuration of the current folder
-KnowledgeFile = Annotated[Path, Argument(metavar="K.db", help="The knowledge base file.")]
+KnowledgeFile = Annotated[
+    KnowledgeLocation,
+    Argument(
+        metavar="K.db",
+        parser=KnowledgeLocation.of_argument,
+        help="The knowledge base: a file, or postgresql://USER@HOST/DATABASE.",
+    ),
+]
 Namespace = Annotated[
-    str, Option("--namespace", help="Namespace of the file (default: the one without a name).")
+    str, Option("--namespace", help="Namespace (default: the one without a name).")
 ]
 By = Annotated[
     str | None,

@@ -13,7 +13,7 @@ from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.config.loading import MASTER_RATE, MIN_SIMILARITY, PARAMETERS
 from bottega.gateway.config.settings import Config, TierSettings
-from bottega.gateway.running.cache_views import cache_file
+from bottega.gateway.running.cache_views import cache_location
 from bottega.gateway.running.process import base_url
 from bottega.gateway.running.tiers import OPENAI, key_variable
 from bottega.gateway.state.shared import check_redis
@@ -144,7 +144,7 @@ def _route(config: Config) -> Rows:
 def _cache(config: Config) -> Rows:
     cache = config.cache
     defaults = {**vars(type(cache)()), "min_similarity": MIN_SIMILARITY}
-    yield "cache", str(cache_file(config))
+    yield "cache", str(cache_location(config))
     shown = ("embed", "retrieve", "min_similarity", "capacity", "reasoning")
     texts = {name: _with_default(name, getattr(cache, name), defaults) for name in shown}
     if cache.min_similarity is None:
@@ -152,7 +152,7 @@ def _cache(config: Config) -> Rows:
     texts["capacity"] += f", evicts {cache.evict}"
     for name, text in texts.items():
         yield f"  {name}", text
-    yield from _changed(cache, skip=("file", "evict", *shown))
+    yield from _changed(cache, skip=("file", "database", "database_env", "evict", *shown))
 
 
 def _serving(config: Config, environment: Mapping[str, str]) -> Rows:

@@ -40,6 +40,7 @@ from bottega.evaluation.stream_plan import (
 )
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.eviction import EVICTIONS
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.naming import (
     check_embedder,
     check_model,
@@ -136,10 +137,12 @@ def stream(
         ),
     ] = None,
     answers: Annotated[
-        Path | None,
+        KnowledgeLocation | None,
         Option(
+            metavar="K.db",
+            parser=KnowledgeLocation.of_argument,
             help="Take the master's answers to the labelled questions from this file of `bottega"
-            " answer` instead of asking it."
+            " answer` instead of asking it.",
         ),
     ] = None,
     limit: ItemLimit = None,

@@ -10,6 +10,7 @@ from pathlib import Path
 from bottega.errors import LoadError
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.index import Metric
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.recipes.racc import COMPRESSOR, STORE
 
 ROLLOUTS = 10
@@ -46,7 +47,7 @@ class RunConfig:
     samples: int | None = None
     rollouts: int = ROLLOUTS
     rationales: bool | None = None
-    answers_from: Path | None = None
+    answers_from: KnowledgeLocation | None = None
     synonyms: Path | None = None
     compressor: Path | None = None
     hyper: str | None = None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from bottega.errors import SettingError
 from bottega.knowledge.index import Metric
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.recipes.cache_retrieval import RetrievalName
 
 Start = Literal["none", "cold", "warm"]
@@ -123,7 +124,7 @@ class StreamConfig:
     groups: int | None = None
     capacity: int | None = None
     cold: int | None = None
-    answers: Path | None = None
+    answers: KnowledgeLocation | None = None
     limit: int | None = None
     max_tokens: int = 512
     stop: tuple[str, ...] = ()

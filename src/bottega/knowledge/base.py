@@ -40,7 +40,7 @@ def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) 
         return SqliteRows(str(path), create=create, namespace=namespace)
     from bottega.knowledge.postgres.rows import PostgresRows  # needs the extra [shared]
 
-    return PostgresRows(url, namespace)
+    return PostgresRows(url, namespace, create=create)
 
 
 def _search_of(rows: Rows, views: Views, metric: Metric, hnsw_above: int) -> VectorSearch:

@@ -17,7 +17,6 @@ from bottega._util.settings import (
     read_toml,
 )
 from bottega.gateway.config.settings import (
-    STATE_SAMPLES,
     CacheSettings,
     Config,
     KeySettings,
@@ -30,6 +29,7 @@ from bottega.gateway.config.settings import (
     TierSettings,
     is_server_url,
     reject_secrets,
+    sample_url,
 )
 from bottega.gateway.requests import has_port
 from bottega.naming import COMPLETIONS, REMOTE
@@ -104,6 +104,7 @@ def _build(document: dict[str, object], file: str) -> Config:
     _check_hosts(config, path)
     _check_tiers(config, path)
     _check_retrieval(config, path)
+    _check_cache(config, path / "cache")
     _check_state(config, path / "state")
     config.check_public()
     return config
@@ -249,24 +250,37 @@ def _check_retrieval(config: Config, path: SettingPath) -> None:
 def _check_state(config: Config, path: SettingPath) -> None:
     state = config.state
     for name in ("database", "redis"):
-        url, variable = getattr(state, name), getattr(state, f"{name}_env")
-        if url is not None and variable is not None:
-            raise (path / name).error(
-                f"must not be set with {name}_env", hint=f"remove {name} or {name}_env"
-            )
-        if url is not None and not is_server_url(name, url):
-            raise (path / name).error(
-                "is not a URL of such a server",
-                hint=f'write {name} = "{STATE_SAMPLES[name]}"',
-            )
-        if variable is not None and not VARIABLE.fullmatch(variable):
-            raise (path / f"{name}_env").error(
-                "must be the name of an environment variable",
-                hint=f'write {name}_env = "BOTTEGA_{name.upper()}"',
-            )
+        _check_server(state, name, path)
     has_redis = state.redis is not None or state.redis_env is not None
     if has_redis and state.database is None and state.database_env is None:
         raise (path / "redis").error(
             "needs a database, which stores accounts and spending",
-            hint=f'write database = "{STATE_SAMPLES["database"]}"',
+            hint=f'write database = "{sample_url("database")}"',
+        )
+
+
+def _check_cache(config: Config, path: SettingPath) -> None:
+    cache = config.cache
+    _check_server(cache, "database", path)
+    if cache.file is not None and (cache.database or cache.database_env):
+        raise (path / "file").error(
+            "must not be set with a database", hint="remove file, or the database"
+        )
+
+
+def _check_server(settings: StateSettings | CacheSettings, name: str, path: SettingPath) -> None:
+    """Raise `SettingError` for a setting `name` that is no URL, or is also set as a variable."""
+    url, variable = getattr(settings, name), getattr(settings, f"{name}_env")
+    if url is not None and variable is not None:
+        raise (path / name).error(
+            f"must not be set with {name}_env", hint=f"remove {name} or {name}_env"
+        )
+    if url is not None and not is_server_url(name, url):
+        raise (path / name).error(
+            "is not a URL of such a server", hint=f'write {name} = "{sample_url(name)}"'
+        )
+    if variable is not None and not VARIABLE.fullmatch(variable):
+        raise (path / f"{name}_env").error(
+            "must be the name of an environment variable",
+            hint=f'write {name}_env = "BOTTEGA_{name.upper()}"',
         )

@@ -14,6 +14,7 @@ from bottega._util.postgres import is_postgres_url
 from bottega._util.settings import FilePath, SettingPath, TextList
 from bottega._util.valkey import is_valkey_url
 from bottega.errors import SettingError
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.naming import REMOTE
 from bottega.openai_api.endpoint import is_loopback
 
@@ -53,6 +54,7 @@ def reject_secrets(value: object, path: SettingPath) -> None:
         raise path.error("looks like a secret", hint=SECRET_HINT)
 
 
+CACHE_FILE = "cache.db"
 VIRTUAL = "bottega"  # the model name that clients use for all tiers
 MB = 1 << 20
 
@@ -134,7 +136,8 @@ class RouteSettings:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """[cache]: the examples of each namespace. `retrieve` "nearest" searches by `embed` alone; the
+    """[cache]: the examples of each namespace, in `file` or in a PostgreSQL database, whose URL may
+    also be in an environment variable. `retrieve` "nearest" searches by `embed` alone; the
     other names are those of `CacheRetrieval`, with `embed` for images, `embed_text` for texts and
     a fixed number of `groups` of hashtags. No tier is shown examples less similar than
     `min_similarity`. `max_characters` is the maximum length of a stored example.
@@ -142,6 +145,8 @@ class CacheSettings:
     tiers are instructed to reason before they answer; clients get the answers alone."""
 
     file: FilePath | None = None
+    database: str | None = None
+    database_env: str | None = None
     embed: str = "dual"
     embed_text: str = "words"
     retrieve: Literal[
@@ -167,6 +172,11 @@ class CacheSettings:
     max_characters: PositiveInt = 32_000
     open_namespaces: PositiveInt = 64
     reasoning: bool = False
+
+    def location(self, environment: Mapping[str, str], data: Path) -> KnowledgeLocation:
+        """Return the place of the examples, by default a file in `data`. Raises `SettingError`."""
+        url = _server_url(self.database, self.database_env, environment, "cache.database")
+        return KnowledgeLocation(url or self.file or data / CACHE_FILE)
 
 
 @dataclass(frozen=True)
@@ -234,12 +244,12 @@ class StateSettings:
 
     def database_url(self, environment: Mapping[str, str]) -> str | None:
         """Return the URL of the PostgreSQL database, None without one. Raises `SettingError`."""
-        return _server_url(self.database, self.database_env, environment, "database")
+        return _server_url(self.database, self.database_env, environment, "state.database")
 
     def redis_url(self, environment: Mapping[str, str]) -> str | None:
         """Return the URL of the Redis or Valkey server, None without one. Raises
         `SettingError`."""
-        return _server_url(self.redis, self.redis_env, environment, "redis")
+        return _server_url(self.redis, self.redis_env, environment, "state.redis")
 
 
 def _server_url(
@@ -250,20 +260,21 @@ def _server_url(
     found = environment.get(variable, "")
     if not is_server_url(name, found):
         raise SettingError(
-            f"the environment variable {variable} has no URL for state.{name}",
-            hint=f"export {variable}={STATE_SAMPLES[name]}",
+            f"the environment variable {variable} has no URL for {name}",
+            hint=f"export {variable}={sample_url(name)}",
         )
     return found
 
 
-STATE_SAMPLES = {
-    "database": "postgresql://bottega@db.example:5432/bottega",
-    "redis": "redis://cache.example:6379/0",
-}
+def sample_url(name: str) -> str:
+    """Return a URL for the setting with this name."""
+    if name.endswith("redis"):
+        return "redis://cache.example:6379/0"
+    return "postgresql://bottega@db.example:5432/bottega"
 
 
 def is_server_url(name: str, text: str) -> bool:
-    return is_postgres_url(text) if name == "database" else is_valkey_url(text)
+    return is_valkey_url(text) if name.endswith("redis") else is_postgres_url(text)
 
 
 @dataclass(frozen=True)

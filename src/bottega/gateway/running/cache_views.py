@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from bottega._util.event_loops import BACKGROUND_LOOP
 from bottega._util.sqlite import is_read_only_error
@@ -13,6 +13,7 @@ from bottega.errors import SettingError, StoreBusyError, StoreError
 from bottega.gateway.config.settings import Config
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.embedders.names import NOTE, packaged_name
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.records import DEFAULT
 from bottega.naming import EMBEDDERS
 from bottega.recipes.cache_retrieval import BY_RESPONSE, CacheRetrieval
@@ -21,22 +22,22 @@ from bottega.retrieval.keywords import TAG
 
 log = logging.getLogger(__name__)
 
-CACHE = "cache.db"
 NEAREST = "nearest"
 PREPARED = "cache.retrieve"  # key of the note that names the method with these vectors
 
 
-def cache_file(config: Config) -> Path:
-    return config.cache.file or config.gateway.data / CACHE
+def cache_location(config: Config) -> KnowledgeLocation:
+    return config.cache.location(os.environ, config.gateway.data)
 
 
 def check_cache(config: Config) -> None:
     """Raise `StoreError` for a file that is not a cache, and `SettingError` for one that another
     packaged embedder filled. No model is loaded."""
-    file = cache_file(config)
-    if not file.is_file() or not file.stat().st_size:  # empty after a kill
+    location = cache_location(config)
+    if not location.may_hold_examples():
         return
-    with suppress(StoreBusyError), KnowledgeBase.open(file, None) as base:  # opening tries again
+    # A start tries a busy file again.
+    with suppress(StoreBusyError), KnowledgeBase.open(location.target, None) as base:
         stored, cache = next(iter(base.views().values()), None), config.cache
         if stored is None or cache.retrieve != NEAREST:
             return
@@ -47,20 +48,22 @@ def check_cache(config: Config) -> None:
 
 def filled_with_error(config: Config, stored: str) -> SettingError:
     """Return the error for a file that the embedder with this name or fingerprint filled."""
-    embed, file = config.cache.embed, cache_file(config)
+    embed, file = config.cache.embed, cache_location(config)
     return SettingError(
         f"{config.file}: cache.embed is {embed!r}, and {file} was filled with {stored!r}",
         hint=f"set cache.embed to that one, or run bottega reindex {file} --embed {embed}",
     )
 
 
-def prepare_views(file: Path, views: Mapping[str, View], retrieval: CacheRetrieval | None) -> None:
-    """Embed the stored examples again for views that the file lacks, or that another retrieval
+def prepare_views(
+    file: KnowledgeLocation, views: Mapping[str, View], retrieval: CacheRetrieval | None
+) -> None:
+    """Embed the stored examples again for views that `file` lacks, or that another retrieval
     method filled. Blocks. Raises `SettingError` for a file with further views."""
-    if not file.is_file() or not file.stat().st_size:
+    if not file.may_hold_examples():
         return
     name = NEAREST if retrieval is None else retrieval.name
-    with KnowledgeBase.open(file, None) as base:
+    with KnowledgeBase.open(file.target, None) as base:
         stored, prepared = base.views(), base.note(PREPARED)
         namespaces = list(base.namespaces())
     if prepared == name or not stored or (retrieval is None and DEFAULT not in stored):
@@ -74,7 +77,7 @@ def prepare_views(file: Path, views: Mapping[str, View], retrieval: CacheRetriev
     if retrieval is not None and retrieval.name in BY_RESPONSE:
         _tag_all(file, namespaces, retrieval)
     own = {name: view for name, view in views.items() if name in stored}
-    with KnowledgeBase.open(file, own) as base:
+    with KnowledgeBase.open(file.target, own) as base:
         if not all(base.is_made_by(*one) for one in own.items()):
             log.info("embedding the examples of %s again for cache.retrieve %s", file, name)
             base.verify(deep=True, repair=True)
@@ -87,9 +90,9 @@ def prepare_views(file: Path, views: Mapping[str, View], retrieval: CacheRetriev
                 raise
 
 
-def _tag_all(file: Path, namespaces: list[str], retrieval: CacheRetrieval) -> None:
+def _tag_all(file: KnowledgeLocation, namespaces: list[str], retrieval: CacheRetrieval) -> None:
     for namespace in namespaces:
-        with KnowledgeBase.open(file, None, namespace=namespace) as base:
+        with KnowledgeBase.open(file.target, None, namespace=namespace) as base:
             examples = list(base)
             tagged = BACKGROUND_LOOP.run(tag_keywords(examples, retrieval.extract))
             for before, after in zip(examples, tagged, strict=True):

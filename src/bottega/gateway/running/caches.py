@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 
 import orjson
 
@@ -33,7 +32,7 @@ from bottega.gateway.drafts import DraftGenerator
 from bottega.gateway.ports import RequestRecord, Tenant
 from bottega.gateway.running.cache_views import (
     PREPARED,
-    cache_file,
+    cache_location,
     filled_with_error,
     prepare_views,
 )
@@ -47,6 +46,7 @@ from bottega.knowledge import (
 )
 from bottega.knowledge.embedders.names import BUNDLED, NOTE, open_embedder, packaged_name
 from bottega.knowledge.eviction import EVICTIONS
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.records import DEFAULT
 from bottega.openai_api.fields import data_url_cache
 from bottega.parsing import FinalAnswerParser, agreement, most_frequent
@@ -147,8 +147,8 @@ class NamespaceOpener:
     _prepared: bool = False  # whether the file has the views of this configuration
 
     @property
-    def file(self) -> Path:
-        return cache_file(self.config)
+    def location(self) -> KnowledgeLocation:
+        return cache_location(self.config)
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -207,10 +207,10 @@ class NamespaceOpener:
         cache = self.config.cache
         try:
             if not self._prepared:
-                prepare_views(self.file, self.views, self.retrieval)
+                prepare_views(self.location, self.views, self.retrieval)
                 self._prepared = True
             base = KnowledgeBase.open(
-                self.file,
+                self.location.target,
                 self.embedder if self.retrieval is None else self.views,
                 capacity=cache.capacity,
                 evict=EVICTIONS[cache.evict]() if cache.capacity else None,

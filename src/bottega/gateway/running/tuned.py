@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from bottega.errors import StoreBusyError
 from bottega.gateway.config.settings import Config
-from bottega.gateway.running.cache_views import cache_file
+from bottega.gateway.running.cache_views import cache_location
 from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_settings
 
 
@@ -19,7 +19,7 @@ def with_tuned_settings(config: Config) -> Config:
     They are read from the namespace without a name. Tiers whose answers are stored keep their
     default of no demonstrations. Raises `StoreError` for a file that is not a cache.
     """
-    stored = _stored(cache_file(config))
+    stored = _stored(cache_location(config))
     if stored is None:
         return config
     tiers = tuple(
@@ -32,9 +32,9 @@ def with_tuned_settings(config: Config) -> Config:
     return replace(config, tiers=tiers, cache=cache)
 
 
-def _stored(file: Path) -> TunedSettings | None:
-    if not file.is_file() or not file.stat().st_size:  # empty if its creation was interrupted
+def _stored(file: KnowledgeLocation) -> TunedSettings | None:
+    if not file.may_hold_examples():
         return None
-    with suppress(StoreBusyError), KnowledgeBase.open(file, None, create=False) as knowledge:
+    with suppress(StoreBusyError), KnowledgeBase.open(file.target, None) as knowledge:
         return tuned_settings(knowledge)
     return None

@@ -31,8 +31,8 @@ VIEWS = "SELECT number, name, fingerprint, dimension FROM kb_views WHERE complet
 class PostgresReader(PostgresDatabase):
     """Examples of one namespace of a database, for reading."""
 
-    def __init__(self, url: str, namespace: str = "") -> None:
-        super().__init__(url)
+    def __init__(self, url: str, namespace: str = "", *, create: bool = True) -> None:
+        super().__init__(url, create=create)
         self.namespace = namespace
 
     def get(self, ids: Collection[str]) -> dict[str, Example]:

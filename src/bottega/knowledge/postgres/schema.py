@@ -71,6 +71,7 @@ CREATE TABLE kb_pruned (namespace text COLLATE "C" PRIMARY KEY, seq bigint NOT N
 KNOWLEDGE_BASE = PostgresKind("knowledge base", (TABLES,))
 # Writers take this lock until their commit: so keys and change numbers are in commit order, and a
 # reader of changes never meets an earlier number after a later one.
+FILL_LOCK = 0x42747466  # of a command that fills a knowledge base and must run alone
 WRITE_LOCK = 0x42747462
 MAX_DIMENSION = 4000  # of an HNSW index over half precision
 PLAIN_DIMENSION = 1900  # longer vectors do not fit into a page beside their key

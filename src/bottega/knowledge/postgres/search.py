@@ -281,7 +281,7 @@ class PostgresSearch:
         half = f"halfvec({view.dimension})"
 
         async def work() -> None:
-            async with self._rows.pool.connection() as connection:
+            async with self._rows.pool.connection(limited=False) as connection:
                 if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", BUILD_LOCK):
                     return
                 try:

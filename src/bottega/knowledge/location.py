@@ -1,0 +1,80 @@
+"""Locations of knowledge bases: files, and databases of PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from bottega._util.durable_files import lock_file, os_errors
+from bottega._util.postgres import is_postgres_url, password_of, url_without_password
+from bottega.errors import SettingError, StoreBusyError
+
+
+@dataclass(frozen=True)
+class KnowledgeLocation:
+    """Path of a file, or URL of a database. As text, a URL has no password."""
+
+    target: Path | str
+
+    @classmethod
+    def of_argument(cls, text: str) -> Self:
+        """Return the location that a command names. Raises `SettingError` for a URL with a
+        password, which other users of the machine could read."""
+        if not is_postgres_url(text):
+            return cls(Path(text))
+        if password_of(text):
+            raise SettingError(
+                f"{url_without_password(text)} was given with a password, which other users can"
+                " read in the list of processes",
+                hint="set the environment variable PGPASSWORD, or write ~/.pgpass",
+            )
+        return cls(text)
+
+    @property
+    def file(self) -> Path | None:
+        """Path, None for a database."""
+        return self.target if isinstance(self.target, Path) else None
+
+    def exists(self) -> bool:
+        """Return whether the file exists; a database may still lack its tables."""
+        return self.file is None or self.file.exists()
+
+    def may_hold_examples(self) -> bool:
+        """Return whether there is a database, or a file that is not empty, as after a kill."""
+        return self.file is None or (self.file.is_file() and self.file.stat().st_size > 0)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out that also lock. Raises `StoreBusyError`."""
+        with self._lock() as is_free:
+            if not is_free:
+                raise StoreBusyError(
+                    f"{self} is locked by another process", hint="wait until it has finished"
+                )
+            yield
+
+    @contextmanager
+    def _lock(self) -> Iterator[bool]:
+        if self.file is None:
+            from bottega.knowledge.postgres.database import PostgresDatabase
+
+            with closing(PostgresDatabase(str(self.target))) as database, database.lock() as free:
+                yield free
+            return
+        path = self.file.with_name(f"{self.file.name}.lock")
+        with os_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = lock_file(path)
+        with lock or nullcontext():
+            yield lock is not None
+
+    def __str__(self) -> str:
+        if isinstance(self.target, Path):
+            return str(self.target)
+        return url_without_password(self.target)
+
+    def __repr__(self) -> str:
+        return f"KnowledgeLocation({str(self)!r})"
