@@ -42,7 +42,7 @@ class _Followed:
 
 class SharedGates:
     """Gates of all open namespaces. Each has read the ledger's samples up to a cursor; state and
-    cursor are stored, so that a gateway that starts does not read all of them again."""
+    cursor are stored: a gateway that starts does not read all of them again."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
