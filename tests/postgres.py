@@ -53,6 +53,32 @@ class PostgresServer:
         name = url.rpartition("/")[2]
         BACKGROUND_LOOP.run(_execute(self.url(), f"DROP DATABASE {name} WITH (FORCE)"))
 
+    def execute(self, url: str, *statements: str) -> None:
+        """Run statements, each in its own transaction."""
+        for statement in statements:
+            BACKGROUND_LOOP.run(_execute(url, statement))
+
+    @contextmanager
+    def replica(self) -> Iterator[PostgresServer]:
+        """Start a read-only server that follows this one."""
+        folder = self.folder / "replica"
+        subprocess.run(
+            [
+                *(str(self.binaries / "bin/pg_basebackup"), "-D", str(folder / "data")),
+                *("-d", self.url(), "-c", "fast", "-X", "stream", "--no-sync", "-R"),
+            ],
+            check=True,
+            capture_output=True,
+            user=self.user,
+            cwd=self.folder,
+        )
+        server = PostgresServer(folder, self.binaries, self.user, self.settings, free_port())
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop(signal.SIGQUIT)
+
     def start(self) -> None:
         options = [part for k, v in self.settings.items() for part in ("-c", f"{k}={v}")]
         with (self.folder / "log").open("ab") as log:

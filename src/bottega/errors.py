@@ -17,6 +17,7 @@ BottegaError
 │   ├── LogPrunedError        the change log no longer holds these changes; read again from 0
 │   ├── StoreBusyError        another writer holds the file (retryable)
 │   ├── StoreUnavailableError the database server cannot be reached (retryable)
+│   ├── StoreReadOnlyError    a file without write permission, or a replica of a database
 │   └── StoreFullError        no space left; earlier data is intact
 └── GenerationError           a model that did not answer
     ├── ModelLoadError        no such model, or not a vision-language model
@@ -151,6 +152,10 @@ class StoreBusyError(StoreError):
 
 class StoreUnavailableError(StoreError):
     retryable = True
+
+
+class StoreReadOnlyError(StoreError):
+    pass
 
 
 class StoreFullError(StoreError):

@@ -17,6 +17,7 @@ from bottega.errors import (
     StoreBusyError,
     StoreError,
     StoreFullError,
+    StoreReadOnlyError,
     StoreUnavailableError,
 )
 
@@ -27,6 +28,7 @@ SCHEMES = ("postgresql://", "postgres://")
 CONNECT_SECONDS = 10.0
 WAIT_SECONDS = 10.0  # for a free connection
 POOL_SIZE = 10
+LOST = ("08003", "08006", "57P01", "57P02")  # codes of a connection that has ended
 MIGRATION_LOCK = 0x42747467  # "Bttg", an advisory lock of the database
 
 Setup = Callable[["Connection"], Coroutine[Any, Any, None]]
@@ -54,7 +56,7 @@ def display_url(url: str) -> str:
         port = f":{parts.port}" if parts.port else ""
     except ValueError as error:
         raise SettingError(
-            "the port of a PostgreSQL URL is not a number",
+            "the port of a PostgreSQL URL must be a number up to 65535",
             hint="write postgresql://user@host:5432/database",
         ) from error
     return f"postgresql://{parts.hostname or 'localhost'}{port}/{parts.path.lstrip('/')}"
@@ -167,7 +169,7 @@ class PostgresPool:
         async with self._opening:
             if self._pool is None:
                 with translated(self.name):
-                    connection = await asyncpg.connect(self._url, timeout=CONNECT_SECONDS)
+                    connection = await self._connected()
                     try:
                         await _migrate(connection, self._kind, self.name, self._create)
                     finally:
@@ -182,6 +184,14 @@ class PostgresPool:
                     )
             return self._pool
 
+    async def _connected(self) -> Connection:
+        import asyncpg
+
+        try:
+            return await asyncpg.connect(self._url, timeout=CONNECT_SECONDS)
+        except TimeoutError as error:
+            raise _unavailable(self.name, f"no answer in {CONNECT_SECONDS:g} s") from error
+
     async def _fetch(self, statement: str, *values: object) -> list[Record]:
         async with self.connection() as connection:
             rows: list[Record] = await connection.fetch(statement, *values)
@@ -194,7 +204,7 @@ async def _keep_session(connection: Connection) -> None:
 
 async def _migrate(connection: Connection, kind: PostgresKind, name: str, create: bool) -> None:
     """Bring the tables to the current version; several processes may start at once."""
-    found = await _version(connection, kind)
+    found = await _checked_version(connection, kind, name)
     if found == kind.version:
         return
     if not (found or create):
@@ -205,13 +215,8 @@ async def _migrate(connection: Connection, kind: PostgresKind, name: str, create
             "CREATE TABLE IF NOT EXISTS bottega_migrations"
             " (kind text PRIMARY KEY, version integer NOT NULL)"
         )
-        found = await _version(connection, kind)  # again under the lock
-        if found > kind.version:
-            raise StoreError(
-                f"{name} has format {found} of the {kind.name}; this version of bottega reads up to"
-                f" {kind.version}",
-                hint=f"pip install --upgrade {DISTRIBUTION}",
-            )
+        # Again under the lock: another process may have migrated meanwhile.
+        found = await _checked_version(connection, kind, name)
         for migration in kind.migrations[found:]:
             await connection.execute(migration)
         await connection.execute(
@@ -220,6 +225,18 @@ async def _migrate(connection: Connection, kind: PostgresKind, name: str, create
             kind.name,
             kind.version,
         )
+
+
+async def _checked_version(connection: Connection, kind: PostgresKind, name: str) -> int:
+    """Return the version of the tables. Raises `StoreError` if it is newer than `kind`."""
+    found = await _version(connection, kind)
+    if found > kind.version:
+        raise StoreError(
+            f"{name} has format {found} of the {kind.name}; this version of bottega reads up to"
+            f" {kind.version}",
+            hint=f"pip install --upgrade {DISTRIBUTION}",
+        )
+    return found
 
 
 async def _version(connection: Connection, kind: PostgresKind) -> int:
@@ -237,14 +254,25 @@ def translated(name: str) -> Iterator[None]:
 
     try:
         yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+    except asyncpg.exceptions.ClientConfigurationError as error:
+        raise StoreError(
+            f"the URL of {name} is invalid: {error}", hint="correct the options after the ?"
+        ) from error
+    except asyncpg.InterfaceError as error:
+        # After a lost connection, the rollback fails too.
+        cause = error.__context__
+        raise _translation(
+            cause if isinstance(cause, asyncpg.PostgresError) else error, name
+        ) from error
+    except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
         raise _translation(error, name) from error
     except TimeoutError as error:
         raise StoreBusyError(
-            f"{name} has no free connection", hint="try again, or allow more connections"
+            f"{name} has no free connection: the process uses all of its pool",
+            hint="try again, or use fewer threads at once",
         ) from error
     except OSError as error:
-        raise _unavailable(name, error.strerror or type(error).__name__) from error
+        raise _unavailable(name, error.strerror or str(error) or type(error).__name__) from error
 
 
 def _unavailable(name: str, reason: str) -> StoreUnavailableError:
@@ -254,22 +282,28 @@ def _unavailable(name: str, reason: str) -> StoreUnavailableError:
 
 
 def _translation(error: Exception, name: str) -> StoreError:
-    state = str(getattr(error, "sqlstate", "") or "")
+    state, text = str(getattr(error, "sqlstate", "") or ""), str(error)
     match state:
         case "28P01" | "28000":
             return StoreError(
                 f"{name} rejects the user or the password",
-                hint="check user and password in its URL",
+                hint="check user and password in its URL, PGPASSWORD or ~/.pgpass",
             )
         case "3D000":
             return StoreError(f"{name} does not exist", hint="create the database: createdb NAME")
+        case "42501" if "extension" in text:
+            return StoreError(
+                f"{name} lacks the extension vector, and this user may not create it",
+                hint="run CREATE EXTENSION vector in the database as a superuser",
+            )
         case "42501":
             return StoreError(
-                f"{name} refuses an operation: {error}",
-                hint="grant the user CREATE on the database, or let its owner run the migration",
+                f"{name} refuses an operation: {text}",
+                hint="use the user that owns the tables, or grant this one CREATE on the schema to"
+                " create them, or ALL on existing tables and sequences",
             )
         case "25006":
-            return StoreError(
+            return StoreReadOnlyError(
                 f"{name} is read-only, such as a replica", hint="use the URL of the primary server"
             )
         case "53100":
@@ -277,17 +311,28 @@ def _translation(error: Exception, name: str) -> StoreError:
                 f"{name} cannot grow: no space left on its disk",
                 hint="free disk space on the server and try again; stored data is intact",
             )
-        case "53300" | "55P03" | "40001" | "40P01" | "57014":
-            return StoreBusyError(f"{name} is busy: {error}", hint="try again")
-        case "0A000" | "58P01" if "vector" in str(error):
+        case "53300":
+            return StoreBusyError(
+                f"{name} accepts no more connections: {text}",
+                hint="end other clients, or raise max_connections of the server; a process of"
+                f" bottega uses up to {POOL_SIZE} per URL",
+            )
+        case "55P03" | "40001" | "40P01" | "57014":
+            return StoreBusyError(f"{name} is busy: {text}", hint="try again")
+        case "0A000" | "58P01" if "vector" in text:
             return StoreError(
                 f"{name} lacks the extension vector",
                 hint="install pgvector 0.8 or newer on the server, then CREATE EXTENSION vector",
             )
-    connection_lost = state.startswith(("08", "57P")) or not state
-    if connection_lost:
-        return _unavailable(name, str(error).splitlines()[0][:200])
-    return StoreError(f"{name} failed: {error}", hint="see the log of the server")
+    reason = text.splitlines()[0][:200] if text else type(error).__name__
+    if state.startswith(("08", "57P")) and state not in LOST:
+        return _unavailable(name, reason)
+    if state in LOST or not state:
+        return StoreUnavailableError(
+            f"{name} closed the connection: {reason}",
+            hint="try again when the server accepts connections",
+        )
+    return StoreError(f"{name} failed: {text}", hint="see the log of the server")
 
 
 def url_without_password(url: str) -> str:

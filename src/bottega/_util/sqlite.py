@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from bottega.errors import DISTRIBUTION, SettingError, StoreBusyError, StoreError, StoreFullError
+from bottega.errors import (
+    DISTRIBUTION,
+    SettingError,
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+)
 from bottega.image import path_text
 
 MEMORY = ":memory:"
@@ -203,7 +210,7 @@ class FileKind:
                     f"{path} is not a {self.name}", hint="check the path, or choose a new file name"
                 )
             case sqlite3.SQLITE_READONLY:
-                return StoreError(
+                return StoreReadOnlyError(
                     f"{path} is read-only",
                     hint="change the permissions of file and folder, or write to a copy",
                 )
@@ -218,12 +225,6 @@ class FileKind:
         if isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error):
             return StoreError(f"{path} is closed", hint="open it again")
         return StoreError(f"{path} failed: {error}", hint="check the disk and the file")
-
-
-def is_read_only_error(error: BaseException) -> bool:
-    """Return whether a translated error means that the file or its folder is read-only."""
-    code = getattr(error.__cause__, "sqlite_errorcode", 0) & PRIMARY_CODE
-    return bool(code == sqlite3.SQLITE_READONLY)
 
 
 def _damaged(path: str, error: Exception) -> StoreError:

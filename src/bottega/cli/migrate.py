@@ -10,16 +10,27 @@ from bottega.cli.options import Json
 from bottega.cli.output import note, plural, print_json, print_table, progress, say
 from bottega.errors import StoreError
 from bottega.knowledge.base_copy import BaseCopy, Comparison, open_copy
+from bottega.knowledge.location import KnowledgeLocation
 
 SHOWN_DIGITS = 16
 
 
 def migrate(
     source: Annotated[
-        str, Argument(metavar="FROM", help="Knowledge base file, or postgresql://USER@HOST/NAME.")
+        KnowledgeLocation,
+        Argument(
+            metavar="FROM",
+            parser=KnowledgeLocation.of_argument,
+            help="Knowledge base: a file, or postgresql://USER@HOST/DATABASE.",
+        ),
     ],
     target: Annotated[
-        str, Argument(metavar="TO", help="New file, or the URL of a database without examples.")
+        KnowledgeLocation,
+        Argument(
+            metavar="TO",
+            parser=KnowledgeLocation.of_argument,
+            help="New file, or the URL of a database without a knowledge base.",
+        ),
     ],
     json: Json = False,
 ) -> None:
@@ -27,7 +38,7 @@ def migrate(
 
     Ids, vectors, pins, counters, settings and change numbers stay. After an interruption, the same
     command resumes. Stop processes that write to FROM first. Exits with 1 if the copy differs."""
-    with open_copy(source, target) as copy:
+    with open_copy(source.target, target.target) as copy:
         try:
             with progress("copying", copy.total) as step:
                 written = copy.run(step)

@@ -23,6 +23,7 @@ from bottega.knowledge.copy_store import (
     row_batches,
 )
 from bottega.knowledge.file_copy import FileSource, FileTarget
+from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.records import StoredView
 
 LOG_PAGE = 4096
@@ -63,6 +64,8 @@ def open_copy(source: str | Path, target: str | Path) -> Iterator[BaseCopy]:
             raise SettingError(
                 "a knowledge base in memory cannot be copied", hint="give a file or a URL"
             )
+    if url_of(target) is None:
+        FileTarget.check_new(target)  # before a lock is left beside it
     with closing(_source(source)) as read:
         check_finished(read)
         views = list(read.views().values())
@@ -70,7 +73,7 @@ def open_copy(source: str | Path, target: str | Path) -> Iterator[BaseCopy]:
             raise StoreError(
                 f"{read.name} holds no knowledge base", hint="check the path or the URL to copy"
             )
-        with closing(_target(target)) as write:
+        with _location(target).locked(), closing(_target(target)) as write:
             if read.location == write.location:
                 raise SettingError(
                     f"{read.name} cannot be copied to itself", hint="give another target"
@@ -205,22 +208,22 @@ class _Check:
         return f"{self.name} differ: {', '.join(self._named)}{more}"
 
 
-def _source(location: str | Path) -> CopySource:
-    url = url_of(location)
-    if url is not None:
-        return _postgres(url)
-    return FileSource(str(location))
+def _location(place: str | Path) -> KnowledgeLocation:
+    return KnowledgeLocation(url_of(place) or Path(place))
 
 
-def _target(location: str | Path) -> CopyTarget:
-    url = url_of(location)
-    if url is not None:
-        return _postgres(url)
-    return FileTarget(str(location))
-
-
-def _postgres(url: str) -> CopyTarget:
+def _source(place: str | Path) -> CopySource:
+    if (url := url_of(place)) is None:
+        return FileSource(str(place))
     from bottega.knowledge.postgres.copy import PostgresCopy  # needs the extra [shared]
+
+    return PostgresCopy(url, create=False)
+
+
+def _target(place: str | Path) -> CopyTarget:
+    if (url := url_of(place)) is None:
+        return FileTarget(str(place))
+    from bottega.knowledge.postgres.copy import PostgresCopy
 
     return PostgresCopy(url)
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
-from bottega._util.sqlite import is_read_only_error
-from bottega.errors import SettingError, StoreFullError
+from bottega.errors import SettingError, StoreFullError, StoreReadOnlyError
 from bottega.knowledge.database import LOST_PREFIX, remove_rows
 from bottega.knowledge.records import UsageRecord, is_text
 
@@ -189,7 +188,7 @@ class UsageBuffer:
             self.flush()
 
     def flush(self) -> None:
-        """Write the counts. A read-only file discards them; it evicts nothing either."""
+        """Write the counts. A read-only store discards them; it evicts nothing either."""
         # Written without the lock: `record` must not wait for the disk.
         with self._lock:
             uses, self._uses = self._uses, {}
@@ -197,9 +196,9 @@ class UsageBuffer:
             return
         try:
             self._write(uses)
-        except BaseException as error:
-            if is_read_only_error(error):
-                return
+        except StoreReadOnlyError:
+            return
+        except BaseException:
             with self._lock:  # put them back, beside the uses recorded meanwhile
                 for id, use in uses.items():
                     later = self._uses.get(id, UsageRecord(0, use.last_used, 0.0))

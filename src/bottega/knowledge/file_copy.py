@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
-from bottega._util.durable_files import lock_file, os_errors
+from bottega._util.durable_files import os_errors
 from bottega._util.identity import question_digest
-from bottega.errors import StoreBusyError, StoreError
+from bottega.errors import StoreError
 from bottega.image import path_text
 from bottega.knowledge.copy_store import UNFINISHED, LogEntry, RowHeader, StoredRow
 from bottega.knowledge.database import LOST_PREFIX, blob_and_checksum
@@ -73,17 +72,17 @@ class FileTarget(FileSource):
 
     def __init__(self, path: str) -> None:
         self._final = Path(path).absolute()
-        self._check_new()  # before a lock is left beside it
-        part = self._final.with_name(f"{self._final.name}{PART}")
-        self._lock_path = part.with_name(f"{part.name}.lock")
-        self._lock = _locked(self._lock_path)
-        try:
-            self._check_new()
-            SqliteRows.__init__(self, str(part), create=True)
-            self.name = path_text(path)
-        except BaseException:
-            self._unlock()
-            raise
+        self.check_new(path)
+        SqliteRows.__init__(self, f"{self._final}{PART}", create=True)
+        self.name = path_text(path)
+
+    @staticmethod
+    def check_new(path: str | Path) -> None:
+        """Raise `StoreError` if the file exists."""
+        if Path(path).exists():
+            raise StoreError(
+                f"{path_text(path)} exists", hint="give the name of a new file to copy to"
+            )
 
     def begun_views(self) -> list[StoredView]:
         return [StoredView(*row) for row in self.read(f"{VIEWS} ORDER BY number")]
@@ -171,34 +170,10 @@ class FileTarget(FileSource):
         with self.transaction() as connection:
             connection.execute("UPDATE views SET complete = 1")
             connection.execute("DELETE FROM notes WHERE name = ?", [UNFINISHED])
-        SqliteRows.close(self)  # moves the write-ahead log into the file
+        self.close()  # moves the write-ahead log into the file
         with os_errors(self._final.parent):
-            self._check_new()
+            self.check_new(self._final)
             Path(self.path).rename(self._final)
-            self._lock_path.unlink()
-
-    def close(self) -> None:
-        super().close()
-        self._unlock()
-
-    def _check_new(self) -> None:
-        if self._final.exists():
-            raise StoreError(
-                f"{path_text(self._final)} exists", hint="give the name of a new file to copy to"
-            )
-
-    def _unlock(self) -> None:
-        self._lock.close()
-
-
-def _locked(path: Path) -> IO[bytes]:
-    with os_errors(path):
-        if (lock := lock_file(path)) is not None:
-            return lock
-    raise StoreBusyError(
-        f"another process copies to {path_text(path.name.removesuffix(f'{PART}.lock'))}",
-        hint="let it finish, or end it and try again",
-    )
 
 
 def unfinished_views(views: Iterable[tuple[str, str, int]]) -> list[str]:

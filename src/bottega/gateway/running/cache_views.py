@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from bottega._util.event_loops import BACKGROUND_LOOP
-from bottega._util.sqlite import is_read_only_error
-from bottega.errors import SettingError, StoreBusyError, StoreError
+from bottega.errors import SettingError, StoreBusyError, StoreReadOnlyError
 from bottega.gateway.config.settings import Config
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.embedders.names import NOTE, packaged_name
@@ -83,11 +82,8 @@ def prepare_views(
             base.verify(deep=True, repair=True)
         for missing in views.keys() - own.keys():
             base.reindex(missing, views[missing])
-        try:
+        with suppress(StoreReadOnlyError):  # a read-only file is compared at each start
             base.set_note(PREPARED, name)
-        except StoreError as error:
-            if not is_read_only_error(error):  # a read-only file is compared at each start
-                raise
 
 
 def _tag_all(file: KnowledgeLocation, namespaces: list[str], retrieval: CacheRetrieval) -> None:

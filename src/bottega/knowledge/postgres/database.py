@@ -13,6 +13,7 @@ import numpy as np
 
 from bottega._util.event_loops import BackgroundLoop
 from bottega._util.postgres import PostgresPool
+from bottega.errors import StoreError
 from bottega.knowledge.postgres.schema import FILL_LOCK, KNOWLEDGE_BASE, WRITE_LOCK
 from bottega.protocols import Vectors
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
 Result = TypeVar("Result")
+OLDEST_PGVECTOR = (0, 8)  # the first with iterative scans, which filters need
 HEADER = struct.Struct(">HH")  # dimension, unused
 SESSION = "SET hnsw.iterative_scan = relaxed_order; SET hnsw.ef_search = 100"
 
@@ -107,10 +109,16 @@ def _new_pool(url: str, create: bool) -> PostgresPool:
 
 
 async def _set_up(connection: Connection) -> None:
-    schema = await connection.fetchval(
-        "SELECT nspname FROM pg_type JOIN pg_namespace ON pg_namespace.oid = typnamespace"
-        " WHERE typname = 'vector'"
+    found = await connection.fetchrow(
+        "SELECT nspname, extversion FROM pg_extension"
+        " JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'vector'"
     )
+    schema, version = found or ("", "none")
+    if found is None or tuple(map(int, version.split(".")[:2])) < OLDEST_PGVECTOR:
+        raise StoreError(
+            f"the extension vector must have version 0.8 or newer, got {version}",
+            hint="install pgvector 0.8 on the server, then ALTER EXTENSION vector UPDATE",
+        )
     await connection.set_type_codec(
         "vector", schema=schema, encoder=_encoded, decoder=_decoded, format="binary"
     )
