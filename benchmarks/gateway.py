@@ -1,12 +1,12 @@
 """Gateway performance against its limits: python benchmarks/gateway.py [--quick] [--json FILE]
-[--litellm-python PATH/TO/python] [--workers]
+[--litellm-python PATH/TO/python]
 
 Measures CPU time per request of the server processes and client latency, beside a bare Starlette
 server (the floor), a bare proxy of Starlette and aiohttp, and LiteLLM's proxy in its own
 environment. All servers run at the same time on loopback, with one worker each, before an upstream
 that answers immediately. Requests alternate between servers, and each ratio compares one round.
---quick ends within 90 s. --workers adds gateways with one and two workers and a PostgreSQL
-database, which compete with the load, the upstream and the database for the machine's cores.
+--quick ends within 90 s. benchmarks/gateway_state.py measures shared state, and
+benchmarks/gateway_workers.py several workers.
 """
 
 from __future__ import annotations
@@ -34,12 +34,9 @@ from benchmarks.gateway_cases import (
     LITELLM,
     PASSED,
     REPEATED,
-    SHARED,
-    TWO_WORKERS,
     Case,
     ours,
     peers,
-    with_workers,
 )
 from benchmarks.gateway_figures import Bar, Figures, Run
 from benchmarks.gateway_load import LoadResult, Work
@@ -55,6 +52,8 @@ class Size:
     rounds: int
     concurrencies: tuple[int, ...]
     seconds: float
+    pause: float = 0.0
+    """Seconds between two requests of a client that is alone."""
 
 
 QUICK = Size(rounds=2, concurrencies=(1, 16), seconds=0.6)
@@ -67,7 +66,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--litellm-python", type=Path)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--workers", action="store_true")
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     rounds = arguments.rounds or size.rounds
@@ -75,8 +73,6 @@ def main() -> None:
         folder = Path(name)
         mock, cases, skipped = stack.enter_context(peers(folder, arguments.litellm_python))
         cases += stack.enter_context(ours(folder, mock))
-        if arguments.workers:
-            cases += stack.enter_context(with_workers(folder, mock))
         for one in skipped:
             print(f"{one.name} is left out: {one.reason}")
         bench = stack.enter_context(Bench.ready(folder, cases, [text_body(), image_body()]))
@@ -102,8 +98,6 @@ def judged(figures: Figures) -> Iterator[Bar]:
     yield from figures.ratio(f"LiteLLM / {PASSED}", LITELLM, PASSED, 25, at_least=True)
     yield from figures.ratio("LiteLLM / bare proxy", LITELLM, BARE, None)
     yield from figures.ratio(f"{AUGMENTED} / bare proxy", AUGMENTED, BARE, None)
-    yield from figures.ratio(f"{SHARED} / {PASSED}", SHARED, PASSED, 1.5)
-    yield from figures.throughput("requests/s of 2 workers / 1 worker", TWO_WORKERS, SHARED, 1.7)
     for case in (PASSED, REPEATED, AUGMENTED):
         yield from figures.outliers(case)
 
@@ -145,7 +139,7 @@ class Bench:
             for body, concurrency in itertools.product(self._bodies, size.concurrencies):
                 for case in self._cases:
                     if body.name in case.bodies:
-                        yield self._run(number, case, body, concurrency, size.seconds)
+                        yield self._run(number, case, body, concurrency, size)
 
     def _warm(self) -> None:
         for case, body in itertools.product(self._cases, self._bodies):
@@ -159,9 +153,10 @@ class Bench:
         for case, cpu in zip(self._cases, before, strict=True):
             self._idle[case.name] = (case.server.cpu() - cpu) / IDLE
 
-    def _run(self, number: int, case: Case, body: Body, concurrency: int, seconds: float) -> Run:
+    def _run(self, number: int, case: Case, body: Body, concurrency: int, size: Size) -> Run:
         start, cpu = time.perf_counter(), case.server.cpu()
-        seen = self._drive(case, body, concurrency, seconds, MOST)
+        pause = size.pause if concurrency == 1 else 0.0
+        seen = self._drive(case, body, concurrency, size.seconds, MOST, pause)
         time.sleep(case.settles)
         idle = self._idle[case.name] * (time.perf_counter() - start)
         cpu = case.server.cpu() - cpu - idle
@@ -182,7 +177,13 @@ class Bench:
         )
 
     def _drive(
-        self, case: Case, body: Body, concurrency: int, seconds: float, most: int
+        self,
+        case: Case,
+        body: Body,
+        concurrency: int,
+        seconds: float,
+        most: int,
+        pause: float = 0.0,
     ) -> LoadResult:
         path, slots = body.written(self._folder, case.model, {})
         work = Work(
@@ -196,6 +197,7 @@ class Bench:
             seconds=seconds,
             most=most,
             expected=TEXT.strip(),
+            pause=pause,
         )
         assert self._load.stdin is not None and self._load.stdout is not None
         self._load.stdin.write(json.dumps(asdict(work)) + "\n")

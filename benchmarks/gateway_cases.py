@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,6 @@ import numpy as np
 from PIL import Image as Pillow
 
 from benchmarks.processes import (
-    STARTS,
     UNLIMITED,
     Server,
     await_port,
@@ -23,20 +20,15 @@ from benchmarks.processes import (
     serve,
     start,
     stopping,
-    tree,
     uvicorn,
 )
-from bottega.gateway.accounting.accounts import Accounts
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.types import Example, Query
-from tests.postgres import running_postgres
 
 KEY = "sk-4f9c2d7e8b1a6c3f0e5d9a7b2c4e6f81"
 FLOOR, BARE, LITELLM = "floor", "bare proxy", "LiteLLM"
 PEERS_START, LITELLM_STARTS = 20, 120
-STEP_SECONDS = 0.5
-"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -164,48 +156,11 @@ def ours(folder: Path, mock: Server) -> Iterator[list[Case]]:
         yield cases(server, key)
 
 
-SHARED, TWO_WORKERS = "shared state, 1 worker", "shared state, 2 workers"
 STATE = """
 [state]
 database_env = "BENCH_DATABASE"
 """
 NOTHING = {"x-bottega-cache": "no-store,no-retrieve,no-replay"}
-
-
-@contextlib.contextmanager
-def with_workers(folder: Path, mock: Server) -> Iterator[list[Case]]:
-    """Start gateways with one and with two workers and a database each."""
-    with contextlib.ExitStack() as stack:
-        postgres = stack.enter_context(running_postgres(fsync="on"))
-        found = list[Case]()
-        for name, workers in ((SHARED, 1), (TWO_WORKERS, 2)):
-            own, port, url = folder / f"workers-{workers}", free_port(), postgres.create_database()
-            own.mkdir()
-            config = own / "bottega.toml"
-            text = CONFIG.format(port=port, folder=own, upstream=f"{mock.url}/v1")
-            config.write_text(text + STATE)
-            with contextlib.closing(Accounts(url)) as accounts:
-                _, key = accounts.add("bench", namespace=TEAM, tiers=["*"], max_concurrent=256)
-            environment = {"BENCH_KEY": "none", "BENCH_DATABASE": url}
-            options = ("--workers", str(workers))
-            server = serve(config, port, own / "log", environment, *options)
-            await_idle(stack.enter_context(stopping(server)), workers)
-            model, wait = "bottega/master", SETTLES
-            found.append(
-                Case(name, server, model, NOTHING, key=key, settles=wait, bodies=("text",))
-            )
-        yield found
-
-
-def await_idle(server: Server, workers: int) -> None:
-    """Wait until all workers have started: the port is open after the first one."""
-    until, used = time.monotonic() + STARTS, math.inf
-    while used > STEP_SECONDS / 10 or len(tree(server.process.pid)) < workers:
-        if time.monotonic() > until:
-            raise SystemExit(f"the workers do not come to rest: {server.log}")
-        before = server.cpu()
-        time.sleep(STEP_SECONDS)
-        used = server.cpu() - before
 
 
 def cases(server: Server, key: str) -> list[Case]:

@@ -111,14 +111,6 @@ class Figures:
             if found:
                 yield Bar(name, body, concurrency, Spread.over(found), bar, at_least)
 
-    def throughput(self, name: str, case: str, peer: str, bar: float) -> Iterator[Bar]:
-        """Return ratios of requests per second, for several requests at once."""
-        for body, concurrency in self.places():
-            ours, theirs = self.of(case, body, concurrency), self.of(peer, body, concurrency)
-            found = [ours[one].rate / theirs[one].rate for one in ours if one in theirs]
-            if found and concurrency > 1:
-                yield Bar(name, body, concurrency, Spread.over(found), bar, at_least=True)
-
     def outliers(self, case: str) -> Iterator[Bar]:
         for body, concurrency in self.places():
             if runs := self.of(case, body, concurrency):

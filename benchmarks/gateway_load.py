@@ -37,6 +37,8 @@ class Work:
     most: int
     expected: str
     """Part of every right reply."""
+    pause: float = 0.0
+    """Seconds between a reply and the next request of its connection."""
 
 
 @dataclass
@@ -156,6 +158,8 @@ async def client(work: Work, bodies: Bodies, times: Times, until: float) -> None
         else:
             times.errors += 1
             times.example = times.example or reply[:600].decode(errors="replace")
+        if work.pause:
+            await asyncio.sleep(work.pause)
     if connection is not None:
         connection.transport.close()
 

@@ -31,7 +31,7 @@ class Server:
 
     def cpu(self) -> float:
         """Return CPU seconds of the process and its children, ended ones included."""
-        return sum(_cpu(pid) for pid in tree(self.process.pid))
+        return sum(cpu_of(pid) for pid in tree(self.process.pid))
 
     def resident(self) -> int:
         """Return resident memory in bytes."""
@@ -137,7 +137,8 @@ def tree(pid: int) -> list[int]:
     return [pid, *below]
 
 
-def _cpu(pid: int) -> float:
+def cpu_of(pid: int) -> float:
+    """Return CPU seconds of a process and its ended children."""
     after_name = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return sum(int(ticks) for ticks in after_name[11:15]) / TICK
 

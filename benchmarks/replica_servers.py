@@ -163,15 +163,25 @@ def running_cluster(
 @contextlib.contextmanager
 def running_nginx(folder: Path, gateways: list[Server]) -> Iterator[Server]:
     """Start nginx with deploy/nginx.conf and the addresses of these gateways."""
-    program = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
-    if program is None:
-        raise SystemExit("this benchmark needs nginx: apt-get install nginx-light")
     port = free_port()
     config = folder / "nginx.conf"
     config.write_text(local_nginx_config([one.port for one in gateways], port, folder))
-    command = [program, "-e", "stderr", "-c", str(config), "-p", str(folder)]
+    command = [nginx_program(), "-e", "stderr", "-c", str(config), "-p", str(folder)]
     with stopping(start([*command, "-g", "daemon off;"], port, folder / "nginx.log")) as server:
         yield await_port(server, 10)
+
+
+def nginx_program() -> str:
+    program = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+    if program is None:
+        raise SystemExit("this benchmark needs nginx: apt-get install nginx-light")
+    return program
+
+
+def nginx_paths(folder: Path) -> str:
+    """Return directives for temporary files in this folder."""
+    paths = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    return "".join(f"{one}_temp_path {folder}/{one};\n" for one in paths)
 
 
 def local_nginx_config(gateways: list[int], port: int, folder: Path) -> str:
@@ -182,10 +192,12 @@ def local_nginx_config(gateways: list[int], port: int, folder: Path) -> str:
     servers = "\n".join(f"server 127.0.0.1:{one}{line[1]}" for one in gateways)
     text = text.replace(line[0], servers).replace("listen 8080", f"listen 127.0.0.1:{port}")
     text = text.replace("worker_processes auto", "worker_processes 1")
-    paths = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    temporary = "".join(f"{one}_temp_path {folder}/{one};\n" for one in paths)
     user = "user root;\n" if os.geteuid() == 0 else ""
-    return user + f"pid {folder}/nginx.pid;\n" + text.replace("http {", "http {\n" + temporary)
+    return (
+        user
+        + f"pid {folder}/nginx.pid;\n"
+        + text.replace("http {", "http {\n" + nginx_paths(folder))
+    )
 
 
 @contextlib.contextmanager
