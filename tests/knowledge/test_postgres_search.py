@@ -80,6 +80,8 @@ def test_index_returns_no_deleted_example(database: str) -> None:
         one.add([text_example(f"q{n}") for n in range(150)])
         one.search(Query("new"), 10)
         one.wait_for_indexes()
+        statistics = "SELECT 1 FROM pg_stats WHERE tablename = 'kb_vectors_1'"
+        assert one._rows.read(statistics)  # type: ignore[attr-defined]
         for _ in range(3):
             found = [str(candidate.example.id) for candidate in one.search(Query("new"), 10)]
             two.delete(found)

@@ -32,6 +32,7 @@ from bottega.types import Example, ExampleChange
 
 PAGE = 4096
 HNSW_ABOVE = 50_000
+POSTGRES_HNSW_ABOVE = 2_500  # where comparing all rows takes as long as the index
 
 
 def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) -> Rows:
@@ -43,14 +44,15 @@ def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) 
     return PostgresRows(url, namespace, create=create)
 
 
-def _search_of(rows: Rows, views: Views, metric: Metric, hnsw_above: int) -> VectorSearch:
+def _search_of(rows: Rows, views: Views, metric: Metric, hnsw_above: int | None) -> VectorSearch:
     if isinstance(rows, SqliteRows):
-        return FileSearch(rows, views, metric, hnsw_above)
+        return FileSearch(rows, views, metric, HNSW_ABOVE if hnsw_above is None else hnsw_above)
     from bottega.knowledge.postgres.rows import PostgresRows
     from bottega.knowledge.postgres.search import PostgresSearch
 
     assert isinstance(rows, PostgresRows)
-    return PostgresSearch(rows, views, metric, hnsw_above)
+    above = POSTGRES_HNSW_ABOVE if hnsw_above is None else hnsw_above
+    return PostgresSearch(rows, views, metric, above)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         path: str,
         metric: Metric = "cosine",
         capacity: Capacity | None = None,
-        hnsw_above: int = HNSW_ABOVE,
+        hnsw_above: int | None = None,
     ) -> None:
         views = Views(embed)
         search = _search_of(rows, views, metric, hnsw_above)
@@ -102,7 +104,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         create: bool = True,
         capacity: int | None = None,
         evict: Eviction | None = None,
-        hnsw_above: int = HNSW_ABOVE,
+        hnsw_above: int | None = None,
         namespace: str = "",
     ) -> Self:
         """Open or create a file; `:memory:` keeps the data in memory.
@@ -115,8 +117,8 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
 
         `capacity` limits the examples of the namespace after every commit: `evict` selects those to
         remove (default: least recently used) and spares pinned ones. Search is exact up to
-        `hnsw_above` examples. In a read-only folder, writes of other processes are visible only if
-        one of them opened the file first.
+        `hnsw_above` examples (default: 50,000, in PostgreSQL 2,500). In a read-only folder, writes
+        of other processes are visible only if one of them opened the file first.
         """
         if embed == "stored":
             embed = cls._stored_views(path, namespace)
@@ -203,7 +205,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         self._check_embeds()
         if batch_size < 1:
             raise SettingError(f"batch_size must be at least 1, got {batch_size}", hint="use 64")
-        views = self._views.resolve(self._rows.views())
+        views = self._searcher.views()
         report, total = error_handler(on_error), AddResult()
         for batch in embedded_batches(batched(examples, batch_size), self._rows, views, report):
             if self._capacity is not None:
@@ -229,7 +231,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         self._check_embeds()
         if self._capacity is not None:
             self._uses.flush()
-        views = self._views.resolve(self._rows.views())
+        views = self._searcher.views()
         return replace_batch(examples, self._rows, views, error_handler(on_error), self._capacity)
 
     def annotate(

@@ -135,6 +135,11 @@ class VectorSearch(Protocol):
 
     def view(self, by: str | None) -> tuple[StoredView, View]: ...
 
+    def views(self) -> dict[str, View]:
+        """Return the views that new examples are embedded for. Storing them checks the views
+        again, so these may be as read before."""
+        ...
+
     def check_filled(self, by: str | None) -> None:
         """Raise `EmptyKnowledgeBaseError` without rows."""
         ...

@@ -111,6 +111,9 @@ class FileSearch:
         stored = self._rows.views()
         return chosen_view(self._views, stored, by, self._rows)
 
+    def views(self) -> dict[str, View]:
+        return self._views.resolve(self._rows.views())
+
     def current_index(self, by: str | None) -> FaissIndex:
         """Return the index with every change that any process has committed. Raises
         `EmptyKnowledgeBaseError`."""

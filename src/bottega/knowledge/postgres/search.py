@@ -35,7 +35,6 @@ OPERATORS: dict[Metric, tuple[str, str]] = {
 }
 # The index compares halves: more candidates are compared again in full precision.
 CANDIDATES = 2
-SELECTIVE = 0.05  # share of rows below which a filter is resolved first, and compared exactly
 CHECK_SECONDS = 30.0
 BUILD_LOCK = 0x42747463
 ATTEMPTS = 3
@@ -63,6 +62,9 @@ class PostgresSearch:
         return self._with_current_views(
             lambda: chosen_view(self._views, self._stored, by, self._rows)
         )
+
+    def views(self) -> dict[str, View]:
+        return self._with_current_views(lambda: self._views.resolve(self._stored))
 
     def check_filled(self, by: str | None) -> None:
         self.view(by)
@@ -231,14 +233,14 @@ class PostgresSearch:
         return [[Candidate(examples[hit.key], hit.score) for hit in hits] for hits in found]
 
     def _is_selective(self, scope: SearchScope) -> bool:
-        """Return whether the filter leaves so few rows that comparing them all is faster."""
+        """Return whether the filter leaves so few rows that the search compares all of them."""
         if scope.within is not None:
             return True
         if scope.where is None:
             return False
         parameters = Parameters(self._rows.namespace)
         condition = to_condition(scope.where, parameters)
-        limit = int(SELECTIVE * self._hnsw_above) + 1
+        limit = self._hnsw_above + 1
         rows = self._rows.read(
             "SELECT count(*) AS n FROM (SELECT 1 FROM kb_examples AS examples"
             f" WHERE namespace = $1 AND {condition} LIMIT {limit}) AS counted",
@@ -290,6 +292,8 @@ class PostgresSearch:
                         f"CREATE INDEX CONCURRENTLY {name} ON {table}"
                         f" USING hnsw ((vector::{half}) {self._operators})"
                     )
+                    # Without statistics, a namespace seems to have few rows, which are all read.
+                    await connection.execute(f"ANALYZE {table}")
                 finally:
                     await connection.execute("SELECT pg_advisory_unlock($1)", BUILD_LOCK)
 
