@@ -27,6 +27,19 @@ START_SECONDS = 20
 SETTINGS = {"fsync": "off", "max_connections": "60", "shared_buffers": "64MB"}
 
 
+# Without triggers. TRUNCATE creates new files, which takes 20 times as long.
+EMPTY = """
+SET session_replication_role = replica;
+DO $$ DECLARE one text; BEGIN
+    FOR one IN SELECT tablename FROM pg_tables
+        WHERE schemaname = 'public' AND tablename <> 'bottega_migrations'
+    LOOP
+        EXECUTE 'DELETE FROM ' || quote_ident(one);
+    END LOOP;
+END $$
+"""
+
+
 @dataclass
 class PostgresServer:
     """Running server with the superuser `postgres`, whose password is `secret`."""
@@ -79,6 +92,10 @@ class PostgresServer:
         finally:
             server.stop(signal.SIGQUIT)
 
+    def empty(self, url: str) -> None:
+        """Delete all rows of a database, which is faster than a new one with its tables."""
+        BACKGROUND_LOOP.run(_execute(url, EMPTY))
+
     def start(self) -> None:
         options = [part for k, v in self.settings.items() for part in ("-c", f"{k}={v}")]
         with (self.folder / "log").open("ab") as log:
@@ -109,6 +126,15 @@ class PostgresServer:
             self.process.send_signal(how)
             self.process.wait(START_SECONDS)
             self.process = None
+
+    @contextmanager
+    def stopping(self) -> Iterator[PostgresServer]:
+        """Start the server again if a test has stopped it."""
+        try:
+            yield self
+        finally:
+            if self.process is None:
+                self.start()
 
     def suspend(self) -> None:
         """Stop all processes of the server without ending them, as a stuck disk would."""
@@ -147,12 +173,8 @@ def running_postgres(**settings: str) -> Iterator[PostgresServer]:
         folder, user = Path(made), None
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             user = "nobody"
-            # An unprivileged user may have no access to the folder of the packages.
-            site, package = installed.parent.parent, installed.parent
-            for name in (f"{package.name}/pginstall", f"{package.name}.libs"):
-                if (site / name).is_dir():
-                    shutil.copytree(site / name, folder / name, symlinks=True)
-            installed = folder / package.name / installed.name
+            if not _can_run(installed, user):
+                installed = _copied(installed, folder)
             os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
         (folder / "password").write_text("secret\n")
         (folder / "password").chmod(0o644)
@@ -174,6 +196,24 @@ def running_postgres(**settings: str) -> Iterator[PostgresServer]:
             yield server
         finally:
             server.stop(signal.SIGQUIT)  # without writing what is deleted next
+
+
+def _can_run(installed: Path, user: str) -> bool:
+    """Return whether an unprivileged user has access to the folder of the packages."""
+    try:
+        command = [str(installed / "bin/postgres"), "--version"]
+        subprocess.run(command, check=True, capture_output=True, user=user, cwd="/")
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def _copied(installed: Path, folder: Path) -> Path:
+    site, package = installed.parent.parent, installed.parent
+    for name in (f"{package.name}/pginstall", f"{package.name}.libs"):
+        if (site / name).is_dir():
+            shutil.copytree(site / name, folder / name, symlinks=True)
+    return folder / package.name / installed.name
 
 
 def free_port() -> int:

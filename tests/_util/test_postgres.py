@@ -9,7 +9,7 @@ import pytest
 
 from bottega._util.postgres import PostgresKind, PostgresPool, display_url, is_postgres_url
 from bottega.errors import SettingError, StoreBusyError, StoreError, StoreUnavailableError
-from tests.postgres import PostgresServer, running_postgres
+from tests.postgres import PostgresServer
 
 NUMBERS = PostgresKind("numbers", ("CREATE TABLE numbers (n integer PRIMARY KEY)",))
 NEWER = replace(NUMBERS, migrations=(*NUMBERS.migrations, "ALTER TABLE numbers ADD note text"))
@@ -101,17 +101,15 @@ async def test_read_only_server(database: str) -> None:
     await replica.close()
 
 
-def test_restarted_server_loses_nothing_and_reads_continue() -> None:
-    with running_postgres() as server:
-        asyncio.run(_survive_a_restart(server))
-
-
-async def _survive_a_restart(server: PostgresServer) -> None:
-    pool = await opened(server.url())
-    await pool.execute("INSERT INTO numbers VALUES (1)")
-    await asyncio.to_thread(server.stop, signal.SIGQUIT)
-    with pytest.raises(StoreUnavailableError):
-        await pool.execute("INSERT INTO numbers VALUES (2)")
-    await asyncio.to_thread(server.start)
-    assert [row["n"] for row in await pool.fetch("SELECT n FROM numbers")] == [1]
-    await pool.close()
+async def test_restarted_server_loses_nothing_and_reads_continue(
+    postgres: PostgresServer, database: str
+) -> None:
+    with postgres.stopping() as server:
+        pool = await opened(database)
+        await pool.execute("INSERT INTO numbers VALUES (1)")
+        await asyncio.to_thread(server.stop, signal.SIGQUIT)
+        with pytest.raises(StoreUnavailableError):
+            await pool.execute("INSERT INTO numbers VALUES (2)")
+        await asyncio.to_thread(server.start)
+        assert [row["n"] for row in await pool.fetch("SELECT n FROM numbers")] == [1]
+        await pool.close()

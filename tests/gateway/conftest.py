@@ -5,8 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from bottega.gateway.accounting.ledger import Ledger
 from tests.gateway.harness import Harness, harness
 from tests.gateway.image_servers import World, running_world
+from tests.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def gateway_database(postgres: PostgresServer) -> str:
+    url = postgres.create_database()
+    Ledger(url).close()
+    return url
+
+
+@pytest.fixture
+def database(postgres: PostgresServer, gateway_database: str) -> str:
+    """Return the URL of a database whose tables are empty."""
+    postgres.empty(gateway_database)
+    return gateway_database
 
 
 @pytest.fixture

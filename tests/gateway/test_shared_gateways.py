@@ -21,7 +21,7 @@ from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from tests.gateway.gateways import ENVIRONMENT, run_gateway
 from tests.gateway.metered_gateway import PRICE, Meter
-from tests.postgres import running_postgres
+from tests.postgres import PostgresServer, running_postgres
 from tests.redis import RedisServer
 from tests.server import Server
 
@@ -66,7 +66,8 @@ class Gateways:
         return ledger.spent_this_month(account.id)
 
 
-@pytest.fixture(params=["postgres", "redis"])
+# The limits and repeats of each store have tests of their own.
+@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.slow), "redis"])
 def state(request: pytest.FixtureRequest, database: str) -> str:
     """Settings of the shared state."""
     if request.param == "postgres":
@@ -113,7 +114,7 @@ async def test_rate_is_that_of_one_gateway(endpoint: Server, tmp_path: Path, sta
 async def test_budget_overshoots_by_one_request_at_most(
     endpoint: Server, tmp_path: Path, state: str
 ) -> None:
-    budget = 0.10
+    budget = 0.05
     with gateways(endpoint, tmp_path, state, usd_per_month=budget) as three:
 
         async def client(number: int) -> None:
@@ -129,7 +130,7 @@ async def test_budget_overshoots_by_one_request_at_most(
                         await asyncio.sleep(0.02)
 
         async with asyncio.timeout(60):
-            await asyncio.gather(*(client(number) for number in range(12)))
+            await asyncio.gather(*(client(number) for number in range(6)))
         most = three.meter.max_tokens * PRICE
         spent = await asyncio.to_thread(three.spent)
         assert spent == pytest.approx(three.meter.tokens * PRICE)
@@ -161,10 +162,14 @@ async def test_entry_is_durable_before_the_reply_ends(
 
 
 async def test_stopped_postgres_refuses_budgets_and_keeps_entries(
-    endpoint: Server, tmp_path: Path
+    endpoint: Server,
+    tmp_path: Path,
+    postgres: PostgresServer,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with running_postgres() as server:
-        database = server.create_database()
+    monkeypatch.setattr("bottega.gateway.state.shared.COMMIT_SECONDS", 0.5)
+    with postgres.stopping() as server:
         with closing(Accounts(database)) as accounts:
             _, limited = accounts.add("limited", usd_per_month=1.0)
         state = f"[state]\ndatabase_env = 'DATABASE'\n#{database}"
@@ -214,10 +219,10 @@ async def test_repeats_over_gateways_cost_one_call(
         async with _session() as session:
             for number in range(6):
                 replies = await asyncio.gather(
-                    *(three.post(session, n + number, f"question {n}") for n in range(30))
+                    *(three.post(session, n + number, f"question {n}") for n in range(12))
                 )
                 assert {status for status, _ in replies} == {200}
-        assert three.meter.calls == 30
+        assert three.meter.calls == 12
 
 
 async def test_deleted_answer_is_forgotten_by_all(

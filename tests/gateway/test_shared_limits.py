@@ -25,7 +25,7 @@ from bottega.gateway.accounting.limiter import (
 from bottega.gateway.response_cache import ReplyCache
 from bottega.gateway.state.limits import SharedLimiter
 from bottega.gateway.state.shared import SharedState
-from tests.postgres import running_postgres
+from tests.postgres import PostgresServer
 from tests.redis import RedisServer
 
 LIMITED = Account("a", "a", requests_per_minute=60, usd_per_month=1.0)
@@ -211,7 +211,7 @@ async def test_reservation_outlives_its_lease_while_its_process_runs(
         account = Account("a", "a", usd_per_month=1.0)
         hold = one.limiter.hold(account)
         await hold.reserve(0.9)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.9)
         with pytest.raises(BudgetError):
             await other.limiter.hold(account).reserve(0.5)
 
@@ -235,14 +235,19 @@ async def test_reservation_ends_with_its_process(
             await other.limiter.hold(account).reserve(0.2)
 
 
-def _shorten(monkeypatch: pytest.MonkeyPatch, lease: float) -> None:
+def _shorten(monkeypatch: pytest.MonkeyPatch, lease: float = 10.0) -> None:
+    """Renew reservations more often, with shorter leases and graces."""
     for name in ("limits", "postgres_limits", "redis_limits"):
         monkeypatch.setattr(f"bottega.gateway.state.{name}.LEASE_SECONDS", lease)
+        monkeypatch.setattr(f"bottega.gateway.state.{name}.GRACE_SECONDS", 0.5)
     monkeypatch.setattr("bottega.gateway.state.shared.RENEW_SECONDS", 0.1)
 
 
-async def test_lost_redis_restores_spending_once(database: str, redis: RedisServer) -> None:
+async def test_lost_redis_restores_spending_once(
+    database: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each gateway restores the missing spending, which must not add up."""
+    _shorten(monkeypatch)
     account = Account("a", "a", usd_per_month=1.0)
     async with AsyncExitStack() as opened:
         made = [await opened.enter_async_context(process(database, redis.url)) for _ in range(3)]
@@ -261,8 +266,12 @@ async def test_lost_redis_restores_spending_once(database: str, redis: RedisServ
 
 
 async def test_restarted_redis_keeps_budgets(
-    database: str, redis: RedisServer, caplog: pytest.LogCaptureFixture
+    database: str,
+    redis: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    _shorten(monkeypatch)
     account = Account("a", "a", usd_per_month=1.0)
     async with process(database, redis.url) as one:
         hold = one.limiter.hold(account)
@@ -289,12 +298,14 @@ async def test_restarted_redis_keeps_budgets(
     assert ["cannot be checked" in one for one in logged] == [True, False]  # once per outage
 
 
-async def test_crash_of_postgres_keeps_budgets() -> None:
+async def test_crash_of_postgres_keeps_budgets(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unlogged tables are empty after a crash; running requests reserve again."""
     account = Account("a", "a", requests_per_minute=600, usd_per_month=1.0)
-    with running_postgres() as server:
-        url = await asyncio.to_thread(server.create_database)
-        async with process(url) as one, process(url) as other:
+    _shorten(monkeypatch)
+    with postgres.stopping() as server:
+        async with process(database) as one, process(database) as other:
             hold = one.limiter.hold(account)
             await one.limiter.admit(account)
             await hold.reserve(0.9)
