@@ -107,6 +107,7 @@ def test_several_workers_need_shared_state(run: Run, endpoint: Server, tmp_path:
     assert "database_env" in ran.err and "--workers 1" in ran.err
 
 
+@pytest.mark.slow
 def test_an_error_of_the_first_worker_ends_the_start(
     endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,7 +262,7 @@ async def test_rows_of_a_failed_write_wait_for_the_next_one(
 
 def test_lost_rows_add_up(ledger: Ledger) -> None:
     for _ in range(2):
-        ledger._unsaved_lost = 3
+        ledger._rows.unsaved_lost = 3
         ledger.flush()
     assert ledger.total_lost() == 6
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,17 +30,15 @@ from bottega.gateway.accounting.database import (
     month_of,
 )
 from bottega.gateway.accounting.tables import EntryTables
+from bottega.gateway.accounting.waiting_rows import Waiter, WaitingRows
 
 __all__ = ["Entry", "Ledger", "Shadow", "State"]
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 100_000
 PRUNE_SECONDS = 3600.0
 DAY = 86_400.0
 GATE, REPEAT, MASTER, LOST = "gate:", "replay:", "master", "lost"
-AccountSpending = dict[AccountMonth, float]
-Waiter = Callable[[BaseException | None], None]
 
 
 class EntryStore(Protocol):
@@ -100,30 +98,19 @@ class Ledger:
         repeat_seconds: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.lost = 0
         self._keep_days = keep_days
         self._repeat_seconds = repeat_seconds
         self._clock = clock
         self.tables = EntryTables(str(place)) if is_postgres_url(place) else None
         self._file: EntryStore = self.tables or EntryFile(Path(place), create=create)
         self._name = Path(place).name if self.tables is None else "PostgreSQL"
-        self._file_lock = threading.Lock()  # acquire before `_lock` if both are needed
-        self._lock = threading.Lock()
-        self._entries: list[Entry] = []
-        self._shadows: list[Shadow] = []
-        self._notes: dict[str, str] = {}
-        self._writing_notes: dict[str, str] = {}
-        self._unsaved_lost = 0  # lost rows that the file does not count yet
+        self._file_lock = threading.Lock()
         self._set_month(clock())
-        # Each cost is in exactly one of these three: spending must not dip during a write.
-        self._waiting: AccountSpending = {}
-        self._writing: AccountSpending = {}
         try:
-            self._stored = self._file.spent_since(self._month)
+            self._rows = WaitingRows(self._file.spent_since(self._month))
         except BaseException:
             self._file.close()
             raise
-        self._waiters: list[Waiter] = []
         self._outage = OutageLog(log)
         self.with_budgets: set[str] = set()  # accounts whose committed spending decides
         self._pruned_at = float("-inf")
@@ -136,6 +123,10 @@ class Ledger:
             daemon=True,
         )
         self._writer: LoopWriter | WriterThread = self._thread
+
+    @property
+    def lost(self) -> int:
+        return self._rows.lost
 
     @property
     def is_failing(self) -> bool:
@@ -164,33 +155,28 @@ class Ledger:
 
     def note(self, entry: Entry) -> None:
         """Add an entry. Takes microseconds; callable from any thread."""
-        cost = dollars(entry.cost_usd)
         entry.id = self._file.new_id()
-        with self._lock:
-            # Under one lock: a flush takes the entry and its cost together or neither.
-            self._entries.append(entry)
-            if cost:
-                key = (self.month_at(entry.time), entry.account)
-                self._waiting[key] = self._waiting.get(key, 0.0) + cost
+        self._rows.add(entry, self.month_at(entry.time), dollars(entry.cost_usd) or 0.0)
         self._writer.wake()
 
     def durable(self) -> asyncio.Future[BaseException | None]:
         """Return a future that ends when all rows added so far are durable, or with the error of
         the next write: the rows wait in memory for another one."""
-        loop = asyncio.get_running_loop()
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
         done: asyncio.Future[BaseException | None] = loop.create_future()
 
-        def end(error: BaseException | None) -> None:
+        def resolve(error: BaseException | None) -> None:
             if not done.done():
                 done.set_result(error)
 
-        def end_from_thread(error: BaseException | None) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(end, error)
+        def end(error: BaseException | None) -> None:
+            if threading.get_ident() == thread:
+                resolve(error)
+            else:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(resolve, error)
 
-        is_here = self._in_loop is not None and self._in_loop.loop is loop
-        with self._lock:
-            self._waiters.append(end if is_here else end_from_thread)
+        self._rows.wait(end)
         self._writer.wake()
         return done
 
@@ -200,9 +186,7 @@ class Ledger:
             raise error
 
     def record_shadow(self, shadow: Shadow) -> None:
-        shadow = replace(shadow, id=self._file.new_id())
-        with self._lock:
-            self._shadows.append(shadow)
+        self._rows.add_shadow(replace(shadow, id=self._file.new_id()))
         self._writer.wake()
 
     def set_gate(self, namespace: str, state: str) -> None:
@@ -249,16 +233,12 @@ class Ledger:
 
     def committed_this_month(self, account: str, /) -> float:
         """Return the account's spending as of the last write of one of its entries."""
-        with self._lock:
-            return self._stored.get((self.month_at(self._clock()), account), 0.0)
+        return self._rows.committed(self.month_at(self._clock()), account)
 
     def spent_this_month(self, account: str, /) -> float:
         """Return the account's spending in US dollars, from memory: up to the last request of this
         process, and up to the last write of others."""
-        with self._lock:
-            key = (self.month_at(self._clock()), account)
-            parts = (self._stored, self._writing, self._waiting)
-            return sum(part.get(key, 0.0) for part in parts)
+        return self._rows.spent(self.month_at(self._clock()), account)
 
     def read(self, sql: str, *values: Value) -> list[Row]:
         """Run a report's query, which does not delay the writer."""
@@ -278,7 +258,7 @@ class Ledger:
                 self._flush_here()
 
     def _flush_here(self) -> None:
-        batch, waiters = self._take()
+        batch, waiters = self._rows.take()
         try:
             if not batch.is_empty:
                 self._write(batch)
@@ -291,19 +271,13 @@ class Ledger:
         try:
             self._file.write(batch)
         except BaseException:
-            self._restore(batch)
+            self._rows.restore(batch)
             raise
         # First move the costs in one step, then add what other processes have written.
-        self._written({})
+        self._rows.written({})
         accounts = self._deciding(batch)
         if accounts or self.tables is None:
             self._read_spending(accounts)
-
-    def _written(self, spent: AccountSpending) -> None:
-        """Count the written costs as stored; `spent` is the newer spending of some accounts."""
-        with self._lock:
-            self._stored = {**_merged(self._stored, self._writing), **spent}
-            self._writing, self._writing_notes = {}, {}
 
     def _deciding(self, batch: Batch) -> set[str]:
         """Return the accounts of a batch whose committed spending must be read. In PostgreSQL other
@@ -313,13 +287,13 @@ class Ledger:
 
     async def _flush_in_loop(self, pool: PostgresPool) -> bool:
         assert self.tables is not None
-        batch, waiters = self._take()
+        batch, waiters = self._rows.take()
         try:
             if not batch.is_empty:
                 month, accounts = month_of(self._clock()), self._deciding(batch)
-                self._written(await self.tables.write_in(pool, batch, month, accounts))
+                self._rows.written(await self.tables.write_in(pool, batch, month, accounts))
         except BaseException as error:
-            self._restore(batch)
+            self._rows.restore(batch)
             _end(waiters, error)
             if not isinstance(error, BottegaError):
                 raise
@@ -332,10 +306,7 @@ class Ledger:
         return True
 
     def _read_spending(self, accounts: Collection[str] | None) -> None:
-        # Without `_lock`, which every request needs to read its spending.
-        stored = self._file.spent_since(month_of(self._clock()), accounts)
-        with self._lock:
-            self._stored = {**self._stored, **stored}
+        self._rows.read(self._file.spent_since(month_of(self._clock()), accounts))
 
     def prune(self, keep_days: float) -> int:
         """Delete entries and shadows older than `keep_days`. Return their number."""
@@ -357,8 +328,7 @@ class Ledger:
         self._thread.close()
         # The thread has ended: rows added since then are written here.
         if not self._succeeds(self.flush):
-            with self._lock:
-                self.lost += len(self._entries) + len(self._shadows)
+            self._rows.lose()
             log.error("lost %d rows that could not be written to %s", self.lost, self._name)
         with self._file_lock:
             self._file.close()
@@ -374,15 +344,12 @@ class Ledger:
         self._month_begins, self._month_ends = month_bounds(moment)
 
     def _set_note(self, name: str, value: str) -> None:
-        with self._lock:
-            self._notes[name] = value
+        self._rows.set_note(name, value)
         self._writer.wake()
 
     def _note(self, name: str) -> str | None:
-        with self._lock:
-            for notes in (self._notes, self._writing_notes):
-                if name in notes:
-                    return notes[name]
+        if (waiting := self._rows.note(name)) is not None:
+            return waiting
         with self._file_lock:
             rows = self._file.read("SELECT value FROM notes WHERE name = ?", name)
             return str(rows[0][0]) if rows else None
@@ -415,33 +382,7 @@ class Ledger:
         if self._keep_days is not None:
             self.prune(self._keep_days)
 
-    def _take(self) -> tuple[Batch, list[Waiter]]:
-        with self._lock:
-            waiters, self._waiters = self._waiters, []
-            self._writing, self._writing_notes = self._waiting, self._notes
-            batch = Batch(
-                self._entries, self._shadows, self._notes, self._waiting, self._unsaved_lost
-            )
-            self._entries, self._shadows = [], []
-            self._notes, self._waiting, self._unsaved_lost = {}, {}, 0
-            return batch, waiters
-
-    def _restore(self, batch: Batch) -> None:
-        with self._lock:
-            entries, shadows = [*batch.entries, *self._entries], [*batch.shadows, *self._shadows]
-            lost = max(0, len(entries) - MAX_WAITING) + max(0, len(shadows) - MAX_WAITING)
-            self._entries, self._shadows = entries[-MAX_WAITING:], shadows[-MAX_WAITING:]
-            self._notes = {**batch.notes, **self._notes}  # a newer value wins
-            self._waiting = _merged(batch.spent, self._waiting)
-            self._writing, self._writing_notes = {}, {}
-            self._unsaved_lost += batch.lost + lost
-            self.lost += lost
-
 
 def _end(waiters: Sequence[Waiter], error: BaseException | None) -> None:
     for waiter in waiters:
         waiter(error)
-
-
-def _merged(first: Mapping[AccountMonth, float], second: AccountSpending) -> AccountSpending:
-    return {key: first.get(key, 0.0) + second.get(key, 0.0) for key in {**first, **second}}
