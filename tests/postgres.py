@@ -93,7 +93,7 @@ class PostgresServer:
             server.stop(signal.SIGQUIT)
 
     def empty(self, url: str) -> None:
-        """Delete all rows of a database, which is faster than a new one with its tables."""
+        """Delete all rows, which is faster than another database with its tables."""
         BACKGROUND_LOOP.run(_execute(url, EMPTY))
 
     def start(self) -> None:

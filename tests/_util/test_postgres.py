@@ -61,11 +61,12 @@ async def test_transaction_is_rolled_back_after_an_error(database: str) -> None:
 
 
 async def test_exhausted_pool(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bottega._util.postgres.WAIT_SECONDS", 0.05)
     pool = await opened(database, size=1)
     async with pool.connection():
-        with pytest.raises(StoreBusyError, match="no free connection"):
-            await pool.fetch("SELECT 1")
+        with monkeypatch.context() as patch:
+            patch.setattr("bottega._util.postgres.WAIT_SECONDS", 0.05)
+            with pytest.raises(StoreBusyError, match="no free connection"):
+                await pool.fetch("SELECT 1")
     assert len(await pool.fetch("SELECT 1")) == 1
     await pool.close()
 

@@ -12,17 +12,17 @@ from tests.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")
-def gateway_database(postgres: PostgresServer) -> str:
+def gateway_tables(postgres: PostgresServer) -> str:
     url = postgres.create_database()
     Ledger(url).close()
     return url
 
 
 @pytest.fixture
-def database(postgres: PostgresServer, gateway_database: str) -> str:
-    """Return the URL of a database whose tables are empty."""
-    postgres.empty(gateway_database)
-    return gateway_database
+def gateway_database(postgres: PostgresServer, gateway_tables: str) -> str:
+    """Return the URL of a database with the gateway's tables, which are empty."""
+    postgres.empty(gateway_tables)
+    return gateway_tables
 
 
 @pytest.fixture

@@ -33,6 +33,11 @@ price = [10.0, 10.0]
 
 
 @pytest.fixture
+def database(gateway_database: str) -> str:
+    return gateway_database
+
+
+@pytest.fixture
 def ledgers(database: str) -> Iterator[list[Ledger]]:
     made = [Ledger(database) for _ in range(3)]
     yield made

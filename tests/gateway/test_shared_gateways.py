@@ -66,6 +66,11 @@ class Gateways:
         return ledger.spent_this_month(account.id)
 
 
+@pytest.fixture
+def database(gateway_database: str) -> str:
+    return gateway_database
+
+
 # The limits and repeats of each store have tests of their own.
 @pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.slow), "redis"])
 def state(request: pytest.FixtureRequest, database: str) -> str:

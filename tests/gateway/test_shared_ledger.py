@@ -30,6 +30,11 @@ NOW = 1_790_000_000.0
 DAY = 86_400.0
 
 
+@pytest.fixture
+def database(gateway_database: str) -> str:
+    return gateway_database
+
+
 @pytest.fixture(params=["file", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":

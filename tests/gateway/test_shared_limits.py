@@ -31,6 +31,11 @@ from tests.redis import RedisServer
 LIMITED = Account("a", "a", requests_per_minute=60, usd_per_month=1.0)
 
 
+@pytest.fixture
+def database(gateway_database: str) -> str:
+    return gateway_database
+
+
 @dataclass
 class Process:
     """Limiter and ledger of one gateway."""

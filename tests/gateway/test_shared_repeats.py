@@ -24,6 +24,11 @@ REPLY = CachedReply(b'{"a": "\xc3\xa9"}', "large", "gpt-é")
 OTHER = CachedReply(b"{}", "small", "qwen")
 
 
+@pytest.fixture
+def database(gateway_database: str) -> str:
+    return gateway_database
+
+
 @asynccontextmanager
 async def opened_store(database: str, redis: str | None) -> AsyncIterator[RepeatStore]:
     if redis is None:
