@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import orjson
+
 from bottega.errors import SettingError
 from bottega.knowledge.filters import (
     CREATED,
@@ -41,6 +43,9 @@ def to_condition(wanted: Filter, parameters: Parameters) -> str:
         case And(parts):
             found = [f"({to_condition(part, parameters)})" for part in parts]
             return " AND ".join(found) or "true"
+        case Eq(name, str(value)) if name.startswith(TAG):  # by the index of tags
+            tag = orjson.dumps({name.removeprefix(TAG): value}).decode()
+            return f"examples.tags @> {parameters.add(tag, 'jsonb')}"
         case Eq(name, value):
             return _field(name, [("=", value)], parameters)
         case In(name, values):

@@ -68,7 +68,9 @@ CREATE INDEX kb_changes_by_namespace ON kb_changes (namespace, seq);
 CREATE TABLE kb_pruned (namespace text COLLATE "C" PRIMARY KEY, seq bigint NOT NULL)
 """
 
-KNOWLEDGE_BASE = PostgresKind("knowledge base", (TABLES,))
+TAG_INDEX = "CREATE INDEX kb_examples_by_tags ON kb_examples USING gin (tags jsonb_path_ops)"
+
+KNOWLEDGE_BASE = PostgresKind("knowledge base", (TABLES, TAG_INDEX))
 # Writers take this lock until their commit: so keys and change numbers are in commit order, and a
 # reader of changes never meets an earlier number after a later one.
 FILL_LOCK = 0x42747466  # of a command that fills a knowledge base and must run alone
