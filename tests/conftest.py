@@ -12,6 +12,7 @@ from hypothesis import Phase, settings
 from bottega._util.ray_executor import RayExecutor
 from tests import server
 from tests.actors import running_ray
+from tests.milvus import RunningMilvus, running_milvus
 from tests.paths import ROOT
 from tests.postgres import PostgresServer, running_postgres
 from tests.redis import RedisServer, running_redis
@@ -83,6 +84,13 @@ def database(postgres: PostgresServer) -> Iterator[str]:
     url = postgres.create_database()
     yield url
     postgres.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def milvus() -> Iterator[RunningMilvus]:
+    """Return a running Milvus; the test is skipped without one."""
+    with running_milvus() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,12 @@
-"""Behaviour of a knowledge base in PostgreSQL: the tests of a file that use the fixture `kb`."""
+"""Behaviour of a knowledge base in PostgreSQL, also with Milvus: the tests of a file that use the
+fixture `kb`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from inspect import signature
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -24,8 +26,8 @@ OF_FILES: set[str] = set()
 
 
 @pytest.fixture
-def kb(database: str) -> Iterator[KnowledgeBase]:
-    with KnowledgeBase.open(database, SeededEmbedder()) as opened:
+def kb(database: str, vectors: dict[str, Any]) -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(database, SeededEmbedder(), **vectors) as opened:
         yield opened
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +30,8 @@ TEXTS = [text_example(f"q{n}", f"a{n % 3}", tags={"half": str(n % 2)}) for n in 
 
 
 @pytest.fixture
-def kb(database: str) -> Iterator[KnowledgeBase]:
-    with KnowledgeBase.open(database, SeededEmbedder()) as opened:
+def kb(database: str, vectors: dict[str, Any]) -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(database, SeededEmbedder(), **vectors) as opened:
         yield opened
 
 

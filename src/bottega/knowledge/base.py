@@ -44,15 +44,27 @@ def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) 
     return PostgresRows(url, namespace, create=create)
 
 
-def _search_of(rows: Rows, views: Views, metric: Metric, hnsw_above: int | None) -> VectorSearch:
+def _search_of(
+    rows: Rows, views: Views, metric: Metric, hnsw_above: int | None, vectors: str | None
+) -> VectorSearch:
     if isinstance(rows, SqliteRows):
+        if vectors is not None:
+            raise SettingError(
+                f"vectors requires a knowledge base in PostgreSQL, got {rows.name}",
+                hint="open postgresql://user@host/database, or remove vectors",
+            )
         return FileSearch(rows, views, metric, HNSW_ABOVE if hnsw_above is None else hnsw_above)
     from bottega.knowledge.postgres.rows import PostgresRows
     from bottega.knowledge.postgres.search import PostgresSearch
 
     assert isinstance(rows, PostgresRows)
     above = POSTGRES_HNSW_ABOVE if hnsw_above is None else hnsw_above
-    return PostgresSearch(rows, views, metric, above)
+    if vectors is None or not views:
+        return PostgresSearch(rows, views, metric, above)
+    from bottega.knowledge.milvus.database import MilvusDatabase  # needs the extra [milvus]
+    from bottega.knowledge.milvus.search import MilvusSearch
+
+    return MilvusSearch(rows, views, metric, above, MilvusDatabase(vectors))
 
 
 @dataclass(frozen=True)
@@ -86,9 +98,10 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         metric: Metric = "cosine",
         capacity: Capacity | None = None,
         hnsw_above: int | None = None,
+        vectors: str | None = None,
     ) -> None:
         views = Views(embed)
-        search = _search_of(rows, views, metric, hnsw_above)
+        search = _search_of(rows, views, metric, hnsw_above, vectors)
         super().__init__(rows, path, metric, views, search)
         self._capacity = capacity
         self._uses = UsageBuffer(rows.add_uses)
@@ -106,6 +119,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         evict: Eviction | None = None,
         hnsw_above: int | None = None,
         namespace: str = "",
+        vectors: str | None = None,
     ) -> Self:
         """Open or create a file; `:memory:` keeps the data in memory.
 
@@ -118,7 +132,9 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         `capacity` limits the examples of the namespace after every commit: `evict` selects those to
         remove (default: least recently used) and spares pinned ones. Search is exact up to
         `hnsw_above` examples (default: 50,000, in PostgreSQL 2,500). In a read-only folder, writes
-        of other processes are visible only if one of them opened the file first.
+        of other processes are visible only if one of them opened the file first. `vectors`, e.g.
+        `milvus://host:19530/database`, keeps the index of a larger knowledge base in PostgreSQL in
+        Milvus instead.
         """
         if embed == "stored":
             embed = cls._stored_views(path, namespace)
@@ -154,6 +170,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
                 metric=metric,
                 capacity=limit,
                 hnsw_above=hnsw_above,
+                vectors=vectors,
             )
         except BaseException:
             rows.close()

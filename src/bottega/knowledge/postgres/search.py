@@ -163,19 +163,32 @@ class PostgresSearch:
     ) -> list[SearchHit]:
         view, _ = self.view(scope.by)
         parameters = Parameters()
-        target = parameters.add(np.asarray(vector, np.float32), "vector")
+        parameters.add(np.asarray(vector, np.float32), "vector")
         barred, source = self._source(view, scope, query, excluded, parameters)
         if self._uses_index(view) and not self._is_selective(scope):
-            half = f"halfvec({view.dimension})"
-            nearest = (
-                f"(SELECT made.key, made.vector FROM {source} ORDER BY made.vector::{half}"
-                f" {self._operator} ({target})::{half} LIMIT {CANDIDATES * k}) AS made"
-            )
-            hits = self._ranked(barred, nearest, CANDIDATES * k, parameters)
-            # An index scan ends after `hnsw.max_scan_tuples` rows, although others may match.
-            if len(hits) == CANDIDATES * k:
-                return hits[:k]
+            hits = self._indexed_hits(view, vector, k, barred, source, parameters)
+            if hits is not None:
+                return hits
         return self._ranked(barred, source, k, parameters)
+
+    def _indexed_hits(
+        self,
+        view: StoredView,
+        vector: Vectors,
+        k: int,
+        barred: str,
+        source: str,
+        parameters: Parameters,
+    ) -> list[SearchHit] | None:
+        """Return the hits that the index finds, or None if all rows must be compared."""
+        half = f"halfvec({view.dimension})"
+        nearest = (
+            f"(SELECT made.key, made.vector FROM {source} ORDER BY made.vector::{half}"
+            f" {self._operator} ($1::vector)::{half} LIMIT {CANDIDATES * k}) AS made"
+        )
+        hits = self._ranked(barred, nearest, CANDIDATES * k, parameters)
+        # An index scan ends after `hnsw.max_scan_tuples` rows, although others may match.
+        return hits[:k] if len(hits) == CANDIDATES * k else None
 
     def _source(
         self,
@@ -258,15 +271,17 @@ class PostgresSearch:
             "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass($1)", name
         )
         indexed = bool(valid and valid[0]["indisvalid"])
-        if not indexed:
-            rows = self._rows.read(
-                f"SELECT count(*) AS n FROM (SELECT 1 FROM {vectors_table(view.number)}"
-                f" LIMIT {self._hnsw_above + 1}) AS counted"
-            )
-            if rows[0]["n"] > self._hnsw_above:
-                self._build(view)
+        if not indexed and self._is_large(view):
+            self._build(view)
         self._indexed[view.number] = (time.monotonic(), indexed)
         return indexed
+
+    def _is_large(self, view: StoredView) -> bool:
+        rows = self._rows.read(
+            f"SELECT count(*) AS n FROM (SELECT 1 FROM {vectors_table(view.number)}"
+            f" LIMIT {self._hnsw_above + 1}) AS counted"
+        )
+        return bool(rows[0]["n"] > self._hnsw_above)
 
     def _index_name(self, view: StoredView) -> str:
         return f"{vectors_table(view.number)}_hnsw_{self._metric}"

@@ -1,0 +1,1 @@
+"""Search of knowledge bases in PostgreSQL by an index in Milvus."""

@@ -1,0 +1,149 @@
+"""Vectors of one view in a collection of Milvus."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from bottega.errors import StoreError
+from bottega.knowledge.index import Metric
+from bottega.knowledge.milvus.database import ANSWER_SECONDS, MilvusDatabase
+from bottega.knowledge.records import SearchHit
+from bottega.protocols import Vectors
+
+if TYPE_CHECKING:
+    from pymilvus import MilvusClient
+
+LOAD_SECONDS = 600.0  # a server that restarts loads its collections again
+GRAPH = {"M": 16, "efConstruction": 200}
+EF_SEARCH = 128
+METRICS: dict[Metric, str] = {"cosine": "COSINE", "l2": "L2"}
+FIELDS = {"key", "space", "vector"}
+
+Consistency = Literal["Strong", "Bounded"]
+
+
+class StoredVector(NamedTuple):
+    key: int
+    namespace: str
+    vector: Vectors
+
+
+class MilvusCollection:
+    """Vectors by the keys of rows, which are positive.
+
+    The collection also holds its position in the change feed of the rows: `-n` is the key of an
+    entry of its own once all changes up to number n are applied. So a collection that was dropped
+    or restored from a backup never claims rows that it lacks.
+    """
+
+    def __init__(self, database: MilvusDatabase, name: str, dimension: int, metric: Metric) -> None:
+        self._database = database
+        self.name = name
+        self._dimension = dimension
+        self._metric: Metric = metric
+
+    def prepare(self) -> bool:
+        """Load the collection into the memory of the server, and return whether it is new. Raises
+        `StoreError` if another program made it."""
+        with self._database.client() as client:
+            is_new = not client.has_collection(self.name, timeout=ANSWER_SECONDS)
+            if is_new:
+                self._create(client)
+            self._check(client)
+            if not client.list_indexes(self.name, timeout=ANSWER_SECONDS):
+                index = client.prepare_index_params()
+                index.add_index(
+                    *("vector", "HNSW"), metric_type=METRICS[self._metric], params=GRAPH
+                )
+                client.create_index(self.name, index, timeout=LOAD_SECONDS)
+            client.load_collection(self.name, timeout=LOAD_SECONDS)
+        return is_new
+
+    def position(self) -> int:
+        """Return the number of the last change that is applied; 0 if the collection is missing or
+        incomplete. Raises `NotLoadedError`."""
+        with self._database.client() as client:
+            marks = client.query(
+                self.name, "key < 0", ["key"], timeout=ANSWER_SECONDS, consistency_level="Strong"
+            )
+        return max((-mark["key"] for mark in marks), default=0)
+
+    def apply(self, stored: Sequence[StoredVector], deleted: Collection[int] = ()) -> None:
+        """Store and delete vectors."""
+        entries = [_entry(one.key, _digest(one.namespace), one.vector) for one in stored]
+        with self._database.client() as client:
+            if entries:
+                client.upsert(self.name, entries, timeout=ANSWER_SECONDS)
+            if deleted:
+                client.delete(self.name, ids=list(deleted), timeout=ANSWER_SECONDS)
+
+    def move(self, before: int, position: int) -> None:
+        """Record that all changes up to `position` are applied."""
+        mark = np.zeros(self._dimension, np.float32)
+        mark[0] = 1
+        with self._database.client() as client:
+            client.upsert(self.name, [_entry(-position, 0, mark)], timeout=ANSWER_SECONDS)
+            if before:
+                client.delete(self.name, ids=[-before], timeout=ANSWER_SECONDS)
+
+    def nearest(
+        self, vector: Vectors, limit: int, namespace: str, consistency: Consistency
+    ) -> list[SearchHit]:
+        """Return nearly the nearest vectors of a namespace, best first. Raises `NotLoadedError`."""
+        with self._database.client() as client:
+            [found] = client.search(
+                self.name,
+                [np.asarray(vector, np.float32)],
+                filter=f"space == {_digest(namespace)}",
+                limit=limit,
+                search_params={"params": {"ef": max(EF_SEARCH, limit)}},
+                timeout=ANSWER_SECONDS,
+                consistency_level=consistency,
+            )
+        return [SearchHit(one["id"], self._score(one["distance"])) for one in found]
+
+    def drop(self) -> None:
+        self._database.drop(self.name)
+
+    def _score(self, distance: float) -> float:
+        # Milvus returns cosines as they are, and squares of Euclidean distances.
+        return distance if self._metric == "cosine" else -math.sqrt(max(distance, 0))
+
+    def _create(self, client: MilvusClient) -> None:
+        from pymilvus import DataType
+
+        schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("key", DataType.INT64, is_primary=True)
+        schema.add_field("space", DataType.INT64)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=self._dimension)
+        client.create_collection(self.name, schema=schema, timeout=ANSWER_SECONDS)
+
+    def _check(self, client: MilvusClient) -> None:
+        described = client.describe_collection(self.name, timeout=ANSWER_SECONDS)
+        fields = {field["name"]: field for field in described["fields"]}
+        where = f"the collection {self.name} of {self._database.name}"
+        if fields.keys() != FIELDS:
+            raise StoreError(
+                f"{where} belongs to another program",
+                hint="name another database of Milvus in vectors=, or drop the collection",
+            )
+        dimension = fields["vector"]["params"].get("dim")
+        if dimension != self._dimension:
+            raise StoreError(
+                f"{where} has vectors of {dimension} numbers, not of {self._dimension}",
+                hint="drop the collection; it is filled again from PostgreSQL",
+            )
+
+
+def _entry(key: int, space: int, vector: Vectors) -> dict[str, object]:
+    return {"key": key, "space": space, "vector": np.asarray(vector, np.float32)}
+
+
+def _digest(namespace: str) -> int:
+    """Return a positive number for a namespace: a text would need escapes in filters."""
+    return int.from_bytes(hashlib.sha256(namespace.encode()).digest()[:7]) + 1

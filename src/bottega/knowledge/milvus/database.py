@@ -1,0 +1,129 @@
+"""Connection to a database of Milvus, and the translation of its errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from bottega.errors import (
+    MissingDependencyError,
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from bottega.knowledge.milvus.url import MilvusUrl
+
+if TYPE_CHECKING:
+    from pymilvus import MilvusClient
+
+ANSWER_SECONDS = 5.0
+# Codes of the server
+UNAVAILABLE = (1, 2)
+FULL = (3, 7, 9)
+BUSY = (4, 8)
+ABSENT = (100, 101, 103)  # no such collection, or one that is not (fully) loaded
+NO_DATABASE = 800
+UNAUTHENTICATED = (1400, 1800)
+
+
+class NotLoadedError(StoreError):
+    """The collection does not exist, or the server has not loaded it."""
+
+
+class MilvusDatabase:
+    """Connection that several threads may use. It connects at its first use, also after `close`.
+    Methods raise `StoreError`, and `MissingDependencyError` without pymilvus."""
+
+    def __init__(self, url: str) -> None:
+        self._url = MilvusUrl.parse(url)
+        self.name = self._url.name
+        self._connected: MilvusClient | None = None
+        self._lock = Lock()
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the collections whose names begin with the prefix."""
+        with self.client() as client:
+            found = client.list_collections(timeout=ANSWER_SECONDS)
+        return [name for name in found if name.startswith(prefix)]
+
+    def drop(self, name: str) -> None:
+        with self.client() as client:
+            client.drop_collection(name, timeout=ANSWER_SECONDS)
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._connected = self._connected, None
+        if client is not None:
+            client.close()
+
+    @contextmanager
+    def client(self) -> Iterator[MilvusClient]:
+        """Yield the client, and translate its errors into those of Bottega."""
+        if find_spec("pymilvus") is None:
+            raise MissingDependencyError("pymilvus", "milvus")
+        from grpc import RpcError
+        from pymilvus import MilvusException
+
+        try:
+            yield self._connected or self._connect()
+        except MilvusException as error:
+            if error.code in ABSENT:
+                raise NotLoadedError(
+                    f"a collection of {self.name} is not loaded", hint="search again"
+                ) from error
+            cause = error.__cause__
+            raise self._translation(cause if isinstance(cause, RpcError) else error) from error
+        except RpcError as error:
+            raise self._translation(error) from error
+
+    def _connect(self) -> MilvusClient:
+        from pymilvus import MilvusClient
+
+        # It logs every failed call with a traceback; failures are raised here.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        with self._lock:
+            if self._connected is None:
+                # Dedicated: a shared connection ignores whether another URL asks for TLS.
+                self._connected = MilvusClient(
+                    uri=self._url.address,
+                    token=self._url.token,
+                    db_name=self._url.database,
+                    timeout=ANSWER_SECONDS,
+                    dedicated=True,
+                )
+            return self._connected
+
+    def _translation(self, error: BaseException) -> StoreError:
+        code: Any = getattr(error, "code", None)
+        code = code() if callable(code) else code
+        status = str(getattr(code, "name", ""))  # of gRPC
+        if status == "UNAUTHENTICATED" or code in UNAUTHENTICATED:
+            return StoreError(
+                f"{self.name} rejects the user or the password",
+                hint="check user and password, or the API key, in vectors=",
+            )
+        if code == NO_DATABASE:
+            return StoreError(
+                f"{self.name} does not exist",
+                hint="create the database in Milvus, or correct its name in vectors=",
+            )
+        if code in FULL:
+            return StoreFullError(
+                f"{self.name} has no memory or disk left for vectors",
+                hint="enlarge Milvus; the examples in PostgreSQL are complete",
+            )
+        if code in BUSY:
+            return StoreBusyError(f"{self.name} limits its requests", hint="try again")
+        if status or code in UNAVAILABLE:
+            reason = status.lower().replace("_", " ") or "it is not ready"
+            return StoreUnavailableError(
+                f"{self.name} cannot be reached: {reason}",
+                hint="start Milvus, or check host and port in vectors=",
+            )
+        reason = str(getattr(error, "message", error)).split("\n")[0][:200]
+        return StoreError(f"{self.name} failed: {reason}", hint="see the log of Milvus")
