@@ -87,3 +87,15 @@ def test_only_one_process_holds_a_lock(tmp_path: Path, database: str) -> None:
             raise AssertionError("locked twice")
         with location.locked():
             pass
+
+
+def test_milvus_of_the_environment_is_used_for_databases_alone(
+    run: Run, pets: Path, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOTTEGA_VECTORS", "http://root:s3cret@db.example")
+    for place in ("k.db", base):
+        json(run("add", place, pets, "--embed", "pixels", "--json"))
+    json(run("classify", "k.db", "query.jpg", "--method", "knn", "--json"))
+    ran = run("classify", base, "query.jpg", "--method", "knn")
+    assert ran.code != 0 and "not the URL of a Milvus server" in ran.err
+    assert "s3cret" not in ran.err

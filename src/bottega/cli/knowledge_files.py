@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from bottega.knowledge.records import DEFAULT, StoredView, check_name
 from bottega.knowledge.tuned_settings import tuned_settings
 
 MAX_NAMED = 5
+VECTORS = "BOTTEGA_VECTORS"  # URL of a Milvus server, which may contain a password
 
 
 def whole_name(file: KnowledgeLocation, namespace: str) -> str:
@@ -73,7 +75,9 @@ def open_to_search(
         view = chosen(rows.views(), by, file)
         spec = embed or embedder_spec(rows, view)
     with _mismatch_hint(file, embed):
-        return KnowledgeBase.open(file.target, _opened({view.name: spec}), namespace=namespace)
+        views = _opened({view.name: spec})
+        vectors = os.environ.get(VECTORS) if file.file is None else None
+        return KnowledgeBase.open(file.target, views, namespace=namespace, vectors=vectors)
 
 
 def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:

@@ -266,6 +266,12 @@ def _check_cache(config: Config, path: SettingPath) -> None:
         raise (path / "file").error(
             "must not be set with a database", hint="remove file, or the database"
         )
+    _check_server(cache, "vectors", path)
+    if (cache.vectors or cache.vectors_env) and not (cache.database or cache.database_env):
+        raise (path / "vectors").error(
+            "needs a database, which stores the examples",
+            hint=f'write database = "{sample_url("database")}", or remove vectors',
+        )
 
 
 def _check_server(settings: StateSettings | CacheSettings, name: str, path: SettingPath) -> None:

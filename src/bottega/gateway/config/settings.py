@@ -15,6 +15,7 @@ from bottega._util.settings import FilePath, SettingPath, TextList
 from bottega._util.valkey import is_valkey_url
 from bottega.errors import SettingError
 from bottega.knowledge.location import KnowledgeLocation
+from bottega.knowledge.milvus.url import is_milvus_url
 from bottega.naming import REMOTE
 from bottega.openai_api.endpoint import is_loopback
 
@@ -137,7 +138,8 @@ class RouteSettings:
 @dataclass(frozen=True)
 class CacheSettings:
     """[cache]: the examples of each namespace, in `file` or in a PostgreSQL database, whose URL may
-    also be in an environment variable. `retrieve` "nearest" searches by `embed` alone; the
+    also be in an environment variable. `vectors` is a Milvus server that has the search index of a
+    database. `retrieve` "nearest" searches by `embed` alone; the
     other names are those of `CacheRetrieval`, with `embed` for images, `embed_text` for texts and
     a fixed number of `groups` of hashtags. No tier is shown examples less similar than
     `min_similarity`. `max_characters` is the maximum length of a stored example.
@@ -147,6 +149,8 @@ class CacheSettings:
     file: FilePath | None = None
     database: str | None = None
     database_env: str | None = None
+    vectors: str | None = None
+    vectors_env: str | None = None
     embed: str = "dual"
     embed_text: str = "words"
     retrieve: Literal[
@@ -177,6 +181,10 @@ class CacheSettings:
         """Return the place of the examples, by default a file in `data`. Raises `SettingError`."""
         url = _server_url(self.database, self.database_env, environment, "cache.database")
         return KnowledgeLocation(url or self.file or data / CACHE_FILE)
+
+    def vectors_url(self, environment: Mapping[str, str]) -> str | None:
+        """Return the URL of a Milvus server, None without one. Raises `SettingError`."""
+        return _server_url(self.vectors, self.vectors_env, environment, "cache.vectors")
 
 
 @dataclass(frozen=True)
@@ -270,10 +278,14 @@ def sample_url(name: str) -> str:
     """Return a URL for the setting with this name."""
     if name.endswith("redis"):
         return "redis://cache.example:6379/0"
+    if name.endswith("vectors"):
+        return "milvus://milvus.example:19530/default"
     return "postgresql://bottega@db.example:5432/bottega"
 
 
 def is_server_url(name: str, text: str) -> bool:
+    if name.endswith("vectors"):
+        return is_milvus_url(text)
     return is_valkey_url(text) if name.endswith("redis") else is_postgres_url(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 import weakref
 from collections import OrderedDict
@@ -215,6 +216,7 @@ class NamespaceOpener:
                 capacity=cache.capacity,
                 evict=EVICTIONS[cache.evict]() if cache.capacity else None,
                 namespace=namespace,
+                vectors=cache.vectors_url(os.environ),
             )
         except EmbedderMismatchError as error:
             stored = packaged_name(error.stored) or error.stored

@@ -12,6 +12,10 @@ PORT = 19530
 EXAMPLE = "vectors='milvus://db.example:19530/default'"
 
 
+def is_milvus_url(text: str) -> bool:
+    return urlsplit(text).scheme in SCHEMES
+
+
 @dataclass(frozen=True)
 class MilvusUrl:
     """Parts of `milvus://USER:PASSWORD@HOST:PORT/DATABASE`; `milvus+tls` encrypts the connection.
