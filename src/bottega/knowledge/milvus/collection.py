@@ -18,7 +18,7 @@ from bottega.protocols import Vectors
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
 
-LOAD_SECONDS = 600.0  # a server that restarts loads its collections again
+LOAD_SECONDS = 60.0  # the server goes on to load after that
 GRAPH = {"M": 16, "efConstruction": 200}
 EF_SEARCH = 128
 METRICS: dict[Metric, str] = {"cosine": "COSINE", "l2": "L2"}

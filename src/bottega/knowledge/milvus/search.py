@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock, Thread
 
 from bottega.errors import BottegaError
@@ -46,18 +46,20 @@ class Progress:
     settled: int = 0
     read: float = -math.inf
     begun: float = -math.inf  # when `position` was read first
+    lock: Lock = field(default_factory=Lock, repr=False)
 
     def set(self, position: int) -> None:
         """Record the position that was read now."""
         now = time.monotonic()
-        # Unobserved, another process may have filled the collection again.
-        if position < self.settled or now - self.read > 2 * STALE_SECONDS:
-            self.position = self.settled = 0
-        self.read = now
-        if not self.position:
-            self.position, self.begun = position, now
-        elif now - self.begun > BOUNDED_SECONDS:
-            self.settled, self.position, self.begun = self.position, position, now
+        with self.lock:
+            # Unobserved, another process may have filled the collection again.
+            if position < self.settled or now - self.read > 2 * STALE_SECONDS:
+                self.position = self.settled = 0
+            self.read = now
+            if not self.position:
+                self.position, self.begun = position, now
+            elif now - self.begun > BOUNDED_SECONDS:
+                self.settled, self.position, self.begun = self.position, position, now
 
     def covered(self) -> tuple[int, Consistency]:
         """Return the number of the last change that a search of this consistency sees."""
