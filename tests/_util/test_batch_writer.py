@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bottega._util.batch_writer import BatchWriter, WriterThread
+from bottega._util.batch_writer import BatchWriter, LoopWriter, WriterThread
 from bottega.errors import StoreError, StoreFullError
 
 
@@ -340,3 +340,51 @@ def test_exit_waits_only_for_a_thread_that_is_no_daemon(daemon: bool, expected: 
         timeout=60,
     )
     assert (done.stdout, done.returncode) == (expected, 0), done.stderr
+
+
+async def test_loop_writer_writes_once_at_a_time() -> None:
+    """Records that are added during a write are in the next one."""
+    waiting, writes, gate = list[int](), list[list[int]](), asyncio.Event()
+
+    async def write() -> bool:
+        writes.append(waiting[:])
+        waiting.clear()
+        await gate.wait()
+        return True
+
+    writer = LoopWriter(write)
+
+    def add(number: int) -> None:
+        waiting.append(number)
+        assert writer.wake()
+
+    for number in range(50):
+        add(number)
+        await asyncio.sleep(0)
+    await asyncio.to_thread(add, 50)
+    await asyncio.sleep(0)  # the wake-up from the thread
+    gate.set()
+    await writer.aclose()
+    assert writes == [[0], list(range(1, 51))]
+    assert not writer.wake()
+
+
+async def test_loop_writer_repeats_a_failed_write() -> None:
+    results, done = [False, False, True], asyncio.Event()
+
+    async def write() -> bool:
+        result = results.pop(0)
+        if not results:
+            done.set()
+        return result
+
+    writer = LoopWriter(write, retry_seconds=0.01)
+    writer.wake()
+    await asyncio.wait_for(done.wait(), 5)
+    await writer.aclose()
+    results = [False]
+    waits = LoopWriter(write, retry_seconds=60.0)
+    waits.wake()
+    await asyncio.sleep(0)
+    await asyncio.wait_for(waits.aclose(), 5)  # without a further attempt
+    assert results == []
