@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,17 @@ def await_port(server: Server, seconds: float) -> Server:
             return server
         time.sleep(0.05)
     server.stop()
+    raise DidNotStartError(server.log.read_text(errors="replace")[-2000:])
+
+
+def await_ready(server: Server) -> None:
+    """Wait until a gateway has loaded its models. Raises `DidNotStartError`."""
+    await_port(server, STARTS)
+    until = time.monotonic() + STARTS
+    while time.monotonic() < until and server.process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/readyz"):
+            return
+        time.sleep(0.05)
     raise DidNotStartError(server.log.read_text(errors="replace")[-2000:])
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from benchmarks.peers.counting_upstream import expected_reply
-from benchmarks.processes import STARTS, await_port
+from benchmarks.processes import await_ready
 from benchmarks.replica_client import Bar, Client, ledger_rows
 from benchmarks.replica_servers import kill
 from tests.postgres import PostgresServer
@@ -53,7 +53,8 @@ async def crash_bars(
     await asyncio.to_thread(kill, victim)
     await asyncio.sleep(seconds / 8)
     cluster.gateways[1] = cluster.launch(1, victim.port)
-    await asyncio.to_thread(await_port, cluster.gateways[1], STARTS)
+    # Its port is open earlier, and a gateway that starts needs PostgreSQL.
+    await asyncio.to_thread(await_ready, cluster.gateways[1])
     await asyncio.sleep(seconds / 8)
     down, up = await _restart(postgres)
     await asyncio.sleep(max(seconds / 2, 2 * CLEAR_SECONDS))
