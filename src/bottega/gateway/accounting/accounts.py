@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from bottega._util.outage import OutageLog
 from bottega._util.postgres import is_postgres_url
 from bottega.errors import BottegaError, NotFoundError, SettingError
 from bottega.gateway.accounting.database import GATEWAY_DB, connect
@@ -152,7 +153,7 @@ class Accounts:
             self._rows = AccountFile(Path(place), create=create)
         self._lock = threading.Lock()
         self._accounts: Mapping[str, tuple[Account, bytes]] = {}
-        self._failing = False
+        self._outage = OutageLog(log)
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._refresh_loop, name="bottega-accounts", daemon=True
@@ -244,11 +245,9 @@ class Accounts:
             try:
                 self._refresh()
             except BottegaError as error:
-                if not self._failing:
-                    log.error("cannot refresh the keys, the last ones read apply: %s", error)
-                self._failing = True
+                self._outage.failed("cannot refresh the keys, the last ones read apply: %s", error)
             else:
-                self._failing = False
+                self._outage.ended("the keys are refreshed again")
 
     def _refresh(self) -> None:
         """Read the accounts if they have changed."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from bottega._util.outage import OutageLog
 from bottega.errors import BottegaError, StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.routing import BenefitGate
@@ -46,6 +47,7 @@ class SharedGates:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._outage = OutageLog(log)
         self._followed: dict[str, _Followed] = {}
 
     def open(self, namespace: str) -> BenefitGate:
@@ -64,7 +66,9 @@ class SharedGates:
             try:
                 await self.follow()
             except StoreError as error:
-                log.warning("the gates keep their states for now: %s", error)
+                self._outage.failed("the gates keep their states for now: %s", error)
+            else:
+                self._outage.ended("the gates read new samples again")
 
     async def follow(self) -> None:
         """Read new samples of all open namespaces once. Raises `StoreError`."""
