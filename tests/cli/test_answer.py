@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import pytest
 from PIL import Image
 
 from bottega import KnowledgeBase, TowerEmbedder, load_image_folder
+from bottega._util.locations import StoreLocation
 from bottega.bundled import MODELS
 from bottega.cli import answer as answer_command
 from bottega.cli.knowledge_files import open_rows
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator
 from bottega.recipes import rcts
@@ -159,11 +158,12 @@ def test_unwritable_traces_fail_before_the_model_is_called(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def read_only(path: Path) -> TraceStore:
-        traces = TraceStore(path, sqlite3.connect("kept.db", isolation_level=None))
-        traces._connection.execute("PRAGMA query_only = ON")  # a superuser ignores file modes
+        traces = opened(path)
+        traces._tables.execute("PRAGMA query_only = ON")  # a superuser ignores file modes
         return traces
 
-    TraceStore.open("kept.db").close()
+    opened = TraceStore.open
+    opened("kept.db").close()
     if name == "kept.db":
         monkeypatch.setattr(TraceStore, "open", read_only)
     monkeypatch.setenv("BOTTEGA_TRACES", name)
@@ -298,7 +298,7 @@ def test_photographs_get_their_embedder_and_model_by_default(
             noise[..., kind == "green"] += 90
             Image.fromarray(noise).resize((160, 160)).save(path)
     assert run("add", "k.db", tmp_path / "pets").code == 0
-    with open_rows(KnowledgeLocation(Path("k.db"))) as rows:
+    with open_rows(StoreLocation(Path("k.db"))) as rows:
         assert [view.dimension for view in rows.views().values()] == [256]
     image = tmp_path / "pets" / "red" / "0.jpg"
     [answer] = answers(run("classify", "k.db", image, "--shots", 4, "--json").json)

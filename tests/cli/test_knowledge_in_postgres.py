@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
+from bottega._util.locations import StoreLocation
 from bottega.errors import SettingError, StoreBusyError
-from bottega.knowledge.location import KnowledgeLocation
 from tests.cli.conftest import Ran, Run
 
 
@@ -75,14 +75,14 @@ def test_a_password_is_rejected_and_hidden(run: Run, database: str) -> None:
         assert ran.code == 2
         assert "PGPASSWORD" in ran.err
         assert "secret" not in ran.out + ran.err
-        assert "secret" not in str(KnowledgeLocation(url)) + repr(KnowledgeLocation(url))
+        assert "secret" not in str(StoreLocation(url)) + repr(StoreLocation(url))
     with pytest.raises(SettingError):
-        KnowledgeLocation.of_argument(database)
+        StoreLocation.of_argument(database)
 
 
 def test_only_one_process_holds_a_lock(tmp_path: Path, database: str) -> None:
     for target in (tmp_path / "k.db", database):
-        location = KnowledgeLocation(target)
+        location = StoreLocation(target)
         with location.locked(), pytest.raises(StoreBusyError), location.locked():
             raise AssertionError("locked twice")
         with location.locked():

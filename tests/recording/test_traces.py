@@ -7,12 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bottega.errors import NotFoundError, StoreBusyError, StoreError, StoreFullError
+from bottega.errors import (
+    NotFoundError,
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from bottega.protocols import Recorder
 from bottega.recording import (
     StoredDemonstration,
@@ -23,6 +30,7 @@ from bottega.recording import (
 )
 from bottega.types import Answer, Candidate, Completion, Message, Prompt, Query, Reply, Trace, Usage
 from tests.builders import QUESTION, example, solid_image
+from tests.postgres import running_postgres
 
 
 def trace(id: str = "abc123", moment: float = 1.0, cost: float | None = 0.5) -> Trace:
@@ -34,11 +42,18 @@ def trace(id: str = "abc123", moment: float = 1.0, cost: float | None = 0.5) -> 
     return Trace(id, moment, query, "master", shown, prompt, reply, answer, 0.3, cost)
 
 
+@pytest.fixture(params=["file", "database"])
+def traces(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TraceStore]:
+    is_file = request.param == "file"
+    place = tmp_path / "traces.db" if is_file else request.getfixturevalue("database")
+    with closing(TraceStore.open(place)) as opened:
+        yield opened
+
+
 @pytest.fixture
-def traces(tmp_path: Path) -> Iterator[TraceStore]:
-    opened = TraceStore.open(tmp_path / "traces.db")
-    yield opened
-    opened.close()
+def in_file(tmp_path: Path) -> Iterator[TraceStore]:
+    with closing(TraceStore.open(tmp_path / "traces.db")) as opened:
+        yield opened
 
 
 async def test_everything_but_the_pixels_is_kept(traces: TraceStore) -> None:
@@ -57,7 +72,11 @@ async def test_everything_but_the_pixels_is_kept(traces: TraceStore) -> None:
     assert found.completions == trace().reply.completions
     assert (found.answer, found.usage) == (trace().answer, Usage(30, 2, 10))
     assert (found.seconds, found.model_seconds, found.cost_usd) == (0.3, 0.2, 0.5)
-    assert solid_image(1).data[16:40] not in traces.path.read_bytes()
+
+
+async def test_the_file_has_no_pixels(in_file: TraceStore) -> None:
+    await in_file(trace())
+    assert solid_image(1).data[16:40] not in await asyncio.to_thread(Path(in_file.path).read_bytes)
 
 
 async def test_the_newest_come_first(traces: TraceStore) -> None:
@@ -125,27 +144,27 @@ def test_several_processes_share_the_file(tmp_path: Path) -> None:
 
 
 async def test_a_locked_file_is_an_error_after_a_wait(
-    traces: TraceStore, monkeypatch: pytest.MonkeyPatch
+    in_file: TraceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = sqlite3.connect(traces.path, isolation_level=None)
-    traces._connection.execute("PRAGMA busy_timeout = 10")
+    other = sqlite3.connect(in_file.path, isolation_level=None)
+    in_file._tables.execute("PRAGMA busy_timeout = 10")
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreBusyError) as caught:
-        await traces(trace())
+        await in_file(trace())
     assert caught.value.retryable
     other.execute("ROLLBACK")
     other.close()
-    await traces(trace())
+    await in_file(trace())
 
 
-async def test_a_full_disk_is_an_error_and_loses_nothing(traces: TraceStore) -> None:
-    await traces(trace("kept"))
-    traces._connection.execute("PRAGMA max_page_count = 1")
+async def test_a_full_disk_is_an_error_and_loses_nothing(in_file: TraceStore) -> None:
+    await in_file(trace("kept"))
+    in_file._tables.execute("PRAGMA max_page_count = 1")
     full = replace(trace("lost"), query=Query("x" * 100_000))
     with pytest.raises(StoreFullError) as caught:
-        await traces(full)
+        await in_file(full)
     assert "intact" in caught.value.hint
-    assert [found.id for found in traces.list()] == ["kept"]
+    assert [found.id for found in in_file.list()] == ["kept"]
 
 
 def test_another_file_is_not_a_trace_store(tmp_path: Path) -> None:
@@ -172,10 +191,22 @@ async def test_lone_surrogates_and_nul_are_recorded(traces: TraceStore) -> None:
 
 async def test_a_damaged_trace_is_an_error(traces: TraceStore) -> None:
     await traces(trace())
-    traces._connection.execute("UPDATE traces SET body = '{'")
+    traces._tables.execute("UPDATE traces SET body = '{'")
     with pytest.raises(StoreError, match="damaged") as caught:
         traces.list()
     assert caught.value.hint
+
+
+@pytest.mark.slow
+async def test_a_restarted_server_keeps_traces_and_goes_on() -> None:
+    with running_postgres() as server, closing(TraceStore.open(server.create_database())) as traces:
+        await traces(trace("before"))
+        server.stop()
+        with pytest.raises(StoreUnavailableError):
+            await traces(trace("meanwhile"))
+        server.start()
+        await traces(trace("after", 2.0))
+        assert [found.id for found in traces.list()] == ["after", "before"]
 
 
 def test_a_closed_store_is_an_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Generator, Tier
-from bottega.recording.traces import stored_tree
+from bottega.recording.stored_traces import stored_tree
 from bottega.reranking import JointChoiceSearch
 from bottega.reranking.flat_search import log_softmax
 from bottega.types import (

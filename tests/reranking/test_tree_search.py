@@ -11,7 +11,7 @@ from bottega.errors import SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Tier
-from bottega.recording.traces import read_tree, stored_tree
+from bottega.recording.stored_traces import read_tree, stored_tree
 from bottega.reranking import Variant
 from bottega.types import Candidate, Example, Query, Sampling, SearchResult
 from tests.builders import solid_image

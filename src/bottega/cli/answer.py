@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar, cast, get_args
 from typer import Argument, Exit, Option
 
 from bottega._util.event_loops import for_each
+from bottega._util.locations import StoreLocation
 from bottega.cli.components import NO_TRACES, open_prices, open_prompt, open_recorder
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
@@ -41,7 +42,6 @@ from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
 from bottega.knowledge.loaders.folders import SUFFIXES
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.tuned_settings import tuned_for
 from bottega.naming import default_master, default_model, open_model
 from bottega.parsing import last_answer
@@ -112,7 +112,7 @@ def classify(
         max_tokens=None if max_tokens == LABEL_TOKENS else max_tokens,
         stop=stop or None,
         price=price,
-        traces=None if traces == Path(NO_TRACES) else traces,
+        traces=None if str(traces) == NO_TRACES else traces,
     )
     found = list(chain.from_iterable(map(_images, images)))
     generator = open_model(model) if model else None  # fails before the files are opened
@@ -120,7 +120,7 @@ def classify(
     results = [_ImageResult(path) for path in found]
     with (
         open_to_search(file, embed, namespace, by) as knowledge,
-        open_recorder(traces if uses_model else Path(NO_TRACES)) as record,
+        open_recorder(traces if uses_model else StoreLocation(Path(NO_TRACES))) as record,
     ):
         if shots is not None and shots > len(knowledge):
             note(f"{shots} shots requested; all {len(knowledge)} examples are shown")
@@ -158,11 +158,11 @@ def ask(
         list[Path] | None, Option("--image", "-i", help="An image; may be repeated.")
     ] = None,
     kb: Annotated[
-        KnowledgeLocation | None,
+        StoreLocation | None,
         Option(
             "--kb",
             metavar="K.db",
-            parser=KnowledgeLocation.of_argument,
+            parser=StoreLocation.of_argument,
             help="Use demonstrations from this knowledge base.",
         ),
     ] = None,

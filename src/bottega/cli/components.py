@@ -16,6 +16,8 @@ import typer
 from bottega import naming
 from bottega._util.executor import Executor
 from bottega._util.identity import Exclude
+from bottega._util.locations import StoreLocation
+from bottega._util.postgres import is_postgres_url
 from bottega._util.ray_executor import RayExecutor, check_address
 from bottega.cli.output import waiting
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
@@ -281,35 +283,39 @@ def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
     return replace(data, parse=SynonymParser(names, multi_label=data.multi_label))
 
 
-def traces_path(given: Path | None) -> Path:
+def traces_location(given: StoreLocation | None) -> StoreLocation:
     """Return --traces, else BOTTEGA_TRACES, else traces.db in the user's application folder."""
-    chosen = given or os.environ.get("BOTTEGA_TRACES") or None
-    return Path(chosen) if chosen else Path(typer.get_app_dir("bottega")) / "traces.db"
+    chosen = os.environ.get("BOTTEGA_TRACES")
+    if given is None and chosen:
+        return StoreLocation(chosen if is_postgres_url(chosen) else Path(chosen))
+    return given or StoreLocation(Path(typer.get_app_dir("bottega")) / "traces.db")
 
 
-def open_traces(given: Path | None) -> TraceStore:
-    path = traces_path(given)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return TraceStore.open(path)
+def open_traces(given: StoreLocation | None) -> TraceStore:
+    location = traces_location(given)
+    if location.file is not None:
+        location.file.parent.mkdir(parents=True, exist_ok=True)
+    return TraceStore.open(location.target)
 
 
 @contextmanager
-def open_recorder(given: Path | None) -> Iterator[Recorder | None]:
+def open_recorder(given: StoreLocation | None) -> Iterator[Recorder | None]:
     """Open the trace database; None for `--traces none`."""
-    if str(traces_path(given)) == NO_TRACES:
+    location = traces_location(given)
+    if str(location) == NO_TRACES:
         yield None
         return
-    with _trace_errors(traces_path(given)):
-        traces = open_traces(given)
+    with _trace_errors(location):
+        traces = open_traces(location)
     with closing(traces):
         # Fail before a model is loaded and charges money.
-        with _trace_errors(traces.path):
+        with _trace_errors(location):
             traces.check_writable()
         yield traces
 
 
 @contextmanager
-def _trace_errors(path: Path) -> Iterator[None]:
+def _trace_errors(place: StoreLocation) -> Iterator[None]:
     try:
         yield
     except StoreBusyError:
@@ -317,7 +323,7 @@ def _trace_errors(path: Path) -> Iterator[None]:
     except (OSError, StoreError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(
-            f"traces cannot be stored in {path}: {reason}",
+            f"traces cannot be stored in {place}: {reason}",
             hint="set --traces FILE or BOTTEGA_TRACES; --traces none disables recording",
         ) from error
 

@@ -12,6 +12,7 @@ from typing import Annotated
 from typer import Option
 
 from bottega import __version__
+from bottega._util.locations import StoreLocation
 from bottega.bundled import PHOTOS
 from bottega.bundled.efficientnet import weights_installed
 from bottega.cli.components import open_prices
@@ -111,7 +112,7 @@ def _datasets(
     return datasets
 
 
-def _run(dataset: DemoDataset, seed: int, traces: Path | None) -> DemoPart:
+def _run(dataset: DemoDataset, seed: int, traces: StoreLocation | None) -> DemoPart:
     data = dataset.data
     available = max_demonstrations(data)
     shots = tuple(n for n in SHOTS if n <= available)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from typer import Exit, Option
 
+from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
 from bottega.cli.answer import NEAREST_LAST
 from bottega.cli.components import (
@@ -80,7 +81,6 @@ from bottega.evaluation.runner import RunState
 from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.naming import ModelSpec, check_model, default_embedder, model_for
 from bottega.recipes import Classifier
 from bottega.recipes.cache_retrieval import BY_DRAFT
@@ -197,18 +197,18 @@ def evaluate(
         ),
     ] = None,
     rationales_from: Annotated[
-        KnowledgeLocation | None,
+        StoreLocation | None,
         Option(
             metavar="K.db",
-            parser=KnowledgeLocation.of_argument,
+            parser=StoreLocation.of_argument,
             help="Copy rationales of `bottega rationales` from this knowledge base.",
         ),
     ] = None,
     answers_from: Annotated[
-        KnowledgeLocation | None,
+        StoreLocation | None,
         Option(
             metavar="K.db",
-            parser=KnowledgeLocation.of_argument,
+            parser=StoreLocation.of_argument,
             help="Show a master's answers from this file of `bottega answer` in demonstrations, "
             "instead of the gold answers.",
         ),
@@ -384,7 +384,7 @@ def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
     """Return the benchmark specification with these options appended; K.db is a knowledge base."""
     own_file = benchmark.endswith(".db") and Path(benchmark).is_file()
     if own_file or is_postgres_url(benchmark):
-        KnowledgeLocation.of_argument(benchmark)
+        StoreLocation.of_argument(benchmark)
         benchmark = f"{KNOWLEDGE_BASE}:{benchmark}"
     kind = benchmark.partition(":")[0]
     if unparsable != WRONG:
@@ -408,7 +408,7 @@ def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
     return f"{benchmark},question={question}"
 
 
-def _load(config: RunConfig, rationales: KnowledgeLocation | None) -> tuple[Benchmark, int]:
+def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmark, int]:
     """Return the benchmark and the number of unreadable examples, each with a warning."""
     skipped = SkippedExamples()
     data = load_benchmark(
@@ -439,7 +439,7 @@ def _compare(
     budget: float | None,
     out: Path | None,
     json: Path | None,
-    traces: Path | None,
+    traces: StoreLocation | None,
     run: Callable[..., None],
 ) -> None:
     """Run the methods; report completed ones in any case."""

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from bottega._util.executor import Executor, LocalExecutor, Workers
+from bottega._util.locations import StoreLocation
 from bottega.cli.components import open_recorder
 from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
 from bottega.cli.output import note, progress, warn
@@ -47,7 +48,7 @@ def run_methods(
     *,
     state: RunState,
     hyper: TransformersGenerator | None = None,
-    traces: Path | None = None,
+    traces: StoreLocation | None = None,
     drafts_file: Path | None = None,
     report: Callable[[str], None] = note,
     executor: Executor | None = None,

@@ -11,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 from typer import Argument, Option
 
+from bottega._util.locations import StoreLocation
 from bottega.cli.components import open_traces
 from bottega.cli.inspection import print_trace
 from bottega.cli.knowledge_files import check_filled, open_rows
@@ -19,7 +20,6 @@ from bottega.cli.output import console, note, print_json, say, shown
 from bottega.errors import SettingError
 from bottega.evaluation.page import ENDED, format_value, image_hashes, render_explanation
 from bottega.image import Image
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.recording import StoredCandidate, StoredNode, StoredTrace
 
 SHORT = 48
@@ -31,10 +31,10 @@ def explain(
     ],
     out: Annotated[Path | None, Option(metavar="FILE.html", help="Write an HTML page.")] = None,
     kb: Annotated[
-        KnowledgeLocation | None,
+        StoreLocation | None,
         Option(
             metavar="K.db",
-            parser=KnowledgeLocation.of_argument,
+            parser=StoreLocation.of_argument,
             help="Knowledge base with the images of the page.",
         ),
     ] = None,

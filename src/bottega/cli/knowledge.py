@@ -9,6 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
+from bottega._util.locations import StoreLocation
 from bottega.cli.components import LOCAL, check_executor, embedder_opener
 from bottega.cli.knowledge_files import (
     counted,
@@ -44,7 +45,6 @@ from bottega.knowledge import (
     load_manyicl,
 )
 from bottega.knowledge.embedders.names import reads_text_only
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.records import DEFAULT
 from bottega.naming import SAMPLED, default_embedder
 from bottega.recording import ABSTENTION
@@ -133,7 +133,7 @@ def _check_texts_differ(embed: str, examples: Sequence[Example]) -> None:
         )
 
 
-def _note_doubtful_labels(knowledge: KnowledgeBase, file: KnowledgeLocation) -> None:
+def _note_doubtful_labels(knowledge: KnowledgeBase, file: StoreLocation) -> None:
     """Print notes on examples that contradict each other and on a label that equals abstention."""
     if groups := knowledge.contradictions():
         examples = knowledge.get_many(groups[0])

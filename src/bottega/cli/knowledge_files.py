@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from bottega._util.locations import StoreLocation
 from bottega.cli.components import OpenEmbedder, open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE
 from bottega.image import path_text
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.embedders.names import BUNDLED, NOTE, note_of, packaged_name
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.records import DEFAULT, StoredView, check_name
 from bottega.knowledge.tuned_settings import tuned_settings
 
@@ -21,7 +21,7 @@ MAX_NAMED = 5
 VECTORS = "BOTTEGA_VECTORS"  # URL of a Milvus server, which may contain a password
 
 
-def whole_name(file: KnowledgeLocation, namespace: str) -> str:
+def whole_name(file: StoreLocation, namespace: str) -> str:
     return f"{file}, namespace {namespace!r}," if namespace else str(file)
 
 
@@ -47,7 +47,7 @@ def none_here(namespace: str, elsewhere: Mapping[str, int]) -> str:
     return f"no examples in namespace {namespace!r}; there are {counted(elsewhere)}"
 
 
-def check_filled(knowledge: KnowledgeBase, file: KnowledgeLocation, namespace: str) -> None:
+def check_filled(knowledge: KnowledgeBase, file: StoreLocation, namespace: str) -> None:
     """Raise `EmptyKnowledgeBaseError` with the namespaces that hold examples."""
     if len(knowledge):
         return
@@ -58,7 +58,7 @@ def check_filled(knowledge: KnowledgeBase, file: KnowledgeLocation, namespace: s
     raise EmptyKnowledgeBaseError(f"{file} is empty", hint=f"run bottega add {file} FOLDER")
 
 
-def open_rows(file: KnowledgeLocation, namespace: str = "") -> KnowledgeBase:
+def open_rows(file: StoreLocation, namespace: str = "") -> KnowledgeBase:
     """Open a knowledge base for reading and deleting rows, without an embedder."""
     if not file.exists():
         hint = f"run bottega add {file} FOLDER"
@@ -67,7 +67,7 @@ def open_rows(file: KnowledgeLocation, namespace: str = "") -> KnowledgeBase:
 
 
 def open_to_search(
-    file: KnowledgeLocation, embed: str | None, namespace: str, by: str | None
+    file: StoreLocation, embed: str | None, namespace: str, by: str | None
 ) -> KnowledgeBase:
     """Open a file with the view to search; `embed` defaults to the view's embedder."""
     with open_rows(file, namespace) as rows:
@@ -86,7 +86,7 @@ def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
     kind, _, location = spec.partition(":")
     if kind != KNOWLEDGE_BASE or not location:
         return None, None, None
-    file = KnowledgeLocation.of_argument(location)
+    file = StoreLocation.of_argument(location)
     with open_rows(file) as rows:
         check_filled(rows, file, "")
         view = chosen(rows.views(), None, file)
@@ -97,7 +97,7 @@ def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
 
 
 def open_to_add(
-    file: KnowledgeLocation,
+    file: StoreLocation,
     embed: str | None,
     namespace: str,
     default: str = BUNDLED,
@@ -124,7 +124,7 @@ def open_to_add(
     return knowledge
 
 
-def open_to_repair(file: KnowledgeLocation, embed: str | None) -> KnowledgeBase:
+def open_to_repair(file: StoreLocation, embed: str | None) -> KnowledgeBase:
     """Open a file with the views that can be embedded again; verification reports the others."""
     with open_rows(file) as rows:
         stored = rows.views()
@@ -141,7 +141,7 @@ def open_to_repair(file: KnowledgeLocation, embed: str | None) -> KnowledgeBase:
         return KnowledgeBase.open(file.target, views or None, create=False)
 
 
-def _make_folder(location: KnowledgeLocation) -> None:
+def _make_folder(location: StoreLocation) -> None:
     if location.file is None:
         return
     try:
@@ -154,7 +154,7 @@ def _make_folder(location: KnowledgeLocation) -> None:
 
 
 @contextmanager
-def _mismatch_hint(file: KnowledgeLocation, embed: str | None) -> Iterator[None]:
+def _mismatch_hint(file: StoreLocation, embed: str | None) -> Iterator[None]:
     try:
         yield
     except EmbedderMismatchError as error:
@@ -176,7 +176,7 @@ def _opened(specs: Mapping[str, str], opener: OpenEmbedder = open_embedder) -> d
     return {name: View(opener(spec)) for name, spec in specs.items()}
 
 
-def chosen(stored: Mapping[str, StoredView], by: str | None, file: KnowledgeLocation) -> StoredView:
+def chosen(stored: Mapping[str, StoredView], by: str | None, file: StoreLocation) -> StoredView:
     """Return the view `by`, else the only view, else `default`."""
     if not stored:
         raise StoreError(
@@ -206,7 +206,7 @@ def _makers(
     knowledge: KnowledgeBase,
     stored: Mapping[str, StoredView],
     embed: str | None,
-    file: KnowledgeLocation,
+    file: StoreLocation,
     default: str = BUNDLED,
 ) -> dict[str, str]:
     """Return the embedder of each view; without views, `default` for the view of that name."""
@@ -221,7 +221,7 @@ def _makers(
 
 
 def check_same_content(
-    knowledge: KnowledgeBase, views: Mapping[str, View], file: KnowledgeLocation
+    knowledge: KnowledgeBase, views: Mapping[str, View], file: StoreLocation
 ) -> None:
     if foreign := views_of_other_content(knowledge, views):
         hint = "open the file in Python: KnowledgeBase.open(path, {name: View(...)})"
@@ -241,7 +241,7 @@ def views_of_other_content(knowledge: KnowledgeBase, views: Mapping[str, View]) 
 
 
 def to_reindex(
-    knowledge: KnowledgeBase, embed: str | None, by: str | None, file: KnowledgeLocation
+    knowledge: KnowledgeBase, embed: str | None, by: str | None, file: StoreLocation
 ) -> tuple[str, str]:
     """Return the view's name and embedder; a new view uses the embedder of `default`."""
     stored = knowledge.views()
@@ -259,7 +259,7 @@ def _is_own(knowledge: KnowledgeBase, view: StoredView) -> bool:
     return view.name == DEFAULT or knowledge.note(note_of(view)) is not None
 
 
-def _python_view_error(file: KnowledgeLocation, names: Sequence[str], *, hint: str) -> StoreError:
+def _python_view_error(file: StoreLocation, names: Sequence[str], *, hint: str) -> StoreError:
     return StoreError(
         f"these views of {file} are defined by Python code: {', '.join(names)}", hint=hint
     )

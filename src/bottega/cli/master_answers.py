@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from typer import Exit, Option
 
 from bottega._util.executor import LocalExecutor, Workers
+from bottega._util.locations import StoreLocation
 from bottega.cli.components import (
     LOCAL,
     check_executor,
@@ -45,7 +46,6 @@ from bottega.evaluation.master_answers import (
 )
 from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.naming import ModelSpec, check_model, default_embedder
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Generator, Parser, Tier
@@ -136,7 +136,7 @@ def answer(
     _report(file, data, questions, found, limits)
 
 
-def stored_answers(data: Benchmark, file: KnowledgeLocation) -> Benchmark:
+def stored_answers(data: Benchmark, file: StoreLocation) -> Benchmark:
     """Return the benchmark with the answers of a file instead of the gold ones (`--answers-from`).
 
     Notes the questions without an answer, which are left out. Raises `SettingError`."""
@@ -149,7 +149,7 @@ def stored_answers(data: Benchmark, file: KnowledgeLocation) -> Benchmark:
     return data
 
 
-def read_answers(file: KnowledgeLocation, master: str | None = None) -> list[Example]:
+def read_answers(file: StoreLocation, master: str | None = None) -> list[Example]:
     """Return the examples of a file of `bottega answer`. Raises `SettingError` for a file with
     other examples, or with those of another model than `master`."""
     hint = f"run bottega answer {file} BENCHMARK --model MASTER"
@@ -172,7 +172,7 @@ def read_answers(file: KnowledgeLocation, master: str | None = None) -> list[Exa
     return examples
 
 
-def _set_master(knowledge: KnowledgeBase, file: KnowledgeLocation, model: str) -> None:
+def _set_master(knowledge: KnowledgeBase, file: StoreLocation, model: str) -> None:
     """Store the master's name in the file. Raises `SettingError` for a file of another master or
     with other examples."""
     stored = knowledge.note(NOTE)
@@ -238,7 +238,7 @@ async def _closing(workers: Workers[Any, Any], work: Coroutine[Any, Any, None]) 
 
 
 def _report(
-    file: KnowledgeLocation,
+    file: StoreLocation,
     data: Benchmark,
     questions: Mapping[QuestionKey, Query],
     found: MasterAnswers,

@@ -6,29 +6,29 @@ from typing import Annotated
 
 from typer import Argument, Exit
 
+from bottega._util.locations import StoreLocation
 from bottega.cli.options import Json
 from bottega.cli.output import note, plural, print_json, print_table, progress, say
 from bottega.errors import StoreError
 from bottega.knowledge.base_copy import BaseCopy, Comparison, open_copy
-from bottega.knowledge.location import KnowledgeLocation
 
 SHOWN_DIGITS = 16
 
 
 def migrate(
     source: Annotated[
-        KnowledgeLocation,
+        StoreLocation,
         Argument(
             metavar="FROM",
-            parser=KnowledgeLocation.of_argument,
+            parser=StoreLocation.of_argument,
             help="Knowledge base: a file, or postgresql://USER@HOST/DATABASE.",
         ),
     ],
     target: Annotated[
-        KnowledgeLocation,
+        StoreLocation,
         Argument(
             metavar="TO",
-            parser=KnowledgeLocation.of_argument,
+            parser=StoreLocation.of_argument,
             help="New file, or the URL of a database without a knowledge base.",
         ),
     ],

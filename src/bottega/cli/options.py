@@ -9,11 +9,11 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED
 from bottega.evaluation.benchmarks.synthetic import SYNTHETIC
-from bottega.knowledge.location import KnowledgeLocation
 
 BenchmarkSpec = Annotated[
     str,
@@ -38,10 +38,10 @@ CompressorFolder = Annotated[
 ]
 CONFIG = Path("bottega.toml")  # the gateway configuration of the current folder
 KnowledgeFile = Annotated[
-    KnowledgeLocation,
+    StoreLocation,
     Argument(
         metavar="K.db",
-        parser=KnowledgeLocation.of_argument,
+        parser=StoreLocation.of_argument,
         help="The knowledge base: a file, or postgresql://USER@HOST/DATABASE.",
     ),
 ]
@@ -214,9 +214,13 @@ WorkerCount = Annotated[
     Option("--workers", min=1, help="Workers of --on ray.", show_default="one per CPU"),
 ]
 TraceFile = Annotated[
-    Path | None,
+    StoreLocation | None,
     Option(
-        "--traces", help="Trace database, or none (default: BOTTEGA_TRACES, else the app folder)."
+        "--traces",
+        metavar="FILE",
+        parser=StoreLocation.of_argument,
+        help="Trace database: a file, postgresql://USER@HOST/DATABASE, or none (default: "
+        "BOTTEGA_TRACES, else the app folder).",
     ),
 ]
 PriceOption = Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeVar
 
 from typer import Option
 
+from bottega._util.locations import StoreLocation
 from bottega.cli.components import check_retrieval_options, open_prices, with_synonyms
 from bottega.cli.evaluation_output import print_plan
 from bottega.cli.evaluation_run import check_output
@@ -40,7 +41,6 @@ from bottega.evaluation.stream_plan import (
 )
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.eviction import EVICTIONS
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.naming import (
     check_embedder,
     check_model,
@@ -137,10 +137,10 @@ def stream(
         ),
     ] = None,
     answers: Annotated[
-        KnowledgeLocation | None,
+        StoreLocation | None,
         Option(
             metavar="K.db",
-            parser=KnowledgeLocation.of_argument,
+            parser=StoreLocation.of_argument,
             help="Take the master's answers to the labelled questions from this file of `bottega"
             " answer` instead of asking it.",
         ),

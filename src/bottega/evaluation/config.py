@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bottega._util.locations import StoreLocation
 from bottega.errors import LoadError
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.index import Metric
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.recipes.racc import COMPRESSOR, STORE
 
 ROLLOUTS = 10
@@ -47,7 +47,7 @@ class RunConfig:
     samples: int | None = None
     rollouts: int = ROLLOUTS
     rationales: bool | None = None
-    answers_from: KnowledgeLocation | None = None
+    answers_from: StoreLocation | None = None
     synonyms: Path | None = None
     compressor: Path | None = None
     hyper: str | None = None

@@ -9,9 +9,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from bottega._util.locations import StoreLocation
 from bottega.errors import SettingError
 from bottega.knowledge.index import Metric
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.recipes.cache_retrieval import RetrievalName
 
 Start = Literal["none", "cold", "warm"]
@@ -124,7 +124,7 @@ class StreamConfig:
     groups: int | None = None
     capacity: int | None = None
     cold: int | None = None
-    answers: KnowledgeLocation | None = None
+    answers: StoreLocation | None = None
     limit: int | None = None
     max_tokens: int = 512
     stop: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bottega._util.identity import json_digest
+from bottega._util.locations import StoreLocation
 from bottega._util.postgres import url_of
 from bottega._util.sqlite import MEMORY
 from bottega.errors import SettingError, StoreError
@@ -23,7 +24,6 @@ from bottega.knowledge.copy_store import (
     row_batches,
 )
 from bottega.knowledge.file_copy import FileSource, FileTarget
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.records import StoredView
 
 LOG_PAGE = 4096
@@ -208,8 +208,8 @@ class _Check:
         return f"{self.name} differ: {', '.join(self._named)}{more}"
 
 
-def _location(place: str | Path) -> KnowledgeLocation:
-    return KnowledgeLocation(url_of(place) or Path(place))
+def _location(place: str | Path) -> StoreLocation:
+    return StoreLocation(url_of(place) or Path(place))
 
 
 def _source(place: str | Path) -> CopySource:

@@ -10,7 +10,7 @@ from bottega.recording.recorders import (
     cached_example,
     is_abstention,
 )
-from bottega.recording.traces import (
+from bottega.recording.stored_traces import (
     StoredCandidate,
     StoredDemonstration,
     StoredMessage,
@@ -18,12 +18,11 @@ from bottega.recording.traces import (
     StoredPart,
     StoredTrace,
     StoredTree,
-    TraceStore,
-    TraceSummary,
     from_json,
     json_text,
     stored_trace,
 )
+from bottega.recording.traces import TraceStore, TraceSummary
 
 __all__ = [
     "ABSTENTION",

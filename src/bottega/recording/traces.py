@@ -1,272 +1,35 @@
-"""Traces and search trees as stored: without pixels, as JSON in a SQLite file."""
+"""Store of traces, in a SQLite file or in PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Protocol
 
-import orjson
-
-from bottega._util.identity import image_hashes
+from bottega._util.postgres import PostgresKind, url_of
+from bottega._util.postgres_database import PostgresDatabase
 from bottega._util.sqlite import FileKind
 from bottega.errors import NotFoundError
-from bottega.image import Image, path_text
-from bottega.types import (
-    Answer,
-    Candidate,
-    Completion,
-    Role,
-    SearchNode,
-    SearchTree,
-    Trace,
-    Usage,
-)
-
-Ended = Literal["rollouts", "agreement", "exhausted", "budget"]
-
-
-@dataclass(frozen=True)
-class StoredCandidate:
-    """Demonstration of one or more nodes of a tree; images are sha256s."""
-
-    id: str | None
-    text: str
-    images: tuple[str, ...]
-    answer: str
-    rationale: str | None
-    score: float
-
-
-@dataclass(frozen=True)
-class StoredNode:
-    """`types.SearchNode` whose demonstration is an index into the tree's, None at the root."""
-
-    demonstration: int | None
-    value: float
-    visits: int
-    children: tuple[StoredNode, ...] = ()
-    answer: Answer | None = None
-    rewards: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StoredTree:
-    """`types.SearchTree` with its `demonstrations` in the order of their first occurrence."""
-
-    demonstrations: tuple[StoredCandidate, ...]
-    root: StoredNode
-    path: tuple[int, ...]
-    ended: Ended
-    requests: int
-    calls: int
-    usage: Usage
-
-    @property
-    def chosen(self) -> Iterator[StoredNode]:
-        """Yield the nodes on the path, without the root."""
-        node = self.root
-        for index in self.path:
-            node = node.children[index]
-            yield node
-
-
-def stored_tree(tree: SearchTree) -> StoredTree:
-    indices: dict[StoredCandidate, int] = {}
-    root = _node(tree.root, indices)  # fills the indices
-    return StoredTree(
-        tuple(indices), root, tree.path, tree.ended, tree.requests, tree.calls, tree.usage
-    )
-
-
-def read_tree(row: Mapping[str, Any]) -> StoredTree:
-    """Read a tree from JSON values. Raises `ValueError`, `TypeError` or `LookupError`."""
-    shown = tuple(
-        StoredCandidate(**{**one, "images": tuple(one["images"]), "score": _number(one["score"])})
-        for one in row["demonstrations"]
-    )
-    read = {
-        "demonstrations": shown,
-        "root": _read_node(row["root"], len(shown)),
-        "path": tuple(row["path"]),
-        "usage": Usage(**row["usage"]),
-    }
-    tree = StoredTree(**{**row, **read})
-    if tree.ended not in get_args(Ended) or any(index < 0 for index in tree.path):
-        raise ValueError(f"the tree has an invalid end or path, got {tree.ended!r} and {tree.path}")
-    list(tree.chosen)  # raises for an invalid path
-    return tree
-
-
-def _node(node: SearchNode, indices: dict[StoredCandidate, int]) -> StoredNode:
-    index = None
-    if node.candidate is not None:
-        example, score = node.candidate.example, float(node.candidate.score)
-        images = image_hashes(example.query)
-        shown = StoredCandidate(
-            example.id, example.query.text, images, example.answer, example.rationale, score
-        )
-        index = indices.setdefault(shown, len(indices))
-    return StoredNode(
-        index,
-        float(node.value),
-        int(node.visits),
-        tuple(_node(child, indices) for child in node.children),
-        node.answer,
-        {name: float(reward) for name, reward in node.rewards.items()},
-    )
-
-
-def _read_node(row: Mapping[str, Any], shown: int) -> StoredNode:
-    index, answer = row["demonstration"], row["answer"]
-    if index is not None and not 0 <= index < shown:
-        raise ValueError(f"demonstration index must be below {shown}, got {index}")
-    read = {
-        "value": _number(row["value"]),
-        "children": tuple(_read_node(child, shown) for child in row["children"]),
-        "answer": None if answer is None else read_answer(answer),
-        "rewards": {name: _number(reward) for name, reward in dict(row["rewards"]).items()},
-    }
-    return StoredNode(**{**row, **read})
-
-
-def read_answer(row: Mapping[str, Any]) -> Answer:
-    return Answer(**{**row, "labels": tuple(row["labels"])})
-
-
-def _number(value: Any) -> float:
-    """Return the number; NaN is stored as null, because JSON has none."""
-    return math.nan if value is None else float(value)
-
-
-@dataclass(frozen=True)
-class StoredPart:
-    """Part of a message: a text or the sha256 of an image."""
-
-    text: str | None = None
-    image: str | None = None
-
-
-@dataclass(frozen=True)
-class StoredMessage:
-    role: Role
-    parts: tuple[StoredPart, ...]
-
-
-@dataclass(frozen=True)
-class StoredDemonstration:
-    """Demonstration number `order`, from 1. `id` is that of the knowledge base, None for an example
-    of another source."""
-
-    order: int
-    id: str | None
-    score: float
-    text: str
-    images: tuple[str, ...]
-    answer: str
-
-
-@dataclass(frozen=True)
-class StoredTrace:
-    """Trace without pixels: images are sha256s. Demonstrations are in the order shown. `usage`
-    includes all requests of a search; `completions` are those of the final reply."""
-
-    id: str
-    time: float
-    question: str
-    query_id: str | None
-    choices: tuple[str, ...]
-    images: tuple[str, ...]
-    tier: str
-    model: str
-    demonstrations: tuple[StoredDemonstration, ...]
-    messages: tuple[StoredMessage, ...]
-    completions: tuple[Completion, ...]
-    answer: Answer
-    usage: Usage
-    seconds: float
-    model_seconds: float
-    cost_usd: float | None
-    tree: StoredTree | None = None
-
-
-def stored_trace(trace: Trace) -> StoredTrace:
-    query, reply, tree = trace.query, trace.reply, trace.tree
-    return StoredTrace(
-        trace.id,
-        trace.time,
-        query.text,
-        query.id,
-        query.choices,
-        image_hashes(query),
-        trace.tier,
-        reply.model,
-        tuple(_demonstration(i, one) for i, one in enumerate(trace.candidates, 1)),
-        tuple(
-            StoredMessage(message.role, tuple(map(_stored_part, message.parts)))
-            for message in trace.prompt.messages
-        ),
-        reply.completions,
-        trace.answer,
-        trace.usage,
-        trace.seconds,
-        reply.seconds,
-        trace.cost_usd,
-        None if tree is None else stored_tree(tree),
-    )
-
-
-def _demonstration(order: int, candidate: Candidate) -> StoredDemonstration:
-    example = candidate.example
-    images = image_hashes(example.query)
-    return StoredDemonstration(
-        order, example.id, float(candidate.score), example.query.text, images, example.answer
-    )
-
-
-def _stored_part(part: str | Image) -> StoredPart:
-    return StoredPart(image=part.sha256) if isinstance(part, Image) else StoredPart(text=part)
-
-
-def json_text(value: Any) -> str:
-    """Return JSON of a dataclass or of JSON values. Lone surrogates become U+FFFD."""
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError:  # a lone surrogate, as some replies and terminals produce
-        whole = path_text(json.dumps(value, default=asdict, ensure_ascii=False))
-        return orjson.dumps(json.loads(whole)).decode()
-
-
-def from_json(text: str) -> StoredTrace:
-    row: dict[str, Any] = orjson.loads(text)
-    row |= {
-        "choices": tuple(row["choices"]),
-        "images": tuple(row["images"]),
-        "demonstrations": tuple(
-            StoredDemonstration(**shown | {"images": tuple(shown["images"])})
-            for shown in row["demonstrations"]
-        ),
-        "messages": tuple(
-            StoredMessage(message["role"], tuple(StoredPart(**part) for part in message["parts"]))
-            for message in row["messages"]
-        ),
-        "completions": tuple(Completion(**completion) for completion in row["completions"]),
-        "answer": read_answer(row["answer"]),
-        "usage": Usage(**row["usage"]),
-    }
-    if (tree := row.get("tree")) is not None:  # older traces have none
-        row["tree"] = read_tree(tree)
-    return StoredTrace(**row)
-
+from bottega.recording.stored_traces import StoredTrace, from_json, json_text, stored_trace
+from bottega.types import Trace
 
 StoredTraces = list[StoredTrace]  # inside the class, `list` is its method
-BUSY_SECONDS = 10.0
+BUSY_SECONDS = ANSWER_SECONDS = 10.0
+# Statements of both stores; in PostgreSQL, "?" becomes "$".
+INSERT = (
+    "INSERT INTO traces VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (id) DO UPDATE SET"
+    " time = excluded.time, prompt_tokens = excluded.prompt_tokens,"
+    " completion_tokens = excluded.completion_tokens, cached_tokens = excluded.cached_tokens,"
+    " seconds = excluded.seconds, cost_usd = excluded.cost_usd, body = excluded.body"
+)
+SUMS = (
+    "SELECT count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0),"
+    " coalesce(sum(cached_tokens), 0), coalesce(sum(seconds), 0), coalesce(sum(cost_usd), 0),"
+    " count(*) - count(cost_usd) FROM traces"
+)
 TRACE_STORE = FileKind(
     "trace store",
     application_id=0x42747472,  # "Bttr"
@@ -288,6 +51,26 @@ TRACE_STORE = FileKind(
 )
 
 
+TRACE_TABLES = PostgresKind(
+    "trace store",
+    (
+        """
+        CREATE TABLE traces (
+            id text COLLATE "C" PRIMARY KEY,
+            time double precision NOT NULL,
+            prompt_tokens bigint NOT NULL,
+            completion_tokens bigint NOT NULL,
+            cached_tokens bigint NOT NULL,
+            seconds double precision NOT NULL,
+            cost_usd double precision,
+            body text NOT NULL
+        );
+        CREATE INDEX traces_by_time ON traces (time, id);
+        """,
+    ),
+)
+
+
 @dataclass(frozen=True)
 class TraceSummary:
     """Sums over traces. `cost_usd` excludes the `unpriced` ones, whose price is unknown."""
@@ -301,36 +84,73 @@ class TraceSummary:
     unpriced: int
 
 
-class TraceStore:
-    """Recorder that stores every trace. Threads and processes may share the file.
+class _Tables(Protocol):
+    def execute(self, statement: str, *values: object) -> Sequence[Sequence[Any]]:
+        """Run one statement in its own transaction and return its rows."""
+        ...
 
-    Write-ahead log with `synchronous=NORMAL`: a process crash loses no trace; a machine crash may
-    lose the last ones but never damages the file. The file holds texts and sha256s of images, no
-    image bytes; lone surrogates become U+FFFD. A trace with an existing id replaces the old one.
-    Read methods block.
+    def close(self) -> None: ...
+
+
+class _FileTables:
+    def __init__(self, path: Path) -> None:
+        self._name = str(path)
+        self._lock = threading.Lock()
+        with TRACE_STORE.translated(self._name):
+            self._connection = TRACE_STORE.open(path, busy_seconds=BUSY_SECONDS)
+
+    def execute(self, statement: str, *values: object) -> Sequence[Sequence[Any]]:
+        with self._lock, TRACE_STORE.translated(self._name):
+            return self._connection.execute(statement, values).fetchall()
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+
+class _DatabaseTables(PostgresDatabase):
+    def __init__(self, url: str) -> None:
+        super().__init__(url, TRACE_TABLES, answer_seconds=ANSWER_SECONDS)
+
+    def execute(self, statement: str, *values: object) -> Sequence[Sequence[Any]]:
+        # Sent again after a lost connection, which is harmless: an insertion sets the same row.
+        return self.read(statement.replace("?", "$"), *values)
+
+
+class TraceStore:
+    """Recorder that stores every trace, in a file or in a PostgreSQL database that threads and
+    processes may share.
+
+    A process crash loses no trace. A file has a write-ahead log with `synchronous=NORMAL`: a
+    machine crash may lose its last traces but never damages it. Traces have texts and sha256s of
+    images, no image bytes; lone surrogates become U+FFFD. A trace with an existing id replaces the
+    old one. Read methods block.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self.path = path
-        self._connection = connection
-        self._lock = threading.Lock()
+    def __init__(self, path: Path | str, tables: _Tables) -> None:
+        self.path = path  # or the address of the database, without user and password
+        self._tables = tables
 
     @classmethod
     def open(cls, path: str | Path) -> TraceStore:
-        path = Path(path)
-        with TRACE_STORE.translated(str(path)):
-            return cls(path, TRACE_STORE.open(path, busy_seconds=BUSY_SECONDS))
+        """Open or create a file, or the tables of a `postgresql://` URL."""
+        if (url := url_of(path)) is not None:
+            tables = _DatabaseTables(url)
+            store = cls(tables.name, tables)
+            store.summary()  # connects
+            return store
+        return cls(Path(path), _FileTables(Path(path)))
 
     async def __call__(self, trace: Trace, /) -> None:
         await asyncio.to_thread(self._write, trace)
 
     def list(self, limit: int = 20) -> StoredTraces:
         """Return the newest traces, the newest first."""
-        return self._read("ORDER BY time DESC, id DESC LIMIT ?", limit)
+        return self._read("ORDER BY time DESC, id DESC LIMIT ?1", limit)
 
     def get(self, id: str) -> StoredTrace:
         """Return the trace with this id or unique id prefix. Raises `NotFoundError`."""
-        found = self._read("WHERE id >= ? AND id < ? LIMIT 2", id, id + "\U0010ffff")
+        found = self._read("WHERE id >= ?1 AND id < ?2 ORDER BY id LIMIT 2", id, id + "\U0010ffff")
         if not found:
             raise NotFoundError(f"no trace {id!r} in {self.path}", hint="`bottega log` lists them")
         if len(found) > 1 and found[0].id != id:
@@ -340,36 +160,28 @@ class TraceStore:
         return found[0]
 
     def summary(self) -> TraceSummary:
-        with self._lock, TRACE_STORE.translated(str(self.path)):
-            row = self._connection.execute(
-                """SELECT count(*), total(prompt_tokens), total(completion_tokens),
-                total(cached_tokens), total(seconds), total(cost_usd), count(*) - count(cost_usd)
-                FROM traces"""
-            ).fetchone()
-        count, prompt, completion, cached, *rest = row
-        return TraceSummary(count, int(prompt), int(completion), int(cached), *rest)
+        [row] = self._tables.execute(SUMS)
+        count, prompt, completion, cached, seconds, usd, unpriced = row
+        return TraceSummary(
+            count, int(prompt), int(completion), int(cached), float(seconds), float(usd), unpriced
+        )
 
     def check_writable(self) -> None:
         """Raise `StoreError` if a trace cannot be recorded."""
-        with self._lock, TRACE_STORE.translated(str(self.path)):
-            # Requires write access, unlike BEGIN IMMEDIATE.
-            self._connection.execute("DELETE FROM traces WHERE false")
+        # Requires write access, unlike BEGIN IMMEDIATE.
+        self._tables.execute("DELETE FROM traces WHERE false")
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._tables.close()
 
     def _write(self, trace: Trace) -> None:
         kept = stored_trace(trace)
         usage, body = kept.usage, json_text(kept)
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         row = (trace.id, trace.time, *tokens, trace.seconds, trace.cost_usd, body)
-        with self._lock, TRACE_STORE.translated(str(self.path)):
-            # Serialized outside of the lock: a large tree takes milliseconds.
-            self._connection.execute("REPLACE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self._tables.execute(INSERT, *row)
 
     def _read(self, where: str, *values: object) -> StoredTraces:
-        with self._lock, TRACE_STORE.translated(str(self.path)):
-            rows = self._connection.execute(f"SELECT body FROM traces {where}", values).fetchall()
+        rows = self._tables.execute(f"SELECT body FROM traces {where}", *values)
         with TRACE_STORE.reading(str(self.path)):
             return [from_json(body) for (body,) in rows]

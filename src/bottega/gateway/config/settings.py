@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
 from bottega._util.settings import FilePath, SettingPath, TextList
 from bottega._util.valkey import is_valkey_url
 from bottega.errors import SettingError
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.milvus.url import is_milvus_url
 from bottega.naming import REMOTE
 from bottega.openai_api.endpoint import is_loopback
@@ -177,10 +177,10 @@ class CacheSettings:
     open_namespaces: PositiveInt = 64
     reasoning: bool = False
 
-    def location(self, environment: Mapping[str, str], data: Path) -> KnowledgeLocation:
+    def location(self, environment: Mapping[str, str], data: Path) -> StoreLocation:
         """Return the place of the examples, by default a file in `data`. Raises `SettingError`."""
         url = _server_url(self.database, self.database_env, environment, "cache.database")
-        return KnowledgeLocation(url or self.file or data / CACHE_FILE)
+        return StoreLocation(url or self.file or data / CACHE_FILE)
 
     def vectors_url(self, environment: Mapping[str, str]) -> str | None:
         """Return the URL of a Milvus server, None without one. Raises `SettingError`."""

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from bottega._util.event_loops import BACKGROUND_LOOP
+from bottega._util.locations import StoreLocation
 from bottega.errors import SettingError, StoreBusyError, StoreReadOnlyError
 from bottega.gateway.config.settings import Config
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.embedders.names import NOTE, packaged_name
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.records import DEFAULT
 from bottega.naming import EMBEDDERS
 from bottega.recipes.cache_retrieval import BY_RESPONSE, CacheRetrieval
@@ -25,7 +25,7 @@ NEAREST = "nearest"
 PREPARED = "cache.retrieve"  # key of the note that names the method with these vectors
 
 
-def cache_location(config: Config) -> KnowledgeLocation:
+def cache_location(config: Config) -> StoreLocation:
     return config.cache.location(os.environ, config.gateway.data)
 
 
@@ -55,7 +55,7 @@ def filled_with_error(config: Config, stored: str) -> SettingError:
 
 
 def prepare_views(
-    file: KnowledgeLocation, views: Mapping[str, View], retrieval: CacheRetrieval | None
+    file: StoreLocation, views: Mapping[str, View], retrieval: CacheRetrieval | None
 ) -> None:
     """Embed the stored examples again for views that `file` lacks, or that another retrieval
     method filled. Blocks. Raises `SettingError` for a file with further views."""
@@ -86,7 +86,7 @@ def prepare_views(
             base.set_note(PREPARED, name)
 
 
-def _tag_all(file: KnowledgeLocation, namespaces: list[str], retrieval: CacheRetrieval) -> None:
+def _tag_all(file: StoreLocation, namespaces: list[str], retrieval: CacheRetrieval) -> None:
     for namespace in namespaces:
         with KnowledgeBase.open(file.target, None, namespace=namespace) as base:
             examples = list(base)

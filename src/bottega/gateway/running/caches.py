@@ -15,6 +15,7 @@ from functools import cached_property, partial
 
 import orjson
 
+from bottega._util.locations import StoreLocation
 from bottega.errors import (
     BottegaError,
     EmbedderMismatchError,
@@ -47,7 +48,6 @@ from bottega.knowledge import (
 )
 from bottega.knowledge.embedders.names import BUNDLED, NOTE, open_embedder, packaged_name
 from bottega.knowledge.eviction import EVICTIONS
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.records import DEFAULT
 from bottega.openai_api.fields import data_url_cache
 from bottega.parsing import FinalAnswerParser, agreement, most_frequent
@@ -148,7 +148,7 @@ class NamespaceOpener:
     _prepared: bool = False  # whether the file has the views of this configuration
 
     @property
-    def location(self) -> KnowledgeLocation:
+    def location(self) -> StoreLocation:
         return cache_location(self.config)
 
     @cached_property

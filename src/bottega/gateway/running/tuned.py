@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from bottega._util.locations import StoreLocation
 from bottega.errors import StoreBusyError
 from bottega.gateway.config.settings import Config
 from bottega.gateway.running.cache_views import cache_location
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.location import KnowledgeLocation
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_settings
 
 
@@ -32,7 +32,7 @@ def with_tuned_settings(config: Config) -> Config:
     return replace(config, tiers=tiers, cache=cache)
 
 
-def _stored(file: KnowledgeLocation) -> TunedSettings | None:
+def _stored(file: StoreLocation) -> TunedSettings | None:
     if not file.may_hold_examples():
         return None
     with suppress(StoreBusyError), KnowledgeBase.open(file.target, None) as knowledge:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from threading import Lock
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from bottega._util.event_loops import BackgroundLoop
-from bottega._util.postgres import PostgresPool
+from bottega._util.postgres_database import PostgresDatabase
 from bottega.errors import StoreError
-from bottega.knowledge.postgres.schema import FILL_LOCK, KNOWLEDGE_BASE, WRITE_LOCK
+from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE, WRITE_LOCK
 from bottega.protocols import Vectors
 
 if TYPE_CHECKING:
-    from asyncpg import Connection, Record
+    from asyncpg import Connection
 
 Result = TypeVar("Result")
 OLDEST_PGVECTOR = (0, 8)  # the first with iterative scans, which filters need
@@ -27,32 +24,14 @@ SESSION = "SET hnsw.iterative_scan = relaxed_order; SET hnsw.ef_search = 100"
 
 ANSWER_SECONDS = 60.0  # a statement of a large base may wait for another writer
 
-# A loop of its own: blocking methods may be called on the loop that `answer_sync` uses.
-_LOOP = BackgroundLoop()
-atexit.register(_LOOP.close)
-# With the number of handles, by URL and `create`.
-_POOLS: dict[tuple[str, bool], tuple[PostgresPool, int]] = {}
-_POOLS_LOCK = Lock()
 
-
-class PostgresDatabase:
-    """Pool of connections that all handles of a URL in this process share."""
+class KnowledgeDatabase(PostgresDatabase):
+    """Tables of a knowledge base."""
 
     def __init__(self, url: str, *, create: bool = True) -> None:
-        self._key = (url, create)
-        self._closed = False
-        with _POOLS_LOCK:
-            pool, users = _POOLS.get(self._key) or (_new_pool(url, create), 0)
-            _POOLS[self._key] = (pool, users + 1)
-        self.pool = pool
-        self.name = pool.name
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine that uses the pool, and return its result."""
-        return _LOOP.run(work)
-
-    def read(self, statement: str, *values: object) -> list[Record]:
-        return self.run(self.pool.fetch(statement, *values))
+        super().__init__(
+            url, KNOWLEDGE_BASE, setup=_set_up, answer_seconds=ANSWER_SECONDS, create=create
+        )
 
     def write(self, work: Callable[[Connection], Coroutine[Any, Any, Result]]) -> Result:
         """Run work in one transaction of the only writer. It is not repeated after a lost
@@ -63,49 +42,6 @@ class PostgresDatabase:
                 return await work(connection)
 
         return self.run(transaction())
-
-    @contextmanager
-    def lock(self) -> Iterator[bool]:
-        """Hold a lock of the database, which ends with its connection; yield whether it was
-        free."""
-        stack = AsyncExitStack()
-
-        async def take() -> bool:
-            connection = await stack.enter_async_context(self.pool.connection(limited=False))
-            free: bool = await connection.fetchval("SELECT pg_try_advisory_lock($1)", FILL_LOCK)
-            if free:
-                stack.push_async_callback(
-                    connection.execute, "SELECT pg_advisory_unlock($1)", FILL_LOCK
-                )
-            return free
-
-        try:
-            yield self.run(take())
-        finally:
-            self.run(stack.aclose())
-
-    def close(self) -> None:
-        """Close the pool with its last handle."""
-        if self._closed:
-            return
-        self._closed = True
-        with _POOLS_LOCK:
-            pool, users = _POOLS.pop(self._key)
-            if users > 1:
-                _POOLS[self._key] = (pool, users - 1)
-                return
-        self.run(pool.close())
-
-
-def _new_pool(url: str, create: bool) -> PostgresPool:
-    return PostgresPool(
-        url,
-        KNOWLEDGE_BASE,
-        setup=_set_up,
-        answer_seconds=ANSWER_SECONDS,
-        resets=False,
-        create=create,
-    )
 
 
 async def _set_up(connection: Connection) -> None:

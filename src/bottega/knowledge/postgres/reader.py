@@ -9,7 +9,7 @@ from typing import Any
 from bottega._util.identity import Exclude, query_digests
 from bottega.image import Image
 from bottega.knowledge.filters import Filter
-from bottega.knowledge.postgres.database import PostgresDatabase
+from bottega.knowledge.postgres.database import KnowledgeDatabase
 from bottega.knowledge.postgres.filters import LABELS, Parameters, to_condition
 from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE, vectors_table
 from bottega.knowledge.records import Footprint, RowMetadata, StoredView, from_row
@@ -28,7 +28,7 @@ SELECT_EXAMPLES = (
 VIEWS = "SELECT number, name, fingerprint, dimension FROM kb_views WHERE complete ORDER BY number"
 
 
-class PostgresReader(PostgresDatabase):
+class PostgresReader(KnowledgeDatabase):
     """Examples of one namespace of a database, for reading."""
 
     def __init__(self, url: str, namespace: str = "", *, create: bool = True) -> None:

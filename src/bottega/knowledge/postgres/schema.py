@@ -73,7 +73,6 @@ TAG_INDEX = "CREATE INDEX kb_examples_by_tags ON kb_examples USING gin (tags jso
 KNOWLEDGE_BASE = PostgresKind("knowledge base", (TABLES, TAG_INDEX))
 # Writers take this lock until their commit: so keys and change numbers are in commit order, and a
 # reader of changes never meets an earlier number after a later one.
-FILL_LOCK = 0x42747466  # of a command that fills a knowledge base and must run alone
 WRITE_LOCK = 0x42747462
 MAX_DIMENSION = 4000  # of an HNSW index over half precision
 PLAIN_DIMENSION = 1900  # longer vectors do not fit into a page beside their key

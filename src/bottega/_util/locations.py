@@ -1,4 +1,4 @@
-"""Locations of knowledge bases: files, and databases of PostgreSQL."""
+"""Locations of stores: files, and databases of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import Self
 
 from bottega._util.durable_files import lock_file, os_errors
-from bottega._util.postgres import is_postgres_url, password_of, url_without_password
+from bottega._util.postgres import (
+    PostgresKind,
+    is_postgres_url,
+    password_of,
+    url_without_password,
+)
+from bottega._util.postgres_database import PostgresDatabase
 from bottega.errors import SettingError, StoreBusyError
+
+COMMAND_LOCK = 0x42747466  # of a command that must run alone
+WITHOUT_TABLES = PostgresKind("lock", ())
 
 
 @dataclass(frozen=True)
-class KnowledgeLocation:
+class StoreLocation:
     """Path of a file, or URL of a database. As text, a URL has no password."""
 
     target: Path | str
@@ -59,10 +68,9 @@ class KnowledgeLocation:
     @contextmanager
     def _lock(self) -> Iterator[bool]:
         if self.file is None:
-            from bottega.knowledge.postgres.database import PostgresDatabase
-
-            with closing(PostgresDatabase(str(self.target))) as database, database.lock() as free:
-                yield free
+            database = PostgresDatabase(str(self.target), WITHOUT_TABLES)
+            with closing(database), database.lock(COMMAND_LOCK) as is_free:
+                yield is_free
             return
         path = self.file.with_name(f"{self.file.name}.lock")
         with os_errors(path):
@@ -77,4 +85,4 @@ class KnowledgeLocation:
         return url_without_password(self.target)
 
     def __repr__(self) -> str:
-        return f"KnowledgeLocation({str(self)!r})"
+        return f"StoreLocation({str(self)!r})"

@@ -1,0 +1,91 @@
+"""Tables in PostgreSQL for blocking callers."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bottega._util.event_loops import BackgroundLoop
+from bottega._util.postgres import PostgresKind, PostgresPool, Setup
+
+if TYPE_CHECKING:
+    from asyncpg import Record
+
+Result = TypeVar("Result")
+
+# A loop of its own: blocking methods may be called on the loop that `answer_sync` uses.
+_LOOP = BackgroundLoop()
+atexit.register(_LOOP.close)
+# With the number of handles, by URL, kind and `create`.
+_POOLS: dict[tuple[str, str, bool], tuple[PostgresPool, int]] = {}
+_POOLS_LOCK = Lock()
+
+
+class PostgresDatabase:
+    """Tables of one kind, for blocking callers. All handles of this process with the same URL share
+    a pool; the options are those of `PostgresPool`."""
+
+    def __init__(
+        self,
+        url: str,
+        kind: PostgresKind,
+        *,
+        setup: Setup | None = None,
+        answer_seconds: float | None = None,
+        create: bool = True,
+    ) -> None:
+        self._key = (url, kind.name, create)
+        self._closed = False
+        with _POOLS_LOCK:
+            pool, users = _POOLS.get(self._key) or (None, 0)
+            pool = pool or PostgresPool(
+                *(url, kind),
+                setup=setup,
+                answer_seconds=answer_seconds,
+                resets=False,
+                create=create,
+            )
+            _POOLS[self._key] = (pool, users + 1)
+        self.pool = pool
+        self.name = pool.name
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine that uses the pool, and return its result."""
+        return _LOOP.run(work)
+
+    def read(self, statement: str, *values: object) -> list[Record]:
+        return self.run(self.pool.fetch(statement, *values))
+
+    @contextmanager
+    def lock(self, number: int) -> Iterator[bool]:
+        """Hold an advisory lock, which ends with its connection; yield whether it was free."""
+        stack = AsyncExitStack()
+
+        async def take() -> bool:
+            connection = await stack.enter_async_context(self.pool.connection(limited=False))
+            free: bool = await connection.fetchval("SELECT pg_try_advisory_lock($1)", number)
+            if free:
+                stack.push_async_callback(
+                    connection.execute, "SELECT pg_advisory_unlock($1)", number
+                )
+            return free
+
+        try:
+            yield self.run(take())
+        finally:
+            self.run(stack.aclose())
+
+    def close(self) -> None:
+        """Close the pool with its last handle."""
+        if self._closed:
+            return
+        self._closed = True
+        with _POOLS_LOCK:
+            pool, users = _POOLS.pop(self._key)
+            if users > 1:
+                _POOLS[self._key] = (pool, users - 1)
+                return
+        self.run(pool.close())
