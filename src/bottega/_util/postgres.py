@@ -260,10 +260,11 @@ def translated(name: str) -> Iterator[None]:
         ) from error
     except asyncpg.InterfaceError as error:
         # After a lost connection, the rollback fails too.
-        cause = error.__context__
-        raise _translation(
-            cause if isinstance(cause, asyncpg.PostgresError) else error, name
-        ) from error
+        first: BaseException | None = error
+        while isinstance(first, asyncpg.InterfaceError):
+            first = first.__context__
+        cause = first if isinstance(first, asyncpg.PostgresError) else error
+        raise _translation(cause, name) from error
     except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
         raise _translation(error, name) from error
     except TimeoutError as error:
