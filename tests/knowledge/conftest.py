@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bottega.knowledge.milvus import search
 from bottega.knowledge.milvus.database import MilvusDatabase
 from bottega.knowledge.milvus.search import MilvusSearch, Progress
 from bottega.knowledge.records import StoredView
@@ -31,6 +32,7 @@ def vectors(
         return progress
 
     monkeypatch.setattr(MilvusSearch, "_current", copied)
+    monkeypatch.setattr(search, "COMPARED_ABOVE", 0)  # filters use it, too
     monkeypatch.setattr(MilvusSearch, "_start_update", lambda self, progress: None)
     yield {"vectors": server.url(), "hnsw_above": 0}
     database = MilvusDatabase(server.url())

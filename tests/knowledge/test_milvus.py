@@ -74,6 +74,7 @@ def collection(monkeypatch: pytest.MonkeyPatch) -> type[MemoryCollection]:
     MemoryCollection.stored, MemoryCollection.positions = {}, {}
     MemoryCollection.searches = []
     monkeypatch.setattr(search, "MilvusCollection", MemoryCollection)
+    monkeypatch.setattr(search, "COMPARED_ABOVE", 0)
     monkeypatch.setattr(MilvusDatabase, "names", lambda self, prefix: [*MemoryCollection.stored])
     monkeypatch.setattr(
         MilvusDatabase, "drop", lambda self, name: MemoryCollection.stored.pop(name)
@@ -146,6 +147,16 @@ def test_filters_fetch_more_candidates(
     assert collection.searches[:2] == [4, 32]
     few = found(kb, "new", 9, where=one)
     assert few == exact(database, "new", 9, where=one) and len(few) == 3
+
+
+def test_filter_with_few_matches_compares_all_of_them(
+    kb: KnowledgeBase, database: str, collection: type[MemoryCollection]
+) -> None:
+    update(kb)
+    one = Eq("tags.part", "3")
+    kb._searcher._compared_above = 3  # type: ignore[attr-defined]
+    assert found(kb, "new", 2, where=one) == exact(database, "new", 2, where=one)
+    assert collection.searches == []
 
 
 def test_rows_that_are_not_copied_do_not_end_a_filtered_search(

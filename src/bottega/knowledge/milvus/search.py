@@ -23,6 +23,9 @@ from bottega.protocols import Vectors
 log = logging.getLogger(__name__)
 
 MAX_LIMIT = 16_384  # of one search, by the server
+# Matches of a filter up to which PostgreSQL compares all of them. More candidates of Milvus are no
+# substitute: beyond the nearest ones, its index misses many.
+COMPARED_ABOVE = 50_000
 GROWTH = 8  # of the limit, if a filter rules out too many candidates
 UPDATE_SECONDS = 1.0
 STALE_SECONDS = 10.0
@@ -79,6 +82,7 @@ class MilvusSearch(PostgresSearch):
         database: MilvusDatabase,
     ) -> None:
         super().__init__(rows, views, metric, hnsw_above)
+        self._compared_above = COMPARED_ABOVE
         self._database = database
         self._progress: dict[int, Progress] = {}
         self._updater: Thread | None = None

@@ -49,6 +49,7 @@ class PostgresSearch:
         self._metric: Metric = metric
         self._operator, self._operators = OPERATORS[metric]
         self._hnsw_above = hnsw_above
+        self._compared_above = hnsw_above  # matches of a filter up to which all are compared
         self._recent = ExampleCache()
         self._stored: dict[str, StoredView] = {}
         self._filled = False
@@ -253,7 +254,7 @@ class PostgresSearch:
             return False
         parameters = Parameters(self._rows.namespace)
         condition = to_condition(scope.where, parameters)
-        limit = self._hnsw_above + 1
+        limit = self._compared_above + 1
         rows = self._rows.read(
             "SELECT count(*) AS n FROM (SELECT 1 FROM kb_examples AS examples"
             f" WHERE namespace = $1 AND {condition} LIMIT {limit}) AS counted",
