@@ -253,13 +253,18 @@ def test_damaged_source_stops_the_copy(places: Places) -> None:
     assert not Path(places("b.db")).exists()
 
 
-def test_unfinished_reindex_is_named(places: Places) -> None:
+def test_content_that_is_not_copied_is_named(places: Places) -> None:
     with opened(places("a.db")) as kb:
         number, _ = kb._rows.begin_view("default", "third", 8)
         kb._rows.set_vectors(number, {1: np.ones(8, np.float32)}, logged=False)
+        with rows_of(kb).transaction() as connection:
+            connection.execute("INSERT INTO images VALUES ('0', 'image/png', 1, 1, x'00')")
+            connection.execute("INSERT INTO changes (op, key) VALUES ('delete', 1000)")
     compared = copied(places("a.db"), places("pg"))
     assert compared.uncopied == (
         "1 vectors of an unfinished reindex of the view 'default' by third",
+        "1 images of no example",
+        "1 changes from before format 2, without an id",
     )
     assert_equal(places("a.db"), places("pg"))
 

@@ -16,6 +16,11 @@ from bottega.knowledge.rows import SqliteRows
 
 ALL_COLUMNS = ("key", *COLUMNS, "namespace", "question_digest")
 PART = ".part"
+UNUSED = (
+    "SELECT (SELECT count(*) FROM images WHERE sha256 NOT IN"
+    " (SELECT sha256 FROM example_images JOIN examples USING (key))),"
+    " (SELECT count(*) FROM changes WHERE id IS NULL AND op != 'view')"
+)
 VIEWS = "SELECT number, name, fingerprint, dimension FROM views"
 
 
@@ -64,7 +69,12 @@ class FileSource(SqliteRows):
             "SELECT name, fingerprint, count(vectors.key) AS n FROM views"
             " LEFT JOIN vectors ON view = number WHERE NOT complete GROUP BY number"
         )
-        return unfinished_views((row["name"], row["fingerprint"], row["n"]) for row in views)
+        ((images, changes),) = self.read(UNUSED)
+        return [
+            *unfinished_views((row["name"], row["fingerprint"], row["n"]) for row in views),
+            *([f"{images} images of no example"] if images else []),
+            *([f"{changes} changes from before format 2, without an id"] if changes else []),
+        ]
 
 
 class FileTarget(FileSource):
