@@ -80,6 +80,14 @@ def redis(redis_server: RedisServer) -> RedisServer:
 
 @pytest.fixture
 def database(postgres: PostgresServer) -> Iterator[str]:
+    """Return the URL of an empty schema in a database with the extension vector."""
+    url = postgres.create_schema()
+    yield url
+    postgres.drop_schema(url)
+
+
+@pytest.fixture
+def whole_database(postgres: PostgresServer) -> Iterator[str]:
     """Return the URL of an empty database."""
     url = postgres.create_database()
     yield url

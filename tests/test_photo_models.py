@@ -436,6 +436,7 @@ def test_a_foreign_image_is_unknown_to_the_recipe(tmp_path: Path, embedder: Towe
     assert not any(one.answer.valid for one in foreign)
 
 
+@pytest.mark.slow
 def test_joined_vectors_replace_encoding_without_changing_the_answer(
     model: TransformersGenerator,
 ) -> None:

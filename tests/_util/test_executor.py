@@ -118,6 +118,7 @@ async def test_item_that_kills_each_worker_fails_alone(
     assert "".join(capfd.readouterr()) == ""  # Ray prints nothing
 
 
+@pytest.mark.slow
 async def test_factory_that_cannot_be_pickled_is_rejected(
     ray_cluster: RayExecutor, tmp_path: Path
 ) -> None:
@@ -125,12 +126,14 @@ async def test_factory_that_cannot_be_pickled_is_rejected(
         ray_cluster.start(LockedFactory(tmp_path), concurrency=1)
 
 
+@pytest.mark.slow
 def test_more_workers_than_cpus_are_rejected(ray_cluster: RayExecutor) -> None:
     with pytest.raises(SettingError, match=f"has {WORKERS} CPUs, got {WORKERS + 1} workers"):
         RayExecutor("ray", WORKERS + 1)
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
+@pytest.mark.slow
 def test_cluster_listens_on_loopback_only(ray_cluster: RayExecutor) -> None:
     import ray
 

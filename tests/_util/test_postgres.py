@@ -15,6 +15,12 @@ NUMBERS = PostgresKind("numbers", ("CREATE TABLE numbers (n integer PRIMARY KEY)
 NEWER = replace(NUMBERS, migrations=(*NUMBERS.migrations, "ALTER TABLE numbers ADD note text"))
 
 
+@pytest.fixture
+def database(whole_database: str) -> str:
+    """Return the URL of an empty database, whose settings a test may change."""
+    return whole_database
+
+
 async def opened(url: str, kind: PostgresKind = NUMBERS, size: int = 2) -> PostgresPool:
     return await PostgresPool.open(url, kind, size=size)
 

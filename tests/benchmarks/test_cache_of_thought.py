@@ -11,6 +11,7 @@ from tests.cli.test_reproduce import write_answers
 __all__ = ["run"]
 
 
+@pytest.mark.slow
 def test_commands_plan_their_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_of_thought, "RETRIEVE", ("probe",))
     planned = []

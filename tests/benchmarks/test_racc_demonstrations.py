@@ -48,6 +48,7 @@ def test_bases_have_own_words_and_relevance_follows_the_answer() -> None:
     assert any(any(example.relevant) for example in examples(0))
 
 
+@pytest.mark.slow
 def test_controls_share_compressed_demonstrations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def send_interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_resumed_training_has_the_losses_of_an_uninterrupted_run(
     run: Run, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:

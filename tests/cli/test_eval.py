@@ -138,6 +138,7 @@ def test_a_damaged_image_is_reported_and_excluded(run: Run, pets: Path) -> None:
     assert document["knowledge_base"] + document["items"] == 12
 
 
+@pytest.mark.slow
 def test_demo_shows_handwriting_and_photographs(run: Run) -> None:
     done = run("demo", "--limit", 8, "--out", "page.html")
     assert done.code == 0

@@ -154,6 +154,7 @@ def test_written_rationales_become_demonstrations(
     assert "bottega rationales" in other.err
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_with_equal_results(
     run: Run, reasoner: Reasoner, tmp_path: Path, synthetic: Path
 ) -> None:

@@ -70,9 +70,9 @@ def test_an_empty_database_is_no_knowledge_base(run: Run, base: str) -> None:
 
 
 def test_a_password_is_rejected_and_hidden(run: Run, database: str) -> None:
-    for url in (database, f"{database.replace(':secret@', '@')}?password=secret"):
+    for url in (database, f"{database.replace(':secret@', '@')}&password=secret"):
         ran = run("ls", url)
-        assert ran.code == 2
+        assert ran.code == 2, ran.err
         assert "PGPASSWORD" in ran.err
         assert "secret" not in ran.out + ran.err
         assert "secret" not in str(StoreLocation(url)) + repr(StoreLocation(url))

@@ -222,7 +222,7 @@ def test_shared_state_is_printed_without_passwords(
     monkeypatch.setenv("DB", database)
     state = f"[state]\ndatabase_env = 'DB'\nredis = '{redis.url}'\n[keys]\nrequired = true\n"
     lines = printed(run, TIERS + state)
-    where = database.partition("@")[2]
+    where = database.partition("@")[2].partition("?")[0]
     assert f"state shared in postgresql://{where}" in lines
     assert f"redis {redis.url}" in lines
     assert "keys required, but none exist: bottega keys add NAME" in lines

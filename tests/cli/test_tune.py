@@ -58,6 +58,7 @@ def add_words(folder: Path) -> None:
         knowledge.add(load_image_folder(folder))
 
 
+@pytest.mark.slow
 def test_a_better_number_of_shots_is_stored_and_used(run: Run, twins: Path) -> None:
     run("add", "k.db", twins, "--embed", "pixels")
     found = tuned(run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json"))
@@ -132,6 +133,7 @@ def test_the_stored_setting_is_the_current_one(run: Run, pets: Path) -> None:
     assert found["shots"]["current"] == found["embedder"]["current"] == current
 
 
+@pytest.mark.slow
 def test_namespaces_are_tuned_separately(run: Run, twins: Path) -> None:
     run("add", "k.db", twins, "--embed", "pixels")
     run("add", "k.db", twins, "--embed", "pixels", "--namespace", "other")
@@ -142,6 +144,7 @@ def test_namespaces_are_tuned_separately(run: Run, twins: Path) -> None:
     assert stats["tuned"]["shots"] == 1
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_report(run: Run, twins: Path) -> None:
     run("add", "k.db", twins, "--embed", "pixels")
     command = ("tune", "k.db", "--method", "knn", "--embed", "pixels", "--sample", 20, "--dry-run")
@@ -237,6 +240,7 @@ def test_eval_of_a_base_leaves_each_image_out(run: Run, tmp_path: Path) -> None:
     assert (found["n"], found["value"]) == (12, 0.0)
 
 
+@pytest.mark.slow
 def test_eval_of_a_base_uses_its_embedder_and_the_stored_choice(run: Run, twins: Path) -> None:
     run("add", "k.db", twins, "--embed", "pixels")
     assert tuned(run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json"))["stored"]

@@ -21,6 +21,12 @@ from tests.server import Server
 STATE = "[state]\ndatabase_env = 'DATABASE'\n#"
 
 
+@pytest.fixture
+def database(whole_database: str) -> str:
+    """Return the URL of an empty database, whose settings a test may change."""
+    return whole_database
+
+
 def refused(database: str, folder: Path) -> StoreError:
     config = parse_config((CONFIG + TIER + STATE).format(data=folder, url="http://127.0.0.1:1/v1"))
     with pytest.raises(StoreError) as caught:

@@ -166,6 +166,7 @@ async def test_entry_is_durable_before_the_reply_ends(
                 assert row == (number + 1,)
 
 
+@pytest.mark.slow
 async def test_stopped_postgres_refuses_budgets_and_keeps_entries(
     endpoint: Server,
     tmp_path: Path,

@@ -303,6 +303,7 @@ async def test_restarted_redis_keeps_budgets(
     assert ["cannot be checked" in one for one in logged] == [True, False]  # once per outage
 
 
+@pytest.mark.slow
 async def test_crash_of_postgres_keeps_budgets(
     postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def test_vectors_of_workers_equal_those_of_the_embedder() -> None:
             assert np.array_equal(embedder.embed(queries()), own.embed(queries()))
 
 
+@pytest.mark.slow
 def test_workers_hold_several_embedders(ray_cluster: RayExecutor) -> None:
     with closing(WorkerEmbedders(ray_cluster)) as embedders:
         found = [embedders.open(spec) for spec in ("pixels", "words")]

@@ -42,6 +42,12 @@ asyncpg = pytest.importorskip("asyncpg")
 LIMITED = "limited"
 
 
+@pytest.fixture
+def database(whole_database: str) -> str:
+    """Return the URL of an empty database, whose settings a test may change."""
+    return whole_database
+
+
 def opened(url: str) -> KnowledgeBase:
     return KnowledgeBase.open(url, SeededEmbedder())
 
@@ -168,7 +174,7 @@ def test_two_versions_on_one_database(database: str, monkeypatch: pytest.MonkeyP
         assert older.add([text_example("c")]).new == 1 and len(older) == 3
         older.set_note("a", "b")
         error = failure(f"{database}?application_name=older")
-        assert f"has format {newer.version} of the knowledge base; this version" in str(error)
+        assert f"has format {KNOWLEDGE_BASE.version + 1} of the knowledge base" in str(error)
         assert "pip install --upgrade" in error.hint
 
 
@@ -259,7 +265,9 @@ def test_cut_connection_leaves_nothing_half_written(
 
 
 def test_exhausted_pool(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "PostgresPool", partial(PostgresPool, size=1))
+    monkeypatch.setattr(
+        "bottega._util.postgres_database.PostgresPool", partial(PostgresPool, size=1)
+    )
     with opened(database) as kb:
         kb.add([text_example("a")])
         with locked(database, "kb_vectors_1") as query:
