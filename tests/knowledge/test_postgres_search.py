@@ -66,7 +66,7 @@ def test_filter_on_distant_rows_is_exact(database: str, monkeypatch: pytest.Monk
     forced = "SET enable_sort = off; SET enable_seqscan = off; SET hnsw.max_scan_tuples = 1"
     monkeypatch.setattr(postgres_database, "SESSION", f"{postgres_database.SESSION}; {forced}")
     rows = [text_example(f"{side}{n}", tags={"side": side}) for n in range(150) for side in "ab"]
-    with KnowledgeBase.open(database, TwoGroups(), hnsw_above=100) as kb:
+    with KnowledgeBase.open(database, TwoGroups(), hnsw_above=30) as kb:
         kb.add(rows)
         wanted = Eq("tags.side", "b")
         exact = kb.search(Query("a-new"), 40, where=wanted)
