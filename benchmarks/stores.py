@@ -111,11 +111,11 @@ class PrecomputedEmbedder:
         return self.vectors[[int(query.text) % len(self.vectors) for query in queries]]
 
 
-def clustered(rows: int, seed: int = 0) -> Vectors:
+def clustered(rows: int, seed: int = 0, width: int = WIDTH) -> Vectors:
     """Return unit vectors around as many centres as a large data set has classes."""
-    centres = np.random.default_rng(9).standard_normal((1000, WIDTH))
+    centres = np.random.default_rng(9).standard_normal((1000, width))
     rng = np.random.default_rng(seed)
-    found = centres[rng.integers(1000, size=rows)] + 0.7 * rng.standard_normal((rows, WIDTH))
+    found = centres[rng.integers(1000, size=rows)] + 0.7 * rng.standard_normal((rows, width))
     return unit(found.astype(np.float32))
 
 
