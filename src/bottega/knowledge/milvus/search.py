@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MAX_LIMIT = 16_384  # of one search, by the server
 # Matches of a filter up to which PostgreSQL compares all of them. More candidates of Milvus are no
 # substitute: beyond the nearest ones, its index misses many.
-COMPARED_ABOVE = 50_000
+COMPARED_ABOVE = 20_000
 GROWTH = 8  # of the limit, if a filter rules out too many candidates
 UPDATE_SECONDS = 1.0
 STALE_SECONDS = 10.0
