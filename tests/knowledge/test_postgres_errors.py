@@ -185,7 +185,7 @@ def test_older_format_is_migrated(database: str, monkeypatch: pytest.MonkeyPatch
         with opened(database) as kb:
             kb.add([text_example("a", tags={"ward": "3"})])
     error = failure(f"{database}?default_transaction_read_only=on")
-    assert isinstance(error, StoreReadOnlyError)  # a replica that lags behind the migration
+    assert isinstance(error, StoreReadOnlyError)  # a replica cannot be migrated
     with opened(database) as kb:
         kb.add([text_example("b")])
         found = kb.search(Query("b"), 2, where=Eq("tags.ward", "3"))

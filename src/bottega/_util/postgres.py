@@ -1,23 +1,22 @@
-"""PostgreSQL: pools of connections, migrations, and errors."""
+"""PostgreSQL: URLs, pools of connections, and migrations."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
 
+from bottega._util.postgres_errors import translated, unavailable
 from bottega.errors import (
     DISTRIBUTION,
     MissingDependencyError,
     SettingError,
     StoreBusyError,
     StoreError,
-    StoreFullError,
-    StoreReadOnlyError,
     StoreUnavailableError,
 )
 
@@ -28,7 +27,6 @@ SCHEMES = ("postgresql://", "postgres://")
 CONNECT_SECONDS = 10.0
 WAIT_SECONDS = 10.0  # for a free connection
 POOL_SIZE = 10
-LOST = ("08003", "08006", "57P01", "57P02")  # codes of a connection that has ended
 MIGRATION_LOCK = 0x42747467  # "Bttg", an advisory lock of the database
 
 Setup = Callable[["Connection"], Coroutine[Any, Any, None]]
@@ -190,7 +188,7 @@ class PostgresPool:
         try:
             return await asyncpg.connect(self._url, timeout=CONNECT_SECONDS)
         except TimeoutError as error:
-            raise _unavailable(self.name, f"no answer in {CONNECT_SECONDS:g} s") from error
+            raise unavailable(self.name, f"no answer in {CONNECT_SECONDS:g} s") from error
 
     async def _fetch(self, statement: str, *values: object) -> list[Record]:
         async with self.connection() as connection:
@@ -245,95 +243,6 @@ async def _version(connection: Connection, kind: PostgresKind) -> int:
         return 0
     statement = "SELECT version FROM bottega_migrations WHERE kind = $1"
     return int(await connection.fetchval(statement, kind.name) or 0)
-
-
-@contextmanager
-def translated(name: str) -> Iterator[None]:
-    """Translate errors of the driver and of the network into those of Bottega."""
-    import asyncpg
-
-    try:
-        yield
-    except asyncpg.exceptions.ClientConfigurationError as error:
-        raise StoreError(
-            f"the URL of {name} is invalid: {error}", hint="correct the options after the ?"
-        ) from error
-    except asyncpg.InterfaceError as error:
-        # After a lost connection, the rollback fails too.
-        first: BaseException | None = error
-        while isinstance(first, asyncpg.InterfaceError):
-            first = first.__context__
-        cause = first if isinstance(first, asyncpg.PostgresError) else error
-        raise _translation(cause, name) from error
-    except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
-        raise _translation(error, name) from error
-    except TimeoutError as error:
-        raise StoreBusyError(
-            f"{name} has no free connection: the process uses all of its pool",
-            hint="try again, or use fewer threads at once",
-        ) from error
-    except OSError as error:
-        raise _unavailable(name, error.strerror or str(error) or type(error).__name__) from error
-
-
-def _unavailable(name: str, reason: str) -> StoreUnavailableError:
-    return StoreUnavailableError(
-        f"{name} cannot be reached: {reason}", hint="start the server, or check host and port"
-    )
-
-
-def _translation(error: Exception, name: str) -> StoreError:
-    state, text = str(getattr(error, "sqlstate", "") or ""), str(error)
-    match state:
-        case "28P01" | "28000":
-            return StoreError(
-                f"{name} rejects the user or the password",
-                hint="check user and password in its URL, PGPASSWORD or ~/.pgpass",
-            )
-        case "3D000":
-            return StoreError(f"{name} does not exist", hint="create the database: createdb NAME")
-        case "42501" if "extension" in text:
-            return StoreError(
-                f"{name} lacks the extension vector, and this user may not create it",
-                hint="run CREATE EXTENSION vector in the database as a superuser",
-            )
-        case "42501":
-            return StoreError(
-                f"{name} refuses an operation: {text}",
-                hint="use the user that owns the tables, or grant this one CREATE on the schema to"
-                " create them, or ALL on existing tables and sequences",
-            )
-        case "25006":
-            return StoreReadOnlyError(
-                f"{name} is read-only, such as a replica", hint="use the URL of the primary server"
-            )
-        case "53100":
-            return StoreFullError(
-                f"{name} cannot grow: no space left on its disk",
-                hint="free disk space on the server and try again; stored data is intact",
-            )
-        case "53300":
-            return StoreBusyError(
-                f"{name} accepts no more connections: {text}",
-                hint="end other clients, or raise max_connections of the server; a process of"
-                f" bottega uses up to {POOL_SIZE} per URL",
-            )
-        case "55P03" | "40001" | "40P01" | "57014":
-            return StoreBusyError(f"{name} is busy: {text}", hint="try again")
-        case "0A000" | "58P01" if "vector" in text:
-            return StoreError(
-                f"{name} lacks the extension vector",
-                hint="install pgvector 0.8 or newer on the server, then CREATE EXTENSION vector",
-            )
-    reason = text.splitlines()[0][:200] if text else type(error).__name__
-    if state.startswith(("08", "57P")) and state not in LOST:
-        return _unavailable(name, reason)
-    if state in LOST or not state:
-        return StoreUnavailableError(
-            f"{name} closed the connection: {reason}",
-            hint="try again when the server accepts connections",
-        )
-    return StoreError(f"{name} failed: {text}", hint="see the log of the server")
 
 
 def url_without_password(url: str) -> str:

@@ -1,0 +1,105 @@
+"""Errors of PostgreSQL and of its driver, as those of Bottega."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bottega.errors import (
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
+
+LOST = ("08003", "08006", "57P01", "57P02")  # codes of a connection that has ended
+
+
+@contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Translate errors of the driver and of the network into those of Bottega."""
+    import asyncpg
+
+    try:
+        yield
+    except asyncpg.exceptions.ClientConfigurationError as error:
+        raise StoreError(
+            f"the URL of {name} is invalid: {error}", hint="correct the options after the ?"
+        ) from error
+    except asyncpg.InterfaceError as error:
+        # After a lost connection, the rollback fails too.
+        first: BaseException | None = error
+        while isinstance(first, asyncpg.InterfaceError):
+            first = first.__context__
+        cause = first if isinstance(first, asyncpg.PostgresError) else error
+        raise _translation(cause, name) from error
+    except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
+        raise _translation(error, name) from error
+    except TimeoutError as error:
+        raise StoreBusyError(
+            f"{name} has no free connection: the process uses all of its pool",
+            hint="try again, or use fewer threads at once",
+        ) from error
+    except OSError as error:
+        raise unavailable(name, error.strerror or str(error) or type(error).__name__) from error
+
+
+def unavailable(name: str, reason: str) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"{name} cannot be reached: {reason}", hint="start the server, or check host and port"
+    )
+
+
+def _translation(error: Exception, name: str) -> StoreError:
+    state, text = str(getattr(error, "sqlstate", "") or ""), str(error)
+    match state:
+        case "28P01" | "28000":
+            return StoreError(
+                f"{name} rejects the user or the password",
+                hint="check user and password in its URL, PGPASSWORD or ~/.pgpass",
+            )
+        case "3D000":
+            return StoreError(f"{name} does not exist", hint="create the database: createdb NAME")
+        case "42501" if "extension" in text:
+            return StoreError(
+                f"{name} lacks the extension vector, and this user may not create it",
+                hint="run CREATE EXTENSION vector in the database as a superuser",
+            )
+        case "42501":
+            return StoreError(
+                f"{name} refuses an operation: {text}",
+                hint="use the user that owns the tables, or grant this one CREATE on the schema to"
+                " create them, or ALL on existing tables and sequences",
+            )
+        case "25006":
+            return StoreReadOnlyError(
+                f"{name} is read-only, such as a replica", hint="use the URL of the primary server"
+            )
+        case "53100":
+            return StoreFullError(
+                f"{name} cannot grow: no space left on its disk",
+                hint="free disk space on the server and try again; stored data is intact",
+            )
+        case "53300":
+            return StoreBusyError(
+                f"{name} accepts no more connections: {text}",
+                hint="end other clients, or raise max_connections of the server; a process of"
+                " bottega uses up to 10 per URL",
+            )
+        case "55P03" | "40001" | "40P01" | "57014":
+            return StoreBusyError(f"{name} is busy: {text}", hint="try again")
+        case "0A000" | "58P01" if "vector" in text:
+            return StoreError(
+                f"{name} lacks the extension vector",
+                hint="install pgvector 0.8 or newer on the server, then CREATE EXTENSION vector",
+            )
+    reason = text.splitlines()[0][:200] if text else type(error).__name__
+    if state.startswith(("08", "57P")) and state not in LOST:
+        return unavailable(name, reason)
+    if state in LOST or not state:
+        return StoreUnavailableError(
+            f"{name} closed the connection: {reason}",
+            hint="try again when the server accepts connections",
+        )
+    return StoreError(f"{name} failed: {text}", hint="see the log of the server")
