@@ -199,7 +199,7 @@ def running_postgres(**settings: str) -> Iterator[PostgresServer]:
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             user = "nobody"
             if not _can_run(installed, user):
-                installed = _copied(installed, folder)
+                installed = copied_binaries(installed, folder)
             os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
         (folder / "password").write_text("secret\n")
         (folder / "password").chmod(0o644)
@@ -233,7 +233,7 @@ def _can_run(installed: Path, user: str) -> bool:
     return True
 
 
-def _copied(installed: Path, folder: Path) -> Path:
+def copied_binaries(installed: Path, folder: Path) -> Path:
     site, package = installed.parent.parent, installed.parent
     for name in (f"{package.name}/pginstall", f"{package.name}.libs"):
         if (site / name).is_dir():

@@ -35,7 +35,7 @@ from bottega.knowledge.postgres import database as database_module
 from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE
 from bottega.types import Example, Query
 from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
-from tests.postgres import PostgresServer, running_postgres
+from tests.postgres import PostgresServer, copied_binaries, running_postgres
 
 asyncpg = pytest.importorskip("asyncpg")
 
@@ -115,10 +115,11 @@ def test_outdated_extension(postgres: PostgresServer, database: str) -> None:
 @pytest.mark.slow
 def test_server_without_the_extension() -> None:
     with running_postgres() as server:
-        control = next(server.binaries.rglob("extension/vector.control"))
-        if not control.is_relative_to(server.folder):
-            pytest.skip("needs a copy of the server, which tests of root make")
-        control.unlink()
+        if not server.binaries.is_relative_to(server.folder):
+            server.stop()
+            server.binaries = copied_binaries(server.binaries, server.folder)
+            server.start()
+        next(server.binaries.rglob("extension/vector.control")).unlink()
         error = failure(server.url())
         assert "lacks the extension vector" in str(error)
         assert "install pgvector 0.8 or newer on the server" in error.hint
