@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega._util import valkey, valkey_pipe
+from bottega._util import valkey_pipe
 from bottega._util.valkey_pipe import IncompleteReplyError, ValkeyPipe, packed, parsed
 from bottega.errors import StoreBusyError, StoreError, StoreUnavailableError
 from tests.postgres import free_port
@@ -136,19 +135,3 @@ async def test_url_selects_the_database_and_password(redis: RedisServer) -> None
         await nowhere.run("PING")
     for pipe in (first, second, wrong, nowhere):
         await pipe.aclose()
-
-
-async def test_callers_share_one_attempt_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that accepts connections and never answers."""
-    monkeypatch.setattr(valkey, "ANSWER_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        pipe = ValkeyPipe(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
-        async with asyncio.timeout(10):  # one after the other they would take 100 s
-            calls = (pipe.run("PING") for _ in range(500))
-            errors = await asyncio.gather(*calls, return_exceptions=True)
-        assert {type(one) for one in errors} == {StoreUnavailableError}
-        call = asyncio.create_task(pipe.run("PING"))
-        await asyncio.sleep(0.01)
-        await pipe.aclose()
-        with pytest.raises(asyncio.CancelledError):
-            await call

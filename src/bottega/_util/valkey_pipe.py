@@ -37,7 +37,7 @@ class ValkeyPipe:
         self._client = valkey_client(url)
         self._connection: Connection | None = None
         self._replies: _Replies | None = None
-        self._connecting: asyncio.Task[_Replies] | None = None
+        self._opening = asyncio.Lock()
 
     async def run(self, *command: Argument) -> Any:
         """Return the reply to a command: None, an integer, bytes, or a list. Raises
@@ -55,9 +55,6 @@ class ValkeyPipe:
         return ValkeyScript(self, text)
 
     async def aclose(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
         if self._connection is not None:
             await self._connection.disconnect(nowait=True)
         await self._client.aclose()
@@ -76,31 +73,19 @@ class ValkeyPipe:
             return reply
 
     async def _opened(self) -> _Replies:
-        """Return the protocol of an open connection. Callers that wait share one attempt: else
-        each would wait for its own time-out after those before it."""
-        if self._replies is not None and not self._replies.is_lost:
+        async with self._opening:
+            if self._replies is not None and not self._replies.is_lost:
+                return self._replies
+            if self._connection is not None:
+                await self._connection.disconnect(nowait=True)
+            # It encrypts, authenticates and selects the database as its URL says. Then the protocol
+            # below takes over its transport.
+            connection: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+            await connection.connect()
+            transport: asyncio.Transport = connection._writer.transport
+            self._connection, self._replies = connection, _Replies(transport)
+            transport.set_protocol(self._replies)
             return self._replies
-        if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect())
-            self._connecting.add_done_callback(self._end_attempt)
-        return await asyncio.shield(self._connecting)
-
-    def _end_attempt(self, attempt: asyncio.Task[_Replies]) -> None:
-        self._connecting = None
-        if not attempt.cancelled():
-            attempt.exception()  # all its callers may have been cancelled
-
-    async def _connect(self) -> _Replies:
-        if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
-        # It encrypts, authenticates and selects the database as its URL says. Then the protocol
-        # below takes over its transport.
-        connection: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-        await connection.connect()
-        transport: asyncio.Transport = connection._writer.transport
-        self._connection, self._replies = connection, _Replies(transport)
-        transport.set_protocol(self._replies)
-        return self._replies
 
 
 class ValkeyScript:
