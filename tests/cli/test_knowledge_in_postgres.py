@@ -66,7 +66,7 @@ def results(run: Run, pets: Path, place: str) -> dict[str, Any]:
 def test_an_empty_database_is_no_knowledge_base(run: Run, base: str) -> None:
     ran = run("ls", base)
     assert ran.code == 1
-    assert "holds no knowledge base" in ran.err
+    assert "contains no knowledge base" in ran.err
 
 
 def test_a_password_is_rejected_and_hidden(run: Run, database: str) -> None:
@@ -77,7 +77,7 @@ def test_a_password_is_rejected_and_hidden(run: Run, database: str) -> None:
         assert "secret" not in ran.out + ran.err
         assert "secret" not in str(StoreLocation(url)) + repr(StoreLocation(url))
     with pytest.raises(SettingError):
-        StoreLocation.of_argument(database)
+        StoreLocation.from_argument(database)
 
 
 def test_only_one_process_holds_a_lock(tmp_path: Path, database: str) -> None:

@@ -39,7 +39,7 @@ def test_migrate_to_postgres_and_back(
     assert all(part["digest"][:16] in there.out for part in back["parts"])
     assert run("ls", "k.db", "--json").json == run("ls", "copy.db", "--json").json
     again = run("migrate", "k.db", database)
-    assert (again.code, "holds a knowledge base\n hint: give the URL" in again.err) == (1, True)
+    assert (again.code, "contains a knowledge base\n hint: set TO" in again.err) == (1, True)
 
 
 @pytest.mark.usefixtures("filled")

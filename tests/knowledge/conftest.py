@@ -8,7 +8,7 @@ import pytest
 
 from bottega.knowledge.milvus import search
 from bottega.knowledge.milvus.database import MilvusDatabase
-from bottega.knowledge.milvus.search import MilvusSearch, Progress
+from bottega.knowledge.milvus.search import CollectionState, MilvusSearch
 from bottega.knowledge.records import StoredView
 from tests.milvus import RunningMilvus
 
@@ -25,7 +25,7 @@ def vectors(
     server: RunningMilvus = request.getfixturevalue("milvus")
     current = MilvusSearch._current
 
-    def copied(self: MilvusSearch, view: StoredView) -> Progress:
+    def copied(self: MilvusSearch, view: StoredView) -> CollectionState:
         progress = current(self, view)
         self.wait_for_indexes()  # forgets the position
         progress.set(progress.copy.update())  # 0 while another thread copies

@@ -263,7 +263,7 @@ def test_content_that_is_not_copied_is_named(places: Places) -> None:
     compared = copied(places("a.db"), places("pg"))
     assert compared.uncopied == (
         "1 vectors of an unfinished reindex of the view 'default' by third",
-        "1 images of no example",
+        "1 images that no example uses",
         "1 changes from before format 2, without an id",
     )
     assert_equal(places("a.db"), places("pg"))
@@ -301,19 +301,19 @@ def test_targets_that_hold_something_are_refused(places: Places) -> None:
         assert f"unfinished copy of {a}, not of {b}" in str(refused(b, target))
     assert "unfinished copy of" in str(refused(pg, places("d.db")))
     copied(a, pg)
-    assert "holds a knowledge base" in str(refused(a, pg))
+    assert "contains a knowledge base" in str(refused(a, pg))
     with opened(pg) as kb:
         kb.delete(kb.ids())
-    assert "holds a knowledge base" in str(refused(a, pg))
+    assert "contains a knowledge base" in str(refused(a, pg))
 
 
 def test_impossible_copies_are_refused(places: Places) -> None:
     a, pg = places("a.db"), places("pg")
     assert "none.db does not exist" in str(refused(places("none.db"), pg))
-    assert "holds no knowledge base" in str(refused(pg, places("b.db")))
+    assert "contains no knowledge base" in str(refused(pg, places("b.db")))
     with KnowledgeBase.open(places("empty.db"), SeededEmbedder()):
         pass
-    assert "holds no knowledge base" in str(refused(places("empty.db"), places("b.db")))
+    assert "contains no knowledge base" in str(refused(places("empty.db"), places("b.db")))
     assert isinstance(refused(a, ":memory:"), SettingError)
     assert isinstance(refused(pg, pg), StoreError)
     copied(a, pg)

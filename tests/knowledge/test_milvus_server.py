@@ -11,7 +11,7 @@ import pytest
 from bottega.errors import StoreError, StoreUnavailableError
 from bottega.knowledge import Eq, KnowledgeBase
 from bottega.knowledge.milvus.database import MilvusDatabase
-from bottega.knowledge.milvus.search import MilvusSearch, Progress
+from bottega.knowledge.milvus.search import CollectionState, MilvusSearch
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, text_example
 from tests.milvus import RunningMilvus
@@ -37,7 +37,7 @@ def opened(database: str, milvus: RunningMilvus, name: str = "default") -> Knowl
     return KnowledgeBase.open(database, SeededEmbedder(), vectors=milvus.url(name), hnsw_above=0)
 
 
-def copied(kb: KnowledgeBase) -> Progress:
+def copied(kb: KnowledgeBase) -> CollectionState:
     """Wait until Milvus contains every row that exists now."""
     searcher = kb._searcher
     assert isinstance(searcher, MilvusSearch)
@@ -128,7 +128,7 @@ def test_collection_of_another_program_is_left_alone(
     before = found(kb, 9)
     for make, problem in (
         ({"dimension": 8}, "belongs to another program"),
-        ({"schema": True}, "has vectors of 4 numbers, not of 8"),
+        ({"schema": True}, "must have vectors of 8 numbers, got 4"),
     ):
         server.drop(name)
         with server.client() as client:
@@ -144,7 +144,7 @@ def test_collection_of_another_program_is_left_alone(
                 client.create_collection(name, dimension=8)
         searcher = kb._searcher
         assert isinstance(searcher, MilvusSearch)
-        [progress] = searcher._progress.values()
+        [progress] = searcher._collections.values()
         with pytest.raises(StoreError, match=problem):
             progress.copy.update()
         assert np.array_equal(found(kb, 9), before)

@@ -29,7 +29,7 @@ class StoreLocation:
     target: Path | str
 
     @classmethod
-    def of_argument(cls, text: str) -> Self:
+    def from_argument(cls, text: str) -> Self:
         """Return the location that a command names. Raises `SettingError` for a URL with a
         password, which other users of the machine could read."""
         if not is_postgres_url(text):

@@ -36,7 +36,7 @@ def is_postgres_url(text: object) -> bool:
     return isinstance(text, str) and text.startswith(SCHEMES)
 
 
-def url_of(path: object) -> str | None:
+def postgres_url(path: object) -> str | None:
     """Return the URL of a location that may have passed through `Path`, which merges slashes; None
     for another location."""
     text = str(path)

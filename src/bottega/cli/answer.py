@@ -162,7 +162,7 @@ def ask(
         Option(
             "--kb",
             metavar="K.db",
-            parser=StoreLocation.of_argument,
+            parser=StoreLocation.from_argument,
             help="Use demonstrations from this knowledge base.",
         ),
     ] = None,

@@ -200,7 +200,7 @@ def evaluate(
         StoreLocation | None,
         Option(
             metavar="K.db",
-            parser=StoreLocation.of_argument,
+            parser=StoreLocation.from_argument,
             help="Copy rationales of `bottega rationales` from this knowledge base.",
         ),
     ] = None,
@@ -208,7 +208,7 @@ def evaluate(
         StoreLocation | None,
         Option(
             metavar="K.db",
-            parser=StoreLocation.of_argument,
+            parser=StoreLocation.from_argument,
             help="Show a master's answers from this file of `bottega answer` in demonstrations, "
             "instead of the gold answers.",
         ),
@@ -384,7 +384,7 @@ def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
     """Return the benchmark specification with these options appended; K.db is a knowledge base."""
     own_file = benchmark.endswith(".db") and Path(benchmark).is_file()
     if own_file or is_postgres_url(benchmark):
-        StoreLocation.of_argument(benchmark)
+        StoreLocation.from_argument(benchmark)
         benchmark = f"{KNOWLEDGE_BASE}:{benchmark}"
     kind = benchmark.partition(":")[0]
     if unparsable != WRONG:

@@ -34,7 +34,7 @@ def explain(
         StoreLocation | None,
         Option(
             metavar="K.db",
-            parser=StoreLocation.of_argument,
+            parser=StoreLocation.from_argument,
             help="Knowledge base with the images of the page.",
         ),
     ] = None,

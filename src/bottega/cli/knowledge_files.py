@@ -86,7 +86,7 @@ def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
     kind, _, location = spec.partition(":")
     if kind != KNOWLEDGE_BASE or not location:
         return None, None, None
-    file = StoreLocation.of_argument(location)
+    file = StoreLocation.from_argument(location)
     with open_rows(file) as rows:
         check_filled(rows, file, "")
         view = chosen(rows.views(), None, file)

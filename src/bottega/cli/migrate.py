@@ -20,7 +20,7 @@ def migrate(
         StoreLocation,
         Argument(
             metavar="FROM",
-            parser=StoreLocation.of_argument,
+            parser=StoreLocation.from_argument,
             help="Knowledge base: a file, or postgresql://USER@HOST/DATABASE.",
         ),
     ],
@@ -28,16 +28,17 @@ def migrate(
         StoreLocation,
         Argument(
             metavar="TO",
-            parser=StoreLocation.of_argument,
-            help="New file, or the URL of a database without a knowledge base.",
+            parser=StoreLocation.from_argument,
+            help="New file, or URL of a database without a knowledge base.",
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Copy a knowledge base to PostgreSQL, to a file, or back, and compare both.
+    """Copy a knowledge base between files and PostgreSQL, and compare the two.
 
-    Ids, vectors, pins, counters, settings and change numbers stay. After an interruption, the same
-    command resumes. Stop processes that write to FROM first. Exits with 1 if the copy differs."""
+    Ids, vectors, pins, counters, settings and change numbers are kept. After an interruption, the
+    same command resumes. First stop processes that write to FROM. Exits with 1 if the copy
+    differs."""
     with open_copy(source.target, target.target) as copy:
         try:
             with progress("copying", copy.total) as step:
@@ -57,7 +58,7 @@ def migrate(
         raise StoreError(
             f"{copy.target_name} differs from {copy.source_name}:"
             f" {'; '.join(compared.differences)}",
-            hint="stop the processes that write to either, and repeat the command",
+            hint="stop the processes that write to FROM or TO, and repeat the command",
         )
 
 

@@ -41,7 +41,7 @@ KnowledgeFile = Annotated[
     StoreLocation,
     Argument(
         metavar="K.db",
-        parser=StoreLocation.of_argument,
+        parser=StoreLocation.from_argument,
         help="The knowledge base: a file, or postgresql://USER@HOST/DATABASE.",
     ),
 ]
@@ -218,7 +218,7 @@ TraceFile = Annotated[
     Option(
         "--traces",
         metavar="FILE",
-        parser=StoreLocation.of_argument,
+        parser=StoreLocation.from_argument,
         help="Trace database: a file, postgresql://USER@HOST/DATABASE, or none (default: "
         "BOTTEGA_TRACES, else the app folder).",
     ),

@@ -140,7 +140,7 @@ def stream(
         StoreLocation | None,
         Option(
             metavar="K.db",
-            parser=StoreLocation.of_argument,
+            parser=StoreLocation.from_argument,
             help="Take the master's answers to the labelled questions from this file of `bottega"
             " answer` instead of asking it.",
         ),

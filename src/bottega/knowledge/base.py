@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from bottega._util.executor import batched
 from bottega._util.identity import identity
-from bottega._util.postgres import url_of
+from bottega._util.postgres import postgres_url
 from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, embedded_batches, reindex, replace_batch
@@ -36,7 +36,7 @@ POSTGRES_HNSW_ABOVE = 2_500  # where comparing all rows takes as long as the ind
 
 
 def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) -> Rows:
-    if (url := url_of(path)) is None:
+    if (url := postgres_url(path)) is None:
         create = create and (embeds or not Path(path).exists())
         return SqliteRows(str(path), create=create, namespace=namespace)
     from bottega.knowledge.postgres.rows import PostgresRows  # needs the extra [shared]
@@ -166,7 +166,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
             return cls(
                 rows,
                 embed,
-                path=rows.name if url_of(path) else path_text(path),
+                path=rows.name if postgres_url(path) else path_text(path),
                 metric=metric,
                 capacity=limit,
                 hnsw_above=hnsw_above,
@@ -180,7 +180,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     def _stored_views(cls, path: str | Path, namespace: str) -> dict[str, View]:
         """Return the views of a file with the embedders that its fingerprints or notes name."""
         hint = "pass embed=, e.g. KnowledgeBase.open(path, TowerEmbedder.bundled())"
-        if url_of(path) is None and not Path(path).exists():
+        if postgres_url(path) is None and not Path(path).exists():
             raise SettingError(f"embed is missing for the new file {path_text(path)}", hint=hint)
         with cls.open(path, None, create=False, namespace=namespace) as rows:
             stored = rows.views()

@@ -1,4 +1,4 @@
-"""Copy of a knowledge base to another store, with all ids, numbers and vectors."""
+"""Copy of a knowledge base to another store, with all ids, change numbers and vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bottega._util.identity import json_digest
 from bottega._util.locations import StoreLocation
-from bottega._util.postgres import url_of
+from bottega._util.postgres import postgres_url
 from bottega._util.sqlite import MEMORY
 from bottega.errors import SettingError, StoreError
 from bottega.knowledge.copy_store import (
@@ -33,7 +33,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class CopiedPart:
-    """Part of both stores: number of its entries and a digest over all of them, in order."""
+    """Part of the source: the number of its entries and a digest over all of them, in order."""
 
     name: str
     count: int
@@ -42,7 +42,8 @@ class CopiedPart:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Parts of the source, and how the target differs. `uncopied` is what no copy contains."""
+    """Result of a copy: parts of the source, differences of the target, and stored content that no
+    copy contains (`uncopied`)."""
 
     parts: tuple[CopiedPart, ...]
     differences: tuple[str, ...]
@@ -55,28 +56,31 @@ class Comparison:
 
 @contextmanager
 def open_copy(source: str | Path, target: str | Path) -> Iterator[BaseCopy]:
-    """Open a file or the URL of a database, and a new file or an empty database.
+    """Open the source, a file or the URL of a database, and the target, a new file or the URL of an
+    empty database.
 
     Raises `StoreError` if the target holds anything but an unfinished copy of the same source.
     """
     for location in (source, target):
         if str(location) == MEMORY:
             raise SettingError(
-                "a knowledge base in memory cannot be copied", hint="give a file or a URL"
+                "a knowledge base in memory cannot be copied",
+                hint="set FROM and TO to a file or a postgresql:// URL",
             )
-    if url_of(target) is None:
-        FileTarget.check_new(target)  # before a lock is left beside it
+    if postgres_url(target) is None:
+        FileTarget.check_new(target)  # before a lock file is created beside it
     with closing(_source(source)) as read:
         check_finished(read)
         views = list(read.views().values())
         if not (views or read.sizes()[0] or read.notes()):
             raise StoreError(
-                f"{read.name} holds no knowledge base", hint="check the path or the URL to copy"
+                f"{read.name} contains no knowledge base", hint="check the path or the URL of FROM"
             )
         with _location(target).locked(), closing(_target(target)) as write:
             if read.location == write.location:
                 raise SettingError(
-                    f"{read.name} cannot be copied to itself", hint="give another target"
+                    f"{read.name} cannot be copied to itself",
+                    hint="set TO to another file or database",
                 )
             write.begin(read.location, views)
             yield BaseCopy(read, write, views)
@@ -94,7 +98,7 @@ class BaseCopy:
         self.total = source.sizes()[0]
 
     def run(self, progress: Progress | None = None) -> int:
-        """Copy everything and return the number of examples written."""
+        """Copy all rows, changes and settings. Return the number of examples written."""
         written = 0
         for after, last, rows in self._row_ranges():
             for row in rows:
@@ -116,11 +120,11 @@ class BaseCopy:
         return written
 
     def finish(self, progress: Progress | None = None) -> Comparison:
-        """Compare the stores by their contents. If they are equal, make the target usable."""
+        """Compare the contents of both stores. If they are equal, make the target usable."""
         checks = [*self._check_rows(progress), self._check_log()]
         views, notes = _Check("views"), _Check("settings")
-        # Read again: the source may have been embedded again meanwhile.
-        both = self._source.views().values(), self._target.begun_views()
+        # Read again: a reindex may have changed the views of the source.
+        both = self._source.views().values(), self._target.all_views()
         views.compare(*({one.name: list(vars(one).values()) for one in of} for of in both))
         notes.compare(self._source.notes(), self._target.notes())
         checks += [views, notes]
@@ -134,7 +138,7 @@ class BaseCopy:
         return compared
 
     def _row_ranges(self) -> Iterator[tuple[int, int, list[StoredRow]]]:
-        """Yield ranges that cover all keys, with the rows of the source."""
+        """Yield key ranges that together cover all keys, with the rows of the source."""
         after = 0
         for last, rows in row_batches(self._source, self._views):
             yield after, last, rows
@@ -154,10 +158,10 @@ class BaseCopy:
         for after, last, rows in self._row_ranges():
             ours, theirs = _digests(rows), self._stored(after, last)
             names = {row.key: f"{row.example.id} (row {row.key})" for row in rows}
-            for place, check in enumerate(checks):
+            for index, check in enumerate(checks):
                 check.compare(
-                    {names[key]: digests[place] for key, digests in ours.items()},
-                    {names.get(key, f"row {key}"): found[place] for key, found in theirs.items()},
+                    {names[key]: digests[index] for key, digests in ours.items()},
+                    {names.get(key, f"row {key}"): found[index] for key, found in theirs.items()},
                 )
             if progress is not None:
                 progress(len(rows))
@@ -178,7 +182,7 @@ class BaseCopy:
 
 
 class _Check:
-    """Comparison of a part of both stores, entry by entry, with few of the entries in memory."""
+    """Comparison of one part of both stores, entry by entry, in constant memory."""
 
     def __init__(self, name: str) -> None:
         self.name, self.count = name, 0
@@ -208,21 +212,21 @@ class _Check:
         return f"{self.name} differ: {', '.join(self._named)}{more}"
 
 
-def _location(place: str | Path) -> StoreLocation:
-    return StoreLocation(url_of(place) or Path(place))
+def _location(path: str | Path) -> StoreLocation:
+    return StoreLocation(postgres_url(path) or Path(path))
 
 
-def _source(place: str | Path) -> CopySource:
-    if (url := url_of(place)) is None:
-        return FileSource(str(place))
+def _source(path: str | Path) -> CopySource:
+    if (url := postgres_url(path)) is None:
+        return FileSource(str(path))
     from bottega.knowledge.postgres.copy import PostgresCopy  # needs the extra [shared]
 
     return PostgresCopy(url, create=False)
 
 
-def _target(place: str | Path) -> CopyTarget:
-    if (url := url_of(place)) is None:
-        return FileTarget(str(place))
+def _target(path: str | Path) -> CopyTarget:
+    if (url := postgres_url(path)) is None:
+        return FileTarget(str(path))
     from bottega.knowledge.postgres.copy import PostgresCopy
 
     return PostgresCopy(url)
@@ -233,7 +237,7 @@ def _digests(rows: Iterable[StoredRow]) -> dict[int, RowDigests]:
 
 
 def _log_batches(store: CopySource) -> Iterator[tuple[int, int, list[LogEntry]]]:
-    """Yield ranges of change numbers that cover all numbers, with their entries."""
+    """Yield ranges that together cover all change numbers, with their entries."""
     after = 0
     while entries := store.logged(after, LOG_PAGE):
         yield after, entries[-1].seq, entries

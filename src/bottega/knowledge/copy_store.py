@@ -1,4 +1,4 @@
-"""Stores as source and target of a copy: everything a knowledge base holds, with its numbers."""
+"""Interfaces of the source and the target of a copy, with keys and change numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bottega.knowledge.transfer import NO_NUMBERS, is_numeric
 from bottega.protocols import Vectors
 from bottega.types import Example
 
-# Note in a target that is not complete; its value is the source.
+# Name of the note that marks an incomplete target. Its value is the source.
 UNFINISHED = "unfinished copy of"
 END = 2**62  # above all keys and change numbers
 BATCH_ROWS = 256
@@ -40,7 +40,7 @@ class LogEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredRow:
-    """Row of any namespace with its vectors by view name; None is a missing or damaged vector."""
+    """Row of any namespace with its vectors by view name, None for a missing or damaged vector."""
 
     key: int
     namespace: str
@@ -94,11 +94,11 @@ class RowDigests(NamedTuple):
 
 
 class CopySource(Rows, Protocol):
-    """Store to read, with the rows of all namespaces, their keys and numbers."""
+    """Store to read, with the rows and changes of all namespaces."""
 
     @property
     def location(self) -> str:
-        """Name of the store that is the same in every folder."""
+        """Absolute path of the file, or name of the database."""
         ...
 
     def headers(self, after: int, last: int, limit: int) -> list[RowHeader]:
@@ -116,20 +116,20 @@ class CopySource(Rows, Protocol):
     def count_images(self) -> int: ...
 
     def uncopied(self) -> list[str]:
-        """Return descriptions of stored content that a copy leaves out."""
+        """Return descriptions of stored content that a copy omits."""
         ...
 
 
 class CopyTarget(CopySource, Protocol):
-    """Store to write: new, or with an unfinished copy."""
+    """Store to write: a new one, or one with an unfinished copy."""
 
-    def begun_views(self) -> list[StoredView]:
+    def all_views(self) -> list[StoredView]:
         """Return all views, complete or not."""
         ...
 
     def begin(self, source: str, views: Sequence[StoredView]) -> None:
-        """Note the source, and create its views. Raises `StoreError` if the target holds anything
-        but an unfinished copy of the same source."""
+        """Record the source and create its views. Raises `StoreError` if the target contains
+        anything but an unfinished copy of the same source."""
         ...
 
     def replace_rows(
@@ -139,7 +139,7 @@ class CopyTarget(CopySource, Protocol):
         ...
 
     def replace_log(self, after: int, last: int, entries: Sequence[LogEntry]) -> None:
-        """Replace the entries above `after` up to `last`, in one transaction."""
+        """Replace the log entries above `after` up to `last`, in one transaction."""
         ...
 
     def write_settings(self, notes: Mapping[str, str], pruned: Mapping[str, int]) -> None:
@@ -147,7 +147,7 @@ class CopyTarget(CopySource, Protocol):
         ...
 
     def publish(self) -> None:
-        """Make the copy usable, in one step. Nothing else may be called afterwards."""
+        """Make the copy usable, in one step. Call no other method afterwards."""
         ...
 
 
@@ -156,15 +156,15 @@ def check_finished(rows: Rows) -> None:
     if (source := rows.note(UNFINISHED)) is not None:
         raise StoreError(
             f"{rows.name} is an unfinished copy of {source}",
-            hint="repeat bottega migrate with the same source and target until it has finished",
+            hint="repeat bottega migrate FROM TO with the same arguments until it finishes",
         )
 
 
 def row_batches(
     store: CopySource, views: Sequence[StoredView], after: int = 0, last: int = END
 ) -> Iterator[tuple[int, list[StoredRow]]]:
-    """Yield the rows with keys above `after` up to `last`, in batches that are limited in rows and
-    in bytes, each with the highest key that it covers. Rows deleted meanwhile are absent."""
+    """Yield the rows with keys above `after` up to `last`, in batches of limited rows
+    and bytes, each with the highest key that it covers. Concurrently deleted rows are absent."""
     while headers := _limited(store.headers(after, last, BATCH_ROWS)):
         keys = [header.key for header in headers]
         examples, metadata = store.by_keys(keys), store.metadata_by_id(keys)
@@ -185,7 +185,7 @@ def row_batches(
 
 
 def _limited(headers: list[RowHeader]) -> list[RowHeader]:
-    """Return the first rows that have `BATCH_BYTES` together, at least one."""
+    """Return the first rows, at most `BATCH_BYTES` in total but at least one row."""
     total = 0
     for count, header in enumerate(headers):
         total += header.bytes

@@ -72,13 +72,13 @@ class FileSource(SqliteRows):
         ((images, changes),) = self.read(UNUSED)
         return [
             *unfinished_views((row["name"], row["fingerprint"], row["n"]) for row in views),
-            *([f"{images} images of no example"] if images else []),
+            *([f"{images} images that no example uses"] if images else []),
             *([f"{changes} changes from before format 2, without an id"] if changes else []),
         ]
 
 
 class FileTarget(FileSource):
-    """New file. It has another name until it is published."""
+    """New file, which has the suffix `.part` until it is published."""
 
     def __init__(self, path: str) -> None:
         self._final = Path(path).absolute()
@@ -91,10 +91,10 @@ class FileTarget(FileSource):
         """Raise `StoreError` if the file exists."""
         if Path(path).exists():
             raise StoreError(
-                f"{path_text(path)} exists", hint="give the name of a new file to copy to"
+                f"{path_text(path)} already exists", hint="set TO to the name of a new file"
             )
 
-    def begun_views(self) -> list[StoredView]:
+    def all_views(self) -> list[StoredView]:
         return [StoredView(*row) for row in self.read(f"{VIEWS} ORDER BY number")]
 
     def begin(self, source: str, views: Sequence[StoredView]) -> None:
@@ -169,7 +169,7 @@ class FileTarget(FileSource):
             connection.execute(
                 "DELETE FROM images WHERE sha256 NOT IN (SELECT sha256 FROM example_images)"
             )
-            # Keys in the log must not be used again.
+            # Keys in the log must not be reused.
             connection.execute("DELETE FROM sqlite_sequence WHERE name = 'examples'")
             connection.execute(
                 "INSERT INTO sqlite_sequence SELECT 'examples', coalesce(max(key), 0) FROM"
@@ -188,21 +188,21 @@ class FileTarget(FileSource):
 
 def unfinished_views(views: Iterable[tuple[str, str, int]]) -> list[str]:
     return [
-        f"{count} vectors of an unfinished reindex of the view {name!r} by {fingerprint}"
+        f"{count} vectors of an unfinished reindex of the view {name!r} with {fingerprint}"
         for name, fingerprint, count in views
     ]
 
 
 def other_source_error(target: str, stored: str, given: str, remedy: str) -> StoreError:
     return StoreError(
-        f"{target} holds an unfinished copy of {stored}, not of {given}",
-        hint=f"copy {stored} again, or give another target, or {remedy} to start again",
+        f"{target} contains an unfinished copy of {stored}, not of {given}",
+        hint=f"set FROM to {stored}, or set another TO, or {remedy}",
     )
 
 
 def example_values(row: StoredRow) -> tuple[object, ...]:
     """Return the values of `key`, `COLUMNS`, `namespace` and `question_digest`."""
-    *fields, _ = to_row(row.example)  # all but `created`, which would be now
+    *fields, _ = to_row(row.example)  # `to_row` sets `created` to the present time
     digest = question_digest(row.example)
     return (row.key, *fields, float(row.metadata.created), row.namespace, digest)
 

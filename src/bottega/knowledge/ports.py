@@ -1,4 +1,4 @@
-"""Interfaces of a knowledge base's store: rows of one namespace, and their search by vectors."""
+"""Interfaces of a knowledge base: stored rows of one namespace, and their search by vectors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from bottega.types import Candidate, Example, ExampleChange, Query
 
 
 class Rows(Protocol):
-    """Durable examples of one namespace. A key identifies the content of a row and is never reused;
-    a write that has returned survives a crash. Methods block and are safe to call from several
-    threads while other processes write. They raise `StoreError`."""
+    """Durable examples of one namespace. A key identifies the content of a row and is never reused.
+    Writes are durable when they return. Methods block, may be called from several threads while
+    other processes write, and raise `StoreError`."""
 
     namespace: str
     name: str  # for messages
@@ -122,7 +122,7 @@ class Rows(Protocol):
 
 
 class SearchScope(NamedTuple):
-    """View, filters and exclusion of a search."""
+    """Part of the rows that a search may return: a view, filters and an exclusion."""
 
     by: str | None
     where: Filter | None
@@ -131,17 +131,17 @@ class SearchScope(NamedTuple):
 
 
 class VectorSearch(Protocol):
-    """Search of the rows by vectors. A search includes every row that any process has committed."""
+    """Search of the rows by vectors. It finds every row that any process has committed."""
 
     def view(self, by: str | None) -> tuple[StoredView, View]: ...
 
     def views(self) -> dict[str, View]:
-        """Return the views that new examples are embedded for. Storing them checks the views
-        again, so these may be as read before."""
+        """Return the views that new examples are embedded for, possibly cached: `Rows.put` checks
+        them again."""
         ...
 
     def check_filled(self, by: str | None) -> None:
-        """Raise `EmptyKnowledgeBaseError` without rows."""
+        """Raise `EmptyKnowledgeBaseError` if there are no rows."""
         ...
 
     def nearest(

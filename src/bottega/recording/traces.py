@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from bottega._util.postgres import PostgresKind, url_of
+from bottega._util.postgres import PostgresKind, postgres_url
 from bottega._util.postgres_database import PostgresDatabase
 from bottega._util.sqlite import FileKind
 from bottega.errors import NotFoundError
@@ -134,7 +134,7 @@ class TraceStore:
     @classmethod
     def open(cls, path: str | Path) -> TraceStore:
         """Open or create a file, or the tables of a `postgresql://` URL."""
-        if (url := url_of(path)) is not None:
+        if (url := postgres_url(path)) is not None:
             tables = _DatabaseTables(url)
             store = cls(tables.name, tables)
             store.summary()  # connects

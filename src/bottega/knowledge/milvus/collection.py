@@ -18,7 +18,7 @@ from bottega.protocols import Vectors
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
 
-LOAD_SECONDS = 60.0  # the server goes on to load after that
+LOAD_SECONDS = 60.0  # the server continues loading after that
 GRAPH = {"M": 16, "efConstruction": 200}
 EF_SEARCH = 128
 METRICS: dict[Metric, str] = {"cosine": "COSINE", "l2": "L2"}
@@ -36,9 +36,9 @@ class StoredVector(NamedTuple):
 class MilvusCollection:
     """Vectors by the keys of rows, which are positive.
 
-    The collection also holds its position in the change feed of the rows: `-n` is the key of an
-    entry of its own once all changes up to number n are applied. So a collection that was dropped
-    or restored from a backup never claims rows that it lacks.
+    The collection also stores its position in the change feed of the rows: an entry with the key
+    `-n` means that all changes up to number n are applied. A collection that was dropped or
+    restored from a backup therefore never claims rows that it lacks.
     """
 
     def __init__(self, database: MilvusDatabase, name: str, dimension: int, metric: Metric) -> None:
@@ -48,8 +48,8 @@ class MilvusCollection:
         self._metric: Metric = metric
 
     def prepare(self) -> bool:
-        """Load the collection into the memory of the server, and return whether it is new. Raises
-        `StoreError` if another program made it."""
+        """Load the collection into the memory of the server, creating it if needed. Return whether
+        it is new. Raises `StoreError` if another program created it."""
         with self._database.client() as client:
             is_new = not client.has_collection(self.name, timeout=ANSWER_SECONDS)
             if is_new:
@@ -82,7 +82,7 @@ class MilvusCollection:
             if deleted:
                 client.delete(self.name, ids=list(deleted), timeout=ANSWER_SECONDS)
 
-    def move(self, before: int, position: int) -> None:
+    def set_position(self, before: int, position: int) -> None:
         """Record that all changes up to `position` are applied."""
         mark = np.zeros(self._dimension, np.float32)
         mark[0] = 1
@@ -94,7 +94,8 @@ class MilvusCollection:
     def nearest(
         self, vector: Vectors, limit: int, namespace: str, consistency: Consistency
     ) -> list[SearchHit]:
-        """Return nearly the nearest vectors of a namespace, best first. Raises `NotLoadedError`."""
+        """Return the approximate nearest vectors of a namespace, best first. Raises
+        `NotLoadedError`."""
         with self._database.client() as client:
             [found] = client.search(
                 self.name,
@@ -111,7 +112,7 @@ class MilvusCollection:
         self._database.drop(self.name)
 
     def _score(self, distance: float) -> float:
-        # Milvus returns cosines as they are, and squares of Euclidean distances.
+        # Milvus returns cosine similarities, and squares of Euclidean distances.
         return distance if self._metric == "cosine" else -math.sqrt(max(distance, 0))
 
     def _create(self, client: MilvusClient) -> None:
@@ -130,13 +131,13 @@ class MilvusCollection:
         if fields.keys() != FIELDS:
             raise StoreError(
                 f"{where} belongs to another program",
-                hint="name another database of Milvus in vectors=, or drop the collection",
+                hint="set vectors to another database of Milvus, or drop the collection",
             )
         dimension = fields["vector"]["params"].get("dim")
         if dimension != self._dimension:
             raise StoreError(
-                f"{where} has vectors of {dimension} numbers, not of {self._dimension}",
-                hint="drop the collection; it is filled again from PostgreSQL",
+                f"{where} must have vectors of {self._dimension} numbers, got {dimension}",
+                hint="drop the collection in Milvus; it is filled again from PostgreSQL",
             )
 
 
@@ -145,5 +146,5 @@ def _entry(key: int, space: int, vector: Vectors) -> dict[str, object]:
 
 
 def _digest(namespace: str) -> int:
-    """Return a positive number for a namespace: a text would need escapes in filters."""
+    """Return a positive number for a namespace. A text would have to be escaped in filters."""
     return int.from_bytes(hashlib.sha256(namespace.encode()).digest()[:7]) + 1

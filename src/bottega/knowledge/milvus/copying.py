@@ -1,4 +1,4 @@
-"""Copy of vectors from PostgreSQL to a collection of Milvus, along the change feed."""
+"""Copy of vectors from PostgreSQL to a collection of Milvus by the change feed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bottega.knowledge.records import StoredView
 
 COPY_LOCK = 0x42747464
 PAGE_BYTES = 8 << 20  # of vectors; a message may have 64 MiB
-PAGES = 20  # of changes per update, which then reports its position
+PAGES = 20  # of changes per update
 FEED = (
     "SELECT (SELECT coalesce(max(seq), 0) FROM kb_changes) AS last,"
     " (SELECT coalesce(max(seq), 0) FROM kb_pruned) AS pruned"
@@ -22,7 +22,7 @@ FEED = (
 
 
 class VectorCopy:
-    """Copy of one view. Any number of processes may call `update`; one of them at a time copies."""
+    """Copier of one view. Any number of processes may call `update`; one at a time copies."""
 
     def __init__(self, rows: PostgresRows, view: StoredView, target: MilvusCollection) -> None:
         self._rows = rows
@@ -33,16 +33,15 @@ class VectorCopy:
         self.stopped = Event()
 
     def position(self) -> int:
-        """Return the number of the last change that the collection contains, 0 if it must be
-        filled."""
+        """Return the number of the last change in the collection, 0 if it must be filled."""
         try:
             return self._target.position()
         except NotLoadedError:
             return 0
 
     def update(self) -> int:
-        """Apply changes, or fill a collection that is new or too far behind, unless another process
-        does it now. Return the position."""
+        """Apply changes, or fill a collection that is new or too old, unless another process is
+        doing so. Return the position."""
         position = self.position()
         if position and position == self._rows.read(FEED)[0]["last"]:
             return position
@@ -63,24 +62,24 @@ class VectorCopy:
         is_new = self._target.prepare()
         position = self.position()
         last, pruned = self._rows.read(FEED)[0]
-        # Before the pruned part, deletions are unknown. A position ahead of the feed means that
-        # PostgreSQL was restored from a backup.
+        # Deletions before `pruned` are unknown. A position ahead of the feed means that PostgreSQL
+        # was restored from a backup.
         if not position or not pruned <= position <= last:
             if not is_new:
                 self._target.drop()
                 self._target.prepare()
             position = self._fill(last)
         if position:
-            self._follow(position)
+            self._apply_changes(position)
 
     def _fill(self, last: int) -> int:
-        """Copy all vectors and return the position, or 0 if the copy was stopped before its end."""
+        """Copy all vectors. Return the position, or 0 if the copy was stopped early."""
         for page in self._pages():
             if self.stopped.is_set():
                 return 0
             self._target.apply(page)
         if last:
-            self._target.move(0, last)
+            self._target.set_position(0, last)
         return last
 
     def _pages(self) -> Iterator[list[StoredVector]]:
@@ -96,12 +95,12 @@ class VectorCopy:
             yield [StoredVector(*row) for row in found]
             key = found[-1]["key"]
 
-    def _follow(self, position: int) -> None:
+    def _apply_changes(self, position: int) -> None:
         for _ in range(PAGES):
             found = self._rows.read(
-                "SELECT seq, key, made.namespace, vector FROM (SELECT seq, key FROM kb_changes"
+                "SELECT seq, key, vectors.namespace, vector FROM (SELECT seq, key FROM kb_changes"
                 " WHERE seq > $1 ORDER BY seq LIMIT $2) AS changes"
-                f" LEFT JOIN {self._table} AS made USING (key) ORDER BY seq",
+                f" LEFT JOIN {self._table} AS vectors USING (key) ORDER BY seq",
                 *(position, self._page),
             )
             if not found or self.stopped.is_set():
@@ -109,5 +108,5 @@ class VectorCopy:
             stored = {row[1]: StoredVector(*row[1:]) for row in found if row["vector"] is not None}
             deleted = {row["key"] for row in found} - stored.keys()
             self._target.apply(list(stored.values()), deleted)
-            self._target.move(position, found[-1]["seq"])
+            self._target.set_position(position, found[-1]["seq"])
             position = found[-1]["seq"]

@@ -1,4 +1,4 @@
-"""Connection to a database of Milvus, and the translation of its errors."""
+"""Connection to a database of Milvus, with translated errors."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class NotLoadedError(StoreError):
 
 
 class MilvusDatabase:
-    """Connection that several threads may use. It connects at its first use, also after `close`.
-    Methods raise `StoreError`, and `MissingDependencyError` without pymilvus."""
+    """Connection for several threads. It connects at first use, even after `close`. Methods raise
+    `StoreError`, and `MissingDependencyError` without pymilvus."""
 
     def __init__(self, url: str) -> None:
         self._url = MilvusUrl.parse(url)
@@ -74,7 +74,7 @@ class MilvusDatabase:
         except MilvusException as error:
             if error.code in ABSENT:
                 raise NotLoadedError(
-                    f"a collection of {self.name} is not loaded", hint="search again"
+                    f"a collection of {self.name} is not loaded", hint="repeat the search"
                 ) from error
             cause = error.__cause__
             raise self._translation(cause if isinstance(cause, RpcError) else error) from error
@@ -105,25 +105,28 @@ class MilvusDatabase:
         if status == "UNAUTHENTICATED" or code in UNAUTHENTICATED:
             return StoreError(
                 f"{self.name} rejects the user or the password",
-                hint="check user and password, or the API key, in vectors=",
+                hint="correct the user and password, or the API key, in the URL of vectors",
             )
         if code == NO_DATABASE:
             return StoreError(
                 f"{self.name} does not exist",
-                hint="create the database in Milvus, or correct its name in vectors=",
+                hint="create the database in Milvus, or correct its name in the URL of vectors",
             )
         if code in FULL:
             return StoreFullError(
                 f"{self.name} has no memory or disk left for vectors",
-                hint="enlarge Milvus; the examples in PostgreSQL are complete",
+                hint="add memory or disk to Milvus; the examples in PostgreSQL are complete",
             )
         if code in BUSY:
-            return StoreBusyError(f"{self.name} limits its requests", hint="try again")
+            return StoreBusyError(
+                f"{self.name} rejects requests above its rate limit",
+                hint="try again later, or raise quotaAndLimits in the settings of Milvus",
+            )
         if status or code in UNAVAILABLE:
             reason = status.lower().replace("_", " ") or "it is not ready"
             return StoreUnavailableError(
                 f"{self.name} cannot be reached: {reason}",
-                hint="start Milvus, or check host and port in vectors=",
+                hint="start Milvus, or correct host and port in the URL of vectors",
             )
         reason = str(getattr(error, "message", error)).split("\n")[0][:200]
         return StoreError(f"{self.name} failed: {reason}", hint="see the log of Milvus")

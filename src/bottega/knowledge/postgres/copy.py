@@ -28,12 +28,12 @@ INSERT = (
     f"INSERT INTO kb_examples ({', '.join(ALL_COLUMNS)})"
     f" VALUES ({', '.join(f'${n}' for n in range(1, len(ALL_COLUMNS) + 1))})"
 )
-BEGUN_VIEWS = "SELECT number, name, fingerprint, dimension FROM kb_views"
+ALL_VIEWS = "SELECT number, name, fingerprint, dimension FROM kb_views"
 IS_EMPTY = (
     "SELECT NOT EXISTS (SELECT 1 FROM kb_examples) AND NOT EXISTS (SELECT 1 FROM kb_views)"
     " AND NOT EXISTS (SELECT 1 FROM kb_changes) AND NOT EXISTS (SELECT 1 FROM kb_notes)"
 )
-# The next numbers are above those of the source: keys in the log must not be used again.
+# New numbers begin above those of the source: keys in the log must not be reused.
 CONTINUE_NUMBERS = """
 SELECT setval(pg_get_serial_sequence('kb_examples', 'key'), greatest(1,
     (SELECT max(key) FROM kb_examples), (SELECT max(key) FROM kb_changes)));
@@ -45,7 +45,7 @@ SELECT setval(pg_get_serial_sequence('kb_views', 'number'), greatest(1,
 
 
 class PostgresCopy(PostgresRows):
-    """Knowledge base in a database, as a source or as a target."""
+    """Knowledge base in a database, as source or target of a copy."""
 
     @property
     def location(self) -> str:
@@ -87,13 +87,13 @@ class PostgresCopy(PostgresRows):
             (row["name"], row["fingerprint"], self.count_vectors(row["number"])) for row in views
         )
 
-    def begun_views(self) -> list[StoredView]:
-        return [StoredView(*row) for row in self.read(f"{BEGUN_VIEWS} ORDER BY number")]
+    def all_views(self) -> list[StoredView]:
+        return [StoredView(*row) for row in self.read(f"{ALL_VIEWS} ORDER BY number")]
 
     def begin(self, source: str, views: Sequence[StoredView]) -> None:
         async def work(connection: Connection) -> None:
             await self._claim(connection, source)
-            found = {StoredView(*row) for row in await connection.fetch(BEGUN_VIEWS)}
+            found = {StoredView(*row) for row in await connection.fetch(ALL_VIEWS)}
             for view in found - set(views):
                 await connection.execute("DELETE FROM kb_views WHERE number = $1", view.number)
                 await connection.execute(f"DROP TABLE {vectors_table(view.number)}")
@@ -104,24 +104,24 @@ class PostgresCopy(PostgresRows):
         self.write(work)
 
     async def _claim(self, connection: Connection, source: str) -> None:
-        """Note the source, unless the database holds anything else."""
+        """Record the source. Raises `StoreError` if the database contains anything else."""
         note = "SELECT value FROM kb_notes WHERE name = $1"
         stored = await connection.fetchval(note, UNFINISHED)
         if stored is None:
             if not await connection.fetchval(IS_EMPTY):
                 raise StoreError(
-                    f"{self.name} holds a knowledge base",
-                    hint="give the URL of another database: createdb NAME creates one",
+                    f"{self.name} already contains a knowledge base",
+                    hint="set TO to the URL of a new database, created with createdb NAME",
                 )
             await connection.execute("INSERT INTO kb_notes VALUES ($1, $2)", UNFINISHED, source)
         elif stored != source:
-            remedy = "create another database"
+            remedy = "create a new database"
             raise other_source_error(self.name, stored, source, remedy)
         if await connection.fetchval("SELECT EXISTS (SELECT 1 FROM kb_views WHERE complete)"):
             raise StoreError(
                 f"{self.name} is an unfinished copy of {source}, to which another process has"
                 " added examples",
-                hint="end that process, and copy to another database",
+                hint="stop that process, and set TO to a new database",
             )
 
     def replace_rows(
@@ -195,6 +195,6 @@ class PostgresCopy(PostgresRows):
         """Raise `StoreError` if another run has finished the copy."""
         if not await connection.fetchval("SELECT 1 FROM kb_notes WHERE name = $1", UNFINISHED):
             raise StoreError(
-                f"another process has finished the copy {self.name}",
-                hint="run one copy to a target at a time",
+                f"another process has finished the copy to {self.name}",
+                hint="run only one bottega migrate per target at a time",
             )

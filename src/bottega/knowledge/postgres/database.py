@@ -22,7 +22,7 @@ OLDEST_PGVECTOR = (0, 8)  # the first with iterative scans, which filters need
 HEADER = struct.Struct(">HH")  # dimension, unused
 SESSION = "SET hnsw.iterative_scan = relaxed_order; SET hnsw.ef_search = 100"
 
-ANSWER_SECONDS = 60.0  # a statement of a large base may wait for another writer
+ANSWER_SECONDS = 60.0  # a statement may wait for another writer of a large knowledge base
 
 
 class KnowledgeDatabase(PostgresDatabase):
@@ -34,11 +34,11 @@ class KnowledgeDatabase(PostgresDatabase):
         )
 
     def write(self, work: Callable[[Connection], Coroutine[Any, Any, Result]]) -> Result:
-        """Run work in one transaction of the only writer. It is not repeated after a lost
-        connection, because its commit may have arrived."""
+        """Run work in one transaction, one writer at a time. After a lost connection it is not
+        repeated, because the server may have committed it."""
 
         async def transaction() -> Result:
-            async with self.pool.connection() as connection, _only_writer(connection):
+            async with self.pool.connection() as connection, _write_transaction(connection):
                 return await work(connection)
 
         return self.run(transaction())
@@ -53,7 +53,7 @@ async def _set_up(connection: Connection) -> None:
     if found is None or tuple(map(int, version.split(".")[:2])) < OLDEST_PGVECTOR:
         raise StoreError(
             f"the extension vector must have version 0.8 or newer, got {version}",
-            hint="install pgvector 0.8 on the server, then ALTER EXTENSION vector UPDATE",
+            hint="install pgvector 0.8 on the server, then run ALTER EXTENSION vector UPDATE",
         )
     await connection.set_type_codec(
         "vector", schema=schema, encoder=_encoded, decoder=_decoded, format="binary"
@@ -70,8 +70,8 @@ def _decoded(data: bytes) -> Vectors:
 
 
 @asynccontextmanager
-async def _only_writer(connection: Connection) -> AsyncIterator[None]:
-    """Run a transaction with the lock of writers; its start takes one round trip."""
+async def _write_transaction(connection: Connection) -> AsyncIterator[None]:
+    """Run a transaction that holds the writers' lock. Its start takes one round trip."""
     await connection.execute(
         f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({WRITE_LOCK})"
     )
@@ -82,7 +82,7 @@ async def _only_writer(connection: Connection) -> AsyncIterator[None]:
         try:
             await connection.execute("ROLLBACK")
         except BaseException:
-            connection.terminate()  # the pool must not lend a connection that holds the lock
+            connection.terminate()  # the pool must not reuse a connection that holds the lock
         raise
 
 

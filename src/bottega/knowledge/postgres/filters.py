@@ -1,4 +1,4 @@
-"""Conditions of PostgreSQL for filters, with the meaning of those of SQLite (`filters.to_sql`)."""
+"""Filters as SQL conditions of PostgreSQL, equivalent to those of SQLite (`filters.to_sql`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUMBER = r"'^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$'"
 
 
 class Parameters:
-    """Values of a statement; `add` returns the placeholder."""
+    """Parameters of a statement. `add` returns the placeholder of a value."""
 
     def __init__(self, *values: object) -> None:
         self.values = list(values)

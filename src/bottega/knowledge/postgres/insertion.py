@@ -1,4 +1,4 @@
-"""Insertion of examples: one statement for a batch, because each takes a round trip."""
+"""Insertion of examples: one statement per batch, because each statement costs a round trip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL_COLUMNS = (*COLUMNS, "question_digest")
 
 
 class ExampleRow(NamedTuple):
-    """Example with its vector of each view."""
+    """Example with its vector for each view."""
 
     example: Example
     vectors: Sequence[Vectors]
@@ -31,7 +31,7 @@ class ExampleRow(NamedTuple):
         return images + sum(vector.nbytes for vector in self.vectors)
 
 
-class Inserted(NamedTuple):
+class InsertResult(NamedTuple):
     """Keys of new rows by their ids, and the number of the last change."""
 
     keys: dict[str, int]
@@ -40,26 +40,26 @@ class Inserted(NamedTuple):
 
 async def insert_examples(
     connection: Connection, namespace: str, rows: Sequence[ExampleRow], views: Sequence[int]
-) -> Inserted:
-    """Insert the rows whose ids are new in the namespace, in order, and log them. `views` are the
-    numbers of the views that the vectors belong to."""
+) -> InsertResult:
+    """Insert the rows whose ids are new in the namespace, in order, and log the changes. `views`
+    are the numbers of the views that the vectors belong to."""
     statement = _statement(views)
     keys: dict[str, int] = {}
     last = 0
     for batch in _batches(rows):
         for row in await connection.fetch(statement, namespace, *_values(batch)):
             keys[row["id"]], last = row["key"], row["seq"]
-    return Inserted(keys, last)
+    return InsertResult(keys, last)
 
 
 def _statement(views: Sequence[int]) -> str:
-    """Return the statement for the values of `_values` after the namespace."""
+    """Return the statement. Its parameters are the namespace and then those of `_values`."""
     types = [f"{TYPES.get(name, 'text')}[]" for name in ALL_COLUMNS]
     columns, count = ", ".join(ALL_COLUMNS), len(ALL_COLUMNS)
     images, shown, vectors = count + 2, count + 7, count + 11
     parts = [
         f"new AS (INSERT INTO kb_examples (namespace, {columns}) SELECT $1::text, {columns}"
-        f" FROM {_unnest(2, types)} WITH ORDINALITY AS given ({columns}, place) ORDER BY place"
+        f" FROM {_unnest(2, types)} WITH ORDINALITY AS given ({columns}, ordinal) ORDER BY ordinal"
         " ON CONFLICT (namespace, id) DO NOTHING RETURNING key, id)",
         "images AS (INSERT INTO kb_images SELECT * FROM"
         f" {_unnest(images, ['text[]', 'text[]', 'integer[]', 'integer[]', 'bytea[]'])}"
@@ -69,9 +69,9 @@ def _statement(views: Sequence[int]) -> str:
         " AS given (id, position, sha256, source) JOIN new USING (id))",
         *(
             f"view_{number} AS (INSERT INTO {vectors_table(number)} SELECT key, $1, vector"
-            f" FROM {_unnest(place, ['text[]', 'vector[]'], [2, place])}"
+            f" FROM {_unnest(parameter, ['text[]', 'vector[]'], [2, parameter])}"
             " AS given (id, vector) JOIN new USING (id))"
-            for place, number in enumerate(views, start=vectors)
+            for parameter, number in enumerate(views, start=vectors)
         ),
     ]
     return (
@@ -80,8 +80,8 @@ def _statement(views: Sequence[int]) -> str:
     )
 
 
-def _unnest(first: int, types: Sequence[str], places: Sequence[int] | None = None) -> str:
-    numbers = places or range(first, first + len(types))
+def _unnest(first: int, types: Sequence[str], parameters: Sequence[int] | None = None) -> str:
+    numbers = parameters or range(first, first + len(types))
     arrays = (f"${n}::{type}" for n, type in zip(numbers, types, strict=True))
     return f"unnest({', '.join(arrays)})"
 
@@ -91,16 +91,16 @@ def _values(rows: Sequence[ExampleRow]) -> Iterator[list[object]]:
         [(*to_row(row.example), question_digest(row.example)) for row in rows], len(ALL_COLUMNS)
     )
     shown = [
-        (row.example.id, place, image)
+        (row.example.id, position, image)
         for row in rows
-        for place, image in enumerate(row.example.query.images)
+        for position, image in enumerate(row.example.query.images)
     ]
     images = {image.sha256: image for _, _, image in shown}.values()
     yield from _columns(
         [(one.sha256, one.media_type, one.width, one.height, one.data) for one in images], 5
     )
-    yield from _columns([(id, place, one.sha256, one.source) for id, place, one in shown], 4)
-    # asyncpg takes an array in an array for another dimension, but not a memoryview.
+    yield from _columns([(id, position, one.sha256, one.source) for id, position, one in shown], 4)
+    # asyncpg reads an array within an array as a further dimension, but not a memoryview.
     vectors = [tuple(vector.data for vector in row.vectors) for row in rows]
     yield from _columns(vectors, len(rows[0].vectors))
 

@@ -1,4 +1,4 @@
-"""Reads of a knowledge base in PostgreSQL."""
+"""Read access to a knowledge base in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from bottega.types import Example, ExampleChange, Query
 # One statement: another process may delete an example between two.
 SELECT_EXAMPLES = (
     "SELECT examples.*, image.sha256, data, media_type, width, height, shown.source AS shown_source"
-    " FROM unnest($1::bigint[]) WITH ORDINALITY AS chosen (key, place)"
+    " FROM unnest($1::bigint[]) WITH ORDINALITY AS chosen (key, ordinal)"
     " JOIN kb_examples AS examples USING (key)"
     " LEFT JOIN kb_example_images AS shown USING (key)"
     " LEFT JOIN kb_images AS image ON image.sha256 = shown.sha256"
-    " ORDER BY chosen.place, position"
+    " ORDER BY chosen.ordinal, position"
 )
 VIEWS = "SELECT number, name, fingerprint, dimension FROM kb_views WHERE complete ORDER BY number"
 
 
 class PostgresReader(KnowledgeDatabase):
-    """Examples of one namespace of a database, for reading."""
+    """Reader of the examples of one namespace."""
 
     def __init__(self, url: str, namespace: str = "", *, create: bool = True) -> None:
         super().__init__(url, create=create)
@@ -76,7 +76,7 @@ class PostgresReader(KnowledgeDatabase):
         return {row["key"] for row in self.read(excluded, *parameters.values)}
 
     def excluded(self, query: Query, exclude: Exclude, parameters: Parameters) -> str:
-        """Return the statement for the keys that `exclude` rules out, and add its values."""
+        """Return the statement that selects the excluded keys, and add its values."""
         namespace = parameters.add(self.namespace, "text")
         own = parameters.add(query.id, "text")
         by_id = f"SELECT key FROM kb_examples WHERE namespace = {namespace} AND id = {own}"
@@ -125,8 +125,8 @@ class PostgresReader(KnowledgeDatabase):
     def labels(self) -> dict[str, list[str]]:
         found = self.read(
             f"SELECT label.value, id FROM kb_examples AS examples, {LABELS}"
-            " WITH ORDINALITY AS label (value, place) WHERE namespace = $1"
-            " ORDER BY key, label.place",
+            " WITH ORDINALITY AS label (value, ordinal) WHERE namespace = $1"
+            " ORDER BY key, label.ordinal",
             self.namespace,
         )
         ids: defaultdict[str, list[str]] = defaultdict(list)
@@ -263,5 +263,5 @@ class PostgresReader(KnowledgeDatabase):
 def without_vector(number: int) -> str:
     return (
         "FROM kb_examples WHERE NOT EXISTS (SELECT 1 FROM"
-        f" {vectors_table(number)} AS made WHERE made.key = kb_examples.key)"
+        f" {vectors_table(number)} AS vectors WHERE vectors.key = kb_examples.key)"
     )

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class PostgresRows(PostgresViewRows):
-    """Durable examples of one namespace of a database. Methods are safe to call from several
-    threads while other processes write."""
+    """Durable examples of one namespace. Methods are safe to call from several threads while other
+    processes write."""
 
     def put(
         self,
@@ -60,8 +60,8 @@ class PostgresRows(PostgresViewRows):
         return self.write(work)
 
     def annotate(self, id: str, fields: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
-        """Set these fields and add these tags. Return False if the id does not exist. The row gets
-        a new key, because the content of a key never changes."""
+        """Set the fields and add the tags. Return False if the id does not exist. The row gets a
+        new key, because the content of a key never changes."""
 
         async def work(connection: Connection) -> bool:
             found = await connection.fetchrow(
@@ -124,7 +124,7 @@ class PostgresRows(PostgresViewRows):
                 " ON CONFLICT (key) DO UPDATE SET count = uses.count + excluded.count,"
                 " last_used = greatest(uses.last_used, excluded.last_used),"
                 " saved_usd = uses.saved_usd + excluded.saved_usd",
-                # In one order: two processes must not wait for each other's rows.
+                # Sorted: two processes that lock rows in different orders could deadlock.
                 [
                     (self.namespace, id, use.count, use.last_used, use.saved_usd)
                     for id, use in sorted(uses.items())
@@ -146,7 +146,7 @@ class PostgresRows(PostgresViewRows):
     async def _pinned_questions(
         self, connection: Connection, examples: Sequence[Example]
     ) -> set[str]:
-        """Return the digests of those questions that have a pinned answer."""
+        """Return the digests of the questions that have a pinned answer."""
         found = await connection.fetch(
             "SELECT question_digest FROM kb_examples JOIN kb_uses USING (key)"
             " WHERE namespace = $1 AND question_digest = ANY($2::text[]) AND pinned",
@@ -167,7 +167,7 @@ class PostgresRows(PostgresViewRows):
         await _remove(connection, [row["key"] for row in older])
 
     async def _evict(self, connection: Connection, capacity: Capacity) -> None:
-        """Delete the rows above the capacity, before the commit: no reader sees more."""
+        """Delete rows above the capacity. This precedes the commit, so no reader sees more rows."""
         total, pinned = await connection.fetchrow(
             "SELECT count(*), count(*) FILTER (WHERE pinned) FROM kb_examples"
             " LEFT JOIN kb_uses USING (key) WHERE namespace = $1",
@@ -192,7 +192,7 @@ class PostgresRows(PostgresViewRows):
 
 
 async def _remove(connection: Connection, keys: Sequence[int]) -> None:
-    """Delete rows with their vectors, uses and unused images, and log it."""
+    """Delete rows with their vectors, usage and unused images, and log the changes."""
     if not keys:
         return
     seen = await connection.fetch(
@@ -220,8 +220,8 @@ async def _set_metadata(connection: Connection, key: int, metadata: RowMetadata)
 
 
 async def _prune(connection: Connection, added: int, last: int) -> None:
-    """Drop old entries of deleted rows from the log, as `eviction.prune` does. `last` is the
-    number of the newest change."""
+    """Delete old log entries of deleted rows, as `eviction.prune` does. `last` is the number of the
+    newest change."""
     if last % CHECK_EVERY >= 2 * added:
         return
     rows = await connection.fetchval("SELECT count(*) FROM kb_examples")

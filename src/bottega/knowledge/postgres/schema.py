@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bottega._util.postgres import PostgresKind
 
-# Texts compare by their bytes, as in SQLite.
+# Texts are compared by their bytes, as in SQLite.
 TABLES = """
 CREATE EXTENSION IF NOT EXISTS vector;
 CREATE TABLE kb_notes (name text PRIMARY KEY, value text NOT NULL);
@@ -71,8 +71,8 @@ CREATE TABLE kb_pruned (namespace text COLLATE "C" PRIMARY KEY, seq bigint NOT N
 TAG_INDEX = "CREATE INDEX kb_examples_by_tags ON kb_examples USING gin (tags jsonb_path_ops)"
 
 KNOWLEDGE_BASE = PostgresKind("knowledge base", (TABLES, TAG_INDEX))
-# Writers take this lock until their commit: so keys and change numbers are in commit order, and a
-# reader of changes never meets an earlier number after a later one.
+# Writers hold this lock until their commit. Keys and change numbers are therefore in commit order,
+# and a reader of changes never sees an earlier number after a later one.
 WRITE_LOCK = 0x42747462
 MAX_DIMENSION = 4000  # of an HNSW index over half precision
 PLAIN_DIMENSION = 1900  # longer vectors do not fit into a page beside their key

@@ -1,4 +1,4 @@
-"""Search of a knowledge base in PostgreSQL: exact, or by an HNSW index above a number of rows."""
+"""Search of a knowledge base in PostgreSQL: exact, or with an HNSW index for many rows."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ OPERATORS: dict[Metric, tuple[str, str]] = {
     "cosine": ("<=>", "halfvec_cosine_ops"),
     "l2": ("<->", "halfvec_l2_ops"),
 }
-# The index compares halves: more candidates are compared again in full precision.
-CANDIDATES = 2
-# An index scan with a filter reads many rows that do not match, and then misses neighbours: at one
-# row in 20 of 100,000 its recall is 0.92. So more rows than without a filter are all compared.
-FILTERED = 4
+# The index uses half precision, so this many times `k` candidates are compared in full precision.
+CANDIDATE_FACTOR = 2
+# An index scan with a filter reads many rows that do not match and then misses neighbours: with one
+# matching row in 20 of 100,000, recall is 0.92. So under a filter, more rows are compared exactly.
+FILTER_FACTOR = 4
 CHECK_SECONDS = 30.0
 BUILD_LOCK = 0x42747463
 ATTEMPTS = 3
 
 
 class PostgresSearch:
-    """Search of one handle."""
+    """Search of one `KnowledgeBase`, with the views that it has read."""
 
     def __init__(self, rows: PostgresRows, views: Views, metric: Metric, hnsw_above: int) -> None:
         self._rows = rows
@@ -52,7 +52,7 @@ class PostgresSearch:
         self._metric: Metric = metric
         self._operator, self._operators = OPERATORS[metric]
         self._hnsw_above = hnsw_above
-        self._compared_above = FILTERED * hnsw_above  # matches of a filter: up to it, compare all
+        self._compared_above = FILTER_FACTOR * hnsw_above  # maximum matches of a filter
         self._recent = ExampleCache()
         self._stored: dict[str, StoredView] = {}
         self._filled = False
@@ -88,8 +88,8 @@ class PostgresSearch:
             if candidates is not None:
                 return candidates
         raise StoreError(
-            f"{self._rows.name} lost examples faster than a search could read them",
-            hint="search again",
+            f"examples of {self._rows.name} are deleted faster than a search can read them",
+            hint="repeat the search",
         )
 
     def vectors(self, ids: Sequence[str], by: str | None) -> Vectors:
@@ -123,7 +123,7 @@ class PostgresSearch:
         return np.array(rows, np.float32).reshape(-1, k)
 
     def close_indexes(self) -> None:
-        """Forget what was read; the index itself is in the database."""
+        """Clear the cached views and examples. The index itself is in the database."""
         self._stored, self._filled, self._indexed = {}, False, {}
         self._recent.clear()
 
@@ -144,8 +144,8 @@ class PostgresSearch:
         return self._candidates(found)
 
     def _with_current_views(self, work: Callable[[], Result]) -> Result:
-        """Run work on the views as read before. If it fails, another process may have added or
-        replaced a view and dropped its table: read them again, and repeat it."""
+        """Run work with the cached views. If it fails, another process may have replaced a view and
+        dropped its table: read the views again and retry."""
         if not self._stored:
             self._stored = self._rows.views()
         for _ in range(ATTEMPTS - 1):
@@ -168,31 +168,31 @@ class PostgresSearch:
         view, _ = self.view(scope.by)
         parameters = Parameters()
         parameters.add(np.asarray(vector, np.float32), "vector")
-        barred, source = self._source(view, scope, query, excluded, parameters)
+        with_clause, source = self._source(view, scope, query, excluded, parameters)
         if self._uses_index(view) and not self._is_selective(scope):
-            hits = self._indexed_hits(view, vector, k, barred, source, parameters)
+            hits = self._indexed_hits(view, vector, k, with_clause, source, parameters)
             if hits is not None:
                 return hits
-        return self._ranked(barred, source, k, parameters)
+        return self._ranked(with_clause, source, k, parameters)
 
     def _indexed_hits(
         self,
         view: StoredView,
         vector: Vectors,
         k: int,
-        barred: str,
+        with_clause: str,
         source: str,
         parameters: Parameters,
     ) -> list[SearchHit] | None:
-        """Return the hits that the index finds, or None if all rows must be compared."""
+        """Return the hits of the index, or None if all rows must be compared."""
         half = f"halfvec({view.dimension})"
         nearest = (
-            f"(SELECT made.key, made.vector FROM {source} ORDER BY made.vector::{half}"
-            f" {self._operator} ($1::vector)::{half} LIMIT {CANDIDATES * k}) AS made"
+            f"(SELECT vectors.key, vectors.vector FROM {source} ORDER BY vectors.vector::{half}"
+            f" {self._operator} ($1::vector)::{half} LIMIT {CANDIDATE_FACTOR * k}) AS vectors"
         )
-        hits = self._ranked(barred, nearest, CANDIDATES * k, parameters)
-        # An index scan ends after `hnsw.max_scan_tuples` rows, although others may match.
-        return hits[:k] if len(hits) == CANDIDATES * k else None
+        hits = self._ranked(with_clause, nearest, CANDIDATE_FACTOR * k, parameters)
+        # An index scan ends after `hnsw.max_scan_tuples` rows, even if further rows match.
+        return hits[:k] if len(hits) == CANDIDATE_FACTOR * k else None
 
     def _source(
         self,
@@ -202,9 +202,10 @@ class PostgresSearch:
         excluded: Collection[int],
         parameters: Parameters,
     ) -> tuple[str, str]:
-        """Return the start of a statement, and the rows that a search may return."""
-        clauses = [f"made.namespace = {parameters.add(self._rows.namespace, 'text')}"]
-        barred = join = ""
+        """Return the WITH clause of a statement, and its FROM and WHERE clauses, which select the
+        rows that a search may return."""
+        clauses = [f"vectors.namespace = {parameters.add(self._rows.namespace, 'text')}"]
+        with_clause = join = ""
         if scope.where is not None or scope.within is not None:
             join = " JOIN kb_examples AS examples USING (key)"
         if scope.where is not None:
@@ -214,23 +215,26 @@ class PostgresSearch:
             clauses.append(f"examples.id = ANY({ids})")
         if query is not None:
             keys = self._rows.excluded(query, scope.exclude, parameters)
-            barred = f"WITH barred AS MATERIALIZED ({keys}) "
-            clauses.append("made.key NOT IN (SELECT key FROM barred)")
+            with_clause = f"WITH excluded_rows AS MATERIALIZED ({keys}) "
+            clauses.append("vectors.key NOT IN (SELECT key FROM excluded_rows)")
         if excluded:
-            clauses.append(f"made.key <> ALL({parameters.add(list(excluded), 'bigint[]')})")
-        return barred, f"{vectors_table(view.number)} AS made{join} WHERE {' AND '.join(clauses)}"
+            clauses.append(f"vectors.key <> ALL({parameters.add(list(excluded), 'bigint[]')})")
+        return (
+            with_clause,
+            f"{vectors_table(view.number)} AS vectors{join} WHERE {' AND '.join(clauses)}",
+        )
 
     def _ranked(
-        self, barred: str, source: str, limit: int, parameters: Parameters
+        self, with_clause: str, source: str, limit: int, parameters: Parameters
     ) -> list[SearchHit]:
         """Return the rows of the source that are nearest to the first parameter, by their vectors
         in single precision."""
-        distance = f"made.vector {self._operator} $1::vector"
-        if self._metric == "cosine":  # NaN for a vector of zeros, whose cosine counts as 0
+        distance = f"vectors.vector {self._operator} $1::vector"
+        if self._metric == "cosine":  # a vector of zeros has the distance NaN: its similarity is 0
             distance = f"coalesce(nullif({distance}, 'NaN'), 1)"
         rows = self._rows.read(
-            f"{barred}SELECT made.key, {distance} AS distance FROM {source}"
-            f" ORDER BY distance, made.key LIMIT {limit}",
+            f"{with_clause}SELECT vectors.key, {distance} AS distance FROM {source}"
+            f" ORDER BY distance, vectors.key LIMIT {limit}",
             *parameters.values,
         )
         if self._metric == "cosine":
@@ -250,7 +254,7 @@ class PostgresSearch:
         return [[Candidate(examples[hit.key], hit.score) for hit in hits] for hits in found]
 
     def _is_selective(self, scope: SearchScope) -> bool:
-        """Return whether the filter leaves so few rows that the search compares all of them."""
+        """Return whether so few rows match the filter that the search compares all of them."""
         if scope.within is not None:
             return True
         if scope.where is None:
@@ -266,7 +270,7 @@ class PostgresSearch:
         return bool(rows[0]["n"] < limit)
 
     def _uses_index(self, view: StoredView) -> bool:
-        """Return whether the view has an HNSW index; start to build one if it needs it."""
+        """Return whether the view has an HNSW index. Start building it if the view is large."""
         read, indexed = self._indexed.get(view.number, (0.0, False))
         if indexed or (time.monotonic() - read < CHECK_SECONDS and read):
             return indexed
@@ -297,7 +301,7 @@ class PostgresSearch:
                 self._builder.start()
 
     def _build_index(self, view: StoredView) -> None:
-        """Build the index beside searches and writes, unless another process does."""
+        """Build the index while searches and writes continue, unless another process builds it."""
         name, table = self._index_name(view), vectors_table(view.number)
         half = f"halfvec({view.dimension})"
 
@@ -311,7 +315,7 @@ class PostgresSearch:
                         f"CREATE INDEX CONCURRENTLY {name} ON {table}"
                         f" USING hnsw ((vector::{half}) {self._operators})"
                     )
-                    # Without statistics, a namespace seems to have few rows, which are all read.
+                    # Without statistics, the planner assumes few rows per namespace and reads all.
                     await connection.execute(f"ANALYZE {table}")
                 finally:
                     await connection.execute("SELECT pg_advisory_unlock($1)", BUILD_LOCK)
@@ -319,4 +323,4 @@ class PostgresSearch:
         try:
             self._rows.run(work())
         except BottegaError as error:
-            log.warning("the index of %s was not built: %s", self._rows.name, error)
+            log.warning("the search index of %s was not built: %s", self._rows.name, error)

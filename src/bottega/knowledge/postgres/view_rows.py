@@ -1,4 +1,4 @@
-"""Vectors of views in PostgreSQL: stored for another embedder, then used by one commit."""
+"""Views in PostgreSQL. A new view is filled first, and then activated by one commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PostgresViewRows(PostgresReader):
-    """Views of a database, in all namespaces."""
+    """Writer of views and their vectors, in all namespaces."""
 
     def begin_view(self, name: str, fingerprint: str, dimension: int) -> tuple[int, bool]:
         async def work(connection: Connection) -> tuple[int, bool]:
@@ -107,9 +107,9 @@ async def create_view(connection: Connection, view: StoredView, *, complete: boo
     """Create a view with this number. Raises `StoreError` if its vectors are too long."""
     if view.dimension > MAX_DIMENSION:
         raise StoreError(
-            f"the vectors {view.name!r} have {view.dimension} numbers, and PostgreSQL indexes up to"
-            f" {MAX_DIMENSION}",
-            hint="use an embedder with shorter vectors, or a file",
+            f"the vectors of the view {view.name!r} must have at most {MAX_DIMENSION} numbers in"
+            f" PostgreSQL, got {view.dimension}",
+            hint="use an embedder with shorter vectors, or keep the knowledge base in a file",
         )
     await connection.execute(
         "INSERT INTO kb_views (number, name, fingerprint, dimension, complete)"
