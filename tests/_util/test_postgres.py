@@ -56,6 +56,15 @@ async def test_failed_migration_leaves_no_trace(database: str) -> None:
     await pool.close()
 
 
+async def test_errors_name_no_values_of_rows(database: str) -> None:
+    pool = await opened(database)
+    await pool.execute("ALTER TABLE numbers ADD name text CHECK (name != 'a secret')")
+    with pytest.raises(StoreError, match="check constraint") as caught:
+        await pool.execute("INSERT INTO numbers VALUES (1, 'a secret')")
+    assert "secret" not in str(caught.value)
+    await pool.close()
+
+
 async def test_transaction_is_rolled_back_after_an_error(database: str) -> None:
     pool = await opened(database)
     with pytest.raises(StoreError, match="duplicate key"):

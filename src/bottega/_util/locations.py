@@ -11,8 +11,8 @@ from typing import Self
 from bottega._util.durable_files import lock_file, os_errors
 from bottega._util.postgres import (
     PostgresKind,
+    has_password,
     is_postgres_url,
-    password_of,
     url_without_password,
 )
 from bottega._util.postgres_database import PostgresDatabase
@@ -34,7 +34,7 @@ class StoreLocation:
         password, which other users of the machine could read."""
         if not is_postgres_url(text):
             return cls(Path(text))
-        if password_of(text):
+        if has_password(text):
             raise SettingError(
                 f"{url_without_password(text)} was given with a password, which other users can"
                 " read in the list of processes",

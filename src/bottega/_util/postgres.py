@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 
 from bottega._util.postgres_errors import translated, unavailable
 from bottega.errors import (
@@ -49,15 +49,22 @@ def postgres_url(path: object) -> str | None:
 
 def display_url(url: str) -> str:
     """Return host, port and database of a URL, without user, password and options."""
-    parts = urlsplit(url)
+    parts = _split(url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"postgresql://{parts.hostname or 'localhost'}{port}/{parts.path.lstrip('/')}"
+
+
+def _split(url: str) -> SplitResult:
+    """Return the parts of a URL. Raises `SettingError` for an invalid host or port."""
     try:
-        port = f":{parts.port}" if parts.port else ""
+        parts = urlsplit(url)
+        _ = parts.port
     except ValueError as error:
         raise SettingError(
-            "the port of a PostgreSQL URL must be a number up to 65535",
+            "the host or the port of a PostgreSQL URL is invalid",
             hint="write postgresql://user@host:5432/database",
         ) from error
-    return f"postgresql://{parts.hostname or 'localhost'}{port}/{parts.path.lstrip('/')}"
+    return parts
 
 
 @dataclass(frozen=True)
@@ -247,15 +254,18 @@ async def _version(connection: Connection, kind: PostgresKind) -> int:
 
 def url_without_password(url: str) -> str:
     """Return user, host, port, database and options of a URL."""
-    parts = urlsplit(url)
-    user, password, host = parts.netloc.rpartition("@")
-    kept = f"{user.partition(':')[0]}@{host}" if password else host
-    options = [one for one in parts.query.split("&") if not one.startswith("password=")]
-    return urlunsplit((parts.scheme, kept, parts.path, "&".join(options), ""))
+    parts = _split(url)
+    credentials, at, host = parts.netloc.rpartition("@")
+    user = credentials.partition(":")[0]
+    options = [one for one in parts.query.split("&") if not _is_password(one.partition("=")[0])]
+    netloc = f"{user}{at}{host}" if user else host
+    return urlunsplit((parts.scheme, netloc, parts.path, "&".join(options), ""))
 
 
-def password_of(url: str) -> str:
-    """Return the password of a URL, "" without one, to remove it from texts."""
-    parts = urlsplit(url)
-    in_options = parse_qs(parts.query).get("password", [""])[0]
-    return unquote(parts.password or "") or in_options
+def has_password(url: str) -> bool:
+    parts = _split(url)
+    return bool(parts.password) or any(map(_is_password, parse_qs(parts.query)))
+
+
+def _is_password(option: str) -> bool:
+    return unquote(option).lower().endswith("password")  # also sslpassword

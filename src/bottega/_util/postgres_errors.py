@@ -52,7 +52,9 @@ def unavailable(name: str, reason: str) -> StoreUnavailableError:
 
 
 def _translation(error: Exception, name: str) -> StoreError:
-    state, text = str(getattr(error, "sqlstate", "") or ""), str(error)
+    state = str(getattr(error, "sqlstate", "") or "")
+    # Further lines may hold values of rows; the log of the server has them.
+    text = next(iter(str(error).splitlines()), type(error).__name__)[:200]
     match state:
         case "28P01" | "28000":
             return StoreError(
@@ -94,12 +96,11 @@ def _translation(error: Exception, name: str) -> StoreError:
                 f"{name} lacks the extension vector",
                 hint="install pgvector 0.8 or newer on the server, then CREATE EXTENSION vector",
             )
-    reason = text.splitlines()[0][:200] if text else type(error).__name__
     if state.startswith(("08", "57P")) and state not in LOST:
-        return unavailable(name, reason)
+        return unavailable(name, text)
     if state in LOST or not state:
         return StoreUnavailableError(
-            f"{name} closed the connection: {reason}",
+            f"{name} closed the connection: {text}",
             hint="try again when the server accepts connections",
         )
     return StoreError(f"{name} failed: {text}", hint="see the log of the server")
