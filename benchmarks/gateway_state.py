@@ -96,13 +96,13 @@ def gateways(folder: Path, kinds: list[str]) -> Iterator[list[Case]]:
             own, port, environment = folder / name, free_port(), {"BENCH_KEY": "none"}
             (own / "data").mkdir(parents=True)
             text = CONFIG.format(port=port, folder=own, upstream=f"{mock.url}/v1")
-            place: str | Path = own / "data" / FILE
+            location: str | Path = own / "data" / FILE
             if name == SHARED:
-                place = postgres.create_database()
+                location = postgres.create_database()
                 text += STATE + 'redis_env = "BENCH_REDIS"\n'
-                environment |= {"BENCH_DATABASE": place, "BENCH_REDIS": redis}
+                environment |= {"BENCH_DATABASE": location, "BENCH_REDIS": redis}
             (own / "bottega.toml").write_text(text)
-            with contextlib.closing(Accounts(place)) as accounts:
+            with contextlib.closing(Accounts(location)) as accounts:
                 keys = {
                     "free": accounts.add("free", namespace=TEAM, tiers=["*"], max_concurrent=256),
                     "limited": accounts.add(

@@ -111,6 +111,6 @@ def admitted(replies: list[Reply]) -> int:
 
 def ledger_rows(cluster: Cluster) -> dict[str, float]:
     """Return the costs of all ledger entries by request id. Blocks."""
-    with contextlib.closing(Ledger(cluster.place, create=False)) as ledger:
+    with contextlib.closing(Ledger(cluster.location, create=False)) as ledger:
         rows = ledger.read("SELECT request_id, coalesce(cost_usd, 0) FROM entries")
     return {str(id): float(str(cost)) for id, cost in rows}

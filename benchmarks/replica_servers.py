@@ -84,7 +84,7 @@ class Cluster:
 
     folder: Path
     mock: Server
-    place: str | Path
+    location: str | Path
     environment: dict[str, str]
     gateways: list[Server] = field(default_factory=list)
     proxy: Server | None = None
@@ -106,7 +106,7 @@ class Cluster:
         return {model: found.get(model, 0) for model in PRICES}
 
     def add_key(self, name: str, **limits: Any) -> None:
-        accounts = Accounts(self.place)
+        accounts = Accounts(self.location)
         try:
             _, self.keys[name] = accounts.add(name, namespace=name, **limits)
         finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import StoreError
-from bottega.gateway.accounting import waiting_rows
+from bottega.gateway.accounting import pending_rows
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import Batch, EntryFile, Shadow
 from bottega.gateway.accounting.ledger import Entry, Ledger
@@ -200,7 +200,7 @@ def test_locked_file_is_logged_and_fails_no_request(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("bottega.gateway.accounting.database.BUSY_SECONDS", 0.05)
-    monkeypatch.setattr(waiting_rows, "MAX_WAITING", 10)
+    monkeypatch.setattr(pending_rows, "MAX_PENDING", 10)
     ledger = Ledger(file)
     monkeypatch.setattr(ledger._writer, "retry_seconds", 0.05)
     blocker = sqlite3.connect(file, isolation_level=None)

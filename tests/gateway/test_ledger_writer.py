@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import StoreError
-from bottega.gateway.accounting import waiting_rows
+from bottega.gateway.accounting import pending_rows
 from bottega.gateway.accounting.database import Batch, EntryFile
 from bottega.gateway.accounting.ledger import Ledger, Shadow
 from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
@@ -145,7 +145,7 @@ def test_shadows_that_cannot_be_written_count_as_lost(ledger: Ledger, file: Path
 def test_overflow_drops_the_oldest_rows_of_each_kind(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting_rows, "MAX_WAITING", 3)
+    monkeypatch.setattr(pending_rows, "MAX_PENDING", 3)
     monkeypatch.setattr(ledger._writer, "seconds", 60.0)
     with monkeypatch.context() as patch:
 

@@ -67,7 +67,7 @@ async def test_gates_of_all_gateways_are_equal(ledgers: list[Ledger]) -> None:
         await asyncio.to_thread(record, ledgers[number % 3], sample)
         single.add(sample)
         if number % 30 == 29:
-            await asyncio.gather(*(one.follow() for one in gates))
+            await asyncio.gather(*(one.update() for one in gates))
     assert opened[0].is_measured
     for gate in opened:
         assert gate.state() == single.state()
@@ -86,8 +86,8 @@ async def test_own_samples_count_once(ledgers: list[Ledger]) -> None:
     gate = await asyncio.to_thread(gates.open, "a")
     gate.learn([], 1.0, 0.0)
     await asyncio.to_thread(record, ledgers[0], samples(1)[0])
-    await gates.follow()
-    await gates.follow()
+    await gates.update()
+    await gates.update()
     assert gate.state()["samples"] == [list(samples(1)[0])]
 
 
@@ -107,12 +107,12 @@ async def test_sample_of_a_slow_transaction_is_not_skipped(
         " without_score, id) VALUES (0, 'r', 'a', 0.25, 1, 0, 'slow')"
     )
     await asyncio.to_thread(record, ledgers[0], PairedSample(0.5, 1.0, 0.0))
-    await gates[0].follow()
+    await gates[0].update()
     assert opened[0].state()["samples"] == []  # not before the earlier one has ended
     await transaction.commit()
     await slow.close()
     for one in gates:
-        await one.follow()
+        await one.update()
     expected = [[0.25, 1.0, 0.0], [0.5, 1.0, 0.0]]
     assert [gate.state()["samples"] for gate in opened] == [expected, expected]
 

@@ -36,7 +36,7 @@ def database(gateway_database: str) -> str:
 
 
 @pytest.fixture(params=["file", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         url: str = request.getfixturevalue("database")
         return url
@@ -44,14 +44,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def ledger(place: str) -> Iterator[Ledger]:
-    with closing(Ledger(place, clock=lambda: NOW)) as opened:
+def ledger(location: str) -> Iterator[Ledger]:
+    with closing(Ledger(location, clock=lambda: NOW)) as opened:
         yield opened
 
 
 @pytest.fixture
-def accounts(place: str) -> Iterator[Accounts]:
-    with closing(Accounts(place)) as opened:
+def accounts(location: str) -> Iterator[Accounts]:
+    with closing(Accounts(location)) as opened:
         yield opened
 
 
@@ -87,7 +87,7 @@ def fill(ledger: Ledger, number: int = 300) -> None:
     ledger.flush()
 
 
-def test_key_returns_its_account(accounts: Accounts, place: str) -> None:
+def test_key_returns_its_account(accounts: Accounts, location: str) -> None:
     account, key = accounts.add("team", namespace="a", tiers=["small"], usd_per_month=2.5)
     assert accounts.authenticate(key) == account == accounts.list()[0]
     assert accounts.authenticate(key[:-1] + ("0" if key[-1] != "0" else "1")) is None
@@ -99,11 +99,11 @@ def test_key_returns_its_account(accounts: Accounts, place: str) -> None:
 
 
 def test_other_process_sees_changes_within_a_second(
-    accounts: Accounts, place: str, monkeypatch: pytest.MonkeyPatch
+    accounts: Accounts, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert POLL_SECONDS < 1
     monkeypatch.setattr("bottega.gateway.accounting.accounts.POLL_SECONDS", 0.05)
-    with closing(Accounts(place)) as other:
+    with closing(Accounts(location)) as other:
         account, key = accounts.add("team")
         until(lambda: other.authenticate(key) == account)
         other.revoke(account.id)
@@ -117,9 +117,9 @@ def until(condition: Callable[[], bool], seconds: float = 1.5) -> None:
         time.sleep(0.01)
 
 
-def test_concurrent_claims_respect_the_limit(accounts: Accounts, place: str) -> None:
+def test_concurrent_claims_respect_the_limit(accounts: Accounts, location: str) -> None:
     account, _ = accounts.add("team")
-    with closing(Accounts(place)) as other, ThreadPoolExecutor(8) as pool:
+    with closing(Accounts(location)) as other, ThreadPoolExecutor(8) as pool:
         claims = [
             pool.submit((accounts, other)[i % 2].claim_namespace, account.id, f"n{i}", 5)
             for i in range(20)
@@ -177,8 +177,8 @@ def test_daily_sums_equal_the_sums_of_entries(ledger: Ledger) -> None:
     assert ledger.read("SELECT count(*) FROM rollups") == [(0,)]
 
 
-def test_spending_includes_other_processes(ledger: Ledger, place: str) -> None:
-    with closing(Ledger(place, clock=lambda: NOW)) as other:
+def test_spending_includes_other_processes(ledger: Ledger, location: str) -> None:
+    with closing(Ledger(location, clock=lambda: NOW)) as other:
         other.note(replace(entry(1, 0.25, "x"), time=NOW))
         other.flush()
         ledger.note(replace(entry(2, 0.5, "x"), time=NOW))
@@ -191,10 +191,10 @@ def test_spending_includes_other_processes(ledger: Ledger, place: str) -> None:
     assert ledger.read("SELECT count(*) FROM entries") == [(2,)]
 
 
-async def test_flushed_entry_is_durable(ledger: Ledger, place: str) -> None:
+async def test_flushed_entry_is_durable(ledger: Ledger, location: str) -> None:
     ledger.note(entry(1))
     await ledger.flushed()
-    with closing(Ledger(place)) as other:
+    with closing(Ledger(location)) as other:
         assert other.read("SELECT request_id FROM entries") == [("r1",)]
 
 

@@ -51,21 +51,21 @@ class Process:
             Entry(time.time(), "r", hold.account.id, "", "t", "m", "answered", cost_usd=usd)
         )
         hold.release()
-        if isinstance(self.limiter, SharedLimiter) and (task := self.limiter.ending(hold)):
+        if isinstance(self.limiter, SharedLimiter) and (task := self.limiter.release_task(hold)):
             await task
 
 
 @asynccontextmanager
 async def process(
-    place: str, redis: str | None = None, *, runs: bool = True
+    location: str, redis: str | None = None, *, runs: bool = True
 ) -> AsyncIterator[Process]:
     """Run the limiter of one gateway; without `runs` it renews nothing, as if it had stopped."""
-    ledger = await asyncio.to_thread(Ledger, place)
+    ledger = await asyncio.to_thread(Ledger, location)
     if ledger.tables is None:
         yield Process(LocalLimiter(ledger), ledger)
         ledger.close()
         return
-    state = SharedState(place, redis, ledger, 60.0, ReplyCache(1 << 20, 60.0))
+    state = SharedState(location, redis, ledger, 60.0, ReplyCache(1 << 20, 60.0))
     task = asyncio.create_task(state.run()) if runs else None
     try:
         yield Process(state.limiter, ledger, state)
@@ -171,7 +171,7 @@ async def test_single_request_is_admitted_while_budget_is_left(processes: list[P
         await processes[2].limiter.hold(account).reserve(0.01)
     other.release()
     if isinstance(processes[1].limiter, SharedLimiter) and (
-        task := processes[1].limiter.ending(other)
+        task := processes[1].limiter.release_task(other)
     ):
         await task
     await processes[2].limiter.hold(account).reserve(0.8)

@@ -118,7 +118,7 @@ async def test_forgotten_reply_is_gone(store: RepeatStore) -> None:
     first = await store.begin("k", "one")
     second = await store.begin("running", "two")
     await store.land("k", "one", first.epoch, REPLY, 60.0)
-    await store.forget()
+    await store.invalidate_all()
     assert (await store.begin("k", "three")).kind == "lead"
     # An answer that was requested before is not stored after.
     await store.land("running", "two", second.epoch, REPLY, 60.0)
@@ -136,7 +136,7 @@ async def test_changes_name_the_replaced_keys(store: RepeatStore) -> None:
     changed = await store.changes(start.position)
     assert changed.keys is not None and set(changed.keys) == {"k"}
     assert (await store.begin("k", "two")).reply == OTHER
-    await store.forget()
+    await store.invalidate_all()
     assert (await store.changes(changed.position)).keys is None
 
 
@@ -211,7 +211,7 @@ async def test_memory_follows_the_changes_of_others(two: tuple[Process, Process]
     for process in two:
         process.memory.put("k", REPLY)
         process.memory.put("l", REPLY)
-    await one.repeats.forget()
+    await one.repeats.invalidate_all()
     await _until(lambda: other.memory.get("k") is None)
     await asyncio.sleep(0.3)  # both have read the change
     for process in two:

@@ -315,7 +315,7 @@ def open_recorder(given: StoreLocation | None) -> Iterator[Recorder | None]:
 
 
 @contextmanager
-def _trace_errors(place: StoreLocation) -> Iterator[None]:
+def _trace_errors(location: StoreLocation) -> Iterator[None]:
     try:
         yield
     except StoreBusyError:
@@ -323,7 +323,7 @@ def _trace_errors(place: StoreLocation) -> Iterator[None]:
     except (OSError, StoreError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(
-            f"traces cannot be stored in {place}: {reason}",
+            f"traces cannot be stored in {location}: {reason}",
             hint="set --traces FILE or BOTTEGA_TRACES; --traces none disables recording",
         ) from error
 

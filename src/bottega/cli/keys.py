@@ -57,10 +57,10 @@ def add(
     json: Json = False,
 ) -> None:
     """Create a key. It is shown once; only its hash is stored."""
-    place = gateway_store(data, database)
-    if isinstance(place, Path):
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with closing(Accounts(place)) as accounts:
+    location = gateway_store(data, database)
+    if isinstance(location, Path):
+        location.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with closing(Accounts(location)) as accounts:
         same = sum(one.name == name and one.revoked is None for one in accounts.list())
         account, token = accounts.add(
             name,

@@ -37,8 +37,8 @@ def savings(
     json: Json = False,
 ) -> None:
     """Report what requests cost and what the master alone would have cost."""
-    place = gateway_store(data, database)
-    with closing(Ledger(place, create=False)) as ledger:
+    location = gateway_store(data, database)
+    with closing(Ledger(location, create=False)) as ledger:
         found = savings_of(ledger, namespace=namespace, since=timestamp(since), master=master)
     if json:
         print_json(found)
@@ -49,7 +49,7 @@ def savings(
         say("no requests match the filters")
     else:
         say("no requests yet")
-        serve = f" --data {place.parent}" if isinstance(place, Path) else ""
+        serve = f" --data {location.parent}" if isinstance(location, Path) else ""
         note(f"bottega serve{serve} answers requests; bottega keys add NAME makes a key")
     if found.lost_rows:
         say(f"{found.lost_rows} rows could not be written and are excluded: see the gateway's log")

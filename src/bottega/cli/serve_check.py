@@ -188,11 +188,11 @@ def _state(config: Config, environment: Mapping[str, str]) -> Rows:
 
 def _keys(config: Config, environment: Mapping[str, str]) -> str:
     created, data = list[Account](), config.gateway.data
-    place = config.state.database_url(environment) or data / FILE
-    if isinstance(place, str) or place.exists():
-        with closing(Accounts(place, create=False)) as accounts:
+    location = config.state.database_url(environment) or data / FILE
+    if isinstance(location, str) or location.exists():
+        with closing(Accounts(location, create=False)) as accounts:
             created = accounts.list()
-    option = f" --data {data}" if isinstance(place, Path) else ""
+    option = f" --data {data}" if isinstance(location, Path) else ""
     if not config.needs_keys(bool(created)):
         return "not required"
     if valid := sum(account.revoked is None for account in created):

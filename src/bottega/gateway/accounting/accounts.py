@@ -59,7 +59,7 @@ COLUMNS = [one.name for one in fields(Account)]
 
 
 class AccountRows(Protocol):
-    """Stored accounts. All methods block and raise `StoreError`; one call at a time."""
+    """Stored accounts. Methods block, raise `StoreError`, and must not be called concurrently."""
 
     def insert(self, columns: Sequence[str], values: Sequence[object]) -> None: ...
 
@@ -140,17 +140,17 @@ class AccountFile:
 
 
 class Accounts:
-    """Accounts in gateway.db, or in PostgreSQL if `place` is a URL. A key is 256 random bits; only
-    its SHA-256 is stored, so it cannot be shown again. `authenticate` reads memory only: a thread
-    refreshes it within a second of a change by any process, until `close`. All other methods block
-    and raise `StoreError`."""
+    """Accounts in gateway.db, or in PostgreSQL if `location` is a URL. A key is 256 random bits;
+    only its SHA-256 is stored, so it cannot be shown again. `authenticate` reads memory only: a
+    thread refreshes it within a second of a change by any process, until `close`. All other methods
+    block and raise `StoreError`."""
 
-    def __init__(self, place: str | Path, *, create: bool = True) -> None:
+    def __init__(self, location: str | Path, *, create: bool = True) -> None:
         self._rows: AccountRows
-        if is_postgres_url(place):
-            self._rows = AccountTable(str(place))
+        if is_postgres_url(location):
+            self._rows = AccountTable(str(location))
         else:
-            self._rows = AccountFile(Path(place), create=create)
+            self._rows = AccountFile(Path(location), create=create)
         self._lock = threading.Lock()
         self._accounts: Mapping[str, tuple[Account, bytes]] = {}
         self._outage = OutageLog(log)

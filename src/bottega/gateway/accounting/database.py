@@ -309,8 +309,8 @@ class EntryFile:
         with GATEWAY_DB.translated(self.name):
             return self._connection.execute(sql, values).fetchall()
 
-    def read_aside(self, sql: str, *values: Value) -> list[Row]:
-        """Run a report's query over a separate connection, which does not delay the writer."""
+    def read_report(self, sql: str, *values: Value) -> list[Row]:
+        """Run a report's query on a separate connection, without delaying the writer."""
         file = EntryFile(self._path, create=False)
         try:
             return file.read(sql, *values)
@@ -338,7 +338,7 @@ class EntryFile:
                 for table in ("entries", "shadows")
             )
 
-    def forget_notes(self, prefix: str, before: float) -> int:
+    def delete_notes(self, prefix: str, before: float) -> int:
         """Delete notes whose name has this prefix and whose value starts with an earlier time than
         `before`. Return their number."""
         with GATEWAY_DB.translated(self.name):

@@ -29,8 +29,8 @@ from bottega.gateway.accounting.database import (
     month_bounds,
     month_of,
 )
+from bottega.gateway.accounting.pending_rows import PendingRows, WriteCallback
 from bottega.gateway.accounting.tables import EntryTables
-from bottega.gateway.accounting.waiting_rows import Waiter, WaitingRows
 
 __all__ = ["Entry", "Ledger", "Shadow", "State"]
 
@@ -42,8 +42,8 @@ GATE, REPEAT, MASTER, LOST = "gate:", "replay:", "master", "lost"
 
 
 class EntryStore(Protocol):
-    """Stored ledger. All methods block and raise `StoreError`; one call at a time, except
-    `read_aside`. `flush_seconds` is the time to collect a batch."""
+    """Stored ledger. All methods block, raise `StoreError` and, except `read_report`, must not be
+    called concurrently. `flush_seconds` is the time to collect a batch."""
 
     flush_seconds: float
 
@@ -57,8 +57,8 @@ class EntryStore(Protocol):
 
     def read(self, sql: str, *values: Value) -> list[Row]: ...
 
-    def read_aside(self, sql: str, *values: Value) -> list[Row]:
-        """Run a report's query, which does not delay the writer."""
+    def read_report(self, sql: str, *values: Value) -> list[Row]:
+        """Run a report's query without delaying the writer."""
         ...
 
     def spent_since(
@@ -70,28 +70,28 @@ class EntryStore(Protocol):
 
     def prune(self, before: float) -> int: ...
 
-    def forget_notes(self, prefix: str, before: float) -> int: ...
+    def delete_notes(self, prefix: str, before: float) -> int: ...
 
     def close(self) -> None: ...
 
 
 class Ledger:
-    """Ledger in gateway.db, or in PostgreSQL if `place` is a URL, written by a thread. The file is
-    written within half a second, which a killed process loses; PostgreSQL at once, and `flushed`
-    waits for the commit. `close` writes everything. Spending includes that of other processes as of
-    their last write: in PostgreSQL that of accounts `with_budgets`, and of all after
-    `refresh_spending`.
+    """Ledger in gateway.db, or in PostgreSQL if `location` is a URL.
 
-    `tables` are those of PostgreSQL, None for a file; between `enter_loop` and `leave_loop` an
-    event loop writes them instead of the thread. If the store cannot be written, requests
+    A thread writes it, and between `enter_loop` and `leave_loop` an event loop. The file is written
+    within half a second, which a killed process loses; PostgreSQL is written at once, and `flushed`
+    waits for the commit. `close` writes everything. If the store cannot be written, requests
     continue. Rows wait in memory, and the oldest are `lost` when there are too many, or on `close`.
-    With `keep_days`, older rows are deleted;
-    monthly spending is kept. Reading blocks.
+
+    Spending includes that of other processes as of their last write: in PostgreSQL that of accounts
+    `with_budgets`, and of all accounts after `refresh_spending`. `tables` are those of PostgreSQL,
+    None for a file. With `keep_days`, older rows are deleted; monthly spending is kept. Reading
+    blocks.
     """
 
     def __init__(
         self,
-        place: str | Path,
+        location: str | Path,
         *,
         create: bool = True,
         keep_days: float | None = None,
@@ -101,13 +101,13 @@ class Ledger:
         self._keep_days = keep_days
         self._repeat_seconds = repeat_seconds
         self._clock = clock
-        self.tables = EntryTables(str(place)) if is_postgres_url(place) else None
-        self._file: EntryStore = self.tables or EntryFile(Path(place), create=create)
-        self._name = Path(place).name if self.tables is None else "PostgreSQL"
+        self.tables = EntryTables(str(location)) if is_postgres_url(location) else None
+        self._file: EntryStore = self.tables or EntryFile(Path(location), create=create)
+        self._name = Path(location).name if self.tables is None else "PostgreSQL"
         self._file_lock = threading.Lock()
         self._set_month(clock())
         try:
-            self._rows = WaitingRows(self._file.spent_since(self._month))
+            self._rows = PendingRows(self._file.spent_since(self._month))
         except BaseException:
             self._file.close()
             raise
@@ -133,11 +133,11 @@ class Ledger:
         return self._outage.lasts
 
     async def enter_loop(self, pool: PostgresPool) -> None:
-        """Write in this event loop, which owns the pool, instead of a thread: a commit then needs
-        no change of threads. Only one event loop may do so."""
+        """Write in this event loop, which owns the pool, instead of the thread, so a commit needs
+        no switch of threads. Only one event loop may do so."""
 
         def stop_thread() -> None:
-            with self._file_lock:  # after the batch that is being written
+            with self._file_lock:  # wait for the batch that is being written
                 self._in_loop = writer
 
         writer = LoopWriter(lambda: self._flush_in_loop(pool))
@@ -160,8 +160,8 @@ class Ledger:
         self._writer.wake()
 
     def durable(self) -> asyncio.Future[BaseException | None]:
-        """Return a future that ends when all rows added so far are durable, or with the error of
-        the next write: the rows wait in memory for another one."""
+        """Return a future whose result is None once all rows added so far are durable, or the error
+        of the next write, after which the rows stay in memory."""
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         done: asyncio.Future[BaseException | None] = loop.create_future()
 
@@ -181,7 +181,7 @@ class Ledger:
         return done
 
     async def flushed(self) -> None:
-        """Wait until all rows added so far are durable. Raises `StoreError` as `durable`."""
+        """Wait until all rows added so far are durable. Raises the error of `durable`."""
         if (error := await self.durable()) is not None:
             raise error
 
@@ -213,10 +213,10 @@ class Ledger:
     def delete_old_repeats(self) -> int:
         """Delete records older than `repeat_seconds`. Return their number."""
         with self._file_lock:
-            return self._file.forget_notes(REPEAT, self._clock() - self._repeat_seconds)
+            return self._file.delete_notes(REPEAT, self._clock() - self._repeat_seconds)
 
     def set_master(self, route: str) -> None:
-        """Set the tier that savings compare the others with."""
+        """Set the tier whose cost savings are computed from."""
         self._set_note(MASTER, route)
 
     def master(self) -> str | None:
@@ -241,11 +241,11 @@ class Ledger:
         return self._rows.spent(self.month_at(self._clock()), account)
 
     def read(self, sql: str, *values: Value) -> list[Row]:
-        """Run a report's query, which does not delay the writer."""
-        return self._file.read_aside(sql, *values)
+        """Run a report's query without delaying the writer."""
+        return self._file.read_report(sql, *values)
 
     def flush(self) -> None:
-        """Write the waiting rows. Raises `StoreError`, after which they wait again. Blocks."""
+        """Write the pending rows. Raises `StoreError`, after which they stay pending. Blocks."""
         with self._file_lock:
             if (in_loop := self._in_loop) is None:
                 self._flush_here()
@@ -273,15 +273,15 @@ class Ledger:
         except BaseException:
             self._rows.restore(batch)
             raise
-        # First move the costs in one step, then add what other processes have written.
+        # First move the costs in one step, then read the spending of other processes.
         self._rows.written({})
         accounts = self._deciding(batch)
         if accounts or self.tables is None:
             self._read_spending(accounts)
 
     def _deciding(self, batch: Batch) -> set[str]:
-        """Return the accounts of a batch whose committed spending must be read. In PostgreSQL other
-        accounts are read when they are listed."""
+        """Return the accounts of a batch whose committed spending must be read. In PostgreSQL, the
+        spending of other accounts is read when they are listed."""
         accounts = {account for _, account in batch.spent}
         return accounts if self.tables is None else accounts & self.with_budgets
 
@@ -320,7 +320,7 @@ class Ledger:
         return total
 
     def close(self) -> None:
-        """Write the waiting rows and stop. Rows that cannot be written are lost and logged."""
+        """Write the pending rows and stop. Rows that cannot be written are lost, and logged."""
         # First, so that a long `prune` ends after its current batch.
         self._closed.set()
         with self._file_lock:
@@ -328,13 +328,13 @@ class Ledger:
         self._thread.close()
         # The thread has ended: rows added since then are written here.
         if not self._succeeds(self.flush):
-            self._rows.lose()
+            self._rows.count_lost()
             log.error("lost %d rows that could not be written to %s", self.lost, self._name)
         with self._file_lock:
             self._file.close()
 
     def month_at(self, moment: float) -> str:
-        """Return `month_of` a moment, in a tenth of its time."""
+        """Return `month_of(moment)` from a cache, in a tenth of the time."""
         if not self._month_begins <= moment < self._month_ends:
             self._set_month(moment)
         return self._month
@@ -355,7 +355,7 @@ class Ledger:
             return str(rows[0][0]) if rows else None
 
     def _succeeds(self, work: Callable[[], None]) -> bool:
-        """Do the work; return whether it succeeded. Repeated failures are logged once."""
+        """Do the work and return whether it succeeded. Log only the first of repeated failures."""
         try:
             work()
         except BottegaError as error:
@@ -383,6 +383,6 @@ class Ledger:
             self.prune(self._keep_days)
 
 
-def _end(waiters: Sequence[Waiter], error: BaseException | None) -> None:
+def _end(waiters: Sequence[WriteCallback], error: BaseException | None) -> None:
     for waiter in waiters:
         waiter(error)

@@ -116,7 +116,7 @@ class BudgetError(ApiError):
 
 
 class LimitsUnavailableError(BudgetError):
-    """The limits of the key cannot be checked now."""
+    """A server that the limits of the key need does not answer."""
 
 
 class Limiter(Protocol):
@@ -142,7 +142,7 @@ class Limiter(Protocol):
 
 
 class LocalLimiter(Limiter):
-    """Limiter of one process: buckets and reservations end with it."""
+    """Limiter of one process, which keeps buckets and reservations in memory."""
 
     def __init__(self, spending: Spending, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._spending = spending

@@ -33,7 +33,7 @@ SHADOW_COLUMNS = {
     "without_score": "double precision",
     "id": "text",
 }
-# Sorted as SQLite sorts, so that both report the same figures.
+# Sorted as in SQLite, so reports of both have the same figures.
 TYPES = {"text": 'text COLLATE "C"'}
 NULLABLE = ("similarity", "cost_usd")
 SUM_TYPES = {
@@ -54,7 +54,7 @@ def _columns(columns: dict[str, str], nullable: tuple[str, ...] = ()) -> str:
 
 def _rollup(sign: str) -> str:
     """Return the statement that adds the rows of `changed` to the daily sums, or subtracts them.
-    Sorted, since two gateways that lock the same sums in another order would block each other."""
+    Sorted, because two gateways that lock the same sums in different orders would deadlock."""
     values = VALUES.format("").replace("CAST(time / 86400 AS INTEGER)", "floor(time / 86400)")
     sums = ", ".join(f"sum({name})" for name in SUMS)
     changed = ", ".join(f"{name} = kept.{name} {sign} excluded.{name}" for name in SUMS)
@@ -143,9 +143,9 @@ CREATE UNLOGGED TABLE gateway_holds (
     account text, id text, usd double precision NOT NULL, expires double precision NOT NULL,
     PRIMARY KEY (account, id)
 );
--- One call decides about a request. Each statement of a function sees what was committed before it,
--- so after the lock of the account's row nothing is stale. A single statement would read
--- reservations and spending as of its start, before it waited for the lock.
+-- One call decides on a request. Each statement of a function sees all earlier commits, so data
+-- read after locking the account's row are current. A single statement would read reservations
+-- and spending as of its start, before it waited for the lock.
 CREATE FUNCTION gateway_decide(
     key text, rpm bigint, budget double precision, tolerated double precision, this_month text,
     hold text, paid double precision, wanted double precision, lease double precision,
@@ -262,14 +262,14 @@ BEGIN
             RETURN QUERY SELECT 'wait', current, NULL::bytea, NULL, NULL, NULL::double precision;
             RETURN;
         END IF;
-        leads := true;  -- look again: the flight before this one may have landed in between
+        leads := true;  -- read again: the previous flight may have stored its reply meanwhile
     END LOOP;
     RETURN QUERY SELECT 'lead', current, NULL::bytea, NULL, NULL, NULL::double precision;
 END $$;
 """
 
-# Entries and the spending after them in one round trip. The trigger has added their costs and locks
-# these rows until the commit.
+# Write entries and return the resulting spending in one round trip. The trigger has added the costs
+# and locks these rows until the commit.
 WRITE = f"""
 CREATE FUNCTION gateway_write({", ".join(f"{kind}[]" for kind in ENTRY_COLUMNS.values())},
     this_month text, budgets text[])

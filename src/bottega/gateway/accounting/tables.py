@@ -1,4 +1,4 @@
-"""Accounts and ledger in PostgreSQL, for several gateways: the tables of decision 19."""
+"""Accounts and ledger in PostgreSQL, shared by several gateways (decision 19)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER_SECONDS = 5.0
 
 
 class BlockingPool:
-    """Pool of connections to the gateway's tables for callers outside of an event loop."""
+    """Pool of connections to the gateway's tables for blocking callers."""
 
     def __init__(self, url: str, answer_seconds: float | None = ANSWER_SECONDS) -> None:
         self.pool = PostgresPool(
@@ -47,8 +47,8 @@ class BlockingPool:
         self.run(self.pool.execute(statement, *values))
 
     def transaction(self, statements: Sequence[tuple[str, Sequence[object]]]) -> list[Row]:
-        """Run statements in one transaction; return the rows of the last one. One statement needs
-        no other round trips."""
+        """Run statements in one transaction and return the rows of the last one. A single statement
+        needs no further round trips."""
 
         async def work() -> list[Row]:
             rows: list[Row] = []
@@ -65,7 +65,7 @@ class BlockingPool:
 
 
 class AccountTable:
-    """Rows of accounts and their namespaces in PostgreSQL."""
+    """Accounts and their namespaces in PostgreSQL."""
 
     def __init__(self, url: str) -> None:
         self._pool = BlockingPool(url)
@@ -125,7 +125,9 @@ class EntryTables:
     """Tables of the ledger in PostgreSQL. Each row has an id: a batch whose outcome is unknown,
     such as after a lost connection, is written again without duplicates."""
 
-    flush_seconds = 0.0  # replies wait for the commit; entries of one commit form the next batch
+    flush_seconds = (
+        0.0  # replies wait for the commit; entries that arrive meanwhile form the next batch
+    )
 
     def __init__(self, url: str) -> None:
         self._pool = BlockingPool(url)
@@ -143,13 +145,13 @@ class EntryTables:
     async def write_in(
         self, pool: PostgresPool, batch: Batch, month: str = "", accounts: Collection[str] = ()
     ) -> dict[AccountMonth, float]:
-        """Write the batch in one transaction over a pool of the running event loop. Return the
-        spending of `accounts` with it, as of `spent_since`. Entries come last: their triggers lock
-        sums that other gateways need as well."""
+        """Write the batch in one transaction, with a pool of the running event loop. Return the
+        resulting spending of `accounts`, like `spent_since`. Entries are written last, because
+        their triggers lock sums that other gateways need as well."""
         statements = list(_other_rows(batch))
         entries = [(*entry_row(one), one.id) for one in batch.entries]
         columns = [*zip(*entries, strict=True)] or [()] * len(ENTRY_COLUMNS)
-        # One statement is a transaction of its own and needs no other round trips.
+        # A single statement is its own transaction and needs no further round trips.
         opened = pool.transaction if statements else pool.connection
         async with opened() as connection:
             for statement, values in statements:
@@ -161,7 +163,7 @@ class EntryTables:
         """Run a query that is written for SQLite."""
         return self._pool.fetch(_translated(sql), *values)
 
-    def read_aside(self, sql: str, *values: Value) -> list[Row]:
+    def read_report(self, sql: str, *values: Value) -> list[Row]:
         return self._reports.fetch(_translated(sql), *values)
 
     def spent_since(
@@ -192,7 +194,7 @@ class EntryTables:
             deleted += len(rows)
         return deleted
 
-    def forget_notes(self, prefix: str, before: float) -> int:
+    def delete_notes(self, prefix: str, before: float) -> int:
         """Delete notes whose name has this prefix and whose value starts with an earlier time than
         `before`. Return their number."""
         rows = self._pool.transaction(
@@ -209,9 +211,9 @@ class EntryTables:
     def shadows_after(
         self, namespace: str, cursor: tuple[int, int], limit: int
     ) -> list[tuple[int, int, float, float, float]]:
-        """Return up to `limit` samples after a cursor, in the same order for all readers:
-        transaction and row number, then similarity and scores. A transaction is read once all
-        earlier ones have ended: row numbers alone do not follow the order of the commits."""
+        """Return up to `limit` samples after a cursor: transaction, row number, similarity and both
+        scores. The order is the same for all readers: a transaction is read once all earlier ones
+        have ended, because row numbers are not in commit order."""
         return [
             tuple(row)
             for row in self._pool.fetch(
@@ -226,7 +228,7 @@ class EntryTables:
         ]
 
     def claim_cold_start(self, namespace: str, held: int, limit: int) -> bool:
-        """Count one query of the cold start; return False if all have been used."""
+        """Count one query of the cold start. Return False if none is left."""
         rows = self._pool.transaction(
             [
                 (
@@ -254,7 +256,7 @@ def _insert(table: str, columns: dict[str, str], more: str) -> str:
 
 
 def _other_rows(batch: Batch) -> Iterator[tuple[str, Sequence[object]]]:
-    """Yield the statements that write all but the entries."""
+    """Yield the statements that write everything but the entries."""
     if batch.notes:
         notes = sorted((text_of(name), text_of(value)) for name, value in batch.notes.items())
         yield NOTES, [*zip(*notes, strict=True)]

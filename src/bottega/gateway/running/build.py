@@ -72,7 +72,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
     def forget(namespace: str) -> None:
         tenants.call_soon(repeats.clear)  # the response cache belongs to the event loop
         if gateway_server.state is not None:
-            gateway_server.state.forget()
+            gateway_server.state.invalidate_all()
 
     gateway_server.build_app(admin_routes(accounts, ledger, tenants.base, forget=forget))
     return gateway_server
@@ -112,10 +112,10 @@ def _open_stores(
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = config.state.database_url(environment)
         redis = config.state.redis_url(environment)
-        place = database or config.gateway.data / FILE
-        accounts = Accounts(place)
+        location = database or config.gateway.data / FILE
+        accounts = Accounts(location)
         opened.callback(accounts.close)
-        ledger = Ledger(place, repeat_seconds=config.replay.seconds)
+        ledger = Ledger(location, repeat_seconds=config.replay.seconds)
         opened.callback(ledger.close)
         ledger.set_master(config.master.name)
         if redis is not None:

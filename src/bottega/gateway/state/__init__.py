@@ -1,1 +1,1 @@
-"""State that several gateways share: limits, exact repeats, and their connections (decision 19)."""
+"""State shared by several gateways: limits, exact repeats and benefit gates (decision 19)."""

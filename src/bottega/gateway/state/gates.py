@@ -18,16 +18,16 @@ from bottega.types import Candidate
 
 log = logging.getLogger(__name__)
 
-FOLLOW_SECONDS = 1.0
+POLL_SECONDS = 1.0
 BATCH = 200
 Cursor = tuple[int, int]
 SampleRow = tuple[int, int, float, float, float]
 START: Cursor = (0, 0)
 
 
-class FollowingGate(BenefitGate):
-    """Gate that ignores the samples of its own gateway until they come back from the ledger, in the
-    order that is the same for all gateways."""
+class ReplicatedGate(BenefitGate):
+    """Gate that learns only from the ledger, in the same order in all gateways. It ignores samples
+    that its own gateway passes to `learn`."""
 
     def learn(
         self, candidates: Sequence[Candidate], with_score: float, without_score: float
@@ -36,70 +36,76 @@ class FollowingGate(BenefitGate):
 
 
 @dataclass
-class _Followed:
-    gate: FollowingGate
+class _TrackedGate:
+    gate: ReplicatedGate
     cursor: Cursor = START
 
 
 class SharedGates:
-    """Gates of all open namespaces. Each has read the ledger's samples up to a cursor; state and
-    cursor are stored: a gateway that starts does not read all of them again."""
+    """Gates of all open namespaces. Each has read the ledger's samples up to a cursor. State and
+    cursor are stored, so a gateway that starts reads only newer samples."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._outage = OutageLog(log)
-        self._followed: dict[str, _Followed] = {}
+        self._tracked: dict[str, _TrackedGate] = {}
 
     def open(self, namespace: str) -> BenefitGate:
         """Return the gate of a namespace with all samples so far. Blocks. Raises `StoreError`."""
-        if namespace not in self._followed:
-            followed = self._stored(namespace)
-            while self._apply(followed, self._read(namespace, followed.cursor)):
+        if namespace not in self._tracked:
+            tracked = self._stored(namespace)
+            while self._apply(tracked, self._read(namespace, tracked.cursor)):
                 pass
-            self._followed[namespace] = followed
-        return self._followed[namespace].gate
+            self._tracked[namespace] = tracked
+        return self._tracked[namespace].gate
 
     async def run(self) -> None:
-        """Read new samples, until it is cancelled."""
+        """Read new samples until cancelled."""
         while True:
-            await asyncio.sleep(FOLLOW_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             try:
-                await self.follow()
+                await self.update()
             except StoreError as error:
-                self._outage.failed("the gates keep their states for now: %s", error)
+                self._outage.failed(
+                    "benefit gates cannot read new samples and keep their states: %s", error
+                )
             else:
-                self._outage.ended("the gates read new samples again")
+                self._outage.ended("benefit gates read new samples again")
 
-    async def follow(self) -> None:
+    async def update(self) -> None:
         """Read new samples of all open namespaces once. Raises `StoreError`."""
-        for namespace, followed in list(self._followed.items()):
-            rows = await asyncio.to_thread(self._read, namespace, followed.cursor)
-            # In the event loop, in which requests use the gate.
-            if self._apply(followed, rows):
-                state = {**followed.gate.state(), "cursor": followed.cursor}
+        for namespace, tracked in list(self._tracked.items()):
+            rows = await asyncio.to_thread(self._read, namespace, tracked.cursor)
+            # In the event loop, where requests use the gate.
+            if self._apply(tracked, rows):
+                state = {**tracked.gate.state(), "cursor": tracked.cursor}
                 self._ledger.set_gate(namespace, orjson.dumps(state).decode())
 
     def _read(self, namespace: str, cursor: Cursor) -> Sequence[SampleRow]:
         assert self._ledger.tables is not None
         return self._ledger.tables.shadows_after(namespace, cursor, BATCH)
 
-    def _apply(self, followed: _Followed, rows: Sequence[SampleRow]) -> bool:
+    def _apply(self, tracked: _TrackedGate, rows: Sequence[SampleRow]) -> bool:
         for transaction, number, *sample in rows:
-            followed.gate.add(PairedSample(*sample))
-            followed.cursor = (transaction, number)
+            tracked.gate.add(PairedSample(*sample))
+            tracked.cursor = (transaction, number)
         return bool(rows)
 
-    def _stored(self, namespace: str) -> _Followed:
+    def _stored(self, namespace: str) -> _TrackedGate:
         state = self._ledger.gate(namespace)
-        followed = _Followed(FollowingGate())
+        tracked = _TrackedGate(ReplicatedGate())
         if state is None:
-            return followed
+            return tracked
         try:
             found = orjson.loads(state)
             transaction, number = found["cursor"]
-            followed.gate.restore(found)
-            followed.cursor = (int(transaction), int(number))
+            tracked.gate.restore(found)
+            tracked.cursor = (int(transaction), int(number))
         except (BottegaError, ValueError, TypeError, KeyError) as error:
-            log.warning("the gate of %r reads all its samples again: %s", namespace, error)
-            return _Followed(FollowingGate())
-        return followed
+            log.warning(
+                "the stored benefit gate %r is invalid, its samples are read again: %s",
+                namespace,
+                error,
+            )
+            return _TrackedGate(ReplicatedGate())
+        return tracked

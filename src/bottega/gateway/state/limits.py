@@ -1,4 +1,4 @@
-"""Limits of keys over all gateways."""
+"""Limits of keys across all gateways."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from bottega.gateway.accounting.limiter import (
 
 log = logging.getLogger(__name__)
 
-# A reservation ends with the process that holds it: it lapses unless its gateway renews it.
+# A reservation expires unless its gateway renews it, so it ends with the process.
 LEASE_SECONDS = 10.0
 RENEW_SECONDS = 0.4
-# After a server has lost its memory, gateways renew their reservations before any new one.
+# After a server has lost its data, gateways renew their reservations before any new one is made.
 GRACE_SECONDS = 3 * RENEW_SECONDS
-MAX_GRACES = 4
+MAX_GRACE_WAITS = 4
 SETTLE_SECONDS = 0.5
 
 Kind = Literal["ok", "wait", "grace", "spent", "reserved"]
 
 
 class Verdict(NamedTuple):
-    """Decision about a request: admitted, or why not, and the seconds to wait for `wait` (the rate)
-    and `grace` (reservations are being restored)."""
+    """Decision on a request: admitted, or the reason why not. `seconds` is the time to wait for
+    `wait` (the rate) and `grace` (gateways are renewing their reservations)."""
 
     kind: Kind
     seconds: float = 0.0
@@ -64,7 +64,7 @@ class Renewal(NamedTuple):
 
 
 class LimitStore(Protocol):
-    """Buckets and reservations of all gateways. All methods raise `StoreError`."""
+    """Token buckets and reservations of all gateways. All methods raise `StoreError`."""
 
     async def decide(self, request: LimitRequest, /) -> Verdict:
         """Check the limits in one atomic step. Take a token at admission, else store the
@@ -72,17 +72,17 @@ class LimitStore(Protocol):
         ...
 
     async def settle(self, account: str, month: str, hold: str, spent: float, /) -> None:
-        """End a reservation whose cost is committed; `spent` is the account's committed spending
-        with it. Spending only grows, so the store keeps the largest value: one that arrives late or
-        twice changes nothing."""
+        """End a reservation whose cost is committed. `spent` is the account's committed spending,
+        including this cost. Spending only grows, so the store keeps the largest value, and a value
+        that arrives late or twice changes nothing."""
         ...
 
     async def renew(self, holds: Sequence[Renewal], /) -> None: ...
 
 
 class SharedLimiter(Limiter):
-    """Limiter of several gateways. Reservations are leases: the gateway renews those of its running
-    requests, and they end with the request or with the process."""
+    """Limiter across several gateways. Reservations are leases: the gateway renews those of its
+    running requests, and they end with the request or the process."""
 
     def __init__(
         self, store: LimitStore, ledger: Ledger, *, clock: Callable[[], float] = time.time
@@ -91,7 +91,7 @@ class SharedLimiter(Limiter):
         self._owner, self._count = token_hex(8), 0
         self._holds: dict[str, Hold] = {}
         self._ids: dict[Hold, str] = {}
-        self._ending: dict[Hold, asyncio.Task[None]] = {}
+        self._releases: dict[Hold, asyncio.Task[None]] = {}
         self._outage = OutageLog(log)
 
     async def admit(self, account: Account) -> float | None:
@@ -104,7 +104,7 @@ class SharedLimiter(Limiter):
         if hold.account.usd_per_month is None:
             return
         self._ledger.with_budgets.add(hold.account.id)
-        # Before the first await: a reservation whose caller is cancelled must end, too.
+        # Before the first await, so a reservation ends even if its caller is cancelled.
         id = self._id(hold)
         hold.reserved = usd
         try:
@@ -116,14 +116,14 @@ class SharedLimiter(Limiter):
 
     def release(self, hold: Hold) -> None:
         """End the reservation in the background, once the ledger entry is durable."""
-        if hold in self._ids and hold not in self._ending:
+        if hold in self._ids and hold not in self._releases:
             task = asyncio.get_running_loop().create_task(self._settle(hold))
-            self._ending[hold] = task
-            task.add_done_callback(lambda _: self._ending.pop(hold, None))
+            self._releases[hold] = task
+            task.add_done_callback(lambda _: self._releases.pop(hold, None))
 
-    def ending(self, hold: Hold | None) -> asyncio.Task[None] | None:
+    def release_task(self, hold: Hold | None) -> asyncio.Task[None] | None:
         """Return the task that ends the reservation, None without one."""
-        return None if hold is None else self._ending.get(hold)
+        return None if hold is None else self._releases.get(hold)
 
     async def renew(self) -> None:
         """Renew the reservations of this process. Raises `StoreError`."""
@@ -132,14 +132,14 @@ class SharedLimiter(Limiter):
             return
         await self._store.renew(held)
         for account, id, _ in held:
-            if id not in self._holds:  # it has ended, and the renewal may have arrived later
+            if id not in self._holds:  # it has ended, and the renewal may have recreated it
                 await self._store.settle(account, self._month(), id, 0.0)
 
     async def aclose(self) -> None:
-        """Wait shortly for reservations that are ending."""
-        if self._ending:
-            await asyncio.wait(self._ending.values(), timeout=2 * SETTLE_SECONDS)
-        for task in list(self._ending.values()):
+        """Wait briefly for reservations that are being released, then cancel the rest."""
+        if self._releases:
+            await asyncio.wait(self._releases.values(), timeout=2 * SETTLE_SECONDS)
+        for task in list(self._releases.values()):
             task.cancel()
 
     def _id(self, hold: Hold) -> str:
@@ -154,9 +154,9 @@ class SharedLimiter(Limiter):
     async def _decide(self, request: LimitRequest) -> Verdict:
         account = request.account
         if account.usd_per_month is not None and self._ledger.is_failing:
-            # Spending that is not committed is unknown to the other gateways.
+            # The other gateways do not know spending that is not committed.
             raise limits_unavailable(account)
-        for _ in range(MAX_GRACES):
+        for _ in range(MAX_GRACE_WAITS):
             verdict = await self._answer(account, self._store.decide(request))
             if verdict.kind != "grace":
                 break
@@ -180,25 +180,25 @@ class SharedLimiter(Limiter):
         return found
 
     async def _settle(self, hold: Hold) -> None:
-        """Commit the entry, then end the reservation. Both are repeated until they succeed: until
-        then the reservation counts."""
+        """Commit the entry, retrying until it is durable, then end the reservation. If ending it
+        fails, the reservation expires."""
         while True:
             if await self._ledger.durable() is None:
                 break
             await asyncio.sleep(SETTLE_SECONDS)
         id = self._ids.pop(hold)
-        self._holds.pop(id, None)  # no renewal from here on: it would lapse soon
+        self._holds.pop(id, None)  # from here on it is not renewed
         account = hold.account.id
         spent = self._ledger.committed_this_month(account)
         try:
             await self._store.settle(account, self._month(), id, spent)
         except StoreError as error:
-            self._outage.failed("reservations cannot be ended and will lapse: %s", error)
+            self._outage.failed("reservations cannot be ended and will expire: %s", error)
 
 
 def limits_unavailable(account: Account) -> BudgetError:
     return LimitsUnavailableError(
-        "the limits of this key cannot be checked now",
+        "the limits of this key cannot be checked",
         status=503,
         type="server_error",
         code="limits_unavailable",
@@ -207,6 +207,6 @@ def limits_unavailable(account: Account) -> BudgetError:
     )
 
 
-def fits(budget: float) -> float:
-    """Return the budget with a tolerance for rounding."""
+def with_tolerance(budget: float) -> float:
+    """Return the budget with a tolerance for rounding errors."""
     return budget * ROUNDING

@@ -11,13 +11,13 @@ from bottega.gateway.state.limits import (
     LimitRequest,
     Renewal,
     Verdict,
-    fits,
+    with_tolerance,
 )
 
 
 class PostgresLimits:
-    """Buckets and reservations in unlogged tables, which need no write to the disk. Spending is
-    that of the ledger in the same database."""
+    """Token buckets and reservations in unlogged tables, which skip the write-ahead log. Spending
+    is that of the ledger in the same database."""
 
     def __init__(self, pool: PostgresPool) -> None:
         self._pool = pool
@@ -29,7 +29,7 @@ class PostgresLimits:
             account.id,
             account.requests_per_minute,
             budget,
-            None if budget is None else fits(budget),
+            None if budget is None else with_tolerance(budget),
             request.month,
             request.hold,
             request.paid,

@@ -6,31 +6,31 @@ from collections.abc import Mapping, Sequence
 
 from bottega._util.postgres import PostgresPool
 from bottega.gateway.response_cache import CachedReply
-from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, Begun, Changes
+from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, BeginResult, Changes
 
 ALL = "*"
-CHANGES_LOCK = 0x42746763  # "Btgc": changes get their numbers in the order of their commits
+CHANGES_LOCK = 0x42746763  # "Btgc", so change numbers are in commit order
 
 
 class PostgresRepeats:
-    """Replies and flights in unlogged tables, which a crash empties; changes in a table of their
-    own, whose last `ALL` is the epoch."""
+    """Replies and flights in unlogged tables, which a crash empties. Changes are in a logged table;
+    the number of its last `ALL` is the epoch."""
 
     def __init__(self, pool: PostgresPool) -> None:
         self._pool = pool
 
-    async def begin(self, key: str, flight: str, /) -> Begun:
+    async def begin(self, key: str, flight: str, /) -> BeginResult:
         rows = await self._pool.fetch(
             "SELECT * FROM gateway_begin($1, $2, $3)", key, flight, FLIGHT_SECONDS
         )
         kind, epoch, payload, route, model, age = rows[0]
         reply = None if payload is None else CachedReply(payload, route, model)
-        return Begun(kind, epoch, reply, age or 0.0)
+        return BeginResult(kind, epoch, reply, age or 0.0)
 
     async def land(
         self, key: str, flight: str, epoch: int, reply: CachedReply | None, seconds: float, /
     ) -> None:
-        # One statement: a gateway that sees no flight must see the reply.
+        # One statement, so a gateway that sees no flight sees the reply.
         if reply is None:
             await self._pool.execute(END, key, flight)
             return
@@ -64,7 +64,7 @@ class PostgresRepeats:
                 await connection.execute("INSERT INTO gateway_changes (key) VALUES ($1)", key)
                 await connection.execute(PRUNE)
 
-    async def forget(self) -> None:
+    async def invalidate_all(self) -> None:
         async with self._pool.transaction() as connection:
             await connection.execute("SELECT pg_advisory_xact_lock($1)", CHANGES_LOCK)
             await connection.execute("INSERT INTO gateway_changes (key) VALUES ($1)", ALL)

@@ -14,10 +14,10 @@ from bottega.gateway.state.limits import (
     LimitRequest,
     Renewal,
     Verdict,
-    fits,
+    with_tolerance,
 )
 
-KEPT_DAYS = 40  # longer than a month: the key of an idle account expires
+KEPT_DAYS = 40  # longer than a month; then the Redis key of an idle account expires
 MAX_SEEDS = 4
 
 # An account is one hash: bucket, spending and reservations are evicted together or not at all.
@@ -44,7 +44,7 @@ for i = 1, #fields, 2 do
     end
 end
 if budget >= 0 then
-    -- A lapsed reservation was not settled, but its cost may be committed: read the ledger again.
+    -- An expired reservation was not settled, but its cost may be committed: read the ledger again.
     if lapsed or state.month ~= month then
         redis.call('HDEL', KEYS[1], 'month', 'spent')
         return {'unseeded', '0'}
@@ -71,8 +71,9 @@ redis.call('PEXPIRE', KEYS[1], kept)
 if wait > 0 then return {'wait', tostring(wait)} end
 return {'ok', '0'}
 """
-# Spending only grows, so of several gateways that seed or settle the largest value is right. An
-# account whose hash was lost gets a grace time, in which gateways renew its reservations.
+# Spending only grows, so if several gateways seed or settle, the largest value is right. If the
+# hash of an account was lost, decisions wait for a grace period, in which gateways renew its
+# reservations.
 SEED = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -104,8 +105,8 @@ redis.call('PEXPIRE', KEYS[1], 86400000)
 
 
 class CommittedSpending(NamedTuple):
-    """Committed spending of an account in US dollars. `is_first` is true for one reader only: the
-    first one of the month, so that no request of the account can be running."""
+    """Committed spending of an account in US dollars. `is_first` is true only for the first reader
+    of the month: then no request of the account can be running."""
 
     usd: float
     is_first: bool
@@ -134,8 +135,8 @@ def spending_reader(pool: PostgresPool) -> ReadSpending:
 
 
 class RedisLimits:
-    """Buckets and reservations in Redis, one script call per decision. Spending comes from the
-    ledger in PostgreSQL, from which a lost key is restored."""
+    """Token buckets and reservations in Redis, with one script call per decision. Spending comes
+    from the ledger in PostgreSQL, from which a lost hash is restored."""
 
     def __init__(self, pipe: ValkeyPipe, read: ReadSpending) -> None:
         self._read = read
@@ -147,7 +148,7 @@ class RedisLimits:
         values = (
             account.requests_per_minute or 0,
             -1 if budget is None else budget,
-            -1 if budget is None else fits(budget),
+            -1 if budget is None else with_tolerance(budget),
             request.month,
             request.hold,
             request.paid,
@@ -160,7 +161,7 @@ class RedisLimits:
             if kind != b"unseeded":
                 return Verdict(kind.decode(), float(seconds))
             await self._seed_from_ledger(account.id, request.month)
-        return Verdict("grace", GRACE_SECONDS)  # reservations lapse all the time: try again
+        return Verdict("grace", GRACE_SECONDS)  # reservations keep expiring: try again later
 
     async def settle(self, account: str, month: str, hold: str, spent: float, /) -> None:
         await self._settle([_key(account)], [month, hold, spent])

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from bottega._util.valkey_pipe import Argument, ValkeyPipe
 from bottega.gateway.response_cache import CachedReply
-from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, Begun, Changes
+from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, BeginResult, Changes
 
 LEASE = int(FLIGHT_SECONDS * 1000)
 REPLY, FLIGHT = "bottega:reply:", "bottega:flight:"
-# The epoch is part of the name of a reply. It is a time, so that one which replaces a lost epoch
-# never names old replies.
+# The epoch is part of the key of a reply. It is a time, so the epoch that replaces a lost one never
+# matches old replies.
 EPOCH = """
 local function epoch()
     local found = redis.call('GET', 'bottega:epoch')
@@ -66,7 +66,7 @@ if redis.call('EXISTS', name) == 1 then
     redis.call('ZREMRANGEBYSCORE', 'bottega:changes', '-inf', number - {MAX_CHANGES})
 end
 """
-FORGET = f"""{EPOCH}
+INVALIDATE_ALL = f"""{EPOCH}
 local time = redis.call('TIME')
 local now = math.max(time[1] * 1000000 + time[2], tonumber(epoch()) + 1)
 redis.call('SET', 'bottega:epoch', string.format('%.0f', now))
@@ -78,21 +78,21 @@ return {{epoch(), number, redis.call('ZRANGEBYSCORE', 'bottega:changes', '(' .. 
 
 
 class RedisRepeats:
-    """Replies and flights as keys that expire, each step one script call."""
+    """Replies and flights as keys that expire. Each step is one script call."""
 
     def __init__(self, pipe: ValkeyPipe) -> None:
         self._pipe = pipe
         self._begin, self._land, self._renew = map(pipe.script, (BEGIN, LAND, RENEW))
-        self._replace, self._forget = pipe.script(REPLACE), pipe.script(FORGET)
+        self._replace, self._invalidate_all = pipe.script(REPLACE), pipe.script(INVALIDATE_ALL)
         self._changes = pipe.script(CHANGES)
 
-    async def begin(self, key: str, flight: str, /) -> Begun:
+    async def begin(self, key: str, flight: str, /) -> BeginResult:
         kind, epoch, *rest = await self._begin([], [key, flight, LEASE])
         if not rest:
-            return Begun(kind.decode(), int(epoch))
+            return BeginResult(kind.decode(), int(epoch))
         payload, route, model, age = rest
         reply = CachedReply(payload, route.decode(), model.decode())
-        return Begun("reply", int(epoch), reply, float(age))
+        return BeginResult("reply", int(epoch), reply, float(age))
 
     async def land(
         self, key: str, flight: str, epoch: int, reply: CachedReply | None, seconds: float, /
@@ -113,13 +113,13 @@ class RedisRepeats:
     async def replace(self, key: str, reply: CachedReply, /) -> None:
         await self._replace([], [key, reply.payload, reply.route, reply.model])
 
-    async def forget(self) -> None:
-        await self._forget([], [])
+    async def invalidate_all(self) -> None:
+        await self._invalidate_all([], [])
 
     async def changes(self, position: tuple[int, int] | None, /) -> Changes:
         epoch, last = position or (0, 0)
         found_epoch, number, keys = await self._changes([], [last])
         now = (int(found_epoch), int(number))
-        # Another epoch, a server that lost its counter, or more changes than it keeps.
+        # False after a new epoch, a lost counter, or more changes than the server keeps.
         is_complete = now[0] == epoch and last <= now[1] < last + MAX_CHANGES
         return Changes(now, [key.decode() for key in keys] if is_complete else None)

@@ -1,4 +1,4 @@
-"""Exact repeats and single flight over all gateways, and the feed of forgotten replies."""
+"""Exact repeats and single flight across all gateways, and the feed of changed replies."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from bottega.gateway.response_cache import CachedReply, ReplyCache
 
 log = logging.getLogger(__name__)
 
-FLIGHT_SECONDS = 5.0  # a flight ends with its gateway, which renews it
-WAIT_SECONDS = 0.05  # between two looks at all flights that this gateway waits for
-CURRENT_SECONDS = 0.9  # a reply in memory is replayed while the feed was read this recently
+FLIGHT_SECONDS = 5.0  # lease of a flight, which its gateway renews
+WAIT_SECONDS = 0.05  # between two polls of the flights that this gateway waits for
+CURRENT_SECONDS = 0.9  # replay from memory only if the feed was read within this time
 START_SECONDS = 2.0
 MAX_CHANGES = 10_000
 
 
-class Begun(NamedTuple):
-    """Start of a request: a stored `reply` and its `age` in seconds, or the lead, or a wait for the
-    gateway that leads. `epoch` changes when everything is forgotten."""
+class BeginResult(NamedTuple):
+    """Start of a request: a stored `reply` and its `age` in seconds, or a new flight ("lead"), or
+    another gateway's flight ("wait"). `epoch` changes when all replies become invalid."""
 
     kind: Literal["reply", "lead", "wait"]
     epoch: int
@@ -34,7 +34,7 @@ class Begun(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Keys whose replies have changed up to `position`; None means all."""
+    """Keys whose replies have changed up to `position`. None means all keys."""
 
     position: tuple[int, int]
     keys: Collection[str] | None
@@ -43,14 +43,14 @@ class Changes(NamedTuple):
 class RepeatStore(Protocol):
     """Replies and flights of all gateways. All methods raise `StoreError`."""
 
-    async def begin(self, key: str, flight: str, /) -> Begun:
-        """Return a stored reply, or lead unless another flight of this key is running."""
+    async def begin(self, key: str, flight: str, /) -> BeginResult:
+        """Return a stored reply, or begin a flight unless another one of this key is running."""
         ...
 
     async def land(
         self, key: str, flight: str, epoch: int, reply: CachedReply | None, seconds: float, /
     ) -> None:
-        """End a flight, and store its reply for `seconds` if its epoch still lasts."""
+        """End a flight. Store its reply for `seconds`; it is found only in its epoch."""
         ...
 
     async def running(self, keys: Sequence[str], /) -> set[str]:
@@ -62,10 +62,10 @@ class RepeatStore(Protocol):
         ...
 
     async def replace(self, key: str, reply: CachedReply, /) -> None:
-        """Replace a stored reply, and announce it; do nothing if there is none."""
+        """Replace a stored reply and add the change to the feed. Do nothing without a reply."""
         ...
 
-    async def forget(self) -> None:
+    async def invalidate_all(self) -> None:
         """Begin a new epoch."""
         ...
 
@@ -76,7 +76,8 @@ class RepeatStore(Protocol):
 
 @dataclass(eq=False)
 class Flight:
-    """Lead of a request among all gateways. `reply` is set once the request has one."""
+    """Running request that identical requests of all gateways wait for. `reply` is set once it
+    exists."""
 
     key: str
     epoch: int
@@ -85,13 +86,14 @@ class Flight:
     reply: CachedReply | None = None
 
     async def end(self) -> None:
-        """Share the reply and let the others go on. Never raises: the client has its reply."""
+        """Share the reply and let waiting requests continue. Never raises: the client has its
+        reply."""
         await self.repeats.land(self)
 
 
 class SharedRepeats:
-    """Replies of all gateways. Those in memory are the first level: they are replayed only while
-    the feed of changes is read, so that a deleted answer is forgotten within a second."""
+    """Replies of all gateways. Replies in memory are replayed only while the change feed can be
+    read, so no gateway replays a deleted answer for longer than a second."""
 
     def __init__(self, store: RepeatStore, memory: ReplyCache, seconds: float) -> None:
         self._store, self._memory, self._seconds = store, memory, seconds
@@ -103,16 +105,16 @@ class SharedRepeats:
         self._waiting: dict[str, asyncio.Event] = {}
         self._poller: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        memory.is_current, memory.on_replace = self.is_current, self._replace_soon
+        memory.is_current, memory.on_replace = self.is_current, self._start_replace
 
     def is_current(self) -> bool:
-        """Return whether the changes of other gateways are known."""
+        """Return whether the changes of other gateways were read recently."""
         return asyncio.get_running_loop().time() - self._read_at < CURRENT_SECONDS
 
     async def begin(self, key: str) -> Flight | tuple[CachedReply, float] | None:
-        """Return the reply of a request and its age if any gateway has it. Otherwise return the
-        lead, or None to go on without it: the store does not answer, or the gateway that led has
-        failed and another one leads now."""
+        """Return the reply of a request and its age if any gateway has it. Otherwise return a new
+        flight, or None to continue without one: the store does not answer, or the flight waited
+        for has failed and another gateway has begun a new one."""
         if not self._started.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._started.wait(), START_SECONDS)
@@ -128,7 +130,7 @@ class SharedRepeats:
             self._outage.failed("exact repeats are not shared between gateways: %s", error)
             return None
         except asyncio.CancelledError:
-            self._soon(self.land(flight))  # the store may have given it the lead
+            self._start_task(self.land(flight))  # the store may have begun the flight
             raise
         if begun.reply is not None:
             return begun.reply, begun.age
@@ -145,13 +147,13 @@ class SharedRepeats:
         except StoreError as error:
             self._outage.failed("exact repeats are not shared between gateways: %s", error)
 
-    async def forget(self) -> None:
-        """Forget all replies, in all gateways. Raises `StoreError`."""
+    async def invalidate_all(self) -> None:
+        """Invalidate the replies of all gateways. Raises `StoreError`."""
         self._memory.clear()
-        await self._store.forget()
+        await self._store.invalidate_all()
 
     async def refresh(self) -> None:
-        """Renew the flights of this process, and drop replies from memory that have changed. Raises
+        """Renew the flights of this process, and drop changed replies from memory. Raises
         `StoreError`."""
         started = asyncio.get_running_loop().time()
         try:
@@ -174,36 +176,36 @@ class SharedRepeats:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait(self, key: str) -> None:
-        """Return when the flight of another gateway has ended. At most one request of this process
-        waits for a key: the others wait for that one."""
+        """Wait until another gateway's flight has ended. At most one request of this process waits
+        for a key: identical requests wait for that one."""
         done = self._waiting.setdefault(key, asyncio.Event())
         if self._poller is None:
             self._poller = asyncio.create_task(self._poll())
         await done.wait()
 
     async def _poll(self) -> None:
-        """Look at all flights that are waited for, in one call. There is no message to lose."""
+        """Poll all flights that requests wait for, in one call."""
         while self._waiting:
             await asyncio.sleep(WAIT_SECONDS)
             keys = list(self._waiting)
             running: set[str] = set()
-            with suppress(StoreError):  # then all go on
+            with suppress(StoreError):  # then all waiting requests continue
                 running = await self._store.running(keys)
             for key in keys:
                 if key not in running:
                     self._waiting.pop(key).set()
         self._poller = None
 
-    def _replace_soon(self, key: str, reply: CachedReply) -> None:
-        self._soon(self._replace(key, reply))
+    def _start_replace(self, key: str, reply: CachedReply) -> None:
+        self._start_task(self._replace(key, reply))
 
     async def _replace(self, key: str, reply: CachedReply) -> None:
         try:
             await self._store.replace(key, reply)
         except StoreError as error:
-            log.warning("a corrected reply is not shared with other gateways: %s", error)
+            log.warning("other gateways do not get a corrected reply: %s", error)
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""Connections of one gateway to the servers whose state it shares with others."""
+"""Connections of a gateway to the servers that hold the shared state."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from bottega.gateway.state.repeats import RepeatStore, SharedRepeats
 
 log = logging.getLogger(__name__)
 
-# A reply waits this long for the commit of its ledger entry, which otherwise waits in memory.
+# Maximum wait of a reply for the commit of its ledger entry, which then stays in memory.
 COMMIT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
 
 
 class SharedState:
-    """State that a gateway shares through PostgreSQL, and through Redis if it has a URL. It belongs
-    to one event loop, in which `run` must run."""
+    """State that a gateway shares with others through PostgreSQL and, if `redis` is a URL, Redis.
+    It belongs to the event loop of `run`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SharedState:
         self._outage = OutageLog(log)
 
     async def run(self) -> None:
-        """Renew the leases of this process, and read the changes and samples of others, until it is
+        """Renew the leases of this process and read the changes and samples of others, until
         cancelled."""
         self._loop = asyncio.get_running_loop()
         await self._ledger.enter_loop(self._pool)
@@ -72,23 +72,24 @@ class SharedState:
                 await asyncio.gather(self.limiter.renew(), self.repeats.refresh())
             except StoreError as error:
                 self._outage.failed("the shared state cannot be reached: %s", error)
-            except Exception:  # leases must be renewed in any case
-                log.exception("renewing the shared state failed")
+            except Exception:  # one failure must not end the renewal
+                log.exception("renewing leases failed")
             else:
                 self._outage.ended("the shared state can be reached again")
             await asyncio.sleep(RENEW_SECONDS)
 
     async def commit(self, record: RequestRecord) -> None:
-        """Wait until the record's ledger entry is durable and its reservation has ended. If the
-        server does not answer, the entry waits in memory and the reservation counts until then."""
-        ended = self.limiter.ending(record.hold) or self._ledger.durable()
+        """Wait until the record's ledger entry is durable and its reservation has ended, at most
+        `COMMIT_SECONDS`. After that, the entry stays in memory and the reservation counts until it
+        is written."""
+        ended = self.limiter.release_task(record.hold) or self._ledger.durable()
         await asyncio.wait([ended], timeout=0 if self._ledger.is_failing else COMMIT_SECONDS)
 
-    def forget(self) -> None:
-        """Forget the replies of all gateways. Blocks; call it in another thread than that of the
+    def invalidate_all(self) -> None:
+        """Invalidate the replies of all gateways. Blocks; must not be called in the thread of the
         event loop. Raises `StoreError`."""
         assert self._loop is not None
-        asyncio.run_coroutine_threadsafe(self.repeats.forget(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self.repeats.invalidate_all(), self._loop).result()
 
     async def aclose(self) -> None:
         await self.repeats.aclose()

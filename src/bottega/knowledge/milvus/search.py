@@ -175,9 +175,8 @@ class MilvusSearch(PostgresSearch):
 
     def _drop_replaced(self, prefix: str) -> None:
         """Drop the collections of replaced views."""
-        names = self._database.names(
-            prefix
-        )  # read before the views, so newer collections are not dropped
+        # Read before the views: the collections of newer views must not be dropped.
+        names = self._database.names(prefix)
         numbers = [row["number"] for row in self._rows.read("SELECT number FROM kb_views")]
         for name in names:
             if not name.startswith(tuple(f"{prefix}{number}_" for number in numbers)):

@@ -1,4 +1,4 @@
-"""Rows of the ledger that wait in memory for their write, and the spending with them."""
+"""Ledger rows that wait in memory to be written, and the spending that includes them."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bottega.gateway.accounting.database import AccountMonth, Batch, Entry, Shadow
 
-MAX_WAITING = 100_000
-Waiter = Callable[[BaseException | None], None]
-"""Called with the error of a write, None after its commit."""
+MAX_PENDING = 100_000
+WriteCallback = Callable[[BaseException | None], None]
+"""Called with the error of a write, or with None after its commit."""
 
 
-class WaitingRows:
-    """Rows in memory. One batch at a time is being written: after `take` comes `written` or
-    `restore`. `lost` counts the rows above `MAX_WAITING`. All methods take microseconds and may be
-    called from any thread."""
+class PendingRows:
+    """Rows in memory, written one batch at a time: call `take`, then `written` or `restore`. `lost`
+    counts the rows dropped above `MAX_PENDING`. All methods take microseconds and may be called
+    from any thread."""
 
     def __init__(self, stored: Mapping[AccountMonth, float]) -> None:
         self.lost = 0
-        self.unsaved_lost = 0  # those that the store does not count yet
+        self.unsaved_lost = 0  # lost rows that the store does not count yet
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
         self._shadows: list[Shadow] = []
         self._notes: dict[str, str] = {}
         self._writing_notes: Mapping[str, str] = {}
-        self._waiters: list[Waiter] = []
-        # Each cost is in exactly one of these three: spending must not dip during a write.
+        self._waiters: list[WriteCallback] = []
+        # Each cost is in exactly one of these three, so spending never decreases during a write.
         self._stored = dict(stored)
         self._waiting: dict[AccountMonth, float] = {}
         self._writing: Mapping[AccountMonth, float] = {}
 
     def add(self, entry: Entry, month: str, usd: float) -> None:
         with self._lock:
-            # Under one lock: a write takes the entry and its cost together or neither.
+            # Under one lock, so a write takes an entry together with its cost.
             self._entries.append(entry)
             if usd:
                 key = (month, entry.account)
@@ -52,13 +52,13 @@ class WaitingRows:
         with self._lock:
             return self._notes.get(name, self._writing_notes.get(name))
 
-    def wait(self, waiter: Waiter) -> None:
-        """Call the waiter after the next write."""
+    def wait(self, waiter: WriteCallback) -> None:
+        """Call `waiter` after the next write."""
         with self._lock:
             self._waiters.append(waiter)
 
     def spent(self, month: str, account: str) -> float:
-        """Return the spending in US dollars with all rows."""
+        """Return the spending in US dollars, including rows that are not written yet."""
         with self._lock:
             parts = (self._stored, self._writing, self._waiting)
             return sum(part.get((month, account), 0.0) for part in parts)
@@ -69,11 +69,11 @@ class WaitingRows:
             return self._stored.get((month, account), 0.0)
 
     def read(self, stored: Mapping[AccountMonth, float]) -> None:
-        """Update the spending that is stored, which includes that of other processes."""
+        """Update the stored spending, which includes that of other processes."""
         with self._lock:
             self._stored.update(stored)
 
-    def take(self) -> tuple[Batch, Sequence[Waiter]]:
+    def take(self) -> tuple[Batch, Sequence[WriteCallback]]:
         with self._lock:
             waiters, self._waiters = self._waiters, []
             self._writing, self._writing_notes = self._waiting, self._notes
@@ -85,7 +85,7 @@ class WaitingRows:
             return batch, waiters
 
     def written(self, stored: Mapping[AccountMonth, float]) -> None:
-        """Count the batch as stored; `stored` is the newer spending of some accounts."""
+        """Count the batch as stored. `stored` is newer spending of some accounts."""
         with self._lock:
             for key, usd in self._writing.items():
                 self._stored[key] = self._stored.get(key, 0.0) + usd
@@ -93,11 +93,11 @@ class WaitingRows:
             self._writing, self._writing_notes = {}, {}
 
     def restore(self, batch: Batch) -> None:
-        """Let the batch wait again."""
+        """Return a batch that could not be written to the pending rows."""
         with self._lock:
             entries, shadows = [*batch.entries, *self._entries], [*batch.shadows, *self._shadows]
-            lost = max(0, len(entries) - MAX_WAITING) + max(0, len(shadows) - MAX_WAITING)
-            self._entries, self._shadows = entries[-MAX_WAITING:], shadows[-MAX_WAITING:]
+            lost = max(0, len(entries) - MAX_PENDING) + max(0, len(shadows) - MAX_PENDING)
+            self._entries, self._shadows = entries[-MAX_PENDING:], shadows[-MAX_PENDING:]
             self._notes = {**batch.notes, **self._notes}  # a newer value wins
             for key, usd in batch.spent.items():
                 self._waiting[key] = self._waiting.get(key, 0.0) + usd
@@ -105,7 +105,7 @@ class WaitingRows:
             self.unsaved_lost += batch.lost + lost
             self.lost += lost
 
-    def lose(self) -> None:
-        """Count the waiting rows as lost."""
+    def count_lost(self) -> None:
+        """Count the pending rows as lost."""
         with self._lock:
             self.lost += len(self._entries) + len(self._shadows)
