@@ -25,20 +25,20 @@ def test_passwords_are_refused_as_arguments_and_hidden(url: str, shown: str) -> 
     assert str(location) == shown and location.target == url
     assert repr(location) == f"StoreLocation({shown!r})"
     with pytest.raises(SettingError, match="password") as caught:
-        StoreLocation.of_argument(url)
+        StoreLocation.from_argument(url)
     assert shown in str(caught.value) and "PGPASSWORD" in caught.value.hint
     assert "secret" not in str(caught.value)
-    assert StoreLocation.of_argument(shown).target == shown
+    assert StoreLocation.from_argument(shown).target == shown
 
 
 @pytest.mark.parametrize("url", ["postgresql://[::1/d", "postgresql://h:port/d"])
 def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(SettingError, match="host or the port"):
-        StoreLocation.of_argument(url)
+        StoreLocation.from_argument(url)
 
 
 def test_files(tmp_path: Path) -> None:
-    location = StoreLocation.of_argument(str(tmp_path / "k.db"))
+    location = StoreLocation.from_argument(str(tmp_path / "k.db"))
     assert location.file == tmp_path / "k.db"
     assert not location.exists() and not location.may_hold_examples()
     location.file.touch()

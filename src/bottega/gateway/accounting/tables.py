@@ -125,9 +125,8 @@ class EntryTables:
     """Tables of the ledger in PostgreSQL. Each row has an id: a batch whose outcome is unknown,
     such as after a lost connection, is written again without duplicates."""
 
-    flush_seconds = (
-        0.0  # replies wait for the commit; entries that arrive meanwhile form the next batch
-    )
+    # Replies wait for the commit; entries that arrive meanwhile form the next batch.
+    flush_seconds = 0.0
 
     def __init__(self, url: str) -> None:
         self._pool = BlockingPool(url)
