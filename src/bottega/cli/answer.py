@@ -28,6 +28,7 @@ from bottega.cli.options import (
     PromptStyle,
     Stop,
     TraceFile,
+    knowledge_option,
     parse_stop,
 )
 from bottega.cli.output import note, print_json, print_table, progress, say, warn
@@ -159,10 +160,8 @@ def ask(
     ] = None,
     kb: Annotated[
         StoreLocation | None,
-        Option(
+        knowledge_option(
             "--kb",
-            metavar="K.db",
-            parser=StoreLocation.from_argument,
             help="Use demonstrations from this knowledge base.",
         ),
     ] = None,

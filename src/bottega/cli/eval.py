@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 from typer import Exit, Option
 
 from bottega._util.locations import StoreLocation
-from bottega._util.postgres import is_postgres_url
 from bottega.cli.answer import NEAREST_LAST
 from bottega.cli.components import (
     LOCAL,
@@ -31,7 +30,13 @@ from bottega.cli.evaluation_output import (
     report_failures,
     report_results,
 )
-from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
+from bottega.cli.evaluation_run import (
+    WRONG,
+    MethodResult,
+    check_output,
+    run_methods,
+    with_options,
+)
 from bottega.cli.knowledge_files import evaluation_defaults, open_rows
 from bottega.cli.master_answers import stored_answers
 from bottega.cli.method_actor import ANSWER_TOKENS, MethodFactory, cost_of_drafts, open_classifier
@@ -51,6 +56,7 @@ from bottega.cli.options import (
     Synonyms,
     TraceFile,
     WorkerCount,
+    knowledge_option,
     parse_numbers,
     parse_stop,
 )
@@ -58,8 +64,6 @@ from bottega.cli.output import SkippedExamples, note, say
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import (
-    KNOWLEDGE_BASE,
-    LABELLED_IMAGES,
     load_benchmark,
     with_label_noise,
 )
@@ -88,7 +92,6 @@ from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.recording import PriceTable
 from bottega.types import IMAGE_QUESTION
 
-WRONG = "none"
 SHOTS = "5,10,20"
 DRAFTS = "drafts.jsonl"  # in the folder of a run
 
@@ -198,17 +201,13 @@ def evaluate(
     ] = None,
     rationales_from: Annotated[
         StoreLocation | None,
-        Option(
-            metavar="K.db",
-            parser=StoreLocation.from_argument,
+        knowledge_option(
             help="Copy rationales of `bottega rationales` from this knowledge base.",
         ),
     ] = None,
     answers_from: Annotated[
         StoreLocation | None,
-        Option(
-            metavar="K.db",
-            parser=StoreLocation.from_argument,
+        knowledge_option(
             help="Show a master's answers from this file of `bottega answer` in demonstrations, "
             "instead of the gold answers.",
         ),
@@ -299,7 +298,7 @@ def evaluate(
     probability; kv-reuse puts the keys and values of each passage before the question. swap-image
     and swap-question are visual-rag with the image or the question of another item.
     """
-    benchmark = _spec(benchmark, question, unparsable)
+    benchmark = with_options(benchmark, question, unparsable)
     own_embed, own_shots, own_order = evaluation_defaults(benchmark)
     embed = embed or (own_embed if retrieve == "image" else None)
     shots, order = shots or own_shots or SHOTS, order or own_order or NEAREST_LAST
@@ -378,34 +377,6 @@ def evaluate(
             remote = replace(remote, model=spec.share(executor.count))
         run = partial(run_methods, hyper=hyper_model, executor=executor, remote=remote)
         _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces, run)
-
-
-def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
-    """Return the benchmark specification with these options appended; K.db is a knowledge base."""
-    own_file = benchmark.endswith(".db") and Path(benchmark).is_file()
-    if own_file or is_postgres_url(benchmark):
-        StoreLocation.from_argument(benchmark)
-        benchmark = f"{KNOWLEDGE_BASE}:{benchmark}"
-    kind = benchmark.partition(":")[0]
-    if unparsable != WRONG:
-        if kind != "mmmu":
-            raise SettingError(
-                f"--unparsable applies only to mmmu, got {benchmark}", hint="remove --unparsable"
-            )
-        benchmark = f"{benchmark},unparsable={unparsable}"
-    if question is None:
-        return benchmark
-    if kind not in LABELLED_IMAGES:
-        raise SettingError(
-            f"{benchmark} has its own questions, got --question {question!r}",
-            hint=f"remove --question, or use {' or '.join(LABELLED_IMAGES)}",
-        )
-    if ",question=" in benchmark:
-        raise SettingError(
-            f"{benchmark} already sets a question, got --question {question!r}",
-            hint="remove one of the two questions",
-        )
-    return f"{benchmark},question={question}"
 
 
 def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmark, int]:

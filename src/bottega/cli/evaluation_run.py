@@ -11,11 +11,13 @@ from pathlib import Path
 
 from bottega._util.executor import Executor, LocalExecutor, Workers
 from bottega._util.locations import StoreLocation
+from bottega._util.postgres import is_postgres_url
 from bottega.cli.components import open_recorder
 from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
 from bottega.cli.output import note, progress, warn
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
 from bottega.evaluation.planning import check_benchmark_fit, max_demonstrations, method_keys
@@ -27,6 +29,7 @@ from bottega.protocols import Recorder
 from bottega.recipes import Classifier
 from bottega.types import Query
 
+WRONG = "none"  # value of --unparsable: an answer without a choice is wrong
 MethodResult = tuple[Result, list[ScoredAnswer]]
 MethodWorkers = Workers[tuple[MethodKey, int], ItemAnswer]
 
@@ -131,3 +134,31 @@ def _keep_thumbnails(path: Path, data: Benchmark, method: Method) -> None:
 
 def _cost(scored: ScoredAnswer | None) -> float:
     return 0.0 if scored is None else scored.cost_usd or 0.0
+
+
+def with_options(benchmark: str, question: str | None, unparsable: str) -> str:
+    """Return the benchmark specification with these options appended; K.db is a knowledge base."""
+    own_file = benchmark.endswith(".db") and Path(benchmark).is_file()
+    if own_file or is_postgres_url(benchmark):
+        StoreLocation.from_argument(benchmark)
+        benchmark = f"{KNOWLEDGE_BASE}:{benchmark}"
+    kind = benchmark.partition(":")[0]
+    if unparsable != WRONG:
+        if kind != "mmmu":
+            raise SettingError(
+                f"--unparsable applies only to mmmu, got {benchmark}", hint="remove --unparsable"
+            )
+        benchmark = f"{benchmark},unparsable={unparsable}"
+    if question is None:
+        return benchmark
+    if kind not in LABELLED_IMAGES:
+        raise SettingError(
+            f"{benchmark} has its own questions, got --question {question!r}",
+            hint=f"remove --question, or use {' or '.join(LABELLED_IMAGES)}",
+        )
+    if ",question=" in benchmark:
+        raise SettingError(
+            f"{benchmark} already sets a question, got --question {question!r}",
+            hint="remove one of the two questions",
+        )
+    return f"{benchmark},question={question}"

@@ -15,7 +15,7 @@ from bottega._util.locations import StoreLocation
 from bottega.cli.components import open_traces
 from bottega.cli.inspection import print_trace
 from bottega.cli.knowledge_files import check_filled, open_rows
-from bottega.cli.options import Json, Namespace, TraceFile
+from bottega.cli.options import Json, Namespace, TraceFile, knowledge_option
 from bottega.cli.output import console, note, print_json, say, shown
 from bottega.errors import SettingError
 from bottega.evaluation.page import ENDED, format_value, image_hashes, render_explanation
@@ -32,9 +32,7 @@ def explain(
     out: Annotated[Path | None, Option(metavar="FILE.html", help="Write an HTML page.")] = None,
     kb: Annotated[
         StoreLocation | None,
-        Option(
-            metavar="K.db",
-            parser=StoreLocation.from_argument,
+        knowledge_option(
             help="Knowledge base with the images of the page.",
         ),
     ] = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -45,6 +45,13 @@ KnowledgeFile = Annotated[
         help="The knowledge base: a file, or postgresql://USER@HOST/DATABASE.",
     ),
 ]
+
+
+def knowledge_option(*names: str, help: str) -> Any:
+    """Return an option whose value is a knowledge base."""
+    return Option(*names, metavar="K.db", parser=StoreLocation.from_argument, help=help)
+
+
 Namespace = Annotated[
     str, Option("--namespace", help="Namespace (default: the one without a name).")
 ]

@@ -23,6 +23,7 @@ from bottega.cli.options import (
     Seed,
     Stop,
     Synonyms,
+    knowledge_option,
     parse_stop,
 )
 from bottega.cli.output import warn
@@ -138,9 +139,7 @@ def stream(
     ] = None,
     answers: Annotated[
         StoreLocation | None,
-        Option(
-            metavar="K.db",
-            parser=StoreLocation.from_argument,
+        knowledge_option(
             help="Take the master's answers to the labelled questions from this file of `bottega"
             " answer` instead of asking it.",
         ),
