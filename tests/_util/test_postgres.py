@@ -112,7 +112,7 @@ async def test_read_only_server(database: str) -> None:
     pool = await opened(database)
     await pool.close()
     replica = await opened(f"{database}?default_transaction_read_only=on")
-    with pytest.raises(StoreError, match="is read-only, such as a replica"):
+    with pytest.raises(StoreError, match="is read-only, for example a replica"):
         await replica.execute("INSERT INTO numbers VALUES (1)")
     await replica.close()
 

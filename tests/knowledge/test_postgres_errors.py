@@ -133,7 +133,7 @@ def test_read_only_database_can_be_searched(database: str) -> None:
     with opened(read_only) as kb:
         assert kb.search(Query("a"), 1, include_self=True)[0].score == pytest.approx(1)
         kb.used(kb.ids())  # not written on close
-        with pytest.raises(StoreReadOnlyError, match="is read-only, such as a replica") as caught:
+        with pytest.raises(StoreReadOnlyError, match="is read-only, for example") as caught:
             kb.add([text_example("b")])
         assert "URL of the primary" in caught.value.hint
 

@@ -1,5 +1,4 @@
-"""Background writing: a thread or a task that exists while there is work, and batches of
-records."""
+"""Background writing: a thread or task that exists while there is work, and batches of records."""
 
 from __future__ import annotations
 
@@ -92,8 +91,8 @@ class WriterThread:
 
 
 class LoopWriter:
-    """`WriterThread` without a thread: a task of the event loop that creates it calls `write`,
-    which saves two changes of threads per write."""
+    """`WriterThread` without a thread: a task of the current event loop calls `write`, which saves
+    two thread switches per write."""
 
     def __init__(self, write: Callable[[], Awaitable[bool]], *, retry_seconds: float = 1.0) -> None:
         self.retry_seconds = retry_seconds

@@ -1,4 +1,4 @@
-"""Executor port: actors that compute the items of a long job, in this process or in workers."""
+"""Executor port: actors that process the items of a long job, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 class Actor(Protocol[ItemIn, ValueOut]):
     """Computation with state that is expensive to build, such as a loaded model.
 
-    Calls run concurrently on one event loop, so an actor moves blocking work to a thread.
+    Calls run concurrently on one event loop, so actors run blocking work in threads.
     """
 
     async def __call__(self, item: ItemIn, /) -> ValueOut: ...
@@ -26,7 +26,7 @@ class Actor(Protocol[ItemIn, ValueOut]):
     async def aclose(self) -> None: ...
 
 
-# Builds an actor; blocks. Workers in other processes need a factory that can be pickled.
+# Builds an actor; may block. Worker processes need a factory that can be pickled.
 ActorFactory = Callable[[], Actor[Item, Value]]
 
 
@@ -35,8 +35,9 @@ class Workers(Protocol[ItemIn, ValueOut]):
 
     A call computes one item with one actor and raises the error of that item; later calls are not
     affected. The caller limits the number of concurrent calls (`event_loops.for_each`), stores each
-    result and holds the budget. Cancelling a call cancels the work. A worker process that ends
-    during an item is replaced and the item repeated; `WorkerError` after several failures.
+    result and enforces the budget. Cancelling a call cancels the work. A worker process that ends
+    during an item is replaced and the item is retried. `WorkerError` is raised after several
+    failures.
     """
 
     async def __call__(self, item: ItemIn, /) -> ValueOut: ...
@@ -45,7 +46,7 @@ class Workers(Protocol[ItemIn, ValueOut]):
 
 
 class Executor(Protocol):
-    """Source of workers: this process or a cluster. `count` is the number of worker processes."""
+    """Source of workers: this process or a cluster. `count` is the number of processes."""
 
     @property
     def count(self) -> int: ...
@@ -53,8 +54,8 @@ class Executor(Protocol):
     def start(
         self, factory: ActorFactory[Item, Value], *, concurrency: int
     ) -> Workers[Item, Value]:
-        """Start workers, each with an actor of its own and at most `concurrency` calls at a time.
-        Blocks. The error of a factory is raised here or by the first calls."""
+        """Start workers, each with its own actor and at most `concurrency` calls at a time. Blocks.
+        Errors of the factory are raised here or by the first calls."""
         ...
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ class LocalWorkers(Generic[Item, Value]):
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield lists of `size` items, the last one with the rest."""
+    """Yield lists of `size` items. The last one may be shorter."""
     pending = iter(items)
     while batch := list(islice(pending, size)):
         yield batch
@@ -101,8 +102,8 @@ def computed_ahead(
 ) -> Iterator[tuple[Item, Callable[[], Value]]]:
     """Yield each item in order with a function that returns `compute(item)` or raises its error.
 
-    Up to `ahead` items are computed in threads before they are yielded. With 1, each is computed in
-    the caller's thread, when its function is called.
+    Up to `ahead` items are computed in threads before they are yielded. With 1, each item is
+    computed in the caller's thread, when its function is called.
     """
     if ahead <= 1:
         for item in items:

@@ -1,4 +1,4 @@
-"""Locations of stores: files, and databases of PostgreSQL."""
+"""Locations of stores: files and PostgreSQL databases."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from bottega._util.postgres import (
 from bottega._util.postgres_database import PostgresDatabase
 from bottega.errors import SettingError, StoreBusyError
 
-COMMAND_LOCK = 0x42747466  # of a command that must run alone
+COMMAND_LOCK = 0x42747466  # advisory lock of commands that must run alone
 WITHOUT_TABLES = PostgresKind("lock", ())
 
 
 @dataclass(frozen=True)
 class StoreLocation:
-    """Path of a file, or URL of a database. As text, a URL has no password."""
+    """Path of a file or URL of a database. `str()` omits the password of a URL."""
 
     target: Path | str
 
     @classmethod
     def from_argument(cls, text: str) -> Self:
-        """Return the location that a command names. Raises `SettingError` for a URL with a
+        """Return the location given in an argument. Raises `SettingError` for a URL with a
         password, which other users of the machine could read."""
         if not is_postgres_url(text):
             return cls(Path(text))
@@ -44,24 +44,26 @@ class StoreLocation:
 
     @property
     def file(self) -> Path | None:
-        """Path, None for a database."""
+        """Path of a file, None for a database."""
         return self.target if isinstance(self.target, Path) else None
 
     def exists(self) -> bool:
-        """Return whether the file exists; a database may still lack its tables."""
+        """Return whether the file exists. Always true for a database, which may lack its tables."""
         return self.file is None or self.file.exists()
 
     def may_hold_examples(self) -> bool:
-        """Return whether there is a database, or a file that is not empty, as after a kill."""
+        """Return whether the file exists and is not empty, as it may be after a kill. Always true
+        for a database."""
         return self.file is None or (self.file.is_file() and self.file.stat().st_size > 0)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out that also lock. Raises `StoreBusyError`."""
+        """Hold the lock of commands that change the store. Raises `StoreBusyError`."""
         with self._lock() as is_free:
             if not is_free:
                 raise StoreBusyError(
-                    f"{self} is locked by another process", hint="wait until it has finished"
+                    f"{self} is locked by another process",
+                    hint="wait until that process has finished",
                 )
             yield
 

@@ -1,4 +1,4 @@
-"""Log of outages: one message when a service fails, and one when it answers again."""
+"""Log of outages: one message when a service fails, and one when it recovers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import logging
 
 
 class OutageLog:
-    """Messages about one service that many calls use. Only the first failure of an outage is
-    logged."""
+    """Logger for one service that many calls use. It logs only the first failure of an outage."""
 
     def __init__(self, log: logging.Logger) -> None:
         self.lasts = False
@@ -19,7 +18,7 @@ class OutageLog:
             self._log.error(message, *values)
 
     def ended(self, message: str, *values: object) -> None:
-        """Log the message if there was an outage. Takes no time otherwise."""
+        """Log the message if there was an outage."""
         if self.lasts:
             self.lasts = False
             self._log.warning(message, *values)

@@ -37,8 +37,8 @@ def is_postgres_url(text: object) -> bool:
 
 
 def postgres_url(path: object) -> str | None:
-    """Return the URL of a location that may have passed through `Path`, which merges slashes; None
-    for another location."""
+    """Return the URL of a location, None if it is not a PostgreSQL URL. Restore the second slash,
+    which `Path` removes."""
     text = str(path)
     for scheme in SCHEMES:
         short = scheme[:-1]  # one slash
@@ -69,8 +69,8 @@ def _split(url: str) -> SplitResult:
 
 @dataclass(frozen=True)
 class PostgresKind:
-    """Tables of one purpose in a database. `migrations` is append-only: entry n turns version n
-    into n + 1, as SQL statements that run in one transaction."""
+    """Tables of one purpose in a database. `migrations` is append-only: entry n contains the SQL
+    statements from version n to n + 1, which run in one transaction."""
 
     name: str
     migrations: Sequence[str]
@@ -81,12 +81,14 @@ class PostgresKind:
 
 
 class PostgresPool:
-    """Pool of connections that belongs to one event loop, in which its first use connects and
-    migrates the tables of `kind`. `setup` runs on each new connection, after the migration. A
-    connection that is used for longer than `answer_seconds` is closed: the server may be stuck.
-    Without `resets`, callers leave no session state, which saves a round trip per use. Without
-    `create`, the tables must exist. All methods raise `StoreError`, and `MissingDependencyError`
-    without asyncpg."""
+    """Pool of connections for one event loop.
+
+    The first use connects and migrates the tables of `kind`; without `create` they must exist.
+    `setup` runs on each new connection, after the migration. A connection that is used for longer
+    than `answer_seconds` is closed, because the server may hang. With `resets=False`, which saves a
+    round trip per use, callers must leave no session state. All methods raise `StoreError`, and
+    `MissingDependencyError` without asyncpg.
+    """
 
     def __init__(
         self,
@@ -109,29 +111,29 @@ class PostgresPool:
     async def open(
         cls, url: str, kind: PostgresKind, *, size: int = POOL_SIZE, setup: Setup | None = None
     ) -> PostgresPool:
-        """Return a pool that is connected."""
+        """Return a connected pool."""
         pool = cls(url, kind, size=size, setup=setup)
         await pool._opened()
         return pool
 
     @asynccontextmanager
     async def connection(self, *, limited: bool = True) -> AsyncIterator[Connection]:
-        """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time, or, if
-        its use is `limited`, after `answer_seconds`."""
-        most = self._answer_seconds if limited else None
+        """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time or, with
+        `limited`, if it is used for longer than `answer_seconds`."""
+        seconds = self._answer_seconds if limited else None
         pool = self._pool or await self._opened()
         with translated(self.name):
             async with asyncio.timeout(min(self._answer_seconds or WAIT_SECONDS, WAIT_SECONDS)):
-                connection = await pool.acquire()  # its own timeout needs a task
+                connection = await pool.acquire()  # its own timeout would create a task
             try:
-                async with asyncio.timeout(most):
+                async with asyncio.timeout(seconds):
                     yield connection
             except TimeoutError as error:
-                # Else its release would wait for the server to cancel the statement.
+                # Otherwise its release waits until the server has cancelled the statement.
                 connection.terminate()
                 raise StoreBusyError(
-                    f"{self.name} does not answer in {most:g} s",
-                    hint="check the load and the disk of the server",
+                    f"{self.name} does not answer in {seconds:g} s",
+                    hint="check the load and the disk of the PostgreSQL server",
                 ) from error
             finally:
                 await pool.release(connection)
@@ -142,21 +144,21 @@ class PostgresPool:
             yield connection
 
     async def fetch(self, statement: str, *values: object) -> list[Record]:
-        """Return the rows of a statement that changes nothing. It is sent again once if the
-        connection was lost, such as after a restart of the server."""
+        """Return the rows of a read-only statement. Retry once if the connection was lost, for
+        example by a restart of the server."""
         try:
             return await self._fetch(statement, *values)
         except StoreUnavailableError:
             return await self._fetch(statement, *values)
 
     async def execute(self, statement: str, *values: object) -> str:
-        """Run one statement in its own transaction and return its status, such as "DELETE 2"."""
+        """Run one statement in its own transaction. Return its status, for example "DELETE 2"."""
         async with self.connection() as connection:
             status: str = await connection.execute(statement, *values)
             return status
 
     async def close(self) -> None:
-        """Close all connections, at most after `WAIT_SECONDS` those in use."""
+        """Close all connections. Those in use have `WAIT_SECONDS` to finish."""
         if self._pool is None:
             return
         with translated(self.name):
@@ -208,19 +210,19 @@ async def _keep_session(connection: Connection) -> None:
 
 
 async def _migrate(connection: Connection, kind: PostgresKind, name: str, create: bool) -> None:
-    """Bring the tables to the current version; several processes may start at once."""
+    """Migrate the tables to the current version. Several processes may do so at once."""
     found = await _checked_version(connection, kind, name)
     if found == kind.version:
         return
     if not (found or create):
-        raise StoreError(f"{name} holds no {kind.name}", hint="check the database in the URL")
+        raise StoreError(f"{name} contains no {kind.name}", hint="correct the database in the URL")
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
         await connection.execute(
             "CREATE TABLE IF NOT EXISTS bottega_migrations"
             " (kind text PRIMARY KEY, version integer NOT NULL)"
         )
-        # Again under the lock: another process may have migrated meanwhile.
+        # Check again under the lock: another process may have migrated.
         found = await _checked_version(connection, kind, name)
         for migration in kind.migrations[found:]:
             await connection.execute(migration)
@@ -253,7 +255,7 @@ async def _version(connection: Connection, kind: PostgresKind) -> int:
 
 
 def url_without_password(url: str) -> str:
-    """Return user, host, port, database and options of a URL."""
+    """Return the URL without passwords."""
     parts = _split(url)
     credentials, at, host = parts.netloc.rpartition("@")
     user = credentials.partition(":")[0]

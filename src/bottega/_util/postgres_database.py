@@ -1,4 +1,4 @@
-"""Tables in PostgreSQL for blocking callers."""
+"""Blocking access to tables in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# A loop of its own: blocking methods may be called on the loop that `answer_sync` uses.
+# A separate loop: blocking methods may be called on the loop that `answer_sync` uses.
 _LOOP = BackgroundLoop()
 atexit.register(_LOOP.close)
-# With the number of handles, by URL, kind and `create`.
+# Pools and their numbers of handles, by URL, kind and `create`.
 _POOLS: dict[tuple[str, str, bool], tuple[PostgresPool, int]] = {}
 _POOLS_LOCK = Lock()
 
 
 class PostgresDatabase:
-    """Tables of one kind, for blocking callers. All handles of this process with the same URL share
-    a pool; the options are those of `PostgresPool`."""
+    """Handle for blocking callers to the tables of one kind. All handles of this process with the
+    same URL share a pool. The options are those of `PostgresPool`."""
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class PostgresDatabase:
 
     @contextmanager
     def lock(self, number: int) -> Iterator[bool]:
-        """Hold an advisory lock, which ends with its connection; yield whether it was free."""
+        """Try to take an advisory lock, which ends with its connection. Yield whether it is
+        held."""
         stack = AsyncExitStack()
 
         async def take() -> bool:
@@ -79,7 +80,7 @@ class PostgresDatabase:
             self.run(stack.aclose())
 
     def close(self) -> None:
-        """Close the pool with its last handle."""
+        """Close the handle, and the pool with the last handle."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Errors of PostgreSQL and of its driver, as those of Bottega."""
+"""Translation of errors of PostgreSQL and its driver into those of Bottega."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bottega.errors import (
     StoreUnavailableError,
 )
 
-LOST = ("08003", "08006", "57P01", "57P02")  # codes of a connection that has ended
+CONNECTION_LOST = ("08003", "08006", "57P01", "57P02")  # SQLSTATE codes
 
 
 @contextmanager
@@ -25,10 +25,11 @@ def translated(name: str) -> Iterator[None]:
         yield
     except asyncpg.exceptions.ClientConfigurationError as error:
         raise StoreError(
-            f"the URL of {name} is invalid: {error}", hint="correct the options after the ?"
+            f"the URL of {name} is invalid: {error}",
+            hint="correct the options after the ? of the URL",
         ) from error
     except asyncpg.InterfaceError as error:
-        # After a lost connection, the rollback fails too.
+        # After a lost connection the rollback fails too: report the first error.
         first: BaseException | None = error
         while isinstance(first, asyncpg.InterfaceError):
             first = first.__context__
@@ -47,19 +48,20 @@ def translated(name: str) -> Iterator[None]:
 
 def unavailable(name: str, reason: str) -> StoreUnavailableError:
     return StoreUnavailableError(
-        f"{name} cannot be reached: {reason}", hint="start the server, or check host and port"
+        f"{name} cannot be reached: {reason}",
+        hint="start the server, or correct host and port in the URL",
     )
 
 
 def _translation(error: Exception, name: str) -> StoreError:
     state = str(getattr(error, "sqlstate", "") or "")
-    # Further lines may hold values of rows; the log of the server has them.
+    # Further lines may contain values of rows; the log of the server has them.
     text = next(iter(str(error).splitlines()), type(error).__name__)[:200]
     match state:
         case "28P01" | "28000":
             return StoreError(
                 f"{name} rejects the user or the password",
-                hint="check user and password in its URL, PGPASSWORD or ~/.pgpass",
+                hint="correct user and password in its URL, PGPASSWORD or ~/.pgpass",
             )
         case "3D000":
             return StoreError(f"{name} does not exist", hint="create the database: createdb NAME")
@@ -71,12 +73,13 @@ def _translation(error: Exception, name: str) -> StoreError:
         case "42501":
             return StoreError(
                 f"{name} refuses an operation: {text}",
-                hint="use the user that owns the tables, or grant this one CREATE on the schema to"
-                " create them, or ALL on existing tables and sequences",
+                hint="connect as the owner of the tables, or grant this user CREATE on the schema"
+                " to create them, or ALL on existing tables and sequences",
             )
         case "25006":
             return StoreReadOnlyError(
-                f"{name} is read-only, such as a replica", hint="use the URL of the primary server"
+                f"{name} is read-only, for example a replica",
+                hint="use the URL of the primary server",
             )
         case "53100":
             return StoreFullError(
@@ -86,21 +89,23 @@ def _translation(error: Exception, name: str) -> StoreError:
         case "53300":
             return StoreBusyError(
                 f"{name} accepts no more connections: {text}",
-                hint="end other clients, or raise max_connections of the server; a process of"
-                " bottega uses up to 10 per URL",
+                hint="stop other clients, or raise max_connections of the server; a bottega process"
+                " uses up to 10 connections per URL and kind of data",
             )
         case "55P03" | "40001" | "40P01" | "57014":
-            return StoreBusyError(f"{name} is busy: {text}", hint="try again")
+            return StoreBusyError(
+                f"{name} is busy: {text}", hint="try again when other statements have finished"
+            )
         case "0A000" | "58P01" if "vector" in text:
             return StoreError(
                 f"{name} lacks the extension vector",
-                hint="install pgvector 0.8 or newer on the server, then CREATE EXTENSION vector",
+                hint="install pgvector 0.8 or newer on the server and run CREATE EXTENSION vector",
             )
-    if state.startswith(("08", "57P")) and state not in LOST:
+    if state.startswith(("08", "57P")) and state not in CONNECTION_LOST:
         return unavailable(name, text)
-    if state in LOST or not state:
+    if state in CONNECTION_LOST or not state:
         return StoreUnavailableError(
             f"{name} closed the connection: {text}",
             hint="try again when the server accepts connections",
         )
-    return StoreError(f"{name} failed: {text}", hint="see the log of the server")
+    return StoreError(f"{name} failed: {text}", hint="check the log of the PostgreSQL server")

@@ -1,4 +1,4 @@
-"""Executor on a Ray cluster: one actor in each of several worker processes."""
+"""Executor on a Ray cluster, with one actor per worker process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bottega.errors import BottegaError, MissingDependencyError, SettingError, W
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
-LOCAL, REMOTE = "ray", "ray://"
+RAY, RAY_CLIENT = "ray", "ray://"
 CLOSE_SECONDS = 10
 RETRIES = 2  # of an item whose worker process ended
 ENVIRONMENT = {
@@ -27,20 +27,20 @@ ENVIRONMENT = {
     # The driver prints Ray's messages to standard output, except those that match.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
-# Bind to loopback. Ray ignores 127.0.0.1 as a parameter; this is its setting for macOS.
+# Bind to loopback. Ray ignores the parameter 127.0.0.1; this setting is meant for macOS.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 class RayExecutor:
     """Executor with `count` worker processes of a Ray cluster, each with one CPU.
 
-    `address` is `ray` for a cluster of this process on loopback, or for the cluster that
-    RAY_ADDRESS names, and `ray://HOST:PORT` for the client port of another one. `count` defaults to
-    the CPUs of the machine or the cluster. A process that is connected to Ray stays so. Raises
+    `address` is `ray` for the cluster that RAY_ADDRESS names, else a private cluster on loopback,
+    or `ray://HOST:PORT` for the client port of another cluster. `count` defaults to the CPUs of the
+    machine or cluster. An existing connection to Ray is reused and left open. Raises
     `MissingDependencyError` without Ray, and `SettingError` for a cluster that cannot be used.
     """
 
-    def __init__(self, address: str = LOCAL, count: int | None = None) -> None:
+    def __init__(self, address: str = RAY, count: int | None = None) -> None:
         check_address(address)
         self._ray, self._is_own = _connected(address, count)
         try:
@@ -49,7 +49,9 @@ class RayExecutor:
             if not 0 < self.count <= cpus:
                 raise SettingError(
                     f"the Ray cluster has {cpus} CPUs, got {self.count} workers",
-                    hint=f"set --workers to {cpus} or less" if cpus else "add nodes to the cluster",
+                    hint=f"set --workers to {cpus} or less"
+                    if cpus
+                    else "add machines to the cluster",
                 )
             _check_versions(self._ray)
         except BaseException:
@@ -85,8 +87,8 @@ class RayWorkers(Generic[Item, Value]):
 
     def __init__(self, ray: Any, actors: list[Any], factory: Any) -> None:
         self._ray, self._actors = ray, actors
-        # With each call: a process that replaces an ended one builds its actor again. In a list:
-        # Ray then passes the reference, and the cluster keeps the object while this one exists.
+        # Sent with each call, because a restarted process builds its actor again. In a list, Ray
+        # passes the reference instead of the object, which the cluster keeps while this exists.
         self._factory = [factory, str(Path.cwd())]
         self._unfinished = [0] * len(actors)
 
@@ -113,15 +115,15 @@ class RayWorkers(Generic[Item, Value]):
         except errors.RayError as error:
             raise WorkerError(
                 f"the worker ended {RETRIES + 1} times during this item: {_first_line(error)}",
-                hint="check the memory of the workers; repeat the command to retry the item",
+                hint="set fewer --workers or add memory, and repeat the command to retry the item",
             ) from error
 
     async def aclose(self) -> None:
         """Close the actors and end their processes."""
         closing = [actor.close.remote() for actor in self._actors]
-        with suppress(TimeoutError):  # a worker may still compute a cancelled item
+        with suppress(TimeoutError):  # a worker may still be computing a cancelled item
             async with asyncio.timeout(CLOSE_SECONDS):
-                # An ended worker needs no closing.
+                # Errors are ignored: an ended worker needs no closing.
                 await asyncio.gather(*closing, return_exceptions=True)
         for actor in self._actors:
             self._ray.kill(actor)
@@ -129,14 +131,14 @@ class RayWorkers(Generic[Item, Value]):
 
 
 class _Failure:
-    """Error of an item as a value: Ray would add its own traceback to the message."""
+    """Error of an item, returned as a value because Ray adds its traceback to raised errors."""
 
     def __init__(self, error: BottegaError) -> None:
         self.error = error
 
 
 class _ActorProcess:
-    """Part of a worker process that builds the actor at the first call and forwards items."""
+    """Ray actor that builds the job's actor at the first call and passes items to it."""
 
     def __init__(self) -> None:
         self._actor: Actor[Any, Any] | None = None
@@ -148,7 +150,7 @@ class _ActorProcess:
                 if self._actor is None:
                     build = await _received(factory[0])
                     if await asyncio.to_thread(Path(factory[1]).is_dir):
-                        os.chdir(factory[1])  # names of folders may be relative paths
+                        os.chdir(factory[1])  # settings may contain relative paths
                     self._actor = await asyncio.to_thread(build)
             return await self._actor(item)
         except BottegaError as error:
@@ -171,19 +173,19 @@ async def _received(factory: Any) -> Callable[[], Actor[Any, Any]]:
 
 def check_address(address: str) -> None:
     """Raise `SettingError` for an invalid address, and `MissingDependencyError` without Ray."""
-    port = address.removeprefix(REMOTE).rpartition(":")[2]
-    if address != LOCAL and not (address.startswith(REMOTE) and port.isdecimal()):
+    port = address.removeprefix(RAY_CLIENT).rpartition(":")[2]
+    if address != RAY and not (address.startswith(RAY_CLIENT) and port.isdecimal()):
         raise SettingError(
             f"--on must be local, ray or ray://HOST:PORT, got {address!r}",
             hint="set --on ray, or --on ray://HOST:10001",
         )
-    if find_spec("ray") is None or (address != LOCAL and find_spec("grpc") is None):
+    if find_spec("ray") is None or (address != RAY and find_spec("grpc") is None):
         raise MissingDependencyError("ray", "batch")
 
 
 def _connected(address: str, count: int | None) -> tuple[Any, bool]:
-    """Return the module `ray`, connected to the cluster, and whether the connection is new."""
-    joins = address != LOCAL or bool(os.environ.get("RAY_ADDRESS"))
+    """Connect to the cluster. Return the module `ray` and whether the connection is new."""
+    joins = address != RAY or bool(os.environ.get("RAY_ADDRESS"))
     settings = ENVIRONMENT if joins else ENVIRONMENT | LOOPBACK
     for name, value in settings.items():  # read when ray is imported
         os.environ.setdefault(name, value)
@@ -198,7 +200,7 @@ def _connected(address: str, count: int | None) -> tuple[Any, bool]:
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     try:
         if joins:
-            ray.init(None if address == LOCAL else address, **quiet)
+            ray.init(None if address == RAY else address, **quiet)
         else:
             ray.init("local", num_cpus=count or _cpus(), include_dashboard=False, **quiet)
     except Exception as error:  # ConnectionError, RuntimeError, ValueError and others
@@ -228,7 +230,7 @@ def _check_versions(ray: Any) -> None:
 
 
 def bottega_version() -> str:
-    """Return the version of the root package, which is above this layer."""
+    """Return the version of Bottega. Its root package is above this layer: import it here."""
     return str(import_module("bottega").__version__)
 
 

@@ -1,4 +1,4 @@
-"""Valkey and Redis: clients and their errors."""
+"""Clients for Valkey and Redis, with translated errors."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def display_valkey_url(url: str) -> str:
         port = parts.port or 6379
     except ValueError as error:
         raise SettingError(
-            "the port of a Redis URL is not a number", hint="write redis://host:6379/0"
+            "the port of a Redis URL must be a number up to 65535",
+            hint="write redis://host:6379/0",
         ) from error
     return f"redis://{parts.hostname or 'localhost'}:{port}/{parts.path.lstrip('/') or 0}"
 
 
 def valkey_client(url: str) -> Valkey:
-    """Return a client for one event loop, which connects when it is used. A command whose
-    connection was lost, such as after a restart of the server, is sent again once. Raises
+    """Return a client for one event loop, which connects at first use. A command is retried once if
+    its connection was lost, for example by a restart of the server. Raises
     `MissingDependencyError`."""
     if find_spec("valkey") is None:
         raise MissingDependencyError("valkey", "shared")
@@ -74,19 +75,21 @@ def valkey_errors(name: str) -> Iterator[None]:
     except (AuthenticationError, ValueError) as error:
         raise StoreError(
             f"{name} rejects the user, the password or the options of its URL",
-            hint="check the URL in state.redis or its environment variable",
+            hint="correct the URL in state.redis or its environment variable",
         ) from error
     except BusyLoadingError as error:
-        raise StoreBusyError(f"{name} is loading its data", hint="try again") from error
+        raise StoreBusyError(
+            f"{name} is loading its data", hint="try again when it has loaded"
+        ) from error
     except ResponseError as error:
         if str(error).startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
             raise StoreError(
                 f"{name} rejects the user or the password",
-                hint="check the URL in state.redis or its environment variable",
+                hint="correct the URL in state.redis or its environment variable",
             ) from error
-        raise StoreBusyError(f"{name} refuses a command: {error}", hint="see its log") from error
+        raise StoreBusyError(f"{name} refuses a command: {error}", hint="check its log") from error
     except (ValkeyError, OSError, TimeoutError) as error:
         raise StoreUnavailableError(
             f"{name} cannot be reached: {type(error).__name__}",
-            hint="start the server, or check host and port",
+            hint="start the server, or correct host and port in state.redis",
         ) from error

@@ -1,8 +1,8 @@
-"""Commands to Valkey or Redis over one shared connection, without waiting for each other.
+"""Pipelined commands to Valkey or Redis over one shared connection.
 
 The client of the package `valkey` uses a connection for one command at a time and spends 90 to
-120 microseconds of CPU on each. Here commands are sent together where possible, which costs
-15 to 30.
+120 microseconds of CPU on each. Here concurrent commands are sent together, which costs 15 to 30
+microseconds each.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Argument = str | bytes | int | float
 
 
 class ValkeyPipe:
-    """Connection of one event loop, opened by its first command. A command whose connection was
-    lost, such as after a restart of the server, is sent again once. Raises
+    """Connection for one event loop, opened by the first command. A command is retried once if its
+    connection was lost, for example by a restart of the server. Raises
     `MissingDependencyError`."""
 
     def __init__(self, url: str) -> None:
@@ -49,7 +49,7 @@ class ValkeyPipe:
                 return reply
         else:
             reply = None
-        return await self._again(command, reply)
+        return await self._retry(command, reply)
 
     def script(self, text: str) -> ValkeyScript:
         return ValkeyScript(self, text)
@@ -59,9 +59,9 @@ class ValkeyPipe:
             await self._connection.disconnect(nowait=True)
         await self._client.aclose()
 
-    async def _again(self, command: Sequence[Argument], error: Exception | None) -> Any:
-        """Raise the error of a command. If it has none, or its connection was lost, connect and
-        send it."""
+    async def _retry(self, command: Sequence[Argument], error: Exception | None) -> Any:
+        """Connect and send a command that was not sent or whose connection was lost. Raise any
+        other error."""
         from valkey.exceptions import ConnectionError
 
         with valkey_errors(self.name):
@@ -78,8 +78,8 @@ class ValkeyPipe:
                 return self._replies
             if self._connection is not None:
                 await self._connection.disconnect(nowait=True)
-            # It encrypts, authenticates and selects the database as its URL says. Then the protocol
-            # below takes over its transport.
+            # It encrypts, authenticates and selects the database according to the URL. Then the
+            # protocol below takes over its transport.
             connection: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
             await connection.connect()
             transport: asyncio.Transport = connection._writer.transport
@@ -89,7 +89,7 @@ class ValkeyPipe:
 
 
 class ValkeyScript:
-    """Lua script, which is sent once per server and then called by its hash."""
+    """Lua script, sent once to each server and then called by its hash."""
 
     def __init__(self, pipe: ValkeyPipe, text: str) -> None:
         self._pipe, self._text = pipe, text
@@ -105,8 +105,8 @@ class ValkeyScript:
 
 
 class _Replies(asyncio.Protocol):
-    """Protocol that gives each reply to the oldest command without one. A server that does not
-    reply within `ANSWER_SECONDS` is disconnected."""
+    """Protocol that matches replies to commands by their order. It disconnects a server that does
+    not reply within `ANSWER_SECONDS`."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.is_lost = False
@@ -118,8 +118,8 @@ class _Replies(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, command: Sequence[Argument]) -> asyncio.Future[Any]:
-        """Send a command at the end of this turn of the loop, or once the replies to those before
-        have arrived: fewer system calls. The reply may be an exception."""
+        """Send a command at the end of this iteration of the event loop, or after the replies to
+        earlier commands, which saves system calls. The reply may be an exception."""
         reply = self._loop.create_future()
         if not self._unsent and not self._waiting:
             self._loop.call_soon(self._write)
@@ -182,11 +182,11 @@ class _Replies(asyncio.Protocol):
 
 
 class IncompleteReplyError(Exception):
-    """The rest of the reply has not arrived."""
+    """The reply has not arrived completely."""
 
 
 def packed(command: Sequence[Argument]) -> bytes:
-    """Return a command in the protocol RESP: an array of strings."""
+    """Encode a command in the RESP protocol, as an array of strings."""
     parts = [b"*%d" % len(command)]
     for one in command:
         data = one if isinstance(one, bytes) else str(one).encode()
@@ -195,8 +195,8 @@ def packed(command: Sequence[Argument]) -> bytes:
 
 
 def parsed(data: bytes, at: int) -> tuple[Any, int]:
-    """Return the RESP 2 value that begins at a position, and its end. An error is returned, not
-    raised. Raises `IncompleteReplyError`."""
+    """Decode the RESP 2 value that begins at a position. Return it and the position after it. Error
+    replies are returned, not raised. Raises `IncompleteReplyError`."""
     end = data.find(b"\r\n", at)
     if end < 0:
         raise IncompleteReplyError

@@ -16,7 +16,7 @@ from bottega.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from bottega.knowledge.milvus.url import MilvusUrl
+from bottega.knowledge.milvus.url import SETTING, MilvusUrl
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
@@ -105,12 +105,12 @@ class MilvusDatabase:
         if status == "UNAUTHENTICATED" or code in UNAUTHENTICATED:
             return StoreError(
                 f"{self.name} rejects the user or the password",
-                hint="correct the user and password, or the API key, in the URL of vectors",
+                hint=f"correct the user and password, or the API key, in {SETTING}",
             )
         if code == NO_DATABASE:
             return StoreError(
                 f"{self.name} does not exist",
-                hint="create the database in Milvus, or correct its name in the URL of vectors",
+                hint=f"create the database in Milvus, or correct its name in {SETTING}",
             )
         if code in FULL:
             return StoreFullError(
@@ -126,7 +126,7 @@ class MilvusDatabase:
             reason = status.lower().replace("_", " ") or "it is not ready"
             return StoreUnavailableError(
                 f"{self.name} cannot be reached: {reason}",
-                hint="start Milvus, or correct host and port in the URL of vectors",
+                hint=f"start Milvus, or correct host and port in {SETTING}",
             )
         reason = str(getattr(error, "message", error)).split("\n")[0][:200]
         return StoreError(f"{self.name} failed: {reason}", hint="see the log of Milvus")

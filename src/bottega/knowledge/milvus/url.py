@@ -9,6 +9,7 @@ from bottega.errors import SettingError
 
 SCHEMES = {"milvus": "http", "milvus+tls": "https"}
 PORT = 19530
+SETTING = "vectors=, [cache] vectors or BOTTEGA_VECTORS"
 EXAMPLE = "vectors='milvus://db.example:19530/default'"
 
 
