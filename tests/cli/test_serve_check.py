@@ -227,4 +227,4 @@ def test_shared_state_is_printed_without_passwords(
     assert f"redis {redis.url}" in lines
     assert "keys required, but none exist: bottega keys add NAME" in lines
     assert "secret" not in " ".join(lines)
-    assert "state of this process" in printed(run, TIERS)
+    assert "state in this process" in printed(run, TIERS)

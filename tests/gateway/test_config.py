@@ -302,7 +302,7 @@ def test_state_urls_come_from_the_file_or_the_environment() -> None:
     environment = {"DB": "postgresql://u:secret@db/b", "CACHE": "rediss://cache"}
     assert config.state.database_url(environment) == environment["DB"]
     assert config.state.redis_url(environment) == "rediss://cache"
-    with pytest.raises(SettingError, match="DB has no URL") as error:
+    with pytest.raises(SettingError, match="DB must be a URL") as error:
         config.state.database_url({"DB": "mysql://u:secret@db"})
     assert "secret" not in str(error.value) + error.value.hint
 
@@ -311,10 +311,10 @@ def test_state_urls_come_from_the_file_or_the_environment() -> None:
     ("lines", "problem"),
     [
         ('database = "postgresql://u:secret@db/b"', "looks like a secret"),
-        ('database = "gateway.db"', "is not a URL"),
-        ('database = "redis://db"', "is not a URL"),
+        ('database = "gateway.db"', "is not the URL of"),
+        ('database = "redis://db"', "is not the URL of"),
         ('redis = "redis://cache"', "needs a database"),
-        ('database = "postgresql://db/b"\ndatabase_env = "DB"', "must not be set with"),
+        ('database = "postgresql://db/b"\ndatabase_env = "DB"', "must not be set together with"),
         ('database_env = "$DB"', "must be the name of an environment variable"),
         ('database = "postgresql://db"\nredis = "redis://:secret@cache"', "looks like a secret"),
     ],

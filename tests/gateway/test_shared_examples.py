@@ -49,16 +49,19 @@ def test_gateways_show_and_forget_the_same_examples(
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('database = "mysql://h/d"', "cache.database is not a URL of such a server"),
+        ('database = "mysql://h/d"', "cache.database is not the URL of a supported server"),
         ('database = "postgresql://u:secret@h/d"', "cache.database looks like a secret"),
         (
             'database = "postgresql://h/d"\ndatabase_env = "D"',
             "cache.database must not be set",
         ),
-        ('database_env = "D"\nfile = "k.db"', "cache.file must not be set with a database"),
+        (
+            'database_env = "D"\nfile = "k.db"',
+            "cache.file must not be set together with a database",
+        ),
         ('database_env = "not a name"', "must be the name of an environment variable"),
         ('vectors = "milvus://h"', "cache.vectors needs a database"),
-        ('database_env = "D"\nvectors = "redis://h"', "cache.vectors is not a URL"),
+        ('database_env = "D"\nvectors = "redis://h"', "cache.vectors is not the URL"),
         (
             'database_env = "D"\nvectors = "milvus://u:secret@h"',
             "cache.vectors looks like a secret",
@@ -73,7 +76,7 @@ def test_invalid_databases_are_named(tmp_path: Path, line: str, problem: str) ->
 
 def test_variable_without_url_is_named(tmp_path: Path) -> None:
     config = gateway_config(tmp_path, "http://localhost:9/v1", 'database_env = "ABSENT"\n')
-    with pytest.raises(SettingError, match=r"ABSENT has no URL for cache\.database"):
+    with pytest.raises(SettingError, match=r"ABSENT must be a URL for cache\.database"):
         build(config, ENVIRONMENT)
 
 
@@ -82,7 +85,7 @@ def test_vectors_come_from_a_variable(tmp_path: Path) -> None:
     cache = gateway_config(tmp_path, "http://localhost:9/v1", lines).cache
     url = "milvus://root:secret@h"
     assert cache.vectors_url({"V": url}) == url
-    with pytest.raises(SettingError, match=r"V has no URL for cache\.vectors"):
+    with pytest.raises(SettingError, match=r"V must be a URL for cache\.vectors"):
         cache.vectors_url({"V": "redis://h"})
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from bottega.gateway.accounting.database import Entry
 from bottega.gateway.telemetry.metrics import Metrics
-from bottega.gateway.telemetry.worker_metrics import GAUGE_MODES, WorkerMetrics, forget_gauges
+from bottega.gateway.telemetry.worker_metrics import GAUGE_MODES, WorkerMetrics, remove_gauges
 
 
 def entry(seconds: float) -> Entry:
@@ -75,7 +75,7 @@ def test_gauges_of_an_ended_worker_are_left_out(tmp_path: Path, worker: Start) -
     merged = values(first.exposition())
     assert merged["bottega_requests_in_flight"] == 10
     assert merged['bottega_cache_entries{namespace="team"}'] == 7
-    forget_gauges(tmp_path, "2")
+    remove_gauges(tmp_path, "2")
     merged = values(first.exposition())
     assert merged["bottega_requests_in_flight"] == 5
     assert merged["bottega_ledger_rows_lost"] == 7

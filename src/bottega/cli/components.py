@@ -284,7 +284,7 @@ def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
 
 
 def traces_location(given: StoreLocation | None) -> StoreLocation:
-    """Return --traces, else BOTTEGA_TRACES, else traces.db in the user's application folder."""
+    """Return --traces, else BOTTEGA_TRACES, else traces.db in the application folder."""
     chosen = os.environ.get("BOTTEGA_TRACES")
     if given is None and chosen:
         return StoreLocation(chosen if is_postgres_url(chosen) else Path(chosen))
@@ -324,7 +324,8 @@ def _trace_errors(location: StoreLocation) -> Iterator[None]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(
             f"traces cannot be stored in {location}: {reason}",
-            hint="set --traces FILE or BOTTEGA_TRACES; --traces none disables recording",
+            hint="set --traces or BOTTEGA_TRACES to another file or URL; --traces none disables"
+            " recording",
         ) from error
 
 

@@ -69,7 +69,7 @@ def open_rows(file: StoreLocation, namespace: str = "") -> KnowledgeBase:
 def open_to_search(
     file: StoreLocation, embed: str | None, namespace: str, by: str | None
 ) -> KnowledgeBase:
-    """Open a file with the view to search; `embed` defaults to the view's embedder."""
+    """Open a knowledge base with the view to search. `embed` defaults to the view's embedder."""
     with open_rows(file, namespace) as rows:
         check_filled(rows, file, namespace)
         view = chosen(rows.views(), by, file)
@@ -81,8 +81,8 @@ def open_to_search(
 
 
 def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
-    """Return the embedder, shots and order stored in the file of `knowledge-base:FILE`, each None
-    if the file stores none. All are None for other benchmarks."""
+    """Return the embedder, shots and order stored in the knowledge base of `knowledge-base:FILE`,
+    each None if not stored. All are None for other benchmarks."""
     kind, _, location = spec.partition(":")
     if kind != KNOWLEDGE_BASE or not location:
         return None, None, None
@@ -103,8 +103,8 @@ def open_to_add(
     default: str = BUNDLED,
     opener: OpenEmbedder = open_embedder,
 ) -> KnowledgeBase:
-    """Open or create a file with all of its views; `default` is the embedder of a new file.
-    `opener` opens the embedders."""
+    """Open or create a knowledge base with all of its views. `default` is the embedder of a new
+    one. `opener` opens embedders."""
     if file.exists():
         with KnowledgeBase.open(file.target, embed=None) as rows:
             stored = rows.views()

@@ -78,22 +78,22 @@ Database = Annotated[
         "--database",
         metavar="URL",
         envvar="BOTTEGA_DATABASE",
-        help="PostgreSQL database of the gateways, instead of a data folder.",
+        help="PostgreSQL database that the gateways share, instead of a data folder.",
         show_default="[state] of ./bottega.toml, else none",
     ),
 ]
 
 
 def gateway_store(data: Path | None, database: str | None) -> Path | str:
-    """Return the place of accounts and ledger: the URL of a database, or a file. Options come
-    before ./bottega.toml. Raises `SettingError`."""
+    """Return the location of accounts and ledger: the URL of a database or a file. Options override
+    ./bottega.toml. Raises `SettingError`."""
     from bottega.gateway.accounting.database import FILE
     from bottega.gateway.config.loading import load_config
 
     if database is not None and data is None:
         if not is_postgres_url(database):
             raise SettingError(
-                "--database is not the URL of a PostgreSQL database",
+                "--database must be the URL of a PostgreSQL database",
                 hint="set e.g. --database postgresql://bottega@db.example:5432/bottega",
             )
         return database
@@ -212,13 +212,18 @@ On = Annotated[
     str,
     Option(
         metavar="WHERE",
-        help="Compute here (local), in worker processes of this machine (ray), or on a Ray cluster "
-        "(ray://HOST:PORT). See docs/batch.md.",
+        help="Compute in this process (local), in worker processes of this machine (ray), or on a "
+        "Ray cluster (ray://HOST:PORT). See docs/batch.md.",
     ),
 ]
 WorkerCount = Annotated[
     int | None,
-    Option("--workers", min=1, help="Workers of --on ray.", show_default="one per CPU"),
+    Option(
+        "--workers",
+        min=1,
+        help="Number of worker processes of --on ray.",
+        show_default="one per CPU",
+    ),
 ]
 TraceFile = Annotated[
     StoreLocation | None,

@@ -79,7 +79,8 @@ def serve(
         bool, Option("--check", help="Print the effective configuration and exit.")
     ] = False,
     workers: Annotated[
-        int, Option(min=1, help="Server processes on this port; more than one needs [state].")
+        int,
+        Option(min=1, help="Number of server processes on this port. More than one needs [state]."),
     ] = 1,
     log_format: Annotated[str, Option(help="Format of log lines on stderr: json or text.")] = "",
 ) -> None:

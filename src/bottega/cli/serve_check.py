@@ -174,10 +174,10 @@ def _serving(config: Config, environment: Mapping[str, str]) -> Rows:
 
 
 def _state(config: Config, environment: Mapping[str, str]) -> Rows:
-    """Check the servers that gateways share. Raises `StoreError` as a start would."""
+    """Check the servers of the shared state. Raises `StoreError` as a start would."""
     database = config.state.database_url(environment)
     if database is None:
-        yield "state", "of this process"
+        yield "state", "in this process"
         return
     yield "state", f"shared in {display_url(database)}"
     redis = config.state.redis_url(environment)

@@ -264,7 +264,8 @@ def _check_cache(config: Config, path: SettingPath) -> None:
     _check_server(cache, "database", path)
     if cache.file is not None and (cache.database or cache.database_env):
         raise (path / "file").error(
-            "must not be set with a database", hint="remove file, or the database"
+            "must not be set together with a database",
+            hint="remove file, or database and database_env",
         )
     _check_server(cache, "vectors", path)
     if (cache.vectors or cache.vectors_env) and not (cache.database or cache.database_env):
@@ -275,15 +276,15 @@ def _check_cache(config: Config, path: SettingPath) -> None:
 
 
 def _check_server(settings: StateSettings | CacheSettings, name: str, path: SettingPath) -> None:
-    """Raise `SettingError` for a setting `name` that is no URL, or is also set as a variable."""
+    """Raise `SettingError` if the setting `name` is not a URL or is also set as a variable."""
     url, variable = getattr(settings, name), getattr(settings, f"{name}_env")
     if url is not None and variable is not None:
         raise (path / name).error(
-            f"must not be set with {name}_env", hint=f"remove {name} or {name}_env"
+            f"must not be set together with {name}_env", hint=f"remove {name} or {name}_env"
         )
     if url is not None and not is_server_url(name, url):
         raise (path / name).error(
-            "is not a URL of such a server", hint=f'write {name} = "{sample_url(name)}"'
+            "is not the URL of a supported server", hint=f'write {name} = "{sample_url(name)}"'
         )
     if variable is not None and not VARIABLE.fullmatch(variable):
         raise (path / f"{name}_env").error(

@@ -36,7 +36,7 @@ SECRET_HINT = (
 )
 
 
-# A user without a password is no secret.
+# A URL with a user but without a password contains no secret.
 SERVER_URL = re.compile(r"(?:postgres(?:ql)?|rediss?|valkeys?)://[^/@\s:]*@")
 
 
@@ -137,14 +137,14 @@ class RouteSettings:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """[cache]: the examples of each namespace, in `file` or in a PostgreSQL database, whose URL may
-    also be in an environment variable. `vectors` is a Milvus server that has the search index of a
-    database. `retrieve` "nearest" searches by `embed` alone; the
-    other names are those of `CacheRetrieval`, with `embed` for images, `embed_text` for texts and
-    a fixed number of `groups` of hashtags. No tier is shown examples less similar than
-    `min_similarity`. `max_characters` is the maximum length of a stored example.
-    `open_namespaces` is the maximum number of namespaces open at a time. With `reasoning`, all
-    tiers are instructed to reason before they answer; clients get the answers alone."""
+    """[cache]: the examples of each namespace, in `file` or in a PostgreSQL `database`. `vectors`
+    is a Milvus server with the search index of a database. `database_env` and `vectors_env` name
+    environment variables with the URLs. `retrieve` "nearest" searches by `embed` alone; the other
+    names are those of `CacheRetrieval`, with `embed` for images, `embed_text` for texts and a fixed
+    number of `groups` of hashtags. No tier is shown examples less similar than `min_similarity`.
+    `max_characters` is the maximum length of a stored example. `open_namespaces` is the maximum
+    number of namespaces open at a time. With `reasoning`, all tiers are instructed to reason before
+    they answer; clients get the answers alone."""
 
     file: FilePath | None = None
     database: str | None = None
@@ -178,7 +178,8 @@ class CacheSettings:
     reasoning: bool = False
 
     def location(self, environment: Mapping[str, str], data: Path) -> StoreLocation:
-        """Return the place of the examples, by default a file in `data`. Raises `SettingError`."""
+        """Return the location of the examples, by default a file in `data`. Raises
+        `SettingError`."""
         url = _server_url(self.database, self.database_env, environment, "cache.database")
         return StoreLocation(url or self.file or data / CACHE_FILE)
 
@@ -241,8 +242,8 @@ class KeySettings:
 
 @dataclass(frozen=True)
 class StateSettings:
-    """[state]: servers that several gateways share, as URLs or as environment variables with the
-    URLs, which may contain passwords. Without them, state belongs to this process and to files in
+    """[state]: servers that several gateways share, as URLs or as names of environment variables
+    with URLs, which may contain passwords. By default, state is in this process and in files of
     gateway.data."""
 
     database: str | None = None
@@ -268,14 +269,14 @@ def _server_url(
     found = environment.get(variable, "")
     if not is_server_url(name, found):
         raise SettingError(
-            f"the environment variable {variable} has no URL for {name}",
+            f"the environment variable {variable} must be a URL for {name}",
             hint=f"export {variable}={sample_url(name)}",
         )
     return found
 
 
 def sample_url(name: str) -> str:
-    """Return a URL for the setting with this name."""
+    """Return an example of a URL for the setting with this name."""
     if name.endswith("redis"):
         return "redis://cache.example:6379/0"
     if name.endswith("vectors"):

@@ -315,7 +315,9 @@ class NamespaceOpener:
             try:
                 return await asyncio.to_thread(tables.claim_cold_start, namespace, held, limit)
             except StoreError as error:
-                log.warning("a query of the cold start is not counted, so not sent: %s", error)
+                log.warning(
+                    "a cold-start query cannot be counted and is routed as usual: %s", error
+                )
                 return False
 
         return claim

@@ -1,4 +1,4 @@
-"""The worker's side of `bottega serve --workers`: connections, messages and metrics."""
+"""Worker process of `bottega serve --workers`: connections, messages and metrics."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bottega.gateway.telemetry.worker_metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
-# Pause after a connection.
+# Pause after accepting a connection.
 TURN_SECONDS = 0.001
-# Pause after accept has failed for lack of file descriptors.
+# Pause after accepting has failed, for example for lack of file descriptors.
 ERROR_SECONDS = 1.0
 
 
 class SharedListener:
     """Listening socket that several processes share.
 
-    It accepts one connection and leaves the next millisecond to the other workers. The servers of
-    asyncio and uvloop accept all waiting connections at once: one worker would get a whole burst,
-    and keep it as long as its clients reuse their connections.
+    It accepts one connection and then pauses for a millisecond, in which other workers accept. The
+    servers of asyncio and uvloop accept all waiting connections at once: one worker would get a
+    whole burst, and keep it as long as its clients reuse their connections.
     """
 
     def __init__(self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -47,7 +47,7 @@ class SharedListener:
         self._loop.remove_reader(self._listener)
 
     async def wait_closed(self) -> None:
-        """Return: connections end by themselves, as uvicorn waits for them."""
+        """Return at once: uvicorn itself waits for connections to end."""
 
     def _listen(self) -> None:
         if self._is_open:
@@ -80,7 +80,7 @@ class SharedListener:
 
 
 class WorkerServer(DrainingServer):
-    """Server that shares its sockets and obeys a supervisor."""
+    """Server that shares its sockets with other workers and is controlled by a supervisor."""
 
     channel: Channel
     apply: Callable[[Config], None]
@@ -110,7 +110,8 @@ class WorkerServer(DrainingServer):
             self.drain()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Leave further connections to the other workers, since the signal may be for this one."""
+        """Stop accepting, so other workers accept new connections: the signal may be for this
+        worker only."""
         if self._loop is not None:
             for one in self.servers:
                 self._loop.call_soon_threadsafe(one.close)
@@ -121,7 +122,7 @@ class WorkerServer(DrainingServer):
 
 
 def run_worker(gateway_server: GatewayServer, task: WorkerTask, channel: Channel) -> None:
-    """Serve until the supervisor ends or sends `DRAIN`."""
+    """Serve until the supervisor sends `DRAIN` or `STOP`, or ends."""
     metrics = WorkerMetrics(task.folder, task.name, gateway_server.metrics.collect)
     gateway_server.worker_metrics = metrics
 

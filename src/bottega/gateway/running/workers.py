@@ -2,7 +2,7 @@
 
 All workers accept connections from one listening socket, which the supervisor keeps open. A
 connection that waits in its queue is therefore not lost when a worker dies, and an idle worker
-takes it before a busy one. With SO_REUSEPORT each worker has its own queue, which ends with it.
+accepts it before a busy one. With SO_REUSEPORT each worker has its own queue, which ends with it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config
 from bottega.gateway.running.process import CUT_SECONDS, EXIT_SECONDS, merged
 from bottega.gateway.telemetry.logs import Style
-from bottega.gateway.telemetry.worker_metrics import forget_gauges
+from bottega.gateway.telemetry.worker_metrics import remove_gauges
 
 log = logging.getLogger(__name__)
 
-# A worker that dies soon after its start waits twice as long each time before the next one starts.
+# The delay before a replacement doubles each time a worker dies within `STABLE_SECONDS`.
 STABLE_SECONDS = 30.0
 MAX_DELAY = 30.0
-# After this time beyond drain_seconds a worker that still runs is killed.
+# A worker that still runs this long after drain_seconds is killed.
 KILL_SECONDS = CUT_SECONDS + EXIT_SECONDS + 5
 DRAIN, STOP = "drain", "stop"
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """Everything that a worker gets from its supervisor. The sockets are file descriptors."""
+    """Parameters of a worker process. The sockets are file descriptors."""
 
     config: Config
     style: Style
@@ -75,14 +75,14 @@ class Worker:
 
 
 def check_workers(workers: int, config: Config) -> None:
-    """Raise `SettingError` for several workers whose limits would each count on their own."""
+    """Raise `SettingError` for several workers without shared state."""
     state = config.state
     if workers > 1 and state.database is None and state.database_env is None:
         raise SettingError(
             f"several workers need a shared database, got {workers} workers without [state]",
             hint='set [state] database_env = "BOTTEGA_DATABASE" in the configuration and export a'
-            " postgresql:// URL, or use --workers 1: without it each worker has limits, budgets"
-            " and repeats of its own",
+            " postgresql:// URL, or set --workers 1: without [state], each worker counts limits and"
+            " budgets on its own",
         )
 
 
@@ -108,8 +108,8 @@ class Supervisor:
         self._closing = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until a signal ends it. Return the exit status: that of the first worker if it does
-        not start, 0 if all workers have drained, else 1."""
+        """Serve until a signal. Return the exit status: that of the first worker if it does not
+        start, 0 if all workers have drained, else 1."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop)
@@ -129,7 +129,7 @@ class Supervisor:
         return 0 if all(drained) else 1
 
     async def _keep(self, number: int, folder: Path) -> bool:
-        """Keep one worker running until the supervisor closes. Return whether it then drained."""
+        """Keep one worker running until the supervisor closes. Return whether it ended orderly."""
         loop, delay = asyncio.get_running_loop(), 0.0
         while not self._closing.is_set():
             begun = loop.time()
@@ -139,7 +139,7 @@ class Supervisor:
             status = await self._ended(worker)
             del self._workers[number]
             worker.channel.close()
-            await asyncio.to_thread(forget_gauges, folder, worker.name)
+            await asyncio.to_thread(remove_gauges, folder, worker.name)
             if self._closing.is_set():
                 return status in (0, -signal.SIGTERM)  # terminated before it listened
             is_stable = loop.time() - begun > STABLE_SECONDS
@@ -167,7 +167,7 @@ class Supervisor:
         return worker
 
     async def _ended(self, worker: Worker) -> int:
-        """Wait for the end of a worker; kill it if it does not end in time after the signal."""
+        """Wait for the end of a worker. Kill it if it does not end in time after the signal."""
         ended = asyncio.ensure_future(worker.process.wait())
         closing = asyncio.ensure_future(self._closing.wait())
         await asyncio.wait((ended, closing), return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,8 @@
 """Metrics of several worker processes, summed at each scrape.
 
 Each worker writes its metrics every second into files in the format of prometheus_client's
-multiprocess mode, and `/metrics` of any worker merges the files. Requests cost nothing extra, since
-the counters themselves stay in the worker's memory.
+multiprocess mode, and `/metrics` of any worker merges the files. Requests cost nothing extra,
+because the counters stay in the worker's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.samples import Sample
 
-# How to merge the gauges. `live` leaves out workers that have ended.
+# How to merge the gauges. `live` excludes workers that have ended.
 GAUGE_MODES = {
     "bottega_requests_in_flight": "livesum",
     "bottega_cache_entries": "livemostrecent",  # all workers count the same examples
@@ -28,8 +28,8 @@ GAUGE_MODES = {
 
 
 class WorkerMetrics:
-    """Files with the metrics of one worker. `worker` is unique within the folder, also for a worker
-    that replaces another one: the counts of the earlier one must remain."""
+    """Files with the metrics of one worker. `worker` must be unique within the folder, even for a
+    worker that replaces another one, whose counts must remain."""
 
     def __init__(self, folder: Path, worker: str, collect: Callable[[], Iterable[Metric]]) -> None:
         self._folder, self._worker, self._collect = folder, worker, collect
@@ -73,14 +73,14 @@ class WorkerMetrics:
         return self._files[kind]
 
 
-def forget_gauges(folder: Path, worker: str) -> None:
+def remove_gauges(folder: Path, worker: str) -> None:
     """Delete the gauges of a worker that has ended. Its counters remain."""
     mark_process_dead(worker, str(folder))
 
 
 def _additive(family: Metric) -> Iterator[Sample]:
-    """Yield the samples as the file format needs them: the buckets of a histogram without those
-    below, and no count, which the reader computes from them."""
+    """Yield the samples in the file format: the buckets of a histogram are not cumulative, and the
+    count is omitted because the reader computes it from them."""
     below = 0.0
     for sample in family.samples:
         if sample.name.endswith("_bucket"):
