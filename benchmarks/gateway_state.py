@@ -1,13 +1,13 @@
 """CPU time of shared state: python benchmarks/gateway_state.py [--rounds N] [--seconds S]
 [--json FILE]
 
-Compares a gateway whose state is in PostgreSQL and Redis with an embedded one. Both run at the same
-time before an upstream that answers immediately; requests alternate between them, and each ratio
-compares one round. CPU time is that of the gateway.
+Compares a gateway with state in PostgreSQL and Redis with an embedded one. Both run at the same
+time in front of an upstream that answers immediately; requests alternate between them, and each
+ratio compares one round. CPU time is that of the gateway.
 
-A single client pauses 10 ms between its requests. Without a pause the embedded gateway would get
-six times as many requests per second, since the other one waits for the disk, and a process that
-sleeps and wakes for each request uses up to twice the CPU time for it.
+A single client pauses for 10 ms between its requests. Without a pause, the embedded gateway would
+get six times as many requests per second, because the other one waits for the disk, and a process
+that sleeps and wakes for each request uses up to twice the CPU time for it.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ Sends the same pass-through request over 64 connections to gateways with one and
 and shared state in PostgreSQL. The load (wrk) and the upstream (nginx) are written in C, since they
 run on the same cores as the workers.
 
-On two cores that is not enough: load, upstream and database use time that a second worker then
-lacks. The table therefore has each process's CPU time per request. The second pair of runs gives
-each worker a share of a core (--share; needs write access to the cgroups of version 1), which
+On two cores this is not enough: load generator, upstream and database use time that a second worker
+then lacks. The table therefore has the CPU time per request of each process. The second pair of
+runs limits each worker to a share of a core (--share; needs write access to cgroups version 1), which
 leaves the rest of the machine to the others, as on a machine with more cores.
 """
 
@@ -51,7 +51,7 @@ from bottega.gateway.accounting.accounts import Accounts
 from tests.postgres import PostgresServer, running_postgres
 
 CONNECTIONS = 64
-LEAST = 1.7
+REQUIRED_RATIO = 1.7
 WARM_SECONDS, IDLE_SECONDS = 4.0, 0.5
 PERIOD = 10_000
 """Microseconds in which a worker may use its share."""
@@ -276,7 +276,14 @@ def judged(runs: Sequence[Run], shares: Sequence[float | None]) -> Iterator[Bar]
         one, two = ([r for r in runs if (r.workers, r.share) == (n, share)] for n in (1, 2))
         where = "same cores for all" if share is None else f"{share:g} cores per worker"
         ratios = [b.rate / a.rate for a, b in zip(one, two, strict=True)]
-        yield Bar("requests/s, 2 workers / 1", where, CONNECTIONS, Spread.over(ratios), LEAST, True)
+        yield Bar(
+            "requests/s, 2 workers / 1",
+            where,
+            CONNECTIONS,
+            Spread.over(ratios),
+            REQUIRED_RATIO,
+            True,
+        )
         costs = [b.gateway / a.gateway for a, b in zip(one, two, strict=True)]
         yield Bar("CPU per request, 2 workers / 1", where, CONNECTIONS, Spread.over(costs), None)
 

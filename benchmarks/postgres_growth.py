@@ -1,4 +1,4 @@
-"""Search time by the number of rows, of benchmarks/postgres.py."""
+"""Search time by number of rows, part of benchmarks/postgres.py."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from benchmarks.postgres_rows import (
     K,
     Timing,
     alternating,
-    asked_vectors,
     fill,
     nearest_rows,
+    query_vectors,
     recall,
     show,
     stored_vectors,
@@ -38,11 +38,11 @@ class Growth:
     recall: float
 
 
-def growing(
+def measure_growth(
     databases: Databases, sizes: Sequence[int], count: int, results: list[Growth]
 ) -> Iterator[Ratio]:
     """Time searches that alternate between knowledge bases of all sizes."""
-    queries = asked_vectors(count, GROWTH_WIDTH)
+    queries = query_vectors(count, GROWTH_WIDTH)
     with contextlib.ExitStack() as stack:
         bases = []
         for rows in sizes:
@@ -63,7 +63,7 @@ def growing(
 
 
 def opened(databases: Databases, rows: int, queries: Vectors) -> tuple[KnowledgeBase, float]:
-    """Return a knowledge base of that many rows, and the recall of its search."""
+    """Return a knowledge base with this number of rows, and the recall of its search."""
     name = f"bottega_benchmark_{rows}"
     vectors = stored_vectors(rows, GROWTH_WIDTH)
     exists = databases.exists(name)

@@ -21,7 +21,7 @@ from bottega import Example, Image, KnowledgeBase, Query
 from bottega.protocols import Vectors
 
 NAME = "bottega_benchmark_insert"
-# One table with all that an example holds, and its id for duplicates.
+# One table with all fields of an example; its unique id rejects duplicates.
 BARE_TABLE = f"""
 CREATE TABLE bare (
     key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -36,7 +36,7 @@ BARE_INDEX = f"CREATE INDEX ON bare USING hnsw ((vector::halfvec({WIDTH})) halfv
 BARE_INSERT = "INSERT INTO bare (id, question, answer, image, vector) VALUES ($1, $2, $3, $4, $5)"
 
 
-def inserting(databases: Databases, rows: int, count: int) -> Iterator[Ratio]:
+def measure_inserts(databases: Databases, rows: int, count: int) -> Iterator[Ratio]:
     for stored, index in ((rows, "with an HNSW index"), (1000, "without an index")):
         vectors = np.concatenate([stored_vectors(stored, WIDTH), clustered(count, 77, WIDTH)])
         url = databases.create(NAME)

@@ -23,7 +23,7 @@ K = 10
 
 
 class GivenVectors:
-    """Embedder that returns the row of a question's number."""
+    """Embedder that returns the given vector whose number is the question."""
 
     def __init__(self, vectors: Vectors) -> None:
         self.vectors = vectors
@@ -36,7 +36,7 @@ class GivenVectors:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one side."""
+    """Percentiles of call times in seconds."""
 
     p50: float
     p90: float
@@ -52,7 +52,7 @@ class Timing:
 
 
 class Databases:
-    """Databases of one server, and a blocking client of asyncpg without a pool."""
+    """Databases of one server, with a blocking asyncpg client without a pool."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -70,7 +70,7 @@ class Databases:
         return bool(self._administer(lambda connection: connection.fetchval(found, name)))
 
     def create(self, name: str) -> str:
-        """Create a database, in place of an older one of this name, and return its URL."""
+        """Create a database, replacing one of the same name, and return its URL."""
         self.drop(name)
         self._administer(lambda connection: connection.execute(f"CREATE DATABASE {name}"))
         return self.url(name)
@@ -110,7 +110,7 @@ def stored_vectors(rows: int, width: int) -> Vectors:
     return np.concatenate(list(blocks))
 
 
-def asked_vectors(count: int, width: int) -> Vectors:
+def query_vectors(count: int, width: int) -> Vectors:
     return clustered(count, 1_000_003, width)
 
 

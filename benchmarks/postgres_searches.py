@@ -12,9 +12,9 @@ from benchmarks.postgres_rows import (
     GivenVectors,
     K,
     alternating,
-    asked_vectors,
     fill,
     nearest_rows,
+    query_vectors,
     recall,
     show,
     stored_vectors,
@@ -25,15 +25,15 @@ from bottega.knowledge import Eq
 from bottega.protocols import Vectors
 
 NAME = "bottega_benchmark_search"
-WANTED = 3  # the remainder that a filter asks for
+REMAINDER = 3  # row numbers with this remainder match a filter
 HALF = f"vector::halfvec({WIDTH}) <=> $1::vector::halfvec({WIDTH})"
 BARE = f"SELECT key, {HALF} AS distance FROM kb_vectors_1 ORDER BY {HALF} LIMIT {K}"
 BARE_EXAMPLES = f"SELECT * FROM ({BARE}) AS found JOIN kb_examples USING (key) ORDER BY distance"
 
 
-def searching(databases: Databases, rows: int, count: int) -> Iterator[Ratio]:
+def measure_searches(databases: Databases, rows: int, count: int) -> Iterator[Ratio]:
     vectors = stored_vectors(rows, WIDTH)
-    queries = asked_vectors(2 * count, WIDTH)
+    queries = query_vectors(2 * count, WIDTH)
     url = databases.create(NAME)
     with (
         KnowledgeBase.open(url, GivenVectors(vectors)) as kb,
@@ -75,9 +75,9 @@ def recalls(kb: KnowledgeBase, vectors: Vectors, queries: Vectors) -> Iterator[R
     found = recall(kb, nearest_rows(vectors, queries), queries)
     yield Ratio("recall@10 of the index", found, 0.95, at_least=True)
     for one_in, bar in ((20, None), (200, 0.99)):
-        chosen = np.flatnonzero(np.arange(len(vectors)) % one_in == WANTED)
+        chosen = np.flatnonzero(np.arange(len(vectors)) % one_in == REMAINDER)
         truth = chosen[nearest_rows(vectors[chosen], queries)]
-        where = Eq(f"tags.in{one_in}", str(WANTED))
+        where = Eq(f"tags.in{one_in}", str(REMAINDER))
         found = recall(kb, truth, queries, where=where)
         yield Ratio(f"recall@10 with a filter 1/{one_in}", found, bar, at_least=True)
 
@@ -88,7 +88,7 @@ def recalls(kb: KnowledgeBase, vectors: Vectors, queries: Vectors) -> Iterator[R
 
 
 def deleted(kb: KnowledgeBase, url: str, queries: Vectors) -> Iterator[Ratio]:
-    """Delete the nearest rows in a second handle, and count those that are found again."""
+    """Delete the nearest rows through a second handle, and count those still found."""
     again = 0
     with KnowledgeBase.open(url, GivenVectors(np.zeros_like(queries))) as other:
         for query in queries:

@@ -1,9 +1,10 @@
-"""Embedding by one and by two Ray workers: python benchmarks/ray_embedding.py [--images 20000]
+"""Compare embedding with one and two Ray workers:
+python benchmarks/ray_embedding.py [--images 20000]
 
-Embeds small images in batches of 64, as `add` does, without the start of the cluster and the
-models. Rounds of one worker and of two workers alternate over parts of the images; the figure is
-the median of the rounds' ratios. The vectors must be equal. Needs a free core for each worker: on a
-busy machine the ratio says little.
+Embeds small images in batches of 64, as `add` does. The start of the cluster and the models is not
+measured. Rounds with one and two workers alternate over parts of the images; the figure is the
+median of the rounds' ratios. The vectors must be equal. Each worker needs a free core: on a busy
+machine the ratio is not meaningful.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bottega.types import IMAGE_QUESTION
 
 SIDE, BATCH, ROUNDS = 32, 64, 5
 WORKERS = (1, 2)
-BAR = 1.7
+REQUIRED_RATIO = 1.7
 
 
 def images(count: int) -> list[Query]:
@@ -73,9 +74,9 @@ def main() -> None:
             rates = f"{len(part) / one:.0f} and {len(part) / two:.0f} images/s"
             print(f"{len(part)} images: {rates} with 1 and 2 workers, ratio {one / two:.2f}")
     ratio = statistics.median(ratios)
-    held = ratio >= BAR and equal
+    held = ratio >= REQUIRED_RATIO and equal
     print(
-        f"{'held' if held else 'MISSED'}: 2 workers / 1 worker {ratio:.2f} (>= {BAR});"
+        f"{'held' if held else 'MISSED'}: 2 workers / 1 worker {ratio:.2f} (>= {REQUIRED_RATIO});"
         f" vectors {'equal' if equal else 'DIFFERENT'};"
         f" {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
     )

@@ -1,4 +1,4 @@
-"""Client, figures and ledger reader of benchmarks/replicas.py."""
+"""Client, requirements and ledger reader of benchmarks/replicas.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = 200
 
 
 @dataclass(frozen=True)
-class Bar:
+class Requirement:
     name: str
     value: str
     limit: str

