@@ -7,8 +7,8 @@ run on the same cores as the workers.
 
 On two cores this is not enough: load generator, upstream and database use time that a second worker
 then lacks. The table therefore has the CPU time per request of each process. The second pair of
-runs limits each worker to a share of a core (--share; needs write access to cgroups version 1), which
-leaves the rest of the machine to the others, as on a machine with more cores.
+runs limits each worker to a share of a core (--share; needs write access to cgroups version 1),
+which leaves the rest of the machine to the others, as on a machine with more cores.
 """
 
 from __future__ import annotations
