@@ -9,7 +9,7 @@ BottegaError
 │   └── TooManyPixelsError
 ├── LoadError                 a folder, a file or one row of it that cannot be read as examples
 ├── EmbeddingError            an embedder that cannot be loaded or that failed
-├── WorkerError               a worker process that ended during its work (retryable)
+├── WorkerError               a worker process ended repeatedly during an item (retryable)
 ├── StoreError                a knowledge base or trace store that cannot be read or written
 │   ├── EmbedderMismatchError the file was built with another embedder
 │   ├── EmptyKnowledgeBaseError
@@ -114,7 +114,7 @@ class EmbeddingError(BottegaError):
 
 
 class WorkerError(BottegaError):
-    """A worker process ended, several times, while it worked on an item."""
+    """Worker processes ended repeatedly while computing an item."""
 
     retryable = True
 

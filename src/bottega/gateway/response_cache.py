@@ -213,7 +213,7 @@ class ReplyCache(LRUCache[str, CachedReply]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(max_bytes, lambda reply: reply.size, seconds=seconds, clock=clock)
-        # Set where other gateways may forget or replace replies.
+        # Set if other gateways may invalidate or replace replies.
         self.is_current: Callable[[], bool] = lambda: True
         self.on_replace: Callable[[str, CachedReply], None] = lambda key, reply: None
 

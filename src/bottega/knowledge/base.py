@@ -32,7 +32,7 @@ from bottega.types import Example, ExampleChange
 
 PAGE = 4096
 HNSW_ABOVE = 50_000
-POSTGRES_HNSW_ABOVE = 2_500  # where comparing all rows takes as long as the index
+POSTGRES_HNSW_ABOVE = 2_500  # where comparing all rows takes as long as searching the index
 
 
 def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) -> Rows:
@@ -82,10 +82,10 @@ class AddResult:
 
 
 class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
-    """Examples in one file, searched by the vectors of their embedders.
+    """Examples in a file or a PostgreSQL database, searched by the vectors of their embedders.
 
-    Several threads and processes may use the file at once: a search includes every committed
-    addition. A handle sees one namespace. Every method blocks; call it off the event loop. Methods
+    Several threads and processes may use it at once: a search includes every committed addition. A
+    handle sees one namespace. Every method blocks; call it off the event loop. Methods
     raise `StoreError`.
     """
 
@@ -121,7 +121,9 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         namespace: str = "",
         vectors: str | None = None,
     ) -> Self:
-        """Open or create a file; `:memory:` keeps the data in memory.
+        """Open or create a file, or the tables of a `postgresql://` URL.
+
+        `:memory:` keeps the data in memory.
 
         `embed` is an embedder, or several named views of which the first is the default. By
         default, the embedders named in an existing file are loaded. With None, examples can be
@@ -132,9 +134,9 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         `capacity` limits the examples of the namespace after every commit: `evict` selects those to
         remove (default: least recently used) and spares pinned ones. Search is exact up to
         `hnsw_above` examples (default: 50,000, in PostgreSQL 2,500). In a read-only folder, writes
-        of other processes are visible only if one of them opened the file first. `vectors`, e.g.
-        `milvus://host:19530/database`, keeps the index of a larger knowledge base in PostgreSQL in
-        Milvus instead.
+        of other processes are visible only if one of them opened the file first. `vectors` is the
+        URL of a Milvus database, e.g. `milvus://host:19530/database`, that keeps the search index
+        of a large knowledge base in PostgreSQL.
         """
         if embed == "stored":
             embed = cls._stored_views(path, namespace)

@@ -1,4 +1,4 @@
-"""Store of traces, in a SQLite file or in PostgreSQL."""
+"""Store of traces in an SQLite file or in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bottega.types import Trace
 
 StoredTraces = list[StoredTrace]  # inside the class, `list` is its method
 BUSY_SECONDS = ANSWER_SECONDS = 10.0
-# Statements of both stores; in PostgreSQL, "?" becomes "$".
+# Statements for both databases; in PostgreSQL, "?" becomes "$".
 INSERT = (
     "INSERT INTO traces VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (id) DO UPDATE SET"
     " time = excluded.time, prompt_tokens = excluded.prompt_tokens,"
@@ -113,12 +113,12 @@ class _DatabaseTables(PostgresDatabase):
         super().__init__(url, TRACE_TABLES, answer_seconds=ANSWER_SECONDS)
 
     def execute(self, statement: str, *values: object) -> Sequence[Sequence[Any]]:
-        # Sent again after a lost connection, which is harmless: an insertion sets the same row.
+        # Retried after a lost connection, which is safe: an insertion sets the same row again.
         return self.read(statement.replace("?", "$"), *values)
 
 
 class TraceStore:
-    """Recorder that stores every trace, in a file or in a PostgreSQL database that threads and
+    """Recorder that stores every trace in a file or a PostgreSQL database, which threads and
     processes may share.
 
     A process crash loses no trace. A file has a write-ahead log with `synchronous=NORMAL`: a

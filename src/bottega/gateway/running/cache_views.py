@@ -1,4 +1,4 @@
-"""Checks of a cache file against [cache], and vectors for another retrieval method."""
+"""Checks of a cache against the settings [cache], and vectors for another retrieval method."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def cache_location(config: Config) -> StoreLocation:
 
 
 def check_cache(config: Config) -> None:
-    """Raise `StoreError` for a file that is not a cache, and `SettingError` for one that another
-    packaged embedder filled. No model is loaded."""
+    """Raise `StoreError` if the cache cannot be read, and `SettingError` if another packaged
+    embedder filled it. Load no model."""
     location = cache_location(config)
     if not location.may_hold_examples():
         return
-    # A start tries a busy file again.
+    # A start of the gateway retries a busy file.
     with suppress(StoreBusyError), KnowledgeBase.open(location.target, None) as base:
         stored, cache = next(iter(base.views().values()), None), config.cache
         if stored is None or cache.retrieve != NEAREST:

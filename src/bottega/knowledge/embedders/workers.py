@@ -1,4 +1,4 @@
-"""Embedders by name whose calls are computed by the workers of an executor."""
+"""Embedders whose calls are computed by the workers of an executor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bottega.knowledge.embedders.names import open_embedder
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Query
 
-# Calls per worker at a time: one is computed while the next one is sent.
+# Concurrent calls per worker: one is computed while the next one is sent.
 AHEAD = 2
 
 
@@ -32,7 +32,7 @@ class EmbedderDescription:
 
 
 class EmbeddingActor:
-    """Embedders of a worker, each loaded once."""
+    """Actor that loads embedders, each once, and embeds queries with them."""
 
     def __init__(self) -> None:
         self._embedders: dict[str, Embedder] = {}
