@@ -129,4 +129,4 @@ class MilvusDatabase:
                 hint=f"start Milvus, or correct host and port in {SETTING}",
             )
         reason = str(getattr(error, "message", error)).split("\n")[0][:200]
-        return StoreError(f"{self.name} failed: {reason}", hint="see the log of Milvus")
+        return StoreError(f"{self.name} failed: {reason}", hint="check the log of Milvus")
