@@ -50,6 +50,7 @@ TARGETS = (
         "_util/test_batch_writer evaluation/test_committer recording/test_cache_recorder"
         " gateway/test_ledger_writer gateway/test_logs",
     ),
+    Target("_util/outage", "_util/test_outage gateway/test_ledger gateway/test_accounts"),
     Target("_util/sqlite", "gateway/test_ledger gateway/test_accounts knowledge/test_rows"),
     # Statistics.
     Target(
