@@ -117,6 +117,28 @@ async def test_read_only_server(database: str) -> None:
     await replica.close()
 
 
+@pytest.mark.slow
+async def test_after_a_call_without_an_answer_others_fail_at_once(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = PostgresPool(database, NUMBERS, answer_seconds=0.5)
+    await pool.execute("INSERT INTO numbers VALUES (1)")
+    postgres.suspend()
+    try:
+        with pytest.raises(StoreBusyError, match="does not answer in"):
+            await pool.fetch("SELECT n FROM numbers")
+        for _ in range(100):
+            with pytest.raises(StoreUnavailableError, match="did not answer an earlier call"):
+                await pool.fetch("SELECT n FROM numbers")
+    finally:
+        postgres.resume()
+    monkeypatch.setattr("bottega._util.postgres.SILENT_SECONDS", 0.0)
+    pool._silent_until = 0.001  # long ago
+    assert len(await pool.fetch("SELECT n FROM numbers")) == 1
+    await pool.close()
+
+
+@pytest.mark.slow
 async def test_restarted_server_loses_nothing_and_reads_continue(
     postgres: PostgresServer, database: str
 ) -> None:

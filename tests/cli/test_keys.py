@@ -50,6 +50,21 @@ def test_the_data_folder_can_be_set(
     assert not Path("bottega-data").exists()
 
 
+def test_options_come_before_environment_variables(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOTTEGA_DATA", str(tmp_path / "folder"))
+    absent = "postgresql://postgres@127.0.0.1:1/absent"
+    failed = run("keys", "add", "one", "--database", absent)
+    assert failed.code == 1 and "cannot be reached" in failed.err
+    monkeypatch.setenv("BOTTEGA_DATABASE", absent)
+    assert "cannot be reached" in run("keys", "add", "one").err
+    assert run("keys", "add", "one", "--data", "here").code == 0
+    both = run("keys", "add", "one", "--data", "here", "--database", absent)
+    assert both.code == 2 and "exclude each other" in both.err
+    assert not (tmp_path / "folder").exists()
+
+
 def test_the_data_folder_comes_from_the_gateway_file(run: Run) -> None:
     tiers = '[tiers.master]\nmodel = "bundled:master"\n'
     Path("bottega.toml").write_text(f'{tiers}[gateway]\ndata = "elsewhere"\n')
@@ -79,7 +94,10 @@ def test_a_second_key_of_the_same_name_is_noted(run: Run) -> None:
 
 
 def test_keys_of_a_database(run: Run, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run("keys", "add", "team", "--database", database)
+    exposed = run("keys", "add", "team", "--database", database)
+    assert (exposed.code, "secret" in exposed.err) == (2, False)
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    made = run("keys", "add", "team", "--database", database.replace(":secret", ""))
     assert made.out.startswith("sk-bottega-") and not Path("bottega-data").exists()
     monkeypatch.setenv("SHARED", database)
     tiers = '[tiers.master]\nmodel = "bundled:master"\n'

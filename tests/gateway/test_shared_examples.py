@@ -107,5 +107,8 @@ def test_requests_go_on_without_the_database(
                 assert headers["x-bottega-demonstrations"] == "0"
                 assert document["choices"][0]["message"]["content"] == "42"
             server.start()
+            # An answer without examples is not repeated.
+            _, headers = ask(url, "How many pears are in the bowl?")
+            assert headers["x-bottega-cache"] == "augmented"
             _, headers = ask(url, "How many nuts are in the bowl?")
             assert headers["x-bottega-demonstrations"] == "1"

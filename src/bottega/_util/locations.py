@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from bottega._util.postgres import (
 from bottega._util.postgres_database import PostgresDatabase
 from bottega.errors import SettingError, StoreBusyError
 
+SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
 COMMAND_LOCK = 0x42747466  # advisory lock of commands that must run alone
 WITHOUT_TABLES = PostgresKind("lock", ())
 
@@ -33,6 +35,11 @@ class StoreLocation:
         """Return the location given in an argument. Raises `SettingError` for a URL with a
         password, which other users of the machine could read."""
         if not is_postgres_url(text):
+            if scheme := SCHEME.match(text):
+                raise SettingError(
+                    f"URLs of the scheme {scheme[1]} are not supported",
+                    hint="use postgresql://user@host/database, or the path of a file",
+                )
             return cls(Path(text))
         if has_password(text):
             raise SettingError(

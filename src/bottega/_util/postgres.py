@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 SCHEMES = ("postgresql://", "postgres://")
 CONNECT_SECONDS = 10.0
+URL = "write postgresql://user@host:5432/database; in user and password, %2F for / and %40 for @"
+SILENT_SECONDS = 5.0
 WAIT_SECONDS = 10.0  # for a free connection
 POOL_SIZE = 10
 MIGRATION_LOCK = 0x42747467  # "Bttg", an advisory lock of the database
@@ -61,9 +64,10 @@ def _split(url: str) -> SplitResult:
         _ = parts.port
     except ValueError as error:
         raise SettingError(
-            "the host or the port of a PostgreSQL URL is invalid",
-            hint="write postgresql://user@host:5432/database",
+            "the host or the port of a PostgreSQL URL is invalid", hint=URL
         ) from error
+    if "@" in parts.path + parts.fragment or ("@" in parts.query and "@" not in parts.netloc):
+        raise SettingError("the user of a PostgreSQL URL contains a / ? or #", hint=URL)
     return parts
 
 
@@ -105,6 +109,7 @@ class PostgresPool:
         self._answer_seconds, self._resets, self._create = answer_seconds, resets, create
         self._url, self._kind, self._size, self._setup = url, kind, size, setup
         self._pool: Pool | None = None
+        self._silent_until = 0.0
         self._opening = asyncio.Lock()
 
     @classmethod
@@ -117,18 +122,25 @@ class PostgresPool:
         return pool
 
     @asynccontextmanager
-    async def connection(self, *, limited: bool = True) -> AsyncIterator[Connection]:
+    async def connection(
+        self, *, seconds: float | None = None, limited: bool = True
+    ) -> AsyncIterator[Connection]:
         """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time or, with
-        `limited`, if it is used for longer than `answer_seconds`."""
-        seconds = self._answer_seconds if limited else None
+        `limited`, if it is used for longer than `seconds` (default: `answer_seconds`).
+
+        After a call without an answer, calls in the next `SILENT_SECONDS` raise at once, and one
+        call tries again after them."""
+        self._check_silent()
+        seconds = (seconds or self._answer_seconds) if limited else None
         pool = self._pool or await self._opened()
         with translated(self.name):
-            async with asyncio.timeout(min(self._answer_seconds or WAIT_SECONDS, WAIT_SECONDS)):
-                connection = await pool.acquire()  # its own timeout would create a task
+            connection = await self._acquired(pool)
             try:
                 async with asyncio.timeout(seconds):
                     yield connection
+                self._silent_until = 0.0
             except TimeoutError as error:
+                self._silent_until = time.monotonic() + SILENT_SECONDS
                 # Otherwise its release waits until the server has cancelled the statement.
                 connection.terminate()
                 raise StoreBusyError(
@@ -137,6 +149,24 @@ class PostgresPool:
                 ) from error
             finally:
                 await pool.release(connection)
+
+    def _check_silent(self) -> None:
+        now = time.monotonic()
+        if now < self._silent_until:
+            raise unavailable(self.name, "it did not answer an earlier call")
+        if self._silent_until:  # this call tries again; the others continue to raise
+            self._silent_until = now + SILENT_SECONDS
+
+    async def _acquired(self, pool: Pool) -> Connection:
+        seconds = min(self._answer_seconds or WAIT_SECONDS, WAIT_SECONDS)
+        try:
+            async with asyncio.timeout(seconds):
+                return await pool.acquire()  # its own timeout would create a task
+        except TimeoutError as error:
+            if pool.get_size() == self._size:
+                raise  # all connections are in use
+            self._silent_until = time.monotonic() + SILENT_SECONDS
+            raise unavailable(self.name, f"no answer in {seconds:g} s") from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -149,6 +179,8 @@ class PostgresPool:
         try:
             return await self._fetch(statement, *values)
         except StoreUnavailableError:
+            if self._silent_until:
+                raise
             return await self._fetch(statement, *values)
 
     async def execute(self, statement: str, *values: object) -> str:
@@ -197,6 +229,7 @@ class PostgresPool:
         try:
             return await asyncpg.connect(self._url, timeout=CONNECT_SECONDS)
         except TimeoutError as error:
+            self._silent_until = time.monotonic() + SILENT_SECONDS
             raise unavailable(self.name, f"no answer in {CONNECT_SECONDS:g} s") from error
 
     async def _fetch(self, statement: str, *values: object) -> list[Record]:

@@ -67,9 +67,8 @@ DataFolder = Annotated[
     Path | None,
     Option(
         "--data",
-        envvar="BOTTEGA_DATA",
         help="Data folder of the gateway.",
-        show_default="gateway.data of ./bottega.toml, else bottega-data",
+        show_default="BOTTEGA_DATA, else gateway.data of ./bottega.toml, else bottega-data",
     ),
 ]
 Database = Annotated[
@@ -77,32 +76,43 @@ Database = Annotated[
     Option(
         "--database",
         metavar="URL",
-        envvar="BOTTEGA_DATABASE",
         help="PostgreSQL database that the gateways share, instead of a data folder.",
-        show_default="[state] of ./bottega.toml, else none",
+        show_default="BOTTEGA_DATABASE, else [state] of ./bottega.toml, else none",
     ),
 ]
 
 
 def gateway_store(data: Path | None, database: str | None) -> Path | str:
-    """Return the location of accounts and ledger: the URL of a database or a file. Options override
-    ./bottega.toml. Raises `SettingError`."""
+    """Return the location of accounts and ledger: the URL of a database or a file. Options
+    override environment variables, and these ./bottega.toml. Raises `SettingError`."""
     from bottega.gateway.accounting.database import FILE
     from bottega.gateway.config.loading import load_config
 
-    if database is not None and data is None:
-        if not is_postgres_url(database):
-            raise SettingError(
-                "--database must be the URL of a PostgreSQL database",
-                hint="set e.g. --database postgresql://bottega@db.example:5432/bottega",
-            )
-        return database
+    if data is not None and database is not None:
+        raise SettingError("--data and --database exclude each other", hint="remove one of them")
     if data is not None:
         return data / FILE
+    if database is not None:
+        _check_database("--database", database)
+        StoreLocation.from_argument(database)  # rejects a password
+        return database
+    if database := os.environ.get("BOTTEGA_DATABASE"):
+        _check_database("BOTTEGA_DATABASE", database)
+        return database
+    if folder := os.environ.get("BOTTEGA_DATA"):
+        return Path(folder) / FILE
     if not CONFIG.exists():
         return Path("bottega-data") / FILE
     config = load_config(CONFIG)
     return config.state.database_url(os.environ) or config.gateway.data / FILE
+
+
+def _check_database(name: str, url: str) -> None:
+    if not is_postgres_url(url):
+        raise SettingError(
+            f"{name} must be the URL of a PostgreSQL database",
+            hint=f"set {name} to e.g. postgresql://bottega@db.example:5432/bottega",
+        )
 
 
 def parse_time(text: str) -> datetime:

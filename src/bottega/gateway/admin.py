@@ -26,6 +26,7 @@ from bottega.errors import (
     SettingError,
     StoreBusyError,
     StoreFullError,
+    StoreUnavailableError,
 )
 from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
 from bottega.gateway.accounting.ledger import Ledger
@@ -44,6 +45,7 @@ IMAGE_HEADERS = {**HEADERS, "content-security-policy": "default-src 'none'; sand
 STATUS: tuple[tuple[type[BottegaError], int], ...] = (
     (NotFoundError, 404),
     (StoreBusyError, 503),
+    (StoreUnavailableError, 503),
     (StoreFullError, 507),
     (SettingError, 400),
     (LoadError, 400),

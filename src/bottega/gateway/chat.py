@@ -270,6 +270,7 @@ class Gateway:
         try:
             tenant = await self.tenants.open(job.record.namespace)
         except (StoreError, EmbeddingError, SettingError) as error:  # answer without examples
+            job.record.degraded = True
             self.finalizer.warn("the cache cannot be opened", error)
             return None
         shown = [images[part.url] for part in job.request.images]
@@ -390,7 +391,7 @@ class Gateway:
 
 
 def _land(completed: ChatCompletion, record: RequestRecord, remember: Land) -> None:
-    if is_repeatable(completed.completions):
+    if is_repeatable(completed.completions) and not record.degraded:
         remember(CachedReply(completed.payload, record.route, record.model))
 
 

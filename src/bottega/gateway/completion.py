@@ -283,6 +283,7 @@ class Completer:
         except ApiError:
             raise
         except BottegaError as error:
+            job.record.degraded = True
             self.warn("routing failed, cheapest tier used", error)
             return self.served[0].name, False
 
@@ -351,6 +352,7 @@ class _JobSteps(Generic[Outcome]):
         except ApiError:
             raise
         except BottegaError as error:
+            self._job.record.degraded = True
             self._completer.warn("no demonstrations", error)
             return []
 

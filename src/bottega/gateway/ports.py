@@ -168,6 +168,7 @@ class RequestRecord:
     model: str = ""
     state: State = "failed"
     fallback: str = ""  # tiers that failed before the one that answered
+    degraded: bool = False  # router or examples were not available
     reason: str = ""  # for a failure, or for passing through without routing
     shots: int = 0
     similarity: float | None = None

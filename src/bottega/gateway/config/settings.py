@@ -35,6 +35,9 @@ SECRET_HINT = (
     " replace a key that was in a file with a new one"
 )
 
+URL_HINT = 'store the URL in an environment variable and name that here: {name}_env = "BOTTEGA_URL"'
+URL_NAMES = ("database", "redis", "vectors")
+
 
 # A URL with a user but without a password contains no secret.
 SERVER_URL = re.compile(r"(?:postgres(?:ql)?|rediss?|valkeys?)://[^/@\s:]*@")
@@ -52,7 +55,9 @@ def reject_secrets(value: object, path: SettingPath) -> None:
         for inner in value:
             reject_secrets(inner, path)
     elif isinstance(value, str) and SECRET.search(SERVER_URL.sub("", value)):
-        raise path.error("looks like a secret", hint=SECRET_HINT)
+        name = path.name.rpartition(".")[2]
+        hint = URL_HINT.format(name=name) if name in URL_NAMES else SECRET_HINT
+        raise path.error("looks like a secret", hint=hint)
 
 
 CACHE_FILE = "cache.db"

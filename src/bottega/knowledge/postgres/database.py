@@ -22,7 +22,8 @@ OLDEST_PGVECTOR = (0, 8)  # the first with iterative scans, which filters need
 HEADER = struct.Struct(">HH")  # dimension, unused
 SESSION = "SET hnsw.iterative_scan = relaxed_order; SET hnsw.ef_search = 100"
 
-ANSWER_SECONDS = 60.0  # a statement may wait for another writer of a large knowledge base
+ANSWER_SECONDS = 15.0
+WRITE_SECONDS = 60.0  # a writer may wait for another one
 
 
 class KnowledgeDatabase(PostgresDatabase):
@@ -38,7 +39,8 @@ class KnowledgeDatabase(PostgresDatabase):
         repeated, because the server may have committed it."""
 
         async def transaction() -> Result:
-            async with self.pool.connection() as connection, _write_transaction(connection):
+            writing = self.pool.connection(seconds=WRITE_SECONDS)
+            async with writing as connection, _write_transaction(connection):
                 return await work(connection)
 
         return self.run(transaction())
