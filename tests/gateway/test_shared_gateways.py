@@ -202,8 +202,8 @@ async def test_stopped_postgres_refuses_budgets_and_keeps_entries(
                 assert rows[0][0] == pytest.approx(one.meter.tokens * PRICE)
 
 
-def _follow_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let gateways share repeats on a busy machine, where reading the changes takes a second."""
+def _allow_old_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let gateways share repeats on a busy machine, where reading changes takes a second."""
     for name in ("CURRENT_SECONDS", "START_SECONDS"):
         monkeypatch.setattr(f"bottega.gateway.state.repeats.{name}", 30.0)
 
@@ -211,7 +211,7 @@ def _follow_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_identical_requests_at_once_cost_one_call(
     endpoint: Server, tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _follow_slowly(monkeypatch)
+    _allow_old_changes(monkeypatch)
     with gateways(endpoint, tmp_path, state) as three:
         three.meter.token_seconds = 0.005
         async with _session() as session:
@@ -228,7 +228,7 @@ async def test_identical_requests_at_once_cost_one_call(
 async def test_repeats_over_gateways_cost_one_call(
     endpoint: Server, tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _follow_slowly(monkeypatch)
+    _allow_old_changes(monkeypatch)
     with gateways(endpoint, tmp_path, state) as three:
         async with _session() as session:
             for number in range(6):

@@ -262,9 +262,9 @@ def test_content_that_is_not_copied_is_named(places: Places) -> None:
             connection.execute("INSERT INTO changes (op, key) VALUES ('delete', 1000)")
     compared = copied(places("a.db"), places("pg"))
     assert compared.uncopied == (
-        "1 vectors of an unfinished reindex of the view 'default' by third",
-        "1 images that no example uses",
-        "1 changes from before format 2, without an id",
+        "vectors of an unfinished reindex of the view 'default' with third (1)",
+        "images that no example uses (1)",
+        "changes from before format 2, which have no id (1)",
     )
     assert_equal(places("a.db"), places("pg"))
 
@@ -291,7 +291,7 @@ def test_targets_that_hold_something_are_refused(places: Places) -> None:
     a, b, pg = places("a.db"), places("b.db"), places("pg")
     with opened(b) as kb:
         kb.add([text_example("b")])
-    assert "b.db exists" in str(refused(a, b))
+    assert "b.db already exists" in str(refused(a, b))
     assert sorted(one.name for one in Path(a).parent.iterdir()) == ["a.db", "b.db"]
     with open_copy(a, pg) as copy:
         copy.run()
@@ -320,7 +320,7 @@ def test_impossible_copies_are_refused(places: Places) -> None:
     assert isinstance(refused(pg, pg), SettingError)
     with KnowledgeBase.open(places("long.db"), LongEmbedder("long")) as kb:
         kb.add([text_example("q")])
-    assert "4001 numbers" in str(refused(places("long.db"), places("pg2")))
+    assert "got 4001" in str(refused(places("long.db"), places("pg2")))
 
 
 class LongEmbedder(SeededEmbedder):

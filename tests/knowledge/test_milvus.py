@@ -50,7 +50,7 @@ class MemoryCollection:
         for key in deleted:
             self.stored[self.name].pop(key, None)
 
-    def move(self, before: int, position: int) -> None:
+    def set_position(self, before: int, position: int) -> None:
         self.positions[self.name] = position
 
     def nearest(

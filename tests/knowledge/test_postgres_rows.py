@@ -187,7 +187,7 @@ def test_long_vectors_are_refused(database: str) -> None:
 
     embed = Long("long")
     embed.dimension = 4001
-    with KnowledgeBase.open(database, embed) as kb, pytest.raises(StoreError, match="4001 numbers"):
+    with KnowledgeBase.open(database, embed) as kb, pytest.raises(StoreError, match="got 4001"):
         kb.add([Example(Query("q"), "a")])
 
 

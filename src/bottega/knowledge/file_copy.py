@@ -72,8 +72,8 @@ class FileSource(SqliteRows):
         ((images, changes),) = self.read(UNUSED)
         return [
             *unfinished_views((row["name"], row["fingerprint"], row["n"]) for row in views),
-            *([f"{images} images that no example uses"] if images else []),
-            *([f"{changes} changes from before format 2, without an id"] if changes else []),
+            *([f"images that no example uses ({images})"] if images else []),
+            *([f"changes from before format 2, which have no id ({changes})"] if changes else []),
         ]
 
 
@@ -188,7 +188,7 @@ class FileTarget(FileSource):
 
 def unfinished_views(views: Iterable[tuple[str, str, int]]) -> list[str]:
     return [
-        f"{count} vectors of an unfinished reindex of the view {name!r} with {fingerprint}"
+        f"vectors of an unfinished reindex of the view {name!r} with {fingerprint} ({count})"
         for name, fingerprint, count in views
     ]
 
