@@ -211,7 +211,7 @@ def test_interrupted_copy_starts_again(
         raise StoreUnavailableError("gone", hint="start it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryCollection, "move", fail)
+        patch.setattr(MemoryCollection, "set_position", fail)
         with pytest.raises(StoreUnavailableError):
             update(kb)
     assert collection.positions == {} and len(found(kb, "new", 5)) == 5

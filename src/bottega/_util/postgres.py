@@ -128,8 +128,8 @@ class PostgresPool:
         """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time or, with
         `limited`, if it is used for longer than `seconds` (default: `answer_seconds`).
 
-        After a call without an answer, calls in the next `SILENT_SECONDS` raise at once, and one
-        call tries again after them."""
+        After a call without an answer, calls raise immediately for `SILENT_SECONDS`. Then one call
+        tries again."""
         self._check_silent()
         seconds = (seconds or self._answer_seconds) if limited else None
         pool = self._pool or await self._opened()

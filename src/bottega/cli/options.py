@@ -84,7 +84,7 @@ Database = Annotated[
 
 def gateway_store(data: Path | None, database: str | None) -> Path | str:
     """Return the location of accounts and ledger: the URL of a database or a file. Options
-    override environment variables, and these ./bottega.toml. Raises `SettingError`."""
+    override environment variables, which override ./bottega.toml. Raises `SettingError`."""
     from bottega.gateway.accounting.database import FILE
     from bottega.gateway.config.loading import load_config
 
