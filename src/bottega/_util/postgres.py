@@ -154,7 +154,7 @@ class PostgresPool:
         now = time.monotonic()
         if now < self._silent_until:
             raise unavailable(self.name, "it did not answer an earlier call")
-        if self._silent_until:  # this call tries again; the others continue to raise
+        if self._silent_until:  # this call tries again, others raise
             self._silent_until = now + SILENT_SECONDS
 
     async def _acquired(self, pool: Pool) -> Connection:
@@ -174,8 +174,8 @@ class PostgresPool:
             yield connection
 
     async def fetch(self, statement: str, *values: object) -> list[Record]:
-        """Return the rows of a read-only statement. Retry once if the connection was lost, for
-        example by a restart of the server."""
+        """Return the rows of a statement that may run twice: it is retried once if the connection
+        was lost, for example by a restart of the server."""
         try:
             return await self._fetch(statement, *values)
         except StoreUnavailableError:
