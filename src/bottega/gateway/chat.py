@@ -88,8 +88,8 @@ class ResponseCache:
 class Gateway:
     """Gateway of chat completions. `models` maps the model ids that clients may use to tiers, ""
     for the router's choice. Without `authenticate` no key is needed: for loopback only. `commit` is
-    awaited with the record of each reply before the reply ends; `repeats` are the replies of other
-    gateways."""
+    awaited with the record of each reply before the reply ends. `repeats` has the replies of all
+    gateways that share state."""
 
     completer: Completer
     tenants: Tenants

@@ -160,7 +160,7 @@ class RequestRecord:
     clock: float = field(default_factory=time.perf_counter)
     account: Account = ANONYMOUS
     entered: bool = False
-    booked: bool = False  # its ledger entry exists
+    in_ledger: bool = False  # its ledger entry exists
     hold: Hold | None = None
     has_left: Callable[[], bool] = lambda: False
     namespace: str = ""

@@ -106,8 +106,8 @@ def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
 def _open_stores(
     config: Config, environment: Mapping[str, str]
 ) -> Iterator[tuple[Accounts, Ledger, Connect | None, ExitStack]]:
-    """Open the accounts and the ledger, and check the servers of the shared state if there are any.
-    On exit, close them unless the caller has called `pop_all`."""
+    """Open the accounts and the ledger, and check the servers of any shared state. On exit, close
+    them unless the caller has called `pop_all`."""
     with ExitStack() as opened:
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = config.state.database_url(environment)

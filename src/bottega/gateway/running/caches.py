@@ -94,8 +94,8 @@ def build_router(
     claim: Callable[[], Awaitable[bool]] | None = None,
 ) -> tuple[Router, Escalation | None]:
     """Return the router and the escalation of one namespace, which share no state with other
-    namespaces. Its cache has `held` examples, which count towards the cold start; with `claim`,
-    other gateways count, too."""
+    namespaces. Its cache has `held` examples, which count towards the cold start. `claim` counts
+    queries across all gateways."""
     router: Router = FixedRouter(next((t for t in tiers if t.name == route.tier), tiers[0]))
     escalation = None
     match route.router:
@@ -194,7 +194,7 @@ class NamespaceOpener:
     def record_shadow_sample(
         self, record: RequestRecord, similarity: float, pair: AgreementPair
     ) -> None:
-        """Count a shadow sample, and store it; also the new state of a gate that is not shared."""
+        """Count and store a shadow sample, and the new state of a gate that is not shared."""
         namespace = record.namespace
         self.ledger.record_shadow(
             Shadow(time.time(), record.request_id, namespace, similarity, pair.shown, pair.hidden)

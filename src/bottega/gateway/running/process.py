@@ -175,12 +175,12 @@ class DrainingServer(uvicorn.Server):
             self.drain()
 
     def stop_at_once(self) -> None:
-        """End without waiting for the requests in progress."""
+        """Stop without waiting for the requests in progress."""
         self._on_end()
         self.should_exit = self.force_exit = True
 
     def drain(self) -> None:
-        """Reject further requests and end once those in progress have ended."""
+        """Reject new requests and stop once those in progress have ended."""
         if self._admission.closing:
             return
         assert self._loop is not None

@@ -236,23 +236,23 @@ class GatewayServer:
     def on_end(self, record: RequestRecord) -> None:
         """Record a request that has ended: ledger entry, metrics and log line."""
         entry = ledger_entry(record)
-        self._book(record, entry)
+        self._add_entry(record, entry)
         self.metrics.observe(entry)
         log_request(entry, record.reason, record.fallback)
         if record.entered:
             self.gateway.access.leave(record.account)
 
     async def commit(self, record: RequestRecord) -> None:
-        """Book a reply and wait until its entry is durable, before the reply ends."""
+        """Add the ledger entry of a reply and wait until it is durable, before the reply ends."""
         assert self.state is not None
-        self._book(record, ledger_entry(record))
+        self._add_entry(record, ledger_entry(record))
         await self.state.commit(record)
 
-    def _book(self, record: RequestRecord, entry: Entry) -> None:
+    def _add_entry(self, record: RequestRecord, entry: Entry) -> None:
         """Add the entry to the ledger, once."""
-        if record.booked:
+        if record.in_ledger:
             return
-        record.booked = True
+        record.in_ledger = True
         self.ledger.note(entry)
         if record.hold is not None:  # after the entry: the cost must always count somewhere
             record.hold.release()
