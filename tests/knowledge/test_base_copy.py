@@ -34,7 +34,7 @@ VIEWS = {
 SLOW = pytest.mark.slow
 ROUTES = [("a.db", "b.db"), ("a.db", "pg"), pytest.param("pg", "b.db", marks=SLOW)]
 TARGETS = ["b.db", pytest.param("pg", marks=SLOW)]
-Places = Callable[[str], str]
+Locations = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +45,20 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def places(tmp_path: Path, postgres: PostgresServer, filled: Path) -> Iterator[Places]:
+def locations(tmp_path: Path, postgres: PostgresServer, filled: Path) -> Iterator[Locations]:
     """Return a function from a name to a location: "a.db" is filled, the others are new; names of
     databases begin with "pg"."""
     urls: dict[str, str] = {}
     shutil.copy(filled, tmp_path / "a.db")
 
-    def place(name: str) -> str:
+    def location(name: str) -> str:
         if not name.startswith("pg"):
             return str(tmp_path / name)
         if name not in urls:
             urls[name] = postgres.create_database()
         return urls[name]
 
-    yield place
+    yield location
     for url in urls.values():
         postgres.drop_database(url)
 
@@ -121,8 +121,8 @@ def assert_equal(source: str, target: str) -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), ROUTES)
-def test_copy_holds_everything_and_goes_on(places: Places, source: str, target: str) -> None:
-    source, target = places(source), places(target)
+def test_copy_holds_everything_and_goes_on(locations: Locations, source: str, target: str) -> None:
+    source, target = locations(source), locations(target)
     if source.startswith("postgresql"):
         fill(source)
     compared = copied(source, target)
@@ -142,13 +142,13 @@ def test_copy_holds_everything_and_goes_on(places: Places, source: str, target: 
         assert [c.example for c in found[0]] == [c.example for c in found[1]]
 
 
-def test_digests_are_those_of_the_content(places: Places) -> None:
+def test_digests_are_those_of_the_content(locations: Locations) -> None:
     chain = ["a.db", "pg1", "pg2", "b.db"]
-    steps = [copied(places(one), places(other)) for one, other in pairwise(chain)]
+    steps = [copied(locations(one), locations(other)) for one, other in pairwise(chain)]
     assert {step.parts for step in steps} == {steps[0].parts}
-    with opened(places("b.db")) as kb:
+    with opened(locations("b.db")) as kb:
         kb.pin(kb.ids()[5:6])
-    pinned = copied(places("b.db"), places("c.db"))
+    pinned = copied(locations("b.db"), locations("c.db"))
     assert [one.name for one in pinned.parts if one not in steps[0].parts] == ["examples"]
 
 
@@ -157,10 +157,10 @@ class Interruption(Exception):
 
 
 @pytest.mark.parametrize(("source", "target"), ROUTES)
-def test_interrupted_copy_resumes(places: Places, source: str, target: str) -> None:
-    source, target = places(source), places(target)
+def test_interrupted_copy_resumes(locations: Locations, source: str, target: str) -> None:
+    source, target = locations(source), locations(target)
     if source.startswith("postgresql"):
-        copied(places("a.db"), source)
+        copied(locations("a.db"), source)
     steps = written = 0
 
     def stop(_: int) -> None:
@@ -185,8 +185,8 @@ def test_interrupted_copy_resumes(places: Places, source: str, target: str) -> N
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_changes_between_runs_are_copied(places: Places, target: str) -> None:
-    source, target = places("a.db"), places(target)
+def test_changes_between_runs_are_copied(locations: Locations, target: str) -> None:
+    source, target = locations("a.db"), locations(target)
     with open_copy(source, target) as copy:
         copy.run()
     with opened(source) as kb:
@@ -199,8 +199,8 @@ def test_changes_between_runs_are_copied(places: Places, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_differences_are_named_and_repaired(places: Places, target: str) -> None:
-    source, target = places("a.db"), places(target)
+def test_differences_are_named_and_repaired(locations: Locations, target: str) -> None:
+    source, target = locations("a.db"), locations(target)
     with open_copy(source, target) as copy:
         copy.run()
         with opened(source) as kb:
@@ -222,8 +222,8 @@ def test_differences_are_named_and_repaired(places: Places, target: str) -> None
         assert kb.metadata(pinned).pinned and kb.note("embedder2") == "bundled"
 
 
-def test_damaged_rows_of_the_target_are_found(places: Places) -> None:
-    source, target = places("a.db"), places("pg")
+def test_damaged_rows_of_the_target_are_found(locations: Locations) -> None:
+    source, target = locations("a.db"), locations("pg")
     with open_copy(source, target) as copy:
         copy.run()
         rows = copy._target
@@ -241,41 +241,41 @@ def test_damaged_rows_of_the_target_are_found(places: Places) -> None:
     assert_equal(source, target)
 
 
-def test_damaged_source_stops_the_copy(places: Places) -> None:
-    source = places("a.db")
+def test_damaged_source_stops_the_copy(locations: Locations) -> None:
+    source = locations("a.db")
     with opened(source) as kb, rows_of(kb).transaction() as connection:
         connection.execute("UPDATE examples SET answer = 'other' WHERE key = 12")
     with (
         pytest.raises(StoreError, match=r"example \w+ of .*a.db is damaged: it has another"),
-        open_copy(source, places("b.db")) as copy,
+        open_copy(source, locations("b.db")) as copy,
     ):
         copy.run()
-    assert not Path(places("b.db")).exists()
+    assert not Path(locations("b.db")).exists()
 
 
-def test_content_that_is_not_copied_is_named(places: Places) -> None:
-    with opened(places("a.db")) as kb:
+def test_content_that_is_not_copied_is_named(locations: Locations) -> None:
+    with opened(locations("a.db")) as kb:
         number, _ = kb._rows.begin_view("default", "third", 8)
         kb._rows.set_vectors(number, {1: np.ones(8, np.float32)}, logged=False)
         with rows_of(kb).transaction() as connection:
             connection.execute("INSERT INTO images VALUES ('0', 'image/png', 1, 1, x'00')")
             connection.execute("INSERT INTO changes (op, key) VALUES ('delete', 1000)")
-    compared = copied(places("a.db"), places("pg"))
+    compared = copied(locations("a.db"), locations("pg"))
     assert compared.uncopied == (
         "vectors of an unfinished reindex of the view 'default' with third (1)",
         "images that no example uses (1)",
         "changes from before format 2, which have no id (1)",
     )
-    assert_equal(places("a.db"), places("pg"))
+    assert_equal(locations("a.db"), locations("pg"))
 
 
-def test_view_that_is_replaced_meanwhile_is_a_difference(places: Places) -> None:
-    with open_copy(places("a.db"), places("b.db")) as copy:
+def test_view_that_is_replaced_meanwhile_is_a_difference(locations: Locations) -> None:
+    with open_copy(locations("a.db"), locations("b.db")) as copy:
         copy.run()
-        with opened(places("a.db")) as kb:
+        with opened(locations("a.db")) as kb:
             kb.reindex("default", SeededEmbedder("third"))
         assert any(one.startswith("views differ: default") for one in copy.finish().differences)
-    with open_copy(places("a.db"), places("b.db")) as copy:
+    with open_copy(locations("a.db"), locations("b.db")) as copy:
         assert copy.run() == 26
         assert copy.finish().equal
 
@@ -287,19 +287,19 @@ def refused(source: str, target: str) -> BottegaError:
     return caught.value
 
 
-def test_targets_that_hold_something_are_refused(places: Places) -> None:
-    a, b, pg = places("a.db"), places("b.db"), places("pg")
+def test_targets_that_hold_something_are_refused(locations: Locations) -> None:
+    a, b, pg = locations("a.db"), locations("b.db"), locations("pg")
     with opened(b) as kb:
         kb.add([text_example("b")])
     assert "b.db already exists" in str(refused(a, b))
     assert sorted(one.name for one in Path(a).parent.iterdir()) == ["a.db", "b.db"]
     with open_copy(a, pg) as copy:
         copy.run()
-    with open_copy(a, places("c.db")) as copy:
+    with open_copy(a, locations("c.db")) as copy:
         copy.run()
-    for target in (pg, places("c.db")):
+    for target in (pg, locations("c.db")):
         assert f"unfinished copy of {a}, not of {b}" in str(refused(b, target))
-    assert "unfinished copy of" in str(refused(pg, places("d.db")))
+    assert "unfinished copy of" in str(refused(pg, locations("d.db")))
     copied(a, pg)
     assert "contains a knowledge base" in str(refused(a, pg))
     with opened(pg) as kb:
@@ -307,20 +307,20 @@ def test_targets_that_hold_something_are_refused(places: Places) -> None:
     assert "contains a knowledge base" in str(refused(a, pg))
 
 
-def test_impossible_copies_are_refused(places: Places) -> None:
-    a, pg = places("a.db"), places("pg")
-    assert "none.db does not exist" in str(refused(places("none.db"), pg))
-    assert "contains no knowledge base" in str(refused(pg, places("b.db")))
-    with KnowledgeBase.open(places("empty.db"), SeededEmbedder()):
+def test_impossible_copies_are_refused(locations: Locations) -> None:
+    a, pg = locations("a.db"), locations("pg")
+    assert "none.db does not exist" in str(refused(locations("none.db"), pg))
+    assert "contains no knowledge base" in str(refused(pg, locations("b.db")))
+    with KnowledgeBase.open(locations("empty.db"), SeededEmbedder()):
         pass
-    assert "contains no knowledge base" in str(refused(places("empty.db"), places("b.db")))
+    assert "contains no knowledge base" in str(refused(locations("empty.db"), locations("b.db")))
     assert isinstance(refused(a, ":memory:"), SettingError)
     assert isinstance(refused(pg, pg), StoreError)
     copied(a, pg)
     assert isinstance(refused(pg, pg), SettingError)
-    with KnowledgeBase.open(places("long.db"), LongEmbedder("long")) as kb:
+    with KnowledgeBase.open(locations("long.db"), LongEmbedder("long")) as kb:
         kb.add([text_example("q")])
-    assert "got 4001" in str(refused(places("long.db"), places("pg2")))
+    assert "got 4001" in str(refused(locations("long.db"), locations("pg2")))
 
 
 class LongEmbedder(SeededEmbedder):
@@ -333,13 +333,13 @@ class LongEmbedder(SeededEmbedder):
 
 
 @pytest.mark.parametrize("target", ["b.db", "pg"])
-def test_one_copy_to_a_target_at_a_time(places: Places, target: str) -> None:
-    with open_copy(places("a.db"), places(target)):
-        assert isinstance(refused(places("a.db"), places(target)), StoreBusyError)
+def test_one_copy_to_a_target_at_a_time(locations: Locations, target: str) -> None:
+    with open_copy(locations("a.db"), locations(target)):
+        assert isinstance(refused(locations("a.db"), locations(target)), StoreBusyError)
 
 
-def test_finished_copy_is_not_written_again(places: Places) -> None:
-    with open_copy(places("a.db"), places("pg")) as copy:
+def test_finished_copy_is_not_written_again(locations: Locations) -> None:
+    with open_copy(locations("a.db"), locations("pg")) as copy:
         copy.run()
         copy._target.publish()
         with pytest.raises(StoreError, match="another process has finished the copy"):
@@ -347,37 +347,41 @@ def test_finished_copy_is_not_written_again(places: Places) -> None:
 
 
 def test_finished_file_that_was_not_renamed_is_published(
-    places: Places, monkeypatch: pytest.MonkeyPatch
+    locations: Locations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise Interruption
 
     with monkeypatch.context() as patch, pytest.raises(Interruption):
         patch.setattr(Path, "rename", fail)
-        copied(places("a.db"), places("b.db"))
-    copied(places("a.db"), places("b.db"))
-    assert_equal(places("a.db"), places("b.db"))
-    assert not list(Path(places("b.db")).parent.glob("*.part*"))
+        copied(locations("a.db"), locations("b.db"))
+    copied(locations("a.db"), locations("b.db"))
+    assert_equal(locations("a.db"), locations("b.db"))
+    assert not list(Path(locations("b.db")).parent.glob("*.part*"))
 
 
-def test_batches_are_limited_in_bytes(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_limited_in_bytes(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(copy_store_module, "BATCH_ROWS", 100)
     monkeypatch.setattr(copy_store_module, "BATCH_BYTES", 2 * len(solid_image(1).data))
-    for location in (places("a.db"), places("pg")):
+    for location in (locations("a.db"), locations("pg")):
         steps: list[int] = []
-        with open_copy(location, places("b.db" if location.endswith(".db") else "c.db")) as copy:
+        with open_copy(location, locations("b.db" if location.endswith(".db") else "c.db")) as copy:
             copy.run(steps.append)
             assert sum(steps) == 26 and steps[0] == 2
         if location.endswith(".db"):
-            copied(location, places("pg"))
+            copied(location, locations("pg"))
 
 
-def test_writes_after_an_unfinished_copy_are_not_lost(places: Places) -> None:
-    with opened(places("pg")) as early:  # opened before the copy began
-        with open_copy(places("a.db"), places("pg")):
+def test_writes_after_an_unfinished_copy_are_not_lost(locations: Locations) -> None:
+    with opened(locations("pg")) as early:  # opened before the copy began
+        with open_copy(locations("a.db"), locations("pg")):
             pass
         early.add([text_example("mine")])
-        assert "another process has added examples" in str(refused(places("a.db"), places("pg")))
+        assert "another process has added examples" in str(
+            refused(locations("a.db"), locations("pg"))
+        )
         assert len(early) == 1
 
 
@@ -398,10 +402,10 @@ print("written", written, flush=True)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_killed_copy_resumes(places: Places, target: str) -> None:
+def test_killed_copy_resumes(locations: Locations, target: str) -> None:
     """Kill the copy at random moments: while it writes, while it compares, and at its end."""
     rng = random.Random(target)
-    source, location = places("a.db"), places(target)
+    source, location = locations("a.db"), locations(target)
     with opened(source) as kb:
         kb.add([image_example(n) for n in range(100, 300)])
         total = sum(kb.namespaces().values())
