@@ -254,3 +254,13 @@ def test_reply_age_counts_towards_expiry() -> None:
     assert repeats.get("a") is not None
     clock.now += 1.0
     assert repeats.get("a") is None
+
+
+def test_reply_to_a_request_from_before_an_invalidation_is_dropped() -> None:
+    repeats = ReplyCache(10_000, 60)
+    begun = repeats.generation
+    repeats.clear()
+    repeats.put("key", CachedReply(b"old", "small", "m"), generation=begun)
+    assert repeats.get("key") is None
+    repeats.put("key", CachedReply(b"new", "small", "m"), generation=repeats.generation)
+    assert repeats.get("key") is not None

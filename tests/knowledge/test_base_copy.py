@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -285,6 +287,31 @@ def refused(source: str, target: str) -> BottegaError:
         pass
     assert caught.value.hint and "secret" not in f"{caught.value}{caught.value.hint}"
     return caught.value
+
+
+def test_copy_that_another_process_reads_is_complete(locations: Locations) -> None:
+    source, target = locations("a.db"), locations("b.db")
+    part = f"{target}.part"
+    with open_copy(source, target) as copy, closing(sqlite3.connect(part)) as other:
+        copy._target._writer.execute("PRAGMA busy_timeout = 10")  # type: ignore[attr-defined]
+        copy.run()
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM examples").fetchone()
+        with pytest.raises(StoreBusyError, match="in use by another process"):
+            copy.finish()
+    with closing(sqlite3.connect(part)) as other:
+        other.execute("SELECT count(*) FROM examples").fetchone()
+        copied(source, target)
+    assert_equal(source, target)
+
+
+def test_foreign_file_in_the_way_is_kept(locations: Locations) -> None:
+    part = locations("b.db.part")
+    with opened(part) as kb:
+        kb.add([text_example("other")])
+    assert "is in the way" in str(refused(locations("a.db"), locations("b.db")))
+    with opened(part) as kb:
+        assert len(kb) == 1
 
 
 def test_targets_that_hold_something_are_refused(locations: Locations) -> None:

@@ -182,7 +182,7 @@ def test_filters_agree_with_plain_python(tags: list[dict[str, str]], where: Filt
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("0", True), ("-1", True), ("1e0", True), ("007", False), ("0.50", True)]
+    [("0", True), ("-1", True), ("1e0", True), ("007", False), ("0.50", True), ("1e999", False)]
     + [(text, False) for text in ("", "abc", "0abc", "inf", "nan", "2", "1 2")],
 )
 def test_numeric_range_ignores_other_texts(text: str, found: bool) -> None:

@@ -38,6 +38,11 @@ def display_valkey_url(url: str) -> str:
             "the port of a Redis URL must be a number up to 65535",
             hint="write redis://host:6379/0",
         ) from error
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise SettingError(
+            "the user or password of a Redis URL contains a / ? or #",
+            hint="write redis://user:password@host:6379/0; %2F stands for / and %40 for @",
+        )
     return f"redis://{parts.hostname or 'localhost'}:{port}/{parts.path.lstrip('/') or 0}"
 
 

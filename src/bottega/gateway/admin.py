@@ -238,6 +238,8 @@ class _Admin:
 
     def delete(self, request: Request) -> object:
         cache = self._cache(request)
+        # First, too: a deletion whose reply failed is repeated for an id that no longer exists.
+        self.forget(_namespace(request))
         removed = cache.delete([_id(request)])
         self.forget(_namespace(request))
         return {"removed": removed, "examples": len(cache)}

@@ -189,8 +189,10 @@ class Gateway:
             if flight is not None:
                 leading.push_async_callback(flight.end)
 
+            generation = cache.replies.generation
+
             def remember(reply: CachedReply) -> None:
-                cache.replies.put(key, reply)
+                cache.replies.put(key, reply, generation=generation)
                 land(reply)
                 if flight is not None:
                     flight.reply = reply

@@ -216,13 +216,25 @@ class ReplyCache(LRUCache[str, CachedReply]):
         # Set if other gateways may invalidate or replace replies.
         self.is_current: Callable[[], bool] = lambda: True
         self.on_replace: Callable[[str, CachedReply], None] = lambda key, reply: None
+        self.generation = 0  # counts invalidations
 
     def get(self, key: str) -> CachedReply | None:
         return super().get(key) if self.is_current() else None
 
-    def put(self, key: str, value: CachedReply, age: float = 0.0) -> None:
-        if self.is_current():
+    def put(
+        self, key: str, value: CachedReply, age: float = 0.0, *, generation: int | None = None
+    ) -> None:
+        """Add a reply, unless replies were invalidated since the request began in `generation`."""
+        if self.is_current() and generation in (None, self.generation):
             super().put(key, value, age)
+
+    def clear(self) -> None:
+        self.generation += 1
+        super().clear()
+
+    def pop(self, key: str) -> CachedReply | None:
+        self.generation += 1
+        return super().pop(key)
 
     def replace(self, key: str, reply: CachedReply) -> None:
         """Replace the reply of a request; do nothing if there is none."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bottega._util.durable_files import os_errors
 from bottega._util.identity import question_digest
-from bottega.errors import StoreError
+from bottega.errors import StoreBusyError, StoreError
 from bottega.image import path_text
 from bottega.knowledge.copy_store import UNFINISHED, LogEntry, RowHeader, StoredRow
 from bottega.knowledge.database import LOST_PREFIX, blob_and_checksum
@@ -15,6 +15,7 @@ from bottega.knowledge.records import COLUMNS, StoredView, to_row
 from bottega.knowledge.rows import SqliteRows
 
 ALL_COLUMNS = ("key", *COLUMNS, "namespace", "question_digest")
+COPIED = "copied from"
 PART = ".part"
 UNUSED = (
     "SELECT (SELECT count(*) FROM images WHERE sha256 NOT IN"
@@ -100,8 +101,16 @@ class FileTarget(FileSource):
     def begin(self, source: str, views: Sequence[StoredView]) -> None:
         if (other := self.note(UNFINISHED)) not in (None, source):
             raise other_source_error(self.name, str(other), source, f"delete {self.path}")
+        copied = self.read("SELECT value FROM meta WHERE name = ?", COPIED)
+        own = bool(copied) and copied[0]["value"] == source  # finished, but not renamed
+        if other is None and not own and (self.sizes()[0] or self.all_views()):
+            raise StoreError(
+                f"{self.path} is in the way: it contains no unfinished copy",
+                hint="set TO to another name, or move that file",
+            )
         with self.transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (UNFINISHED, source))
+            connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (COPIED, source))
             found = {StoredView(*row) for row in connection.execute(VIEWS).fetchall()}
             for view in found - set(views):
                 connection.execute("DELETE FROM vectors WHERE view = ?", [view.number])
@@ -180,7 +189,12 @@ class FileTarget(FileSource):
         with self.transaction() as connection:
             connection.execute("UPDATE views SET complete = 1")
             connection.execute("DELETE FROM notes WHERE name = ?", [UNFINISHED])
-        self.close()  # moves the write-ahead log into the file
+        # Closing moves the write-ahead log into the file only for the last connection.
+        if self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            raise StoreBusyError(
+                f"{self.path} is in use by another process", hint="end it, and repeat the command"
+            )
+        self.close()
         with os_errors(self._final.parent):
             self.check_new(self._final)
             Path(self.path).rename(self._final)

@@ -23,7 +23,8 @@ from bottega.knowledge.filters import (
 
 COLUMNS = ("namespace", "source", CREATED)
 LABELS = "jsonb_array_elements_text(coalesce(examples.labels, jsonb_build_array(examples.answer)))"
-NUMBER = r"'^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$'"
+# Short enough for a double: PostgreSQL rejects larger and smaller numbers.
+NUMBER = r"'^\s*[+-]?(\d{1,200}\.?\d{0,100}|\.\d{1,100})([eE][+-]?\d{1,2})?\s*$'"
 
 
 class Parameters:
