@@ -151,3 +151,24 @@ async def test_restarted_server_loses_nothing_and_reads_continue(
         await asyncio.to_thread(server.start)
         assert [row["n"] for row in await pool.fetch("SELECT n FROM numbers")] == [1]
         await pool.close()
+
+
+@pytest.mark.slow
+async def test_cancelled_call_ends_while_the_server_is_stuck(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega._util.postgres.CANCEL_SECONDS", 0.2)
+    pool = PostgresPool(database, NUMBERS, size=1)
+    await pool.execute("INSERT INTO numbers VALUES (1)")
+    postgres.suspend()
+    try:
+        call = asyncio.create_task(pool.fetch("SELECT n FROM numbers"))
+        await asyncio.sleep(0.2)
+        call.cancel()
+        async with asyncio.timeout(10):
+            with pytest.raises(asyncio.CancelledError):
+                await call
+    finally:
+        postgres.resume()
+    assert len(await pool.fetch("SELECT n FROM numbers")) == 1
+    await pool.close()

@@ -401,15 +401,15 @@ def test_batches_are_limited_in_bytes(
             copied(location, locations("pg"))
 
 
-def test_writes_after_an_unfinished_copy_are_not_lost(locations: Locations) -> None:
-    with opened(locations("pg")) as early:  # opened before the copy began
-        with open_copy(locations("a.db"), locations("pg")):
-            pass
-        early.add([text_example("mine")])
-        assert "another process has added examples" in str(
-            refused(locations("a.db"), locations("pg"))
-        )
-        assert len(early) == 1
+def test_handles_from_before_a_copy_cannot_write_until_it_is_finished(locations: Locations) -> None:
+    with opened(locations("pg")) as early:
+        with (
+            open_copy(locations("a.db"), locations("pg")),
+            pytest.raises(StoreError, match="unfinished copy of"),
+        ):
+            early.add([text_example("mine")])
+        copied(locations("a.db"), locations("pg"))
+        assert_equal(locations("a.db"), locations("pg"))
 
 
 COPY = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SCHEMES = ("postgresql://", "postgres://")
 CONNECT_SECONDS = 10.0
 URL = "write postgresql://user@host:5432/database; in user and password, %2F for / and %40 for @"
+CANCEL_SECONDS = 2.0
 SILENT_SECONDS = 5.0
 WAIT_SECONDS = 10.0  # for a free connection
 POOL_SIZE = 10
@@ -139,6 +140,11 @@ class PostgresPool:
                 async with asyncio.timeout(seconds):
                     yield connection
                 self._silent_until = 0.0
+            except asyncio.CancelledError:
+                # The server may not answer: do not wait longer for the end of the statement.
+                with suppress(TimeoutError):
+                    await pool.release(connection, timeout=CANCEL_SECONDS)
+                raise
             except TimeoutError as error:
                 self._silent_until = time.monotonic() + SILENT_SECONDS
                 # Otherwise its release waits until the server has cancelled the statement.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from threading import Lock
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bottega._util.event_loops import BackgroundLoop
 from bottega._util.postgres import PostgresKind, PostgresPool, Setup
+from bottega.errors import StoreError
 
 if TYPE_CHECKING:
     from asyncpg import Record
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 # A separate loop: blocking methods may be called on the loop that `answer_sync` uses.
@@ -77,7 +80,10 @@ class PostgresDatabase:
         try:
             yield self.run(take())
         finally:
-            self.run(stack.aclose())
+            try:
+                self.run(stack.aclose())
+            except StoreError as error:
+                log.warning("a lock of %s ended early: %s", self.name, error)
 
     def close(self) -> None:
         """Close the handle, and the pool with the last handle."""

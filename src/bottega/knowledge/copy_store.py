@@ -154,10 +154,14 @@ class CopyTarget(CopySource, Protocol):
 def check_finished(rows: Rows) -> None:
     """Raise `StoreError` if the store is an unfinished copy."""
     if (source := rows.note(UNFINISHED)) is not None:
-        raise StoreError(
-            f"{rows.name} is an unfinished copy of {source}",
-            hint="repeat bottega migrate FROM TO with the same arguments until it finishes",
-        )
+        raise unfinished_error(rows.name, source)
+
+
+def unfinished_error(name: str, source: str) -> StoreError:
+    return StoreError(
+        f"{name} is an unfinished copy of {source}",
+        hint="repeat bottega migrate FROM TO with the same arguments until it finishes",
+    )
 
 
 def row_batches(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bottega.errors import StoreError
+from bottega.knowledge.copy_store import UNFINISHED, unfinished_error
 from bottega.knowledge.postgres.database import log_changes
 from bottega.knowledge.postgres.reader import VIEWS, PostgresReader, without_vector
 from bottega.knowledge.postgres.schema import MAX_DIMENSION, create_vectors, vectors_table
@@ -76,6 +77,10 @@ async def claim_views(connection: Connection, views: Mapping[str, EmbeddedBatch]
     """Return the numbers of the views, in order. The first batch defines the views."""
     stored = {row["name"]: StoredView(*row) for row in await connection.fetch(VIEWS)}
     if not stored:
+        note = "SELECT value FROM kb_notes WHERE name = $1"
+        # This handle may be older than the copy.
+        if source := await connection.fetchval(note, UNFINISHED):
+            raise unfinished_error("the database", source)
         if await connection.fetchval("SELECT EXISTS (SELECT 1 FROM kb_examples)"):
             raise StoreError(
                 "the stored examples have no vectors",
