@@ -347,13 +347,12 @@ class _JobSteps(Generic[Outcome]):
             tier = replace(tier, shots=overrides.shots)
         try:
             return await query.pipeline.demonstrations(query.query, tier)
-        except EmptyKnowledgeBaseError:
-            return []
         except ApiError:
             raise
         except BottegaError as error:
-            self._job.record.degraded = True
-            self._completer.warn("no demonstrations", error)
+            if not isinstance(error, EmptyKnowledgeBaseError):
+                self._job.record.degraded = True
+                self._completer.warn("no demonstrations", error)
             return []
 
     async def generate(self, served: Served, shown: list[Candidate]) -> Outcome:

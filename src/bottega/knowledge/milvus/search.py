@@ -40,7 +40,7 @@ OWN_NAME = (
 
 @dataclass
 class CollectionState:
-    """Position of a collection as known to this process. A Bounded search sees all changes up to
+    """Position of a collection, as this process last read it. A Bounded search sees all changes up to
     `settled`, a Strong one those up to `position`. Both are 0 until the collection is filled."""
 
     collection: MilvusCollection
@@ -71,8 +71,7 @@ class CollectionState:
 
 class MilvusSearch(PostgresSearch):
     """Search of one `KnowledgeBase`. Milvus returns candidates; PostgreSQL, which has the same
-    vectors, filters and compares them. Results are never deleted or outdated examples, whatever
-    Milvus contains."""
+    vectors, filters and compares them. No deleted or replaced example is returned."""
 
     def __init__(
         self,
