@@ -40,8 +40,8 @@ OWN_NAME = (
 
 @dataclass
 class CollectionState:
-    """Position of a collection, as this process last read it. A Bounded search sees all changes up to
-    `settled`, a Strong one those up to `position`. Both are 0 until the collection is filled."""
+    """Position of a collection, as this process last read it. A Bounded search sees all changes up
+    to `settled`, a Strong one those up to `position`. Both are 0 until it is filled."""
 
     collection: MilvusCollection
     copy: VectorCopy
