@@ -1,6 +1,6 @@
 VENV ?= .venv
 PYTHON ?= python3
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -10,7 +10,7 @@ demo: $(VENV)/local
 	$(BIN)/bottega demo
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest -n $(TEST_WORKERS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 
 # Types, every command and snippet of the documents, lint and import contracts, in parallel.
 check: $(VENV)/dev

@@ -374,6 +374,7 @@ def blurred(seed: int) -> Image:
     return Image.from_pillow(Pillow.fromarray(noise).resize((32, 32), Pillow.Resampling.BICUBIC))
 
 
+@pytest.mark.slow
 async def test_the_wording_of_a_common_question_does_not_matter(
     model: TransformersGenerator,
 ) -> None:

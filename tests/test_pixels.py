@@ -49,12 +49,12 @@ print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
     ("mode", "how", "side", "megabytes"),
     # The process alone holds 70; all pixels as float64 would be 160 more at 4450 on a side.
     [
-        ("I;16", "whole", 4450, 240),
-        ("I;16", "reduced", 8900, 400),
+        pytest.param("I;16", "whole", 4450, 240, marks=pytest.mark.slow),
+        pytest.param("I;16", "reduced", 8900, 400, marks=pytest.mark.slow),
         ("RGBA", "whole", 4450, 300),
         ("1", "reduced", 6320, 160),
-        ("1", "strips", 6320, 160),
-        ("1", "model", 6320, 190),
+        pytest.param("1", "strips", 6320, 160, marks=pytest.mark.slow),
+        pytest.param("1", "model", 6320, 190, marks=pytest.mark.slow),
     ],
 )
 def test_an_image_of_many_pixels_takes_little_memory(

@@ -285,6 +285,7 @@ def test_images_of_every_mode_are_classified(run: Run, pets: Path, mode: str) ->
     assert run("classify", "k.db", name, "--json").code == 0
 
 
+@pytest.mark.slow
 def test_photographs_get_their_embedder_and_model_by_default(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

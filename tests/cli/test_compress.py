@@ -161,6 +161,7 @@ def test_a_folder_with_another_training_is_rejected(
     assert "benchmark" not in done.err and "another seed" in done.err
 
 
+@pytest.mark.slow
 def test_training_reads_retrieved_passages(
     run: Run, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:

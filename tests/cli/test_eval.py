@@ -153,6 +153,7 @@ def test_demo_shows_handwriting_and_photographs(run: Run) -> None:
     assert "<script" not in page
 
 
+@pytest.mark.slow
 def test_demo_shows_the_users_images(run: Run, pets: Path) -> None:
     done = run("demo", "--folder", pets, "--out", "page.html")
     assert "visual-rag minus knn" in done.out

@@ -65,6 +65,7 @@ def evaluate(run: Run, benchmark: str, passages: str, *more: object) -> dict[str
     return document
 
 
+@pytest.mark.slow
 def test_okvqa_trains_and_evaluates_with_a_search_corpus(run: Run, tmp_path: Path) -> None:
     okvqa.published(tmp_path / "vqa", train2014=[1, 2, 3, 4], val2014=[7, 8])
     notes = okvqa.noted([7, 8])

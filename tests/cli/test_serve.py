@@ -217,6 +217,7 @@ def body_of(command: str, photo: Path) -> Any:
     return body
 
 
+@pytest.mark.slow
 def test_the_demo_answers_the_openai_client(tmp_path: Path) -> None:
     """It takes less than 10 seconds of processor time, which does not depend on other load."""
     before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
@@ -319,6 +320,7 @@ async def endless_stream(request: web.Request) -> web.StreamResponse:
     return response
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once(endpoint: Server, tmp_path: Path) -> None:
     file = write_config(tmp_path, endpoint.url)
     with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
@@ -364,6 +366,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_loading_server_can_be_stopped(endpoint: Server, tmp_path: Path) -> None:
     file = write_config(tmp_path, endpoint.url)
     command = [sys.executable, "-c", SLOW, "serve", "--port", "0", "--config", str(file)]

@@ -122,6 +122,7 @@ def test_apprentice_has_an_endpoint_and_a_key_of_its_own(
     assert all(body["stop"] == ["\n\n"] for body in (*served.bodies, *local.bodies))
 
 
+@pytest.mark.slow
 def test_trends_and_phases_are_reported(run: Run, pets: Path, served: Server) -> None:
     served.answers = [by_model]
     options = ("--master-rate", "0.2,0.5,0.8", "--orders", 2, "--phases", 2, "--out", "kept")

@@ -81,6 +81,7 @@ def test_a_better_number_of_shots_is_stored_and_used(run: Run, twins: Path) -> N
     assert "1 shot, nearest-last" in run("stats", "k.db").out
 
 
+@pytest.mark.slow
 def test_a_better_embedder_embeds_the_base_again(run: Run, colours: Path) -> None:
     """The question's words say nothing about the image."""
     add_words(colours)
@@ -114,6 +115,7 @@ def test_the_current_setting_stays_without_a_clear_gain(run: Run, colours: Path)
     assert orjson.loads(run("stats", "k.db", "--json").out)["tuned"] is None
 
 
+@pytest.mark.slow
 def test_the_model_compares_shots_and_orders(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "bundled")
     found = tuned(run("tune", "k.db", "--embed", "bundled", "--json"))
@@ -266,6 +268,7 @@ def test_eval_of_a_base_of_texts_is_rejected(run: Run) -> None:
     assert run("eval", "knowledge-base:missing.db").code == 1
 
 
+@pytest.mark.slow
 def test_logistic_regression_is_compared_with_the_choice(run: Run, colours: Path) -> None:
     run("add", "k.db", colours, "--embed", "pixels")
     command = ("tune", "k.db", "--method", "knn", "--embed", "pixels", "--dry-run")

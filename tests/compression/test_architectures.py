@@ -31,7 +31,11 @@ UNLIKE = [
     ("fast_vlm", "qwen2_5_vl"),
     ("smolvlm", "fast_vlm"),
 ]
-PAIRS = [*((name, name) for name in ALL), *UNLIKE]
+PAIRS = [
+    *((name, name) for name in ALL),
+    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in UNLIKE[2:]),
+    *UNLIKE[:2],
+]
 SENTENCE = torch.tensor([20, 21, 22])
 
 

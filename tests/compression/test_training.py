@@ -193,6 +193,7 @@ def test_distillation_uses_replies_after_all_passages() -> None:
     assert annotated.item() != pytest.approx(objective.item())
 
 
+@pytest.mark.slow
 def test_half_precision_training_runs() -> None:
     found = losses(ready(), config_of(half_precision=True))
 

@@ -67,6 +67,7 @@ def test_interval_matches_a_published_table() -> None:
     assert (gain.value, gain.low, gain.high) == pytest.approx((0.2, 0.0569, 0.3404), abs=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shares", [(0.7, 0.1, 0.1, 0.1), (0.4, 0.3, 0.1, 0.2), (0.9, 0.08, 0, 0.02)]
 )

@@ -30,6 +30,7 @@ def planned_method(name: str, data: Benchmark, generator: Generator) -> Method:
         return plan(RunConfig(methods=[name], shots=(5,)), data, empty, settings)[0]
 
 
+@pytest.mark.slow
 async def test_bundled_model_answers_from_single_passages(facts: Benchmark) -> None:
     result, scored = await evaluate(
         facts, planned_method("candidates", facts, bundled()), RunConfig()

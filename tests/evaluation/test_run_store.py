@@ -324,7 +324,7 @@ def stored_queries(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"), [(150, 2), pytest.param(500, 20, marks=pytest.mark.slow)]
+    ("count", "kills"), [(100, 1), pytest.param(500, 20, marks=pytest.mark.slow)]
 )
 def test_killed_run_resumes_without_repeated_requests(
     tmp_path: Path, count: int, kills: int

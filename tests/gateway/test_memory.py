@@ -37,6 +37,7 @@ def memory_growth(variant: str) -> float:
     return int(done.stdout) / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (Path("/proc/self/statm").exists() and unmap_large_blocks()), reason="not glibc on Linux"
 )

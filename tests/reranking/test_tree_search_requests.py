@@ -91,8 +91,7 @@ class FailingGenerator(ScriptedGenerator):
         return await super().generate(prompt, sampling)
 
 
-@pytest.mark.parametrize("parallel", [1, 4])
-@pytest.mark.parametrize("budget", [None, 500])
+@pytest.mark.parametrize(("parallel", "budget"), [(1, None), (4, 500)])
 async def test_a_failing_endpoint_is_neither_a_reward_nor_an_answer(
     parallel: int, budget: int | None
 ) -> None:

@@ -72,6 +72,7 @@ def test_hurting_demonstrations_are_never_shown() -> None:
         assert not any(map(any, shown))
 
 
+@pytest.mark.slow
 def test_a_decline_hides_demonstrations_within_200_samples() -> None:
     def turning(i: int) -> tuple[float, float, float]:
         return HELP(i) if i < 300 else HURT(i)
@@ -92,6 +93,7 @@ def test_each_band_is_decided_separately() -> None:
     assert low.high == middle.low and 0.2 < middle.low < 0.45 < 0.55 < middle.high < 0.8
 
 
+@pytest.mark.slow
 def test_harmless_demonstrations_do_not_flap() -> None:
     changes = [switches(simulated(BenefitGate(), NEITHER, 1500, seed)) for seed in range(8)]
     assert mean(changes) <= 6  # in three bands

@@ -51,6 +51,7 @@ async def resize(page: Page, width: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_chosen_path_is_highlighted_and_images_load(tmp_path: Path, browser: str) -> None:
     of = stored_search(search_tree(demonstrations()))
     assert of.tree is not None
@@ -80,7 +81,7 @@ def test_chosen_path_is_highlighted_and_images_load(tmp_path: Path, browser: str
     check_page(of, tmp_path, browser, check)
 
 
-@pytest.mark.parametrize("width", [400, 1000, 1400])
+@pytest.mark.parametrize("width", [400, pytest.param(1400, marks=pytest.mark.slow)])
 def test_hundred_nodes_fit_without_overflow(tmp_path: Path, browser: str, width: int) -> None:
     of = stored_search(search_tree(demonstrations(), depth=4))
     overlapping = """(() => {
@@ -104,6 +105,7 @@ def test_hundred_nodes_fit_without_overflow(tmp_path: Path, browser: str, width:
     check_page(of, tmp_path, browser, check)
 
 
+@pytest.mark.slow
 def test_nodes_open_with_the_keyboard(tmp_path: Path, browser: str) -> None:
     async def press(page: Page, key: str, code: int, text: str = "") -> None:
         for kind in ("keyDown", "keyUp"):

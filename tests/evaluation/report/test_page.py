@@ -155,6 +155,7 @@ def test_browser_comparison_matches_python(folder: Path, browser: str) -> None:
     check_page(folder, browser, check)
 
 
+@pytest.mark.slow
 def test_phone_layout_scrolls_only_vertically(folder: Path, browser: str) -> None:
     async def check(page: Page) -> None:
         await page.call(
