@@ -183,9 +183,15 @@ class Image:
         """Return an equal image that shares the pixels decoded so far. Pixels that the copy decodes
         later are not kept by this image."""
         other = replace(self)
-        if "_decoded" in self.__dict__:
-            other.__dict__["_decoded"] = self.__dict__["_decoded"]
+        shared = self.__dict__.keys() & {"_decoded", "_checked"}
+        other.__dict__.update((name, self.__dict__[name]) for name in shared)
         return other
+
+    def check(self) -> None:
+        """Raise `ImageError` if the body is damaged. An image that was decoded is not decoded
+        again."""
+        if "_checked" not in self.__dict__:
+            self._decode(CHECKED_SIDE)
 
     @property
     def data_url(self) -> str:
@@ -254,6 +260,7 @@ class Image:
                 pil_image = pixels.reduced(pil_image, at_least)
             pil_image = pixels.rgb(pil_image)
             pil_image.info.clear()
+            self.__dict__["_checked"] = True
             return pil_image if transpose is None else pil_image.transpose(transpose)
 
     def __getstate__(self) -> dict[str, object]:

@@ -133,7 +133,7 @@ async def test_after_a_call_without_an_answer_others_fail_at_once(
     finally:
         postgres.resume()
     monkeypatch.setattr("bottega._util.postgres.SILENT_SECONDS", 0.0)
-    pool._silent_until = 0.001  # long ago
+    pool._silence.until = 0.001  # long ago
     assert len(await pool.fetch("SELECT n FROM numbers")) == 1
     await pool.close()
 

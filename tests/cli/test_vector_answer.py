@@ -64,7 +64,7 @@ def test_the_table_has_label_confidence_and_neighbours(run: Run, pets: Path, met
 
 def test_torch_is_not_imported_for_pixels(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
-    code = f"""
+    code = """
 import sys
 sys.argv = ["bottega", "classify", "k.db", "query.jpg", "--method", "logreg"]
 from bottega.cli import main

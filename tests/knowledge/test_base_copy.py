@@ -235,7 +235,7 @@ def test_damaged_rows_of_the_target_are_found(locations: Locations) -> None:
             "UPDATE kb_examples SET rationale = 'wrong' WHERE key = 9",
             "UPDATE kb_changes SET op = 'delete' WHERE seq = 3",
         ):
-            rows.run(rows.pool.execute(statement))  # type: ignore[attr-defined]
+            rows.read(statement)  # type: ignore[attr-defined]
         found = copy.finish()
         parts = [one.split()[0] for one in found.differences]
         assert parts == ["examples", "images", "vectors", "changes"]

@@ -199,7 +199,7 @@ def test_position_outside_of_the_change_feed_starts_again(
     [(name, rows)] = collection.stored.items()
     rows[1000] = rows[1]._replace(key=1000)
     collection.positions[name] = position
-    kb._rows.run(kb._rows.pool.execute("INSERT INTO kb_pruned VALUES ('', 30)"))  # type: ignore[attr-defined]
+    kb._rows.read("INSERT INTO kb_pruned VALUES ('', 30)")  # type: ignore[attr-defined]
     assert update(kb) == 60
     assert collection.stored[name].keys() == {*range(1, 61)}
 

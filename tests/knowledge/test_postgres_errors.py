@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega._util.event_loops import BACKGROUND_LOOP
-from bottega._util.postgres import PostgresPool
 from bottega.errors import (
     StoreBusyError,
     StoreError,
@@ -179,12 +177,15 @@ def test_two_versions_on_one_database(database: str, monkeypatch: pytest.MonkeyP
         assert "pip install --upgrade" in error.hint
 
 
-def test_older_format_is_migrated(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        first = replace(KNOWLEDGE_BASE, migrations=KNOWLEDGE_BASE.migrations[:1])
-        patch.setattr(database_module, "KNOWLEDGE_BASE", first)
-        with opened(database) as kb:
-            kb.add([text_example("a", tags={"ward": "3"})])
+def test_older_format_is_migrated(postgres: PostgresServer, database: str) -> None:
+    with opened(database) as kb:
+        kb.add([text_example("a", tags={"ward": "3"})])
+    postgres.execute(
+        database,
+        "DROP INDEX kb_examples_by_tags",
+        "DROP FUNCTION kb_try_write",
+        "UPDATE bottega_migrations SET version = 1 WHERE kind = 'knowledge base'",
+    )
     error = failure(f"{database}?default_transaction_read_only=on")
     assert isinstance(error, StoreReadOnlyError)  # a replica cannot be migrated
     with opened(database) as kb:
@@ -266,9 +267,7 @@ def test_cut_connection_leaves_nothing_half_written(
 
 
 def test_exhausted_pool(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "bottega._util.postgres_database.PostgresPool", partial(PostgresPool, size=1)
-    )
+    monkeypatch.setattr("bottega._util.postgres.POOL_SIZE", 1)
     with opened(database) as kb:
         kb.add([text_example("a")])
         with locked(database, "kb_vectors_1") as query:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -13,18 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bottega._util.locations import WITHOUT_TABLES
+from bottega._util.postgres_database import PostgresDatabase
 from bottega.errors import (
     EmbedderMismatchError,
     EmptyKnowledgeBaseError,
+    SettingError,
     StoreError,
     StoreUnavailableError,
 )
 from bottega.knowledge import Eq, KnowledgeBase, View
 from bottega.knowledge.eviction import EVICTIONS
+from bottega.knowledge.postgres.schema import WRITE_LOCK
 from bottega.types import Example, Query
 from tests.builders import example
 from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
-from tests.postgres import running_postgres
+from tests.postgres import PostgresServer, running_postgres
 
 TEXTS = [text_example(f"q{n}", f"a{n % 3}", tags={"half": str(n % 2)}) for n in range(40)]
 
@@ -132,10 +137,33 @@ def test_reindex_serves_the_old_view_until_it_is_complete(database: str) -> None
         pass
 
 
+@pytest.mark.parametrize("view", ["default", "questions"])
+def test_insertion_into_changed_views_stores_nothing(database: str, view: str) -> None:
+    with opened(database) as one, opened(database) as other:
+        assert one.add([image_example(1)]).new == one.add([image_example(2)]).new == 1
+        other.reindex(view, View(SeededEmbedder("other-8"), lambda one: Query(one.answer)))
+        with pytest.raises((EmbedderMismatchError, SettingError)):
+            one.add([image_example(3)])
+        assert len(other) == 2 and other.stats().images == 2 and other.verify().sound
+
+
+def test_insertion_waits_for_another_writer(postgres: PostgresServer, database: str) -> None:
+    locks = PostgresDatabase(database, WITHOUT_TABLES)
+    with opened(database) as kb, closing(locks):
+        kb.add(TEXTS[:1])
+        writer = Thread(target=kb.add, args=([text_example("late")],))
+        with locks.lock(WRITE_LOCK):
+            writer.start()
+            writer.join(0.2)
+            assert len(kb) == 1
+        writer.join()
+        assert len(kb) == 2 and len(list(kb.changes())) == 2
+
+
 def test_verification_finds_a_missing_vector_and_repairs_it(kb: KnowledgeBase) -> None:
     kb.add([*TEXTS[:5], image_example(1)])
     rows = kb._rows
-    rows.run(rows.pool.execute("DELETE FROM kb_vectors_1 WHERE key = 2"))  # type: ignore[attr-defined]
+    rows.read("DELETE FROM kb_vectors_1 WHERE key = 2")  # type: ignore[attr-defined]
     report = kb.verify()
     assert [problem.what[:9] for problem in report.problems] == ["1 vectors"]
     assert (report.examples, report.images) == (6, 1)

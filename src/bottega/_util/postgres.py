@@ -85,6 +85,16 @@ class PostgresKind:
         return len(self.migrations)
 
 
+@dataclass
+class Silence:
+    """Memory of a server that did not answer, which pools may share."""
+
+    until: float = 0.0  # of `time.monotonic`
+
+    def begin(self) -> None:
+        self.until = time.monotonic() + SILENT_SECONDS
+
+
 class PostgresPool:
     """Pool of connections for one event loop.
 
@@ -105,12 +115,13 @@ class PostgresPool:
         answer_seconds: float | None = None,
         resets: bool = True,
         create: bool = True,
+        silence: Silence | None = None,
     ) -> None:
         self.name = display_url(url)
         self._answer_seconds, self._resets, self._create = answer_seconds, resets, create
         self._url, self._kind, self._size, self._setup = url, kind, size, setup
         self._pool: Pool | None = None
-        self._silent_until = 0.0
+        self._silence = silence or Silence()
         self._opening = asyncio.Lock()
 
     @classmethod
@@ -139,14 +150,14 @@ class PostgresPool:
             try:
                 async with asyncio.timeout(seconds):
                     yield connection
-                self._silent_until = 0.0
+                self._silence.until = 0.0
             except asyncio.CancelledError:
                 # The server may not answer: do not wait longer for the end of the statement.
                 with suppress(TimeoutError):
                     await pool.release(connection, timeout=CANCEL_SECONDS)
                 raise
             except TimeoutError as error:
-                self._silent_until = time.monotonic() + SILENT_SECONDS
+                self._silence.begin()
                 # Otherwise its release waits until the server has cancelled the statement.
                 connection.terminate()
                 raise StoreBusyError(
@@ -157,11 +168,10 @@ class PostgresPool:
                 await pool.release(connection)
 
     def _check_silent(self) -> None:
-        now = time.monotonic()
-        if now < self._silent_until:
+        if time.monotonic() < self._silence.until:
             raise unavailable(self.name, "it did not answer an earlier call")
-        if self._silent_until:  # this call tries again, others raise
-            self._silent_until = now + SILENT_SECONDS
+        if self._silence.until:  # this call tries again, others raise
+            self._silence.begin()
 
     async def _acquired(self, pool: Pool) -> Connection:
         seconds = min(self._answer_seconds or WAIT_SECONDS, WAIT_SECONDS)
@@ -171,7 +181,7 @@ class PostgresPool:
         except TimeoutError as error:
             if pool.get_size() == self._size:
                 raise  # all connections are in use
-            self._silent_until = time.monotonic() + SILENT_SECONDS
+            self._silence.begin()
             raise unavailable(self.name, f"no answer in {seconds:g} s") from error
 
     @asynccontextmanager
@@ -185,7 +195,7 @@ class PostgresPool:
         try:
             return await self._fetch(statement, *values)
         except StoreUnavailableError:
-            if self._silent_until:
+            if self._silence.until:
                 raise
             return await self._fetch(statement, *values)
 
@@ -205,6 +215,11 @@ class PostgresPool:
                     await self._pool.close()
             except TimeoutError:
                 self._pool.terminate()
+
+    def terminate(self) -> None:
+        """Close all connections without waiting."""
+        if self._pool is not None:
+            self._pool.terminate()
 
     async def _opened(self) -> Pool:
         if find_spec("asyncpg") is None:
@@ -235,7 +250,7 @@ class PostgresPool:
         try:
             return await asyncpg.connect(self._url, timeout=CONNECT_SECONDS)
         except TimeoutError as error:
-            self._silent_until = time.monotonic() + SILENT_SECONDS
+            self._silence.begin()
             raise unavailable(self.name, f"no answer in {CONNECT_SECONDS:g} s") from error
 
     async def _fetch(self, statement: str, *values: object) -> list[Record]:

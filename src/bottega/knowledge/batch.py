@@ -9,7 +9,6 @@ from typing import NamedTuple
 from bottega._util.executor import computed_ahead
 from bottega._util.identity import CONTEXT, identity, question_digest
 from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError
-from bottega.image import CHECKED_SIDE
 from bottega.knowledge.eviction import Capacity
 from bottega.knowledge.ports import Rows
 from bottega.knowledge.records import (
@@ -140,7 +139,7 @@ def _decodes(example: Example, on_error: OnError) -> bool:
     # Needed for text embedders too: the image is shown later, in a demonstration.
     try:
         for image in example.query.images:
-            image.decode(at_least=CHECKED_SIDE)
+            image.check()
     except ImageError as error:
         on_error(error)
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from threading import Event
 
@@ -45,18 +44,10 @@ class VectorCopy:
         position = self.position()
         if position and position == self._rows.read(FEED)[0]["last"]:
             return position
-        self._rows.run(self._locked_update())
+        with self._rows.lock(COPY_LOCK, self._view) as is_free:
+            if is_free:
+                self._update()
         return self.position()
-
-    async def _locked_update(self) -> None:
-        async with self._rows.pool.connection(limited=False) as connection:
-            lock = (COPY_LOCK, self._view)
-            if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", *lock):
-                return
-            try:
-                await asyncio.to_thread(self._update)
-            finally:
-                await connection.execute("SELECT pg_advisory_unlock($1, $2)", *lock)
 
     def _update(self) -> None:
         is_new = self._target.prepare()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from bottega._util.postgres import PostgresPool
 from bottega._util.postgres_database import PostgresDatabase
 from bottega.errors import StoreError
 from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE, WRITE_LOCK
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 OLDEST_PGVECTOR = (0, 8)  # the first with iterative scans, which filters need
 HEADER = struct.Struct(">HH")  # dimension, unused
-SESSION = "SET hnsw.iterative_scan = relaxed_order; SET hnsw.ef_search = 100"
+SESSION = (
+    "SET default_transaction_isolation = 'read committed'; SET hnsw.iterative_scan = relaxed_order;"
+    " SET hnsw.ef_search = 100"
+)
 
 ANSWER_SECONDS = 15.0
 WRITE_SECONDS = 60.0  # a writer may wait for another one
@@ -38,12 +42,12 @@ class KnowledgeDatabase(PostgresDatabase):
         """Run work in one transaction, one writer at a time. After a lost connection it is not
         repeated, because the server may have committed it."""
 
-        async def transaction() -> Result:
-            writing = self.pool.connection(seconds=WRITE_SECONDS)
+        async def transaction(pool: PostgresPool) -> Result:
+            writing = pool.connection(seconds=WRITE_SECONDS)
             async with writing as connection, _write_transaction(connection):
                 return await work(connection)
 
-        return self.run(transaction())
+        return self.run(transaction)
 
 
 async def _set_up(connection: Connection) -> None:

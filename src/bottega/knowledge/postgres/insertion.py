@@ -40,15 +40,26 @@ class InsertResult(NamedTuple):
 
 async def insert_examples(
     connection: Connection, namespace: str, rows: Sequence[ExampleRow], views: Sequence[int]
-) -> InsertResult:
+) -> InsertResult | None:
     """Insert the rows whose ids are new in the namespace, in order, and log the changes. `views`
-    are the numbers of the views that the vectors belong to."""
+    are the numbers of the views that the vectors belong to. Return None, with nothing inserted, if
+    these are not the complete views or another transaction holds the writers' lock.
+    """
+    import asyncpg
+
     statement = _statement(views)
     keys: dict[str, int] = {}
     last = 0
     for batch in _batches(rows):
-        for row in await connection.fetch(statement, namespace, *_values(batch)):
-            keys[row["id"]], last = row["key"], row["seq"]
+        try:
+            found = await connection.fetch(statement, namespace, *_values(batch))
+        except asyncpg.UndefinedTableError:  # of a view that was replaced
+            return None
+        if not found[0]["allowed"]:
+            return None
+        for row in found:
+            if row["key"] is not None:
+                keys[row["id"]], last = row["key"], row["seq"]
     return InsertResult(keys, last)
 
 
@@ -57,13 +68,17 @@ def _statement(views: Sequence[int]) -> str:
     types = [f"{TYPES.get(name, 'text')}[]" for name in ALL_COLUMNS]
     columns, count = ", ".join(ALL_COLUMNS), len(ALL_COLUMNS)
     images, shown, vectors = count + 2, count + 7, count + 11
+    numbers = ", ".join(map(str, sorted(views)))
+    allowed = "(SELECT allowed FROM writer)"
     parts = [
+        f"writer AS MATERIALIZED (SELECT kb_try_write(ARRAY[{numbers}]::bigint[]) AS allowed)",
         f"new AS (INSERT INTO kb_examples (namespace, {columns}) SELECT $1::text, {columns}"
-        f" FROM {_unnest(2, types)} WITH ORDINALITY AS given ({columns}, ordinal) ORDER BY ordinal"
+        f" FROM {_unnest(2, types)} WITH ORDINALITY AS given ({columns}, ordinal)"
+        f" WHERE {allowed} ORDER BY ordinal"
         " ON CONFLICT (namespace, id) DO NOTHING RETURNING key, id)",
         "images AS (INSERT INTO kb_images SELECT * FROM"
         f" {_unnest(images, ['text[]', 'text[]', 'integer[]', 'integer[]', 'bytea[]'])}"
-        " ON CONFLICT DO NOTHING)",
+        f" WHERE {allowed} ON CONFLICT DO NOTHING)",
         "shown AS (INSERT INTO kb_example_images SELECT key, position, sha256, source"
         f" FROM {_unnest(shown, ['text[]', 'integer[]', 'text[]', 'text[]'])}"
         " AS given (id, position, sha256, source) JOIN new USING (id))",
@@ -74,9 +89,13 @@ def _statement(views: Sequence[int]) -> str:
             for parameter, number in enumerate(views, start=vectors)
         ),
     ]
+    changes = (
+        "changes AS (INSERT INTO kb_changes (op, key, id, namespace)"
+        " SELECT 'put', key, id, $1 FROM new ORDER BY key RETURNING id, key, seq)"
+    )
     return (
-        f"WITH {', '.join(parts)} INSERT INTO kb_changes (op, key, id, namespace)"
-        " SELECT 'put', key, id, $1 FROM new ORDER BY key RETURNING id, key, seq"
+        f"WITH {', '.join(parts)}, {changes}"
+        " SELECT allowed, id, key, seq FROM writer LEFT JOIN changes ON true ORDER BY key"
     )
 
 

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 import orjson
 
 from bottega._util.identity import question_digest
+from bottega._util.postgres import PostgresPool
 from bottega.knowledge.eviction import CHECK_EVERY, KEPT_CHANGES, KEPT_SHARE, Capacity
-from bottega.knowledge.postgres.database import log_changes
-from bottega.knowledge.postgres.insertion import ExampleRow, insert_examples
+from bottega.knowledge.postgres.database import WRITE_SECONDS, log_changes
+from bottega.knowledge.postgres.insertion import (
+    MAX_STATEMENT_BYTES,
+    ExampleRow,
+    InsertResult,
+    insert_examples,
+)
 from bottega.knowledge.postgres.view_rows import PostgresViewRows, claim_views
 from bottega.knowledge.records import (
     EmbeddedBatch,
@@ -27,6 +33,11 @@ class PostgresRows(PostgresViewRows):
     """Durable examples of one namespace. Methods are safe to call from several threads while other
     processes write."""
 
+    def __init__(self, url: str, namespace: str = "", *, create: bool = True) -> None:
+        super().__init__(url, namespace, create=create)
+        # Names, fingerprints and dimensions of views, and their numbers.
+        self._claimed: tuple[tuple[tuple[str, str, int], ...], Sequence[int]] = ((), ())
+
     def put(
         self,
         examples: Sequence[Example],
@@ -37,15 +48,26 @@ class PostgresRows(PostgresViewRows):
     ) -> int:
         """Store the examples with new ids in one transaction and return their number; see
         `SqliteRows.put`."""
+        given = tuple(
+            (name, made.fingerprint, made.vectors.shape[1]) for name, made in views.items()
+        )
+        vectors = zip(*(made.vectors for made in views.values()), strict=True)
+        rows = [ExampleRow(*row) for row in zip(examples, vectors, strict=True)]
+        claimed, numbers = self._claimed
+        if claimed == given and not (supersede or capacity or metadata_by_id):
+            count = self._put_at_once(rows, numbers)
+            if count is not None:
+                return count
 
         async def work(connection: Connection) -> int:
             numbers = await claim_views(connection, views)
-            vectors = zip(*(made.vectors for made in views.values()), strict=True)
-            rows = [ExampleRow(*row) for row in zip(examples, vectors, strict=True)]
+            wanted = rows
             if supersede:
                 pinned = await self._pinned_questions(connection, examples)
-                rows = [row for row in rows if question_digest(row.example) not in pinned]
-            new = await insert_examples(connection, self.namespace, rows, numbers)
+                wanted = [row for row in rows if question_digest(row.example) not in pinned]
+            new = await insert_examples(connection, self.namespace, wanted, numbers)
+            assert new is not None  # this transaction holds the lock and has claimed the views
+            self._claimed = given, numbers
             for id, metadata in (metadata_by_id or {}).items():
                 if id in new.keys:
                     await _set_metadata(connection, new.keys[id], metadata)
@@ -58,6 +80,22 @@ class PostgresRows(PostgresViewRows):
             return len(new.keys)
 
         return self.write(work)
+
+    def _put_at_once(self, rows: Sequence[ExampleRow], numbers: Sequence[int]) -> int | None:
+        """Store the rows in one statement, which is its own transaction and takes one round trip
+        instead of four. Return None if that is impossible: another process is writing or has
+        changed the views, or there are too many bytes."""
+        if sum(row.size for row in rows) > MAX_STATEMENT_BYTES:
+            return None
+
+        async def insert(pool: PostgresPool) -> InsertResult | None:
+            async with pool.connection(seconds=WRITE_SECONDS) as connection:
+                return await insert_examples(connection, self.namespace, rows, numbers)
+
+        new = self.run(insert)
+        if new is not None and new.keys and _is_prunable(len(new.keys), new.last_seq):
+            self.write(lambda connection: _prune(connection, len(new.keys), new.last_seq))
+        return None if new is None else len(new.keys)
 
     def annotate(self, id: str, fields: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
         """Set the fields and add the tags. Return False if the id does not exist. The row gets a
@@ -134,13 +172,10 @@ class PostgresRows(PostgresViewRows):
         self.write(work)
 
     def set_note(self, name: str, value: str) -> None:
-        self.run(
-            self.pool.execute(
-                "INSERT INTO kb_notes VALUES ($1, $2)"
-                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                name,
-                value,
-            )
+        self.read(
+            "INSERT INTO kb_notes VALUES ($1, $2)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            *(name, value),
         )
 
     async def _pinned_questions(
@@ -219,10 +254,14 @@ async def _set_metadata(connection: Connection, key: int, metadata: RowMetadata)
     )
 
 
+def _is_prunable(added: int, last: int) -> bool:
+    return last % CHECK_EVERY < 2 * added
+
+
 async def _prune(connection: Connection, added: int, last: int) -> None:
     """Delete old log entries of deleted rows, as `eviction.prune` does. `last` is the number of the
     newest change."""
-    if last % CHECK_EVERY >= 2 * added:
+    if not _is_prunable(added, last):
         return
     rows = await connection.fetchval("SELECT count(*) FROM kb_examples")
     before = last - max(KEPT_CHANGES, rows // KEPT_SHARE)

@@ -70,10 +70,21 @@ CREATE TABLE kb_pruned (namespace text COLLATE "C" PRIMARY KEY, seq bigint NOT N
 
 TAG_INDEX = "CREATE INDEX kb_examples_by_tags ON kb_examples USING gin (tags jsonb_path_ops)"
 
-KNOWLEDGE_BASE = PostgresKind("knowledge base", (TABLES, TAG_INDEX))
 # Writers hold this lock until their commit. Keys and change numbers are therefore in commit order,
 # and a reader of changes never sees an earlier number after a later one.
 WRITE_LOCK = 0x42747462
+# For an insertion in one statement. The lock and the comparison are separate statements here,
+# because a statement sees only what was committed before it began.
+TRY_WRITE = f"""
+CREATE FUNCTION kb_try_write(views bigint[]) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+    IF NOT pg_try_advisory_xact_lock({WRITE_LOCK}) THEN
+        RETURN false;
+    END IF;
+    RETURN views = ARRAY(SELECT number::bigint FROM kb_views WHERE complete ORDER BY number);
+END $$
+"""
+
+KNOWLEDGE_BASE = PostgresKind("knowledge base", (TABLES, TAG_INDEX, TRY_WRITE))
 MAX_DIMENSION = 4000  # of an HNSW index over half precision
 PLAIN_DIMENSION = 1900  # longer vectors do not fit into a page beside their key
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from bottega._util.postgres import PostgresPool
 from bottega.errors import (
     BottegaError,
     EmptyKnowledgeBaseError,
@@ -305,22 +306,19 @@ class PostgresSearch:
         name, table = self._index_name(view), vectors_table(view.number)
         half = f"halfvec({view.dimension})"
 
-        async def work() -> None:
-            async with self._rows.pool.connection(limited=False) as connection:
-                if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", BUILD_LOCK):
-                    return
-                try:
-                    await connection.execute(f"DROP INDEX IF EXISTS {name}")  # of a failed build
-                    await connection.execute(
-                        f"CREATE INDEX CONCURRENTLY {name} ON {table}"
-                        f" USING hnsw ((vector::{half}) {self._operators})"
-                    )
-                    # Without statistics, the planner assumes few rows per namespace and reads all.
-                    await connection.execute(f"ANALYZE {table}")
-                finally:
-                    await connection.execute("SELECT pg_advisory_unlock($1)", BUILD_LOCK)
+        async def work(pool: PostgresPool) -> None:
+            async with pool.connection(limited=False) as connection:
+                await connection.execute(f"DROP INDEX IF EXISTS {name}")  # of a failed build
+                await connection.execute(
+                    f"CREATE INDEX CONCURRENTLY {name} ON {table}"
+                    f" USING hnsw ((vector::{half}) {self._operators})"
+                )
+                # Without statistics, the planner assumes few rows per namespace and reads all.
+                await connection.execute(f"ANALYZE {table}")
 
         try:
-            self._rows.run(work())
+            with self._rows.lock(BUILD_LOCK) as is_free:
+                if is_free:
+                    self._rows.run(work)
         except BottegaError as error:
             log.warning("the search index of %s was not built: %s", self._rows.name, error)
