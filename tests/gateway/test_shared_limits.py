@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -267,7 +267,13 @@ async def test_lost_redis_restores_spending_once(
         # The running request has renewed its reservation before anything else was decided.
         with pytest.raises(BudgetError):
             await made[2].limiter.hold(account).reserve(0.35)
-        await made[2].limiter.hold(account).reserve(0.3)
+        # A renewal under way may recreate an ended reservation for a moment.
+        last = made[2].limiter.hold(account)
+        async with asyncio.timeout(10):
+            while not last.reserved:
+                with suppress(BudgetError):
+                    await last.reserve(0.3)
+                await asyncio.sleep(0.05)
 
 
 async def test_restarted_redis_keeps_budgets(
