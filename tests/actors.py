@@ -38,6 +38,7 @@ class Work:
 
     number: int = 0
     fails: bool = False
+    breaks: bool = False
     kills: bool = False
     kills_once: Path | None = None
     waits: Path | None = None
@@ -48,6 +49,13 @@ class Done:
     number: int
     process: int
     built: int
+
+
+class TwoPartError(Exception):
+    """Error that cannot be unpickled, because it is built from two values and keeps one text."""
+
+    def __init__(self, name: str, state: str) -> None:
+        super().__init__(f"{name} is {state}")
 
 
 class CountingActor:
@@ -61,6 +69,8 @@ class CountingActor:
     async def __call__(self, work: Work) -> Done:
         if work.fails:
             raise EmbedderMismatchError("one", "another", hint=f"item {work.number}")
+        if work.breaks:
+            raise TwoPartError(f"item {work.number}", "broken")
         if work.kills or (work.kills_once and not work.kills_once.exists()):
             if work.kills_once:
                 work.kills_once.touch()

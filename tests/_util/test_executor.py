@@ -119,6 +119,16 @@ async def test_item_that_kills_each_worker_fails_alone(
 
 
 @pytest.mark.slow
+async def test_error_that_cannot_be_pickled_keeps_its_text(
+    ray_cluster: RayExecutor, tmp_path: Path
+) -> None:
+    workers = ray_cluster.start(CountingFactory(tmp_path), concurrency=1)
+    with pytest.raises(RuntimeError, match="TwoPartError: item 3 is broken"):
+        await workers(Work(3, breaks=True))
+    await workers.aclose()
+
+
+@pytest.mark.slow
 async def test_factory_that_cannot_be_pickled_is_rejected(
     ray_cluster: RayExecutor, tmp_path: Path
 ) -> None:

@@ -103,6 +103,13 @@ async def test_sums(traces: TraceStore) -> None:
     assert traces.summary() == TraceSummary(2, 60, 4, 20, 0.6, 0.5, 1)
 
 
+async def test_a_cost_that_is_not_finite_is_unknown(traces: TraceStore) -> None:
+    await traces(trace("a", 1.0, cost=float("nan")))
+    await traces(trace("b", 2.0))
+    assert traces.summary().unpriced == 1
+    assert traces.summary().cost_usd == 0.5
+
+
 async def test_the_same_id_is_recorded_once(traces: TraceStore) -> None:
     await traces(trace(cost=1.0))
     await traces(trace(cost=2.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -155,10 +156,22 @@ class _ActorProcess:
             return await self._actor(item)
         except BottegaError as error:
             return _Failure(error)
+        except Exception as error:
+            raise _picklable(error) from error.__cause__
 
     async def close(self) -> None:
         if self._actor is not None:
             await self._actor.aclose()
+
+
+def _picklable(error: Exception) -> Exception:
+    """Return the error, or a RuntimeError with its text if another process cannot read it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # pickle raises many types
+        text = f"{type(error).__name__}: {error}"
+        return RuntimeError(text).with_traceback(error.__traceback__)
+    return error
 
 
 async def _received(factory: Any) -> Callable[[], Actor[Any, Any]]:

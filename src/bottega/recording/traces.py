@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -178,7 +179,10 @@ class TraceStore:
         kept = stored_trace(trace)
         usage, body = kept.usage, json_text(kept)
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-        row = (trace.id, trace.time, *tokens, trace.seconds, trace.cost_usd, body)
+        cost = trace.cost_usd
+        if cost is not None and not math.isfinite(cost):  # PostgreSQL would add NaN to all sums
+            cost = None
+        row = (trace.id, trace.time, *tokens, trace.seconds, cost, body)
         self._tables.execute(INSERT, *row)
 
     def _read(self, where: str, *values: object) -> StoredTraces:
