@@ -206,15 +206,18 @@ class PostgresPool:
             return status
 
     async def close(self) -> None:
-        """Close all connections. Those in use have `WAIT_SECONDS` to finish."""
-        if self._pool is None:
+        """Close all connections. Those in use have `WAIT_SECONDS` to finish, none if the server did
+        not answer an earlier call."""
+        if self._pool is None or self._silence.until:
+            self.terminate()
             return
         with translated(self.name):
             try:
                 async with asyncio.timeout(WAIT_SECONDS):
                     await self._pool.close()
             except TimeoutError:
-                self._pool.terminate()
+                self._silence.begin()
+                self.terminate()
 
     def terminate(self) -> None:
         """Close all connections without waiting."""
