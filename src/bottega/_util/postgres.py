@@ -98,11 +98,11 @@ class Silence:
 class PostgresPool:
     """Pool of connections for one event loop.
 
-    The first use connects and migrates the tables of `kind`; without `create` they must exist.
-    `setup` runs on each new connection, after the migration. A connection that is used for longer
-    than `answer_seconds` is closed, because the server may hang. With `resets=False`, which saves a
-    round trip per use, callers must leave no session state. All methods raise `StoreError`, and
-    `MissingDependencyError` without asyncpg.
+    The first use connects and, with `migrates`, migrates the tables of `kind`; without `create`
+    they must exist. `setup` runs on each new connection, after the migration. A connection that is
+    used for longer than `answer_seconds` is closed, because the server may hang. With
+    `resets=False`, which saves a round trip per use, callers must leave no session state. All
+    methods raise `StoreError`, and `MissingDependencyError` without asyncpg.
     """
 
     def __init__(
@@ -115,13 +115,18 @@ class PostgresPool:
         answer_seconds: float | None = None,
         resets: bool = True,
         create: bool = True,
+        migrates: bool = True,
         silence: Silence | None = None,
     ) -> None:
         self.name = display_url(url)
         self._answer_seconds, self._resets, self._create = answer_seconds, resets, create
         self._url, self._kind, self._size, self._setup = url, kind, size, setup
         self._pool: Pool | None = None
-        self._silence = silence or Silence()
+        # One idle connection skips the pool, whose acquire and release take half as long as a short
+        # statement.
+        self._idle: Connection | None = None
+        self._waiting = 0
+        self._migrates, self._silence = migrates, silence or Silence()
         self._opening = asyncio.Lock()
 
     @classmethod
@@ -146,11 +151,12 @@ class PostgresPool:
         seconds = (seconds or self._answer_seconds) if limited else None
         pool = self._pool or await self._opened()
         with translated(self.name):
-            connection = await self._acquired(pool)
+            connection, is_kept = await self._acquired(pool), False
             try:
                 async with asyncio.timeout(seconds):
                     yield connection
                 self._silence.until = 0.0
+                is_kept = self._keeps(connection)
             except asyncio.CancelledError:
                 # The server may not answer: do not wait longer for the end of the statement.
                 with suppress(TimeoutError):
@@ -165,7 +171,8 @@ class PostgresPool:
                     hint="check the load and the disk of the PostgreSQL server",
                 ) from error
             finally:
-                await pool.release(connection)
+                if not is_kept:
+                    await pool.release(connection)
 
     def _check_silent(self) -> None:
         if time.monotonic() < self._silence.until:
@@ -174,7 +181,11 @@ class PostgresPool:
             self._silence.begin()
 
     async def _acquired(self, pool: Pool) -> Connection:
+        idle, self._idle = self._idle, None
+        if idle is not None and _is_open(idle):
+            return idle
         seconds = min(self._answer_seconds or WAIT_SECONDS, WAIT_SECONDS)
+        self._waiting += 1
         try:
             async with asyncio.timeout(seconds):
                 return await pool.acquire()  # its own timeout would create a task
@@ -183,6 +194,15 @@ class PostgresPool:
                 raise  # all connections are in use
             self._silence.begin()
             raise unavailable(self.name, f"no answer in {seconds:g} s") from error
+        finally:
+            self._waiting -= 1
+
+    def _keeps(self, connection: Connection) -> bool:
+        """Keep the connection idle, unless it must go back to the pool."""
+        if self._resets or self._idle or self._waiting or not _is_open(connection):
+            return False
+        self._idle = connection
+        return True
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -214,6 +234,8 @@ class PostgresPool:
         with translated(self.name):
             try:
                 async with asyncio.timeout(WAIT_SECONDS):
+                    if self._idle is not None:
+                        await self._pool.release(self._idle)
                     await self._pool.close()
             except TimeoutError:
                 self._silence.begin()
@@ -232,11 +254,12 @@ class PostgresPool:
         async with self._opening:
             if self._pool is None:
                 with translated(self.name):
-                    connection = await self._connected()
-                    try:
-                        await _migrate(connection, self._kind, self.name, self._create)
-                    finally:
-                        await connection.close()
+                    if self._migrates:
+                        connection = await self._connected()
+                        try:
+                            await _migrate(connection, self._kind, self.name, self._create)
+                        finally:
+                            await connection.close()
                     self._pool = await asyncpg.create_pool(
                         self._url,
                         min_size=0,
@@ -260,6 +283,16 @@ class PostgresPool:
         async with self.connection() as connection:
             rows: list[Record] = await connection.fetch(statement, *values)
             return rows
+
+
+def _is_open(connection: Connection) -> bool:
+    """Return whether the connection was open when the event loop last ran."""
+    import asyncpg
+
+    try:
+        return not connection.is_closed()
+    except asyncpg.InterfaceError:  # it was lost, and the pool has dropped it
+        return False
 
 
 async def _keep_session(connection: Connection) -> None:

@@ -70,9 +70,9 @@ async def _notice_lost_connections() -> None:
 class _Sessions:
     """Idle sessions of one database, at most `POOL_SIZE` with those in use."""
 
-    def __init__(self, new_pool: Callable[[], PostgresPool]) -> None:
+    def __init__(self, new_pool: Callable[[bool], PostgresPool]) -> None:
         self.users = 0
-        self._new_pool = new_pool
+        self._new_pool, self._migrated = new_pool, False
         self._idle: list[_Session] = []
         self._free = BoundedSemaphore(postgres.POOL_SIZE)
         self._closed = False
@@ -84,9 +84,11 @@ class _Sessions:
             with translated(name):
                 raise TimeoutError
         try:
-            session = self._taken() or _Session(self._new_pool())
+            # Tables that a newer version has migrated are an error for new handles only.
+            session = self._taken() or _Session(self._new_pool(not self._migrated))
             try:
                 yield session
+                self._migrated = True
             finally:
                 if session.interrupted:
                     _outside_loops(session.close)
@@ -138,7 +140,7 @@ class PostgresDatabase:
         self._closed = False
         silence = Silence()
 
-        def new_pool() -> PostgresPool:
+        def new_pool(migrates: bool) -> PostgresPool:
             return PostgresPool(
                 *(url, kind),
                 size=1,
@@ -146,6 +148,7 @@ class PostgresDatabase:
                 answer_seconds=answer_seconds,
                 resets=False,
                 create=create,
+                migrates=migrates,
                 silence=silence,
             )
 
