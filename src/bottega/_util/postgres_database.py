@@ -49,7 +49,7 @@ class _Session:
         finally:
             # An exception that is not the task's, such as KeyboardInterrupt, may have lost
             # callbacks of the loop.
-            self.interrupted = not task.done()
+            self.interrupted |= not task.done()
             self._used = time.monotonic()
 
     def close(self) -> None:
@@ -61,8 +61,8 @@ class _Session:
 
 
 async def _notice_lost_connections() -> None:
-    """Run the loop until it has read that a server closed its connection: once to read it, once to
-    tell the connection, and once before both, for this coroutine itself."""
+    """Let the loop process a connection that the server has closed. That takes three iterations:
+    start this coroutine, read the end of the stream, notify the connection."""
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -84,7 +84,7 @@ class _Sessions:
             with translated(name):
                 raise TimeoutError
         try:
-            # Tables that a newer version has migrated are an error for new handles only.
+            # An open handle goes on if a newer version has migrated the tables.
             session = self._taken() or _Session(self._new_pool(not self._migrated))
             try:
                 yield session
@@ -185,7 +185,8 @@ class PostgresDatabase:
                 yield _outside_loops(lambda: session.run(take))
             finally:
                 try:
-                    _outside_loops(lambda: session.run(lambda _: stack.aclose()))
+                    if not session.interrupted:  # else its connection is closed, with the lock
+                        _outside_loops(lambda: session.run(lambda _: stack.aclose()))
                 except StoreError as error:
                     log.warning("a lock of %s ended early: %s", self.name, error)
 
