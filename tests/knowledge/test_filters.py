@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,11 @@ def test_numeric_range_ignores_other_texts(text: str, found: bool) -> None:
         lambda: Range("created", low=None, high=[1]),  # type: ignore[arg-type]
         lambda: Eq("source", None),  # type: ignore[arg-type]
         lambda: Eq(5, "x"),  # type: ignore[arg-type]
+        lambda: Eq("source", True),
+        lambda: In("namespace", (1,)),
+        lambda: Range("source", 1),
+        lambda: Range("tags.n", True),
+        lambda: Eq("created", True),
     ],
 )
 def test_impossible_filter_values_are_an_error(make: Callable[[], Filter]) -> None:
@@ -227,6 +233,25 @@ def test_created_is_compared_in_seconds(day: Any) -> None:
         with pytest.raises(SettingError) as raised:
             make()
         assert "seconds since 1970" in raised.value.hint
+
+
+class Colour(str, Enum):  # noqa: UP042 - the str() of a StrEnum is its value
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        Eq("label", Colour.RED),
+        Eq("tags.c", Colour.RED),
+        In("tags.c", (Colour.RED,)),
+        Range("label", Colour.RED, Colour.RED),
+    ],
+)
+def test_members_of_text_enumerations_are_texts(where: Filter) -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([text_example("q", "red", tags={"c": "red"}), text_example("r", "Colour.RED")])
+        assert kb.ids(where=where) == kb.ids(label="red")
 
 
 def test_filters_may_be_nested_deeply() -> None:

@@ -53,6 +53,12 @@ def answer_of(example: object) -> Query:
     return Query(example.answer)  # type: ignore[attr-defined]
 
 
+def force_index(monkeypatch: pytest.MonkeyPatch, more: str = "") -> None:
+    """Make the planner use the index of a small table. `more` contains further settings."""
+    forced = f"SET enable_sort = off; SET enable_seqscan = off; {more}"
+    monkeypatch.setattr(postgres_database, "SESSION", f"{postgres_database.SESSION}; {forced}")
+
+
 class TwoGroups(SeededEmbedder):
     """Embedder that separates questions by their first letter."""
 
@@ -62,9 +68,7 @@ class TwoGroups(SeededEmbedder):
 
 
 def test_filter_on_distant_rows_is_exact(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The planner does not use the index of a small table, nor does its scan end early.
-    forced = "SET enable_sort = off; SET enable_seqscan = off; SET hnsw.max_scan_tuples = 1"
-    monkeypatch.setattr(postgres_database, "SESSION", f"{postgres_database.SESSION}; {forced}")
+    force_index(monkeypatch, "SET hnsw.max_scan_tuples = 1")
     rows = [text_example(f"{side}{n}", tags={"side": side}) for n in range(150) for side in "ab"]
     with KnowledgeBase.open(database, TwoGroups(), hnsw_above=30) as kb:
         kb.add(rows)
@@ -87,3 +91,39 @@ def test_index_returns_no_deleted_example(database: str) -> None:
             two.delete(found)
             later = one.search(Query("new"), 10)
             assert len(later) == 10 and not {one.example.id for one in later} & set(found)
+
+
+class ScaledEmbedder(SeededEmbedder):
+    """Embedder of vectors whose norm is the number at the end of the question."""
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        norms = np.array([[float(query.text.split()[-1])] for query in queries], np.float32)
+        return super().embed(queries) * norms
+
+
+SCALED = [text_example(f"{n} {norm}") for n in range(50) for norm in ("1e-9", "1", "1e6")]
+
+
+def test_cosine_index_accepts_vectors_of_any_norm(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_index(monkeypatch)
+    with KnowledgeBase.open(database, ScaledEmbedder(), hnsw_above=30) as kb:
+        kb.add(SCALED[:60])
+        exact = kb.search(Query("new 1e6"), 20)
+        kb.wait_for_indexes()
+        assert kb.search(Query("new 1e6"), 20) == exact
+        kb.add(SCALED)
+        for example in SCALED:
+            [found] = kb.search(example.query, 1)
+            assert found.example.query.text == example.query.text
+
+
+def test_l2_index_rejects_large_values(database: str) -> None:
+    with KnowledgeBase.open(database, ScaledEmbedder(), metric="l2", hnsw_above=30) as kb:
+        kb.add(text_example(f"{n} 1") for n in range(50))
+        kb.search(Query("new 1"), 1)
+        kb.wait_for_indexes()
+        with pytest.raises(StoreError, match="absolute values above 65,504"):
+            kb.add([text_example("large 1e6")])
+        assert len(kb) == 50

@@ -66,8 +66,8 @@ class StoreLocation:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of commands that change the store. Raises `StoreBusyError`."""
-        with self._lock() as is_free:
-            if not is_free:
+        with self._lock() as is_held:
+            if not is_held:
                 raise StoreBusyError(
                     f"{self} is locked by another process",
                     hint="wait until that process has finished",
@@ -78,8 +78,8 @@ class StoreLocation:
     def _lock(self) -> Iterator[bool]:
         if self.file is None:
             database = PostgresDatabase(str(self.target), WITHOUT_TABLES)
-            with closing(database), database.lock(COMMAND_LOCK) as is_free:
-                yield is_free
+            with closing(database), database.lock(COMMAND_LOCK) as is_held:
+                yield is_held
             return
         path = self.file.with_name(f"{self.file.name}.lock")
         with os_errors(path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TypeGuard
 
 import orjson
 
@@ -34,6 +35,7 @@ class Eq:
     def __post_init__(self) -> None:
         _check_field(self.field)
         _check_equal(self.field, self.value)
+        object.__setattr__(self, "value", _plain(self.value))
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,9 @@ class In:
                 f"In requires a sequence of values, got {self.values!a}",
                 hint="use Eq for one value",
             )
-        object.__setattr__(self, "values", tuple(self.values))
         for value in self.values:
             _check_equal(self.field, value)
+        object.__setattr__(self, "values", tuple(map(_plain, self.values)))
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Range:
         for end in (self.low, self.high):
             if end is not None:
                 _check_value(self.field, end)
+        object.__setattr__(self, "low", _plain(self.low))
+        object.__setattr__(self, "high", _plain(self.high))
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Contains:
                 f"Contains requires a text without NULs, got {self.text!a}",
                 hint="use a text without NULs",
             )
+        object.__setattr__(self, "text", _plain(self.text))
 
 
 @dataclass(frozen=True)
@@ -173,25 +178,42 @@ def _is_text_field(name: str) -> bool:
 
 def _check_equal(name: str, value: Value) -> None:
     _check_value(name, value)
-    if _is_text_field(name) and not isinstance(value, str):
+    if _is_text_field(name):
+        _check_text(name, value)
+
+
+def _check_text(name: str, value: Value) -> None:
+    if not isinstance(value, str):
         raise SettingError(
             f"{name} must be compared with a text, got {value!r}", hint=f"use '{value!r}'"
         )
 
 
 def _check_value(name: str, value: Value) -> None:
-    if name == CREATED and not isinstance(value, int | float):
+    if name in COLUMNS and name != CREATED:
+        _check_text(name, value)
+    if name == CREATED and not _is_number(value):
         raise SettingError(
             f"{CREATED} must be compared with a number, got {value!a}",
             hint="give seconds since 1970, such as datetime(2026, 1, 1).timestamp()",
         )
     if is_text(value):
         return
-    if not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
+    if not _is_number(value) or not abs(value) < MAX_NUMBER:
         raise SettingError(
             f"{name} must be compared with a text or a number below 2^63, got {value!a}",
             hint="use a shorter number or a text without NULs",
         )
+
+
+def _plain(value: Value | None) -> Value | None:
+    """Return the text of a subclass of `str`, such as a member of an enumeration, whose `str()` is
+    its name."""
+    return str.__str__(value) if isinstance(value, str) else value
+
+
+def _is_number(value: Value) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_field(name: str) -> None:

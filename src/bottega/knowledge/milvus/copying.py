@@ -44,8 +44,8 @@ class VectorCopy:
         position = self.position()
         if position and position == self._rows.read(FEED)[0]["last"]:
             return position
-        with self._rows.lock(COPY_LOCK, self._view) as is_free:
-            if is_free:
+        with self._rows.lock(COPY_LOCK, self._view) as is_held:
+            if is_held:
                 self._update()
         return self.position()
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 OLDEST_PGVECTOR = (0, 8)  # the first with iterative scans, which filters need
 HEADER = struct.Struct(">HH")  # dimension, unused
+# Read committed: each statement in `kb_try_write` must see rows committed before that statement.
 SESSION = (
     "SET default_transaction_isolation = 'read committed'; SET hnsw.iterative_scan = relaxed_order;"
     " SET hnsw.ef_search = 100"

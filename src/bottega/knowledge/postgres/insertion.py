@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from bottega._util.identity import question_digest
@@ -42,18 +43,19 @@ async def insert_examples(
     connection: Connection, namespace: str, rows: Sequence[ExampleRow], views: Sequence[int]
 ) -> InsertResult | None:
     """Insert the rows whose ids are new in the namespace, in order, and log the changes. `views`
-    are the numbers of the views that the vectors belong to. Return None, with nothing inserted, if
-    these are not the complete views or another transaction holds the writers' lock.
+    are the numbers of the views that the vectors belong to. If these are not all complete views of
+    the database, or if another transaction holds the writers' lock, insert nothing and return None.
+    Outside of a transaction, each batch of `MAX_STATEMENT_BYTES` is committed separately.
     """
     import asyncpg
 
-    statement = _statement(views)
+    statement = _statement(tuple(views))
     keys: dict[str, int] = {}
     last = 0
     for batch in _batches(rows):
         try:
             found = await connection.fetch(statement, namespace, *_values(batch))
-        except asyncpg.UndefinedTableError:  # of a view that was replaced
+        except asyncpg.UndefinedTableError:  # the table of a view that another process has replaced
             return None
         if not found[0]["allowed"]:
             return None
@@ -63,8 +65,9 @@ async def insert_examples(
     return InsertResult(keys, last)
 
 
-def _statement(views: Sequence[int]) -> str:
-    """Return the statement. Its parameters are the namespace and then those of `_values`."""
+@lru_cache(64)
+def _statement(views: tuple[int, ...]) -> str:
+    """Return the INSERT statement. Its parameters are the namespace and then those of `_values`."""
     types = [f"{TYPES.get(name, 'text')}[]" for name in ALL_COLUMNS]
     columns, count = ", ".join(ALL_COLUMNS), len(ALL_COLUMNS)
     images, shown, vectors = count + 2, count + 7, count + 11

@@ -35,7 +35,7 @@ class PostgresRows(PostgresViewRows):
 
     def __init__(self, url: str, namespace: str = "", *, create: bool = True) -> None:
         super().__init__(url, namespace, create=create)
-        # Names, fingerprints and dimensions of views, and their numbers.
+        # The views of the last insertion (name, fingerprint, dimension), and their numbers.
         self._claimed: tuple[tuple[tuple[str, str, int], ...], Sequence[int]] = ((), ())
 
     def put(
@@ -55,17 +55,17 @@ class PostgresRows(PostgresViewRows):
         rows = [ExampleRow(*row) for row in zip(examples, vectors, strict=True)]
         claimed, numbers = self._claimed
         if claimed == given and not (supersede or capacity or metadata_by_id):
-            count = self._put_at_once(rows, numbers)
+            count = self._put_in_one_statement(rows, numbers)
             if count is not None:
                 return count
 
         async def work(connection: Connection) -> int:
             numbers = await claim_views(connection, views)
-            wanted = rows
+            kept = rows
             if supersede:
                 pinned = await self._pinned_questions(connection, examples)
-                wanted = [row for row in rows if question_digest(row.example) not in pinned]
-            new = await insert_examples(connection, self.namespace, wanted, numbers)
+                kept = [row for row in rows if question_digest(row.example) not in pinned]
+            new = await insert_examples(connection, self.namespace, kept, numbers)
             assert new is not None  # this transaction holds the lock and has claimed the views
             self._claimed = given, numbers
             for id, metadata in (metadata_by_id or {}).items():
@@ -81,10 +81,13 @@ class PostgresRows(PostgresViewRows):
 
         return self.write(work)
 
-    def _put_at_once(self, rows: Sequence[ExampleRow], numbers: Sequence[int]) -> int | None:
-        """Store the rows in one statement, which is its own transaction and takes one round trip
-        instead of four. Return None if that is impossible: another process is writing or has
-        changed the views, or there are too many bytes."""
+    def _put_in_one_statement(
+        self, rows: Sequence[ExampleRow], numbers: Sequence[int]
+    ) -> int | None:
+        """Store the rows with one statement, which is its own transaction and takes one round trip
+        instead of four. Return the number of new rows. Return None and store nothing if another
+        process is writing or has changed the views, or if the rows exceed
+        `MAX_STATEMENT_BYTES`."""
         if sum(row.size for row in rows) > MAX_STATEMENT_BYTES:
             return None
 
@@ -93,7 +96,7 @@ class PostgresRows(PostgresViewRows):
                 return await insert_examples(connection, self.namespace, rows, numbers)
 
         new = self.run(insert)
-        if new is not None and new.keys and _is_prunable(len(new.keys), new.last_seq):
+        if new is not None and new.keys and _is_pruning_due(len(new.keys), new.last_seq):
             self.write(lambda connection: _prune(connection, len(new.keys), new.last_seq))
         return None if new is None else len(new.keys)
 
@@ -254,14 +257,15 @@ async def _set_metadata(connection: Connection, key: int, metadata: RowMetadata)
     )
 
 
-def _is_prunable(added: int, last: int) -> bool:
+def _is_pruning_due(added: int, last: int) -> bool:
+    """Return whether one of the last `2 * added` change numbers is a multiple of `CHECK_EVERY`."""
     return last % CHECK_EVERY < 2 * added
 
 
 async def _prune(connection: Connection, added: int, last: int) -> None:
     """Delete old log entries of deleted rows, as `eviction.prune` does. `last` is the number of the
     newest change."""
-    if not _is_prunable(added, last):
+    if not _is_pruning_due(added, last):
         return
     rows = await connection.fetchval("SELECT count(*) FROM kb_examples")
     before = last - max(KEPT_CHANGES, rows // KEPT_SHARE)

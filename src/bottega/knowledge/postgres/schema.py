@@ -73,8 +73,8 @@ TAG_INDEX = "CREATE INDEX kb_examples_by_tags ON kb_examples USING gin (tags jso
 # Writers hold this lock until their commit. Keys and change numbers are therefore in commit order,
 # and a reader of changes never sees an earlier number after a later one.
 WRITE_LOCK = 0x42747462
-# For an insertion in one statement. The lock and the comparison are separate statements here,
-# because a statement sees only rows that were committed before it began.
+# An insertion in one statement calls this function to take the lock and compare the views. These
+# are two statements, because a statement sees only rows that were committed before it began.
 TRY_WRITE = f"""
 CREATE FUNCTION kb_try_write(views bigint[]) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
     IF NOT pg_try_advisory_xact_lock({WRITE_LOCK}) THEN

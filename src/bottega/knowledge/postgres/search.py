@@ -186,14 +186,23 @@ class PostgresSearch:
         parameters: Parameters,
     ) -> list[SearchHit] | None:
         """Return the hits of the index, or None if all rows must be compared."""
-        half = f"halfvec({view.dimension})"
+        stored_vector = self._half_precision("vectors.vector", view)
+        query_vector = self._half_precision("$1::vector", view)
         nearest = (
-            f"(SELECT vectors.key, vectors.vector FROM {source} ORDER BY vectors.vector::{half}"
-            f" {self._operator} ($1::vector)::{half} LIMIT {CANDIDATE_FACTOR * k}) AS vectors"
+            f"(SELECT vectors.key, vectors.vector FROM {source}"
+            f" ORDER BY {stored_vector} {self._operator} {query_vector}"
+            f" LIMIT {CANDIDATE_FACTOR * k}) AS vectors"
         )
         hits = self._ranked(with_clause, nearest, CANDIDATE_FACTOR * k, parameters)
         # An index scan ends after `hnsw.max_scan_tuples` rows, even if further rows match.
         return hits[:k] if len(hits) == CANDIDATE_FACTOR * k else None
+
+    def _half_precision(self, vector: str, view: StoredView) -> str:
+        """Return the SQL expression of a vector in half precision. For cosines the vector is
+        normalized first, because the largest value of half precision is 65,504."""
+        if self._metric == "cosine":
+            vector = f"l2_normalize({vector})"
+        return f"({vector})::halfvec({view.dimension})"
 
     def _source(
         self,
@@ -304,21 +313,21 @@ class PostgresSearch:
     def _build_index(self, view: StoredView) -> None:
         """Build the index while searches and writes continue, unless another process builds it."""
         name, table = self._index_name(view), vectors_table(view.number)
-        half = f"halfvec({view.dimension})"
+        indexed = self._half_precision("vector", view)
 
         async def work(pool: PostgresPool) -> None:
             async with pool.connection(limited=False) as connection:
                 await connection.execute(f"DROP INDEX IF EXISTS {name}")  # of a failed build
                 await connection.execute(
                     f"CREATE INDEX CONCURRENTLY {name} ON {table}"
-                    f" USING hnsw ((vector::{half}) {self._operators})"
+                    f" USING hnsw (({indexed}) {self._operators})"
                 )
                 # Without statistics, the planner assumes few rows per namespace and reads all.
                 await connection.execute(f"ANALYZE {table}")
 
         try:
-            with self._rows.lock(BUILD_LOCK) as is_free:
-                if is_free:
+            with self._rows.lock(BUILD_LOCK) as is_held:
+                if is_held:
                     self._rows.run(work)
         except BottegaError as error:
             log.warning("the search index of %s was not built: %s", self._rows.name, error)
