@@ -38,7 +38,7 @@ class Work:
 
     number: int = 0
     fails: bool = False
-    breaks: bool = False
+    raises_unpicklable: bool = False
     kills: bool = False
     kills_once: Path | None = None
     waits: Path | None = None
@@ -51,8 +51,8 @@ class Done:
     built: int
 
 
-class TwoPartError(Exception):
-    """Error that cannot be unpickled, because it is built from two values and keeps one text."""
+class UnpicklableError(Exception):
+    """Error that cannot be unpickled: its constructor takes two values and `args` has one."""
 
     def __init__(self, name: str, state: str) -> None:
         super().__init__(f"{name} is {state}")
@@ -69,8 +69,8 @@ class CountingActor:
     async def __call__(self, work: Work) -> Done:
         if work.fails:
             raise EmbedderMismatchError("one", "another", hint=f"item {work.number}")
-        if work.breaks:
-            raise TwoPartError(f"item {work.number}", "broken")
+        if work.raises_unpicklable:
+            raise UnpicklableError(f"item {work.number}", "broken")
         if work.kills or (work.kills_once and not work.kills_once.exists()):
             if work.kills_once:
                 work.kills_once.touch()

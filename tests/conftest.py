@@ -42,7 +42,8 @@ settings.load_profile("unhurried")
 
 
 def pytest_collection_finish() -> None:
-    """Exempt libraries and collected tests from garbage collection, a tenth of the time."""
+    """Exempt libraries and collected tests from garbage collection, which takes a tenth of the
+    time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000)

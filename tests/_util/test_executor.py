@@ -123,8 +123,8 @@ async def test_error_that_cannot_be_pickled_keeps_its_text(
     ray_cluster: RayExecutor, tmp_path: Path
 ) -> None:
     workers = ray_cluster.start(CountingFactory(tmp_path), concurrency=1)
-    with pytest.raises(RuntimeError, match="TwoPartError: item 3 is broken"):
-        await workers(Work(3, breaks=True))
+    with pytest.raises(RuntimeError, match="UnpicklableError: item 3 is broken"):
+        await workers(Work(3, raises_unpicklable=True))
     await workers.aclose()
 
 

@@ -132,8 +132,8 @@ async def test_after_a_call_without_an_answer_others_fail_at_once(
                 await pool.fetch("SELECT n FROM numbers")
     finally:
         postgres.resume()
-    monkeypatch.setattr("bottega._util.postgres.SILENT_SECONDS", 0.0)
-    pool._silence.until = 0.001  # long ago
+    monkeypatch.setattr("bottega._util.postgres.BACKOFF_SECONDS", 0.0)
+    pool._backoff.until = 0.001  # long ago
     assert len(await pool.fetch("SELECT n FROM numbers")) == 1
     await pool.close()
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
+import random
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -32,10 +37,10 @@ def test_handles_share_a_connection(database: str, numbers: PostgresDatabase) ->
     first = pid(numbers)
     with closing(PostgresDatabase(database, NUMBERS)) as other:
         assert pid(other) == first
-    assert pid(numbers) == first  # until the last handle is closed
+    assert pid(numbers) == first  # connections are closed with the last handle
 
 
-def test_threads_use_connections_of_their_own(numbers: PostgresDatabase) -> None:
+def test_concurrent_threads_use_separate_connections(numbers: PostgresDatabase) -> None:
     def busy_pid(_: int) -> int:
         return int(numbers.read(f"{PID}, pg_sleep(0.05)")[0]["pid"])
 
@@ -46,11 +51,11 @@ def test_threads_use_connections_of_their_own(numbers: PostgresDatabase) -> None
 
 async def test_thread_with_a_running_loop_may_call(numbers: PostgresDatabase) -> None:
     assert pid(numbers) == pid(numbers)
-    with numbers.lock(7) as free:
-        assert free and numbers.read("SELECT 1 AS one")[0]["one"] == 1
+    with numbers.lock(7) as is_held:
+        assert is_held and numbers.read("SELECT 1 AS one")[0]["one"] == 1
 
 
-def test_lock_is_held_once(database: str, numbers: PostgresDatabase) -> None:
+def test_lock_is_exclusive(database: str, numbers: PostgresDatabase) -> None:
     with closing(PostgresDatabase(database, NUMBERS)) as other:
         with numbers.lock(3, 4) as first, other.lock(3, 4) as second, other.lock(3, 5) as third:
             assert (first, second, third) == (True, False, True)
@@ -74,12 +79,71 @@ def test_interrupted_connection_is_replaced(numbers: PostgresDatabase) -> None:
     assert numbers.read("SELECT * FROM numbers") == []
 
 
-def test_idle_connection_that_the_server_closed_is_not_used(
+def test_connection_closed_by_the_server_while_idle_is_not_used(
     postgres: PostgresServer, numbers: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a write would fail, since it must not be repeated."""
+    """Otherwise a write would fail, because writes are not repeated."""
     first = pid(numbers)
     monkeypatch.setattr(postgres_database, "IDLE_SECONDS", 0.0)
     postgres.execute(postgres.url(), f"SELECT pg_terminate_backend({first}, 5000)")
     numbers.run(lambda pool: pool.execute("INSERT INTO numbers VALUES (1)"))
     assert [row["n"] for row in numbers.read("SELECT n FROM numbers")] == [1]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="requires setitimer")
+def test_interrupts_at_any_moment_lose_nothing(numbers: PostgresDatabase) -> None:
+    """Python raises KeyboardInterrupt between any two instructions, also in callbacks of asyncpg,
+    which then hung or crashed the process."""
+    numbers.read(PID)
+    before, interrupted, written = signal.getsignal(signal.SIGALRM), 0, set[int]()
+    randomness = random.Random(0)
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        for number in range(300):
+            statement = f"INSERT INTO numbers VALUES ({number})"
+            try:
+                signal.setitimer(signal.ITIMER_REAL, randomness.uniform(0.0001, 0.002))
+                numbers.run(lambda pool, statement=statement: pool.execute(statement))  # type: ignore[misc]
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                written.add(number)
+            except KeyboardInterrupt:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted
+    assert written <= {row["n"] for row in numbers.read("SELECT n FROM numbers")}
+    with ThreadPoolExecutor(POOL_SIZE) as threads:  # no connection was lost
+        busy = threads.map(lambda _: numbers.read("SELECT pg_sleep(0.05)"), range(POOL_SIZE))
+        assert len(list(busy)) == POOL_SIZE
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="requires pthread_kill")
+def test_interrupt_of_a_helper_thread_ends_its_statement(numbers: PostgresDatabase) -> None:
+    async def interrupted() -> None:
+        main = threading.main_thread().ident
+        threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
+        numbers.read("SELECT pg_sleep(30)")
+
+    runner = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            runner.run_until_complete(interrupted())
+    finally:
+        runner.close()
+    assert numbers.read("SELECT 1 AS one")[0]["one"] == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="requires fork")
+def test_forked_process_has_connections_of_its_own(numbers: PostgresDatabase) -> None:
+    first = pid(numbers)
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: sending.send((pid(numbers), len(numbers.read("SELECT 1"))))
+    )
+    child.start()
+    child.join(20)
+    assert receiving.poll()
+    other, rows = receiving.recv()
+    assert (other != first, rows) == (True, 1)
+    assert pid(numbers) == first

@@ -28,7 +28,7 @@ SCHEMES = ("postgresql://", "postgres://")
 CONNECT_SECONDS = 10.0
 URL = "write postgresql://user@host:5432/database; in user and password, %2F for / and %40 for @"
 CANCEL_SECONDS = 2.0
-SILENT_SECONDS = 5.0
+BACKOFF_SECONDS = 5.0
 WAIT_SECONDS = 10.0  # for a free connection
 POOL_SIZE = 10
 MIGRATION_LOCK = 0x42747467  # "Bttg", an advisory lock of the database
@@ -86,21 +86,22 @@ class PostgresKind:
 
 
 @dataclass
-class Silence:
-    """Memory of a server that did not answer, which pools may share."""
+class Backoff:
+    """Period in which calls fail immediately because the server did not answer an earlier one.
+    Several pools of one database may share it."""
 
-    until: float = 0.0  # of `time.monotonic`
+    until: float = 0.0  # time.monotonic(); 0 if the last call was answered
 
     def begin(self) -> None:
-        self.until = time.monotonic() + SILENT_SECONDS
+        self.until = time.monotonic() + BACKOFF_SECONDS
 
 
 class PostgresPool:
     """Pool of connections for one event loop.
 
-    The first use connects and, with `migrates`, migrates the tables of `kind`; without `create`
-    they must exist. `setup` runs on each new connection, after the migration. A connection that is
-    used for longer than `answer_seconds` is closed, because the server may hang. With
+    The first use connects and, with `migrates`, migrates the tables of `kind`; without `create`,
+    the tables must exist. `setup` runs on each new connection, after the migration. A connection
+    that is used for longer than `answer_seconds` is closed, because the server may hang. With
     `resets=False`, which saves a round trip per use, callers must leave no session state. All
     methods raise `StoreError`, and `MissingDependencyError` without asyncpg.
     """
@@ -116,17 +117,17 @@ class PostgresPool:
         resets: bool = True,
         create: bool = True,
         migrates: bool = True,
-        silence: Silence | None = None,
+        backoff: Backoff | None = None,
     ) -> None:
         self.name = display_url(url)
         self._answer_seconds, self._resets, self._create = answer_seconds, resets, create
         self._url, self._kind, self._size, self._setup = url, kind, size, setup
         self._pool: Pool | None = None
-        # One idle connection skips the pool, whose acquire and release take half as long as a short
-        # statement.
+        # One idle connection stays acquired, because acquiring and releasing it takes half as long
+        # as a short statement.
         self._idle: Connection | None = None
         self._waiting = 0
-        self._migrates, self._silence = migrates, silence or Silence()
+        self._migrates, self._backoff = migrates, backoff or Backoff()
         self._opening = asyncio.Lock()
 
     @classmethod
@@ -145,9 +146,9 @@ class PostgresPool:
         """Yield a connection of the pool. Raises `StoreBusyError` if none is free in time or, with
         `limited`, if it is used for longer than `seconds` (default: `answer_seconds`).
 
-        After a call without an answer, calls raise immediately for `SILENT_SECONDS`. Then one call
+        After a call without an answer, calls raise immediately for `BACKOFF_SECONDS`. Then one call
         tries again."""
-        self._check_silent()
+        self._check_backoff()
         seconds = (seconds or self._answer_seconds) if limited else None
         pool = self._pool or await self._opened()
         with translated(self.name):
@@ -155,7 +156,7 @@ class PostgresPool:
             try:
                 async with asyncio.timeout(seconds):
                     yield connection
-                self._silence.until = 0.0
+                self._backoff.until = 0.0
                 is_kept = self._keeps(connection)
             except asyncio.CancelledError:
                 # The server may not answer: do not wait longer for the end of the statement.
@@ -163,7 +164,7 @@ class PostgresPool:
                     await pool.release(connection, timeout=CANCEL_SECONDS)
                 raise
             except TimeoutError as error:
-                self._silence.begin()
+                self._backoff.begin()
                 # Otherwise its release waits until the server has cancelled the statement.
                 connection.terminate()
                 raise StoreBusyError(
@@ -174,11 +175,11 @@ class PostgresPool:
                 if not is_kept:
                     await pool.release(connection)
 
-    def _check_silent(self) -> None:
-        if time.monotonic() < self._silence.until:
+    def _check_backoff(self) -> None:
+        if time.monotonic() < self._backoff.until:
             raise unavailable(self.name, "it did not answer an earlier call")
-        if self._silence.until:  # this call tries again, others raise
-            self._silence.begin()
+        if self._backoff.until:  # this call tries again, others raise
+            self._backoff.begin()
 
     async def _acquired(self, pool: Pool) -> Connection:
         idle, self._idle = self._idle, None
@@ -192,13 +193,14 @@ class PostgresPool:
         except TimeoutError as error:
             if pool.get_size() == self._size:
                 raise  # all connections are in use
-            self._silence.begin()
+            self._backoff.begin()
             raise unavailable(self.name, f"no answer in {seconds:g} s") from error
         finally:
             self._waiting -= 1
 
     def _keeps(self, connection: Connection) -> bool:
-        """Keep the connection idle, unless it must go back to the pool."""
+        """Keep the connection for the next use if possible. Return False if the caller must release
+        it."""
         if self._resets or self._idle or self._waiting or not _is_open(connection):
             return False
         self._idle = connection
@@ -215,7 +217,7 @@ class PostgresPool:
         try:
             return await self._fetch(statement, *values)
         except StoreUnavailableError:
-            if self._silence.until:
+            if self._backoff.until:
                 raise
             return await self._fetch(statement, *values)
 
@@ -226,9 +228,9 @@ class PostgresPool:
             return status
 
     async def close(self) -> None:
-        """Close all connections. Those in use have `WAIT_SECONDS` to finish, none if the server did
-        not answer an earlier call."""
-        if self._pool is None or self._silence.until:
+        """Close all connections. Those in use have `WAIT_SECONDS` to finish, or no time if the
+        server did not answer an earlier call."""
+        if self._pool is None or self._backoff.until:
             self.terminate()
             return
         with translated(self.name):
@@ -238,7 +240,7 @@ class PostgresPool:
                         await self._pool.release(self._idle)
                     await self._pool.close()
             except TimeoutError:
-                self._silence.begin()
+                self._backoff.begin()
                 self.terminate()
 
     def terminate(self) -> None:
@@ -276,7 +278,7 @@ class PostgresPool:
         try:
             return await asyncpg.connect(self._url, timeout=CONNECT_SECONDS)
         except TimeoutError as error:
-            self._silence.begin()
+            self._backoff.begin()
             raise unavailable(self.name, f"no answer in {CONNECT_SECONDS:g} s") from error
 
     async def _fetch(self, statement: str, *values: object) -> list[Record]:
@@ -291,7 +293,7 @@ def _is_open(connection: Connection) -> bool:
 
     try:
         return not connection.is_closed()
-    except asyncpg.InterfaceError:  # it was lost, and the pool has dropped it
+    except asyncpg.InterfaceError:  # the connection was lost and the pool has released it
         return False
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AsyncExitStack, contextmanager
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bottega._util import postgres
-from bottega._util.postgres import PostgresKind, PostgresPool, Setup, Silence
+from bottega._util.interrupts import DeferredInterrupt, deferred_interrupts
+from bottega._util.postgres import Backoff, PostgresKind, PostgresPool, Setup
 from bottega._util.postgres_errors import translated
 from bottega.errors import StoreError
 
@@ -25,50 +27,65 @@ Result = TypeVar("Result")
 PoolWork = Callable[[PostgresPool], Coroutine[Any, Any, Result]]
 
 IDLE_SECONDS = 1.0
-# Threads for callers whose own thread runs an event loop, such as a notebook's.
-_HELPERS = ThreadPoolExecutor(postgres.POOL_SIZE, "bottega-postgres")
+
+
+def _helper_threads() -> ThreadPoolExecutor:
+    """Return threads for callers whose own thread runs an event loop, such as a notebook's."""
+    return ThreadPoolExecutor(postgres.POOL_SIZE, "bottega-postgres")
+
+
+_HELPER_THREADS = _helper_threads()
 
 
 class _Session:
-    """Connection with an event loop that its user runs, one thread at a time. A loop in a thread of
-    its own would cost two changes of threads per statement, as long as a short statement takes."""
+    """Connection with an event loop that the calling thread runs, one thread at a time. A loop in
+    its own thread would cost two thread switches per statement, which take as long as a short
+    statement."""
 
     def __init__(self, pool: PostgresPool) -> None:
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._loop = self._runner.get_loop()
+        self._loop = asyncio.new_event_loop()
         self._pool = pool
         self._used = time.monotonic()
         self.interrupted = False
 
-    def run(self, work: PoolWork[Result]) -> Result:
+    def run(self, work: PoolWork[Result], interrupt: DeferredInterrupt) -> Result:
+        """Run `work`. Raises `CancelledError` after an interrupt."""
         if time.monotonic() - self._used > IDLE_SECONDS:
-            self._loop.run_until_complete(_notice_lost_connections())
+            self._loop.run_until_complete(_detect_lost_connections())
         task = self._loop.create_task(work(self._pool))
+        interrupt.on_cancel(lambda: self._loop.call_soon_threadsafe(task.cancel))
         try:
             return self._loop.run_until_complete(task)
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException:
+            # A signal handler of the program may have raised it, and callbacks may be lost.
+            self.interrupted = True
+            raise
         finally:
-            # An exception that is not the task's, such as KeyboardInterrupt, may have lost
-            # callbacks of the loop.
-            self.interrupted |= not task.done()
+            interrupt.on_cancel(lambda: None)
             self._used = time.monotonic()
 
     def close(self) -> None:
         if self.interrupted:
             self._pool.terminate()
+            # One iteration, which closes the socket. Tasks may wait forever for lost callbacks.
+            self._loop.call_soon(self._loop.stop)
+            self._loop.run_forever()
         else:
             self._loop.run_until_complete(self._pool.close())
-        self._runner.close()
+        self._loop.close()
 
 
-async def _notice_lost_connections() -> None:
-    """Let the loop process a connection that the server has closed. That takes three iterations:
-    start this coroutine, read the end of the stream, notify the connection."""
+async def _detect_lost_connections() -> None:
+    """Let the loop process the end of a connection that the server has closed. That takes three
+    iterations: start this coroutine, read the end of the stream, notify the connection."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
-class _Sessions:
-    """Idle sessions of one database, at most `POOL_SIZE` with those in use."""
+class _SessionPool:
+    """Pool of the sessions of one database: at most `POOL_SIZE`, both idle and in use."""
 
     def __init__(self, new_pool: Callable[[bool], PostgresPool]) -> None:
         self.users = 0
@@ -78,20 +95,22 @@ class _Sessions:
         self._closed = False
 
     @contextmanager
-    def one(self, name: str) -> Iterator[_Session]:
-        """Yield a session that no other thread uses."""
+    def session(self, name: str) -> Iterator[_Session]:
+        """Yield a session that no other thread uses. Raises `StoreBusyError` if none is free in
+        time. `name` is the name of the database in errors."""
         if not self._free.acquire(timeout=postgres.WAIT_SECONDS):
             with translated(name):
                 raise TimeoutError
         try:
-            # An open handle goes on if a newer version has migrated the tables.
-            session = self._taken() or _Session(self._new_pool(not self._migrated))
+            # Do not check the version again: open handles continue after a newer version of the
+            # package has migrated the tables.
+            session = self._pop_idle() or _Session(self._new_pool(not self._migrated))
             try:
                 yield session
                 self._migrated = True
             finally:
                 if session.interrupted:
-                    _outside_loops(session.close)
+                    session.close()
                 else:
                     self._idle.append(session)
                     if self._closed:
@@ -100,31 +119,50 @@ class _Sessions:
             self._free.release()
 
     def close(self) -> None:
-        """Close the idle sessions, and the others after their use."""
+        """Close the idle sessions now and the others after their use."""
         self._closed = True
-        while (session := self._taken()) is not None:
-            _outside_loops(session.close)
+        while (session := self._pop_idle()) is not None:
+            _run_outside_loop(session.close, DeferredInterrupt())
 
-    def _taken(self) -> _Session | None:
+    def forget(self) -> None:
+        """Start without sessions in a forked process. Those of its parent stay open there, so they
+        must neither be closed nor collected here."""
+        _PARENT_SESSIONS.extend(self._idle)
+        self._idle, self._free = [], BoundedSemaphore(postgres.POOL_SIZE)
+
+    def _pop_idle(self) -> _Session | None:
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
 
-_SESSIONS: dict[tuple[str, str, bool], _Sessions] = {}  # by URL, kind and `create`
-_SESSIONS_LOCK = Lock()
+_PARENT_SESSIONS: list[_Session] = []
+_SESSION_POOLS: dict[tuple[str, str, bool], _SessionPool] = {}  # by URL, kind, `create`
+_SESSION_POOLS_LOCK = Lock()
 
 
 @atexit.register
 def _close_all() -> None:
-    for sessions in _SESSIONS.values():
-        sessions.close()
+    for pool in _SESSION_POOLS.values():
+        pool.close()
+
+
+def _start_again() -> None:
+    """Replace what a forked process must not share with its parent."""
+    global _HELPER_THREADS, _SESSION_POOLS_LOCK
+    _HELPER_THREADS, _SESSION_POOLS_LOCK = _helper_threads(), Lock()
+    for pool in _SESSION_POOLS.values():
+        pool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_again)
 
 
 class PostgresDatabase:
-    """Handle for blocking callers to the tables of one kind. All handles of this process with the
-    same URL share their connections. The options are those of `PostgresPool`."""
+    """Handle for blocking callers to the tables of one kind. Handles of this process with the same
+    URL, kind and `create` share connections. The options are those of `PostgresPool`."""
 
     def __init__(
         self,
@@ -138,7 +176,7 @@ class PostgresDatabase:
         self.name = postgres.display_url(url)
         self._key = (url, kind.name, create)
         self._closed = False
-        silence = Silence()
+        backoff = Backoff()
 
         def new_pool(migrates: bool) -> PostgresPool:
             return PostgresPool(
@@ -149,44 +187,44 @@ class PostgresDatabase:
                 resets=False,
                 create=create,
                 migrates=migrates,
-                silence=silence,
+                backoff=backoff,
             )
 
-        with _SESSIONS_LOCK:
-            self._sessions = _SESSIONS.setdefault(self._key, _Sessions(new_pool))
+        with _SESSION_POOLS_LOCK:
+            self._sessions = _SESSION_POOLS.setdefault(self._key, _SessionPool(new_pool))
             self._sessions.users += 1
 
     def run(self, work: PoolWork[Result]) -> Result:
-        """Run a coroutine with a pool of one connection, and return its result."""
-        with self._sessions.one(self.name) as session:
-            return _outside_loops(lambda: session.run(work))
+        """Run `work` with a pool of one connection, and return its result."""
+        with deferred_interrupts() as interrupt, self._sessions.session(self.name) as session:
+            return _run_outside_loop(lambda: session.run(work, interrupt), interrupt)
 
     def read(self, statement: str, *values: object) -> list[Record]:
         return self.run(lambda pool: pool.fetch(statement, *values))
 
     @contextmanager
     def lock(self, *numbers: int) -> Iterator[bool]:
-        """Try to take the advisory lock of one or two numbers, which ends with its connection.
-        Yield whether it is held."""
+        """Try to take the advisory lock with this key (one or two integers). Yield whether it was
+        taken. The server releases it if the connection is lost."""
         stack = AsyncExitStack()
         values = ", ".join(map(str, numbers))
 
         async def take(pool: PostgresPool) -> bool:
             connection = await stack.enter_async_context(pool.connection(limited=False))
-            free: bool = await connection.fetchval(f"SELECT pg_try_advisory_lock({values})")
-            if free:
+            is_held: bool = await connection.fetchval(f"SELECT pg_try_advisory_lock({values})")
+            if is_held:
                 stack.push_async_callback(
                     connection.execute, f"SELECT pg_advisory_unlock({values})"
                 )
-            return free
+            return is_held
 
-        with self._sessions.one(self.name) as session:
+        with self._sessions.session(self.name) as session:
             try:
-                yield _outside_loops(lambda: session.run(take))
+                yield _run(session, take)
             finally:
                 try:
-                    if not session.interrupted:  # else its connection is closed, with the lock
-                        _outside_loops(lambda: session.run(lambda _: stack.aclose()))
+                    if not session.interrupted:  # else closing its connection releases it
+                        _run(session, lambda _: stack.aclose())
                 except StoreError as error:
                     log.warning("a lock of %s ended early: %s", self.name, error)
 
@@ -195,18 +233,30 @@ class PostgresDatabase:
         if self._closed:
             return
         self._closed = True
-        with _SESSIONS_LOCK:
+        with _SESSION_POOLS_LOCK:
             self._sessions.users -= 1
             if self._sessions.users:
                 return
-            del _SESSIONS[self._key]
+            del _SESSION_POOLS[self._key]
         self._sessions.close()
 
 
-def _outside_loops(work: Callable[[], Result]) -> Result:
-    """Call in this thread or, if an event loop runs in it, in another one."""
+def _run(session: _Session, work: PoolWork[Result]) -> Result:
+    with deferred_interrupts() as interrupt:
+        return _run_outside_loop(lambda: session.run(work, interrupt), interrupt)
+
+
+def _run_outside_loop(work: Callable[[], Result], interrupt: DeferredInterrupt) -> Result:
+    """Call `work` in this thread or, if an event loop is running in it, in a helper thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
-    return _HELPERS.submit(work).result()
+    called = _HELPER_THREADS.submit(work)
+    try:
+        return called.result()
+    except BaseException:
+        # A signal handler of the program may have raised it, while the session is still in use.
+        interrupt.cancel()
+        wait([called])
+        raise

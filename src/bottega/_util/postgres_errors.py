@@ -76,6 +76,11 @@ def _translation(error: Exception, name: str) -> StoreError:
                 hint="connect as the owner of the tables, or grant this user CREATE on the schema"
                 " to create them, or ALL on existing tables and sequences",
             )
+        case "22003" if "halfvec" in text:
+            return StoreError(
+                f"{name} cannot index a vector with absolute values above 65,504",
+                hint="use metric='cosine', or an embedder with smaller values",
+            )
         case "25006":
             return StoreReadOnlyError(
                 f"{name} is read-only, for example a replica",

@@ -165,7 +165,7 @@ class _ActorProcess:
 
 
 def _picklable(error: Exception) -> Exception:
-    """Return the error, or a RuntimeError with its text if another process cannot read it."""
+    """Return the error, or a `RuntimeError` with its text if it cannot be pickled and unpickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # pickle raises many types

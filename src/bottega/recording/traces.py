@@ -180,7 +180,7 @@ class TraceStore:
         usage, body = kept.usage, json_text(kept)
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         cost = trace.cost_usd
-        if cost is not None and not math.isfinite(cost):  # PostgreSQL would add NaN to all sums
+        if cost is not None and not math.isfinite(cost):  # a NaN would make all sums NaN
             cost = None
         row = (trace.id, trace.time, *tokens, trace.seconds, cost, body)
         self._tables.execute(INSERT, *row)
