@@ -26,6 +26,15 @@ FULL: dict[str, Any] = {
     "valkey": {"enabled": True},
     "autoscaling": {"enabled": True},
     "database": {"url": 'postgresql://bottega:a"b@db/bottega'},
+    "image": {"pullSecrets": [{"name": "registry"}]},
+    "podAnnotations": {"prometheus.io/scrape": "true"},
+    "ingress": {"enabled": True},
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [{"key": "models", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "extraEnv": [{"name": "PGSSLROOTCERT", "value": "/ca/ca.crt"}],
+    "extraVolumes": [{"name": "ca", "secret": {"secretName": "ca"}}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
 }
 
 
@@ -65,6 +74,9 @@ def test_the_chart_renders_its_objects() -> None:
     full = render(CHART, "try", **FULL)
     kinds = [one["kind"] for one in full]
     assert {*kinds} >= {"Secret", "HorizontalPodAutoscaler"} and kinds.count("Deployment") == 2
+    assert pod_of(full)["imagePullSecrets"] == [{"name": "registry"}]
+    annotations = of_kind(full, "Deployment")["spec"]["template"]["metadata"]["annotations"]
+    assert {*annotations} == {"checksum/config", "prometheus.io/scrape"}
     assert (
         of_kind(full, "Secret", "bottega-database")["stringData"]["url"]
         == (FULL["database"]["url"])
@@ -79,12 +91,22 @@ def test_the_chart_configures_shared_state() -> None:
     config, gateway = chart_config(full), pod_of(full)["containers"][0]
     given = {one["name"]: one for one in gateway["env"]}
     shared = {config.state.database_env, config.state.redis_env}
-    assert {*given} == {*shared, "BOTTEGA_DATA"}
+    assert {*given} == {*shared, "BOTTEGA_DATA", "PGSSLROOTCERT"}
     assert (given["BOTTEGA_DATA"]["value"], config.gateway.data) == ("", Path("/data"))
     host = of_kind(full, "Service", "try-valkey")["metadata"]["name"]
     assert given["BOTTEGA_REDIS"]["value"] == f"redis://{host}:6379/0"
     secret = given["BOTTEGA_DATABASE"]["valueFrom"]["secretKeyRef"]
     assert secret["key"] in of_kind(full, "Secret", secret["name"])["stringData"]
+
+
+def test_the_chart_accepts_a_redis_server_of_its_users() -> None:
+    objects = render(CHART, "try", redis={"secret": "cache"})
+    assert chart_config(objects).state.redis_env == "BOTTEGA_REDIS"
+    [given] = [
+        one for one in pod_of(objects)["containers"][0]["env"] if one["name"] == "BOTTEGA_REDIS"
+    ]
+    assert given["valueFrom"]["secretKeyRef"] == {"name": "cache", "key": "url"}
+    assert not any(one["metadata"]["name"] == "try-valkey" for one in objects)
 
 
 def test_a_pod_outlives_its_drain() -> None:
@@ -103,6 +125,22 @@ def test_the_chart_selects_its_own_pods() -> None:
         assert of_kind(full, "Service", name)["spec"]["selector"] == labels
     budget = of_kind(full, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
     assert budget == of_kind(full, "Service")["spec"]["selector"]
+
+
+def test_the_ingress_fits_the_gateway() -> None:
+    full = render(CHART, "try", **FULL)
+    ingress, config = of_kind(full, "Ingress"), chart_config(full)
+    [path] = ingress["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"]["name"] == of_kind(full, "Service")["metadata"]["name"]
+    prefix = "nginx.ingress.kubernetes.io/"
+    settings = {
+        name.removeprefix(prefix): one for name, one in ingress["metadata"]["annotations"].items()
+    }
+    assert settings["proxy-buffering"] == settings["proxy-request-buffering"] == "off"
+    assert int(settings["proxy-body-size"].removesuffix("m")) > config.limits.body_mb
+    longest = max(tier.timeout * (1 + tier.retries) for tier in config.tiers)
+    assert int(settings["proxy-read-timeout"]) > longest
+    assert "non_idempotent" not in settings["proxy-next-upstream"]
 
 
 def test_probes_and_memory_of_the_chart_fit() -> None:
