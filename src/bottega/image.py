@@ -188,8 +188,8 @@ class Image:
         return other
 
     def check(self) -> None:
-        """Raise `ImageError` if the body is damaged. An image that was decoded is not decoded
-        again."""
+        """Raise `ImageError` if the body is damaged. An image that has been decoded once is not
+        decoded again."""
         if "_checked" not in self.__dict__:
             self._decode(CHECKED_SIDE)
 

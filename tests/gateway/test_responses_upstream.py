@@ -14,7 +14,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from bottega.gateway.ports import Reply, RequestRecord
-from bottega.gateway.responses import ResponsesEndpoint
+from bottega.gateway.responses import responses_endpoint
 from bottega.openai_api.streams import DONE_EVENT, to_event
 from tests import server as doubles
 from tests.gateway.harness import Harness, client, harness
@@ -358,7 +358,7 @@ async def test_disconnect_between_events_closes_the_upstream_stream() -> None:
     async def body() -> bytes:
         return b'{"model": "m", "input": "hi", "stream": true}'
 
-    reply = await ResponsesEndpoint(chat).answer(RequestRecord("req_1"), {}, body)
+    reply = await responses_endpoint(chat).answer(RequestRecord("req_1"), {}, body)
     assert reply.events is not None
     await anext(reply.events)
     await reply.events.aclose()

@@ -132,8 +132,9 @@ class Bill:
     estimates: TokenEstimates
 
     async def reserve(self, call: UpstreamCall) -> None:
-        """Reserve the expected cost of the call. Raises `BudgetError` if it does not fit."""
-        if self.record.hold is not None:
+        """Reserve the largest expected cost of the call, unless it is free. Raises `BudgetError` if
+        the cost exceeds the rest of the budget."""
+        if self.record.hold is not None and not self.is_free(call):
             longest = min(
                 self.estimates.longest(call.model), MAX_LONGEST_FACTOR * call.served.output_tokens
             )

@@ -135,7 +135,7 @@ class Gateway:
         body: Callable[[], Awaitable[bytes]],
     ) -> Reply:
         # Before the body is read: a client without a valid key must not fill the memory.
-        await self._admit(record, headers)
+        await self.admit(record, headers)
         raw = await body()
         given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
         options = (f"{name}={value}" for name, value in sorted(given.items()))
@@ -215,7 +215,8 @@ class Gateway:
         tiers = self.models.items()
         return [id for id, tier in tiers if not tier or self.access.may_choose(account, tier)]
 
-    async def _admit(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
+    async def admit(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
+        """Check the key and its limits. Raises `ApiError`."""
         account = self.check_key(headers)
         record.account, record.namespace = account, account.namespace
         CLIENT.set(account.id)  # of this task only: fair turns in the decode budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
 from bottega.pipeline import Pipeline
-from bottega.protocols import Prompter, Tier
+from bottega.protocols import Prompter, Tier, Vectors
 from bottega.routing import ShadowSampler
 from bottega.types import Candidate, Example, Prompt, Query, Usage
 
@@ -126,7 +126,8 @@ class Tenant:
     examples; without a `keeper` none do. `shadow` measures the benefit of demonstrations, also
     where the gate of `pipeline` hides them: `ungated` shows them. `charge` is called with the cost
     of measurements, for a router that holds a budget. `best` returns the similarity of the nearest
-    example found for a query, shown or not; `example` reads a stored one by its id, and blocks."""
+    example found for a query, shown or not; `example` reads a stored one by its id, and `embed`
+    returns the vectors of queries by the embedder of the cache; both block."""
 
     pipeline: Pipeline
     keeper: Keeper | None = None
@@ -136,6 +137,7 @@ class Tenant:
     charge: Callable[[float], None] | None = None
     best: Callable[[Query], float | None] = lambda query: None
     example: Callable[[str], Example | None] = lambda id: None
+    embed: Callable[[Sequence[Query]], Vectors] | None = None
 
 
 class Tenants(Protocol):

@@ -70,9 +70,10 @@ def _is_local(host: str, allowed: Collection[str]) -> bool:
 
 
 def bearer_token(headers: Mapping[str, str]) -> str:
-    """Return the key in the Authorization header, empty without one."""
+    """Return the key in the Authorization header or, as Anthropic's clients send it, in x-api-key;
+    empty without one."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
 def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
@@ -157,9 +158,12 @@ class Limits(BodyLimits):
         Of duplicate names the last one counts, here and upstream: the body that is sent on is
         written from the parsed one.
         """
+        return parse_request(self.parse(raw), self)
+
+    def parse(self, raw: bytes) -> object:
         self.check_size(len(raw))
         try:
-            body = orjson.loads(raw)
+            return orjson.loads(raw)
         except orjson.JSONDecodeError as error:
             raise ApiError(
                 f"We could not parse the JSON body of your request: {error}.",
@@ -167,7 +171,6 @@ class Limits(BodyLimits):
                 code="invalid_json",
                 hint="send one JSON object in UTF-8, without NaN or Infinity",
             ) from error
-        return parse_request(body, self)
 
     def read_image(self, url: str, param: str) -> Image:
         """Return the image of a data URL, whose size `read` has checked. Blocks: decodes. Raises

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from bottega.gateway.ports import Answer, Reply, RequestRecord
+from bottega.gateway.ports import Answer, RequestRecord
 from bottega.gateway.responses_input import (
     ChatTranslation,
     translate,
 )
-from bottega.openai_api.errors import ApiError
+from bottega.gateway.translation import (
+    FieldNames,
+    TranslatedEndpoint,
+    call_arguments,
+    object_field,
+)
 from bottega.openai_api.response import joined_text, parse_usage
-from bottega.openai_api.streams import DONE_EVENT
 
 Item = dict[str, object]
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -37,7 +40,7 @@ class ResponseTemplate:
 
     def reply(self, model: str, status: str, output: list[Item], **more: object) -> Item:
         given = self.request.given
-        text, reasoning = _object(given, "text"), _object(given, "reasoning")
+        text, reasoning = object_field(given, "text"), object_field(given, "reasoning")
         return {
             "id": f"resp_{self.key}",
             "object": "response",
@@ -134,9 +137,9 @@ def _response_body(payload: bytes, template: ResponseTemplate) -> bytes:
     if (parts := _text_parts(message)) or not calls:
         output.append(_Message(template.key, 0, parts or {"output_text": ""}).item(status))
     for call in calls:
-        function = _object(call, "function")
+        function = object_field(call, "function")
         item = _Call(template.key, len(output), call.get("id"), function.get("name"))
-        item.arguments = _arguments(function.get("arguments"))
+        item.arguments = call_arguments(function.get("arguments"))
         output.append(item.item(status))
     model, usage = completion.get("model"), completion.get("usage")
     return orjson.dumps(template.ended(str(model), finish, output, usage))
@@ -147,18 +150,11 @@ def _incomplete_reason(finish: object) -> str | None:
     return INCOMPLETE_REASONS.get(finish) if isinstance(finish, str) else None
 
 
-def _arguments(value: object) -> str:
-    """Return the arguments of a call as text; some servers send an object."""
-    if isinstance(value, str):
-        return value
-    return "" if value is None else orjson.dumps(value).decode()
-
-
 def _usage(usage: object) -> Item | None:
     if not isinstance(usage, dict):
         return None
     counts = parse_usage({"usage": usage})
-    thought = _object(usage, "completion_tokens_details").get("reasoning_tokens")
+    thought = object_field(usage, "completion_tokens_details").get("reasoning_tokens")
     return {
         "input_tokens": counts.prompt_tokens,
         "input_tokens_details": {"cached_tokens": counts.cached_tokens, "cache_write_tokens": 0},
@@ -177,11 +173,6 @@ def _text_parts(message: dict[str, Any]) -> dict[str, str]:
     if isinstance(refused, str) and refused and refused != text:
         parts["refusal"] = refused
     return parts
-
-
-def _object(found: Mapping[str, object], name: str) -> Mapping[str, object]:
-    value = found.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 class ResponseEvents:
@@ -274,14 +265,14 @@ class ResponseEvents:
         # Servers that do not stream calls in pieces may omit the index.
         keys = [delta.get("index"), delta.get("id")]
         key = next((one for one in keys if isinstance(one, int | str) and one != ""), None)
-        function = _object(delta, "function")
+        function = object_field(delta, "function")
         started = self._calls.get(key)
         call = started or _Call(self._template.key, len(self._items), delta.get("id"))
         call.name = function.get("name") or call.name
         if started is None:
             self._calls[key] = call
             yield self._added(call)
-        if piece := _arguments(function.get("arguments")):
+        if piece := call_arguments(function.get("arguments")):
             call.arguments += piece
             at = _at(call)
             yield self._event("response.function_call_arguments.delta", **at, delta=piece)
@@ -323,7 +314,6 @@ def _part(kind: str, text: str) -> Item:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")
 NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
@@ -332,86 +322,18 @@ NAMES = {
     "verbosity": "text.verbosity",
     ".image_url.url": ".image_url",
 }
-NAME_PATTERN = re.compile("|".join(map(re.escape, NAMES)))
 
 
-@dataclass(frozen=True)
-class ResponsesEndpoint:
-    """Handler of the Responses API on top of `chat`, the handler of chat completions."""
-
-    chat: Answer
-
-    async def answer(
-        self,
-        record: RequestRecord,
-        headers: Mapping[str, str],
-        body: Callable[[], Awaitable[bytes]],
-    ) -> Reply:
-        # The chat handler reads the body only after it has checked the key.
-        translated: list[ChatTranslation] = []
-
-        async def chat_body() -> bytes:
-            raw = await body()
-            try:
-                given = orjson.loads(raw)
-            except orjson.JSONDecodeError:
-                return raw  # the chat handler reports the error
-            if not isinstance(given, dict):
-                return raw
-            translated.append(translate(given))
-            try:
-                return orjson.dumps(translated[0].body)
-            except orjson.JSONEncodeError as error:  # orjson parses deeper nesting than it encodes
-                message = "the request has brackets nested too deeply"
-                raise ApiError(message, code="limit_exceeded", hint="send less") from error
-
-        try:
-            reply = await self.chat(record, headers, chat_body)
-        except ApiError as error:
-            raise _to_responses_error(error, translated[0].origins if translated else ()) from error
-        template = ResponseTemplate(record.request_id.removeprefix("req_"), translated[0])
-        if reply.events is None:
-            return replace(reply, payload=_response_body(reply.payload, template))
-        events = ResponseEvents(template, record.model)
-        return replace(reply, events=_translate(reply.events, events))
-
-
-def _to_responses_error(error: ApiError, origins: Sequence[str]) -> ApiError:
-    """Return an error about the chat body with the field names of the Responses request."""
-
-    def origin(found: re.Match[str]) -> str:
-        number = int(found[1])
-        return origins[number] if number < len(origins) else "input"
-
-    message, param = str(error), error.param
-    if param is not None:
-        param = NAME_PATTERN.sub(lambda found: NAMES[found[0]], MESSAGE.sub(origin, param))
-        message = message.replace(error.param or param, param)
-    return ApiError(
-        message,
-        status=error.status,
-        type=error.type,
-        code=error.code,
-        param=param,
-        headers=error.headers,
-        hint=error.hint.replace("chat-completions reference", "Responses reference"),
+def responses_endpoint(chat: Answer) -> TranslatedEndpoint[ChatTranslation]:
+    """Return the handler of the Responses API on top of `chat`, that of chat completions."""
+    return TranslatedEndpoint(
+        chat,
+        translate,
+        lambda payload, record, request: _response_body(payload, _template(record, request)),
+        lambda record, request: ResponseEvents(_template(record, request), record.model),
+        FieldNames(NAMES, "input", "Responses reference"),
     )
 
 
-async def _translate(
-    chunks: AsyncGenerator[bytes], events: ResponseEvents
-) -> AsyncGenerator[bytes]:
-    try:
-        async for chunk in chunks:
-            if chunk == DONE_EVENT:
-                for event in events.end():
-                    yield event
-            elif chunk.startswith(b":"):  # a comment
-                yield chunk
-            else:
-                data = orjson.loads(chunk.removeprefix(b"data: "))
-                failed = isinstance(data.get("error"), dict)
-                for event in events.fail(data["error"]) if failed else events.take(data):
-                    yield event
-    finally:
-        await chunks.aclose()
+def _template(record: RequestRecord, request: ChatTranslation) -> ResponseTemplate:
+    return ResponseTemplate(record.request_id.removeprefix("req_"), request)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar, cast
+from typing import NoReturn, cast
 
+from bottega.gateway.translation import optional_field, text_field, type_name, typed, unsupported
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import JSON_NAMES, require, wrong_type
+from bottega.openai_api.fields import require, wrong_type
 from bottega.openai_api.request import Body
 
 MODES = ("auto", "required")
@@ -18,23 +19,22 @@ CHOICES = ("none", *MODES)
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 SCHEMA_FIELDS = ("type", "name", "description", "schema", "strict")
 OBJECTS = "an array of objects"
-Kind = TypeVar("Kind")
 
 
 def _functions(tools: object) -> list[Body]:
     """Return the supported fields of each function. Raises `ApiError` for tools that run on
     OpenAI's servers."""
     functions: list[Body] = []
-    given = [] if tools is None else _typed(tools, list, "tools", OBJECTS)
+    given = [] if tools is None else typed(tools, list, "tools", OBJECTS)
     for number, tool in enumerate(given):
         where = f"tools[{number}]"
-        require(_typed(tool, dict, where), "type", where)
+        require(typed(tool, dict, where), "type", where)
         if tool["type"] != "function":
             _reject_tool(tool["type"], f"{where}.type")
-        _text(tool, "name", where)
-        _optional(tool, "description", str, where)
-        _optional(tool, "parameters", dict, where)
-        _optional(tool, "strict", bool, where)
+        text_field(tool, "name", where)
+        optional_field(tool, "description", str, where)
+        optional_field(tool, "parameters", dict, where)
+        optional_field(tool, "strict", bool, where)
         fields = {name: tool[name] for name in FUNCTION_FIELDS if tool.get(name) is not None}
         functions.append({"type": "function", **fields})
     return functions
@@ -44,7 +44,7 @@ def _tool_choice(choice: object) -> object:
     """Return the checked choice, without unknown fields."""
     if choice is None or choice in CHOICES:
         return choice
-    given = _typed(choice, dict, "tool_choice", f"an object or one of {', '.join(CHOICES)}")
+    given = typed(choice, dict, "tool_choice", f"an object or one of {', '.join(CHOICES)}")
     match given.get("type"):
         case "function":
             return _function_name(given, "tool_choice")
@@ -52,17 +52,17 @@ def _tool_choice(choice: object) -> object:
             mode, tools = given.get("mode"), given.get("tools")
             if mode not in MODES:
                 wrong_type("tool_choice.mode", f"one of {', '.join(MODES)}", mode)
-            chosen = enumerate(_typed(tools, list, "tool_choice.tools", OBJECTS))
+            chosen = enumerate(typed(tools, list, "tool_choice.tools", OBJECTS))
             named = [_function_name(one, f"tool_choice.tools[{i}]") for i, one in chosen]
             return {"type": "allowed_tools", "mode": mode, "tools": named}
     return _reject_tool(given.get("type"), "tool_choice.type")
 
 
 def _function_name(choice: object, where: str) -> Body:
-    given = _typed(choice, dict, where)
+    given = typed(choice, dict, where)
     if given.get("type") != "function":
         _reject_tool(given.get("type"), f"{where}.type")
-    return {"type": "function", "name": _text(given, "name", where)}
+    return {"type": "function", "name": text_field(given, "name", where)}
 
 
 def _chat_tool_choice(choice: object) -> object:
@@ -83,48 +83,23 @@ def _nested(fields: Body, name: str) -> Body:
 def _response_format(given: object) -> Body:
     if given is None:
         return {"type": "text"}
-    format_ = _typed(given, dict, "text.format")
+    format_ = typed(given, dict, "text.format")
     match format_.get("type"):
         case "text" | "json_object" as plain:
             return {"type": plain}
         case "json_schema":
-            _text(format_, "name", "text.format")
-            _typed(format_.get("schema"), dict, "text.format.schema")
-            _optional(format_, "description", str, "text.format")
-            _optional(format_, "strict", bool, "text.format")
+            text_field(format_, "name", "text.format")
+            typed(format_.get("schema"), dict, "text.format.schema")
+            optional_field(format_, "description", str, "text.format")
+            optional_field(format_, "strict", bool, "text.format")
             return {name: format_[name] for name in SCHEMA_FIELDS if format_.get(name) is not None}
     expected = "one of text, json_object, json_schema"
     return wrong_type("text.format.type", expected, format_.get("type"))
 
 
-def _typed(value: object, kind: type[Kind], where: str, expected: str = "") -> Kind:
-    if not isinstance(value, kind):
-        wrong_type(where, expected or JSON_NAMES[kind], value)
-    return value
-
-
-def _text(given: Body, name: str, where: str) -> str:
-    require(given, name, where)
-    return _typed(given[name], str, f"{where}.{name}")
-
-
-def _optional(given: Body, name: str, kind: type[Kind], where: str = "") -> Kind | None:
-    value = given.get(name)
-    return None if value is None else _typed(value, kind, f"{where}.{name}" if where else name)
-
-
-def _unsupported(message: str, param: str, hint: str) -> ApiError:
-    return ApiError(message, code="unsupported_parameter", param=param, hint=hint)
-
-
-def _type_name(kind: object) -> str:
-    """Return the name of a type field for an error. A deeply nested value has no repr."""
-    return repr(kind[:64]) if isinstance(kind, str) else JSON_NAMES[type(kind)]
-
-
 def _reject_tool(kind: object, param: str) -> NoReturn:
     hint = "tools are of type function, and your program runs them"
-    raise _unsupported(f"a tool of type {_type_name(kind)} is not supported", param, hint)
+    raise unsupported(f"a tool of type {type_name(kind)} is not supported", param, hint)
 
 
 WHOLE = "responses are not stored: send the whole conversation as input"
@@ -146,10 +121,10 @@ class Conversation:
         if isinstance(given, str):
             self.add("user", given, "input")
             return
-        items = _typed(given, list, "input", "a string or an array of objects")
+        items = typed(given, list, "input", "a string or an array of objects")
         for number, item in enumerate(items):
             where = f"input[{number}]"
-            self._read_item(_typed(item, dict, where), where)
+            self._read_item(typed(item, dict, where), where)
 
     def add(self, role: str, content: object, origin: str, **more: object) -> None:
         self.messages.append({"role": role, "content": content, **more})
@@ -167,22 +142,22 @@ class Conversation:
             case "function_call":
                 self._add_call(item, where)
             case "function_call_output":
-                call_id = _text(item, "call_id", where)
+                call_id = text_field(item, "call_id", where)
                 output = _content(item, "output", where)
                 self.add("tool", output, f"{where}.output", tool_call_id=call_id)
             case "reasoning":
                 pass  # chat completions have no field for earlier reasoning
             case "item_reference" | None:
-                raise _unsupported("an item has only an id", where, WHOLE)
+                raise unsupported("an item has only an id", where, WHOLE)
             case _:
-                message = f"an item of type {_type_name(kind)} is not supported"
+                message = f"an item of type {type_name(kind)} is not supported"
                 hint = "use message, function_call, function_call_output or reasoning"
-                raise _unsupported(message, f"{where}.type", hint)
+                raise unsupported(message, f"{where}.type", hint)
 
     def _add_call(self, item: Body, where: str) -> None:
         """Add a call to the assistant's turn that precedes it."""
-        function = {name: _text(item, name, where) for name in ("name", "arguments")}
-        call = {"id": _text(item, "call_id", where), "type": "function", "function": function}
+        function = {name: text_field(item, name, where) for name in ("name", "arguments")}
+        call = {"id": text_field(item, "call_id", where), "type": "function", "function": function}
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.add("assistant", None, where)
         cast(list[Body], self.messages[-1].setdefault("tool_calls", [])).append(call)
@@ -194,7 +169,7 @@ def _content(item: Body, name: str, where: str) -> str | list[Body]:
     if isinstance(content, str):
         return content
     where = f"{where}.{name}"
-    given = enumerate(_typed(content, list, where, "a string or an array of objects"))
+    given = enumerate(typed(content, list, where, "a string or an array of objects"))
     parts = [_part(part, f"{where}[{i}]") for i, part in given]
     if len(parts) == 1 and parts[0]["type"] == "text":
         return cast(str, parts[0]["text"])  # some servers accept lists from users only
@@ -202,27 +177,27 @@ def _content(item: Body, name: str, where: str) -> str | list[Body]:
 
 
 def _part(given: object, where: str) -> Body:
-    part = _typed(given, dict, where)
+    part = typed(given, dict, where)
     kind = part.get("type")
     if isinstance(kind, str) and kind in TEXT_FIELDS:
-        return {"type": "text", "text": _text(part, TEXT_FIELDS[kind], where)}
+        return {"type": "text", "text": text_field(part, TEXT_FIELDS[kind], where)}
     if kind == "input_image":
         return _image(part, where)
     if kind == "input_file":
         hint = "send its text as input_text, or its pages as input_image"
-        raise _unsupported("files are not supported", where, hint)
+        raise unsupported("files are not supported", where, hint)
     require(part, "type", where)
     hint = "use input_text, input_image, output_text or refusal"
-    message = f"a part of type {_type_name(kind)} is not supported"
-    raise _unsupported(message, f"{where}.type", hint)
+    message = f"a part of type {type_name(kind)} is not supported"
+    raise unsupported(message, f"{where}.type", hint)
 
 
 def _image(part: Body, where: str) -> Body:
     if part.get("file_id"):
         hint = "send the image as image_url, a data URL (data:image/png;base64,...)"
-        raise _unsupported("files are not stored", f"{where}.file_id", hint)
-    image = {"url": _text(part, "image_url", where)}
-    detail = _optional(part, "detail", str, where)
+        raise unsupported("files are not stored", f"{where}.file_id", hint)
+    image = {"url": text_field(part, "image_url", where)}
+    detail = optional_field(part, "detail", str, where)
     # Clients of the Responses API always send "auto", the default of chat completions.
     return {
         "type": "image_url",
@@ -294,19 +269,19 @@ def translate(given: Body) -> ChatTranslation:
     """Translate a Responses request. Raises `ApiError` for fields without an equivalent."""
     for name, hint in (*MISSING.items(), *CHAT_ONLY.items()):
         if given.get(name):
-            raise _unsupported(f"'{name}' is not supported", name, hint)
+            raise unsupported(f"'{name}' is not supported", name, hint)
     _check_included(given.get("include"))
     conversation = Conversation()
-    if instructions := _optional(given, "instructions", str):
+    if instructions := optional_field(given, "instructions", str):
         conversation.add("system", instructions, "instructions")
     require(given, "input", "")
     conversation.read(given["input"])
-    reasoning = _optional(given, "reasoning", dict) or {}
-    text = _optional(given, "text", dict) or {}
+    reasoning = optional_field(given, "reasoning", dict) or {}
+    text = optional_field(given, "text", dict) or {}
     response_format = _response_format(text.get("format"))
-    for name, value in (_optional(given, "metadata", dict) or {}).items():
-        _typed(value, str, f"metadata.{str(name)[:64]}")
-    choice, parallel = given.get("tool_choice"), _optional(given, "parallel_tool_calls", bool)
+    for name, value in (optional_field(given, "metadata", dict) or {}).items():
+        typed(value, str, f"metadata.{str(name)[:64]}")
+    choice, parallel = given.get("tool_choice"), optional_field(given, "parallel_tool_calls", bool)
     tools, choice = _functions(given.get("tools")), _tool_choice(choice)
     body = {name: value for name, value in given.items() if name not in NOT_COPIED}
     body |= {
@@ -339,4 +314,4 @@ def _check_included(include: object) -> None:
         wrong_type("include", "an array of strings", include)
     # Other values concern unsupported tools or features of OpenAI's servers.
     if "message.output_text.logprobs" in include:
-        raise _unsupported("log probabilities are not supported", "include", CHAT)
+        raise unsupported("log probabilities are not supported", "include", CHAT)

@@ -1,0 +1,246 @@
+"""Anthropic's Messages API on top of chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from bottega.gateway.messages_input import MessagesTranslation, translate
+from bottega.gateway.ports import Answer, RequestRecord
+from bottega.gateway.translation import (
+    FieldNames,
+    TranslatedEndpoint,
+    call_arguments,
+    object_field,
+)
+from bottega.openai_api.errors import ApiError
+from bottega.openai_api.response import joined_text, parse_usage
+
+Block = dict[str, object]
+STOP_REASONS = {
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+    ".image_url.url": ".source",
+}
+
+
+def messages_endpoint(chat: Answer) -> TranslatedEndpoint[MessagesTranslation]:
+    """Return the handler of the Messages API on top of `chat`, that of chat completions."""
+    return TranslatedEndpoint(
+        chat,
+        translate,
+        lambda payload, record, request: _message_body(payload, record),
+        lambda record, request: MessageEvents(record),
+        FieldNames(NAMES, "messages", "Messages reference"),
+    )
+
+
+def error_body(error: ApiError) -> bytes:
+    """Return an error in the format of the Messages API, which names fields in the message."""
+    given: dict[str, Any] = orjson.loads(error.body)["error"]
+    if error.param and error.param not in given["message"]:
+        given["message"] = f"{error.param}: {given['message']}"
+    return orjson.dumps(_error(error.status, given))
+
+
+def _error(status: int, error: Mapping[str, object]) -> Block:
+    fields = {"type": ERROR_TYPES.get(status, "api_error"), "message": error.get("message")}
+    return {"type": "error", "error": fields}
+
+
+def _message(record: RequestRecord, model: str, content: list[Block]) -> Block:
+    return {
+        "id": f"msg_{record.request_id.removeprefix('req_')}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(None),
+    }
+
+
+def _message_body(payload: bytes, record: RequestRecord) -> bytes:
+    completion: dict[str, Any] = orjson.loads(payload)
+    choice = completion["choices"][0]
+    message = choice["message"]
+    text = _said(message)
+    calls = [_Call.of(one) for one in message.get("tool_calls") or () if isinstance(one, dict)]
+    content = [_text_block(text)] if text or not calls else []
+    content += [call.block(record, number) for number, call in enumerate(calls)]
+    ended = {
+        "stop_reason": _stop_reason(choice.get("finish_reason"), message),
+        "usage": _usage(completion.get("usage")),
+    }
+    return orjson.dumps(_message(record, str(completion.get("model")), content) | ended)
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """Return the text of a message or of a piece of it, or else its refusal."""
+    content = message.get("content")
+    refusal = joined_text(message.get("refusal"), "refusal")
+    return joined_text(content, "text") or refusal or ""
+
+
+def _text_block(text: str) -> Block:
+    return {"type": "text", "text": text}
+
+
+def _stop_reason(finish: object, message: Mapping[str, Any]) -> str:
+    if message.get("refusal"):
+        return "refusal"
+    return STOP_REASONS.get(finish, "end_turn") if isinstance(finish, str) else "end_turn"
+
+
+def _usage(usage: object) -> Block:
+    """Return the token counts; input tokens exclude those that were read from a cache."""
+    counts = parse_usage({"usage": usage if isinstance(usage, dict) else {}})
+    return {
+        "input_tokens": max(0, counts.prompt_tokens - counts.cached_tokens),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.cached_tokens,
+        "output_tokens": counts.completion_tokens,
+    }
+
+
+@dataclass
+class _Call:
+    """Tool call; id and name come from the upstream."""
+
+    id: object = None
+    name: object = None
+    arguments: str = ""
+
+    @classmethod
+    def of(cls, call: Mapping[str, object]) -> _Call:
+        function = object_field(call, "function")
+        return cls(call.get("id"), function.get("name"), call_arguments(function.get("arguments")))
+
+    def add(self, delta: Mapping[str, object]) -> None:
+        more = _Call.of(delta)
+        self.id, self.name = self.id or more.id, self.name or more.name
+        self.arguments += more.arguments
+
+    def block(self, record: RequestRecord, number: int) -> Block:
+        """Return the complete call. Arguments that are no JSON object are passed on as a text."""
+        try:
+            given = orjson.loads(self.arguments or "{}")
+        except orjson.JSONDecodeError:
+            given = self.arguments
+        given = given if isinstance(given, dict) else {"arguments": given}
+        return self.head(record, number) | {"input": given}
+
+    def head(self, record: RequestRecord, number: int) -> Block:
+        made_up = f"toolu_{record.request_id.removeprefix('req_')}{number:02d}"
+        return {
+            "type": "tool_use",
+            "id": self.id if isinstance(self.id, str) and self.id else made_up,
+            "name": self.name if isinstance(self.name, str) else "",
+            "input": {},
+        }
+
+
+@dataclass
+class MessageEvents:
+    """Translator of a chat stream. Text is streamed; tool calls are sent when they are complete,
+    because this protocol has one open block at a time and chat streams may have several."""
+
+    record: RequestRecord
+    _blocks: int = 0
+    _is_begun: bool = False
+    _is_text_open: bool = False
+    _has_refused: bool = False
+    _calls: dict[object, _Call] = field(default_factory=dict)
+    _finish: object = None
+    _usage: object = None
+
+    def take(self, chunk: Mapping[str, Any]) -> Iterator[bytes]:
+        if not self._is_begun:
+            yield self._begin(str(chunk.get("model") or self.record.model))
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk.get("choices") or ():
+            self._finish = choice.get("finish_reason") or self._finish
+            delta = choice.get("delta") or {}
+            self._has_refused = self._has_refused or bool(delta.get("refusal"))
+            if text := _said(delta):
+                yield from self._say(text)
+            for call in delta.get("tool_calls") or ():
+                if isinstance(call, dict):
+                    # Servers that do not stream calls in pieces may omit the index.
+                    keys = [call.get("index"), call.get("id"), len(self._calls)]
+                    key = next(one for one in keys if isinstance(one, int | str) and one != "")
+                    self._calls.setdefault(key, _Call()).add(call)
+
+    def end(self) -> Iterator[bytes]:
+        if not (self._is_text_open or self._calls):
+            yield from self._say("")
+        yield from self._close_text()
+        for number, call in enumerate(self._calls.values()):
+            yield from self._send_call(call, number)
+        stop = _stop_reason(self._finish, {"refusal": self._has_refused})
+        delta = {"stop_reason": stop, "stop_sequence": None}
+        yield _event("message_delta", delta=delta, usage=_usage(self._usage))
+        yield _event("message_stop")
+
+    def fail(self, error: Mapping[str, object]) -> Iterator[bytes]:
+        if not self._is_begun:
+            yield self._begin(self.record.model)
+        yield _event("error", error=_error(500, error)["error"])
+
+    def _begin(self, model: str) -> bytes:
+        self._is_begun = True
+        return _event("message_start", message=_message(self.record, model, []))
+
+    def _say(self, text: str) -> Iterator[bytes]:
+        if not self._is_text_open:
+            self._is_text_open = True
+            yield self._open_block(_text_block(""))
+        yield self._delta({"type": "text_delta", "text": text})
+
+    def _close_text(self) -> Iterator[bytes]:
+        if self._is_text_open:
+            self._is_text_open = False
+            yield self._close_block()
+
+    def _send_call(self, call: _Call, number: int) -> Iterator[bytes]:
+        yield self._open_block(call.head(self.record, number))
+        given = orjson.dumps(call.block(self.record, number)["input"]).decode()
+        yield self._delta({"type": "input_json_delta", "partial_json": given})
+        yield self._close_block()
+
+    def _open_block(self, block: Block) -> bytes:
+        return _event("content_block_start", index=self._blocks, content_block=block)
+
+    def _delta(self, delta: Block) -> bytes:
+        return _event("content_block_delta", index=self._blocks, delta=delta)
+
+    def _close_block(self) -> bytes:
+        self._blocks += 1
+        return _event("content_block_stop", index=self._blocks - 1)
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    data = orjson.dumps({"type": kind, **fields})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)

@@ -1,0 +1,176 @@
+"""Other APIs on top of chat completions: fields of their requests, and the common endpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import orjson
+
+from bottega.gateway.ports import Answer, Reply, RequestRecord
+from bottega.openai_api.errors import ApiError
+from bottega.openai_api.fields import JSON_NAMES, require, wrong_type
+from bottega.openai_api.request import Body
+from bottega.openai_api.streams import DONE_EVENT
+
+Kind = TypeVar("Kind")
+MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")
+
+
+def typed(value: object, kind: type[Kind], where: str, expected: str = "") -> Kind:
+    if not isinstance(value, kind):
+        wrong_type(where, expected or JSON_NAMES[kind], value)
+    return value
+
+
+def text_field(given: Body, name: str, where: str = "") -> str:
+    require(given, name, where)
+    return typed(given[name], str, f"{where}.{name}" if where else name)
+
+
+def optional_field(given: Body, name: str, kind: type[Kind], where: str = "") -> Kind | None:
+    value = given.get(name)
+    return None if value is None else typed(value, kind, f"{where}.{name}" if where else name)
+
+
+def unsupported(message: str, param: str, hint: str) -> ApiError:
+    return ApiError(message, code="unsupported_parameter", param=param, hint=hint)
+
+
+def type_name(kind: object) -> str:
+    """Return the name of a type field for an error. A deeply nested value has no repr."""
+    return repr(kind[:64]) if isinstance(kind, str) else JSON_NAMES[type(kind)]
+
+
+def object_field(found: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = found.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def call_arguments(value: object) -> str:
+    """Return the arguments of a tool call as text; some servers send an object."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else orjson.dumps(value).decode()
+
+
+class Translation(Protocol):
+    """Chat body of a request. `origins` are the paths of the contents of its messages in the
+    request."""
+
+    @property
+    def body(self) -> Body: ...
+    @property
+    def origins(self) -> Sequence[str]: ...
+
+
+class EventTranslator(Protocol):
+    """Translator of a chat stream. Each method yields the events to send next."""
+
+    def take(self, chunk: Mapping[str, Any], /) -> Iterator[bytes]: ...
+    def end(self) -> Iterator[bytes]: ...
+    def fail(self, error: Mapping[str, object], /) -> Iterator[bytes]: ...
+
+
+TranslationT = TypeVar("TranslationT", bound=Translation)
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """Names of an API for the fields of a chat body. `messages` is the field of its messages,
+    `reference` the name of its documentation."""
+
+    names: Mapping[str, str]
+    messages: str
+    reference: str
+
+    def renamed(self, error: ApiError, origins: Sequence[str] | None) -> ApiError:
+        """Return an error about the chat body with the field names of the API. Without `origins` it
+        is about the request itself, and has them already."""
+
+        def origin(found: re.Match[str]) -> str:
+            number = int(found[1])
+            paths = origins or ()
+            return paths[number] if number < len(paths) else self.messages
+
+        message, param = str(error), error.param
+        if param is not None and origins is not None:
+            pattern = re.compile("|".join(map(re.escape, self.names)))
+            param = pattern.sub(lambda found: self.names[found[0]], MESSAGE.sub(origin, param))
+            message = message.replace(error.param or param, param)
+        return ApiError(
+            message,
+            status=error.status,
+            type=error.type,
+            code=error.code,
+            param=param,
+            headers=error.headers,
+            hint=error.hint.replace("chat-completions reference", self.reference),
+        )
+
+
+@dataclass(frozen=True)
+class TranslatedEndpoint(Generic[TranslationT]):
+    """Handler of another API on top of `chat`, the handler of chat completions. `translate` raises
+    `ApiError`; `reply` converts a complete reply, `events` begins a stream."""
+
+    chat: Answer
+    translate: Callable[[Body], TranslationT]
+    reply: Callable[[bytes, RequestRecord, TranslationT], bytes]
+    events: Callable[[RequestRecord, TranslationT], EventTranslator]
+    fields: FieldNames
+
+    async def answer(
+        self,
+        record: RequestRecord,
+        headers: Mapping[str, str],
+        body: Callable[[], Awaitable[bytes]],
+    ) -> Reply:
+        # The chat handler reads the body only after it has checked the key.
+        translated: list[TranslationT] = []
+
+        async def chat_body() -> bytes:
+            raw = await body()
+            try:
+                given = orjson.loads(raw)
+            except orjson.JSONDecodeError:
+                return raw  # the chat handler reports the error
+            if not isinstance(given, dict):
+                return raw
+            translated.append(self.translate(given))
+            try:
+                return orjson.dumps(translated[0].body)
+            except orjson.JSONEncodeError as error:  # orjson parses deeper nesting than it encodes
+                message = "the request has brackets nested too deeply"
+                raise ApiError(message, code="limit_exceeded", hint="send less") from error
+
+        try:
+            reply = await self.chat(record, headers, chat_body)
+        except ApiError as error:
+            origins = translated[0].origins if translated else None
+            raise self.fields.renamed(error, origins) from error
+        if reply.events is None:
+            return replace(reply, payload=self.reply(reply.payload, record, translated[0]))
+        events = self.events(record, translated[0])
+        return replace(reply, events=_translated(reply.events, events))
+
+
+async def _translated(
+    chunks: AsyncGenerator[bytes], events: EventTranslator
+) -> AsyncGenerator[bytes]:
+    try:
+        async for chunk in chunks:
+            if chunk == DONE_EVENT:
+                for event in events.end():
+                    yield event
+            elif chunk.startswith(b":"):  # a comment
+                yield chunk
+            else:
+                data = orjson.loads(chunk.removeprefix(b"data: "))
+                failed = isinstance(data.get("error"), dict)
+                for event in events.fail(data["error"]) if failed else events.take(data):
+                    yield event
+    finally:
+        await chunks.aclose()

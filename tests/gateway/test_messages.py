@@ -1,0 +1,352 @@
+"""The Messages API with the real anthropic client against a real server."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import orjson
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from bottega.gateway.accounting.accounts import Account
+from tests import server as doubles
+from tests.builders import solid_image
+from tests.gateway.harness import QUESTION, Harness, harness
+from tests.gateway.test_responses_upstream import CALLED, delta, reply_with
+from tests.gateway.upstreams import CHUNKS, USAGE, events, lines, upstream
+
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+WEATHER: Any = {
+    "name": "weather",
+    "description": "Of a town.",
+    "input_schema": {"type": "object", "properties": {"town": {"type": "string"}}},
+}
+
+
+@pytest.fixture
+def server() -> Iterator[doubles.Server]:
+    with doubles.running() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def gateway(server: doubles.Server, tmp_path: Path) -> Iterator[Harness]:
+    with harness(tmp_path, master=upstream(server), replays=False) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    with harness(tmp_path_factory.mktemp("shared"), replays=False) as endpoint:
+        yield endpoint
+
+
+def client(harness: Harness) -> anthropic.Anthropic:
+    transport = anthropic.DefaultHttpxClient(verify=False)  # loading certificates takes longer
+    url = harness.url.removesuffix("/v1")
+    return anthropic.Anthropic(
+        base_url=url, api_key="sk-test", max_retries=0, http_client=transport
+    )
+
+
+def image_block(shade: int) -> Any:
+    image = solid_image(shade)
+    data = base64.b64encode(image.data).decode()
+    return {
+        "type": "image",
+        "source": {"type": "base64", "media_type": image.media_type, "data": data},
+    }
+
+
+def ask(harness: Harness, messages: Any, model: str = "bottega", **more: Any) -> Message:
+    """Return a reply whose fields are all valid, also those that the client ignores."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    with client(harness) as real:
+        raw = real.messages.with_raw_response.create(
+            model=model, messages=messages, **{"max_tokens": 100, **more}
+        )
+    assert raw.headers["x-request-id"]
+    return Message.model_validate_json(raw.text())
+
+
+def text_of(message: Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def test_image_and_question_are_answered_with_demonstrations(shared: Harness) -> None:
+    for shade in (10, 20):
+        said = ask(
+            shared,
+            [{"role": "user", "content": [image_block(shade), {"type": "text", "text": QUESTION}]}],
+            "bottega/master",
+        )
+        assert (text_of(said), said.stop_reason) == (f"{QUESTION} (0 shown)", "end_turn")
+    later = [{"role": "user", "content": [image_block(30), {"type": "text", "text": QUESTION}]}]
+    assert text_of(ask(shared, later, "bottega/apprentice")) == f"{QUESTION} (2 shown)"
+    assert {len(kept.query.images) for kept in shared.examples()} == {1}
+
+
+def test_request_is_translated_to_chat_fields(gateway: Harness, server: doubles.Server) -> None:
+    server.answers = [reply_with(content="fine")]
+    said = ask(
+        gateway,
+        [
+            {"role": "user", "content": "hi"},
+            {"role": "system", "content": "Be kind."},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "x"},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "c1", "name": "weather", "input": {"town": "Rome"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c1",
+                        "content": [{"type": "text", "text": "rain"}, image_block(7)],
+                        "is_error": True,
+                    },
+                    {"type": "text", "text": "so?"},
+                ],
+            },
+        ],
+        "bottega/master",
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        stop_sequences=["END"],
+        thinking={"type": "adaptive"},
+        output_config={
+            "effort": "low",
+            "format": {"type": "json_schema", "schema": {"type": "object"}},
+        },
+        extra_body={"temperature": 0.5},
+        metadata={"user_id": "u1"},
+        tools=[WEATHER],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+    )
+    body = server.bodies[0]
+    call = {"id": "c1", "type": "function", "function": {}}
+    call["function"] = {"name": "weather", "arguments": '{"town":"Rome"}'}
+    image = {"type": "image_url", "image_url": {"url": solid_image(7).data_url}}
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+        {"role": "system", "content": "Be kind."},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "content": "Error: rain", "tool_call_id": "c1"},
+        {"role": "user", "content": [image, {"type": "text", "text": "so?"}]},
+    ]
+    assert body["tools"] == [
+        {
+            "type": "function",
+            "function": {
+                "name": "weather",
+                "description": "Of a town.",
+                "parameters": WEATHER["input_schema"],
+            },
+        }
+    ]
+    fields = ("tool_choice", "parallel_tool_calls", "stop", "temperature", "user")
+    assert [body[name] for name in fields] == ["required", False, ["END"], 0.5, "u1"]
+    assert (body["max_completion_tokens"], body["reasoning_effort"]) == (100, "low")
+    assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    usage = said.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (6, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+    ],
+)
+def test_tool_choice(
+    gateway: Harness, server: doubles.Server, choice: Any, expected: object
+) -> None:
+    server.answers = [reply_with(content="fine")]
+    ask(gateway, "hi", "bottega/master", tools=[{**WEATHER, "name": "f"}], tool_choice=choice)
+    assert server.bodies[0]["tool_choice"] == expected
+
+
+def test_tool_calls_become_blocks(gateway: Harness, server: doubles.Server) -> None:
+    broken = {"id": "", "function": {"name": "weather", "arguments": "not JSON"}}
+    server.answers = [reply_with("tool_calls", content=None, tool_calls=[CALLED, broken])]
+    said = ask(gateway, "hi", "bottega/master", tools=[WEATHER])
+    assert said.stop_reason == "tool_use"
+    first, second = said.content
+    assert first.type == second.type == "tool_use"
+    assert (first.id, first.name, first.input) == ("c1", "weather", {"a": 1})
+    assert second.id.startswith("toolu_") and second.input == {"arguments": "not JSON"}
+
+
+@pytest.mark.parametrize(
+    ("finish", "message", "reason"),
+    [
+        ("length", {"content": "a"}, "max_tokens"),
+        ("content_filter", {"content": "a"}, "refusal"),
+        ("stop", {"content": None, "refusal": "no"}, "refusal"),
+        ("stop", {"content": ""}, "end_turn"),
+    ],
+)
+def test_stop_reasons(
+    gateway: Harness, server: doubles.Server, finish: str, message: Any, reason: str
+) -> None:
+    server.answers = [reply_with(finish, **message)]
+    said = ask(gateway, "hi", "bottega/master")
+    assert said.stop_reason == reason
+    assert text_of(said) == (message["content"] or message.get("refusal", ""))
+
+
+def test_stream_of_text(gateway: Harness, server: doubles.Server) -> None:
+    server.answers = [events(lines(*CHUNKS))]
+    with (
+        client(gateway) as real,
+        real.messages.stream(
+            model="bottega/master",
+            max_tokens=9,
+            messages=[{"role": "user", "content": "hi"}],
+        ) as stream,
+    ):
+        kinds = [EVENT.validate_python(one.to_dict()).type for one in stream if one.type in RAW]
+        final = stream.get_final_message()
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert {*kinds[2:-3]} == {"content_block_delta"}
+    assert text_of(final) and final.stop_reason == "end_turn"
+    assert final.usage.output_tokens > 0 and final.usage.input_tokens > 0
+
+
+RAW = {
+    "message_start",
+    "content_block_start",
+    "content_block_delta",
+    "content_block_stop",
+    "message_delta",
+    "message_stop",
+}
+
+
+def test_stream_of_text_and_tools(gateway: Harness, server: doubles.Server) -> None:
+    pieces: list[dict[str, Any]] = [
+        delta(role="assistant", content="I look."),
+        delta(tool_calls=[{"index": 0, "id": "c1", "function": {"name": "weather"}}]),
+        delta(tool_calls=[{"index": 1, "id": "c2", "function": {"name": "time"}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '{"town":'}}]),
+        delta(tool_calls=[{"index": 1, "function": {"arguments": "{}"}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '"Rome"}'}}]),
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
+    ]
+    server.answers = [events(lines(*pieces, USAGE))]
+    with (
+        client(gateway) as real,
+        real.messages.stream(
+            model="bottega/master",
+            max_tokens=9,
+            messages=[{"role": "user", "content": "hi"}],
+            tools=[WEATHER],
+        ) as stream,
+    ):
+        final = stream.get_final_message()
+    text, *calls = final.content
+    assert text.type == "text" and text.text == "I look."
+    made = [(one.id, one.name, one.input) for one in calls if one.type == "tool_use"]
+    assert made == [("c1", "weather", {"town": "Rome"}), ("c2", "time", {})]
+    assert final.stop_reason == "tool_use"
+
+
+def test_stream_that_fails_raises(gateway: Harness, server: doubles.Server) -> None:
+    server.answers = [
+        events(lines(*CHUNKS[:2], {"error": {"message": "out of memory", "code": 500}}))
+    ]
+    with client(gateway) as real, pytest.raises(anthropic.APIStatusError):
+        list(
+            real.messages.create(
+                model="bottega/master",
+                max_tokens=9,
+                messages=[{"role": "user", "content": "hi"}],
+                stream=True,
+            )
+        )
+    assert gateway.wait(1).state == "failed"
+
+
+def image_from(source: Any) -> list[Any]:
+    return [{"role": "user", "content": [{"type": "image", "source": source}]}]
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type"),
+        ({"messages": image_from({"type": "file"})}, "messages[0].content[0].source.type"),
+        ({"messages": image_from({"type": "base64", "data": "x"})}, "media_type"),
+        (
+            {"messages": image_from({"type": "base64", "media_type": "image/png", "data": "eA=="})},
+            "messages[0].content[0].source",
+        ),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"stop_sequences": 5}, "stop_sequences"),
+        ({"metadata": {"user_id": 5}}, "metadata.user_id"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
+        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"system": [{"type": "text"}]}, "system[0].text"),
+    ],
+)
+def test_invalid_requests_name_the_field(shared: Harness, changed: Any, field: str) -> None:
+    given = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, **changed}
+    with client(shared) as real, pytest.raises(anthropic.BadRequestError) as raised:
+        body = {"model": "bottega", **given}
+        real.post("/v1/messages", body=body, cast_to=object)
+    error = raised.value.body
+    assert isinstance(error, dict)
+    assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
+    assert field in error["error"]["message"]
+
+
+def test_required_fields(shared: Harness) -> None:
+    with client(shared) as real:
+        incomplete: list[dict[str, object]] = [{"max_tokens": 5}, {"messages": []}, {}]
+        for given in incomplete:
+            with pytest.raises(anthropic.BadRequestError, match="see the Messages reference"):
+                real.post("/v1/messages", body={"model": "bottega", **given}, cast_to=object)
+
+
+def test_keys_and_models(tmp_path: Path) -> None:
+    accounts = {"sk-test": Account("a", "a")}
+    with harness(tmp_path, authenticate=lambda key: accounts.get(key or "")) as own:
+        assert text_of(ask(own, "hi"))
+        with client(own) as real, pytest.raises(anthropic.NotFoundError) as missing:
+            real.messages.create(
+                model="claude", max_tokens=5, messages=[{"role": "user", "content": "x"}]
+            )
+        assert "bottega" in str(missing.value)
+        with client(own) as real, pytest.raises(anthropic.AuthenticationError) as refused:
+            real.with_options(api_key="wrong").messages.create(
+                model="bottega", max_tokens=5, messages=[{"role": "user", "content": "x"}]
+            )
+        assert orjson.loads(refused.value.response.content)["error"]["type"] == (
+            "authentication_error"
+        )
+
+
+def test_repeats_are_shared_with_chat_completions(tmp_path: Path) -> None:
+    with harness(tmp_path) as own:
+        first, second = ask(own, "hi"), ask(own, "hi")
+        assert text_of(first) == text_of(second)
+        assert own.wait(2).state == "replayed"
