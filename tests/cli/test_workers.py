@@ -31,17 +31,19 @@ from tests.cli.test_serve import (
     wait_for,
     wait_for_exit,
     wait_until,
+    wait_until_refused,
     write_config,
 )
 from tests.server import Server, ok, slowly
 
 REPLACED = re.compile(r"worker (\d+) ended with status (-?\d+)")
 REQUESTS = 40
+STATE = '[state]\ndatabase_env = "TEST_DATABASE"\n[keys]\nrequired = false\n'
 
 
 def shared_config(folder: Path, url: str) -> Path:
     file = write_config(folder, url)
-    file.write_text(f'{file.read_text()}\n[state]\ndatabase_env = "TEST_DATABASE"\n')
+    file.write_text(f"{file.read_text()}\n{STATE}")
     return file
 
 
@@ -228,7 +230,7 @@ def test_sigterm_lets_requests_of_all_workers_finish(
         replies = [pool.submit(ask, url, f"question {n}") for n in range(6)]
         wait_until(lambda: len(endpoint.bodies) == 6)
         process.send_signal(signal.SIGTERM)
-        wait_for(url.replace("/v1", "/readyz"), 503)
+        wait_until_refused(url.replace("/v1", "/readyz"))
         event.set()
         assert [reply.result() for reply in replies] == ["late"] * 6
         wait_for_exit(process)

@@ -182,7 +182,7 @@ def harness(
 
 
 def client(url: str, **more: Any) -> openai.OpenAI:
-    # Certificates take longer to load than most requests to loopback, and none is checked there.
+    # Loading CA certificates takes longer than most loopback requests, which do not need them.
     more.setdefault("http_client", openai.DefaultHttpxClient(verify=False))
     return openai.OpenAI(base_url=url, api_key="sk-test", max_retries=0, timeout=20, **more)
 

@@ -8,8 +8,9 @@ from typing import Any
 from bottega.gateway.running.server import Admission
 
 
-async def test_admission_counts_rejects_and_closes() -> None:
+async def test_admission_counts_rejects_and_finishes() -> None:
     release = asyncio.Event()
+    sent_headers: list[tuple[bytes, bytes]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/v1/slow":
@@ -23,6 +24,7 @@ async def test_admission_counts_rejects_and_closes() -> None:
             sent.append(message)
 
         await admission({"type": "http", "path": path}, None, send)  # type: ignore[arg-type]
+        sent_headers[:] = sent[0]["headers"]
         return sent[0]["status"], sent[-1].get("body", b"")
 
     admission = Admission(app, 2)
@@ -31,15 +33,18 @@ async def test_admission_counts_rejects_and_closes() -> None:
     status, body = await come("/v1/quick")
     assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
     assert (await come("/metrics"))[0] == 200
-    closing = asyncio.create_task(admission.close(5))
+    admission.closing, admission.limit = True, 3
+    finishing = asyncio.create_task(admission.finish(5))
     await asyncio.sleep(0.01)
-    assert not closing.done()
-    assert json.loads((await come("/v1/quick"))[1])["error"]["code"] == "shutting_down"
+    assert not finishing.done()
+    assert (await come("/v1/quick"))[0] == 200  # on an open connection
+    assert sent_headers == [(b"connection", b"close")]
+    assert not finishing.done()
     assert (await come("/readyz"))[0] == 503
     assert (await come("/healthz"))[0] == 200
     release.set()
-    await asyncio.wait_for(closing, 1)
+    await asyncio.wait_for(finishing, 1)
     assert [(await task)[0] for task in slow] == [200, 200]
     clock = time.monotonic()
-    await admission.close(5)
+    await admission.finish(5)
     assert time.monotonic() - clock < 1

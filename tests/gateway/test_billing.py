@@ -47,6 +47,21 @@ def reserved(bill: Bill, **fields: Any) -> float:
     return reserved
 
 
+def test_free_call_needs_no_reservation(bill: Bill) -> None:
+    """A reservation would cost a round trip to the server that stores it."""
+    hold = bill.record.hold
+    assert hold is not None
+    reservations: list[float] = []
+
+    async def reserve(usd: float) -> None:
+        reservations.append(usd)
+
+    hold.reserve = reserve  # type: ignore[method-assign]
+    for usd in (0.0, 0.5, None):  # an unknown price is not known to be free
+        asyncio.run(replace(bill, price=lambda model, usage, usd=usd: usd).reserve(call()))
+    assert reservations == [0.5, 0.0]
+
+
 def test_long_reply_raises_later_reservations_per_choice(bill: Bill) -> None:
     bill.paid(call(n=4), Usage(10, 8000))
     assert reserved(bill) == 2000

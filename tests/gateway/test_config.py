@@ -240,6 +240,13 @@ def test_names_similar_to_keys_are_accepted() -> None:
         assert parse_config(f"[tiers.a]\nmodel = '{model}'").tiers[0].model == model
 
 
+def test_shared_state_needs_keys() -> None:
+    """Else gateways that start before the first key is added would not require it."""
+    shared = TWO + '[state]\ndatabase_env = "DB"\n'
+    assert parse_config(shared).keys_required
+    assert not parse_config(f"{shared}[keys]\nrequired = false\n").needs_keys(True)
+
+
 def test_a_public_address_needs_keys() -> None:
     public = TWO + "[gateway]\nhost = '0.0.0.0'\n"
     assert parse_config(public).keys_required

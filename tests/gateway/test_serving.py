@@ -188,7 +188,7 @@ def test_model_list_is_virtual(plain: Harness) -> None:
             real.models.retrieve("gpt-9")
 
 
-@pytest.mark.parametrize("path", ["/embeddings", "/completions"])
+@pytest.mark.parametrize("path", ["/images/generations", "/audio/speech"])
 async def test_unserved_paths_give_an_openai_error(plain: Harness, path: str) -> None:
     async with aiohttp.ClientSession() as session, session.post(plain.url + path) as response:
         assert response.status == 404

@@ -267,7 +267,7 @@ async def test_lost_redis_restores_spending_once(
         # The running request has renewed its reservation before anything else was decided.
         with pytest.raises(BudgetError):
             await made[2].limiter.hold(account).reserve(0.35)
-        # A renewal under way may recreate an ended reservation for a moment.
+        # A renewal in progress may briefly restore an ended reservation.
         last = made[2].limiter.hold(account)
         async with asyncio.timeout(10):
             while not last.reserved:

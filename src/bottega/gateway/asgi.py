@@ -20,10 +20,14 @@ from starlette.types import ASGIApp
 
 from bottega.errors import BottegaError
 from bottega.gateway.chat import Gateway
+from bottega.gateway.completions import completions_endpoint
+from bottega.gateway.embeddings import EmbeddingsEndpoint
 from bottega.gateway.errors import CLOSING, error_response, to_api_error, unknown_model
+from bottega.gateway.messages import error_body as messages_error
+from bottega.gateway.messages import messages_endpoint
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
 from bottega.gateway.requests import Limits, check_host
-from bottega.gateway.responses import ResponsesEndpoint
+from bottega.gateway.responses import responses_endpoint
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.streams import to_event
 
@@ -101,11 +105,13 @@ CLIENT_LEFT = 499
 @dataclass(frozen=True)
 class ChatEndpoint:
     """ASGI endpoint that calls `answer` with the headers and a function that reads the body. Its
-    exceptions become errors of the OpenAI API. `on_end` gets the record of each ended request."""
+    exceptions become errors that `error_body` formats, by default those of the OpenAI API. `on_end`
+    gets the record of each ended request."""
 
     answer: Answer
     on_end: Callable[[RequestRecord], None]
     limits: Limits
+    error_body: Callable[[ApiError], bytes] = lambda error: error.body
     watch: DisconnectWatcher = field(default_factory=DisconnectWatcher)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +145,7 @@ class ChatEndpoint:
                 record.status, record.reason = CLIENT_LEFT, record.reason or "client left"
             else:
                 record.status, record.reason = CLOSING.status, "shutting down"
-                await _send_shutdown_error(send, record)
+                await _send_shutdown_error(send, record, self.error_body(CLOSING))
         except Exception as error:
             record.state = "failed"
             record.reason = getattr(error, "code", None) or type(error).__name__
@@ -151,7 +157,7 @@ class ChatEndpoint:
                 raise  # the status is sent: uvicorn closes the connection
             api_error = to_api_error(error)
             record.status = api_error.status
-            await _send(send, record, Reply(api_error.headers, api_error.body))
+            await _send(send, record, Reply(api_error.headers, self.error_body(api_error)))
         finally:
             self.watch.end(watched)
             self.on_end(record)
@@ -206,17 +212,20 @@ async def _send(send: Send, record: RequestRecord, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_shutdown_error(send: Send, record: RequestRecord) -> None:
+async def _send_shutdown_error(send: Send, record: RequestRecord, body: bytes) -> None:
     """End a reply that the server's shutdown has interrupted with an error."""
     if not record.streamed:
-        await _send(send, record, Reply(CLOSING.headers, CLOSING.body))
+        await _send(send, record, Reply(CLOSING.headers, body))
         return
-    await send({"type": "http.response.body", "body": to_event(CLOSING.body), "more_body": True})
+    await send({"type": "http.response.body", "body": to_event(body), "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")
+MESSAGES = ("/v1/messages",)
+COMPLETIONS = ("/v1/completions", "/completions")
+EMBEDDINGS = ("/v1/embeddings", "/embeddings")
 CREATED = 1767225600  # creation time of the virtual models: clients need a number
 
 
@@ -235,8 +244,23 @@ class App:
         more: Sequence[BaseRoute] = (),
         lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
-        responses = replace(chat_endpoint, answer=ResponsesEndpoint(chat_endpoint.answer).answer)
-        self._endpoints = dict.fromkeys(CHAT, chat_endpoint) | dict.fromkeys(RESPONSES, responses)
+        responses = replace(chat_endpoint, answer=responses_endpoint(chat_endpoint.answer).answer)
+        embeddings = replace(chat_endpoint, answer=EmbeddingsEndpoint(gateway).answer)
+        completions = replace(
+            chat_endpoint, answer=completions_endpoint(chat_endpoint.answer).answer
+        )
+        messages = replace(
+            chat_endpoint,
+            answer=messages_endpoint(chat_endpoint.answer).answer,
+            error_body=messages_error,
+        )
+        self._endpoints = (
+            dict.fromkeys(CHAT, chat_endpoint)
+            | dict.fromkeys(RESPONSES, responses)
+            | dict.fromkeys(MESSAGES, messages)
+            | dict.fromkeys(COMPLETIONS, completions)
+            | dict.fromkeys(EMBEDDINGS, embeddings)
+        )
         self._gateway = gateway
         self._is_ready, self._tier_problems, self._metrics = is_ready, tier_problems, metrics
         # Set after its socket is bound. On this port `/metrics` needs no key.
@@ -354,7 +378,7 @@ async def _send_not_found(request: Request, error: Exception) -> Response:
         f"{request.method} {request.url.path[:200]} is not served",
         status=error.status_code,
         code="not_found",
-        hint="use POST /v1/chat/completions or /v1/responses, GET /v1/models, /healthz, /readyz or"
-        " /metrics",
+        hint="use POST /v1/chat/completions, /v1/responses or /v1/messages, GET /v1/models,"
+        " /healthz, /readyz or /metrics",
     )
     return await _send_error(request, not_found)

@@ -190,7 +190,7 @@ Row = tuple[Any, ...]  # as returned by SQLite
 AccountMonth = tuple[str, str]
 
 MAX_USD = 1e12
-MAX_COUNT = 2**40  # sums of a day stay below 2**63
+MAX_COUNT = 2**40  # so daily sums stay below 2**63
 PRUNE_BATCH = 5_000
 FLUSH_SECONDS = 0.3
 INSERT_BATCH = 250

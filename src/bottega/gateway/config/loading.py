@@ -252,7 +252,7 @@ def _check_state(config: Config, path: SettingPath) -> None:
     for name in ("database", "redis"):
         _check_server(state, name, path)
     has_redis = state.redis is not None or state.redis_env is not None
-    if has_redis and state.database is None and state.database_env is None:
+    if has_redis and not state.is_shared:
         raise (path / "redis").error(
             "needs a database, which stores accounts and spending",
             hint=f'write database = "{sample_url("database")}"',

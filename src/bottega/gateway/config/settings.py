@@ -256,6 +256,10 @@ class StateSettings:
     redis: str | None = None
     redis_env: str | None = None
 
+    @property
+    def is_shared(self) -> bool:
+        return self.database is not None or self.database_env is not None
+
     def database_url(self, environment: Mapping[str, str]) -> str | None:
         """Return the URL of the PostgreSQL database, None without one. Raises `SettingError`."""
         return _server_url(self.database, self.database_env, environment, "state.database")
@@ -329,7 +333,11 @@ class Config:
 
     @property
     def keys_required(self) -> bool:
-        return not self.gateway.is_loopback if self.keys.required is None else self.keys.required
+        """Return whether requests need a key even if none exists. With shared state they do: a key
+        that is added later would otherwise be required only by the gateways that start after it."""
+        if self.keys.required is None:
+            return self.state.is_shared or not self.gateway.is_loopback
+        return self.keys.required
 
     def needs_keys(self, has_keys: bool) -> bool:
         """Return whether requests need a key. If keys exist, they are required even on loopback,

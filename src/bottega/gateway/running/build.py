@@ -177,7 +177,7 @@ def check_keys(config: Config, accounts: Accounts) -> bool:
     made = accounts.list()
     required = config.needs_keys(bool(made))
     if required and all(account.revoked is not None for account in made):
-        shared = config.state.database is not None or config.state.database_env is not None
+        shared = config.state.is_shared
         where = "the database" if shared else config.gateway.data
         option = "" if shared else f" --data {where}"
         hint = f"run bottega keys add NAME{option}, or on loopback set [keys] required = false"

@@ -243,7 +243,9 @@ class NamespaceOpener:
         pipeline = self._pipeline(base, namespace, found)
         example = partial(_example, base)
         if not config.shadow.rate:
-            return Tenant(pipeline, keeper, stored_tiers, best=found.best, example=example)
+            return Tenant(
+                pipeline, keeper, stored_tiers, best=found.best, example=example, embed=base.embed
+            )
         gate = self._gate(namespace)
         shadow = ShadowSampler(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
         if config.shadow.gate and not gate.is_measured and namespace not in self._logged:
@@ -264,6 +266,7 @@ class NamespaceOpener:
             charge=getattr(pipeline.route, "charge", None),
             best=found.best,
             example=example,
+            embed=base.embed,
         )
 
     def _search(self, base: KnowledgeBase) -> SharedRetriever:

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # Maximum time that the event loop waits for the threads that write the ledger and the log.
 SWITCH_SECONDS = 0.0005
+# Time in which clients may use their idle connections once more after SIGTERM.
+IDLE_SECONDS = 1.0
 # After draining, requests that still run are cancelled.
 CUT_SECONDS = 1
 # After that the process exits: a thread that loads a model cannot be stopped.
@@ -158,10 +161,13 @@ class DrainingServer(uvicorn.Server):
         self._admission, self._seconds, self._on_started = admission, seconds, started
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[object]] = []  # the loop holds tasks by weak references
         self.reload: Callable[[], None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._listeners = list(sockets or [])
         if hasattr(signal, "SIGHUP"):  # its default ends the process without draining
             self._loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
         await super().startup(sockets)
@@ -180,7 +186,7 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = self.force_exit = True
 
     def drain(self) -> None:
-        """Reject new requests and stop once those in progress have ended."""
+        """Refuse new connections, and stop once the requests on open ones have ended."""
         if self._admission.closing:
             return
         assert self._loop is not None
@@ -196,13 +202,44 @@ class DrainingServer(uvicorn.Server):
 
     def _drain(self) -> None:
         log.info("draining: %d requests in flight", self._admission.in_flight)
+        self._stop_listening()
         # The attribute keeps the task alive: the loop holds tasks by weak references only.
         self._draining = asyncio.ensure_future(self._drained())
 
+    def _stop_listening(self) -> None:
+        """Accept the connections that wait, because closing the socket resets them, and refuse
+        further ones. The metrics port stays open."""
+        if not self._listeners:  # not started yet
+            return
+        assert self._loop is not None
+        listener = self._listeners[0]
+        with suppress(OSError):
+            while True:
+                accepted, _ = listener.accept()
+                accepted.setblocking(False)
+                self._accepting.append(
+                    self._loop.create_task(
+                        self._loop.connect_accepted_socket(self._protocol, accepted)
+                    )
+                )
+        self.servers[0].close()
+
+    def _protocol(self) -> asyncio.Protocol:
+        return Connection(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
     async def _drained(self) -> None:
-        """Wait for the requests in progress. The port stays open: load balancers read `/readyz`,
-        and further requests get a 503 error."""
-        await self._admission.close(self._seconds)
+        """Wait for the requests in progress, and for further ones on open connections, which end
+        with their replies. A load balancer may just be sending on an idle connection: closing it
+        too early would lose that request."""
+        loop = asyncio.get_running_loop()
+        begun, seconds = loop.time(), self._seconds
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await self._admission.finish(seconds)
+        while self.server_state.connections and loop.time() - begun < min(IDLE_SECONDS, seconds):
+            await asyncio.sleep(0.02)
+            await self._admission.finish(seconds - (loop.time() - begun))
         self._on_end()
         self.should_exit = True
 

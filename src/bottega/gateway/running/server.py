@@ -136,17 +136,18 @@ class Admission:
         self.closing = False
         self._empty = asyncio.Event()
 
-    async def close(self, within: float) -> None:
-        """Reject further requests and wait for those in progress, at most `within` seconds."""
-        self.closing = True
-        if self.in_flight:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), within)
+    async def finish(self, within: float) -> None:
+        """Wait until no request is in progress, at most `within` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self.in_flight:
+                    self._empty.clear()
+                    await self._empty.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif self.closing and (scope["path"] == "/readyz" or scope["path"] not in PROBE_PATHS):
+        elif self.closing and scope["path"] == "/readyz":
             await error_response(CLOSING)(scope, receive, send)
         elif scope["path"] in PROBE_PATHS:
             await self._app(scope, receive, send)
@@ -156,11 +157,24 @@ class Admission:
             # No await since the comparison: two requests cannot take the same last slot.
             self.in_flight += 1
             try:
-                await self._app(scope, receive, send)
+                await self._app(scope, receive, _closing(send) if self.closing else send)
             finally:
                 self.in_flight -= 1
-                if self.closing and not self.in_flight:
+                if not self.in_flight:
                     self._empty.set()
+
+
+def _closing(send: Send) -> Send:
+    """Return a `send` that closes the connection after the reply, so the client's next request goes
+    to another gateway."""
+
+    async def send_and_close(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_and_close
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc

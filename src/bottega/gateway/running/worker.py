@@ -8,13 +8,12 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection as Channel
-from types import FrameType
 
 import uvicorn
 
 from bottega.gateway.config.settings import Config
 from bottega.gateway.running.process import DrainingServer, reload, run
-from bottega.gateway.running.server import Admission, Connection, GatewayServer
+from bottega.gateway.running.server import Admission, GatewayServer
 from bottega.gateway.running.workers import DRAIN, STOP, WorkerTask
 from bottega.gateway.telemetry.worker_metrics import WorkerMetrics
 
@@ -43,8 +42,10 @@ class SharedListener:
         self._listen()
 
     def close(self) -> None:
-        self._is_open = False
-        self._loop.remove_reader(self._listener)
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
 
     async def wait_closed(self) -> None:
         """Return at once: uvicorn itself waits for connections to end."""
@@ -87,14 +88,10 @@ class WorkerServer(DrainingServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
+        self._listeners = list(sockets or [])
         loop = asyncio.get_running_loop()
         self.servers = [SharedListener(one, self._protocol) for one in sockets or []]  # type: ignore[misc]
         loop.add_reader(self.channel.fileno(), self._on_message)
-
-    def _protocol(self) -> asyncio.Protocol:
-        return Connection(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
 
     def _on_message(self) -> None:
         try:
@@ -108,14 +105,6 @@ class WorkerServer(DrainingServer):
             self.stop_at_once()
         else:
             self.drain()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop accepting, so other workers accept new connections: the signal may be for this
-        worker only."""
-        if self._loop is not None:
-            for one in self.servers:
-                self._loop.call_soon_threadsafe(one.close)
-        super().handle_exit(sig, frame)
 
     def _on_sighup(self) -> None:
         """Ignore it: the supervisor gets the same signal and sends the configuration."""

@@ -76,8 +76,7 @@ class Worker:
 
 def check_workers(workers: int, config: Config) -> None:
     """Raise `SettingError` for several workers without shared state."""
-    state = config.state
-    if workers > 1 and state.database is None and state.database_env is None:
+    if workers > 1 and not config.state.is_shared:
         raise SettingError(
             f"several workers need a shared database, got {workers} workers without [state]",
             hint='set [state] database_env = "BOTTEGA_DATABASE" in the configuration and export a'
@@ -151,15 +150,15 @@ class Supervisor:
 
     async def _start(self, number: int, folder: Path) -> Worker:
         ours, theirs = Pipe()
+        listener, *rest = (one.fileno() for one in self._sockets)  # a signal closes the first
         command = [sys.executable, "-P", "-m", "bottega", "serve-worker", str(theirs.fileno())]
-        inherited = [theirs.fileno(), *(one.fileno() for one in self._sockets)]
+        inherited = [theirs.fileno(), listener, *rest]
         process = await asyncio.create_subprocess_exec(
             *command, pass_fds=inherited, stdin=asyncio.subprocess.DEVNULL
         )
         theirs.close()
         worker = Worker(str(next(self._names)), process, ours)
         self._workers[number] = worker
-        listener, *rest = (one.fileno() for one in self._sockets)
         metrics = rest[0] if rest else None
         worker.send(WorkerTask(self._config, self._style, listener, metrics, folder, worker.name))
         if self._closing.is_set():  # the signal came while the process started
@@ -186,6 +185,7 @@ class Supervisor:
                 worker.send(STOP)
             return
         self._closing.set()
+        self._sockets[0].close()  # new connections are refused once all workers have closed theirs
         for worker in self._workers.values():
             self._drain(worker)
 
