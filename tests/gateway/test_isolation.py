@@ -131,7 +131,7 @@ async def test_key_without_storage_stores_nothing(shared: Harness) -> None:
 @pytest.mark.parametrize(
     "header",
     [{}, {"Authorization": "sk-a"}, {"Authorization": "Basic sk-a"}, {"Authorization": "Bearer "},
-     {"Authorization": "Bearer sk-A"}, {"X-Api-Key": "sk-a"}],
+     {"Authorization": "Bearer sk-A"}, {"X-Api-Key": "sk-A"}],
 )  # fmt: skip
 async def test_requests_without_a_key_are_rejected(shared: Harness, header: dict[str, str]) -> None:
     async with aiohttp.ClientSession() as session:

@@ -221,3 +221,44 @@ def test_a_closed_store_is_an_error(tmp_path: Path) -> None:
     opened.close()
     with pytest.raises(StoreError):
         opened.list()
+
+
+def answered(id: str, moment: float, question: str, answer: str) -> Trace:
+    query = Query(question, (solid_image(1),))
+    return replace(trace(id, moment), query=query, answer=Answer(answer))
+
+
+def test_traces_are_found_by_their_text(traces: TraceStore) -> None:
+    traces.write([answered("a", 1.0, "Which BIRD is this?", "100%_sure")], namespace="x")
+    traces.write([answered("b", 2.0, "Which bird?", "a parrot"), answered("c", 3.0, "?", "Ü")])
+    assert [one.id for one in traces.search("bird")] == ["b", "a"]
+    assert [one.id for one in traces.search("PARROT")] == ["b"]
+    assert [one.id for one in traces.search("ü")] == ["c"]
+    assert [one.id for one in traces.search("0%_s")] == ["a"]
+    assert traces.search("0__s") == traces.search("%%%") == []
+    assert [one.id for one in traces.search(namespace="x")] == ["a"]
+    assert [one.id for one in traces.search(before=3.0, limit=1)] == ["b"]
+    assert traces.search(tier="nobody") == []
+
+
+def test_images_are_stored_on_request_and_deleted_with_their_traces(traces: TraceStore) -> None:
+    traces.write([answered("a", 1.0, "?", "x")], images=True)
+    assert traces.image(solid_image(1).sha256) == solid_image(1)
+    traces.write([answered("b", 5.0, "?", "x")], images=True)
+    assert traces.prune(3.0) == 1
+    assert traces.image(solid_image(1).sha256) == solid_image(1)
+    assert [one.id for one in traces.search()] == [one.id for one in traces.list()] == ["b"]
+    traces.prune(9.0)
+    assert traces.image(solid_image(1).sha256) is None
+
+
+def test_traces_of_the_first_format_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "traces.db"
+    with closing(TraceStore.open(path)) as opened:
+        opened.write([answered("a", 1.0, "Which bird?", "a parrot")])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "DROP TABLE trace_texts; DROP TABLE trace_images; PRAGMA user_version = 1"
+        )
+    with closing(TraceStore.open(path)) as opened:
+        assert [one.id for one in opened.search("parrot")] == ["a"]

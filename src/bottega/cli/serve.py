@@ -40,6 +40,8 @@ price = [2.50, 10.00]
 [route]
 router = "coverage"
 min_similarity = 0.9
+[traces]
+store = "images"
 """
 # With the extra [photos], the photograph models answer prompts about photographs.
 DEMO_WITH_PHOTOGRAPHS = (

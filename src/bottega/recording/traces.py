@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
-from bottega._util.postgres import PostgresKind, postgres_url
-from bottega._util.postgres_database import PostgresDatabase
-from bottega._util.sqlite import FileKind
+from bottega._util.postgres import postgres_url
 from bottega.errors import NotFoundError
+from bottega.image import Image, path_text
 from bottega.recording.stored_traces import StoredTrace, from_json, json_text, stored_trace
+from bottega.recording.trace_tables import (
+    TRACE_STORE,
+    DatabaseTables,
+    FileTables,
+    Statement,
+    TraceTables,
+)
 from bottega.types import Trace
 
 StoredTraces = list[StoredTrace]  # inside the class, `list` is its method
-BUSY_SECONDS = ANSWER_SECONDS = 10.0
 # Statements for both databases; in PostgreSQL, "?" becomes "$".
 INSERT = (
     "INSERT INTO traces VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (id) DO UPDATE SET"
@@ -26,49 +29,19 @@ INSERT = (
     " completion_tokens = excluded.completion_tokens, cached_tokens = excluded.cached_tokens,"
     " seconds = excluded.seconds, cost_usd = excluded.cost_usd, body = excluded.body"
 )
+INSERT_TEXT = (
+    "INSERT INTO trace_texts (id, time, namespace, tier, text) VALUES (?1, ?2, ?3, ?4, ?5)"
+    " ON CONFLICT (id) DO UPDATE SET time = excluded.time, namespace = excluded.namespace,"
+    " tier = excluded.tier, text = excluded.text"
+)
+INSERT_IMAGE = (
+    "INSERT INTO trace_images (sha256, time, data) VALUES (?1, ?2, ?3)"
+    " ON CONFLICT (sha256) DO UPDATE SET time = excluded.time"
+)
 SUMS = (
     "SELECT count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0),"
     " coalesce(sum(cached_tokens), 0), coalesce(sum(seconds), 0), coalesce(sum(cost_usd), 0),"
     " count(*) - count(cost_usd) FROM traces"
-)
-TRACE_STORE = FileKind(
-    "trace store",
-    application_id=0x42747472,  # "Bttr"
-    migrations=(
-        """
-        CREATE TABLE traces (
-            id TEXT PRIMARY KEY,
-            time REAL NOT NULL,
-            prompt_tokens INTEGER NOT NULL,
-            completion_tokens INTEGER NOT NULL,
-            cached_tokens INTEGER NOT NULL,
-            seconds REAL NOT NULL,
-            cost_usd REAL,
-            body TEXT NOT NULL
-        ) WITHOUT ROWID;
-        CREATE INDEX traces_by_time ON traces (time);
-        """,
-    ),
-)
-
-
-TRACE_TABLES = PostgresKind(
-    "trace store",
-    (
-        """
-        CREATE TABLE traces (
-            id text COLLATE "C" PRIMARY KEY,
-            time double precision NOT NULL,
-            prompt_tokens bigint NOT NULL,
-            completion_tokens bigint NOT NULL,
-            cached_tokens bigint NOT NULL,
-            seconds double precision NOT NULL,
-            cost_usd double precision,
-            body text NOT NULL
-        );
-        CREATE INDEX traces_by_time ON traces (time, id);
-        """,
-    ),
 )
 
 
@@ -85,50 +58,17 @@ class TraceSummary:
     unpriced: int
 
 
-class _Tables(Protocol):
-    def execute(self, statement: str, *values: object) -> Sequence[Sequence[Any]]:
-        """Run one statement in its own transaction and return its rows."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class _FileTables:
-    def __init__(self, path: Path) -> None:
-        self._name = str(path)
-        self._lock = threading.Lock()
-        with TRACE_STORE.translated(self._name):
-            self._connection = TRACE_STORE.open(path, busy_seconds=BUSY_SECONDS)
-
-    def execute(self, statement: str, *values: object) -> Sequence[Sequence[Any]]:
-        with self._lock, TRACE_STORE.translated(self._name):
-            return self._connection.execute(statement, values).fetchall()
-
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
-
-
-class _DatabaseTables(PostgresDatabase):
-    def __init__(self, url: str) -> None:
-        super().__init__(url, TRACE_TABLES, answer_seconds=ANSWER_SECONDS)
-
-    def execute(self, statement: str, *values: object) -> Sequence[Sequence[Any]]:
-        # Retried after a lost connection, which is safe: an insertion sets the same row again.
-        return self.read(statement.replace("?", "$"), *values)
-
-
 class TraceStore:
     """Recorder that stores every trace in a file or a PostgreSQL database, which threads and
     processes may share.
 
     A process crash loses no trace. A file has a write-ahead log with `synchronous=NORMAL`: a
     machine crash may lose its last traces but never damages it. Traces have texts and sha256s of
-    images, no image bytes; lone surrogates become U+FFFD. A trace with an existing id replaces the
-    old one. Read methods block.
+    images, no image bytes unless `write` is called with `images`; lone surrogates become U+FFFD. A
+    trace with an existing id replaces the old one. All methods but the call block.
     """
 
-    def __init__(self, path: Path | str, tables: _Tables) -> None:
+    def __init__(self, path: Path | str, tables: TraceTables) -> None:
         self.path = path  # or the address of the database, without user and password
         self._tables = tables
 
@@ -136,14 +76,18 @@ class TraceStore:
     def open(cls, path: str | Path) -> TraceStore:
         """Open or create a file, or the tables of a `postgresql://` URL."""
         if (url := postgres_url(path)) is not None:
-            tables = _DatabaseTables(url)
+            tables = DatabaseTables(url)
             store = cls(tables.name, tables)
             store.summary()  # connects
             return store
-        return cls(Path(path), _FileTables(Path(path)))
+        return cls(Path(path), FileTables(Path(path)))
 
     async def __call__(self, trace: Trace, /) -> None:
-        await asyncio.to_thread(self._write, trace)
+        await asyncio.to_thread(self.write, [trace])
+
+    def write(self, traces: Iterable[Trace], *, namespace: str = "", images: bool = False) -> None:
+        """Store traces in one transaction, with the images of their queries if `images`."""
+        self._tables.write([one for trace in traces for one in _rows(trace, namespace, images)])
 
     def list(self, limit: int = 20) -> StoredTraces:
         """Return the newest traces, the newest first."""
@@ -160,6 +104,55 @@ class TraceStore:
             )
         return found[0]
 
+    def search(
+        self,
+        text: str = "",
+        *,
+        namespace: str | None = None,
+        tier: str | None = None,
+        before: float | None = None,
+        limit: int = 20,
+    ) -> StoredTraces:
+        """Return the newest traces whose question or answer contains `text` in any case, the newest
+        first: those of a namespace, of a tier, or older than `before` in unix seconds."""
+        conditions = {
+            "text LIKE {} ESCAPE '~'": f"%{_escaped(text)}%" if text else None,
+            "namespace = {}": namespace,
+            "tier = {}": tier,
+            "t.time < {}": before,
+        }
+        given = {sql: value for sql, value in conditions.items() if value is not None}
+        where = [sql.format(f"?{number}") for number, sql in enumerate(given, 1)]
+        rows = self._tables.execute(
+            "SELECT body FROM trace_texts AS t JOIN traces ON traces.id = t.id"
+            f"{' WHERE ' if where else ''}{' AND '.join(where)}"
+            f" ORDER BY t.time DESC, t.id DESC LIMIT ?{len(where) + 1}",
+            *given.values(),
+            limit,
+        )
+        with TRACE_STORE.reading(str(self.path)):
+            return [from_json(body) for (body,) in rows]
+
+    def namespace(self, id: str) -> str:
+        """Return the namespace of a trace. Raises `NotFoundError`."""
+        rows = self._tables.execute("SELECT namespace FROM trace_texts WHERE id = ?1", id)
+        if not rows:
+            raise NotFoundError(f"no trace {id!r} in {self.path}", hint="`bottega log` lists them")
+        return str(rows[0][0])
+
+    def image(self, sha256: str) -> Image | None:
+        """Return a stored image, None if it is not stored."""
+        rows = self._tables.execute("SELECT data FROM trace_images WHERE sha256 = ?1", sha256)
+        return Image.from_bytes(bytes(rows[0][0])) if rows else None
+
+    def prune(self, before: float) -> int:
+        """Delete traces older than `before` in unix seconds, and images that no newer trace was
+        stored with. Return the number of deleted traces."""
+        rows = self._tables.execute("DELETE FROM traces WHERE time < ?1 RETURNING 1", before)
+        self._tables.execute("DELETE FROM trace_texts WHERE time < ?1", before)
+        self._tables.execute("DELETE FROM trace_images WHERE time < ?1", before)
+        return len(rows)
+
     def summary(self) -> TraceSummary:
         [row] = self._tables.execute(SUMS)
         count, prompt, completion, cached, seconds, usd, unpriced = row
@@ -175,17 +168,28 @@ class TraceStore:
     def close(self) -> None:
         self._tables.close()
 
-    def _write(self, trace: Trace) -> None:
-        kept = stored_trace(trace)
-        usage, body = kept.usage, json_text(kept)
-        tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-        cost = trace.cost_usd
-        if cost is not None and not math.isfinite(cost):  # a NaN would make all sums NaN
-            cost = None
-        row = (trace.id, trace.time, *tokens, trace.seconds, cost, body)
-        self._tables.execute(INSERT, *row)
-
     def _read(self, where: str, *values: object) -> StoredTraces:
         rows = self._tables.execute(f"SELECT body FROM traces {where}", *values)
         with TRACE_STORE.reading(str(self.path)):
             return [from_json(body) for (body,) in rows]
+
+
+def _rows(trace: Trace, namespace: str, images: bool) -> Iterator[Statement]:
+    """Yield the statements that store a trace."""
+    kept = stored_trace(trace)
+    usage = kept.usage
+    tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+    cost = trace.cost_usd
+    if cost is not None and not math.isfinite(cost):  # a NaN would make all sums NaN
+        cost = None
+    yield INSERT, (trace.id, trace.time, *tokens, trace.seconds, cost, json_text(kept))
+    text = path_text(f"{kept.question}\n{kept.answer.text}").casefold().replace("\0", "")
+    yield INSERT_TEXT, (trace.id, trace.time, namespace, trace.tier, text)
+    for image in trace.query.images if images else ():
+        yield INSERT_IMAGE, (image.sha256, trace.time, image.data)
+
+
+def _escaped(text: str) -> str:
+    """Return the text as a pattern of LIKE."""
+    text = path_text(text).casefold().replace("\0", "")
+    return text.replace("~", "~~").replace("%", "~%").replace("_", "~_")

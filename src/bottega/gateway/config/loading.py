@@ -27,6 +27,7 @@ from bottega.gateway.config.settings import (
     ShadowSettings,
     StateSettings,
     TierSettings,
+    TraceSettings,
     is_server_url,
     reject_secrets,
     sample_url,
@@ -58,6 +59,7 @@ SECTIONS: dict[str, type] = {
     "shadow": ShadowSettings,
     "keys": KeySettings,
     "state": StateSettings,
+    "traces": TraceSettings,
 }
 # New names of the settings of files for commit fd291dc.
 RENAMED = {

@@ -246,6 +246,15 @@ class KeySettings:
 
 
 @dataclass(frozen=True)
+class TraceSettings:
+    """[traces]: questions and answers of requests, kept for the console and `bottega log`: none,
+    their texts, or with the images of the questions."""
+
+    store: Literal["none", "texts", "images"] = "none"
+    keep_days: PositiveFloat = 7.0
+
+
+@dataclass(frozen=True)
 class StateSettings:
     """[state]: servers that several gateways share, as URLs or as names of environment variables
     with URLs, which may contain passwords. By default, state is in this process and in files of
@@ -313,6 +322,7 @@ class Config:
     shadow: ShadowSettings = ShadowSettings()
     keys: KeySettings = KeySettings()
     state: StateSettings = StateSettings()
+    traces: TraceSettings = TraceSettings()
 
     @property
     def master(self) -> TierSettings:

@@ -21,6 +21,7 @@ from bottega.gateway.config.settings import MB, VIRTUAL, Config, LimitSettings
 from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
 from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.image_fetcher import ImageFetcher
+from bottega.gateway.request_traces import RequestTraces
 from bottega.gateway.requests import Fetch, Limits
 from bottega.gateway.response_cache import BodyCache, ReplyCache, StoredReplies
 from bottega.gateway.running.cache_views import check_cache
@@ -32,8 +33,10 @@ from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.openai_api.fields import data_url_cache
 from bottega.pipeline import Pipeline
+from bottega.recording import CompositeRecorder, TraceStore
 
 Connect = Callable[[ReplyCache], SharedState]
+TRACES_FILE = "traces.db"
 NEVER_MATCHES = re.compile(r"(?!)")
 
 
@@ -45,13 +48,17 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         metrics = Metrics(one.name for one in tier_set.served)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
         tier_set = tier_set.prepared(metrics, decoding)
-        file = NamespaceOpener(config, tier_set, metrics, ledger, decoding)
+        traces = _open_traces(config, environment)
+        if traces is not None:
+            opened.callback(traces.close)
+        file = NamespaceOpener(config, tier_set, metrics, ledger, decoding, traces)
         check_cache(config)
         tenants = NamespacePool(file.open, config.cache.open_namespaces)  # opens nothing yet
         gateway_server = _gateway_server(
             config, file.tier_set, tenants, metrics, accounts, ledger, decoding, connect
         )
-        opened.pop_all()  # from here on the server closes both stores
+        gateway_server.traces = traces
+        opened.pop_all()  # from here on the server closes the stores
     gateway = gateway_server.gateway
     if gateway_server.state is not None:
         file.shared_gates = gateway_server.state.gates
@@ -86,6 +93,11 @@ def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
         tier_set = pipeline_tiers(pipeline).prepared(metrics, decoding)
         if pipeline.retrieve is not None:
             pipeline = replace(pipeline, retrieve=BudgetedRetriever(pipeline.retrieve, decoding))
+        traces = _open_traces(config, os.environ)
+        if traces is not None:
+            opened.callback(traces.close)
+            record = CompositeRecorder(pipeline.record, traces.recorder(""))
+            pipeline = replace(pipeline, record=record)
         gateway_server = _gateway_server(
             config,
             tier_set,
@@ -96,6 +108,7 @@ def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
             decoding,
             connect,
         )
+        gateway_server.traces = traces
         gateway_server.gateway.background = NEVER_MATCHES  # a pipeline answers every text
         opened.pop_all()
     gateway_server.build_app()
@@ -124,6 +137,18 @@ def _open_stores(
         if database is not None:
             connect = partial(SharedState, database, redis, ledger, config.replay.seconds)
         yield accounts, ledger, connect, opened
+
+
+def _open_traces(config: Config, environment: Mapping[str, str]) -> RequestTraces | None:
+    """Open the store of request traces beside the ledger, None if they are not stored."""
+    if config.traces.store == "none":
+        return None
+    location = config.state.database_url(environment) or config.gateway.data / TRACES_FILE
+    return RequestTraces(
+        TraceStore.open(location),
+        images=config.traces.store == "images",
+        keep_days=config.traces.keep_days,
+    )
 
 
 def _gateway_server(

@@ -32,6 +32,7 @@ from bottega.gateway.decode_budget import (
 )
 from bottega.gateway.drafts import DraftGenerator
 from bottega.gateway.ports import RequestRecord, Tenant
+from bottega.gateway.request_traces import RequestTraces
 from bottega.gateway.running.cache_views import (
     PREPARED,
     cache_location,
@@ -141,6 +142,7 @@ class NamespaceOpener:
     metrics: Metrics
     ledger: Ledger
     decoding: DecodeBudget
+    traces: RequestTraces | None = None
     # Gates outlive open namespaces: a shadow call may end after its namespace was evicted.
     _gates: dict[str, BenefitGate] = field(default_factory=dict)
     shared_gates: SharedGates | None = None
@@ -304,6 +306,7 @@ class NamespaceOpener:
             reasoning=False,
             remember=False,
             price=self.tier_set.prices,
+            record=None if self.traces is None else self.traces.recorder(namespace),
         )
         if config.route.samples is not None:
             pipeline = replace(pipeline, choose=most_frequent)

@@ -21,6 +21,7 @@ from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import Config
 from bottega.gateway.errors import CLOSING, error_response
 from bottega.gateway.ports import Receive, RequestRecord, Scope, Send, Tenants
+from bottega.gateway.request_traces import RequestTraces
 from bottega.gateway.requests import Limits
 from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.state.shared import SharedState
@@ -224,6 +225,7 @@ class GatewayServer:
     ledger: Ledger
     gateway: Gateway
     state: SharedState | None = None
+    traces: RequestTraces | None = None
     is_ready: bool = False
     worker_metrics: WorkerMetrics | None = None  # set if other workers serve the same port
     when_ready: Callable[[], None] = lambda: None
@@ -344,6 +346,8 @@ class GatewayServer:
         await self.tenants.aclose()
         if self.state is not None:
             await self.state.aclose()
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
         await asyncio.to_thread(self.ledger.close)
         await asyncio.to_thread(self.accounts.close)
 
