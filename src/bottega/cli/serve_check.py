@@ -165,6 +165,12 @@ def _serving(config: Config, environment: Mapping[str, str]) -> Rows:
     traces = config.traces
     kept = f"{traces.store} of requests, for {traces.keep_days:g} days"
     yield "traces", "off" if traces.store == "none" else kept
+    batches, is_shared = config.batches, config.state.is_shared
+    runs = (
+        f"{_counted(batches.concurrency, 'request')} at a time, from files of {batches.file_mb} MB"
+    )
+    off = "off" if not batches.concurrency else "off: the state is shared"
+    yield "batches", off if is_shared or not batches.concurrency else runs
     limits = [*_changed(config.limits)]
     yield "limits", "the defaults, except" if limits else "the defaults"
     yield from limits

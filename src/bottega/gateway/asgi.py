@@ -147,12 +147,7 @@ class ChatEndpoint:
                 record.status, record.reason = CLOSING.status, "shutting down"
                 await _send_shutdown_error(send, record, self.error_body(CLOSING))
         except Exception as error:
-            record.state = "failed"
-            record.reason = getattr(error, "code", None) or type(error).__name__
-            if not isinstance(error, BottegaError):
-                log.error("request %s failed", record.request_id, exc_info=error)
-            elif not isinstance(error, ApiError):
-                log.warning("request %s failed: %s", record.request_id, error)
+            note_failure(record, error)
             if started:
                 raise  # the status is sent: uvicorn closes the connection
             api_error = to_api_error(error)
@@ -161,6 +156,16 @@ class ChatEndpoint:
         finally:
             self.watch.end(watched)
             self.on_end(record)
+
+
+def note_failure(record: RequestRecord, error: Exception) -> None:
+    """Record why a request failed. Log the reason, which the client may not get."""
+    record.state = "failed"
+    record.reason = getattr(error, "code", None) or type(error).__name__
+    if not isinstance(error, BottegaError):
+        log.error("request %s failed", record.request_id, exc_info=error)
+    elif not isinstance(error, ApiError):
+        log.warning("request %s failed: %s", record.request_id, error)
 
 
 def request_id() -> str:
@@ -229,6 +234,24 @@ EMBEDDINGS = ("/v1/embeddings", "/embeddings")
 CREATED = 1767225600  # creation time of the virtual models: clients need a number
 
 
+def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str, ChatEndpoint]:
+    """Return the endpoints of all APIs on top of `chat_endpoint`, that of chat completions."""
+    chat = chat_endpoint.answer
+    responses = replace(chat_endpoint, answer=responses_endpoint(chat).answer)
+    embeddings = replace(chat_endpoint, answer=EmbeddingsEndpoint(gateway).answer)
+    completions = replace(chat_endpoint, answer=completions_endpoint(chat).answer)
+    messages = replace(
+        chat_endpoint, answer=messages_endpoint(chat).answer, error_body=messages_error
+    )
+    return (
+        dict.fromkeys(CHAT, chat_endpoint)
+        | dict.fromkeys(RESPONSES, responses)
+        | dict.fromkeys(MESSAGES, messages)
+        | dict.fromkeys(COMPLETIONS, completions)
+        | dict.fromkeys(EMBEDDINGS, embeddings)
+    )
+
+
 class App:
     """ASGI application of the gateway. `more` are further routes, such as those of the
     administration API. `/readyz` includes `tier_problems`."""
@@ -244,23 +267,7 @@ class App:
         more: Sequence[BaseRoute] = (),
         lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
-        responses = replace(chat_endpoint, answer=responses_endpoint(chat_endpoint.answer).answer)
-        embeddings = replace(chat_endpoint, answer=EmbeddingsEndpoint(gateway).answer)
-        completions = replace(
-            chat_endpoint, answer=completions_endpoint(chat_endpoint.answer).answer
-        )
-        messages = replace(
-            chat_endpoint,
-            answer=messages_endpoint(chat_endpoint.answer).answer,
-            error_body=messages_error,
-        )
-        self._endpoints = (
-            dict.fromkeys(CHAT, chat_endpoint)
-            | dict.fromkeys(RESPONSES, responses)
-            | dict.fromkeys(MESSAGES, messages)
-            | dict.fromkeys(COMPLETIONS, completions)
-            | dict.fromkeys(EMBEDDINGS, embeddings)
-        )
+        self._endpoints = endpoints_by_path(gateway, chat_endpoint)
         self._gateway = gateway
         self._is_ready, self._tier_problems, self._metrics = is_ready, tier_problems, metrics
         # Set after its socket is bound. On this port `/metrics` needs no key.

@@ -216,8 +216,13 @@ class Gateway:
         return [id for id, tier in tiers if not tier or self.access.may_choose(account, tier)]
 
     async def admit(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
-        """Check the key and its limits. Raises `ApiError`."""
-        account = self.check_key(headers)
+        """Check the key and its limits, unless the request has entered already. Raises
+        `ApiError`."""
+        if not record.entered:
+            await self.enter(record, self.check_key(headers))
+
+    async def enter(self, record: RequestRecord, account: Account) -> None:
+        """Check the limits of an account. Raises `ApiError`."""
         record.account, record.namespace = account, account.namespace
         CLIENT.set(account.id)  # of this task only: fair turns in the decode budget
         self.access.enter(account)

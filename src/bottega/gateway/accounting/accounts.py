@@ -174,6 +174,11 @@ class Accounts:
         is_valid = hmac.compare_digest(sha256(secret.encode()).digest(), digest)
         return account if is_valid and account.revoked is None else None
 
+    def find(self, id: str) -> Account | None:
+        """Return the account with this id from memory, None if it is unknown or revoked."""
+        account, _ = self._accounts.get(id, NO_ACCOUNT)
+        return account if account.revoked is None else None
+
     def add(
         self,
         name: str,

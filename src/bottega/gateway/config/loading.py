@@ -17,6 +17,7 @@ from bottega._util.settings import (
     read_toml,
 )
 from bottega.gateway.config.settings import (
+    BatchSettings,
     CacheSettings,
     Config,
     KeySettings,
@@ -60,6 +61,7 @@ SECTIONS: dict[str, type] = {
     "keys": KeySettings,
     "state": StateSettings,
     "traces": TraceSettings,
+    "batches": BatchSettings,
 }
 # New names of the settings of files for commit fd291dc.
 RENAMED = {

@@ -255,6 +255,21 @@ class TraceSettings:
 
 
 @dataclass(frozen=True)
+class BatchSettings:
+    """[batches]: files and batches of `/v1/files` and `/v1/batches`. `concurrency` is the number of
+    requests of all batches in progress at a time; 0 turns the endpoints off. A file has at most
+    `file_mb` and `max_requests` requests, all files of a key have at most `storage_mb`. A batch
+    expires after `expire_hours`, a file after `keep_days`."""
+
+    concurrency: NonNegativeInt = 4
+    max_requests: PositiveInt = 50_000
+    file_mb: PositiveInt = 200
+    storage_mb: PositiveInt = 1000
+    expire_hours: PositiveFloat = 24.0
+    keep_days: PositiveFloat = 30.0
+
+
+@dataclass(frozen=True)
 class StateSettings:
     """[state]: servers that several gateways share, as URLs or as names of environment variables
     with URLs, which may contain passwords. By default, state is in this process and in files of
@@ -323,6 +338,7 @@ class Config:
     keys: KeySettings = KeySettings()
     state: StateSettings = StateSettings()
     traces: TraceSettings = TraceSettings()
+    batches: BatchSettings = BatchSettings()
 
     @property
     def master(self) -> TierSettings:

@@ -16,7 +16,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Entry, Ledger
-from bottega.gateway.asgi import PROBE_PATHS, App, ChatEndpoint
+from bottega.gateway.asgi import PROBE_PATHS, App, ChatEndpoint, endpoints_by_path
+from bottega.gateway.batches.routes import batch_routes
+from bottega.gateway.batches.runner import BatchRunner
+from bottega.gateway.batches.store import BatchStore
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import Config
 from bottega.gateway.errors import CLOSING, error_response
@@ -156,13 +159,20 @@ class Admission:
             await error_response(FULL)(scope, receive, send)
         else:
             # No await since the comparison: two requests cannot take the same last slot.
-            self.in_flight += 1
+            self.begin()
             try:
                 await self._app(scope, receive, _closing(send) if self.closing else send)
             finally:
-                self.in_flight -= 1
-                if not self.in_flight:
-                    self._empty.set()
+                self.end()
+
+    def begin(self) -> None:
+        """Count a request that has begun."""
+        self.in_flight += 1
+
+    def end(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._empty.set()
 
 
 def _closing(send: Send) -> Send:
@@ -226,6 +236,7 @@ class GatewayServer:
     gateway: Gateway
     state: SharedState | None = None
     traces: RequestTraces | None = None
+    batches: BatchRunner | None = None
     is_ready: bool = False
     worker_metrics: WorkerMetrics | None = None  # set if other workers serve the same port
     when_ready: Callable[[], None] = lambda: None
@@ -235,19 +246,31 @@ class GatewayServer:
     def build_app(self, more: Sequence[BaseRoute] = ()) -> None:
         """Build `app`, with `more` routes such as those of the administration API."""
         chat_endpoint = ChatEndpoint(self.gateway.answer, self.on_end, self.gateway.limits)
+        settings, folder = self.config.batches, self.config.gateway.data
+        has_batches = settings.concurrency > 0 and self.state is None
+        batches = BatchStore(folder) if has_batches else None
         app = App(
             self.gateway,
             chat_endpoint,
             is_ready=lambda: self.is_ready,
             tier_problems=self.tier_set.tier_problems,
             metrics=lambda: (self._exposition(), CONTENT_TYPE),
-            more=more,
+            more=[*more, *batch_routes(self.gateway, batches, settings, self._wake_batches)],
             lifespan=self.lifespan,
         )
         self.inner = app
         self.app = Admission(app, self.config.gateway.max_concurrent)
+        if batches is not None:
+            endpoints = endpoints_by_path(self.gateway, chat_endpoint)
+            self.batches = BatchRunner(
+                batches, self.gateway, settings, folder, self.accounts.find, self.app, endpoints
+            )
         self.metrics.in_flight.set_function(lambda: self.app.in_flight)
         self.metrics.lost_rows(lambda: self.ledger.lost)
+
+    def _wake_batches(self) -> None:
+        if self.batches is not None:
+            self.batches.wake()
 
     def on_end(self, record: RequestRecord) -> None:
         """Record a request that has ended: ledger entry, metrics and log line."""
@@ -281,6 +304,8 @@ class GatewayServer:
         work.append(asyncio.create_task(self._publish()))
         if self.state is not None:
             work.append(asyncio.create_task(self.state.run()))
+        if self.batches is not None:
+            work.append(asyncio.create_task(self.batches.run()))
         try:
             yield
         finally:
@@ -340,6 +365,8 @@ class GatewayServer:
     async def aclose(self) -> None:
         if self.worker_metrics is not None:
             await asyncio.to_thread(self.worker_metrics.close)
+        if self.batches is not None:
+            await self.batches.aclose()
         if self.gateway.shadow is not None:
             await self.gateway.shadow.aclose()
         await self.tier_set.aclose()

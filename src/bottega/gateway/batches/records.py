@@ -1,0 +1,114 @@
+"""Stored files and batches, and their JSON in the format of the OpenAI API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+Purpose = Literal["batch", "batch_output"]
+UNFINISHED: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+WINDOW = "24h"
+# Statuses whose time the API reports.
+TIMES: tuple[Status, ...] = (
+    *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
+)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """File of one account. Times are unix seconds."""
+
+    id: str
+    account: str
+    filename: str
+    purpose: Purpose
+    size: int
+    created: float
+    expires: float
+
+    def json(self) -> dict[str, object]:
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.size,
+            "created_at": int(self.created),
+            "expires_at": int(self.expires),
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+@dataclass(frozen=True)
+class LineError:
+    """Problem of an input file. `line` is counted from 1, None for the whole file."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+    def json(self) -> dict[str, object]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Batch of one account. `times` are the unix seconds at which each status began. `failed`
+    counts the requests whose reply is an error."""
+
+    id: str
+    account: str
+    endpoint: str
+    input_file: str
+    status: Status
+    created: float
+    expires: float
+    metadata: Mapping[str, str] | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+    errors: Sequence[LineError] = ()
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    output_file: str | None = None
+    error_file: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status not in UNFINISHED
+
+    def json(self) -> dict[str, object]:
+        errors = [error.json() for error in self.errors]
+        times = {name: self.times.get(name) for name in TIMES}
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": {"object": "list", "data": errors} if errors else None,
+            "input_file_id": self.input_file,
+            "completion_window": WINDOW,
+            "status": self.status,
+            "output_file_id": self.output_file,
+            "error_file_id": self.error_file,
+            "created_at": int(self.created),
+            "expires_at": int(self.expires),
+            **{f"{name}_at": None if at is None else int(at) for name, at in times.items()},
+            "request_counts": {
+                "total": self.total,
+                "completed": self.completed,
+                "failed": self.failed,
+            },
+            "metadata": self.metadata,
+        }

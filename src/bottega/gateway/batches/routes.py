@@ -1,0 +1,279 @@
+"""Endpoints for files and batches, in the format of the OpenAI API."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from bottega.errors import BottegaError
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.limiter import Access
+from bottega.gateway.asgi import COMPLETIONS, EMBEDDINGS
+from bottega.gateway.batches.records import WINDOW, Status
+from bottega.gateway.batches.runner import DAY, HOUR
+from bottega.gateway.batches.store import BatchStore, storage_full
+from bottega.gateway.chat import Gateway
+from bottega.gateway.config.settings import MB, BatchSettings
+from bottega.gateway.errors import FINAL, to_api_error
+from bottega.gateway.translation import optional_field, text_field, typed, unsupported
+from bottega.openai_api.errors import ApiError
+from bottega.openai_api.fields import wrong_type
+
+log = logging.getLogger(__name__)
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/responses", EMBEDDINGS[0], COMPLETIONS[0])
+HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+MAX_FORM_FIELD = MAX_BODY = 64 * 1024
+MAX_UNFINISHED = 100  # batches of one key
+MAX_METADATA = 16
+PAGE, MAX_PAGE = 20, 100
+FILE_PAGE, MAX_FILE_PAGE = 1000, 10_000
+MIN_SECONDS = 3600
+BATCH_FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata")
+Handler = Callable[[Request, Account, BatchStore], Awaitable[object]]
+
+
+def batch_routes(
+    gateway: Gateway, store: BatchStore | None, settings: BatchSettings, wake: Callable[[], None]
+) -> list[BaseRoute]:
+    """Return the routes for files and batches. `wake` is called after a batch was added or
+    cancelled. Without a `store` they explain that there are no batches."""
+    desk = _Desk(gateway.access, settings, wake)
+    handlers: list[tuple[str, str, Handler]] = [
+        ("POST", "/files", desk.upload),
+        ("GET", "/files", desk.list_files),
+        ("GET", "/files/{id}", desk.show_file),
+        ("DELETE", "/files/{id}", desk.delete_file),
+        ("GET", "/files/{id}/content", desk.content),
+        ("POST", "/batches", desk.create),
+        ("GET", "/batches", desk.list_batches),
+        ("GET", "/batches/{id}", desk.show_batch),
+        ("POST", "/batches/{id}/cancel", desk.cancel),
+    ]
+    return [
+        Route(f"/v1{path}", _handle(gateway, store, handler), methods=[method])
+        for method, path, handler in handlers
+    ]
+
+
+def _handle(
+    gateway: Gateway, store: BatchStore | None, handler: Handler
+) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        account = gateway.check_key(request.headers)
+        if store is None:
+            raise ApiError(
+                "this gateway has no files and batches: they are off, or its state is shared",
+                status=501,
+                code="batches_unavailable",
+                headers=FINAL,
+                hint="ask the operator for a gateway without [state] and with"
+                " batches.concurrency above 0, or send the requests one by one",
+            )
+        try:
+            found = await handler(request, account, store)
+        except ApiError:
+            raise
+        except BottegaError as error:
+            log.warning("%s %s failed: %s", request.method, request.url.path[:100], error)
+            raise to_api_error(error) from error
+        if isinstance(found, Response):
+            return found
+        return Response(orjson.dumps(found), 200, HEADERS, "application/json")
+
+    return handle
+
+
+@dataclass(frozen=True)
+class _Desk:
+    access: Access
+    settings: BatchSettings
+    wake: Callable[[], None]
+
+    async def upload(self, request: Request, account: Account, store: BatchStore) -> object:
+        self.access.enter(account)
+        try:
+            return await self._uploaded(request, account, store)
+        finally:
+            self.access.leave(account)
+
+    async def _uploaded(self, request: Request, account: Account, store: BatchStore) -> object:
+        max_bytes, storage = self.settings.file_mb * MB, self.settings.storage_mb * MB
+        used = await asyncio.to_thread(store.used_bytes, account.id)
+        length = request.headers.get("content-length", "0")
+        # Before the upload is received; `add_file` checks the exact size.
+        if used + int(length if length.isdecimal() else 0) > storage + MAX_FORM_FIELD:
+            raise storage_full(storage)
+        limited = _limited(request, max_bytes + MAX_FORM_FIELD)
+        try:
+            form = await limited.form(max_files=1, max_fields=8, max_part_size=MAX_FORM_FIELD)
+        except MultiPartException as error:
+            raise ApiError(f"the form is invalid: {error.message}", hint=UPLOAD) from error
+        try:
+            file = form.get("file")
+            if not isinstance(file, UploadFile):
+                raise ApiError("Missing required parameter: 'file'.", param="file", hint=UPLOAD)
+            if form.get("purpose") != "batch":
+                wrong_type("purpose", "batch", form.get("purpose"))
+            stored = await asyncio.to_thread(
+                store.add_file,
+                account.id,
+                file.filename or "batch.jsonl",
+                file.file,
+                limit=storage,
+                expires=time.time() + _lifetime(form, self.settings.keep_days * DAY),
+            )
+        finally:
+            await form.close()
+        return stored.json()
+
+    async def list_files(self, request: Request, account: Account, store: BatchStore) -> object:
+        query = request.query_params
+        found, more = await asyncio.to_thread(
+            store.files,
+            account.id,
+            purpose=query.get("purpose"),
+            after=query.get("after"),
+            limit=_limit(request, FILE_PAGE, MAX_FILE_PAGE),
+            ascending=query.get("order") == "asc",
+        )
+        return _page([file.json() for file in found], more)
+
+    async def show_file(self, request: Request, account: Account, store: BatchStore) -> object:
+        return (await asyncio.to_thread(store.file, account.id, _id(request))).json()
+
+    async def delete_file(self, request: Request, account: Account, store: BatchStore) -> object:
+        await asyncio.to_thread(store.delete_file, account.id, _id(request))
+        return {"id": _id(request), "object": "file", "deleted": True}
+
+    async def content(self, request: Request, account: Account, store: BatchStore) -> object:
+        file = await asyncio.to_thread(store.file, account.id, _id(request))
+        return FileResponse(store.path(file.id), 200, HEADERS, "application/octet-stream")
+
+    async def create(self, request: Request, account: Account, store: BatchStore) -> object:
+        given = await _body(request)
+        for name in given:
+            if name not in BATCH_FIELDS:
+                message = f"'{name[:64]}' is not supported"
+                raise unsupported(message, name[:64], f"use {', '.join(BATCH_FIELDS)}")
+        input_file = text_field(given, "input_file_id")
+        endpoint = text_field(given, "endpoint")
+        if endpoint not in ENDPOINTS:
+            wrong_type("endpoint", f"one of {', '.join(ENDPOINTS)}", endpoint)
+        if given.get("completion_window") != WINDOW:
+            wrong_type("completion_window", WINDOW, given.get("completion_window"))
+        batch = await asyncio.to_thread(
+            store.add_batch,
+            account.id,
+            endpoint,
+            input_file,
+            _metadata(given),
+            expires=time.time() + self.settings.expire_hours * HOUR,
+            limit=MAX_UNFINISHED,
+        )
+        self.wake()
+        return batch.json()
+
+    async def list_batches(self, request: Request, account: Account, store: BatchStore) -> object:
+        found, more = await asyncio.to_thread(
+            store.batches,
+            account.id,
+            after=request.query_params.get("after"),
+            limit=_limit(request, PAGE, MAX_PAGE),
+        )
+        return _page([batch.json() for batch in found], more)
+
+    async def show_batch(self, request: Request, account: Account, store: BatchStore) -> object:
+        return (await asyncio.to_thread(store.batch, account.id, _id(request))).json()
+
+    async def cancel(self, request: Request, account: Account, store: BatchStore) -> object:
+        batch = await asyncio.to_thread(store.batch, account.id, _id(request))
+        before: tuple[Status, ...] = ("validating", "in_progress")
+        if not await asyncio.to_thread(store.change_status, batch.id, "cancelling", before=before):
+            batch = await asyncio.to_thread(store.batch, account.id, batch.id)
+            if batch.status not in ("cancelling", "cancelled"):
+                message = f"the batch cannot be cancelled, its status is {batch.status}"
+                raise ApiError(message, status=409, code="batch_ended", hint="leave it as it is")
+        self.wake()
+        return (await asyncio.to_thread(store.batch, account.id, batch.id)).json()
+
+
+UPLOAD = 'send a multipart form with the fields file and purpose="batch"'
+
+
+def _limited(request: Request, limit: int) -> Request:
+    """Return the request with a body of at most `limit` bytes. Reading more raises `ApiError`."""
+    received = 0
+
+    async def receive() -> MutableMapping[str, Any]:
+        nonlocal received
+        message = await request.receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            raise ApiError(
+                f"the file is longer than {limit - MAX_FORM_FIELD:,} bytes",
+                status=413,
+                code="body_too_large",
+                headers={"connection": "close"},
+                hint="split it into several batches",
+            )
+        return message
+
+    return Request(request.scope, receive)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    raw = await _limited(request, MAX_BODY).body()
+    try:
+        return typed(orjson.loads(raw), dict, "", "an object")
+    except orjson.JSONDecodeError as error:
+        message = f"We could not parse the JSON body of your request: {error.msg}."
+        raise ApiError(message, code="invalid_json", hint="send one JSON object") from error
+
+
+def _lifetime(form: FormData, longest: float) -> float:
+    """Return the seconds until a file expires."""
+    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return longest
+    if anchor != "created_at":
+        wrong_type("expires_after.anchor", "created_at", anchor)
+    if not (isinstance(seconds, str) and seconds.isdecimal() and len(seconds) < 12):
+        wrong_type("expires_after.seconds", "a whole number", seconds)
+    return min(max(int(seconds), MIN_SECONDS), longest)
+
+
+def _metadata(given: dict[str, Any]) -> dict[str, str] | None:
+    metadata = optional_field(given, "metadata", dict)
+    if metadata is not None and len(metadata) > MAX_METADATA:
+        wrong_type("metadata", f"at most {MAX_METADATA} pairs", len(metadata))
+    for name, value in (metadata or {}).items():
+        typed(value, str, f"metadata.{str(name)[:64]}")
+    return metadata
+
+
+def _limit(request: Request, default: int, largest: int) -> int:
+    text = request.query_params.get("limit", str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 9 and 0 < int(text) <= largest):
+        wrong_type("limit", f"a whole number from 1 to {largest}", text[:40])
+    return int(text)
+
+
+def _page(data: list[dict[str, object]], more: bool) -> object:
+    ids = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return {"object": "list", "data": data, **ids, "has_more": more}
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["id"])

@@ -1,0 +1,312 @@
+"""Runner of batches: each line is a request of its key, beside those of clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Protocol
+
+from bottega._util.durable_files import lock_file
+from bottega._util.event_loops import for_each
+from bottega.errors import BottegaError
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.asgi import ChatEndpoint, note_failure, request_id
+from bottega.gateway.batches.lines import Line, error_line, read_body, read_lines, reply_line
+from bottega.gateway.batches.records import Batch, LineError, Status
+from bottega.gateway.batches.store import BatchStore
+from bottega.gateway.chat import Gateway
+from bottega.gateway.config.settings import MB, BatchSettings
+from bottega.gateway.errors import CLOSING, to_api_error
+from bottega.gateway.ports import ANONYMOUS, RequestRecord
+from bottega.openai_api.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+ReadBody = Callable[[], Awaitable[bytes]]
+LOCK = "batches.lock"
+DAY, HOUR = 86_400.0, 3600.0
+POLL_SECONDS = 1.0
+RETRY_SECONDS = 5.0
+BUSY_SECONDS = 0.1
+MAX_WAIT = 60.0
+MAX_ACTIVE = 64  # batches; further ones wait
+# Codes of errors after which the line is sent again.
+WAITING = (
+    *("rate_limit_exceeded", "too_many_concurrent_requests", "decoding_busy"),
+    *("upstream_paused", "overloaded"),
+)
+REASONS = {
+    "expired": ("batch_expired", "the batch expired before this request was sent"),
+    "failed": ("batch_failed", "the batch failed before this request was sent"),
+}
+
+
+class Room(Protocol):
+    """Counter of the requests in progress, those of clients and of batches together."""
+
+    in_flight: int
+    closing: bool
+
+    @property
+    def limit(self) -> int: ...
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass
+class ActiveBatch:
+    """Batch in progress. `target` is the status in which it ends once `stop` is set."""
+
+    batch: Batch
+    path: Path
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    target: Status = "completed"
+    errors: list[LineError] = field(default_factory=list)
+
+    def end(self, target: Status, *errors: LineError) -> None:
+        if not self.stop.is_set():
+            self.target, self.errors = target, [*errors]
+            self.stop.set()
+
+    async def wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.stop.wait(), seconds)
+
+
+@dataclass
+class BatchRunner:
+    """Runner of the batches of `store`, `settings.concurrency` lines at a time. `endpoints` are the
+    gateway's by path; `account` returns the account of an id, None if its key was revoked. Of
+    several processes with the same `folder` one runs the batches."""
+
+    store: BatchStore
+    gateway: Gateway
+    settings: BatchSettings
+    folder: Path
+    account: Callable[[str], Account | None]
+    room: Room
+    endpoints: Mapping[str, ChatEndpoint]
+    clock: Callable[[], float] = time.time
+    _active: dict[str, ActiveBatch] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _cleaned: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._slots = asyncio.Semaphore(self.settings.concurrency)
+
+    def wake(self) -> None:
+        """Look for new and cancelled batches now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run batches until cancelled. Then await `aclose`."""
+        while not self.store.exists:  # nobody has used batches yet
+            await self._wait()
+        lock = await self._lock()
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    await self._look()
+                except BottegaError as error:
+                    log.warning("batches cannot be read: %s", error)
+                await self._wait()
+        finally:
+            await self._cancel()
+            lock.close()
+
+    async def _wait(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+
+    async def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.store.close)
+
+    async def _lock(self) -> IO[bytes]:
+        while True:
+            try:
+                lock = await asyncio.to_thread(lock_file, self.folder / LOCK)
+            except OSError as error:
+                log.warning("%s cannot be opened: %s", self.folder / LOCK, error.strerror)
+                lock = None
+            if lock is not None:
+                return lock
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _look(self) -> None:
+        for batch in await asyncio.to_thread(self.store.unfinished):
+            active = self._active.get(batch.id)
+            if active is None and len(self._active) < MAX_ACTIVE and not self.room.closing:
+                active = ActiveBatch(batch, self.store.path(batch.input_file))
+                self._active[batch.id] = active
+                task = asyncio.create_task(self._run(active))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            if active is not None:
+                self._check_end(active, batch)
+        if self.clock() - self._cleaned > HOUR:
+            self._cleaned = self.clock()
+            before = self._cleaned - self.settings.keep_days * DAY
+            await asyncio.to_thread(self.store.remove_expired, before)
+
+    def _check_end(self, active: ActiveBatch, batch: Batch) -> None:
+        if batch.status == "cancelling":
+            active.end("cancelled")
+        elif self.clock() >= batch.expires:
+            active.end("expired")
+        elif self._account(batch) is None:
+            active.end("failed", LineError("invalid_api_key", "the key of the batch was revoked"))
+
+    def _account(self, batch: Batch) -> Account | None:
+        return ANONYMOUS if self.gateway.authenticate is None else self.account(batch.account)
+
+    async def _run(self, active: ActiveBatch) -> None:
+        try:
+            await self._run_lines(active)
+        except BottegaError as error:
+            log.warning("%s waits: %s", active.batch.id, error)
+            await asyncio.sleep(RETRY_SECONDS)
+        except Exception:
+            log.exception("%s waits", active.batch.id)
+            await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            del self._active[active.batch.id]
+
+    async def _run_lines(self, active: ActiveBatch) -> None:
+        store, read = self.store, active.batch
+        # Read again: it may have ended since `_look` read it, and its results are deleted then.
+        batch = active.batch = await asyncio.to_thread(store.batch, read.account, read.id)
+        if batch.is_finished:
+            return
+        lines, errors = await asyncio.to_thread(
+            read_lines,
+            active.path,
+            batch.endpoint,
+            max_requests=self.settings.max_requests,
+            max_bytes=self.gateway.limits.body_mb * MB,
+        )
+        if errors:
+            await asyncio.to_thread(store.fail, batch.id, errors)
+            return
+        if batch.status == "validating":
+            await asyncio.to_thread(store.start, batch.id, len(lines))
+        done = await asyncio.to_thread(store.done_lines, batch.id)
+        await for_each(
+            [line for line in lines if line.number not in done],
+            lambda line: self._run_line(active, line),
+            limit=self.settings.concurrency,
+            starts=lambda: not (active.stop.is_set() or self.room.closing),
+        )
+        if not self.room.closing:
+            await self._finish(active, lines)
+
+    async def _finish(self, active: ActiveBatch, lines: Collection[Line]) -> None:
+        batch = active.batch
+        await asyncio.to_thread(
+            self.store.change_status, batch.id, "finalizing", before=("in_progress",)
+        )
+        unrun: list[bytes] = []
+        if active.target in REASONS:
+            done = await asyncio.to_thread(self.store.done_lines, batch.id)
+            left = [line for line in lines if line.number not in done]
+            unrun = [error_line(line, *REASONS[active.target]) for line in left]
+        await asyncio.to_thread(self.store.finish, batch, active.target, active.errors, unrun)
+
+    async def _run_line(self, active: ActiveBatch, line: Line) -> None:
+        """Send a request until it is answered, and store its output."""
+        while not (active.stop.is_set() or self.room.closing):
+            if self._is_busy():
+                await active.wait(BUSY_SECONDS)
+                continue
+            async with self._slots:
+                seconds = await self._sent(active, line)
+            if seconds is None:
+                return
+            await active.wait(seconds)
+
+    def _is_busy(self) -> bool:
+        """Return whether clients need the gateway: batches use at most half of its slots."""
+        return self.room.in_flight * 2 >= max(2, self.room.limit)
+
+    async def _sent(self, active: ActiveBatch, line: Line) -> float | None:
+        """Send a request once and store its output. Return the seconds until it may be sent again,
+        None if it has a final reply."""
+        account = self._account(active.batch)
+        if active.stop.is_set() or self.room.closing or account is None:
+            return POLL_SECONDS
+        body = partial(asyncio.to_thread, read_body, active.path, line)
+        record = RequestRecord(request_id())
+        self.room.begin()
+        try:
+            found = await self._reply(self.endpoints[active.batch.endpoint], record, account, body)
+            if isinstance(found, ApiError) and found.code in WAITING:
+                return _seconds(found)
+            payload = found.body if isinstance(found, ApiError) else found
+            output = reply_line(line, record.request_id, record.status, payload)
+            await self._store(active, line, output, failed=record.status != 200)
+            return None
+        finally:
+            self.room.end()
+
+    async def _reply(
+        self, endpoint: ChatEndpoint, record: RequestRecord, account: Account, body: ReadBody
+    ) -> ApiError | bytes:
+        try:
+            await self.gateway.enter(record, account)
+        except ApiError as error:
+            if error.code in WAITING:  # not sent, so it is no request yet
+                if record.entered:
+                    self.gateway.access.leave(account)
+                return error
+            return self._failed(endpoint, record, error)
+        try:
+            reply = await endpoint.answer(record, {}, body)
+        except asyncio.CancelledError:
+            record.state, record.status, record.reason = "failed", CLOSING.status, "shutting down"
+            endpoint.on_end(record)
+            raise
+        except Exception as error:
+            return self._failed(endpoint, record, error)
+        endpoint.on_end(record)
+        return reply.payload
+
+    def _failed(self, endpoint: ChatEndpoint, record: RequestRecord, error: Exception) -> ApiError:
+        note_failure(record, error)
+        api_error = to_api_error(error)
+        record.status = api_error.status
+        endpoint.on_end(record)
+        return api_error
+
+    async def _store(self, active: ActiveBatch, line: Line, output: bytes, *, failed: bool) -> None:
+        """Store an output. It is paid for, so a full disk must not lose it: try again."""
+        while True:
+            try:
+                await asyncio.to_thread(
+                    self.store.add_result, active.batch.id, line.number, output, failed=failed
+                )
+                return
+            except BottegaError as error:
+                log.warning("an output of %s waits: %s", active.batch.id, error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+def _seconds(error: ApiError) -> float:
+    """Return the seconds after which the error suggests another attempt."""
+    milliseconds = error.headers.get("retry-after-ms")
+    text = error.headers.get("retry-after", "1")
+    seconds = float(milliseconds) / 1000 if milliseconds else float(text)
+    return min(max(seconds, 0.02), MAX_WAIT)

@@ -1,0 +1,402 @@
+"""Store of files and batches: rows in SQLite, and the contents of files in a folder."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import orjson
+
+from bottega._util.durable_files import os_errors, replacement
+from bottega.gateway.accounting.database import text_of
+from bottega.gateway.batches.records import (
+    UNFINISHED,
+    Batch,
+    LineError,
+    Status,
+    StoredFile,
+)
+from bottega.gateway.batches.schema import BATCH_COLUMNS, BATCHES_DB, FILE_COLUMNS
+from bottega.openai_api.errors import ApiError
+
+FILE, FOLDER = "batches.db", "files"
+BUSY_SECONDS = 10.0
+CHUNK = 1 << 20
+# A file without a row is what a crash left, unless its upload is still in progress.
+ORPHAN_SECONDS = 3600.0
+
+
+class BatchStore:
+    """Files and batches in `folder`, which are created at the first use. Every write is durable on
+    return. Methods may be called from any thread; they block and raise `StoreError`, and `ApiError`
+    for ids that do not exist or belong to another account."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._files, self._path, self._clock = folder / FOLDER, folder / FILE, clock
+        self._name = str(self._path)
+        self._lock = threading.Lock()
+        self._opened: sqlite3.Connection | None = None
+
+    @property
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    def path(self, file: str) -> Path:
+        return self._files / file
+
+    def add_file(
+        self, account: str, filename: str, source: IO[bytes], *, limit: int, expires: float
+    ) -> StoredFile:
+        """Store an uploaded file. Raises `ApiError` if the account's files would have more than
+        `limit` bytes."""
+        if self.used_bytes(account) >= limit:
+            raise storage_full(limit)
+        id = f"file-{secrets.token_hex(16)}"
+        size = self._write(id, iter(lambda: source.read(CHUNK), b""))
+        file = StoredFile(id, account, text_of(filename), "batch", size, self._clock(), expires)
+        with self._transaction() as connection:
+            # In the transaction: two uploads at a time must not both fit.
+            fits = self._used(connection, account) + size <= limit
+            if fits:
+                _insert_file(connection, file)
+        if not fits:
+            self.path(id).unlink(missing_ok=True)
+            raise storage_full(limit)
+        return file
+
+    def used_bytes(self, account: str) -> int:
+        with self._transaction() as connection:
+            return self._used(connection, account)
+
+    def file(self, account: str, id: str) -> StoredFile:
+        rows = self._read(
+            f"SELECT {FILE_COLUMNS} FROM files WHERE id = ? AND account = ? AND expires > ?",
+            *(text_of(id), account, self._clock()),
+        )
+        if not rows:
+            raise _unknown("file", id)
+        return StoredFile(*rows[0])
+
+    def files(
+        self, account: str, *, purpose: str | None, after: str | None, limit: int, ascending: bool
+    ) -> tuple[list[StoredFile], bool]:
+        """Return a page of files, and whether there are more."""
+        where, values = "expires > ?", list[object]([self._clock()])
+        if purpose is not None:
+            where, values = f"{where} AND purpose = ?", [*values, text_of(purpose)]
+        rows = self._page("files", FILE_COLUMNS, account, after, limit, ascending, where, values)
+        return [StoredFile(*row) for row in rows[:limit]], len(rows) > limit
+
+    def delete_file(self, account: str, id: str) -> None:
+        """Delete a file. Raises `ApiError` while an unfinished batch reads it."""
+        self.file(account, id)
+        with self._transaction() as connection:
+            used = connection.execute(
+                f"SELECT id FROM batches WHERE input_file = ? AND status IN {UNFINISHED}", (id,)
+            ).fetchone()
+            if used is None:
+                connection.execute("DELETE FROM files WHERE id = ?", (id,))
+        if used is not None:
+            raise ApiError(
+                f"the file {id} is the input of {used[0]}",
+                status=409,
+                code="file_in_use",
+                hint="cancel the batch first, or wait until it has ended",
+            )
+        self.path(id).unlink(missing_ok=True)
+
+    def add_batch(
+        self,
+        account: str,
+        endpoint: str,
+        input_file: str,
+        metadata: Mapping[str, str] | None,
+        *,
+        expires: float,
+        limit: int,
+    ) -> Batch:
+        """Add a batch. Raises `ApiError` if the account has `limit` unfinished ones."""
+        now = self._clock()
+        file = self.file(account, input_file)
+        if file.purpose != "batch":
+            message = f"the purpose of {file.id} is {file.purpose}, not batch"
+            raise ApiError(message, param="input_file_id", hint='upload it with purpose="batch"')
+        id = f"batch_{secrets.token_hex(16)}"
+        batch = Batch(id, account, endpoint, file.id, "validating", now, expires, metadata)
+        with self._transaction() as connection:
+            (unfinished,) = connection.execute(
+                f"SELECT count(*) FROM batches WHERE account = ? AND status IN {UNFINISHED}",
+                (account,),
+            ).fetchone()
+            if unfinished < limit:
+                connection.execute(
+                    f"INSERT INTO batches ({BATCH_COLUMNS})"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, '{}', '[]', 0, 0, 0, NULL, NULL)",
+                    (
+                        *(id, account, endpoint, file.id, batch.status, now, expires),
+                        orjson.dumps(metadata).decode(),
+                    ),
+                )
+        if unfinished >= limit:
+            raise ApiError(
+                f"this key has {unfinished} unfinished batches",
+                status=429,
+                type="rate_limit_error",
+                code="too_many_batches",
+                headers={"x-should-retry": "false"},
+                hint="wait until one has ended, or cancel one",
+            )
+        return batch
+
+    def batch(self, account: str, id: str) -> Batch:
+        rows = self._read(
+            f"SELECT {BATCH_COLUMNS} FROM batches WHERE id = ? AND account = ?",
+            *(text_of(id), account),
+        )
+        if not rows:
+            raise _unknown("batch", id)
+        return self._counted(_batch(rows[0]))
+
+    def batches(self, account: str, *, after: str | None, limit: int) -> tuple[list[Batch], bool]:
+        """Return a page of batches, the newest first, and whether there are more."""
+        rows = self._page("batches", BATCH_COLUMNS, account, after, limit, False, "1", ())
+        return [self._counted(_batch(row)) for row in rows[:limit]], len(rows) > limit
+
+    def unfinished(self) -> list[Batch]:
+        """Return the unfinished batches of all accounts, the oldest first."""
+        return [
+            _batch(row)
+            for row in self._read(
+                f"SELECT {BATCH_COLUMNS} FROM batches WHERE status IN {UNFINISHED} ORDER BY number"
+            )
+        ]
+
+    def change_status(self, id: str, status: Status, *, before: Sequence[Status]) -> bool:
+        """Set the status if it is one of `before`. Return whether it was."""
+        with self._transaction() as connection:
+            return _set_status(connection, id, status, self._clock(), before)
+
+    def start(self, id: str, total: int) -> None:
+        with self._transaction() as connection:
+            connection.execute("UPDATE batches SET total = ? WHERE id = ?", (total, id))
+            _set_status(connection, id, "in_progress", self._clock(), ("validating",))
+
+    def fail(self, id: str, errors: Sequence[LineError]) -> None:
+        """End a batch whose input is invalid."""
+        with self._transaction() as connection:
+            listed = orjson.dumps([error.json() for error in errors]).decode()
+            connection.execute("UPDATE batches SET errors = ? WHERE id = ?", (listed, id))
+            _set_status(connection, id, "failed", self._clock(), UNFINISHED)
+
+    def add_result(self, batch: str, line: int, payload: bytes, *, failed: bool) -> None:
+        """Store the output of a line, once."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT INTO results VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (batch, line, failed, payload),
+            )
+
+    def done_lines(self, batch: str) -> set[int]:
+        return {line for (line,) in self._read("SELECT line FROM results WHERE batch = ?", batch)}
+
+    def finish(
+        self, batch: Batch, status: Status, errors: Sequence[LineError], unrun: Iterable[bytes]
+    ) -> None:
+        """Write the output file and the error file, which ends with `unrun`, and end the batch. The
+        ids of the files follow from that of the batch, so a repetition after a crash changes
+        nothing."""
+        now, ids = self._clock(), list[str | None]()
+        keep = self._read("SELECT expires - created FROM files WHERE id = ?", batch.input_file)
+        expires = now + (keep[0][0] if keep else batch.expires - batch.created)
+        written: list[StoredFile] = []
+        for failed, kind, more in ((False, "output", ()), (True, "error", unrun)):
+            id = f"file-{batch.id.removeprefix('batch_')}-{kind}"
+            size = self._write(id, self._lines(batch.id, failed, more))
+            if size:
+                name = f"{batch.id}_{kind}.jsonl"
+                file = StoredFile(id, batch.account, name, "batch_output", size, now, expires)
+                written.append(file)
+            else:
+                self.path(id).unlink(missing_ok=True)
+            ids.append(id if size else None)
+        counted = self._counted(batch)
+        with self._transaction() as connection:
+            for file in written:
+                _insert_file(connection, file)
+            connection.execute(
+                "UPDATE batches SET output_file = ?, error_file = ?, completed = ?, failed = ?,"
+                " errors = ? WHERE id = ?",
+                (
+                    *ids,
+                    counted.completed,
+                    counted.failed,
+                    orjson.dumps([error.json() for error in errors]).decode(),
+                    batch.id,
+                ),
+            )
+            _set_status(connection, batch.id, status, now, UNFINISHED)
+            connection.execute("DELETE FROM results WHERE batch = ?", (batch.id,))
+
+    def remove_expired(self, before: float) -> None:
+        """Delete expired files, batches created before this time that have ended, and contents
+        without a row."""
+        now = self._clock()
+        with self._transaction() as connection:
+            connection.execute(
+                "DELETE FROM files WHERE expires <= ? AND id NOT IN"
+                f" (SELECT input_file FROM batches WHERE status IN {UNFINISHED})",
+                (now,),
+            )
+            connection.execute(
+                f"DELETE FROM batches WHERE created < ? AND status NOT IN {UNFINISHED}", (before,)
+            )
+            kept = {id for (id,) in connection.execute("SELECT id FROM files")}
+        with os_errors(self._files):
+            for path in self._files.iterdir():
+                if path.name not in kept and path.stat().st_mtime < now - ORPHAN_SECONDS:
+                    path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+
+    def _connection(self) -> sqlite3.Connection:
+        """Return the connection. Call it with the lock."""
+        if self._opened is None:
+            with os_errors(self._files):
+                self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._opened = BATCHES_DB.open(self._path, busy_seconds=BUSY_SECONDS)
+            self._opened.execute("PRAGMA synchronous = FULL")
+        return self._opened
+
+    def _counted(self, batch: Batch) -> Batch:
+        """Return the batch with its current counts of completed and failed requests."""
+        if batch.is_finished:
+            return batch
+        statement = "SELECT count(*), coalesce(sum(failed), 0) FROM results WHERE batch = ?"
+        ((count, failed),) = self._read(statement, batch.id)
+        return replace(batch, completed=count - failed, failed=failed)
+
+    def _lines(self, batch: str, failed: bool, more: Iterable[bytes]) -> Iterator[bytes]:
+        lines = self._read(
+            "SELECT line FROM results WHERE batch = ? AND failed = ? ORDER BY line", batch, failed
+        )
+        for (line,) in lines:  # one at a time: all outputs together may not fit into memory
+            rows = self._read(
+                "SELECT payload FROM results WHERE batch = ? AND line = ?", batch, line
+            )
+            yield rows[0][0] + b"\n"
+        for payload in more:
+            yield payload + b"\n"
+
+    def _write(self, id: str, chunks: Iterable[bytes]) -> int:
+        """Write the content of a file and return its length."""
+        size = 0
+        with replacement(self.path(id)) as file:
+            for chunk in chunks:
+                file.write(chunk)
+                size += len(chunk)
+        return size
+
+    def _used(self, connection: sqlite3.Connection, account: str) -> int:
+        statement = "SELECT coalesce(sum(size), 0) FROM files WHERE account = ?"
+        return int(connection.execute(statement, (account,)).fetchone()[0])
+
+    def _page(
+        self,
+        table: str,
+        columns: str,
+        account: str,
+        after: str | None,
+        limit: int,
+        ascending: bool,
+        where: str,
+        values: Sequence[object],
+    ) -> list[sqlite3.Row]:
+        """Return up to `limit` rows after the one with the id `after`, and one more if there is
+        one."""
+        if after is not None:
+            sign = ">" if ascending else "<"
+            where += f" AND number {sign} (SELECT number FROM {table} WHERE id = ? AND account = ?)"
+            values = [*values, text_of(after), account]
+        order = "ASC" if ascending else "DESC"
+        return self._read(
+            f"SELECT {columns} FROM {table} WHERE account = ? AND {where}"
+            f" ORDER BY number {order} LIMIT ?",
+            *(account, *values, limit + 1),
+        )
+
+    def _read(self, statement: str, *values: object) -> list[sqlite3.Row]:
+        with self._lock, BATCHES_DB.translated(self._name):
+            return self._connection().execute(statement, values).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, BATCHES_DB.translated(self._name):
+            connection = self._connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # a full disk has rolled back already
+                    connection.execute("ROLLBACK")
+                raise
+
+
+def storage_full(limit: int) -> ApiError:
+    return ApiError(
+        f"the files of this key would exceed {limit:,} bytes",
+        status=413,
+        code="storage_full",
+        hint="delete files first (DELETE /v1/files/ID)",
+    )
+
+
+def _insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:
+    connection.execute(
+        f"INSERT OR REPLACE INTO files ({FILE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        tuple(vars(file).values()),
+    )
+
+
+def _set_status(
+    connection: sqlite3.Connection, id: str, status: Status, now: float, before: Sequence[Status]
+) -> bool:
+    marks = ", ".join("?" * len(before))
+    return bool(
+        connection.execute(
+            "UPDATE batches SET status = ?, times = json_set(times, '$.' || ?, ?)"
+            f" WHERE id = ? AND status IN ({marks})",
+            (status, status, now, id, *before),
+        ).rowcount
+    )
+
+
+def _batch(row: sqlite3.Row) -> Batch:
+    id, account, endpoint, input_file, status, created, expires, metadata, times, errors, *rest = (
+        row
+    )
+    return Batch(
+        *(id, account, endpoint, input_file, status, created, expires, orjson.loads(metadata)),
+        orjson.loads(times),
+        [LineError(**error) for error in orjson.loads(errors)],
+        *rest,
+    )
+
+
+def _unknown(kind: str, id: str) -> ApiError:
+    return ApiError(
+        f"no such {kind}: {id[:100]!r}",
+        status=404,
+        code="not_found",
+        hint=f"GET /v1/{'batches' if kind == 'batch' else 'files'} lists those of this key",
+    )
