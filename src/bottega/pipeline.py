@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from PIL.Image import Image as PILImage
 
 from bottega._util.event_loops import BACKGROUND_LOOP, for_each
+from bottega._util.tracing import Attributes, Tracer, span, using
 from bottega.errors import BatchError, BottegaError, SettingError, check_count
 from bottega.image import Image
 from bottega.protocols import (
@@ -46,7 +47,14 @@ from bottega.types import (
 
 T = TypeVar("T")
 QueryInput = Query | Image | PILImage | str | os.PathLike[str]
-TierT = TypeVar("TierT")
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+TierT = TypeVar("TierT", bound=Named)
 Outcome = TypeVar("Outcome")
 
 
@@ -79,7 +87,10 @@ async def run(steps: Steps[TierT, Outcome]) -> tuple[Outcome, list[Outcome]]:
     """Route, retrieve, rerank, prompt, generate and parse; again for each tier that the query
     escalates to. Return the final outcome and the dismissed ones. The caller records the outcome,
     of a stream at its end."""
-    tier, dismissed = await steps.route(), list[Outcome]()
+    dismissed = list[Outcome]()
+    with span("route") as routing:
+        tier = await steps.route()
+        routing.set({"bottega.tier": tier.name})
     while True:
         shown = await steps.demonstrations(tier)
         try:
@@ -126,7 +137,8 @@ class Pipeline:
     `choices` apply to queries without choices of their own. `choose` selects one of several sampled
     answers (default: the first). `escalate` may pass a query on to another tier after an answer.
     `tiers` lists the tiers that a client may request by name. `search` replaces every step from
-    re-ranking to parsing for tiers with shots.
+    re-ranking to parsing for tiers with shots. `tracer` measures the steps, see
+    `bottega.telemetry.instrument`.
     """
 
     route: Router
@@ -144,6 +156,7 @@ class Pipeline:
     tiers: tuple[Tier, ...] = ()
     search: Searcher | None = None
     question: str = IMAGE_QUESTION
+    tracer: Tracer | None = None
 
     async def answer(self, query: QueryInput) -> Answer:
         """Return the answer to a query."""
@@ -196,6 +209,12 @@ class Pipeline:
 
     async def trace(self, query: QueryInput) -> Trace:
         """Answer a query, record the trace and return it."""
+        with using(self.tracer), span("answer") as root:
+            trace = await self._trace(query)
+            root.set(_trace_attributes(trace))
+        return trace
+
+    async def _trace(self, query: QueryInput) -> Trace:
         started, clock = time.time(), time.perf_counter()
         if not isinstance(query, Query):
             query = Query(self.question, (await asyncio.to_thread(_image, query),))
@@ -227,27 +246,45 @@ class Pipeline:
             tree=found.tree,
         )
         if self.record is not None:
-            await self.record(trace)
+            with span("record"):
+                await self.record(trace)
         return trace
 
     async def demonstrations(self, query: Query, tier: Tier) -> list[Candidate]:
         """Return the demonstrations for this tier, in the order in which they are shown."""
         if self.retrieve is None or tier.shots == 0:
             return []
-        candidates = await self.retrieve(query, self.fetch or tier.shots)
+        candidates = await self.candidates(query, tier)
         if self.rerank is None:
             return candidates[: tier.shots]
-        return await self.rerank(query, candidates, tier.shots)
+        with span("rerank") as step:
+            shown = await self.rerank(query, candidates, tier.shots)
+            step.set({"bottega.demonstrations": len(shown)})
+        return shown
+
+    async def candidates(self, query: Query, tier: Tier) -> list[Candidate]:
+        """Return the retrieved candidates for this tier, best first, none without a retriever."""
+        if self.retrieve is None:
+            return []
+        with span("retrieve", {"gen_ai.operation.name": "retrieval"}) as step:
+            found = await self.retrieve(query, self.fetch or tier.shots)
+            best = found[0].score if found else None
+            step.set({"bottega.candidates": len(found), "bottega.similarity": best})
+        return found
 
     async def generate(self, query: Query, tier: Tier, shown: Sequence[Candidate]) -> SearchResult:
         """Return the reply and the answer of this tier, shown these demonstrations."""
-        prompt = (tier.prompt or self.prompt)(query, shown)
+        with span("prompt", {"bottega.demonstrations": len(shown)}):
+            prompt = (tier.prompt or self.prompt)(query, shown)
         reply = await tier.generator.generate(prompt, tier.sampling or self.sampling)
         return SearchResult(tuple(shown), prompt, reply, self.parse_reply(query, reply.completions))
 
     def parse_reply(self, query: Query, completions: Sequence[Completion]) -> Answer:
         """Return the answer that `choose` makes of those of all completions."""
-        return self.choose([self.parse(query, completion) for completion in completions])
+        with span("parse") as step:
+            answer = self.choose([self.parse(query, completion) for completion in completions])
+            step.set({"bottega.valid": answer.valid})
+        return answer
 
     def _cost(self, replies: Sequence[Reply]) -> float | None:
         if self.price is None:
@@ -271,13 +308,14 @@ class _QuerySteps:
         pipeline = self.pipeline
         if pipeline.search is None or pipeline.retrieve is None or not tier.shots:
             return await pipeline.demonstrations(self.query, tier)
-        return await pipeline.retrieve(self.query, pipeline.fetch or tier.shots)
+        return await pipeline.candidates(self.query, tier)
 
     async def generate(self, tier: Tier, shown: Sequence[Candidate]) -> tuple[Tier, SearchResult]:
         pipeline = self.pipeline
         if pipeline.search is None or pipeline.retrieve is None or not tier.shots:
             return tier, await pipeline.generate(self.query, tier, shown)
-        return tier, await pipeline.search.search(self.query, shown, tier.shots)
+        with span("search"):
+            return tier, await pipeline.search.search(self.query, shown, tier.shots)
 
     async def recover(self, tier: Tier, error: BottegaError) -> Tier:
         raise error
@@ -286,6 +324,15 @@ class _QuerySteps:
         tier, found = outcome
         escalate = self.pipeline.escalate
         return None if escalate is None else await escalate(self.query, tier, found.answer)
+
+
+def _trace_attributes(trace: Trace) -> Attributes:
+    return {
+        "bottega.trace_id": trace.id,
+        "bottega.tier": trace.tier,
+        "bottega.demonstrations": len(trace.candidates),
+        "bottega.cost_usd": trace.cost_usd,
+    }
 
 
 def _image(given: Image | PILImage | str | os.PathLike[str]) -> Image:

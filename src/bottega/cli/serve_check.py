@@ -21,6 +21,7 @@ from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.transport import Timeouts
 from bottega.pipeline import Pipeline
 from bottega.recording import PriceTable
+from bottega.telemetry import DEFAULT_ENDPOINT, ENDPOINT, check_exporter
 from bottega.types import Usage
 
 Rows = Iterator[tuple[str, str]]
@@ -178,6 +179,7 @@ def _serving(config: Config, environment: Mapping[str, str]) -> Rows:
     yield "  data", str(gateway.data)
     yield from _changed(gateway, skip=("host", "port", "data"))
     yield from _state(config, environment)
+    yield from _telemetry(config, environment)
     yield "keys", _keys(config, environment)
     yield from _changed(config.keys, skip=("required",))
 
@@ -193,6 +195,17 @@ def _state(config: Config, environment: Mapping[str, str]) -> Rows:
     if redis is not None:
         check_redis(redis)
         yield "  redis", display_valkey_url(redis)
+
+
+def _telemetry(config: Config, environment: Mapping[str, str]) -> Rows:
+    """Check the settings of OpenTelemetry. Raises `SettingError` and `MissingDependencyError`."""
+    if not config.telemetry.enabled:
+        yield "telemetry", "off"
+        return
+    check_exporter(environment)
+    is_set = "set" if environment.get(ENDPOINT) else f"not set: {DEFAULT_ENDPOINT}"
+    yield "telemetry", f"spans and metrics to the collector of {ENDPOINT} ({is_set})"
+    yield from _changed(config.telemetry, skip=("enabled",))
 
 
 def _keys(config: Config, environment: Mapping[str, str]) -> str:

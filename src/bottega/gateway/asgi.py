@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from bottega.gateway.messages import messages_endpoint
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
 from bottega.gateway.requests import Limits, check_host
 from bottega.gateway.responses import responses_endpoint
+from bottega.gateway.telemetry.request_spans import Measure, not_measured
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.streams import to_event
 
@@ -100,25 +102,33 @@ EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 # Proxies must not buffer a stream.
 UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
 CLIENT_LEFT = 499
+CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 @dataclass(frozen=True)
 class ChatEndpoint:
     """ASGI endpoint that calls `answer` with the headers and a function that reads the body. Its
     exceptions become errors that `error_body` formats, by default those of the OpenAI API. `on_end`
-    gets the record of each ended request."""
+    gets the record of each ended request; `measure` is a context manager around each request."""
 
     answer: Answer
     on_end: Callable[[RequestRecord], None]
     limits: Limits
     error_body: Callable[[ApiError], bytes] = lambda error: error.body
+    measure: Measure = not_measured
     watch: DisconnectWatcher = field(default_factory=DisconnectWatcher)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = RequestRecord(request_id())
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
+        record = RequestRecord(request_id(), client_request_id(headers))
+        with self.measure(record, scope, headers):
+            await self._respond(record, headers, receive, send)
+
+    async def _respond(
+        self, record: RequestRecord, headers: Mapping[str, str], receive: Receive, send: Send
+    ) -> None:
         started = False
         work = asyncio.current_task()
         assert work is not None
@@ -172,6 +182,13 @@ def request_id() -> str:
     return f"req_{random.getrandbits(128):032x}"
 
 
+def client_request_id(headers: Mapping[str, str]) -> str:
+    """Return the client's own id of the request, "" without a valid one. It names the request for
+    this client only: ledger, traces and stored examples have the gateway's unique id."""
+    given = headers.get("x-client-request-id") or headers.get("x-request-id") or ""
+    return given if CLIENT_REQUEST_ID.fullmatch(given) else ""
+
+
 class _DisconnectedError(Exception):
     """The client disconnected before its body or the reply was complete."""
 
@@ -196,6 +213,8 @@ async def _body(headers: Mapping[str, str], receive: Receive, limits: Limits) ->
 
 async def _send(send: Send, record: RequestRecord, reply: Reply) -> None:
     headers = [(b"x-request-id", record.request_id.encode())]
+    if record.client_request_id:
+        headers.append((b"x-client-request-id", record.client_request_id.encode()))
     for name, value in reply.headers.items():
         headers.append((name.encode(), value.encode("latin-1", "replace")))
     start = {"type": "http.response.start", "status": record.status, "headers": headers}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -265,3 +265,13 @@ async def shield_for(
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     return task.result()
+
+
+async def with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield a chunk that was read ahead, and then the others."""
+    try:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+    finally:
+        await chunks.aclose()

@@ -22,6 +22,7 @@ from typing import Generic, Literal, TypeVar
 
 import orjson
 
+from bottega._util.tracing import span
 from bottega.errors import (
     BottegaError,
     EmptyKnowledgeBaseError,
@@ -36,6 +37,7 @@ from bottega.gateway.calls import (
     fitting,
     prompted,
     shield_for,
+    with_first,
     without_rationales,
 )
 from bottega.gateway.decode_budget import DecodeBudget
@@ -209,7 +211,7 @@ class Completer:
             first = await anext(chunks, None)
             if first is None:
                 raise ApiError("the model's stream was empty", status=502, type="server_error")
-        return ChatStream(call, _with_first(first, chunks), state.started)
+        return ChatStream(call, with_first(first, chunks), state.started)
 
     def needs_full_answer(self, job: ChatJob) -> bool:
         """Return whether escalation needs the full answer before streaming."""
@@ -362,15 +364,16 @@ class _JobSteps(Generic[Outcome]):
         reasons = served.reasons and job.query is not None and may_reason(job.request)
         if turns_only(served.tier.generator):
             kept = without_rationales(kept)
-        if served.prompt is None:
-            body = await self._completer.augmented(job.request, kept)
-            body = with_instruction(body) if reasons else body
-        else:
-            prompt = served.prompt(self._last_turn(), kept)
-            parts = [part for message in prompt.messages for part in message.parts]
-            images = [part for part in parts if isinstance(part, Image)]
-            work = partial(prompted, job.request, prompt, self._completer.data_url)
-            body = await self._completer.encode(images, work)
+        with span("prompt", {"bottega.demonstrations": len(kept)}):
+            if served.prompt is None:
+                body = await self._completer.augmented(job.request, kept)
+                body = with_instruction(body) if reasons else body
+            else:
+                prompt = served.prompt(self._last_turn(), kept)
+                parts = [part for message in prompt.messages for part in message.parts]
+                images = [part for part in parts if isinstance(part, Image)]
+                work = partial(prompted, job.request, prompt, self._completer.data_url)
+                body = await self._completer.encode(images, work)
         if served.asks and job.escalates:
             body = {**body, **served.asks}
         self._call = UpstreamCall(served, body, tuple(kept), prompt, reasons=reasons)
@@ -439,12 +442,3 @@ class _JobSteps(Generic[Outcome]):
 
 def _is_rejected(error: BottegaError) -> bool:
     return isinstance(error, RejectedError) and not isinstance(error, MisconfiguredError)
-
-
-async def _with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    try:
-        yield first
-        async for chunk in chunks:
-            yield chunk
-    finally:
-        await chunks.aclose()

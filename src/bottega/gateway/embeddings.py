@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import orjson
 
+from bottega._util.tracing import span
 from bottega.errors import EmbeddingError
 from bottega.gateway.chat import Gateway
 from bottega.gateway.errors import unknown_model
@@ -62,7 +63,8 @@ class EmbeddingsEndpoint:
         record.state, record.reason, record.model = "passed_through", "embeddings", EMBEDDER
         embed = partial(asyncio.to_thread, tenant.embed, queries)
         try:
-            vectors = await gateway.decoding.run(images.values(), embed, Image.decode_cost)
+            with span("embed", {"gen_ai.operation.name": "embeddings"}):
+                vectors = await gateway.decoding.run(images.values(), embed, Image.decode_cost)
         except EmbeddingError as error:
             raise ApiError(str(error), param="input", hint=error.hint) from error
         payload = _payload(vectors, request, given.get("encoding_format") == "base64")

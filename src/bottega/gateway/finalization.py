@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from bottega._util.identity import identity
+from bottega._util.tracing import span
 from bottega.errors import BottegaError, GenerationError
 from bottega.gateway.accounting.limiter import BudgetError, TokenEstimates
 from bottega.gateway.calls import Bill, answer_text, fitting
@@ -53,7 +54,9 @@ class Finalizer:
         query = job.query
         if query is not None and query.pipeline.record is not None:
             try:
-                await query.pipeline.record(_trace(job, query, result))
+                trace = _trace(job, query, result)
+                with span("record"):
+                    await query.pipeline.record(trace)
             except BottegaError as error:
                 self.warn("not recorded", error)
 
@@ -97,7 +100,8 @@ class Finalizer:
         example = Example(
             query.query, answer, rationale=result.call.rationale, tags=tags, source=source
         )
-        stored = await tenant.keeper.keep(example)
+        with span("store"):
+            stored = await tenant.keeper.keep(example)
         if stored is None:
             self.warn("not remembered")
         return stored if stored == identity(example) else None  # a pinned answer has another id
@@ -172,7 +176,8 @@ class ShadowRunner:
             return
         own = self._apprentice_answer(job, query, result)
         if own is not None and query.tenant.shadow.begins():
-            task = asyncio.create_task(self._measure(job, query, result, *own))
+            measurement = self._measure(job, query, result, *own)
+            task = asyncio.create_task(_in_span("shadow", measurement))
             # The event loop holds its tasks by weak references only.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -264,6 +269,11 @@ class ShadowRunner:
         finally:
             # Also after a cancellation: the ledger must get what the call has cost.
             self.on_end(record)
+
+
+async def _in_span(name: str, work: Awaitable[None]) -> None:
+    with span(name):
+        await work
 
 
 async def _given(answer: str) -> str:

@@ -158,6 +158,8 @@ class RequestRecord:
     """Record of one request, filled in while it is processed and logged when it ends."""
 
     request_id: str
+    client_request_id: str = ""  # the client's own name for the request
+    trace_id: str = ""
     begun: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
     account: Account = ANONYMOUS

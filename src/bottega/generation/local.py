@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from bottega._util.native import LOADING
+from bottega._util.tracing import traced_reply
 from bottega.errors import BottegaError, MissingDependencyError, SettingError
 from bottega.image import Image
 from bottega.types import Prefix, Prompt, Reply, Sampling
@@ -118,6 +119,9 @@ class TransformersGenerator:
         return await asyncio.wrap_future(self._submit(lambda: work(self._model())))
 
     async def _ask(self, request: Request) -> Reply:
+        return await traced_reply(self.name, request.prompt, request.sampling, self._reply(request))
+
+    async def _reply(self, request: Request) -> Reply:
         with self._lock:
             self._waiting.append(request)
         self._submit(self._answer_next_batch)

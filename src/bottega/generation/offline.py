@@ -16,6 +16,7 @@ import orjson
 from bottega._util.caching import SingleFlight
 from bottega._util.durable_files import os_errors
 from bottega._util.identity import request_key
+from bottega._util.tracing import traced_reply
 from bottega.errors import (
     GenerationError,
     ReplayMissError,
@@ -57,6 +58,9 @@ class ScriptedGenerator:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         self.calls.append(Call(prompt, sampling))
+        return await traced_reply(self.name, prompt, sampling, self._reply(prompt, sampling))
+
+    async def _reply(self, prompt: Prompt, sampling: Sampling) -> Reply:
         texts = [self._next(prompt) for _ in range(sampling.n)]
         if self._latency:
             await asyncio.sleep(self._latency)

@@ -125,7 +125,7 @@ class OpenAIGenerator:
         fields = self._fields(sampling)
         given = {name: value for name, value in fields.items() if value is not None}
         try:
-            reply = await self._client.complete(given, partial(self._encode, prompt))
+            reply = await self._client.complete(given, partial(self._encode, prompt), prompt)
         except RejectedError as error:
             one_only = error.status in (400, 422) and ONE_CHOICE_ONLY.search(str(error))
             if sampling.n == 1 or not one_only:

@@ -18,10 +18,12 @@ from typing import Literal, TypeVar
 import aiohttp
 import orjson
 
+from bottega._util.tracing import current_tracer, model_call
 from bottega.errors import EndpointError, GenerationError, RejectedError, SettingError
 from bottega.openai_api.endpoint import CHAT_PATH, NO_HEADERS, Endpoint
 from bottega.openai_api.errors import JSONObject
 from bottega.openai_api.fields import Dialect, rejects_field
+from bottega.openai_api.model_calls import describe_call, measured_stream
 from bottega.openai_api.response import (
     ChatCompletion,
     error_body,
@@ -30,6 +32,7 @@ from bottega.openai_api.response import (
     reported_failure,
 )
 from bottega.openai_api.transport import Connections, Response, StreamedResponse, Timeouts, exchange
+from bottega.types import Prompt
 
 Fields = dict[str, object]
 Encode = Callable[[Fields], Awaitable[bytes]]
@@ -106,20 +109,34 @@ class ChatClient:
         self._url, self._convert = endpoint.url(path), convert
         self._timeouts, self._retry, self._breaker = timeouts, retry, breaker
         self._connections = Connections(endpoint, timeouts.total, concurrency)
-        self._dialect = Dialect()
+        self._dialect, self._describe = Dialect(), partial(describe_call, model, endpoint, path)
 
     @property
     def base_url(self) -> str:
         """Base URL without credentials."""
         return self.endpoint.shown
 
-    async def complete(self, fields: Fields, encode: Encode = encode_json) -> ChatCompletion:
-        """Return the reply to a body of these fields. `encode` turns them into bytes once a slot is
-        free, so waiting requests hold no encoded bodies."""
-        return await self._negotiate(fields, encode, self._complete)
+    async def complete(
+        self, fields: Fields, encode: Encode = encode_json, prompt: Prompt | None = None
+    ) -> ChatCompletion:
+        """Return the reply to a body of these fields. `encode` adds the `prompt`, if any, and turns
+        them into bytes once a slot is free, so waiting requests hold no encoded bodies."""
+        tracer = current_tracer()
+        if tracer is None:
+            return await self._negotiate(fields, encode, self._complete)
+        with model_call(tracer, self._describe(fields, prompt=prompt)) as call:
+            completed = await self._negotiate(fields, encode, self._complete)
+            call.ended(completed)
+        return completed
 
-    async def stream(self, fields: Fields, encode: Encode = encode_json) -> AsyncGenerator[bytes]:
-        """Yield the JSON of each chunk of a streamed reply."""
+    def stream(self, fields: Fields, encode: Encode = encode_json) -> AsyncGenerator[bytes]:
+        """Return the JSON of each chunk of a streamed reply."""
+        tracer, chunks = current_tracer(), self._stream(fields, encode)
+        if tracer is None:
+            return chunks
+        return measured_stream(tracer, self._describe(fields, stream=True), chunks)
+
+    async def _stream(self, fields: Fields, encode: Encode) -> AsyncGenerator[bytes]:
         choices = n if isinstance(n := fields.get("n"), int) else 1
         # Retries and dialects apply up to the first event: nothing has reached the client yet.
         first, rest = await self._negotiate(fields, encode, partial(self._begin, choices))

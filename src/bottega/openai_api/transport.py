@@ -12,6 +12,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from bottega._util.tracing import forwarded_headers
 from bottega.errors import (
     EndpointError,
     EndpointTimeoutError,
@@ -148,6 +149,7 @@ async def exchange(
             method,
             url,
             data=_data(body),
+            headers=forwarded_headers(),
             allow_redirects=False,
             timeout=timeout or session.timeout,
         ) as response:
@@ -223,7 +225,7 @@ class StreamedResponse:
                 self._response = await session.post(
                     url,
                     data=_data(body),
-                    headers=STREAM_HEADERS,
+                    headers={**STREAM_HEADERS, **forwarded_headers()},
                     allow_redirects=False,
                     timeout=aiohttp.ClientTimeout(
                         total=self._timeouts.total,

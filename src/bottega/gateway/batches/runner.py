@@ -252,7 +252,7 @@ class BatchRunner:
         record = RequestRecord(request_id())
         self.room.begin()
         try:
-            found = await self._reply(self.endpoints[active.batch.endpoint], record, account, body)
+            found = await self._reply(active.batch.endpoint, record, account, body)
             if isinstance(found, ApiError) and found.code in WAITING:
                 return _seconds(found)
             payload = found.body if isinstance(found, ApiError) else found
@@ -263,8 +263,9 @@ class BatchRunner:
             self.room.end()
 
     async def _reply(
-        self, endpoint: ChatEndpoint, record: RequestRecord, account: Account, body: ReadBody
+        self, path: str, record: RequestRecord, account: Account, body: ReadBody
     ) -> ApiError | bytes:
+        endpoint = self.endpoints[path]
         try:
             await self.gateway.enter(record, account)
         except ApiError as error:
@@ -273,6 +274,12 @@ class BatchRunner:
                     self.gateway.access.leave(account)
                 return error
             return self._failed(endpoint, record, error)
+        with endpoint.measure(record, {"path": path}, {}):
+            return await self._answered(endpoint, record, body)
+
+    async def _answered(
+        self, endpoint: ChatEndpoint, record: RequestRecord, body: ReadBody
+    ) -> ApiError | bytes:
         try:
             reply = await endpoint.answer(record, {}, body)
         except asyncio.CancelledError:

@@ -27,6 +27,7 @@ from bottega.gateway.config.settings import (
     ServerSettings,
     ShadowSettings,
     StateSettings,
+    TelemetrySettings,
     TierSettings,
     TraceSettings,
     is_server_url,
@@ -62,6 +63,7 @@ SECTIONS: dict[str, type] = {
     "state": StateSettings,
     "traces": TraceSettings,
     "batches": BatchSettings,
+    "telemetry": TelemetrySettings,
 }
 # New names of the settings of files for commit fd291dc.
 RENAMED = {

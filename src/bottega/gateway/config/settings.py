@@ -270,6 +270,16 @@ class BatchSettings:
 
 
 @dataclass(frozen=True)
+class TelemetrySettings:
+    """[telemetry]: export of spans and metrics by OpenTelemetry, whose environment variables
+    (OTEL_EXPORTER_OTLP_ENDPOINT and others) name the collector. With `capture_content` the spans
+    contain the texts of prompts and answers."""
+
+    enabled: bool = False
+    capture_content: bool = False
+
+
+@dataclass(frozen=True)
 class StateSettings:
     """[state]: servers that several gateways share, as URLs or as names of environment variables
     with URLs, which may contain passwords. By default, state is in this process and in files of
@@ -339,6 +349,7 @@ class Config:
     state: StateSettings = StateSettings()
     traces: TraceSettings = TraceSettings()
     batches: BatchSettings = BatchSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @property
     def master(self) -> TierSettings:

@@ -34,6 +34,7 @@ from bottega.gateway.telemetry.metrics import Metrics
 from bottega.openai_api.fields import data_url_cache
 from bottega.pipeline import Pipeline
 from bottega.recording import CompositeRecorder, TraceStore
+from bottega.telemetry import open_exporter
 
 Connect = Callable[[ReplyCache], SharedState]
 TRACES_FILE = "traces.db"
@@ -110,6 +111,7 @@ def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
         )
         gateway_server.traces = traces
         gateway_server.gateway.background = NEVER_MATCHES  # a pipeline answers every text
+        gateway_server.tracer = pipeline.tracer
         opened.pop_all()
     gateway_server.build_app()
     return gateway_server
@@ -188,6 +190,9 @@ def _gateway_server(
         more_fields=frozenset(config.limits.fields),
     )
     server = GatewayServer(config, tier_set, tenants, metrics, accounts, ledger, gateway, state)
+    if config.telemetry.enabled:
+        exporter = open_exporter(capture_content=config.telemetry.capture_content)
+        server.tracer, server.close_tracer = exporter.tracer, exporter.close
     if state is not None:
         gateway.commit = server.commit
         gateway.repeats = state.repeats

@@ -7,12 +7,13 @@ import ctypes
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 from starlette.routing import BaseRoute
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from bottega._util.tracing import Tracer
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Entry, Ledger
@@ -30,6 +31,7 @@ from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.state.shared import SharedState
 from bottega.gateway.telemetry.logs import log_request
 from bottega.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from bottega.gateway.telemetry.request_spans import RequestSpans
 from bottega.gateway.telemetry.worker_metrics import WorkerMetrics
 from bottega.openai_api.errors import ApiError
 from bottega.types import Usage
@@ -237,6 +239,8 @@ class GatewayServer:
     state: SharedState | None = None
     traces: RequestTraces | None = None
     batches: BatchRunner | None = None
+    tracer: Tracer | None = None
+    close_tracer: Callable[[], None] = lambda: None
     is_ready: bool = False
     worker_metrics: WorkerMetrics | None = None  # set if other workers serve the same port
     when_ready: Callable[[], None] = lambda: None
@@ -249,6 +253,8 @@ class GatewayServer:
         settings, folder = self.config.batches, self.config.gateway.data
         has_batches = settings.concurrency > 0 and self.state is None
         batches = BatchStore(folder) if has_batches else None
+        if self.tracer is not None:
+            chat_endpoint = replace(chat_endpoint, measure=RequestSpans(self.tracer))
         app = App(
             self.gateway,
             chat_endpoint,
@@ -277,7 +283,9 @@ class GatewayServer:
         entry = ledger_entry(record)
         self._add_entry(record, entry)
         self.metrics.observe(entry)
-        log_request(entry, record.reason, record.fallback)
+        log_request(
+            entry, record.reason, record.fallback, record.client_request_id, record.trace_id
+        )
         if record.entered:
             self.gateway.access.leave(record.account)
 
@@ -375,6 +383,7 @@ class GatewayServer:
             await self.state.aclose()
         if self.traces is not None:
             await asyncio.to_thread(self.traces.close)
+        await asyncio.to_thread(self.close_tracer)
         await asyncio.to_thread(self.ledger.close)
         await asyncio.to_thread(self.accounts.close)
 

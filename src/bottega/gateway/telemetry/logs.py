@@ -124,12 +124,14 @@ SETUP_ERRORS = (
 )
 
 
-def log_request(entry: Entry, reason: str = "", fallback: str = "") -> None:
-    """Log one request with the `reason` why it failed or passed through, and the tiers that failed
-    before the `fallback`. Bypasses the logging module, which takes longer than the rest of a
-    replay."""
+def log_request(
+    entry: Entry, reason: str = "", fallback: str = "", client_id: str = "", trace_id: str = ""
+) -> None:
+    """Log one request with the `reason` why it failed or passed through, the tiers that failed
+    before the `fallback`, the client's own id, and the id of its OpenTelemetry trace. Bypasses the
+    logging module, which takes longer than the rest of a replay."""
     for writer in _writers:
-        writer.put(_RequestLine(entry, reason, time.time(), fallback))
+        writer.put(_RequestLine(entry, reason, time.time(), fallback, client_id, trace_id))
 
 
 def error_text(error: BaseException) -> str:
@@ -147,6 +149,8 @@ class _RequestLine(NamedTuple):
     reason: str
     at: float
     fallback: str = ""
+    client_id: str = ""
+    trace_id: str = ""
 
 
 @contextmanager
@@ -292,6 +296,8 @@ def _request(done: _RequestLine, scrub: Scrub) -> dict[str, object]:
         "level": "info",
         "event": "request",
         "request": scrub(entry.request_id),
+        "client_request": scrub(done.client_id) or None,
+        "trace": done.trace_id or None,
         "account": entry.account,
         "namespace": scrub(entry.namespace),
         "status": entry.status,

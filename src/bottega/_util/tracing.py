@@ -1,0 +1,180 @@
+"""Spans of a query's steps and of model calls. Without a tracer in the context nothing is measured.
+
+The steps call `span` and `current_tracer`; a `Tracer`, such as that of `bottega.telemetry`, is part
+of the context (`contextvars`), so concurrent queries may have different ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol
+
+from bottega.types import Completion, Prompt, Reply, Sampling, Usage
+
+Value = str | bool | int | float | Sequence[str]
+Attributes = Mapping[str, Value | None]
+NO_ATTRIBUTES: Attributes = {}
+NO_HEADERS: Mapping[str, str] = {}
+LOCAL = "bottega"  # provider of models that run in this process
+
+
+class ModelReply(Protocol):
+    @property
+    def model(self) -> str: ...
+    @property
+    def completions(self) -> Sequence[Completion]: ...
+    @property
+    def usage(self) -> Usage | None: ...
+
+
+@dataclass
+class ModelCall:
+    """Call of a model, completed when its reply arrives. `provider` and `operation` are names of
+    OpenTelemetry's conventions for generative AI; `fields` are those of a chat body, and `prompt`
+    is set if they have no messages. `address` and `port` are those of an endpoint.
+    `first_seconds` is the time to the first event of a stream."""
+
+    model: str
+    provider: str = LOCAL
+    operation: str = "chat"
+    fields: Mapping[str, object] = field(default_factory=dict)
+    prompt: Prompt | None = None
+    address: str | None = None
+    port: int | None = None
+    stream: bool = False
+    response_model: str | None = None
+    completions: Sequence[Completion] = ()
+    usage: Usage | None = None
+    first_seconds: float | None = None
+
+    def ended(self, reply: ModelReply) -> None:
+        self.response_model, self.completions = reply.model, reply.completions
+        self.usage = reply.usage
+
+
+class Span(Protocol):
+    """A running step. Attributes with the value None are left out."""
+
+    def set(self, attributes: Attributes, /) -> None: ...
+
+
+class RequestSpan(Span, Protocol):
+    """Span of a request. `fail` marks it as failed with the name of an error."""
+
+    @property
+    def trace_id(self) -> str: ...
+
+    def fail(self, kind: str, /) -> None: ...
+
+
+class CallSpan(Protocol):
+    """Span of a model call. A stream outlives the code that began it, so a call is `active`, the
+    parent of other spans and of the endpoint's, only within this context manager."""
+
+    def active(self) -> AbstractContextManager[None]: ...
+
+    def end(self, error: BaseException | None = None) -> None: ...
+
+
+class Tracer(Protocol):
+    """Factory of spans. Each span is a child of the one that is active in the context."""
+
+    def span(self, name: str, attributes: Attributes, /) -> AbstractContextManager[Span]: ...
+
+    def request_span(
+        self, name: str, attributes: Attributes, headers: Mapping[str, str], /
+    ) -> AbstractContextManager[RequestSpan]:
+        """Measure a request to this server. The span in its headers, if any, is the parent."""
+        ...
+
+    def begin_call(self, call: ModelCall, /) -> CallSpan: ...
+
+    def headers(self) -> Mapping[str, str]:
+        """Return the HTTP headers that make the receiver's spans children of the active span."""
+        ...
+
+
+_tracer: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
+
+
+class _NoSpan:
+    """Context manager and span of a context without a tracer."""
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def set(self, attributes: Attributes, /) -> None:
+        pass
+
+
+_NO_SPAN = _NoSpan()
+_SAME_TRACER = nullcontext()
+
+
+def current_tracer() -> Tracer | None:
+    return _tracer.get()
+
+
+def using(tracer: Tracer | None) -> AbstractContextManager[None]:
+    """Use the tracer inside the block; None keeps that of the context."""
+    return _SAME_TRACER if tracer is None else _using(tracer)
+
+
+@contextmanager
+def _using(tracer: Tracer) -> Iterator[None]:
+    token = _tracer.set(tracer)
+    try:
+        yield
+    finally:
+        _tracer.reset(token)
+
+
+def span(name: str, attributes: Attributes = NO_ATTRIBUTES) -> AbstractContextManager[Span]:
+    """Return a context manager that measures a step."""
+    tracer = _tracer.get()
+    return _NO_SPAN if tracer is None else tracer.span(name, attributes)
+
+
+def forwarded_headers() -> Mapping[str, str]:
+    """Return the headers of the active span for a request to another server."""
+    tracer = _tracer.get()
+    return NO_HEADERS if tracer is None else tracer.headers()
+
+
+@contextmanager
+def model_call(tracer: Tracer, call: ModelCall) -> Iterator[ModelCall]:
+    """Measure a call whose reply arrives inside the block."""
+    running = tracer.begin_call(call)
+    try:
+        with running.active():
+            yield call
+    except BaseException as error:
+        running.end(error)
+        raise
+    running.end()
+
+
+async def traced_reply(
+    model: str, prompt: Prompt, sampling: Sampling, work: Awaitable[Reply]
+) -> Reply:
+    """Await the reply of a model in this process, and measure the call."""
+    tracer = _tracer.get()
+    if tracer is None:
+        return await work
+    fields = {name: getattr(sampling, name) for name in ("temperature", "max_tokens", "n", "seed")}
+    with model_call(tracer, ModelCall(model, fields=fields, prompt=prompt)) as call:
+        reply = await work
+        call.ended(reply)
+        return reply

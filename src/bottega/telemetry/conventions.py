@@ -1,0 +1,99 @@
+"""Attributes of model calls by OpenTelemetry's semantic conventions for generative AI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import orjson
+
+from bottega._util.tracing import Attributes, ModelCall, Value
+from bottega.types import Completion, Message
+
+# Fields of a chat body that are numbers, and their attributes.
+NUMBERS = {
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "seed": "gen_ai.request.seed",
+}
+ERROR_TYPE = "error.type"
+STATUS_CODE = "http.response.status_code"
+TOKEN_TYPE = "gen_ai.token.type"
+
+
+def base_attributes(call: ModelCall) -> dict[str, Value]:
+    """Return the attributes that spans and metrics of a call share. Their number of values is
+    bounded by the operator's configuration."""
+    attributes: dict[str, Value] = {
+        "gen_ai.operation.name": call.operation,
+        "gen_ai.provider.name": call.provider,
+        "gen_ai.request.model": call.model,
+    }
+    if call.address is not None:
+        attributes["server.address"] = call.address
+        if call.port is not None:
+            attributes["server.port"] = call.port
+    return attributes
+
+
+def request_attributes(call: ModelCall) -> Iterator[tuple[str, Value]]:
+    for name, attribute in NUMBERS.items():
+        value = call.fields.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield attribute, value
+    if isinstance(count := call.fields.get("n"), int) and count > 1:
+        yield "gen_ai.request.choice.count", count
+    if call.stream:
+        yield "gen_ai.request.stream", True
+
+
+def response_attributes(call: ModelCall) -> Attributes:
+    attributes: dict[str, Value | None] = {
+        "gen_ai.response.model": call.response_model,
+        "gen_ai.response.finish_reasons": [one.finish_reason for one in call.completions] or None,
+        "gen_ai.response.time_to_first_chunk": call.first_seconds,
+    }
+    if (usage := call.usage) is not None:
+        attributes["gen_ai.usage.input_tokens"] = usage.prompt_tokens
+        attributes["gen_ai.usage.output_tokens"] = usage.completion_tokens
+        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens or None
+    return attributes
+
+
+def content_attributes(call: ModelCall) -> Attributes:
+    """Return the texts of the prompt and of the reply as JSON. Images appear as parts without
+    content."""
+    given = call.prompt.messages if call.prompt is not None else call.fields.get("messages")
+    messages = given if isinstance(given, Sequence) else ()
+    return {
+        "gen_ai.input.messages": orjson.dumps([*map(_input, messages)]).decode(),
+        "gen_ai.output.messages": orjson.dumps([*map(_output, call.completions)]).decode(),
+    }
+
+
+def _input(message: Message | Mapping[str, object]) -> dict[str, object]:
+    if isinstance(message, Message):
+        parts = [_text(one) if isinstance(one, str) else {"type": "image"} for one in message.parts]
+        return {"role": message.role, "parts": parts}
+    content = message.get("content")
+    given = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    return {"role": message.get("role"), "parts": [_part(one) for one in given]}
+
+
+def _part(part: Mapping[str, object]) -> dict[str, object]:
+    if part.get("type") == "text":
+        return _text(str(part.get("text", "")))
+    return {"type": str(part.get("type")).removesuffix("_url")}
+
+
+def _output(completion: Completion) -> dict[str, object]:
+    parts = [_text(completion.text)]
+    return {"role": "assistant", "parts": parts, "finish_reason": completion.finish_reason}
+
+
+def _text(text: str) -> dict[str, object]:
+    return {"type": "text", "content": text}

@@ -1,0 +1,187 @@
+"""Spans and metrics of OpenTelemetry for the pipeline's steps and for model calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from bottega._util.tracing import LOCAL, Attributes, ModelCall, Value
+from bottega.errors import EndpointError
+from bottega.telemetry.conventions import (
+    ERROR_TYPE,
+    STATUS_CODE,
+    TOKEN_TYPE,
+    base_attributes,
+    content_attributes,
+    request_attributes,
+    response_attributes,
+)
+
+NAME = "bottega"
+SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
+# Bounds that the conventions recommend.
+TOKEN_BOUNDS = tuple(4.0**power for power in range(14))
+SECOND_BOUNDS = tuple(0.01 * 2.0**power for power in range(14))
+
+
+class StepSpan:
+    """Span of a step or of a request."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self.span = span
+
+    def set(self, attributes: Attributes, /) -> None:
+        self.span.set_attributes(present(attributes))
+
+    @property
+    def trace_id(self) -> str:
+        return trace.format_trace_id(self.span.get_span_context().trace_id)
+
+    def fail(self, kind: str, /) -> None:
+        self.set({ERROR_TYPE: kind})
+        self.span.set_status(Status(StatusCode.ERROR))
+
+    def note(self, error: BaseException) -> None:
+        """Note an exception. A cancellation, such as that of a client that left, is no failure."""
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self.set({"bottega.cancelled": True})
+            return
+        # The message may quote a client, so the span does not contain it.
+        self.set({STATUS_CODE: error.status if isinstance(error, EndpointError) else None})
+        self.fail(type(error).__name__)
+
+
+class ModelCallSpan(StepSpan):
+    """Span of a model call, and its contribution to the metrics."""
+
+    def __init__(
+        self, span: trace.Span, call: ModelCall, instruments: Instruments, capture_content: bool
+    ) -> None:
+        super().__init__(span)
+        self._call, self._instruments = call, instruments
+        self._capture_content = capture_content
+        self._started = perf_counter()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        with trace.use_span(self.span, record_exception=False, set_status_on_exception=False):
+            yield
+
+    def end(self, error: BaseException | None = None) -> None:
+        call = self._call
+        self.set(response_attributes(call))
+        if error is not None:
+            self.note(error)
+        if self._capture_content:
+            self.set(content_attributes(call))
+        self.span.end()
+        self._instruments.record(call, perf_counter() - self._started, error)
+
+
+class Instruments:
+    """Metrics of model calls."""
+
+    def __init__(self, provider: MeterProvider | None) -> None:
+        meter = metrics.get_meter(NAME, meter_provider=provider, schema_url=SCHEMA)
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            "{token}",
+            "Number of input and output tokens used",
+            explicit_bucket_boundaries_advisory=TOKEN_BOUNDS,
+        )
+        self._seconds = meter.create_histogram(
+            "gen_ai.client.operation.duration",
+            "s",
+            "Duration of model calls",
+            explicit_bucket_boundaries_advisory=SECOND_BOUNDS,
+        )
+
+    def record(self, call: ModelCall, seconds: float, error: BaseException | None) -> None:
+        attributes = base_attributes(call)
+        if (usage := call.usage) is not None:
+            for kind, count in ("input", usage.prompt_tokens), ("output", usage.completion_tokens):
+                self._tokens.record(count, {**attributes, TOKEN_TYPE: kind})
+        if error is not None:
+            attributes[ERROR_TYPE] = type(error).__name__
+        self._seconds.record(seconds, attributes)
+
+
+class OpenTelemetryTracer:
+    """Tracer of these providers, by default the global ones.
+
+    The headers of a request carry the trace context of the W3C (`traceparent`, `tracestate`), or
+    the formats that the environment variable OTEL_PROPAGATORS names.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        *,
+        capture_content: bool = False,
+    ) -> None:
+        self._tracer = trace.get_tracer(NAME, tracer_provider=tracer_provider, schema_url=SCHEMA)
+        self._instruments = Instruments(meter_provider)
+        self._capture_content = capture_content
+        self._propagator: TextMapPropagator = TraceContextTextMapPropagator()
+        if os.environ.get("OTEL_PROPAGATORS"):
+            self._propagator = propagate.get_global_textmap()
+
+    @contextmanager
+    def span(self, name: str, attributes: Attributes, /) -> Iterator[StepSpan]:
+        with self._active(name, SpanKind.INTERNAL, attributes, None) as span:
+            yield span
+
+    @contextmanager
+    def request_span(
+        self, name: str, attributes: Attributes, headers: Mapping[str, str], /
+    ) -> Iterator[StepSpan]:
+        parent = self._propagator.extract(headers)
+        with self._active(name, SpanKind.SERVER, attributes, parent) as span:
+            yield span
+
+    def begin_call(self, call: ModelCall, /) -> ModelCallSpan:
+        attributes = base_attributes(call) | dict(request_attributes(call))
+        kind = SpanKind.INTERNAL if call.provider == LOCAL else SpanKind.CLIENT
+        name = f"{call.operation} {call.model}"
+        span = self._tracer.start_span(name, kind=kind, attributes=attributes)
+        return ModelCallSpan(span, call, self._instruments, self._capture_content)
+
+    def headers(self) -> Mapping[str, str]:
+        headers: dict[str, str] = {}
+        self._propagator.inject(headers)
+        return headers
+
+    @contextmanager
+    def _active(
+        self, name: str, kind: SpanKind, attributes: Attributes, parent: Context | None
+    ) -> Iterator[StepSpan]:
+        with self._tracer.start_as_current_span(
+            name,
+            parent,
+            kind,
+            present(attributes),
+            record_exception=False,  # the text of an exception may quote a client
+            set_status_on_exception=False,
+        ) as span:
+            step = StepSpan(span)
+            try:
+                yield step
+            except BaseException as error:
+                step.note(error)
+                raise
+
+
+def present(attributes: Attributes) -> dict[str, Value]:
+    """Return the attributes whose value is not None."""
+    return {name: value for name, value in attributes.items() if value is not None}
