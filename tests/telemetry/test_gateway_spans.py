@@ -28,6 +28,7 @@ from bottega.protocols import Tier
 from bottega.telemetry import open_exporter
 from tests.builders import solid_image
 from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
+from tests.gateway.harness import client
 from tests.gateway.upstreams import CHUNKS, chunk, events, lines
 from tests.server import Answer, Server, ok, refuse
 from tests.telemetry.collector import Collector, ReceivedSpan
@@ -217,6 +218,27 @@ def test_other_apis_have_the_same_spans(
     ):
         root = server_span(collector, name=f"POST /v1/{name}")
         assert step in collector.children(root)
+
+
+def test_requests_of_a_batch_are_traced(
+    endpoint: Server, tmp_path: Path, collector: Collector
+) -> None:
+    endpoint.answers = [ok("seven")]
+    path = "/v1/chat/completions"
+    body = {"model": "bottega", "messages": [{"role": "user", "content": "one"}]}
+    line = {"custom_id": "a", "method": "POST", "url": path, "body": body}
+    with gateway(tmp_path, endpoint) as url, client(url) as real:
+        file = real.files.create(file=("a.jsonl", json.dumps(line).encode()), purpose="batch")
+        batch = real.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        end = time.monotonic() + 20
+        while real.batches.retrieve(batch.id).status != "completed":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    root = server_span(collector, name=f"POST {path}")
+    assert "chat huge" in collector.children(root)
+    assert root.attributes["http.response.status_code"] == 200
 
 
 def test_shadow_calls_are_part_of_the_trace(
