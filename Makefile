@@ -49,5 +49,5 @@ $(VENV)/local: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/local
-	$(INSTALL) -e '.[local,eval,serve,shared,milvus,batch,otel,dev]'
+	$(INSTALL) -e '.[local,eval,serve,ui,shared,milvus,batch,otel,dev]'
 	touch $@

@@ -18,6 +18,7 @@ from PIL import ImageDraw
 from typer import Argument, Exit, Option
 
 from bottega.bundled.efficientnet import weights_installed
+from bottega.cli.console import Console
 from bottega.cli.options import CONFIG
 from bottega.cli.output import format_usd, note, say
 from bottega.errors import MissingDependencyError, SettingError
@@ -173,11 +174,16 @@ def _run(
         bind_socket(config.gateway) as listener,
         bind_metrics_socket(config.gateway) or nullcontext() as metrics,
     ):
-        gateway_server = build(config) if pipeline is None else build_for_pipeline(pipeline, config)
+        console = Console.of(config)
+        gateway_server = (
+            build(config, more_routes=console.routes)
+            if pipeline is None
+            else build_for_pipeline(pipeline, config, more_routes=console.routes)
+        )
         url = base_url(config.gateway, listener.getsockname()[1])
         with log_to(sys.stderr, cast(Style, style), secrets=gateway_server.tier_set.secrets):
             protected = gateway_server.gateway.authenticate is not None
-            announce = partial(_announce, protected, url, demo, kept)
+            announce = partial(_announce, protected, url, demo, kept, console)
             run(gateway_server, listener, announce, metrics=metrics, read=read)
 
 
@@ -207,7 +213,9 @@ def _run_workers(config: Config, workers: int, style: str, read: Callable[[], Co
             workers,
             [listener, *([] if metrics is None else [metrics])],
             style=cast(Style, style),
-            announce=lambda protected: _announce(protected, url, False, None),
+            announce=lambda protected: _announce(
+                protected, url, False, None, Console.of(config, has_token=False)
+            ),
             read=read,
         )
         return asyncio.run(supervisor.run())
@@ -221,12 +229,13 @@ def serve_worker(descriptor: int) -> None:
     from bottega.gateway.telemetry.logs import log_to
 
     task, channel = receive_task(descriptor)
-    gateway_server = build(task.config)
+    console = Console.of(task.config, has_token=False)  # a token would be another in each worker
+    gateway_server = build(task.config, more_routes=console.routes)
     with log_to(sys.stderr, task.style, secrets=gateway_server.tier_set.secrets):
         run_worker(gateway_server, task, channel)
 
 
-def _announce(protected: bool, url: str, demo: bool, kept: Path | None) -> None:
+def _announce(protected: bool, url: str, demo: bool, kept: Path | None, console: Console) -> None:
     key = "-H 'Authorization: Bearer sk-...' " if protected else ""
     say(f"serving {url}")
     say(f"  curl {url}/chat/completions {key}{JSON_BODY} \\")
@@ -240,6 +249,8 @@ def _announce(protected: bool, url: str, demo: bool, kept: Path | None) -> None:
         say(f"  {_file_question()} | curl {url}/chat/completions {key}{JSON_BODY} -d @-")
     elif not protected:
         say("  no key is needed on this machine; clients may send any")
+    if link := console.link(url, protected):
+        say(f"  console: {link}")
     sys.stdout.flush()
 
 

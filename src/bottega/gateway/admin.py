@@ -17,20 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from bottega.errors import (
-    BottegaError,
-    EmbeddingError,
-    ImageError,
-    LoadError,
-    NotFoundError,
-    SettingError,
-    StoreBusyError,
-    StoreFullError,
-    StoreUnavailableError,
-)
+from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import savings
+from bottega.gateway.errors import status_of
 from bottega.gateway.requests import bearer_token
 from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase, read_jsonl
 from bottega.openai_api.errors import ApiError
@@ -41,17 +32,6 @@ log = logging.getLogger(__name__)
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 # Stored bytes may be HTML or SVG: browsers must not execute them.
 IMAGE_HEADERS = {**HEADERS, "content-security-policy": "default-src 'none'; sandbox"}
-# HTTP status by the first matching class; other errors are status 500.
-STATUS: tuple[tuple[type[BottegaError], int], ...] = (
-    (NotFoundError, 404),
-    (StoreBusyError, 503),
-    (StoreUnavailableError, 503),
-    (StoreFullError, 507),
-    (SettingError, 400),
-    (LoadError, 400),
-    (ImageError, 400),
-    (EmbeddingError, 400),
-)
 MAX_IMPORT = 256 * 1024 * 1024
 MAX_KEY_BODY = 64 * 1024
 KEY_FIELDS: dict[str, tuple[type, ...]] = {
@@ -159,7 +139,7 @@ def _json_response(document: object, status: int = 200) -> Response:
 def _api_error(error: BottegaError) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
+    status = status_of(error)
     headers = {"retry-after": "1"} if error.retryable else {}
     kind = "invalid_request_error" if status < 500 else "server_error"
     return ApiError(str(error), status=status, type=kind, headers=headers, hint=error.hint)

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 
 from bottega.errors import (
     BottegaError,
+    EmbeddingError,
     EndpointError,
     EndpointTimeoutError,
     ImageError,
+    LoadError,
+    NotFoundError,
     RateLimitedError,
     RejectedError,
     SettingError,
+    StoreBusyError,
+    StoreFullError,
+    StoreUnavailableError,
 )
 from bottega.gateway.ports import TierCapabilities
 from bottega.openai_api.client import PausedError
@@ -40,6 +46,26 @@ class MisconfiguredError(RejectedError):
     def __str__(self) -> str:
         message = super().__str__()
         return f"tiers.{self.tier}: {message}" if self.tier else message
+
+
+# HTTP status by the first matching class; other errors are status 500.
+STATUS: tuple[tuple[type[BottegaError], int], ...] = (
+    (NotFoundError, 404),
+    (StoreBusyError, 503),
+    (StoreUnavailableError, 503),
+    (StoreFullError, 507),
+    (SettingError, 400),
+    (LoadError, 400),
+    (ImageError, 400),
+    (EmbeddingError, 400),
+)
+
+
+def status_of(error: BottegaError) -> int:
+    """Return the HTTP status of an error for an administrator."""
+    if isinstance(error, ApiError):
+        return error.status
+    return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
 
 
 def to_api_error(error: Exception) -> ApiError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,6 +132,13 @@ class TraceStore:
         )
         with TRACE_STORE.reading(str(self.path)):
             return [from_json(body) for (body,) in rows]
+
+    def find(self, ids: Sequence[str]) -> dict[str, StoredTrace]:
+        """Return the traces with these ids, without those that are not stored."""
+        if not ids:
+            return {}
+        marks = ", ".join(f"?{number}" for number in range(1, len(ids) + 1))
+        return {one.id: one for one in self._read(f"WHERE id IN ({marks})", *ids)}
 
     def namespace(self, id: str) -> str:
         """Return the namespace of a trace. Raises `NotFoundError`."""

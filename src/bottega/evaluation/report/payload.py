@@ -74,8 +74,13 @@ def thumbnail(image: Image, side: int = SIDE) -> bytes:
 
 def data_url(data: bytes) -> str:
     """Return a thumbnail as a data URL."""
+    return f"data:{media_type(data)};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def media_type(data: bytes) -> str:
+    """Return the media type of a thumbnail."""
     kind = "png" if data.startswith(b"\x89PNG") else "webp" if data[8:12] == b"WEBP" else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+    return f"image/{kind}"
 
 
 def _images(data: Benchmark) -> list[Image]:

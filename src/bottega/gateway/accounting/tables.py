@@ -283,6 +283,7 @@ LOST = (
     " DO UPDATE SET value = (old.value::bigint + excluded.value::bigint)::text"
 )
 TABLE = re.compile(r"\b(FROM|JOIN) (entries|rollups|shadows|notes)\b")
+PERIOD = re.compile(r"CAST\(time / (\d+) AS INTEGER\)")
 MARK = re.compile(r"\?")
 
 
@@ -290,7 +291,7 @@ MARK = re.compile(r"\?")
 def _translated(sql: str) -> str:
     """Return the PostgreSQL form of a report's query: table names, parameters and days."""
     numbers = count(1)
-    sql = sql.replace("CAST(time / 86400 AS INTEGER)", "floor(time / 86400)")
+    sql = PERIOD.sub(r"floor(time / \1)", sql)
     sql = sql.replace(
         "json_each(?) AS few CROSS JOIN entries",
         "jsonb_array_elements_text(CAST(? AS jsonb)) AS few (value) CROSS JOIN gateway_entries",

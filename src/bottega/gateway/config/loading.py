@@ -20,6 +20,7 @@ from bottega.gateway.config.settings import (
     BatchSettings,
     CacheSettings,
     Config,
+    ConsoleSettings,
     KeySettings,
     LimitSettings,
     ReplaySettings,
@@ -64,6 +65,7 @@ SECTIONS: dict[str, type] = {
     "traces": TraceSettings,
     "batches": BatchSettings,
     "telemetry": TelemetrySettings,
+    "console": ConsoleSettings,
 }
 # New names of the settings of files for commit fd291dc.
 RENAMED = {

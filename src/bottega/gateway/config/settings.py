@@ -280,6 +280,15 @@ class TelemetrySettings:
 
 
 @dataclass(frozen=True)
+class ConsoleSettings:
+    """[console]: pages at /ui, which need the extra [ui]. `runs` is a folder with evaluation
+    runs."""
+
+    enabled: bool = True
+    runs: FilePath | None = None
+
+
+@dataclass(frozen=True)
 class StateSettings:
     """[state]: servers that several gateways share, as URLs or as names of environment variables
     with URLs, which may contain passwords. By default, state is in this process and in files of
@@ -350,6 +359,7 @@ class Config:
     traces: TraceSettings = TraceSettings()
     batches: BatchSettings = BatchSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    console: ConsoleSettings = ConsoleSettings()
 
     @property
     def master(self) -> TierSettings:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from functools import partial
+
+from starlette.routing import BaseRoute
 
 from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Accounts
@@ -31,19 +33,35 @@ from bottega.gateway.running.tiers import PipelineTenantPool, TierSet, build_tie
 from bottega.gateway.state.shared import SharedState, check_redis
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics
+from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.fields import data_url_cache
 from bottega.pipeline import Pipeline
 from bottega.recording import CompositeRecorder, TraceStore
 from bottega.telemetry import open_exporter
 
+# Called with the server and the function that opens the knowledge base of a namespace, or None for
+# a user's pipeline.
+MoreRoutes = Callable[[GatewayServer, Callable[[str], KnowledgeBase] | None], Sequence[BaseRoute]]
 Connect = Callable[[ReplyCache], SharedState]
 TRACES_FILE = "traces.db"
 NEVER_MATCHES = re.compile(r"(?!)")
 
 
-def build(config: Config, environment: Mapping[str, str] = os.environ) -> GatewayServer:
+def no_routes(
+    server: GatewayServer, open_base: Callable[[str], KnowledgeBase] | None
+) -> Sequence[BaseRoute]:
+    return ()
+
+
+def build(
+    config: Config,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    more_routes: MoreRoutes = no_routes,
+) -> GatewayServer:
     """Build a gateway: open the ledger and the accounts. Models and caches are loaded when the
-    server starts. Raises `SettingError` and `StoreError`."""
+    server starts. `more_routes` returns the routes of the console. Raises `SettingError` and
+    `StoreError`."""
     tier_set = build_tiers(config, environment)
     with _open_stores(config, environment) as (accounts, ledger, connect, opened):
         metrics = Metrics(one.name for one in tier_set.served)
@@ -82,11 +100,14 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         if gateway_server.state is not None:
             gateway_server.state.invalidate_all()
 
-    gateway_server.build_app(admin_routes(accounts, ledger, tenants.base, forget=forget))
+    routes = admin_routes(accounts, ledger, tenants.base, forget=forget)
+    gateway_server.build_app([*routes, *more_routes(gateway_server, tenants.base)])
     return gateway_server
 
 
-def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
+def build_for_pipeline(
+    pipeline: Pipeline, config: Config, *, more_routes: MoreRoutes = no_routes
+) -> GatewayServer:
     """Build a gateway that serves a user's pipeline. Raises `SettingError` and `StoreError`."""
     with _open_stores(config, os.environ) as (accounts, ledger, connect, opened):
         metrics = Metrics(tier.name for tier in pipeline.tiers)
@@ -113,7 +134,7 @@ def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
         gateway_server.gateway.background = NEVER_MATCHES  # a pipeline answers every text
         gateway_server.tracer = pipeline.tracer
         opened.pop_all()
-    gateway_server.build_app()
+    gateway_server.build_app(more_routes(gateway_server, None))
     return gateway_server
 
 

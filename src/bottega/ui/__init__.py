@@ -1,0 +1,1 @@
+"""Console: pages about a gateway, a knowledge base, traces and evaluation runs."""

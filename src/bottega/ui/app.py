@@ -1,0 +1,154 @@
+"""Routes of the console of a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.resources import files
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from bottega.errors import BottegaError
+from bottega.gateway.running.server import GatewayServer
+from bottega.image import Image
+from bottega.knowledge import KnowledgeBase
+from bottega.ui.asking import Asker
+from bottega.ui.overview import OverviewPage
+from bottega.ui.pages import HEADERS, ROOT, Link, Page, Renderer, check_same_origin, error_page
+from bottega.ui.playground import PlaygroundPage
+from bottega.ui.requests import RequestPages
+from bottega.ui.sessions import COOKIE, SESSION_SECONDS, Sessions
+
+STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
+MAX_LOGIN_BYTES = 64 << 10
+OpenBase = Callable[[str], KnowledgeBase]
+
+LINKS = (
+    Link("/overview", "Overview"),
+    Link("/requests", "Requests"),
+    Link("/playground", "Playground"),
+)
+
+
+def gateway_routes(
+    server: GatewayServer, open_base: OpenBase | None, *, token: str | None = None
+) -> list[BaseRoute]:
+    """Return the routes of a gateway's console. `open_base` returns the knowledge base of a
+    namespace and blocks; None for a user's pipeline. Clients log in with their keys; a gateway
+    without keys is opened with `token`."""
+    sessions = Sessions(server.accounts, token=token)
+    renderer = Renderer(LINKS, sessions)
+    asker = Asker(server)
+    store = None if server.traces is None else server.traces.store
+    requests = RequestPages(
+        server.ledger,
+        store,
+        account_names=lambda: {one.id: one.name for one in server.accounts.list()},
+        base_image=partial(_base_image, open_base),
+        asker=asker,
+    )
+    playground = PlaygroundPage(asker, open_base)
+    page = renderer.route
+    return [
+        *common_routes(renderer),
+        page("/overview", OverviewPage(server.ledger)),
+        page("/requests", requests.browse),
+        page("/requests/{id}", requests.show),
+        page("/requests/{id}/replay", requests.replay, method="POST"),
+        page("/requests/{id}/images/{sha256}", requests.image),
+        page("/playground", playground.show),
+        page("/playground", playground.submit, method="POST"),
+    ]
+
+
+def common_routes(renderer: Renderer) -> list[BaseRoute]:
+    """Return the routes of the login and of static files."""
+    login = LoginPages(renderer)
+    return [
+        Route(ROOT, login.home),
+        Route(f"{ROOT}/", login.home),
+        Route(f"{ROOT}/login", login.show, methods=["GET"]),
+        Route(f"{ROOT}/login", login.submit, methods=["POST"]),
+        Route(f"{ROOT}/logout", login.logout, methods=["POST"]),
+        Route(f"{ROOT}/static/{{name}}", static),
+    ]
+
+
+class LoginPages:
+    """Handlers of login and logout."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer, self._sessions = renderer, renderer.sessions
+
+    async def home(self, request: Request) -> Response:
+        return RedirectResponse(f"{ROOT}/overview", 303, HEADERS)
+
+    async def show(self, request: Request) -> Response:
+        if key := request.query_params.get("token"):  # the link that the server printed
+            return self._logged_in(request, key, False, f"{ROOT}/overview")
+        return self._page(request)
+
+    async def submit(self, request: Request) -> Response:
+        try:
+            check_same_origin(request)
+        except BottegaError as error:
+            return self._renderer.render(request, None, error_page(error))
+        async with request.form(max_files=0, max_part_size=MAX_LOGIN_BYTES) as form:
+            key, read_only = str(form.get("key", "")), bool(form.get("read_only"))
+            return self._logged_in(request, key.strip(), read_only, str(form.get("next", "")))
+
+    async def logout(self, request: Request) -> Response:
+        response = RedirectResponse(f"{ROOT}/login", 303, HEADERS)
+        response.delete_cookie(COOKIE, path=ROOT)
+        return response
+
+    def _logged_in(self, request: Request, key: str, read_only: bool, wanted: str) -> Response:
+        cookie = self._sessions.login(key, read_only=read_only)
+        if cookie is None:
+            return self._page(request, problem="This key is not valid.", status=401)
+        response = RedirectResponse(_own_path(wanted), 303, HEADERS)
+        response.set_cookie(
+            COOKIE,
+            cookie,
+            max_age=SESSION_SECONDS,
+            path=ROOT,
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    def _page(self, request: Request, problem: str = "", status: int = 200) -> Response:
+        values: Mapping[str, object] = {
+            "title": "Log in",
+            "problem": problem,
+            "wanted": request.query_params.get("next", ""),
+            "by_link": self._sessions.token is not None,
+        }
+        return self._renderer.render(request, None, Page("login.html", values, status))
+
+
+def _own_path(wanted: str) -> str:
+    """Return the address if it is a path of the console, else the first page."""
+    parts = urlsplit(wanted)
+    own = not parts.scheme and not parts.netloc and parts.path.startswith(f"{ROOT}/")
+    return wanted if own and "\\" not in wanted else f"{ROOT}/overview"
+
+
+async def static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in STATIC:
+        return Response("not found", 404, HEADERS)
+    data = await asyncio.to_thread(files("bottega.ui").joinpath("static", name).read_bytes)
+    headers = {**HEADERS, "cache-control": "no-cache"}
+    return Response(data, 200, headers, STATIC[name])
+
+
+def _base_image(open_base: OpenBase | None, namespace: str, sha256: str) -> Image | None:
+    if open_base is None:
+        return None
+    return open_base(namespace).images([sha256]).get(sha256)

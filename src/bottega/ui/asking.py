@@ -1,0 +1,146 @@
+"""Requests that the console sends through the gateway, as the viewer's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from bottega.errors import BottegaError
+from bottega.gateway.asgi import request_id
+from bottega.gateway.chat import Gateway
+from bottega.gateway.errors import to_api_error
+from bottega.gateway.ports import RequestRecord, Tenant, Tenants
+from bottega.gateway.running.server import GatewayServer
+from bottega.image import Image
+from bottega.recording import CompositeRecorder
+from bottega.types import Trace
+from bottega.ui.sessions import Viewer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of one question: model id, number of demonstrations (None: the tier's), and whether
+    the cache is searched and the answer stored."""
+
+    model: str = "bottega"
+    shots: int | None = None
+    retrieve: bool = True
+    store: bool = False
+
+    def headers(self, namespace: str) -> dict[str, str]:
+        switches = ["no-replay"]
+        switches += [] if self.retrieve else ["no-retrieve"]
+        switches += [] if self.store else ["no-store"]
+        headers = {"x-bottega-cache": ",".join(switches)}
+        if self.shots is not None:
+            headers["x-bottega-shots"] = str(self.shots)
+        if namespace:
+            headers["x-bottega-namespace"] = namespace
+        return headers
+
+
+@dataclass
+class Outcome:
+    """Answer of the gateway or its error. Without a question there is no `trace`."""
+
+    settings: Settings
+    record: RequestRecord
+    text: str = ""
+    error: BottegaError | None = None
+    trace: Trace | None = None
+
+
+@dataclass
+class _TracedTenants:
+    """Tenants whose pipelines also record into `traces`."""
+
+    tenants: Tenants
+    traces: list[Trace] = field(default_factory=list)
+    # The pool closes a namespace when nothing holds its tenant.
+    _held: list[Tenant] = field(default_factory=list)
+
+    async def open(self, namespace: str, /) -> Tenant:
+        tenant = await self.tenants.open(namespace)
+        self._held.append(tenant)
+        record = CompositeRecorder(tenant.pipeline.record, self._record)
+        return replace(tenant, pipeline=replace(tenant.pipeline, record=record))
+
+    async def _record(self, trace: Trace, /) -> None:
+        self.traces.append(trace)
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Sender of questions to a gateway. They count towards the viewer's limits and budget."""
+
+    server: GatewayServer
+
+    @property
+    def gateway(self) -> Gateway:
+        return self.server.gateway
+
+    def models(self, viewer: Viewer) -> list[str]:
+        return self.gateway.models_of(viewer.account)
+
+    def ask(
+        self,
+        viewer: Viewer,
+        namespace: str,
+        text: str,
+        images: Sequence[Image],
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+    ) -> Outcome:
+        """Return the outcome. Blocks; call it from another thread than that of `loop`, the event
+        loop of the gateway."""
+        work = self._ask(viewer, namespace, text, images, settings)
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    async def _ask(
+        self,
+        viewer: Viewer,
+        namespace: str,
+        text: str,
+        images: Sequence[Image],
+        settings: Settings,
+    ) -> Outcome:
+        parts: list[object] = [
+            {"type": "image_url", "image_url": {"url": await asyncio.to_thread(_data_url, image)}}
+            for image in images
+        ]
+        parts.append({"type": "text", "text": text})
+        body = {"model": settings.model, "messages": [{"role": "user", "content": parts}]}
+        raw = orjson.dumps(body)
+
+        async def read() -> bytes:
+            self.gateway.limits.check_size(len(raw))
+            return raw
+
+        tenants = _TracedTenants(self.gateway.tenants)
+        protected = self.gateway.authenticate is not None
+        gateway = replace(
+            self.gateway,
+            tenants=tenants,
+            authenticate=(lambda _: viewer.account) if protected else None,
+        )
+        record = RequestRecord(request_id())
+        outcome = Outcome(settings, record)
+        try:
+            reply = await gateway.answer(record, settings.headers(namespace), read)
+            choice = orjson.loads(reply.payload)["choices"][0]
+            outcome.text = choice["message"].get("content") or ""
+        except BottegaError as error:
+            record.state, record.status = "failed", to_api_error(error).status
+            # The viewer may be a client: details of upstreams are for the log.
+            outcome.error = to_api_error(error)
+        finally:
+            self.server.on_end(record)
+        outcome.trace = next(iter(tenants.traces), None)
+        return outcome
+
+
+def _data_url(image: Image) -> str:
+    return image.data_url

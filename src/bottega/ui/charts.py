@@ -1,0 +1,99 @@
+"""Bar charts as SVG shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 720, 180
+LEFT, BOTTOM, TOP = 56, 22, 8
+GAP = 0.15  # share of a bar's width
+MAX_SERIES = 8
+# Series with a fixed style; others get one of `MAX_SERIES` by their rank.
+FIXED = {"failed": "failed", "rejected": "rejected", "replayed": "replayed"}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Rectangle in pixels, with the value it shows."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    style: str
+    text: str
+
+
+@dataclass(frozen=True)
+class StackedBars:
+    """Chart with a bar for each position, stacked by series. `legend` has the style, name and sum
+    of each series, `ticks` the value and y of each line, `table` the values of each position."""
+
+    bars: Sequence[Bar]
+    legend: Sequence[tuple[str, str, float]]
+    ticks: Sequence[tuple[float, float]]
+    positions: Sequence[float]
+    width: int = WIDTH
+    height: int = HEIGHT
+
+    @property
+    def first(self) -> float:
+        return self.positions[0]
+
+    @property
+    def last(self) -> float:
+        return self.positions[-1]
+
+
+def stacked_bars(
+    positions: Sequence[float], step: float, values: Mapping[tuple[float, str], float]
+) -> StackedBars:
+    """Return the chart of values by position and series. Positions are `step` apart; values of
+    other positions are omitted."""
+    known = set(positions)
+    sums: dict[str, float] = {}
+    for (position, name), value in values.items():
+        if position in known:
+            sums[name] = sums.get(name, 0.0) + value
+    # Those with a fixed style are on top.
+    names = sorted(sums, key=lambda name: (name in FIXED, -sums[name]))
+    style = {name: FIXED.get(name, f"s{i % MAX_SERIES}") for i, name in enumerate(names)}
+    totals = [sum(values.get((p, name), 0.0) for name in names) for p in positions]
+    top = nice_limit(max(totals, default=0.0))
+    slot = (WIDTH - LEFT) / max(1, len(positions))
+    bars = []
+    for number, position in enumerate(positions):
+        below = 0.0
+        for name in names:
+            value = values.get((position, name), 0.0)
+            if value <= 0:
+                continue
+            height = value / top * (HEIGHT - BOTTOM - TOP)
+            below += height
+            bars.append(
+                Bar(
+                    round(LEFT + number * slot + slot * GAP / 2, 2),
+                    round(HEIGHT - BOTTOM - below, 2),
+                    round(slot * (1 - GAP), 2),
+                    round(height, 2),
+                    style[name],
+                    f"{name}: {value:,.6g}",
+                )
+            )
+    lines = [(top * part, HEIGHT - BOTTOM - part * (HEIGHT - BOTTOM - TOP)) for part in (0, 0.5, 1)]
+    legend = [(style[name], name, sums[name]) for name in names]
+    return StackedBars(bars, legend, lines, positions)
+
+
+def nice_limit(value: float) -> float:
+    """Return the least of 1, 2 and 5 times a power of ten that is at least `value`."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** len(str(int(value))) if value >= 1 else 1.0
+    while power / 10 >= value:
+        power /= 10
+    for part in (0.1, 0.2, 0.5):
+        if power * part >= value:
+            return power * part
+    return power

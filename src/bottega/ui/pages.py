@@ -1,0 +1,329 @@
+"""Handling of the console's pages: sessions, templates, security headers and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from threading import BoundedSemaphore
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from bottega.errors import BottegaError
+from bottega.evaluation.report.payload import media_type, thumbnail
+from bottega.gateway.errors import status_of
+from bottega.image import Image
+from bottega.openai_api.errors import ApiError
+from bottega.ui.sessions import COOKIE, Sessions, Viewer
+
+log = logging.getLogger(__name__)
+
+ROOT = "/ui"
+HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:;"
+        " connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+}
+# Stored bytes may be HTML or SVG: browsers must not execute them.
+IMAGE_HEADERS = {
+    "cache-control": "private, max-age=3600",
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; sandbox",
+}
+MAX_FILES = 1000
+MAX_UPLOAD = 512 << 20
+DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Request of a viewer. `form` has the fields and files of a POST, `loop` is the server's event
+    loop."""
+
+    request: Request
+    viewer: Viewer
+    loop: asyncio.AbstractEventLoop
+    form: FormData = field(default_factory=FormData)
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace that the viewer chose, or its own. Raises `ApiError`."""
+        return self.viewer.namespace(self.value("namespace") or None)
+
+    def value(self, name: str, default: str = "") -> str:
+        """Return a field of the form, else a parameter of the address."""
+        found = self.form.get(name)
+        if isinstance(found, str):
+            return found
+        return self.request.query_params.get(name, default)
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int = 1_000_000) -> int:
+        """Return a whole number within bounds, `default` if it is absent. Raises `ApiError`."""
+        text = self.value(name)
+        if not text:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise ApiError(f"{name} must be a whole number, got {text[:40]!r}", hint="change it")
+        return min(max(int(text), least), most)
+
+    def files(self, name: str) -> list[UploadFile]:
+        """Return the uploaded files of a field; an empty field sends a file without a name."""
+        found = [one for one in self.form.getlist(name) if isinstance(one, UploadFile)]
+        return [one for one in found if one.filename]
+
+    def require(self, allowed: bool, action: str) -> None:
+        """Raise `ApiError` unless the viewer is allowed to do this."""
+        if not allowed:
+            raise ApiError(
+                f"this session may not {action}",
+                status=403,
+                hint="log in with an admin key, without the read-only option",
+            )
+
+
+@dataclass(frozen=True)
+class Page:
+    """Template and its values."""
+
+    template: str
+    values: Mapping[str, object] = field(default_factory=dict)
+    status: int = 200
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """Redirection to a page of the console after a change, with a message for it."""
+
+    path: str
+    message: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
+Result = Page | Redirect | Response
+# A handler runs in a thread.
+Handler = Callable[[Visit], Result]
+
+
+@dataclass(frozen=True)
+class Link:
+    """Entry of the navigation."""
+
+    path: str
+    title: str
+    for_admins: bool = False
+
+
+class Renderer:
+    """Renderer of pages, with the navigation to the given links."""
+
+    def __init__(self, links: Sequence[Link], sessions: Sessions) -> None:
+        self.sessions = sessions
+        self._links = links
+        self._environment = Environment(
+            loader=PackageLoader("bottega.ui", "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {
+            "usd": format_usd,
+            "count": format_count,
+            "ago": format_ago,
+            "moment": format_moment,
+            "seconds": format_seconds,
+            "fixed": format_fixed,
+        }
+        self._environment.globals |= {"root": ROOT, "query": query_string}
+
+    def render(self, request: Request, viewer: Viewer | None, page: Page) -> Response:
+        links = [
+            one
+            for one in self._links
+            if viewer is not None and (viewer.is_admin or not one.for_admins)
+        ]
+        text = self._environment.get_template(page.template).render(
+            viewer=viewer,
+            links=links,
+            path=request.url.path,
+            param=lambda name: request.query_params.get(name, ""),
+            message=request.query_params.get("message", ""),
+            **page.values,
+        )
+        return Response(text, page.status, HEADERS, "text/html; charset=utf-8")
+
+    def route(self, path: str, handler: Handler, *, method: str = "GET") -> Route:
+        """Return the route of a page that needs a session."""
+
+        async def handle(request: Request) -> Response:
+            viewer = self.sessions.viewer(request.cookies.get(COOKIE))
+            if viewer is None:
+                return self._login_needed(request)
+            try:
+                form = FormData()
+                if request.method == "POST":
+                    check_same_origin(request)
+                    form = await read_form(request)
+                visit = Visit(request, viewer, asyncio.get_running_loop(), form)
+                try:
+                    response = await asyncio.to_thread(self._respond, visit, handler)
+                finally:
+                    await form.close()
+            except BottegaError as error:
+                return self.render(request, viewer, error_page(error))
+            except Exception:
+                log.exception("%s %s failed", request.method, request.url.path)
+                return self.render(request, viewer, UNEXPECTED)
+            if request.method == "POST":
+                log.info("console %s: POST %s", viewer.account.id or viewer.name, path)
+            return response
+
+        return Route(f"{ROOT}{path}", handle, methods=[method])
+
+    def _respond(self, visit: Visit, handler: Handler) -> Response:
+        result = handler(visit)
+        if isinstance(result, Redirect):
+            params = query_string({**result.params, "message": result.message})
+            return RedirectResponse(f"{ROOT}{result.path}{params}", 303, HEADERS)
+        if isinstance(result, Response):
+            return result
+        return self.render(visit.request, visit.viewer, result)
+
+    def _login_needed(self, request: Request) -> Response:
+        # A script that refreshes a page must not show the login form inside it.
+        if request.headers.get("x-requested-with") == "console" or request.method != "GET":
+            text = "the session has ended: log in again"
+            return Response(text, 401, HEADERS, "text/plain; charset=utf-8")
+        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(f"{ROOT}/login{query_string({'next': wanted})}", 303, HEADERS)
+
+
+def check_same_origin(request: Request) -> None:
+    """Reject a form that another site has sent. Raises `ApiError`.
+
+    Browsers set both headers, and scripts cannot change them.
+    """
+    site = request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    same = site == "same-origin" if site is not None else None
+    if same is None and origin is not None:
+        same = urlsplit(origin).netloc == request.headers.get("host")
+    if not same:
+        raise ApiError(
+            "the request did not come from a page of this console",
+            status=403,
+            hint="open the console in a browser and repeat the action there",
+        )
+
+
+async def read_form(request: Request) -> FormData:
+    """Read a form with at most `MAX_UPLOAD` bytes. Raises `ApiError`."""
+    too_long = ApiError(
+        f"the upload is longer than {MAX_UPLOAD >> 20} MB",
+        status=413,
+        hint="send fewer files at a time, or use bottega add",
+    )
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MAX_UPLOAD:
+        raise too_long
+    received = 0
+    receive = request.receive
+
+    async def limited() -> Any:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MAX_UPLOAD:
+            raise too_long
+        return message
+
+    request._receive = limited
+    try:
+        return await request.form(max_files=MAX_FILES, max_fields=MAX_FILES, max_part_size=4 << 20)
+    except BottegaError:
+        raise
+    except Exception as error:  # of the multipart parser, by its version
+        raise ApiError(
+            f"the form cannot be read: {error}",
+            hint=f"send at most {MAX_FILES} files at a time",
+        ) from error
+
+
+def error_page(error: BottegaError) -> Page:
+    values = {"title": "Not possible", "problem": str(error), "hint": error.hint or ""}
+    return Page("error.html", values, status_of(error))
+
+
+UNEXPECTED = Page(
+    "error.html",
+    {
+        "title": "Internal error",
+        "problem": "the page could not be built",
+        "hint": "the server's log has the details",
+    },
+    500,
+)
+
+
+def query_string(params: Mapping[str, object]) -> str:
+    given = {name: value for name, value in params.items() if value not in (None, "")}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def format_usd(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    digits = 2 if abs(value) >= 100 else 4 if abs(value) >= 0.01 or not value else 6
+    return f"${value:,.{digits}f}"
+
+
+def format_count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def format_fixed(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def format_seconds(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def format_moment(moment: float) -> str:
+    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def format_ago(moment: float) -> str:
+    seconds = max(0.0, time.time() - moment)
+    for unit, length in (("d", DAY), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+_THUMBNAILS = BoundedSemaphore(2)  # decoded images are large
+
+
+def image_response(image: Image, side: int | None) -> Response:
+    """Return the stored bytes, or a thumbnail of at most `side` pixels. Raises `ImageError`."""
+    if side is None:
+        return Response(image.data, 200, IMAGE_HEADERS, image.media_type)
+    with _THUMBNAILS:
+        data = thumbnail(image, side)
+    return Response(data, 200, IMAGE_HEADERS, media_type(data))

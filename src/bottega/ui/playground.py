@@ -1,0 +1,94 @@
+"""Playground: ask a question about an image, with one or two settings side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from bottega.image import Image
+from bottega.knowledge import KnowledgeBase
+from bottega.openai_api.errors import ApiError
+from bottega.recording import stored_trace
+from bottega.types import Example, Query
+from bottega.ui.asking import Asker, Outcome, Settings
+from bottega.ui.pages import Page, Result, Visit
+
+MAX_SHOTS = 64
+MAX_IMAGE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class PlaygroundPage:
+    """Handlers of the playground. `open_base` returns the knowledge base of a namespace, None if
+    the gateway serves a user's pipeline."""
+
+    asker: Asker
+    open_base: Callable[[str], KnowledgeBase] | None
+
+    def show(self, visit: Visit) -> Page:
+        return self._page(visit)
+
+    def submit(self, visit: Visit) -> Result:
+        """Ask the question, or add it with its correct answer to the knowledge base."""
+        visit.require(visit.viewer.can_edit, "send requests")
+        text = visit.value("question").strip()
+        images = [
+            Image.from_bytes(one.file.read(MAX_IMAGE_BYTES + 1), source=one.filename)
+            for one in visit.files("images")
+        ]
+        if not (text or images):
+            raise ApiError("the question is empty", hint="write a question or choose an image")
+        if visit.value("action") == "add":
+            return self._page(visit, added=self._add(visit, text, images))
+        wanted = [_settings(visit, "a")]
+        if visit.value("compare"):
+            wanted.append(_settings(visit, "b"))
+        namespace, loop = visit.namespace, visit.loop
+
+        def ask(settings: Settings) -> Outcome:
+            return self.asker.ask(visit.viewer, namespace, text, images, settings, loop)
+
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            outcomes = list(pool.map(ask, wanted))
+        return self._page(visit, outcomes)
+
+    def _add(self, visit: Visit, text: str, images: list[Image]) -> str:
+        visit.require(visit.viewer.can_store, "change the knowledge base")
+        answer = visit.value("answer").strip()
+        if not answer or self.open_base is None:
+            raise ApiError("the correct answer is empty", hint="write it below the question")
+        for image in images:
+            image.check()
+        tags = {"provenance": "human", "context": ""}
+        source = f"console:{visit.viewer.name}"
+        example = Example(Query(text, tuple(images)), answer, tags=tags, source=source)
+        added = self.open_base(visit.namespace).add([example])
+        return "Added to the knowledge base" if added.new else "The knowledge base has it already"
+
+    def _page(self, visit: Visit, outcomes: list[Outcome] | None = None, added: str = "") -> Page:
+        results = [
+            (one, None if one.trace is None else stored_trace(one.trace)) for one in outcomes or ()
+        ]
+        return Page(
+            "playground.html",
+            {
+                "title": "Playground",
+                "models": self.asker.models(visit.viewer),
+                "results": results,
+                "added": added,
+                "can_add": visit.viewer.can_store and self.open_base is not None,
+                "value": visit.value,
+                "max_shots": MAX_SHOTS,
+            },
+        )
+
+
+def _settings(visit: Visit, column: str) -> Settings:
+    shots = visit.value(f"shots_{column}")
+    return Settings(
+        visit.value(f"model_{column}", "bottega"),
+        visit.number(f"shots_{column}", 0, most=MAX_SHOTS) if shots else None,
+        retrieve=visit.value(f"retrieve_{column}") != "no",
+        store=bool(visit.value("store")),
+    )

@@ -1,0 +1,120 @@
+"""Sessions of the console: login with a key of the gateway, and what its owner may see."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Protocol
+
+from itsdangerous import BadSignature, URLSafeTimedSerializer
+
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.ports import ANONYMOUS
+from bottega.openai_api.errors import ApiError
+
+COOKIE = "bottega_console"
+SESSION_SECONDS = 12 * 3600
+LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """Owner of a session. Without `can_edit` the session is read-only. `is_local` viewers have
+    logged in with the link that the server printed."""
+
+    account: Account
+    can_edit: bool
+    is_local: bool = False
+
+    @property
+    def name(self) -> str:
+        return LOCAL if self.is_local else self.account.name
+
+    @property
+    def is_admin(self) -> bool:
+        return self.is_local or self.account.admin
+
+    @property
+    def can_store(self) -> bool:
+        """Whether the viewer may change the examples of its namespaces."""
+        return self.can_edit and (self.is_admin or self.account.can_store)
+
+    @property
+    def can_administer(self) -> bool:
+        return self.can_edit and self.is_admin
+
+    def namespace(self, wanted: str | None) -> str:
+        """Return the namespace `wanted`, or the viewer's own. Raises `ApiError`."""
+        own = self.account.namespace
+        if wanted is None or wanted == own or self.is_admin or is_below(wanted, own):
+            return own if wanted is None else wanted
+        raise ApiError(
+            f"this key has no access to the namespace {wanted[:100]!r}",
+            status=403,
+            hint="leave it out to see your own namespace",
+        )
+
+    def may_read(self, namespace: str) -> bool:
+        own = self.account.namespace
+        return self.is_admin or namespace == own or is_below(namespace, own)
+
+
+def is_below(namespace: str, parent: str) -> bool:
+    return bool(parent) and namespace.startswith(f"{parent}/")
+
+
+class AccountReader(Protocol):
+    """Accounts of a gateway (`gateway.accounting.accounts.Accounts`)."""
+
+    def authenticate(self, token: str | None) -> Account | None: ...
+
+    def signing_key(self, id: str) -> tuple[Account, bytes] | None: ...
+
+
+class Sessions:
+    """Signed cookies, without state in this process: each is signed with a secret derived from the
+    account's key, so all gateways that share accounts accept it, and it ends when the key is
+    revoked. A viewer without a key logs in with `token`, which ends with the process."""
+
+    def __init__(self, accounts: AccountReader | None, *, token: str | None = None) -> None:
+        self._accounts = accounts
+        self.token = token
+        self._local_secret = secrets.token_bytes(32)
+
+    def login(self, key: str, *, read_only: bool = False) -> str | None:
+        """Return a cookie for the key or token, None if it is not valid."""
+        if self.token is not None and hmac.compare_digest(key.encode(), self.token.encode()):
+            return self._cookie(LOCAL, self._local_secret, read_only)
+        account = None if self._accounts is None else self._accounts.authenticate(key)
+        found = None if account is None else self._secret(account.id)
+        return None if found is None else self._cookie(found[0].id, found[1], read_only)
+
+    def viewer(self, cookie: str | None) -> Viewer | None:
+        """Return the owner of a cookie, None if it is not valid or has expired."""
+        id, _, signed = (cookie or "").partition(".")
+        found = self._secret(id)
+        if found is None:
+            return None
+        account, secret = found
+        try:
+            read_only = _serializer(secret).loads(signed, max_age=SESSION_SECONDS)
+        except BadSignature:
+            return None
+        return Viewer(account, not read_only, is_local=id == LOCAL)
+
+    def _secret(self, id: str) -> tuple[Account, bytes] | None:
+        if id == LOCAL and self.token is not None:
+            return ANONYMOUS, self._local_secret
+        return None if self._accounts is None else self._accounts.signing_key(id)
+
+    def _cookie(self, id: str, secret: bytes, read_only: bool) -> str:
+        return f"{id}.{_serializer(secret).dumps(read_only)}"
+
+
+def _serializer(secret: bytes) -> URLSafeTimedSerializer:
+    return URLSafeTimedSerializer(secret, salt="bottega console session")
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)

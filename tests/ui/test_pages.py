@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from bottega.gateway.accounting.accounts import Account
+from tests.builders import solid_image
+from tests.gateway.gateways import ask
+from tests.server import Server
+from tests.ui.conftest import console, log_in, serious_findings
+
+PAGES = ("overview", "requests", "playground")
+ADMIN = Account("", "boss", admin=True)
+TEAM = Account("", "ann", namespace="team-a")
+OTHER = Account("", "bob", namespace="team-b")
+
+
+def test_pages_are_accessible_and_fit_a_phone(page: Page, endpoint: Server, tmp_path: Path) -> None:
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 400, "height": 900})
+    with console(tmp_path, endpoint) as served:
+        ask(served.api, "What is 3 + 4?")
+        log_in(page, served.url)
+        for name in PAGES:
+            page.goto(f"{served.url}/{name}")
+            assert serious_findings(page) == [], name
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_pages_are_accessible_in_both_themes(
+    page: Page, endpoint: Server, tmp_path: Path, scheme: str, width: int
+) -> None:
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.set_viewport_size({"width": width, "height": 900})
+    with console(tmp_path, endpoint) as served:
+        _, headers = ask(served.api, "What is 3 + 4?")
+        log_in(page, served.url)
+        for name in (*PAGES, f"requests/{headers['x-request-id']}"):
+            page.goto(f"{served.url}/{name}")
+            assert serious_findings(page) == [], name
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+
+
+def test_an_image_is_asked_about_and_found_again(
+    page: Page, endpoint: Server, tmp_path: Path
+) -> None:
+    with console(tmp_path, endpoint, ADMIN) as served:
+        log_in(page, served.url, served.keys["boss"])
+        page.get_by_role("link", name="Playground", exact=True).click()
+        file = {"name": "<b>.png", "mimeType": "image/png", "buffer": solid_image(3).data}
+        page.locator("input[name=images]").set_input_files(file)  # type: ignore[arg-type]
+        expect(page.locator(".previews img")).to_have_count(1)
+        page.get_by_label("Question").fill("Which <b>digit</b>?")
+        page.get_by_label("Compare with this setting").check()
+        page.get_by_role("button", name="Ask").click()
+        expect(page.locator("#results .answer")).to_have_text(["seven", "seven"])
+        page.get_by_role("link", name="Requests").click()
+        page.get_by_label("Text of the question or answer").fill("DIGIT")
+        page.get_by_role("button", name="Search").click()
+        expect(page.locator("tbody tr")).to_have_count(2)
+        page.locator("tbody a").first.click()
+        expect(page.locator(".card .question")).to_have_text("Which <b>digit</b>?")
+        image = page.get_by_alt_text("image of the question")
+        assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+
+
+def test_keyboard_alone_reaches_the_answer(page: Page, endpoint: Server, tmp_path: Path) -> None:
+    with console(tmp_path, endpoint) as served:
+        log_in(page, served.url)
+        page.goto(f"{served.url}/playground")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.name") == "question":
+                break
+        page.keyboard.type("What is 3 + 4?")
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.value") == "ask":
+                break
+        page.keyboard.press("Enter")
+        expect(page.locator("#results .answer")).to_have_text(["seven"])
+
+
+def test_an_ended_session_and_a_lost_connection_lose_no_input(
+    page: Page, complaints: list[str], endpoint: Server, tmp_path: Path
+) -> None:
+    with console(tmp_path, endpoint, ADMIN) as served:
+        log_in(page, served.url, served.keys["boss"])
+        page.goto(f"{served.url}/playground")
+        page.get_by_label("Question").fill("a long question")
+        [account] = served.server.accounts.list()
+        served.server.accounts.revoke(account.id)
+        with page.expect_response(lambda response: response.status == 401):
+            page.get_by_role("button", name="Ask").click()
+        expect(page.locator("#connection")).to_contain_text("Log in again")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#connection")).to_contain_text("connection to the server is lost")
+    assert page.get_by_label("Question").input_value() == "a long question"
+    complaints.clear()
+
+
+def test_a_key_sees_only_its_namespace(page: Page, endpoint: Server, tmp_path: Path) -> None:
+    with console(tmp_path, endpoint, TEAM, OTHER, ADMIN) as served:
+        ids = {}
+        for name in ("ann", "bob"):
+            _, headers = ask(served.api, f"What does {name} ask?", key=served.keys[name])
+            ids[name] = headers["x-request-id"]
+        log_in(page, served.url, served.keys["ann"])
+        for path in ("requests", "requests?text=ask", "requests?namespace=team-a"):
+            page.goto(f"{served.url}/{path}")
+            expect(page.locator("main")).to_contain_text("What does ann ask?")
+            assert "bob" not in page.content()
+        page.goto(f"{served.url}/requests/{ids['ann']}")
+        expect(page.locator(".card .question")).to_have_text("What does ann ask?")
+        get = page.request.get
+        for path in (f"requests/{ids['bob']}", f"requests/{ids['bob']}/images/{'0' * 64}"):
+            assert get(f"{served.url}/{path}").status == 404
+        for path in ("requests", "overview"):
+            assert get(f"{served.url}/{path}?namespace=team-b").status == 403
+        log_in(page, served.url, served.keys["boss"])
+        page.goto(f"{served.url}/requests/{ids['bob']}")
+        expect(page.locator(".card .question")).to_have_text("What does bob ask?")

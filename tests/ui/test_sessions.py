@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import aiohttp
+import pytest
+from itsdangerous import TimestampSigner
+
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.ui.sessions import COOKIE, SESSION_SECONDS, Sessions
+from tests.server import Server
+from tests.ui.conftest import TOKEN, console
+from tests.ui.test_pages import ADMIN, TEAM
+
+SAME = {"Sec-Fetch-Site": "same-origin"}
+
+
+def jar() -> aiohttp.CookieJar:
+    return aiohttp.CookieJar(unsafe=True)  # cookies of an address without a name
+
+
+@pytest.fixture
+def accounts(tmp_path: Path) -> Iterator[Accounts]:
+    with closing(Accounts(tmp_path / "gateway.db")) as opened:
+        yield opened
+
+
+def test_a_cookie_opens_the_session_of_its_key(accounts: Accounts) -> None:
+    account, key = accounts.add("ann", namespace="team-a")
+    sessions = Sessions(accounts)
+    cookie = sessions.login(key)
+    assert cookie is not None and key not in cookie
+    viewer = sessions.viewer(cookie)
+    assert viewer is not None and viewer.account == account
+    assert viewer.can_edit and not viewer.is_admin
+    read_only = sessions.viewer(sessions.login(key, read_only=True))
+    assert read_only is not None and not read_only.can_edit
+
+
+def test_other_gateways_with_the_same_accounts_accept_it(
+    accounts: Accounts, tmp_path: Path
+) -> None:
+    _, key = accounts.add("ann")
+    with closing(Accounts(tmp_path / "gateway.db")) as others:
+        assert Sessions(others).viewer(Sessions(accounts).login(key)) is not None
+
+
+def test_a_revoked_key_ends_its_sessions(accounts: Accounts) -> None:
+    account, key = accounts.add("ann")
+    sessions = Sessions(accounts)
+    cookie = sessions.login(key)
+    accounts.revoke(account.id)
+    assert sessions.viewer(cookie) is None and sessions.login(key) is None
+
+
+def test_changed_and_old_cookies_are_rejected(
+    accounts: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, key = accounts.add("ann")
+    other, _ = accounts.add("boss", admin=True)
+    sessions = Sessions(accounts)
+    cookie = sessions.login(key)
+    assert cookie is not None
+    signed = cookie.partition(".")[2]
+    for forged in ("", "x", cookie[:-1] + "_", f"{other.id}.{signed}", f"local.{signed}", None):
+        assert sessions.viewer(forged) is None
+    late = TimestampSigner.get_timestamp(TimestampSigner("x")) + SESSION_SECONDS + 60
+    monkeypatch.setattr(TimestampSigner, "get_timestamp", lambda self: late)
+    assert sessions.viewer(cookie) is None
+
+
+def test_the_token_opens_only_a_console_that_has_one(accounts: Accounts) -> None:
+    sessions = Sessions(accounts, token="secret")
+    viewer = sessions.viewer(sessions.login("secret"))
+    assert viewer is not None and viewer.is_admin
+    assert Sessions(accounts).login("secret") is None
+    assert Sessions(accounts, token="secret").viewer(sessions.login("secret")) is None
+
+
+async def test_forms_of_other_sites_are_rejected(endpoint: Server, tmp_path: Path) -> None:
+    with console(tmp_path, endpoint) as served:
+        async with aiohttp.ClientSession(cookie_jar=jar()) as session:
+            cookie = served.url.removesuffix("/ui")
+            async with session.get(f"{served.url}/login?token={TOKEN}") as reply:
+                assert reply.status == 200 and cookie
+            form = {"question": "What is 3 + 4?", "action": "ask"}
+            for headers in (
+                {},
+                {"Sec-Fetch-Site": "cross-site"},
+                {"Sec-Fetch-Site": "same-site", "Origin": cookie},
+                {"Origin": "http://evil.example"},
+            ):
+                async with session.post(
+                    f"{served.url}/playground", data=form, headers=headers
+                ) as reply:
+                    assert reply.status == 403
+            assert [body for body in endpoint.bodies if body] == []
+            for headers in (SAME, {"Origin": cookie}):
+                async with session.post(
+                    f"{served.url}/playground", data=form, headers=headers
+                ) as reply:
+                    assert reply.status == 200
+
+
+async def test_pages_need_a_session_and_return_to_the_page(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    with console(tmp_path, endpoint, ADMIN, TEAM) as served:
+        async with aiohttp.ClientSession(cookie_jar=jar()) as session:
+            async with session.get(f"{served.url}/requests?tier=small") as reply:
+                assert reply.url.path == "/ui/login"
+                wanted = reply.url.query["next"]
+            async with session.post(
+                f"{served.url}/login", data={"key": "sk-bottega-x"}, headers=SAME
+            ) as reply:
+                assert reply.status == 401 and COOKIE not in reply.cookies
+            for target, landed in (
+                (wanted, "/ui/requests"),
+                ("http://evil.example/ui/x", "/ui/overview"),
+                ("//evil.example/ui/", "/ui/overview"),
+                ("/\\evil.example", "/ui/overview"),
+            ):
+                form = {"key": served.keys["ann"], "next": target}
+                async with session.post(f"{served.url}/login", data=form, headers=SAME) as reply:
+                    assert reply.url.path == landed
+                    [cookie] = reply.history[0].headers.getall("Set-Cookie")
+                    assert "HttpOnly" in cookie and "SameSite=strict" in cookie
+            async with session.post(f"{served.url}/logout", headers=SAME) as reply:
+                assert reply.url.path == "/ui/login"
+
+
+async def test_a_read_only_session_changes_nothing(endpoint: Server, tmp_path: Path) -> None:
+    with console(tmp_path, endpoint, ADMIN) as served:
+        async with aiohttp.ClientSession(cookie_jar=jar(), headers=SAME) as session:
+            form = {"key": served.keys["boss"], "read_only": "yes"}
+            async with session.post(f"{served.url}/login", data=form) as reply:
+                assert reply.status == 200
+            form = {"question": "What is 3 + 4?", "action": "ask"}
+            async with session.post(f"{served.url}/playground", data=form) as reply:
+                assert reply.status == 403
+        assert [body for body in endpoint.bodies if body] == []
