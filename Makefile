@@ -4,7 +4,7 @@ TEST_WORKERS ?= 3
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check types snippets lint format models clean
+.PHONY: demo test check types snippets lint docs format models clean
 
 demo: $(VENV)/local
 	$(BIN)/bottega demo
@@ -27,6 +27,10 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
+# The documentation site, into site/. A wrong link, or a page without a place in the navigation, fails.
+docs: $(VENV)/dev
+	$(BIN)/python -m docs.site
+
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -36,7 +40,7 @@ models: $(VENV)/dev
 	$(BIN)/python -m training --work models-work
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make demo PYTHON=python3.12")'
@@ -49,5 +53,5 @@ $(VENV)/local: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/local
-	$(INSTALL) -e '.[local,eval,serve,ui,shared,milvus,batch,otel,dev]'
+	$(INSTALL) -e '.[local,eval,serve,ui,shared,milvus,batch,otel,docs,dev]'
 	touch $@

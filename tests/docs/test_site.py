@@ -1,0 +1,99 @@
+"""The documentation site: pages, links, references, diagrams."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from bottega.cli.app import app
+from bottega.gateway.config.loading import SECTIONS
+from bottega.gateway.config.settings import TierSettings
+from docs.site.diagrams import DIAGRAMS
+from docs.site.navigation import write_config
+from docs.site.pages import DOCS, FENCED, page_text, sources, stage
+from docs.site.references import cli_page, configuration_page, descriptions, write_references
+
+RELATIVE = re.compile(r"\]\((?!https?:|#|mailto:)([^()\s#]+)")
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    stage(folder)
+    write_references(folder / "reference")
+    return folder
+
+
+def test_every_page_is_in_the_navigation(pages: Path, tmp_path: Path) -> None:
+    write_config(tmp_path / "zensical.toml", pages)
+    stray = pages / "stray.md"
+    stray.write_text("# Stray")
+    with pytest.raises(SystemExit, match=r"add to nav: \['stray.md'\]"):
+        write_config(tmp_path / "zensical.toml", pages)
+    stray.unlink()
+
+
+def test_links_of_pages_lead_to_pages(pages: Path) -> None:
+    broken = [
+        f"{page.relative_to(pages)}: {target}"
+        for page in pages.rglob("*.md")
+        for target in RELATIVE.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
+        if not (page.parent / target).resolve().is_file()
+    ]
+    assert broken == []
+
+
+def test_links_out_of_the_documents_become_links_between_pages(tmp_path: Path) -> None:
+    places = {path: place for place, path in sources()}
+    linked: set[Path] = set()
+    page = DOCS / "experiments" / "racc.md"
+    text = page_text(page, "experiments/racc.md", places, linked)
+    assert "](../models/compressor.md)" in text and not linked
+    text = page_text(DOCS / "gateway.md", "gateway.md", places, linked)
+    assert "](files/examples-bottega-toml.md)" in text
+    assert {path.name for path in linked} >= {"bottega.toml", "Dockerfile"}
+
+
+def test_cli_reference_has_every_command_and_option() -> None:
+    text = cli_page()
+    command = typer.main.get_command(app)
+    visible = {name: one for name, one in command.commands.items() if not one.hidden}  # type: ignore[attr-defined]
+    assert {f"## bottega {name}" for name in visible} <= set(text.splitlines())
+    assert "### bottega compress train" in text and "serve-worker" not in text
+    for one in visible.values():
+        for param in one.params:
+            if param.param_type_name == "option" and not param.hidden:
+                assert param.opts[0] in text
+
+
+def test_configuration_reference_has_every_setting_with_its_description() -> None:
+    text = configuration_page()
+    for section, kind in {"tiers.NAME": TierSettings, **SECTIONS}.items():
+        body = text.partition(f"## {section}\n")[2].partition("\n## ")[0]
+        for one in fields(kind):
+            assert one.name == "name" or f"| `{one.name}` |" in body, f"{section}.{one.name}"
+    assert "| `port` | whole number, 0 to 65535 | `8000` |" in text
+
+
+def test_descriptions_are_the_comments_of_the_example() -> None:
+    text = (
+        "# Head\n[cache]\n"
+        'embed = "dual"   # an embedder,\n                 # by name\n# groups = 10\n'
+        "[tiers.a]\nshots = 2  # demonstrations\n[tiers.b]\nshots = 1  # others\n"
+    )
+    assert descriptions(text) == {
+        ("cache", "embed"): "an embedder, by name",
+        ("cache", "groups"): "",
+        ("tiers", "shots"): "demonstrations",
+    }
+
+
+def test_diagrams_of_the_documents_are_current() -> None:
+    folder = DOCS / "diagrams"
+    assert {path.stem for path in folder.iterdir()} == set(DIAGRAMS)
+    for name, diagram in DIAGRAMS.items():
+        assert (folder / f"{name}.svg").read_text(encoding="utf-8") == diagram.svg()
