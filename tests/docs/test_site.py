@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from bottega.gateway.config.loading import SECTIONS
 from bottega.gateway.config.settings import TierSettings
 from docs.site.diagrams import DIAGRAMS
 from docs.site.navigation import write_config
-from docs.site.pages import DOCS, FENCED, page_text, sources, stage
+from docs.site.pages import DOCS, FENCED, ROOT, page_text, sources, stage
 from docs.site.references import cli_page, configuration_page, descriptions, write_references
 
 RELATIVE = re.compile(r"\]\((?!https?:|#|mailto:)([^()\s#]+)")
@@ -90,6 +91,12 @@ def test_descriptions_are_the_comments_of_the_example() -> None:
         ("cache", "groups"): "",
         ("tiers", "shots"): "demonstrations",
     }
+
+
+def test_installation_lists_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "installation.md").read_text(), re.M)
+    assert sorted(listed) == sorted(project["optional-dependencies"])
 
 
 def test_diagrams_of_the_documents_are_current() -> None:
