@@ -43,6 +43,7 @@ def test_example_contains_every_setting() -> None:
 def test_defaults_in_the_example_are_correct() -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     sections = ("gateway", "route", "cache", "replay", "limits", "shadow", "batches", "telemetry")
+    more = ("feedback",)
     unset = {"aliases", "allowed_hosts", "fetch_hosts", "fields", "file", "metrics_port"}
     unset |= {"database", "database_env", "vectors", "vectors_env"}
     unset |= {"master_rate", "usd_per_1k", "min_confidence", "samples", "tier"}  # of other routers
@@ -52,12 +53,12 @@ def test_defaults_in_the_example_are_correct() -> None:
         if line.startswith("["):
             section = line[1:].partition("]")[0]
         name, sign, rest = line.removeprefix("# ").partition(" = ")
-        if sign and line.startswith("# ") and section in sections and name not in unset:
+        if sign and line.startswith("# ") and section in (*sections, *more) and name not in unset:
             found.add((section, name))
             shown = rest.partition("#")[0].strip().strip('"')
             assert shown == str(getattr(getattr(config, section), name)).replace(
                 "False", "false"
-            ), f"[{section}] {name}"
+            ).replace("True", "true"), f"[{section}] {name}"
     assert {("cache", "min_similarity"), ("route", "fallback")} <= found
 
 

@@ -343,7 +343,7 @@ def test_killed_process_loses_at_most_half_a_second(file: Path) -> None:
         noted = [line.split() for line in output.splitlines() if line.count(" ") == 1]
         owed = {number for number, moment in noted if float(moment) < killed - 0.5}
         ledger = Ledger(file)
-        rows = ledger.read("SELECT request_id FROM entries LIMIT -1 OFFSET ?", kept)
+        rows = ledger.read("SELECT request_id FROM entries ORDER BY rowid LIMIT -1 OFFSET ?", kept)
         assert owed <= {str(row[0]) for row in rows}
         assert owed
         kept += len(rows)

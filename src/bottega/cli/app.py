@@ -15,6 +15,7 @@ from bottega.cli import (
     demo,
     eval,
     explain,
+    feedback,
     inspection,
     keys,
     knowledge,
@@ -101,4 +102,5 @@ for panel, commands in PANELS.items():
         )(command)
 app.command("serve-worker", hidden=True)(serve.serve_worker)
 app.add_typer(keys.keys, name="keys", rich_help_panel="Serve")
+app.add_typer(feedback.feedback, name="feedback", rich_help_panel="Serve")
 app.add_typer(compress.compress, name="compress", rich_help_panel="Evaluate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import orjson
 
@@ -33,6 +33,14 @@ def text_field(given: Body, name: str, where: str = "") -> str:
 def optional_field(given: Body, name: str, kind: type[Kind], where: str = "") -> Kind | None:
     value = given.get(name)
     return None if value is None else typed(value, kind, f"{where}.{name}" if where else name)
+
+
+def wrong_value(param: str, expected: str, value: object) -> NoReturn:
+    shown = repr(value[:64]) if isinstance(value, str) else JSON_NAMES.get(type(value), "an object")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        shown = str(value)
+    message = f"Invalid '{param}': expected {expected}, got {shown}."
+    raise ApiError(message, code="invalid_value", param=param)
 
 
 def unsupported(message: str, param: str, hint: str) -> ApiError:

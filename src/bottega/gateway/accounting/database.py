@@ -163,6 +163,22 @@ GATEWAY_DB = FileKind(
         """,
         "-- The next step creates the daily sums.",
         use_current_names,
+        """
+        CREATE INDEX entries_by_request ON entries (request_id);
+        CREATE TABLE feedback (
+            time REAL NOT NULL,
+            request_id TEXT NOT NULL,
+            account TEXT NOT NULL,
+            namespace TEXT NOT NULL,
+            tier TEXT NOT NULL,
+            rating REAL,
+            correction TEXT,
+            comment TEXT,
+            example TEXT,
+            PRIMARY KEY (request_id, account)
+        );
+        CREATE INDEX feedback_by_time ON feedback (time);
+        """,
     ),
 )
 
@@ -309,6 +325,10 @@ class EntryFile:
         with GATEWAY_DB.translated(self.name):
             return self._connection.execute(sql, values).fetchall()
 
+    def execute(self, sql: str, *values: Value) -> None:
+        """Run one statement that writes, in its own transaction."""
+        self.read(sql, *values)
+
     def read_report(self, sql: str, *values: Value) -> list[Row]:
         """Run a report's query on a separate connection, without delaying the writer."""
         file = EntryFile(self._path, create=False)
@@ -335,7 +355,7 @@ class EntryFile:
                     f" (SELECT rowid FROM {table} WHERE time < ? LIMIT {PRUNE_BATCH})",
                     (before,),
                 ).rowcount
-                for table in ("entries", "shadows")
+                for table in ("entries", "shadows", "feedback")
             )
 
     def delete_notes(self, prefix: str, before: float) -> int:

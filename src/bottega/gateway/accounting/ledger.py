@@ -57,6 +57,10 @@ class EntryStore(Protocol):
 
     def read(self, sql: str, *values: Value) -> list[Row]: ...
 
+    def execute(self, sql: str, *values: Value) -> None:
+        """Run one statement that writes, in its own transaction."""
+        ...
+
     def read_report(self, sql: str, *values: Value) -> list[Row]:
         """Run a report's query without delaying the writer."""
         ...
@@ -243,6 +247,11 @@ class Ledger:
     def read(self, sql: str, *values: Value) -> list[Row]:
         """Run a report's query without delaying the writer."""
         return self._file.read_report(sql, *values)
+
+    def execute(self, sql: str, *values: Value) -> None:
+        """Run one statement that writes, in its own transaction. Blocks. Raises `StoreError`."""
+        with self._file_lock:
+            self._file.execute(sql, *values)
 
     def flush(self) -> None:
         """Write the pending rows. Raises `StoreError`, after which they stay pending. Blocks."""

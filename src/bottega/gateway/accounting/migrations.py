@@ -283,4 +283,23 @@ BEGIN
 END $$;
 """
 
-GATEWAY_TABLES = PostgresKind("gateway", migrations=(FIRST, LIMITS, REPEATS, WRITE))
+FEEDBACK = """
+CREATE INDEX gateway_entries_by_request ON gateway_entries (request_id);
+CREATE TABLE gateway_feedback (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    time double precision NOT NULL,
+    request_id text COLLATE "C" NOT NULL,
+    account text COLLATE "C" NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    tier text COLLATE "C" NOT NULL,
+    rating double precision,
+    correction text,
+    comment text,
+    example text,
+    PRIMARY KEY (request_id, account),
+    UNIQUE (id)
+);
+CREATE INDEX gateway_feedback_by_time ON gateway_feedback (time);
+"""
+
+GATEWAY_TABLES = PostgresKind("gateway", migrations=(FIRST, LIMITS, REPEATS, WRITE, FEEDBACK))

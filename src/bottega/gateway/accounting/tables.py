@@ -162,6 +162,10 @@ class EntryTables:
         """Run a query that is written for SQLite."""
         return self._pool.fetch(_translated(sql), *values)
 
+    def execute(self, sql: str, *values: Value) -> None:
+        """Run one statement that writes and is written for SQLite."""
+        self._pool.execute(_translated(sql), *values)
+
     def read_report(self, sql: str, *values: Value) -> list[Row]:
         return self._reports.fetch(_translated(sql), *values)
 
@@ -180,7 +184,7 @@ class EntryTables:
     def prune(self, before: float) -> int:
         """Delete up to `PRUNE_BATCH` older rows of each table. Return their number."""
         deleted = 0
-        for table in ("gateway_entries", "gateway_shadows"):
+        for table in ("gateway_entries", "gateway_shadows", "gateway_feedback"):
             rows = self._pool.transaction(
                 [
                     (
@@ -282,7 +286,7 @@ LOST = (
     "INSERT INTO gateway_notes AS old VALUES ('lost', $1) ON CONFLICT (name)"
     " DO UPDATE SET value = (old.value::bigint + excluded.value::bigint)::text"
 )
-TABLE = re.compile(r"\b(FROM|JOIN) (entries|rollups|shadows|notes)\b")
+TABLE = re.compile(r"\b(FROM|JOIN|INTO) (entries|rollups|shadows|notes|feedback)\b")
 PERIOD = re.compile(r"CAST\(time / (\d+) AS INTEGER\)")
 MARK = re.compile(r"\?")
 

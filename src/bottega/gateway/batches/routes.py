@@ -26,9 +26,8 @@ from bottega.gateway.batches.store import BatchStore, storage_full
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import MB, BatchSettings
 from bottega.gateway.errors import FINAL, to_api_error
-from bottega.gateway.translation import optional_field, text_field, typed, unsupported
+from bottega.gateway.translation import optional_field, text_field, typed, unsupported, wrong_value
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import wrong_type
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ class _Desk:
             if not isinstance(file, UploadFile):
                 raise ApiError("Missing required parameter: 'file'.", param="file", hint=UPLOAD)
             if form.get("purpose") != "batch":
-                wrong_type("purpose", "batch", form.get("purpose"))
+                wrong_value("purpose", "batch", form.get("purpose"))
             stored = await asyncio.to_thread(
                 store.add_file,
                 account.id,
@@ -170,9 +169,9 @@ class _Desk:
         input_file = text_field(given, "input_file_id")
         endpoint = text_field(given, "endpoint")
         if endpoint not in ENDPOINTS:
-            wrong_type("endpoint", f"one of {', '.join(ENDPOINTS)}", endpoint)
+            wrong_value("endpoint", f"one of {', '.join(ENDPOINTS)}", endpoint)
         if given.get("completion_window") != WINDOW:
-            wrong_type("completion_window", WINDOW, given.get("completion_window"))
+            wrong_value("completion_window", WINDOW, given.get("completion_window"))
         batch = await asyncio.to_thread(
             store.add_batch,
             account.id,
@@ -248,16 +247,16 @@ def _lifetime(form: FormData, longest: float) -> float:
     if anchor is None and seconds is None:
         return longest
     if anchor != "created_at":
-        wrong_type("expires_after.anchor", "created_at", anchor)
+        wrong_value("expires_after.anchor", "created_at", anchor)
     if not (isinstance(seconds, str) and seconds.isdecimal() and len(seconds) < 12):
-        wrong_type("expires_after.seconds", "a whole number", seconds)
+        wrong_value("expires_after.seconds", "a whole number", seconds)
     return min(max(int(seconds), MIN_SECONDS), longest)
 
 
 def _metadata(given: dict[str, Any]) -> dict[str, str] | None:
     metadata = optional_field(given, "metadata", dict)
     if metadata is not None and len(metadata) > MAX_METADATA:
-        wrong_type("metadata", f"at most {MAX_METADATA} pairs", len(metadata))
+        wrong_value("metadata", f"at most {MAX_METADATA} pairs", len(metadata))
     for name, value in (metadata or {}).items():
         typed(value, str, f"metadata.{str(name)[:64]}")
     return metadata
@@ -266,7 +265,7 @@ def _metadata(given: dict[str, Any]) -> dict[str, str] | None:
 def _limit(request: Request, default: int, largest: int) -> int:
     text = request.query_params.get("limit", str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 9 and 0 < int(text) <= largest):
-        wrong_type("limit", f"a whole number from 1 to {largest}", text[:40])
+        wrong_value("limit", f"a whole number from 1 to {largest}", text[:40])
     return int(text)
 
 

@@ -21,6 +21,7 @@ from bottega.gateway.config.settings import (
     CacheSettings,
     Config,
     ConsoleSettings,
+    FeedbackSettings,
     KeySettings,
     LimitSettings,
     ReplaySettings,
@@ -66,6 +67,7 @@ SECTIONS: dict[str, type] = {
     "batches": BatchSettings,
     "telemetry": TelemetrySettings,
     "console": ConsoleSettings,
+    "feedback": FeedbackSettings,
 }
 # New names of the settings of files for commit fd291dc.
 RENAMED = {

@@ -289,6 +289,15 @@ class ConsoleSettings:
 
 
 @dataclass(frozen=True)
+class FeedbackSettings:
+    """[feedback]: with `corrections`, keys that may store can correct answers in their namespaces,
+    which have at most `max_corrections` each."""
+
+    corrections: bool = True
+    max_corrections: PositiveInt = 1000
+
+
+@dataclass(frozen=True)
 class StateSettings:
     """[state]: servers that several gateways share, as URLs or as names of environment variables
     with URLs, which may contain passwords. By default, state is in this process and in files of
@@ -360,6 +369,7 @@ class Config:
     batches: BatchSettings = BatchSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     console: ConsoleSettings = ConsoleSettings()
+    feedback: FeedbackSettings = FeedbackSettings()
 
     @property
     def master(self) -> TierSettings:

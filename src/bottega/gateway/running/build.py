@@ -21,6 +21,7 @@ from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer
 from bottega.gateway.config.settings import MB, VIRTUAL, Config, LimitSettings
 from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
+from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.gateway.request_traces import RequestTraces
@@ -100,8 +101,17 @@ def build(
         if gateway_server.state is not None:
             gateway_server.state.invalidate_all()
 
+    feedback = FeedbackEndpoint(
+        gateway,
+        ledger,
+        config.feedback,
+        tenants.base,
+        forget=forget,
+        observe=metrics.feedback,
+    )
     routes = admin_routes(accounts, ledger, tenants.base, forget=forget)
-    gateway_server.build_app([*routes, *more_routes(gateway_server, tenants.base)])
+    more = [*more_routes(gateway_server, tenants.base), *feedback.routes()]
+    gateway_server.build_app([*routes, *more])
     return gateway_server
 
 
@@ -134,7 +144,10 @@ def build_for_pipeline(
         gateway_server.gateway.background = NEVER_MATCHES  # a pipeline answers every text
         gateway_server.tracer = pipeline.tracer
         opened.pop_all()
-    gateway_server.build_app(more_routes(gateway_server, None))
+    feedback = FeedbackEndpoint(
+        gateway_server.gateway, ledger, config.feedback, observe=metrics.feedback
+    )
+    gateway_server.build_app([*more_routes(gateway_server, None), *feedback.routes()])
     return gateway_server
 
 

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from bottega.gateway.accounting.database import Entry
+from bottega.gateway.accounting.feedback import Feedback
 
 LabelValues = tuple[str, ...]
 
@@ -35,6 +36,10 @@ class Histogram:
         # A reader in another thread may see the count without the sum, until the next scrape.
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
 
     @contextmanager
     def time(self) -> Iterator[None]:
@@ -90,6 +95,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 FAR, NEAR = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85), (0.9, 0.92, 0.94, 0.96, 0.98, 0.99)
 SIMILARITY = (*FAR, *NEAR, 0.995)  # similarities of images of one kind differ by a few per cent
+RATINGS = (0, 0.25, 0.5, 0.75, 1)
 SHOTS = (0, 1, 2, 4, 8, 16, 32)
 NAMESPACES = 100
 OTHER = "other"
@@ -123,12 +129,22 @@ class Metrics:
         shadows = self._counter("shadow", "Comparisons with the master's answer", "agreement")
         self.agreed, self.differed = shadows.labels("yes"), shadows.labels("no")
         self.warned = self._counter("warnings", "Non-fatal problems while answering", "reason")
+        self._feedback = self._counter("feedback", "Feedback of clients", "kind")
+        self._ratings = {route: Histogram(RATINGS) for route in (*self._routes, OTHER)}
         self._registry.register(LazyCollector(self._families))
 
     def observe(self, entry: Entry) -> None:
         """Count a request that has ended."""
         key = (entry.namespace, entry.tier, entry.state, entry.status)
         (self._tallies.get(key) or self._tally(*key)).add(entry)
+
+    def feedback(self, feedback: Feedback) -> None:
+        """Count feedback, and the rating of the route that answered."""
+        for kind in ("rating", "correction", "comment"):
+            if getattr(feedback, kind) is not None:
+                self._feedback.labels(kind).inc()
+        if feedback.rating is not None:
+            self._ratings[self._route_label(feedback.tier)].observe(feedback.rating)
 
     def cache_entries(self, namespace: str, count: int) -> None:
         if (label := self._namespace_label(namespace)) != OTHER:
@@ -201,6 +217,10 @@ class Metrics:
         yield histogram("similarity", best, (), {(): similarity})
         shown = "Demonstrations of an answered request"
         yield histogram("demonstrations", shown, (), {(): shots})
+        ratings: dict[LabelValues, Histogram] = {
+            (route,): rated for route, rated in self._ratings.items() if rated.count
+        }
+        yield histogram("rating", "Ratings of answers, from 0 to 1", ["route"], ratings)
         yield histogram("upstream_seconds", "Duration of upstream calls", (), {(): self.upstream})
         stages: dict[LabelValues, Histogram] = {
             ("retrieval",): self.retrieval,

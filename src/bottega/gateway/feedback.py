@@ -1,0 +1,268 @@
+"""Feedback endpoint: ratings, comments, and corrections that become demonstrations."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from bottega._util.identity import identity
+from bottega.errors import BottegaError, NotFoundError
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.feedback import (
+    Feedback,
+    FoundRequest,
+    add_feedback,
+    find_request,
+)
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.chat import Gateway
+from bottega.gateway.config.settings import FeedbackSettings
+from bottega.gateway.errors import to_api_error
+from bottega.gateway.ports import ANONYMOUS
+from bottega.gateway.requests import MODEL, read_images, to_query
+from bottega.gateway.translation import optional_field, typed, unsupported, wrong_value
+from bottega.knowledge import Eq, KnowledgeBase
+from bottega.openai_api.errors import ApiError
+from bottega.openai_api.fields import require
+from bottega.types import Example, Query
+
+FIELDS = (
+    *("request_id", "response_id", "rating", "correction", "comment"),
+    *("messages", "response_format"),
+)
+# Ids of replies that contain the id of their request.
+REPLY_ID = re.compile(r"(?:req_|resp_|msg_|cmpl-)([0-9a-f]{32})")
+MAX_COMMENT = 10_000
+HUMAN = "human"  # value of the tag `provenance`
+ATTEMPTS = 5
+
+
+class AnsweredRequest(Protocol):
+    """Request whose question and images were kept, such as a trace."""
+
+    @property
+    def query(self) -> Query: ...
+
+
+FindRequest = Callable[[str], AnsweredRequest | None]
+
+
+@dataclass(frozen=True)
+class FeedbackEndpoint:
+    """Handler of feedback. `open_cache` returns the gateway's own knowledge base of a namespace and
+    blocks; None for a gateway without caches. `find` returns a request by its id, with the context
+    of its question, and blocks. `forget` is called with a namespace after its answers have changed,
+    `observe` with each feedback."""
+
+    gateway: Gateway
+    ledger: Ledger
+    settings: FeedbackSettings
+    open_cache: Callable[[str], KnowledgeBase] | None = None
+    find: FindRequest = lambda id: None
+    forget: Callable[[str], None] = lambda namespace: None
+    observe: Callable[[Feedback], None] = lambda feedback: None
+
+    def routes(self) -> list[BaseRoute]:
+        return [Route("/v1/feedback", self._handle, methods=["POST"])]
+
+    async def _handle(self, request: Request) -> Response:
+        account = self.gateway.check_key(request.headers)
+        self.gateway.access.enter(account)
+        try:
+            given = typed(
+                self.gateway.limits.parse(await self._body(request)), dict, "", "an object"
+            )
+            reply = await self.answer(account, given)
+        except BottegaError as error:
+            raise to_api_error(error) from error
+        finally:
+            self.gateway.access.leave(account)
+        return Response(orjson.dumps(reply), media_type="application/json")
+
+    async def _body(self, request: Request) -> bytes:
+        chunks, size = list[bytes](), 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            self.gateway.limits.check_size(size)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    async def answer(self, account: Account, given: dict[str, Any]) -> dict[str, object]:
+        """Store the feedback of an account and return it. Raises `ApiError` and `StoreError`."""
+        for name in given:
+            if name not in FIELDS:
+                message = f"'{name[:64]}' is not supported"
+                raise unsupported(message, name[:64], f"use {', '.join(FIELDS)}")
+        id, rating = _request_id(given), _rating(given.get("rating"))
+        correction, comment = _text(given, "correction"), _text(given, "comment")
+        if rating is None and correction is None and comment is None:
+            raise ApiError("the feedback is empty", hint="send a rating, a correction or a comment")
+        found = await self._found(account, id)
+        example = None
+        if correction is not None:
+            example = await self._teach(account, found, id, correction, given)
+        feedback = Feedback(
+            *(time.time(), id, account.id, found.namespace, found.tier),
+            *(rating, correction, comment, example),
+        )
+        await asyncio.to_thread(add_feedback, self.ledger, feedback)
+        self.observe(feedback)
+        shown = ("request_id", "rating", "correction", "comment", "example")
+        return {"object": "feedback", **{name: getattr(feedback, name) for name in shown}}
+
+    async def _found(self, account: Account, id: str) -> FoundRequest:
+        """Return the request if the key may see it. Raises `ApiError`."""
+        found = await asyncio.to_thread(find_request, self.ledger, id)
+        if found is None:  # its entry may still wait to be written
+            await self.ledger.flushed()
+            found = await asyncio.to_thread(find_request, self.ledger, id)
+        if found is None or not _may_see(account, found.namespace):
+            raise ApiError(
+                f"no such request: {id!r}",
+                status=404,
+                code="not_found",
+                param="request_id",
+                hint="send the header x-request-id of a reply in a namespace of this key",
+            )
+        return found
+
+    async def _teach(
+        self, account: Account, found: FoundRequest, id: str, answer: str, given: dict[str, Any]
+    ) -> str:
+        """Store a correction as a pinned demonstration. Return its id. Raises `ApiError`."""
+        if self.open_cache is None or not (self.settings.corrections and account.can_store):
+            raise ApiError(
+                "this key may not correct answers",
+                status=403,
+                type="permission_error",
+                code="corrections_forbidden",
+                param="correction",
+                hint="ask the operator for a key that may store, and for feedback.corrections",
+            )
+        query = await self._query(found, id, given)
+        tenant = await self.gateway.tenants.open(found.namespace)
+        base = await asyncio.to_thread(self.open_cache, found.namespace)
+        await asyncio.to_thread(self._check_room, base)
+        tags = {"context": query.context, "request": id, "provenance": HUMAN}
+        if account.id:
+            tags["account"] = account.id
+        example = Example(query, answer, tags=tags, source=f"corrected by {account.name}")
+        for _ in range(ATTEMPTS):
+            stored = None if tenant.keeper is None else await tenant.keeper.keep(example)
+            if stored is None:
+                break
+            if stored != identity(example):  # an earlier answer is pinned
+                await asyncio.to_thread(base.unpin, [stored])
+            elif await asyncio.to_thread(_is_pinned, base, stored):
+                await asyncio.to_thread(self.forget, found.namespace)
+                return stored
+        raise ApiError(
+            "the correction cannot be stored",
+            param="correction",
+            hint="shorten it (cache.max_characters), or see the gateway's log",
+        )
+
+    def _check_room(self, base: KnowledgeBase) -> None:
+        limit = self.settings.max_corrections
+        if len(base.ids(where=Eq("tags.provenance", HUMAN))) >= limit:
+            raise ApiError(
+                f"this namespace has {limit} corrections",
+                status=403,
+                type="permission_error",
+                code="too_many_corrections",
+                param="correction",
+                hint="ask the operator to unpin or delete some, or to raise"
+                " feedback.max_corrections",
+            )
+
+    async def _query(self, found: FoundRequest, id: str, given: dict[str, Any]) -> Query:
+        """Return the question of the request with its images: as given, as found, or that of the
+        example that its answer became."""
+        if given.get("messages") is not None:
+            return await self._given_query(given)
+        kept = await asyncio.to_thread(self.find, id)
+        if kept is not None:
+            return kept.query
+        example = await asyncio.to_thread(self._example, found.namespace, id)
+        if example is not None:  # its context is a tag
+            return replace(example.query, context=example.tags.get("context", ""))
+        raise ApiError(
+            "the gateway has not kept the question of this request",
+            code="question_not_kept",
+            param="correction",
+            hint="send it as messages, like in the request",
+        )
+
+    def _example(self, namespace: str, id: str) -> Example | None:
+        assert self.open_cache is not None
+        base = self.open_cache(namespace)
+        found = base.ids(where=Eq("tags.request", id))
+        return base.get(found[0]) if found else None
+
+    async def _given_query(self, given: dict[str, Any]) -> Query:
+        gateway = self.gateway
+        fields = {name: given[name] for name in ("messages", "response_format") if name in given}
+        request = gateway.limits.read(orjson.dumps({"model": MODEL, **fields}))
+        if not request.is_single_turn:
+            hint = "send the instructions and one question: later turns depend on earlier ones"
+            raise unsupported("only questions of one turn can be corrected", "messages", hint)
+        images = await read_images(request.images, gateway.fetch, gateway.limits)
+        gateway.limits.check_fetched(images.values(), "messages")
+        await asyncio.to_thread(gateway.decoding.check, images.values())
+        return to_query(request, [images[part.url] for part in request.images])
+
+
+def _request_id(given: dict[str, Any]) -> str:
+    name = "response_id" if given.get("response_id") is not None else "request_id"
+    require(given, name, "")
+    id = typed(given[name], str, name)
+    found = REPLY_ID.fullmatch(id)
+    if found is None:
+        # The id of a chat completion is the upstream's.
+        wrong_value(name, "the header x-request-id of a reply, such as req_0a1b...", id[:64])
+    return f"req_{found[1]}"
+
+
+def _rating(value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, bool | int | float) or not 0 <= value <= 1:
+        wrong_value("rating", "true, false or a number from 0 to 1", value)
+    return float(value)
+
+
+def _text(given: dict[str, Any], name: str) -> str | None:
+    text = optional_field(given, name, str)
+    if text is None:
+        return None
+    if not text.strip() or len(text) > MAX_COMMENT:
+        wrong_value(name, f"a text of 1 to {MAX_COMMENT:,} characters", f"{len(text)} characters")
+    return text.strip()
+
+
+def _is_pinned(base: KnowledgeBase, id: str) -> bool:
+    """Pin an example. Return False if a newer answer has replaced it meanwhile."""
+    try:
+        base.pin([id])
+    except NotFoundError:
+        return False
+    return True
+
+
+def _may_see(account: Account, namespace: str) -> bool:
+    own = account.namespace
+    return (
+        account is ANONYMOUS
+        or account.admin
+        or namespace == own
+        or bool(own and namespace.startswith(f"{own}/"))
+    )

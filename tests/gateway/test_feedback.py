@@ -1,0 +1,278 @@
+"""Feedback on answers: ratings, comments, and corrections that become demonstrations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from typer.testing import CliRunner
+
+from bottega.cli.app import app
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.feedback import (
+    Feedback,
+    add_feedback,
+    find_request,
+    read_feedback,
+)
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.config.settings import FeedbackSettings
+from bottega.gateway.feedback import FeedbackEndpoint
+from bottega.gateway.ports import ANONYMOUS
+from bottega.gateway.running.build import build
+from bottega.gateway.running.server import GatewayServer
+from bottega.types import Query
+from tests.builders import solid_image
+from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
+from tests.gateway.harness import QUESTION, client, user_messages
+from tests.gateway.ledgers import entry
+from tests.server import Server, ok, running
+
+MASTER, SMALL = "bottega:route=large", "bottega:route=small"
+
+
+@dataclass
+class Client:
+    """OpenAI client with the feedback endpoint."""
+
+    real: openai.OpenAI
+
+    def ask(self, *shades: int, model: str = MASTER, text: str = QUESTION, **more: Any) -> Any:
+        return self.real.chat.completions.with_raw_response.create(
+            model=model, messages=user_messages(*shades, text=text), **more
+        )
+
+    def send(self, reply: Any = None, **fields: Any) -> dict[str, Any]:
+        if reply is not None:
+            fields["request_id"] = reply.headers["x-request-id"]
+        found: Any = self.real.post("/feedback", body=fields, cast_to=object)
+        return dict(found)
+
+
+@contextmanager
+def gateway(
+    folder: Path,
+    endpoint: Server,
+    *keys: str,
+    change: Callable[[GatewayServer], None] = lambda server: None,
+    **settings: Any,
+) -> Iterator[Any]:
+    """Start a gateway. Yield a client for each key, or one without keys."""
+    config = gateway_config(folder, endpoint.url).override(host=None, port=None, data=folder)
+    cache = replace(config.cache, embed="pixels")
+    config = replace(config, cache=cache, feedback=FeedbackSettings(**settings))
+    server = build(config, ENVIRONMENT)
+    change(server)
+    with run_gateway(server) as url, client(url) as real:
+        clients = [Client(real.with_options(api_key=key)) for key in keys]
+        yield (server, *clients) if keys else (server, Client(real))
+
+
+def exported(folder: Path, *options: str) -> list[dict[str, Any]]:
+    result = CliRunner().invoke(app, ["feedback", "export", "--data", str(folder), *options])
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_ratings_are_stored_and_counted(endpoint: Server, tmp_path: Path) -> None:
+    with gateway(tmp_path, endpoint) as (server, one):
+        first, second = one.ask(1), one.ask(2)
+        assert one.send(first, rating=True)["rating"] == 1.0
+        stored = one.send(second, rating=0.25, comment="too short")
+        assert stored == {
+            "object": "feedback",
+            "request_id": second.headers["x-request-id"],
+            "rating": 0.25,
+            "correction": None,
+            "comment": "too short",
+            "example": None,
+        }
+        one.send(second, rating=0)  # replaces the rating and keeps the comment
+        text = server.metrics.exposition().decode()
+    assert 'bottega_rating_count{route="large"} 3.0' in text
+    assert 'bottega_feedback_total{kind="comment"} 1.0' in text
+    rows = exported(tmp_path)
+    assert [(row["rating"], row["comment"], row["tier"]) for row in rows] == [
+        (1.0, None, "large"),
+        (0.0, "too short", "large"),
+    ]
+    assert exported(tmp_path, "--corrections") == exported(tmp_path, "--namespace", "x") == []
+
+
+def test_ids_of_other_apis_are_accepted(endpoint: Server, tmp_path: Path) -> None:
+    with gateway(tmp_path, endpoint) as (_, one):
+        response = one.real.responses.create(model=MASTER, input="hi")
+        assert one.send(response_id=response.id, rating=1)["request_id"].startswith("req_")
+        completion = one.real.completions.create(model=MASTER, prompt="hello")
+        assert one.send(response_id=completion.id, rating=1)["rating"] == 1.0
+        with pytest.raises(openai.BadRequestError, match="x-request-id"):
+            one.send(response_id=one.ask(1).parse().id, rating=1)
+
+
+def test_correction_becomes_a_pinned_demonstration(endpoint: Server, tmp_path: Path) -> None:
+    endpoint.answers = [ok("seven")]
+    with gateway(tmp_path, endpoint) as (server, one):
+        wrong = one.ask(1)  # the stored example has the question and the image
+        stored = one.send(wrong, correction="eight", rating=False)
+        cache = server.tenants.base("")
+        (example,) = cache
+        assert (example.id, example.answer) == (stored["example"], "eight")
+        assert (example.query.text, example.query.images) == (QUESTION, (solid_image(1),))
+        assert (example.tags["provenance"], example.source) == ("human", "corrected by anonymous")
+        assert example.tags["request"] == wrong.headers["x-request-id"]
+        assert cache.metadata(example.id).pinned
+        # The wrong answer is not repeated, and the master's next one replaces nothing.
+        again = one.ask(1)
+        assert again.headers["x-bottega-cache"] != "replayed"
+        assert [one.answer for one in cache] == ["eight"]
+        assert one.ask(2, model=SMALL).headers["x-bottega-demonstrations"] == "1"
+        shown = [message["content"] for message in endpoint.bodies[-1]["messages"]]
+        assert "eight" in shown
+        # A second correction replaces the first one.
+        assert one.send(wrong, correction="nine")["example"] != stored["example"]
+        assert [one.answer for one in cache] == ["nine"]
+        assert cache.stats().pinned == 1
+    (row,) = exported(tmp_path, "--corrections")
+    assert (row["correction"], row["rating"]) == ("nine", 0.0)
+
+
+def test_question_of_an_apprentice_comes_from_the_client(endpoint: Server, tmp_path: Path) -> None:
+    with gateway(tmp_path, endpoint) as (server, one):
+        one.ask(1, model=SMALL)  # the cold start needs an answer
+        reply = one.ask(5, model=SMALL)
+        with pytest.raises(openai.BadRequestError, match="not kept") as refused:
+            one.send(reply, correction="eight")
+        assert refused.value.code == "question_not_kept"
+        system = {"role": "system", "content": "Be short."}
+        messages = [system, *user_messages(5)]
+        one.send(reply, correction="eight", messages=messages)
+        (example,) = server.tenants.base("")
+        assert example.query.images == (solid_image(5),) and example.tags["context"]
+        seen = one.real.chat.completions.with_raw_response.create(
+            model=SMALL, messages=[system, *user_messages(6)]
+        )
+        assert seen.headers["x-bottega-demonstrations"] == "1"
+        with pytest.raises(openai.BadRequestError, match="one turn"):
+            turn = {"role": "assistant", "content": "a"}
+            one.send(reply, correction="x", messages=[*messages, turn, *user_messages(5)])
+
+
+def test_question_may_come_from_a_lookup(endpoint: Server, tmp_path: Path) -> None:
+    @dataclass
+    class Kept:
+        query: Query
+
+    with gateway(tmp_path, endpoint) as (server, one):
+        reply = one.ask(5, model=SMALL)
+        query = Query(QUESTION, (solid_image(5),))
+        own = FeedbackEndpoint(
+            server.gateway,
+            server.ledger,
+            FeedbackSettings(),
+            server.tenants.base,
+            find=lambda id: Kept(query) if id == reply.headers["x-request-id"] else None,
+        )
+        given = {"request_id": reply.headers["x-request-id"], "correction": "eight"}
+        asyncio.run_coroutine_threadsafe(own.answer(ANONYMOUS, given), server.tenants._loop).result(
+            20
+        )
+        (example,) = server.tenants.base("")
+        assert (example.query.images, example.answer) == (query.images, "eight")
+
+
+def test_keys_see_their_own_namespace_only(endpoint: Server, tmp_path: Path) -> None:
+    with closing(Accounts(tmp_path / FILE)) as accounts:
+        team = accounts.add("team", namespace="a", tiers=["*"])[1]
+        colleague = accounts.add("colleague", namespace="a", can_store=False)[1]
+        other = accounts.add("other", namespace="b")[1]
+        root = accounts.add("root", admin=True)[1]
+    with gateway(tmp_path, endpoint, team, colleague, other, root) as (_, *clients):
+        ours, colleagues, others, admin = clients
+        reply = ours.ask(1)
+        below = ours.ask(1, extra_headers={"x-bottega-namespace": "a/b"})
+        with pytest.raises(openai.NotFoundError, match="no such request"):
+            others.send(reply, rating=1)
+        with pytest.raises(openai.NotFoundError, match="no such request"):
+            ours.send(request_id=f"req_{0:032x}", rating=1)
+        assert colleagues.send(reply, rating=1)["rating"] == 1.0
+        with pytest.raises(openai.PermissionDeniedError, match="may not correct"):
+            colleagues.send(reply, correction="eight")
+        assert ours.send(below, rating=0)["rating"] == 0.0
+        assert ours.send(reply, correction="eight")["example"]
+        assert admin.send(reply, rating=0.5)["rating"] == 0.5
+    assert {row["namespace"] for row in exported(tmp_path)} == {"a", "a/b"}
+
+
+def test_corrections_are_limited(endpoint: Server, tmp_path: Path) -> None:
+    with gateway(tmp_path, endpoint, max_corrections=1) as (_, one):
+        one.send(one.ask(1), correction="a")
+        with pytest.raises(openai.PermissionDeniedError, match="has 1 corrections"):
+            one.send(one.ask(2), correction="b")
+    with (
+        gateway(tmp_path / "off", endpoint, corrections=False) as (_, one),
+        pytest.raises(openai.PermissionDeniedError, match="may not correct"),
+    ):
+        one.send(one.ask(1), correction="a")
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({}, None),
+        ({"rating": 2}, "rating"),
+        ({"rating": "good"}, "rating"),
+        ({"rating": float(-1)}, "rating"),
+        ({"correction": " "}, "correction"),
+        ({"comment": "x" * 20_000}, "comment"),
+        ({"rating": 1, "score": 1}, "score"),
+        ({"rating": 1, "request_id": "chatcmpl-1"}, "request_id"),
+        ({"rating": 1, "request_id": None}, "request_id"),
+    ],
+)
+def test_invalid_feedback_is_rejected(
+    shared: Client, given: dict[str, Any], param: str | None
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        shared.send(**{"request_id": f"req_{0:032x}", **given})
+    assert refused.value.param == param
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with running() as endpoint, gateway(tmp_path_factory.mktemp("f"), endpoint) as (_, one):
+        yield one
+
+
+@pytest.fixture(params=["file", "postgres"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("gateway_database")
+        return url
+    return str(tmp_path / "gateway.db")
+
+
+def test_feedback_in_both_databases(location: str) -> None:
+    one = Feedback(1.0, "r1", "a", "ns", "master", rating=0.5, comment="\0é")
+    with closing(Ledger(location, clock=lambda: 100 * 86_400.0)) as ledger:
+        ledger.note(entry(1))
+        ledger.flush()
+        found = find_request(ledger, "r1")
+        assert found is not None and found.namespace == "ns"
+        assert find_request(ledger, "r2") is None
+        add_feedback(ledger, one)
+        add_feedback(ledger, replace(one, time=2.0, rating=None, comment=None, correction="c"))
+        add_feedback(ledger, replace(one, account="b", time=3.0))
+        merged = replace(one, time=2.0, comment="�é", correction="c")
+        assert next(read_feedback(ledger)) == merged
+        assert len(list(read_feedback(ledger, since=2.5))) == 1
+        assert list(read_feedback(ledger, namespace="other")) == []
+        ledger.prune(30)
+        assert list(read_feedback(ledger)) == []
