@@ -25,6 +25,11 @@ PACKAGES = (
     *("recording", "recipes", "compression"),
 )
 MODULES = ("types", "image", "protocols", "pipeline", "errors", "rationales")
+# The methods of a protocol are its content, with or without a docstring.
+CALLS = """
+    options:
+      show_if_no_docstring: true
+      filters: ["!^_(?!_call__)"]"""
 EXAMPLE = ROOT / "examples" / "bottega.toml"
 SETTING = re.compile(r"(?:# )?(\w+) = [^#\n]*(?:# (.*))?")
 CONTINUED = re.compile(r"#?\s{8,}# (.*)")
@@ -57,7 +62,9 @@ def _command(command: Any, path: list[str], parent: Any = None) -> Iterator[str]
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"```text\n{' '.join(path)} {usage}\n```"
     records = [param.get_help_record(context) for param in command.params]
-    yield _table(("", ""), [(f"`{name}`", _text(text)) for name, text in filter(None, records)])
+    yield _table(
+        ("option", "meaning"), [(f"`{name}`", _text(text)) for name, text in filter(None, records)]
+    )
     for name, inner in getattr(command, "commands", {}).items():
         if not inner.hidden:
             yield from _command(inner, [*path, name], context)
@@ -89,7 +96,7 @@ def configuration_page() -> str:
             for name, value in schema["properties"].items()
             if (section, name) != ("tiers.NAME", "name")
         ]
-        lines.append(_table(("setting", "value", "default", ""), rows))
+        lines.append(_table(("setting", "value", "default", "meaning"), rows))
     return "\n\n".join(lines) + "\n"
 
 
@@ -138,16 +145,20 @@ def _default(schema: dict[str, Any]) -> str:
 def python_pages() -> dict[str, str]:
     """Return a page for each public package and module."""
     pages = {"python/index": _names_page()}
-    for name in PACKAGES:
-        tree = ast.parse((PACKAGE / name / "__init__.py").read_text(encoding="utf-8"))
-        title = f"# bottega.{name}\n\n{ast.get_docstring(tree)}\n\n"
-        pages[f"python/{name}"] = title + "\n\n".join(
-            f"::: bottega.{name}.{public}" for public in _public(tree)
-        )
-    for name in MODULES:
-        heading = "    options:\n      show_root_heading: false\n"
-        pages[f"python/{name}"] = f"# bottega.{name}\n\n::: bottega.{name}\n{heading}"
+    for name in PACKAGES + MODULES:
+        path = PACKAGE / name / "__init__.py" if name in PACKAGES else PACKAGE / f"{name}.py"
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        lines = [f"# bottega.{name}", _docstring(tree)]
+        options = CALLS if name == "protocols" else ""
+        lines += [f"::: bottega.{name}.{public}{options}" for public in _public(tree)]
+        pages[f"python/{name}"] = "\n\n".join(lines) + "\n"
     return pages
+
+
+def _docstring(tree: ast.Module) -> str:
+    """Return a module's docstring; a paragraph with a tree of box characters is fenced."""
+    paragraphs = (ast.get_docstring(tree) or "").split("\n\n")
+    return "\n\n".join(f"```text\n{one}\n```" if "──" in one else one for one in paragraphs)
 
 
 def _names_page() -> str:
@@ -165,11 +176,13 @@ def _names_page() -> str:
 
 
 def _public(tree: ast.Module) -> list[str]:
-    """Return the names of a package's `__all__`."""
+    """Return the names of `__all__`, else the public classes and functions."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
-    raise ValueError("the package has no __all__")
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    defined = [node.name for node in tree.body if isinstance(node, kinds)]
+    return [name for name in defined if not name.startswith("_")]
 
 
 def _text(text: str) -> str:
