@@ -25,6 +25,7 @@ from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.ports import RequestRecord, Served, Tenant, TierCapabilities, Upstream
 from bottega.gateway.requests import Fetch, Limits
 from bottega.gateway.response_cache import BodyCache, ReplyCache
+from bottega.gateway.response_store import ResponseStore
 from bottega.gateway.running.process import CUT_SECONDS, uvicorn_config
 from bottega.gateway.upstreams import LocalUpstream
 from bottega.generation import ScriptedGenerator
@@ -123,6 +124,7 @@ def harness(
     retrieve: Retriever | None = None,
     customize: Callable[[Tenant], Tenant] = lambda tenant: tenant,
     fallback: Fallback = "any",
+    responses: ResponseStore | None = None,
 ) -> Iterator[Harness]:
     double = ScriptedGenerator(last_turn)
     parts = {
@@ -165,6 +167,7 @@ def harness(
         response_cache=replace(response_cache, enabled=replays),
         fetch=fetch,
         background=re.compile(r"\A### Task:"),
+        response_store=responses,
     )
     server = Harness("", gateway, tenants.caches)
     gateway.shadow = ShadowRunner(

@@ -43,7 +43,7 @@ def test_example_contains_every_setting() -> None:
 def test_defaults_in_the_example_are_correct() -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     sections = ("gateway", "route", "cache", "replay", "limits", "shadow", "batches", "telemetry")
-    more = ("feedback",)
+    more = ("feedback", "responses")
     unset = {"aliases", "allowed_hosts", "fetch_hosts", "fields", "file", "metrics_port"}
     unset |= {"database", "database_env", "vectors", "vectors_env"}
     unset |= {"master_rate", "usd_per_1k", "min_confidence", "samples", "tier"}  # of other routers

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from bottega.errors import BottegaError
+from bottega.errors import BottegaError, StoreError
 from bottega.gateway.chat import Gateway
 from bottega.gateway.completions import completions_endpoint
 from bottega.gateway.embeddings import EmbeddingsEndpoint
@@ -28,6 +28,7 @@ from bottega.gateway.messages import error_body as messages_error
 from bottega.gateway.messages import messages_endpoint
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
 from bottega.gateway.requests import Limits, check_host
+from bottega.gateway.response_store import not_stored, unknown_response
 from bottega.gateway.responses import responses_endpoint
 from bottega.gateway.telemetry.request_spans import Measure, not_measured
 from bottega.openai_api.errors import ApiError
@@ -256,7 +257,8 @@ CREATED = 1767225600  # creation time of the virtual models: clients need a numb
 def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str, ChatEndpoint]:
     """Return the endpoints of all APIs on top of `chat_endpoint`, that of chat completions."""
     chat = chat_endpoint.answer
-    responses = replace(chat_endpoint, answer=responses_endpoint(chat).answer)
+    store, warn = gateway.response_store, gateway.finalizer.warn
+    responses = replace(chat_endpoint, answer=responses_endpoint(chat, store, warn=warn).answer)
     embeddings = replace(chat_endpoint, answer=EmbeddingsEndpoint(gateway).answer)
     completions = replace(chat_endpoint, answer=completions_endpoint(chat).answer)
     messages = replace(
@@ -360,13 +362,19 @@ class App:
         return _json(_model(name))
 
     async def _stored_response(self, request: Request) -> Response:
-        self._gateway.check_key(request.headers)
-        raise ApiError(
-            "responses are not stored",
-            status=404,
-            code="not_found",
-            hint="POST /v1/responses with the whole conversation as input",
-        )
+        account, id = self._gateway.check_key(request.headers), request.path_params["name"]
+        if (store := self._gateway.response_store) is None:
+            raise not_stored()
+        try:
+            if request.method == "GET":
+                payload = await store.get(account.id, id)
+                return Response(payload, media_type="application/json")
+            if request.method == "DELETE":
+                await store.delete(account.id, id)
+                return _json({"id": id, "object": "response", "deleted": True})
+        except StoreError as error:
+            raise to_api_error(error) from error
+        raise unknown_response(id)
 
     async def _exposition(self, request: Request) -> Response:
         assert self._metrics is not None

@@ -54,6 +54,7 @@ from bottega.gateway.response_cache import (
     image_digest,
     is_repeatable,
 )
+from bottega.gateway.response_store import ResponseStore
 from bottega.gateway.state.repeats import SharedRepeats
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
@@ -89,7 +90,7 @@ class Gateway:
     """Gateway of chat completions. `models` maps the model ids that clients may use to tiers, ""
     for the router's choice. Without `authenticate` no key is needed: for loopback only. `commit` is
     awaited with the record of each reply before the reply ends. `repeats` has the replies of all
-    gateways that share state."""
+    gateways that share state. Without a `response_store` responses are not stored."""
 
     completer: Completer
     tenants: Tenants
@@ -109,6 +110,7 @@ class Gateway:
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
     commit: Callable[[RequestRecord], Awaitable[None]] | None = None
     repeats: SharedRepeats | None = None
+    response_store: ResponseStore | None = None
 
     def __post_init__(self) -> None:
         # Most clients send the same overrides with every request.

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from bottega.gateway.ports import Answer, RequestRecord
-from bottega.gateway.translation import FieldNames, TranslatedEndpoint, unsupported
+from bottega.gateway.translation import FieldNames, TranslatedEndpoint, stateless, unsupported
 from bottega.openai_api.fields import require, wrong_type
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import joined_text, parse_usage
@@ -39,7 +39,7 @@ def completions_endpoint(chat: Answer) -> TranslatedEndpoint[CompletionTranslati
     """Return the handler of legacy completions on top of `chat`, that of chat completions."""
     return TranslatedEndpoint(
         chat,
-        _translate,
+        stateless(_translate),
         lambda payload, record, request: _completion_body(payload, record),
         lambda record, request: _CompletionEvents(record),
         FieldNames(NAMES, "prompt", "completions reference"),
@@ -109,6 +109,7 @@ def _usage(chat: Mapping[str, Any]) -> dict[str, int] | None:
 @dataclass
 class _CompletionEvents:
     record: RequestRecord
+    final: bytes | None = None
 
     def take(self, chunk: Mapping[str, Any]) -> Iterator[bytes]:
         choices = [(choice, choice.get("delta") or {}) for choice in chunk.get("choices") or ()]

@@ -15,6 +15,7 @@ from bottega.gateway.translation import (
     TranslatedEndpoint,
     call_arguments,
     object_field,
+    stateless,
 )
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.response import joined_text, parse_usage
@@ -49,7 +50,7 @@ def messages_endpoint(chat: Answer) -> TranslatedEndpoint[MessagesTranslation]:
     """Return the handler of the Messages API on top of `chat`, that of chat completions."""
     return TranslatedEndpoint(
         chat,
-        translate,
+        stateless(translate),
         lambda payload, record, request: _message_body(payload, record),
         lambda record, request: MessageEvents(record),
         FieldNames(NAMES, "messages", "Messages reference"),
@@ -168,6 +169,7 @@ class MessageEvents:
     because this protocol has one open block at a time and chat streams may have several."""
 
     record: RequestRecord
+    final: bytes | None = None
     _blocks: int = 0
     _is_begun: bool = False
     _is_text_open: bool = False

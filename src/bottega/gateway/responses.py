@@ -1,15 +1,17 @@
-"""Responses API of OpenAI on top of chat completions, without stored responses."""
+"""Responses API of OpenAI on top of chat completions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from bottega.errors import BottegaError
 from bottega.gateway.ports import Answer, RequestRecord
+from bottega.gateway.response_store import ResponseStore, not_stored
 from bottega.gateway.responses_input import (
     ChatTranslation,
     translate,
@@ -19,7 +21,9 @@ from bottega.gateway.translation import (
     TranslatedEndpoint,
     call_arguments,
     object_field,
+    optional_field,
 )
+from bottega.openai_api.request import Body
 from bottega.openai_api.response import joined_text, parse_usage
 
 Item = dict[str, object]
@@ -27,6 +31,7 @@ INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_
 # Sent back as they came, null where they were left out.
 ECHOED_FIELDS = ("instructions", "max_output_tokens", "temperature", "top_p", "user")
 DONE_FIELDS = {"output_text": ("text", "logprobs"), "refusal": ("refusal",)}
+MAX_TURNS = 100
 FAILURE_CODES = ("server_error", "rate_limit_exceeded")
 
 
@@ -55,9 +60,9 @@ class ResponseTemplate:
             "model": model,
             "output": output,
             "parallel_tool_calls": given.get("parallel_tool_calls") is not False,
-            "previous_response_id": None,
+            "previous_response_id": given.get("previous_response_id"),
             "reasoning": {"effort": reasoning.get("effort"), "summary": None},
-            "store": False,
+            "store": self.request.is_stored,
             "text": {"format": self.request.response_format}
             | ({"verbosity": text["verbosity"]} if text.get("verbosity") else {}),
             "tool_choice": self.request.tool_choice,
@@ -187,6 +192,7 @@ class ResponseEvents:
         self._calls: dict[object, _Call] = {}
         self._finish: object = None
         self._usage: object = None
+        self.final: bytes | None = None
 
     def take(self, chunk: Mapping[str, Any]) -> Iterator[bytes]:
         if not self._count:
@@ -214,6 +220,7 @@ class ResponseEvents:
             )
         output = self._output(status)
         reply = self._template.ended(self._model, self._finish, output, self._usage)
+        self.final = orjson.dumps(reply)
         yield self._event(f"response.{reply['status']}", response=reply)
 
     def fail(self, error: Mapping[str, object]) -> Iterator[bytes]:
@@ -324,14 +331,43 @@ NAMES = {
 }
 
 
-def responses_endpoint(chat: Answer) -> TranslatedEndpoint[ChatTranslation]:
-    """Return the handler of the Responses API on top of `chat`, that of chat completions."""
+def responses_endpoint(
+    chat: Answer,
+    store: ResponseStore | None = None,
+    *,
+    max_turns: int = MAX_TURNS,
+    warn: Callable[[str, BottegaError], None] = lambda problem, error: None,
+) -> TranslatedEndpoint[ChatTranslation]:
+    """Return the handler of the Responses API on top of `chat`, that of chat completions. A
+    conversation in the `store` continues for at most `max_turns` responses. `warn` is called with
+    the error if a response cannot be stored."""
+
+    async def translated(given: Body, record: RequestRecord) -> ChatTranslation:
+        is_stored = store is not None and optional_field(given, "store", bool) is not False
+        previous = optional_field(given, "previous_response_id", str)
+        if previous is None:
+            return translate(given, is_stored=is_stored)
+        if store is None:
+            raise not_stored("previous_response_id", 400)
+        earlier = await store.conversation(record.account.id, previous, max_turns)
+        return translate(given, earlier, is_stored=is_stored)
+
+    async def keep(payload: bytes, record: RequestRecord, request: ChatTranslation) -> None:
+        if store is None or not request.is_stored:
+            return
+        previous = optional_field(request.given, "previous_response_id", str)
+        try:
+            await store.add(record.account.id, previous, request.items, payload)
+        except BottegaError as error:  # the client gets its answer nevertheless
+            warn("response not stored", error)
+
     return TranslatedEndpoint(
         chat,
-        translate,
+        translated,
         lambda payload, record, request: _response_body(payload, _template(record, request)),
         lambda record, request: ResponseEvents(_template(record, request), record.model),
         FieldNames(NAMES, "input", "Responses reference"),
+        None if store is None else keep,
     )
 
 

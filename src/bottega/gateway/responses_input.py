@@ -102,7 +102,7 @@ def _reject_tool(kind: object, param: str) -> NoReturn:
     raise unsupported(f"a tool of type {type_name(kind)} is not supported", param, hint)
 
 
-WHOLE = "responses are not stored: send the whole conversation as input"
+WHOLE = "send the whole conversation as input"
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_FIELDS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 
@@ -122,6 +122,14 @@ class Conversation:
             self.add("user", given, "input")
             return
         items = typed(given, list, "input", "a string or an array of objects")
+        self.read_items(items)
+
+    def read_earlier(self, items: Sequence[Body]) -> None:
+        """Add the messages of stored items."""
+        for item in items:
+            self._read_item(item, "previous_response_id")
+
+    def read_items(self, items: Sequence[object]) -> None:
         for number, item in enumerate(items):
             where = f"input[{number}]"
             self._read_item(typed(item, dict, where), where)
@@ -212,7 +220,6 @@ MISSING: Mapping[str, str] = {
     "context_management": "remove it and shorten the input yourself",
     "conversation": WHOLE,
     "moderation": "remove it",
-    "previous_response_id": WHOLE,
     "prompt": "prompts are not stored: send their text as instructions and input",
     "top_logprobs": CHAT,
 }
@@ -242,6 +249,7 @@ NOT_COPIED = {
     "max_tool_calls",
     "metadata",
     "parallel_tool_calls",
+    "previous_response_id",
     "reasoning",
     "store",
     "stream_options",
@@ -255,7 +263,8 @@ NOT_COPIED = {
 @dataclass(frozen=True)
 class ChatTranslation:
     """Chat body of a Responses request. `origins` are the paths of the contents of the messages in
-    the request `given`. `tools`, `tool_choice` and `response_format` are its checked fields."""
+    the request `given`. `tools`, `tool_choice` and `response_format` are its checked fields;
+    `is_stored` means that its response is stored."""
 
     given: Body
     body: Body
@@ -263,10 +272,22 @@ class ChatTranslation:
     tools: Sequence[Body]
     tool_choice: object
     response_format: Body
+    is_stored: bool = False
+
+    @property
+    def items(self) -> list[Body]:
+        """Return the input as items."""
+        text = self.given["input"]
+        if isinstance(text, str):
+            return [{"type": "message", "role": "user", "content": text}]
+        return list(cast(list[Body], text))
 
 
-def translate(given: Body) -> ChatTranslation:
-    """Translate a Responses request. Raises `ApiError` for fields without an equivalent."""
+def translate(
+    given: Body, earlier: Sequence[Body] = (), *, is_stored: bool = False
+) -> ChatTranslation:
+    """Translate a Responses request that continues the conversation of the `earlier` items. Raises
+    `ApiError` for fields without an equivalent."""
     for name, hint in (*MISSING.items(), *CHAT_ONLY.items()):
         if given.get(name):
             raise unsupported(f"'{name}' is not supported", name, hint)
@@ -274,6 +295,7 @@ def translate(given: Body) -> ChatTranslation:
     conversation = Conversation()
     if instructions := optional_field(given, "instructions", str):
         conversation.add("system", instructions, "instructions")
+    conversation.read_earlier(earlier)
     require(given, "input", "")
     conversation.read(given["input"])
     reasoning = optional_field(given, "reasoning", dict) or {}
@@ -303,7 +325,7 @@ def translate(given: Body) -> ChatTranslation:
         body["stream_options"] = {"include_usage": True}
     body = {name: value for name, value in body.items() if value is not None}
     return ChatTranslation(
-        given, body, conversation.origins, tools, choice or "auto", response_format
+        given, body, conversation.origins, tools, choice or "auto", response_format, is_stored
     )
 
 

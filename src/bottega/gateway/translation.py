@@ -75,7 +75,11 @@ class Translation(Protocol):
 
 
 class EventTranslator(Protocol):
-    """Translator of a chat stream. Each method yields the events to send next."""
+    """Translator of a chat stream. Each method yields the events to send next. `final` is the whole
+    reply after `end`, None if the API has no stored replies."""
+
+    @property
+    def final(self) -> bytes | None: ...
 
     def take(self, chunk: Mapping[str, Any], /) -> Iterator[bytes]: ...
     def end(self) -> Iterator[bytes]: ...
@@ -83,6 +87,16 @@ class EventTranslator(Protocol):
 
 
 TranslationT = TypeVar("TranslationT", bound=Translation)
+Translate = Callable[[Body, RequestRecord], Awaitable[TranslationT]]
+
+
+def stateless(translate: Callable[[Body], TranslationT]) -> Translate[TranslationT]:
+    """Return a translation that depends on the request alone."""
+
+    async def translated(given: Body, record: RequestRecord) -> TranslationT:
+        return translate(given)
+
+    return translated
 
 
 @dataclass(frozen=True)
@@ -122,13 +136,15 @@ class FieldNames:
 @dataclass(frozen=True)
 class TranslatedEndpoint(Generic[TranslationT]):
     """Handler of another API on top of `chat`, the handler of chat completions. `translate` raises
-    `ApiError`; `reply` converts a complete reply, `events` begins a stream."""
+    `ApiError`; `reply` converts a complete reply, `events` begins a stream. `store` is awaited with
+    each complete reply before the client gets its end, for streams with `EventTranslator.final`."""
 
     chat: Answer
-    translate: Callable[[Body], TranslationT]
+    translate: Translate[TranslationT]
     reply: Callable[[bytes, RequestRecord, TranslationT], bytes]
     events: Callable[[RequestRecord, TranslationT], EventTranslator]
     fields: FieldNames
+    store: Callable[[bytes, RequestRecord, TranslationT], Awaitable[None]] | None = None
 
     async def answer(
         self,
@@ -147,7 +163,7 @@ class TranslatedEndpoint(Generic[TranslationT]):
                 return raw  # the chat handler reports the error
             if not isinstance(given, dict):
                 return raw
-            translated.append(self.translate(given))
+            translated.append(await self.translate(given, record))
             try:
                 return orjson.dumps(translated[0].body)
             except orjson.JSONEncodeError as error:  # orjson parses deeper nesting than it encodes
@@ -159,26 +175,37 @@ class TranslatedEndpoint(Generic[TranslationT]):
         except ApiError as error:
             origins = translated[0].origins if translated else None
             raise self.fields.renamed(error, origins) from error
+        translation = translated[0]
         if reply.events is None:
-            return replace(reply, payload=self.reply(reply.payload, record, translated[0]))
-        events = self.events(record, translated[0])
-        return replace(reply, events=_translated(reply.events, events))
+            payload = self.reply(reply.payload, record, translation)
+            if self.store is not None:
+                await self.store(payload, record, translation)
+            return replace(reply, payload=payload)
+        events = self.events(record, translation)
+        return replace(reply, events=self._translated(reply.events, events, record, translation))
 
-
-async def _translated(
-    chunks: AsyncGenerator[bytes], events: EventTranslator
-) -> AsyncGenerator[bytes]:
-    try:
-        async for chunk in chunks:
-            if chunk == DONE_EVENT:
-                for event in events.end():
-                    yield event
-            elif chunk.startswith(b":"):  # a comment
-                yield chunk
-            else:
-                data = orjson.loads(chunk.removeprefix(b"data: "))
-                failed = isinstance(data.get("error"), dict)
-                for event in events.fail(data["error"]) if failed else events.take(data):
-                    yield event
-    finally:
-        await chunks.aclose()
+    async def _translated(
+        self,
+        chunks: AsyncGenerator[bytes],
+        events: EventTranslator,
+        record: RequestRecord,
+        translation: TranslationT,
+    ) -> AsyncGenerator[bytes]:
+        try:
+            async for chunk in chunks:
+                if chunk == DONE_EVENT:
+                    ended = list(events.end())
+                    # First: a client may use a response as soon as it has read its end.
+                    if self.store is not None and events.final is not None:
+                        await self.store(events.final, record, translation)
+                    for event in ended:
+                        yield event
+                elif chunk.startswith(b":"):  # a comment
+                    yield chunk
+                else:
+                    data = orjson.loads(chunk.removeprefix(b"data: "))
+                    failed = isinstance(data.get("error"), dict)
+                    for event in events.fail(data["error"]) if failed else events.take(data):
+                        yield event
+        finally:
+            await chunks.aclose()

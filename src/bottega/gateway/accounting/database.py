@@ -179,6 +179,19 @@ GATEWAY_DB = FileKind(
         );
         CREATE INDEX feedback_by_time ON feedback (time);
         """,
+        """
+        CREATE TABLE responses (
+            id TEXT PRIMARY KEY,
+            account TEXT NOT NULL,
+            time REAL NOT NULL,
+            size INTEGER NOT NULL,
+            previous TEXT,
+            input TEXT NOT NULL,
+            response TEXT NOT NULL
+        );
+        CREATE INDEX responses_by_account ON responses (account, time);
+        CREATE INDEX responses_by_time ON responses (time);
+        """,
     ),
 )
 

@@ -302,4 +302,20 @@ CREATE TABLE gateway_feedback (
 CREATE INDEX gateway_feedback_by_time ON gateway_feedback (time);
 """
 
-GATEWAY_TABLES = PostgresKind("gateway", migrations=(FIRST, LIMITS, REPEATS, WRITE, FEEDBACK))
+RESPONSES = """
+CREATE TABLE gateway_responses (
+    id text COLLATE "C" PRIMARY KEY,
+    account text COLLATE "C" NOT NULL,
+    time double precision NOT NULL,
+    size bigint NOT NULL,
+    previous text COLLATE "C",
+    input text NOT NULL,
+    response text NOT NULL
+);
+CREATE INDEX gateway_responses_by_account ON gateway_responses (account, time);
+CREATE INDEX gateway_responses_by_time ON gateway_responses (time);
+"""
+
+GATEWAY_TABLES = PostgresKind(
+    "gateway", migrations=(FIRST, LIMITS, REPEATS, WRITE, FEEDBACK, RESPONSES)
+)

@@ -286,7 +286,7 @@ LOST = (
     "INSERT INTO gateway_notes AS old VALUES ('lost', $1) ON CONFLICT (name)"
     " DO UPDATE SET value = (old.value::bigint + excluded.value::bigint)::text"
 )
-TABLE = re.compile(r"\b(FROM|JOIN|INTO) (entries|rollups|shadows|notes|feedback)\b")
+TABLE = re.compile(r"\b(FROM|JOIN|INTO) (entries|rollups|shadows|notes|feedback|responses)\b")
 PERIOD = re.compile(r"CAST\(time / (\d+) AS INTEGER\)")
 MARK = re.compile(r"\?")
 

@@ -25,6 +25,7 @@ from bottega.gateway.config.settings import (
     KeySettings,
     LimitSettings,
     ReplaySettings,
+    ResponseSettings,
     RouteSettings,
     ServerSettings,
     ShadowSettings,
@@ -68,6 +69,7 @@ SECTIONS: dict[str, type] = {
     "telemetry": TelemetrySettings,
     "console": ConsoleSettings,
     "feedback": FeedbackSettings,
+    "responses": ResponseSettings,
 }
 # New names of the settings of files for commit fd291dc.
 RENAMED = {

@@ -298,6 +298,17 @@ class FeedbackSettings:
 
 
 @dataclass(frozen=True)
+class ResponseSettings:
+    """[responses]: responses stored for `previous_response_id`, with their inputs and images. The
+    oldest ones of a key are deleted above `max_per_key` and `mb_per_key`, all after `keep_days`."""
+
+    store: bool = False
+    max_per_key: PositiveInt = 1000
+    mb_per_key: PositiveInt = 100
+    keep_days: PositiveFloat = 30.0
+
+
+@dataclass(frozen=True)
 class StateSettings:
     """[state]: servers that several gateways share, as URLs or as names of environment variables
     with URLs, which may contain passwords. By default, state is in this process and in files of
@@ -370,6 +381,7 @@ class Config:
     telemetry: TelemetrySettings = TelemetrySettings()
     console: ConsoleSettings = ConsoleSettings()
     feedback: FeedbackSettings = FeedbackSettings()
+    responses: ResponseSettings = ResponseSettings()
 
     @property
     def master(self) -> TierSettings:

@@ -27,6 +27,7 @@ from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.gateway.request_traces import RequestTraces
 from bottega.gateway.requests import Fetch, Limits
 from bottega.gateway.response_cache import BodyCache, ReplyCache, StoredReplies
+from bottega.gateway.response_store import ResponseStore
 from bottega.gateway.running.cache_views import check_cache
 from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
 from bottega.gateway.running.server import GatewayServer, TenantPool
@@ -222,6 +223,7 @@ def _gateway_server(
         allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
         more_fields=frozenset(config.limits.fields),
+        response_store=ResponseStore(ledger, config.responses) if config.responses.store else None,
     )
     server = GatewayServer(config, tier_set, tenants, metrics, accounts, ledger, gateway, state)
     if config.telemetry.enabled:
