@@ -115,3 +115,16 @@ def test_keys_of_a_database(run: Run, database: str, monkeypatch: pytest.MonkeyP
     rejected = run("keys", "ls")
     assert (rejected.code, "wrong-password" in rejected.err) == (1, False)
     assert "rejects the user or the password" in rejected.err
+
+
+def test_a_key_is_rotated_and_expires(run: Run) -> None:
+    first = run("keys", "add", "team", "--expires-days", 2, "--json").json
+    assert isinstance(first, dict)
+    account = first["account"]
+    assert account["expires"] > account["created"] + 86_400
+    second = run("keys", "rotate", account["id"], "--json").json
+    assert isinstance(second, dict)
+    assert second["account"] == account and second["key"] != first["key"]
+    viewer = run("keys", "add", "eve", "--viewer")
+    assert viewer.code == 0 and "view" in run("keys", "ls").out
+    assert run("keys", "add", "both", "--viewer", "--admin").code == 2

@@ -257,3 +257,62 @@ def test_key_name_has_exact_limits(accounts: Accounts) -> None:
             accounts.add(name)
     for name in ("x", "x" * MAX_NAME_LENGTH):
         assert accounts.add(name)[0].name == name
+
+
+@pytest.fixture(params=["file", "database"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Accounts]:
+    is_file = request.param == "file"
+    location = tmp_path / "gateway.db" if is_file else request.getfixturevalue("database")
+    with closing(Accounts(location)) as accounts:
+        yield accounts
+
+
+def test_settings_of_a_key_change(opened: Accounts) -> None:
+    account, token = opened.add("team-a", usd_per_month=5.0, tiers=["small"])
+    changed = opened.update(account.id, usd_per_month=None, requests_per_minute=7, tiers=("*",))
+    assert opened.authenticate(token) == changed
+    assert (changed.usd_per_month, changed.requests_per_minute) == (None, 7)
+    assert (changed.name, changed.tiers) == ("team-a", ("*",))
+    for wrong in ({"usd_per_month": -1.0}, {"created": 0.0}, {"name": None}, {"color": 1}):
+        with pytest.raises(SettingError):
+            opened.update(account.id, **wrong)
+    with pytest.raises(NotFoundError):
+        opened.update("0" * 12, requests_per_minute=1)
+    assert opened.authenticate(token) == changed
+
+
+def test_a_key_expires(opened: Accounts, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    account, token = opened.add("team-a", expires=now + 60)
+    assert opened.authenticate(token) == opened.find(account.id) == account
+    monkeypatch.setattr(time, "time", lambda: now + 61)
+    assert opened.authenticate(token) is opened.find(account.id) is None
+    assert opened.signing_key(account.id) is None
+    opened.update(account.id, expires=None)
+    assert opened.authenticate(token) is not None
+
+
+def test_a_rotated_key_is_replaced(opened: Accounts, monkeypatch: pytest.MonkeyPatch) -> None:
+    account, first = opened.add("team-a")
+    _, second = opened.rotate(account.id)
+    assert opened.authenticate(first) is None
+    assert opened.authenticate(second) == account
+    _, third = opened.rotate(account.id, keep_seconds=60)
+    assert opened.authenticate(second) == opened.authenticate(third) == account
+    assert opened.authenticate(first) is None
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 61)
+    assert opened.authenticate(second) is None
+    assert opened.authenticate(third) == account
+    opened.revoke(account.id)
+    assert opened.authenticate(third) is None
+
+
+def test_other_handles_see_changed_and_rotated_keys(tmp_path: Path) -> None:
+    with closing(Accounts(tmp_path / "g.db")) as one, closing(Accounts(tmp_path / "g.db")) as two:
+        account, token = one.add("team-a")
+        one.update(account.id, requests_per_minute=3)
+        assert two.list()[0].requests_per_minute == 3
+        _, new = one.rotate(account.id)
+        two.list()
+        assert two.authenticate(token) is None and two.authenticate(new) is not None

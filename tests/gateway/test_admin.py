@@ -90,6 +90,8 @@ def fill(desk: Desk, namespace: str = "a") -> list[str]:
 PATHS = [
     ("GET", "/keys"),
     ("POST", "/keys"),
+    ("PATCH", "/keys/x"),
+    ("POST", "/keys/x/rotate"),
     ("DELETE", "/keys/x"),
     ("GET", "/savings"),
     ("GET", "/stats"),
@@ -157,6 +159,28 @@ async def test_keys_are_listed_added_and_revoked(
     assert (await desk("DELETE", "/keys/none")).status == 404
     assert "POST /admin/keys" in caplog.text
     assert made.json["key"][24:] not in caplog.text
+
+
+async def test_keys_are_changed_and_rotated(desk: Desk) -> None:
+    made = (await desk("POST", "/keys", {"name": "team-a", "usd_per_month": 5})).json
+    path = f"/keys/{made['account']['id']}"
+    changed = await desk("PATCH", path, {"usd_per_month": None, "requests_per_minute": 7})
+    assert (changed.json["usd_per_month"], changed.json["requests_per_minute"]) == (None, 7)
+    assert (await desk("PATCH", path, {"name": None})).status == 400
+    assert (await desk("PATCH", path, {"id": "x"})).status == 400
+    rotated = await desk("POST", f"{path}/rotate", {"keep_seconds": 60})
+    for key in (made["key"], rotated.json["key"]):
+        assert desk.accounts.authenticate(key) is not None
+    await desk("POST", f"{path}/rotate", {})
+    assert desk.accounts.authenticate(made["key"]) is None
+    assert (await desk("POST", "/keys/none/rotate", {})).status == 404
+
+
+async def test_viewers_read_and_change_nothing(desk: Desk) -> None:
+    _, desk.token = desk.accounts.add("eve", viewer=True)
+    assert (await desk("GET", "/keys")).status == 200
+    assert (await desk("POST", "/keys", {"name": "x"})).status == 403
+    assert (await desk("DELETE", "/cache/x", namespace="a")).status == 403
 
 
 @pytest.mark.parametrize(
@@ -339,7 +363,7 @@ async def test_caches_are_opened_in_threads(desk: Desk) -> None:
         return opened(namespace)
 
     app = Starlette(routes=admin_routes(desk.accounts, desk.ledger, open_and_record))
-    paths = [(method, path.replace("/x", f"/{first}")) for method, path in PATHS[4:]]
+    paths = [(method, path.replace("/x", f"/{first}")) for method, path in PATHS[6:]]
     for method, path in sorted(paths, key=lambda each: each[0] == "DELETE"):
         await call(app, method, f"/admin{path}", token=desk.token, namespace="a")
     assert event_loop_threads == [False] * len(paths)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -48,8 +49,13 @@ def console(
     if accounts:
         first = build(config, ENVIRONMENT)
         for one in accounts:
-            settings = {"namespace": one.namespace, "admin": one.admin, "can_store": one.can_store}
-            _, keys[one.name] = first.accounts.add(one.name, **settings)  # type: ignore[arg-type]
+            settings: dict[str, Any] = {
+                "namespace": one.namespace,
+                "admin": one.admin,
+                "can_store": one.can_store,
+                "viewer": one.viewer,
+            }
+            _, keys[one.name] = first.accounts.add(one.name, **settings)
         first.ledger.close()
         first.accounts.close()
     server = build(config, ENVIRONMENT, more_routes=partial(gateway_routes, token=TOKEN))

@@ -1,7 +1,8 @@
-"""The commands `bottega keys add`, `ls` and `revoke`."""
+"""The commands `bottega keys add`, `ls`, `rotate` and `revoke`."""
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -18,9 +19,10 @@ from bottega.naming import suggestion
 
 COLUMNS = (
     *("id", "name", "namespace", "permissions", "per minute", "USD a month"),
-    *("concurrent", "tiers", "namespaces", "created", "revoked"),
+    *("concurrent", "tiers", "namespaces", "created", "expires", "revoked"),
 )
-keys = Typer(no_args_is_help=True, help="Create, list and revoke the gateway's keys.")
+DAY = 86_400
+keys = Typer(no_args_is_help=True, help="Create, list, rotate and revoke the gateway's keys.")
 
 
 @keys.command()
@@ -54,6 +56,12 @@ def add(
     max_namespaces: Annotated[
         int | None, Option(help="Maximum namespaces below its own (default: keys.max_namespaces).")
     ] = None,
+    expires_days: Annotated[
+        float | None, Option(help="Days until the key expires (default: never).")
+    ] = None,
+    viewer: Annotated[
+        bool, Option("--viewer", help="Only view the console: all namespaces, no requests.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Create a key. It is shown once; only its hash is stored."""
@@ -72,6 +80,8 @@ def add(
             max_concurrent=max_concurrent,
             tiers=None if tiers is None else list(filter(None, tiers.split(","))),
             max_namespaces=max_namespaces,
+            expires=None if expires_days is None else time.time() + expires_days * DAY,
+            viewer=viewer,
         )
     if CONFIG.exists():
         _warn_of_unknown_tiers(account)
@@ -93,6 +103,22 @@ def ls(data: DataFolder = None, database: Database = None, json: Json = False) -
     print_table(COLUMNS, [_row(account) for account in found])
     if not found:
         note("no keys yet: bottega keys add NAME")
+
+
+@keys.command()
+def rotate(
+    id: Annotated[str, Argument(metavar="ID", help="Id as shown by ls.")],
+    data: DataFolder = None,
+    database: Database = None,
+    keep_hours: Annotated[float, Option(help="Hours in which the old key remains valid.")] = 0.0,
+    json: Json = False,
+) -> None:
+    """Replace a key, with the same limits and budget. The new key is shown once."""
+    with closing(Accounts(gateway_store(data, database), create=False)) as accounts:
+        account, token = accounts.rotate(id, keep_seconds=keep_hours * 3600)
+    print_result(json, {"key": token, "account": account}, token)
+    if not json:
+        note(f"the new key of {account.name!r} (id {account.id}); it is not shown again")
 
 
 @keys.command()
@@ -118,6 +144,8 @@ def _warn_of_unknown_tiers(account: Account) -> None:
 
 def _row(account: Account) -> tuple[object, ...]:
     rights = ["administer"] * account.admin + ["store"] * account.can_store
+    if account.viewer:
+        rights = ["view"]
     return (
         account.id,
         account.name,
@@ -129,6 +157,7 @@ def _row(account: Account) -> tuple[object, ...]:
         None if account.tiers is None else ",".join(account.tiers) or "none",
         account.max_namespaces,
         _day(account.created),
+        _day(account.expires),
         _day(account.revoked),
     )
 

@@ -44,7 +44,10 @@ KEY_FIELDS: dict[str, tuple[type, ...]] = {
     "max_concurrent": (int,),
     "tiers": (list,),
     "max_namespaces": (int,),
+    "expires": (int, float),
+    "viewer": (bool,),
 }
+KEPT_SECONDS = {"keep_seconds": (int, float)}
 PAGE, MAX_PAGE = 20, 200
 MAX_OFFSET = 2**53
 MAX_REPORTED = 100
@@ -75,6 +78,8 @@ def admin_routes(
     handlers: list[tuple[str, str, AsyncHandler]] = [
         ("GET", "/keys", threaded(admin.list_keys)),
         ("POST", "/keys", admin.add_key),
+        ("PATCH", "/keys/{id}", admin.change_key),
+        ("POST", "/keys/{id}/rotate", admin.rotate_key),
         ("DELETE", "/keys/{id}", threaded(admin.revoke_key)),
         ("GET", "/savings", threaded(admin.savings)),
         ("GET", "/stats", threaded(admin.stats)),
@@ -120,7 +125,8 @@ def _check_admin(accounts: Accounts, request: Request) -> Account:
             hint="create one with bottega keys add NAME --admin;"
             " send it as Authorization: Bearer KEY",
         )
-    if not account.admin:
+    reads = request.method in ("GET", "HEAD")
+    if not account.admin and not (account.viewer and reads):
         raise ApiError(
             "this key is not an admin key",
             status=403,
@@ -162,6 +168,21 @@ class _Admin:
         fields = await _read_object(request, KEY_FIELDS, MAX_KEY_BODY)
         account, token = await asyncio.to_thread(self.accounts.add, **{"name": "", **fields})
         return _json_response({"key": token, "account": self._describe_key(account)}, 201)
+
+    async def change_key(self, request: Request, _: Account) -> object:
+        """Change the fields that the body has; null removes a limit."""
+        fields = await _read_object(request, KEY_FIELDS, MAX_KEY_BODY, keep_null=True)
+        account = await asyncio.to_thread(lambda: self.accounts.update(_id(request), **fields))
+        return self._describe_key(account)
+
+    async def rotate_key(self, request: Request, _: Account) -> object:
+        """Replace a key. No other response contains the new one."""
+        fields = await _read_object(request, KEPT_SECONDS, MAX_KEY_BODY)
+        keep = fields.get("keep_seconds", 0.0)
+        account, token = await asyncio.to_thread(
+            self.accounts.rotate, _id(request), keep_seconds=keep
+        )
+        return {"key": token, "account": self._describe_key(account)}
 
     def revoke_key(self, request: Request) -> object:
         if TOKEN.fullmatch(_id(request)):
@@ -280,10 +301,14 @@ async def _stream(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 
 async def _read_object(
-    request: Request, fields: Mapping[str, tuple[type, ...]], limit: int
+    request: Request,
+    fields: Mapping[str, tuple[type, ...]],
+    limit: int,
+    *,
+    keep_null: bool = False,
 ) -> dict[str, Any]:
-    """Read a JSON object with no other fields than these. A field with null counts as absent.
-    Raises `ApiError`."""
+    """Read a JSON object with no other fields than these. A field with null counts as absent unless
+    `keep_null`. Raises `ApiError`."""
     try:
         row = orjson.loads(b"".join([chunk async for chunk in _stream(request, limit)]))
     except orjson.JSONDecodeError as error:
@@ -300,7 +325,7 @@ async def _read_object(
                 param=name,
                 hint="use the type in docs/administration.md",
             )
-    return {name: value for name, value in row.items() if value is not None}
+    return {name: value for name, value in row.items() if keep_null or value is not None}
 
 
 def _query_number(request: Request, name: str, default: int, limit: int) -> int:

@@ -210,6 +210,14 @@ class Gateway:
         account = self.authenticate(key or None)
         if account is None:
             raise unknown_key(key)
+        if account.viewer:
+            raise ApiError(
+                "this key may only view the console",
+                status=403,
+                type="permission_error",
+                code="viewer_key",
+                hint="use another key for requests",
+            )
         return account
 
     def models_of(self, account: Account) -> list[str]:

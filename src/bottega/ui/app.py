@@ -17,6 +17,7 @@ from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase
 from bottega.ui.asking import Asker
+from bottega.ui.keys import KeyPages
 from bottega.ui.overview import OverviewPage
 from bottega.ui.pages import HEADERS, ROOT, Link, Page, Renderer, check_same_origin, error_page
 from bottega.ui.playground import PlaygroundPage
@@ -31,6 +32,7 @@ LINKS = (
     Link("/overview", "Overview"),
     Link("/requests", "Requests"),
     Link("/playground", "Playground"),
+    Link("/keys", "Keys", for_admins=True),
 )
 
 
@@ -52,6 +54,7 @@ def gateway_routes(
         asker=asker,
     )
     playground = PlaygroundPage(asker, open_base)
+    keys = KeyPages(server.accounts, server.ledger)
     page = renderer.route
     return [
         *common_routes(renderer),
@@ -62,6 +65,11 @@ def gateway_routes(
         page("/requests/{id}/images/{sha256}", requests.image),
         page("/playground", playground.show),
         page("/playground", playground.submit, method="POST"),
+        page("/keys", keys.browse),
+        page("/keys", keys.add, method="POST"),
+        page("/keys/{id}/change", keys.change, method="POST"),
+        page("/keys/{id}/rotate", keys.rotate, method="POST"),
+        page("/keys/{id}/revoke", keys.revoke, method="POST"),
     ]
 
 

@@ -20,8 +20,8 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class Viewer:
-    """Owner of a session. Without `can_edit` the session is read-only. `is_local` viewers have
-    logged in with the link that the server printed."""
+    """Owner of a session. Without `can_edit` the session is read-only, as all sessions of a
+    viewer's key are. `is_local` viewers have logged in with the link that the server printed."""
 
     account: Account
     can_edit: bool
@@ -33,7 +33,8 @@ class Viewer:
 
     @property
     def is_admin(self) -> bool:
-        return self.is_local or self.account.admin
+        """Whether the viewer sees all pages and namespaces."""
+        return self.is_local or self.account.admin or self.account.viewer
 
     @property
     def can_store(self) -> bool:
@@ -101,7 +102,7 @@ class Sessions:
             read_only = _serializer(secret).loads(signed, max_age=SESSION_SECONDS)
         except BadSignature:
             return None
-        return Viewer(account, not read_only, is_local=id == LOCAL)
+        return Viewer(account, not (read_only or account.viewer), is_local=id == LOCAL)
 
     def _secret(self, id: str) -> tuple[Account, bytes] | None:
         if id == LOCAL and self.token is not None:

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.8
 MAX_NAME_LENGTH = 200
+MAX_TIME = 2**40
 # Clients such as VLMEvalKit take only keys that begin with sk-.
 TOKEN = re.compile(r"sk-bottega-([0-9a-f]{12})-([0-9a-f]{64})", re.ASCII)
 TIER = re.compile(r"\*|[a-z][a-z0-9_-]{0,31}")
@@ -39,7 +40,8 @@ class Account:
     """Account of one key. `requests_per_minute` and `usd_per_month` are None if unlimited. For
     `max_concurrent`, `tiers` (tiers that the key may choose, "*" for all) and `max_namespaces`
     (below its own), None means the gateway's default. Times are unix seconds; `revoked` is None
-    while the key is valid."""
+    until the key is revoked, `expires` if it never expires. A `viewer` sees everything in the
+    console, changes nothing and sends no requests."""
 
     id: str
     name: str
@@ -53,9 +55,28 @@ class Account:
     max_concurrent: int | None = None
     tiers: tuple[str, ...] | None = None
     max_namespaces: int | None = None
+    expires: float | None = None
+    viewer: bool = False
+
+    def is_valid(self, moment: float) -> bool:
+        return self.revoked is None and (self.expires is None or moment < self.expires)
 
 
 COLUMNS = [one.name for one in fields(Account)]
+REQUIRED = ("name", "namespace", "admin", "can_store", "viewer")
+SECRETS = ["secret", "previous_secret", "previous_until"]
+# Settings that `Accounts.update` changes.
+CHANGEABLE = frozenset(COLUMNS) - {"id", "created", "revoked"}
+
+
+@dataclass(frozen=True)
+class StoredAccount:
+    """Account with the SHA-256 of its key, and of the one before it until `previous_until`."""
+
+    account: Account
+    digest: bytes
+    previous: bytes | None = None
+    previous_until: float = 0.0
 
 
 class AccountRows(Protocol):
@@ -64,6 +85,8 @@ class AccountRows(Protocol):
     def insert(self, columns: Sequence[str], values: Sequence[object]) -> None: ...
 
     def revoke(self, id: str, moment: float) -> None: ...
+
+    def update(self, id: str, columns: Sequence[str], values: Sequence[object]) -> None: ...
 
     def claim(self, id: str, namespace: str, limit: int) -> bool: ...
 
@@ -98,6 +121,13 @@ class AccountFile:
                 "UPDATE accounts SET revoked = coalesce(revoked, ?) WHERE id = ?", (moment, id)
             )
 
+    def update(self, id: str, columns: Sequence[str], values: Sequence[object]) -> None:
+        changes = ", ".join(f"{name} = ?" for name in columns)
+        with GATEWAY_DB.translated(self.name):
+            self._connection.execute(
+                f"UPDATE accounts SET {changes}, changes = changes + 1 WHERE id = ?", (*values, id)
+            )
+
     def claim(self, id: str, namespace: str, limit: int) -> bool:
         with GATEWAY_DB.translated(self.name):
             self._connection.execute(
@@ -114,8 +144,8 @@ class AccountFile:
     def changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
         """Return `read` of each row, oldest account first; None if nothing has changed since the
         last call. `data_version` alone does not show this, since the ledger writes to the same
-        file. Rows are only added and revoked, so two counts and the sum of revocation times
-        identify their state."""
+        file. Rows are only added, changed and revoked, so two counts, the number of changes and the
+        sum of revocation times identify their state."""
         with GATEWAY_DB.translated(self.name), GATEWAY_DB.reading(self.name):
             # Read first: a commit after this line changes the version seen by the next call.
             (version,) = self._connection.execute("PRAGMA data_version").fetchone()
@@ -123,7 +153,7 @@ class AccountFile:
             if (version, changes) == self._version:
                 return None
             stamp = self._connection.execute(
-                "SELECT count(*), count(revoked), total(revoked) FROM accounts"
+                "SELECT count(*), count(revoked), total(revoked), total(changes) FROM accounts"
             ).fetchone()
             rows = None
             if stamp != self._stamp:
@@ -141,9 +171,9 @@ class AccountFile:
 
 class Accounts:
     """Accounts in gateway.db, or in PostgreSQL if `location` is a URL. A key is 256 random bits;
-    only its SHA-256 is stored, so it cannot be shown again. `authenticate` reads memory only: a
-    thread refreshes it within a second of a change by any process, until `close`. All other methods
-    block and raise `StoreError`."""
+    only its SHA-256 is stored, so it cannot be shown again. `authenticate`, `find` and
+    `signing_key` read memory only: a thread refreshes it within a second of a change by any
+    process, until `close`. All other methods block and raise `StoreError`."""
 
     def __init__(self, location: str | Path, *, create: bool = True) -> None:
         self._rows: AccountRows
@@ -152,7 +182,7 @@ class Accounts:
         else:
             self._rows = AccountFile(Path(location), create=create)
         self._lock = threading.Lock()
-        self._accounts: Mapping[str, tuple[Account, bytes]] = {}
+        self._accounts: Mapping[str, StoredAccount] = {}
         self._outage = OutageLog(log)
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -166,26 +196,29 @@ class Accounts:
         self._thread.start()
 
     def authenticate(self, token: str | None) -> Account | None:
-        """Return the account of a key, None if the key is unknown or revoked. Takes microseconds,
-        in constant time for valid and invalid keys."""
+        """Return the account of a key, None if the key is unknown, revoked or expired. Takes
+        microseconds, in constant time for valid and invalid keys."""
         found = TOKEN.fullmatch(token or "")
         id, secret = found.groups() if found else NO_KEY  # hash and compare in any case
-        account, digest = self._accounts.get(id, NO_ACCOUNT)
-        is_valid = hmac.compare_digest(sha256(secret.encode()).digest(), digest)
-        return account if is_valid and account.revoked is None else None
+        stored, now = self._accounts.get(id, NO_ACCOUNT), time.time()
+        digest = sha256(secret.encode()).digest()
+        is_current = hmac.compare_digest(digest, stored.digest)
+        was_current = hmac.compare_digest(digest, stored.previous or stored.digest)
+        is_key = is_current or (was_current and now < stored.previous_until)
+        return stored.account if is_key and stored.account.is_valid(now) else None
 
     def find(self, id: str) -> Account | None:
-        """Return the account with this id from memory, None if it is unknown or revoked."""
-        account, _ = self._accounts.get(id, NO_ACCOUNT)
-        return account if account.revoked is None else None
+        """Return the account with this id, None if it is unknown, revoked or expired."""
+        account = self._accounts.get(id, NO_ACCOUNT).account
+        return account if account.is_valid(time.time()) else None
 
     def signing_key(self, id: str) -> tuple[Account, bytes] | None:
         """Return the account with this id and a secret derived from its key, None if the id is
-        unknown or the key is revoked. Takes microseconds."""
-        account, digest = self._accounts.get(id, NO_ACCOUNT)
-        if account.revoked is not None:
+        unknown or the key is revoked or expired."""
+        account = self.find(id)
+        if account is None:
             return None
-        return account, hmac.digest(digest, b"bottega signing key", "sha256")
+        return account, hmac.digest(self._accounts[id].digest, b"bottega signing key", "sha256")
 
     def add(
         self,
@@ -199,6 +232,8 @@ class Accounts:
         max_concurrent: int | None = None,
         tiers: Sequence[str] | None = None,
         max_namespaces: int | None = None,
+        expires: float | None = None,
+        viewer: bool = False,
     ) -> tuple[Account, str]:
         """Add an account. Return it and its key, which cannot be shown again. Raises
         `SettingError`."""
@@ -214,11 +249,12 @@ class Accounts:
             max_concurrent=max_concurrent,
             tiers=None if tiers is None else tuple(tiers),
             max_namespaces=max_namespaces,
+            expires=expires,
+            viewer=viewer,
         )
         _check(account)
         secret = secrets.token_hex(32)
-        row = {**vars(account), "tiers": None if tiers is None else ",".join(tiers)}
-        values = (*row.values(), sha256(secret.encode()).digest())
+        values = (*_row(vars(account)).values(), sha256(secret.encode()).digest())
         with self._lock:
             self._rows.insert([*COLUMNS, "secret"], values)
         self._refresh()
@@ -227,7 +263,7 @@ class Accounts:
     def list(self) -> list[Account]:
         """Return all accounts, oldest first, revoked ones included."""
         self._refresh()
-        return [account for account, _ in self._accounts.values()]
+        return [stored.account for stored in self._accounts.values()]
 
     def revoke(self, id: str) -> Account:
         """Revoke a key by its id, or by the key itself if it leaked. A second call changes
@@ -239,7 +275,37 @@ class Accounts:
         self._refresh()
         if id not in self._accounts:  # the message omits the argument: it may be a key
             raise NotFoundError(f"no key has the id {id!r}", hint="run bottega keys ls for the ids")
-        return self._accounts[id][0]
+        return self._accounts[id].account
+
+    def update(self, id: str, **settings: Any) -> Account:
+        """Change settings of an account and return it. Raises `SettingError` and
+        `NotFoundError`."""
+        if unknown := settings.keys() - CHANGEABLE:
+            raise SettingError(f"{min(unknown)} cannot be changed", hint="create another key")
+        account = replace(self._stored(id).account, **settings)
+        _check(account)
+        row = _row({name: getattr(account, name) for name in settings})
+        with self._lock:
+            self._rows.update(id, list(row), list(row.values()))
+        self._refresh()
+        return self._stored(id).account
+
+    def rotate(self, id: str, *, keep_seconds: float = 0.0) -> tuple[Account, str]:
+        """Replace the key of an account. Return the account and the new key, which cannot be shown
+        again. The old key remains valid for `keep_seconds`. Raises `NotFoundError`."""
+        old = self._stored(id)
+        secret = secrets.token_hex(32)
+        values = (sha256(secret.encode()).digest(), old.digest, time.time() + keep_seconds)
+        with self._lock:
+            self._rows.update(id, SECRETS, values)
+        self._refresh()
+        return old.account, f"sk-bottega-{id}-{secret}"
+
+    def _stored(self, id: str) -> StoredAccount:
+        self._refresh()
+        if id not in self._accounts:  # the message omits the argument: it may be a key
+            raise NotFoundError("no key has this id", hint="run bottega keys ls for the ids")
+        return self._accounts[id]
 
     def claim_namespace(self, id: str, namespace: str, limit: int) -> bool:
         """Record that the key uses this namespace. Return False if it has already used `limit`
@@ -265,29 +331,44 @@ class Accounts:
     def _refresh(self) -> None:
         """Read the accounts if they have changed."""
         with self._lock:
-            found = self._rows.changed(["secret", *COLUMNS], _stored_account)
+            found = self._rows.changed([*SECRETS, *COLUMNS], _stored_account)
             if found is not None:
                 # One assignment: `authenticate` reads the mapping without the lock.
-                self._accounts = {account.id: (account, digest) for account, digest in found}
+                self._accounts = {stored.account.id: stored for stored in found}
 
 
-def _stored_account(digest: bytes, *row: Any) -> tuple[Account, bytes]:
+def _row(settings: Mapping[str, Any]) -> dict[str, object]:
+    """Return settings as columns."""
+    row = dict(settings)
+    if row.get("tiers") is not None:
+        row["tiers"] = ",".join(row["tiers"])
+    return row
+
+
+def _stored_account(
+    digest: bytes, previous: bytes | None, previous_until: float | None, *row: Any
+) -> StoredAccount:
     values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
     texts = (values[name] for name in ("id", "name", "namespace"))
     if not (isinstance(digest, bytes) and all(map(is_text, texts))):
         raise TypeError(f"account {values['id']!a} is damaged")
-    for name in ("admin", "can_store"):
+    for name in ("admin", "can_store", "viewer"):
         values[name] = bool(values[name])
     if values["tiers"] is not None:
         values["tiers"] = tuple(filter(None, values["tiers"].split(",")))
-    return Account(**values), digest
+    return StoredAccount(Account(**values), digest, previous, previous_until or 0.0)
 
 
 # Its key is unknown, so invalid ids take as long as valid ones.
-NO_ACCOUNT = (Account("", "anonymous", revoked=0.0), sha256(secrets.token_bytes(32)).digest())
+NO_ACCOUNT = StoredAccount(
+    Account("", "anonymous", revoked=0.0), sha256(secrets.token_bytes(32)).digest()
+)
 
 
 def _check(account: Account) -> None:
+    for name, flag in vars(account).items():
+        if flag is None and name in REQUIRED:
+            raise SettingError(f"{name} must not be null", hint="leave it out to keep it")
     for name, text, least in (("name", account.name, 1), ("namespace", account.namespace, 0)):
         printable = is_text(text) and text.isprintable() and len(text.strip()) >= least
         if not printable or len(text) > MAX_NAME_LENGTH:
@@ -307,6 +388,13 @@ def _check(account: Account) -> None:
                 f"{name} must be at least {least}, got {number}",
                 hint=f"give {least} or more, or leave it out",
             )
+    if account.expires is not None and not 0 <= account.expires < MAX_TIME:
+        raise SettingError(
+            f"expires must be a time in unix seconds, got {account.expires}",
+            hint="give a moment in the future, or leave it out",
+        )
+    if account.admin and account.viewer:
+        raise SettingError("an admin key cannot be a viewer's", hint="choose one of both")
     for tier in account.tiers or ():
         if not (isinstance(tier, str) and TIER.fullmatch(tier)):
             raise SettingError(

@@ -192,6 +192,13 @@ GATEWAY_DB = FileKind(
         CREATE INDEX responses_by_account ON responses (account, time);
         CREATE INDEX responses_by_time ON responses (time);
         """,
+        """
+        ALTER TABLE accounts ADD COLUMN expires REAL;
+        ALTER TABLE accounts ADD COLUMN viewer INTEGER NOT NULL DEFAULT 0;
+        ALTER TABLE accounts ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
+        ALTER TABLE accounts ADD COLUMN previous_secret BLOB;
+        ALTER TABLE accounts ADD COLUMN previous_until REAL;
+        """,
     ),
 )
 

@@ -316,6 +316,15 @@ CREATE INDEX gateway_responses_by_account ON gateway_responses (account, time);
 CREATE INDEX gateway_responses_by_time ON gateway_responses (time);
 """
 
+ACCOUNTS = """
+ALTER TABLE gateway_accounts
+    ADD COLUMN expires double precision,
+    ADD COLUMN viewer boolean NOT NULL DEFAULT false,
+    ADD COLUMN changes bigint NOT NULL DEFAULT 0,
+    ADD COLUMN previous_secret bytea,
+    ADD COLUMN previous_until double precision;
+"""
+
 GATEWAY_TABLES = PostgresKind(
-    "gateway", migrations=(FIRST, LIMITS, REPEATS, WRITE, FEEDBACK, RESPONSES)
+    "gateway", migrations=(FIRST, LIMITS, REPEATS, WRITE, FEEDBACK, RESPONSES, ACCOUNTS)
 )

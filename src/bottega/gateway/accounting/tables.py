@@ -83,6 +83,14 @@ class AccountTable:
             "UPDATE gateway_accounts SET revoked = coalesce(revoked, $2) WHERE id = $1", id, moment
         )
 
+    def update(self, id: str, columns: Sequence[str], values: Sequence[object]) -> None:
+        changes = ", ".join(f"{name} = ${number}" for number, name in enumerate(columns, 2))
+        self._pool.execute(
+            f"UPDATE gateway_accounts SET {changes}, changes = changes + 1 WHERE id = $1",
+            id,
+            *values,
+        )
+
     def claim(self, id: str, namespace: str, limit: int) -> bool:
         # Lock the account's row first: concurrent claims must see each other's insertions.
         rows = self._pool.transaction(
@@ -106,7 +114,8 @@ class AccountTable:
         """Return `read` of each row, oldest account first; None if nothing has changed since the
         last call."""
         stamp = self._pool.fetch(
-            "SELECT count(*), count(revoked), coalesce(sum(revoked), 0) FROM gateway_accounts"
+            "SELECT count(*), count(revoked), coalesce(sum(revoked), 0), sum(changes)"
+            " FROM gateway_accounts"
         )
         if stamp == self._stamp:
             return None

@@ -1,0 +1,124 @@
+"""Keys and budgets: create, change, rotate and revoke the gateway's keys."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from bottega.gateway.accounting.accounts import Account, Accounts
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.openai_api.errors import ApiError
+from bottega.ui.pages import Page, Redirect, Result, Visit
+
+NUMBERS = {
+    "requests_per_minute": int,
+    "usd_per_month": float,
+    "max_concurrent": int,
+    "max_namespaces": int,
+}
+MANAGE = "manage keys"
+MAX_KEEP_HOURS = 24 * 30
+
+
+@dataclass(frozen=True)
+class KeyPages:
+    """Handlers of the keys, for admins."""
+
+    accounts: Accounts
+    ledger: Ledger
+
+    def browse(self, visit: Visit) -> Result:
+        return self._page(visit)
+
+    def add(self, visit: Visit) -> Result:
+        visit.require(visit.viewer.can_administer, MANAGE)
+        settings = {
+            "namespace": visit.value("namespace").strip(),
+            "admin": visit.value("role") == "admin",
+            "viewer": visit.value("role") == "viewer",
+            "can_store": visit.value("can_store") == "yes",
+            **_limits(visit),
+        }
+        account, token = self.accounts.add(visit.value("name").strip(), **settings)
+        return self._page(visit, account, token)
+
+    def change(self, visit: Visit) -> Result:
+        visit.require(visit.viewer.can_administer, MANAGE)
+        settings = {"can_store": visit.value("can_store") == "yes", **_limits(visit)}
+        account = self.accounts.update(_id(visit), **settings)
+        return Redirect("/keys", f"Changed the key of {account.name}")
+
+    def rotate(self, visit: Visit) -> Result:
+        visit.require(visit.viewer.can_administer, MANAGE)
+        hours = visit.number("keep_hours", 0, most=MAX_KEEP_HOURS)
+        account, token = self.accounts.rotate(_id(visit), keep_seconds=hours * 3600.0)
+        return self._page(visit, account, token)
+
+    def revoke(self, visit: Visit) -> Result:
+        visit.require(visit.viewer.can_administer, MANAGE)
+        account = self.accounts.revoke(_id(visit))
+        return Redirect("/keys", f"Revoked the key of {account.name}")
+
+    def _page(self, visit: Visit, created: Account | None = None, token: str = "") -> Page:
+        """Return the page, with a new key that no later page contains."""
+        visit.require(visit.viewer.is_admin, "see the keys")
+        self.ledger.refresh_spending()  # other processes may have spent since the last write
+        found = self.accounts.list()
+        now = time.time()
+        return Page(
+            "keys.html",
+            {
+                "title": "Keys and budgets",
+                "valid": [one for one in found if one.is_valid(now)],
+                "ended": [one for one in found if not one.is_valid(now)],
+                "spent": {one.id: self.ledger.spent_this_month(one.id) for one in found},
+                "created": created,
+                "token": token,
+                "day": _day,
+            },
+        )
+
+
+def _limits(visit: Visit) -> Mapping[str, Any]:
+    """Return the limits of the form; an empty field means none. Raises `ApiError`."""
+    found: dict[str, Any] = {}
+    for name, kind in NUMBERS.items():
+        text = visit.value(name).strip()
+        try:
+            found[name] = kind(text) if text else None
+        except ValueError as error:
+            raise ApiError(
+                f"{name} must be a number, got {text[:40]!r}", hint="change it"
+            ) from error
+    tiers = visit.value("tiers").strip()
+    found["tiers"] = tuple(filter(None, map(str.strip, tiers.split(",")))) if tiers else None
+    found["expires"] = _end_of(visit.value("expires").strip())
+    return found
+
+
+def _end_of(day: str) -> float | None:
+    """Return the end of a day in UTC, None for an empty text. Raises `ApiError`."""
+    if not day:
+        return None
+    try:
+        start = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+    except ValueError as error:
+        raise ApiError(
+            f"expires must be a day, got {day[:40]!r}", hint="write it as 2027-01-31"
+        ) from error
+    return start + 86_400
+
+
+def _day(moment: float | None) -> str:
+    """Return the last day before a moment, in UTC."""
+    if moment is None or not math.isfinite(moment):
+        return ""
+    return f"{datetime.fromtimestamp(moment - 1, UTC):%Y-%m-%d}"
+
+
+def _id(visit: Visit) -> str:
+    return str(visit.request.path_params["id"])
