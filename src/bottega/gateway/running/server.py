@@ -273,6 +273,7 @@ class GatewayServer:
             )
         self.metrics.in_flight.set_function(lambda: self.app.in_flight)
         self.metrics.lost_rows(lambda: self.ledger.lost)
+        self.metrics.ready(lambda: self.is_ready)
 
     def _wake_batches(self) -> None:
         if self.batches is not None:

@@ -159,6 +159,11 @@ class Metrics:
         gauge = self._gauge("ledger_rows_lost", "Requests that the ledger could not write")
         gauge.set_function(count)
 
+    def ready(self, is_ready: Callable[[], bool]) -> None:
+        """Export whether the gateway is ready, read at each scrape."""
+        gauge = self._gauge("ready", "1 while the gateway can answer, else 0")
+        gauge.set_function(lambda: float(is_ready()))
+
     def exposition(self) -> bytes:
         """Return the metrics as Prometheus text. Blocks for a few milliseconds."""
         return generate_latest(self._registry)

@@ -24,6 +24,7 @@ GAUGE_MODES = {
     "bottega_cache_entries": "livemostrecent",  # all workers count the same examples
     "bottega_breaker_state": "livemax",
     "bottega_ledger_rows_lost": "sum",
+    "bottega_ready": "livemin",
 }
 
 
