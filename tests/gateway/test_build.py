@@ -52,6 +52,7 @@ def test_configured_gateway_stores_and_shows_examples(endpoint: Server, tmp_path
     assert 'stage_seconds_count{stage="store"} 1.0' in metrics
     assert 'breaker_state{route="large"} 0.0' in metrics
     assert "upstream_seconds_count 2.0" in metrics
+    assert "bottega_ready 1.0" in metrics
     ledger = Ledger(tmp_path / FILE)
     rows = ledger.read("SELECT tier, state FROM entries ORDER BY time")
     assert (rows, ledger.master()) == (

@@ -85,5 +85,6 @@ def test_gauges_of_an_ended_worker_are_left_out(tmp_path: Path, worker: Start) -
 def test_every_gauge_has_a_mode() -> None:
     metrics = Metrics(["master"])
     metrics.lost_rows(lambda: 0)
+    metrics.ready(lambda: True)
     gauges = {family.name for family in metrics.collect() if family.type == "gauge"}
     assert gauges == set(GAUGE_MODES)

@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
+from types import TracebackType
+from typing import Self
 
-from opentelemetry import metrics, propagate, trace
+from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.propagators.textmap import TextMapPropagator
@@ -35,13 +37,30 @@ SECOND_BOUNDS = tuple(0.01 * 2.0**power for power in range(14))
 
 
 class StepSpan:
-    """Span of a step or of a request."""
+    """Span of a step or of a request, active inside its `with` block. A class, because the context
+    managers of OpenTelemetry are generators and take several times as long."""
 
     def __init__(self, span: trace.Span) -> None:
         self.span = span
 
+    def __enter__(self) -> Self:
+        self._token = context.attach(trace.set_span_in_context(self.span))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        context.detach(self._token)
+        if error is not None:
+            self.note(error)
+        self.span.end()
+
     def set(self, attributes: Attributes, /) -> None:
-        self.span.set_attributes(present(attributes))
+        if self.span.is_recording():
+            self.span.set_attributes(present(attributes))
 
     @property
     def trace_id(self) -> str:
@@ -74,16 +93,20 @@ class ModelCallSpan(StepSpan):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        with trace.use_span(self.span, record_exception=False, set_status_on_exception=False):
+        token = context.attach(trace.set_span_in_context(self.span))
+        try:
             yield
+        finally:
+            context.detach(token)
 
     def end(self, error: BaseException | None = None) -> None:
         call = self._call
-        self.set(response_attributes(call))
-        if error is not None:
-            self.note(error)
-        if self._capture_content:
-            self.set(content_attributes(call))
+        if self.span.is_recording():
+            self.set(response_attributes(call))
+            if self._capture_content:
+                self.set(content_attributes(call))
+            if error is not None:
+                self.note(error)
         self.span.end()
         self._instruments.record(call, perf_counter() - self._started, error)
 
@@ -137,18 +160,13 @@ class OpenTelemetryTracer:
         if os.environ.get("OTEL_PROPAGATORS"):
             self._propagator = propagate.get_global_textmap()
 
-    @contextmanager
-    def span(self, name: str, attributes: Attributes, /) -> Iterator[StepSpan]:
-        with self._active(name, SpanKind.INTERNAL, attributes, None) as span:
-            yield span
+    def span(self, name: str, attributes: Attributes, /) -> StepSpan:
+        return self._start(name, SpanKind.INTERNAL, attributes)
 
-    @contextmanager
     def request_span(
         self, name: str, attributes: Attributes, headers: Mapping[str, str], /
-    ) -> Iterator[StepSpan]:
-        parent = self._propagator.extract(headers)
-        with self._active(name, SpanKind.SERVER, attributes, parent) as span:
-            yield span
+    ) -> StepSpan:
+        return self._start(name, SpanKind.SERVER, attributes, self._propagator.extract(headers))
 
     def begin_call(self, call: ModelCall, /) -> ModelCallSpan:
         attributes = base_attributes(call) | dict(request_attributes(call))
@@ -162,24 +180,10 @@ class OpenTelemetryTracer:
         self._propagator.inject(headers)
         return headers
 
-    @contextmanager
-    def _active(
-        self, name: str, kind: SpanKind, attributes: Attributes, parent: Context | None
-    ) -> Iterator[StepSpan]:
-        with self._tracer.start_as_current_span(
-            name,
-            parent,
-            kind,
-            present(attributes),
-            record_exception=False,  # the text of an exception may quote a client
-            set_status_on_exception=False,
-        ) as span:
-            step = StepSpan(span)
-            try:
-                yield step
-            except BaseException as error:
-                step.note(error)
-                raise
+    def _start(
+        self, name: str, kind: SpanKind, attributes: Attributes, parent: Context | None = None
+    ) -> StepSpan:
+        return StepSpan(self._tracer.start_span(name, parent, kind, present(attributes)))
 
 
 def present(attributes: Attributes) -> dict[str, Value]:
