@@ -39,6 +39,7 @@ embed = "words"
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_KEY", SECRET)
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
 
 
 def printed(run: Run, text: str, *more: object) -> list[str]:
@@ -152,9 +153,11 @@ def test_cache_and_replay_settings_are_printed(run: Run) -> None:
     ]
     assert "replay exact repeats for 3600 s, from 256 MB" in lines
     assert "shadow off" in lines
+    assert "telemetry off" in lines
     assert "limits the defaults" in lines
     more = 'retrieve = "bm25"\nfile = "c.db"\n[replay]\nseconds = 0\n[limits]\nimages = 3\n'
-    lines = printed(run, f"{TIERS}{more}[shadow]\nrate = 0.1\ngate = true\n", "--port", 9999)
+    more += "[shadow]\nrate = 0.1\ngate = true\n[telemetry]\nenabled = true\n"
+    lines = printed(run, f"{TIERS}{more}", "--port", 9999)
     assert block(lines, "cache", 4) == [
         "cache c.db",
         "embed words",
@@ -165,6 +168,8 @@ def test_cache_and_replay_settings_are_printed(run: Run) -> None:
     assert block(lines, "limits", 2) == ["limits the defaults, except", "images 3"]
     assert "shadow 0.1 of the apprentices' answers are compared; the gate is on" in lines
     assert "gateway http://127.0.0.1:9999" in lines
+    [telemetry] = (line for line in lines if line.startswith("telemetry"))
+    assert telemetry.endswith("OTEL_EXPORTER_OTLP_ENDPOINT (not set: http://localhost:4318)")
 
 
 def test_key_requirements_are_printed(run: Run) -> None:
