@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.feedback import read_feedback
 from tests.builders import solid_image
 from tests.gateway.gateways import ask
 from tests.server import Server
@@ -65,6 +66,12 @@ def test_an_image_is_asked_about_and_found_again(
         expect(page.locator("tbody tr")).to_have_count(2)
         page.locator("tbody a").first.click()
         expect(page.locator(".card .question")).to_have_text("Which <b>digit</b>?")
+        page.get_by_role("button", name="Good answer").click()
+        expect(page.get_by_role("status").last).to_have_text("Rated")
+        page.get_by_label("Correct answer").fill("eight")
+        page.get_by_role("button", name="Show it as a demonstration").click()
+        expect(page.get_by_role("status").last).to_contain_text("pinned demonstration")
+        assert [one.correction for one in read_feedback(served.server.ledger)] == ["eight"]
         image = page.get_by_alt_text("image of the question")
         assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
 

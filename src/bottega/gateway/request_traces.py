@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from bottega._util.batch_writer import BatchWriter
 from bottega.errors import StoreError
 from bottega.protocols import Recorder
 from bottega.recording import TraceStore
-from bottega.types import Trace
+from bottega.types import Query, Trace
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,13 @@ class _Waiting(NamedTuple):
     namespace: str
     trace: Trace
     image_bytes: int  # 0 if the images are not stored
+
+
+@dataclass(frozen=True)
+class KeptRequest:
+    """Question of a request whose trace is stored."""
+
+    query: Query
 
 
 class RequestTraces:
@@ -57,6 +65,18 @@ class RequestTraces:
     def recorder(self, namespace: str) -> Recorder:
         """Return the recorder of a namespace."""
         return partial(self._record, namespace)
+
+    def find(self, id: str) -> KeptRequest | None:
+        """Return the question of a request with its images, None if it or an image is not stored.
+        Blocks."""
+        trace = self.store.find([id]).get(id)
+        if trace is None:
+            return None
+        images = [self.store.image(sha256) for sha256 in trace.images]
+        kept = tuple(image for image in images if image is not None)
+        if len(kept) < len(images):
+            return None
+        return KeptRequest(Query(trace.question, kept, trace.choices, context=trace.context))
 
     async def _record(self, namespace: str, trace: Trace, /) -> None:
         length = sum(len(image.data) for image in trace.query.images) if self._images else 0

@@ -188,6 +188,7 @@ class StoredTrace:
     model_seconds: float
     cost_usd: float | None
     tree: StoredTree | None = None
+    context: str = ""
 
 
 def stored_trace(trace: Trace) -> StoredTrace:
@@ -213,6 +214,7 @@ def stored_trace(trace: Trace) -> StoredTrace:
         reply.seconds,
         trace.cost_usd,
         None if tree is None else stored_tree(tree),
+        query.context,
     )
 
 

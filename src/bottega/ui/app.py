@@ -52,6 +52,7 @@ def gateway_routes(
         account_names=lambda: {one.id: one.name for one in server.accounts.list()},
         base_image=partial(_base_image, open_base),
         asker=asker,
+        feedback=server.feedback,
     )
     playground = PlaygroundPage(asker, open_base)
     keys = KeyPages(server.accounts, server.ledger)
@@ -62,6 +63,7 @@ def gateway_routes(
         page("/requests", requests.browse),
         page("/requests/{id}", requests.show),
         page("/requests/{id}/replay", requests.replay, method="POST"),
+        page("/requests/{id}/feedback", requests.rate, method="POST"),
         page("/requests/{id}/images/{sha256}", requests.image),
         page("/playground", playground.show),
         page("/playground", playground.submit, method="POST"),

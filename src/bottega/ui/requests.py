@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from bottega.errors import NotFoundError
 from bottega.gateway.accounting.database import Row
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.recording import StoredTrace, TraceStore
@@ -59,6 +61,7 @@ class RequestPages:
     account_names: Callable[[], Mapping[str, str]]
     base_image: Callable[[str, str], Image | None]
     asker: Asker | None = None
+    feedback: FeedbackEndpoint | None = None
 
     def browse(self, visit: Visit) -> Result:
         viewer, text = visit.viewer, visit.value("text").strip()
@@ -97,6 +100,8 @@ class RequestPages:
                 "models": models if entry.trace is not None else [],
                 "names": self.account_names() if visit.viewer.is_admin else {},
                 "can_replay": visit.viewer.can_edit and bool(models),
+                "can_rate": visit.viewer.can_edit and self.feedback is not None,
+                "can_correct": visit.viewer.can_store,
             },
         )
 
@@ -118,6 +123,23 @@ class RequestPages:
         record = outcome.record
         params = {"time": repr(record.begun)}
         return Redirect(f"/requests/{record.request_id}", "Asked again", params)
+
+    def rate(self, visit: Visit) -> Result:
+        """Store a rating or a correction, which becomes a pinned demonstration."""
+        visit.require(visit.viewer.can_edit, "rate answers")
+        entry = self._visible(visit)
+        if self.feedback is None:
+            raise ApiError("this console has no gateway", hint="open that of a gateway")
+        given: dict[str, object] = {"request_id": entry.id}
+        if rating := visit.value("rating"):
+            given["rating"] = rating == "good"
+        if correction := visit.value("correction").strip():
+            visit.require(visit.viewer.can_store, "correct answers")
+            given["correction"] = correction
+        work = self.feedback.answer(visit.viewer.account, given)
+        asyncio.run_coroutine_threadsafe(work, visit.loop).result()
+        message = "The correction is a pinned demonstration now" if correction else "Rated"
+        return Redirect(f"/requests/{entry.id}", message, {"time": repr(entry.time)})
 
     def image(self, visit: Visit) -> Result:
         image = self._image(self._visible(visit), str(visit.request.path_params["sha256"]))

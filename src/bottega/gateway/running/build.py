@@ -107,9 +107,11 @@ def build(
         ledger,
         config.feedback,
         tenants.base,
+        find=_nothing_kept if traces is None else traces.find,
         forget=forget,
         observe=metrics.feedback,
     )
+    gateway_server.feedback = feedback
     routes = admin_routes(accounts, ledger, tenants.base, forget=forget)
     more = [*more_routes(gateway_server, tenants.base), *feedback.routes()]
     gateway_server.build_app([*routes, *more])
@@ -148,6 +150,7 @@ def build_for_pipeline(
     feedback = FeedbackEndpoint(
         gateway_server.gateway, ledger, config.feedback, observe=metrics.feedback
     )
+    gateway_server.feedback = feedback
     gateway_server.build_app([*more_routes(gateway_server, None), *feedback.routes()])
     return gateway_server
 
@@ -174,6 +177,10 @@ def _open_stores(
         if database is not None:
             connect = partial(SharedState, database, redis, ledger, config.replay.seconds)
         yield accounts, ledger, connect, opened
+
+
+def _nothing_kept(id: str) -> None:
+    """Find no request: traces are not stored."""
 
 
 def _open_traces(config: Config, environment: Mapping[str, str]) -> RequestTraces | None:

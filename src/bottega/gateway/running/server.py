@@ -24,6 +24,7 @@ from bottega.gateway.batches.store import BatchStore
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import Config
 from bottega.gateway.errors import CLOSING, error_response
+from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.gateway.ports import Receive, RequestRecord, Scope, Send, Tenants
 from bottega.gateway.request_traces import RequestTraces
 from bottega.gateway.requests import Limits
@@ -238,6 +239,7 @@ class GatewayServer:
     gateway: Gateway
     state: SharedState | None = None
     traces: RequestTraces | None = None
+    feedback: FeedbackEndpoint | None = None
     batches: BatchRunner | None = None
     tracer: Tracer | None = None
     close_tracer: Callable[[], None] = lambda: None
