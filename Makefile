@@ -4,6 +4,9 @@ TEST_WORKERS ?= 3
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Commands and test workers read modules that an earlier process compiled.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test check types snippets lint docs format models clean
 
 demo: $(VENV)/local

@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import orjson
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from bottega.gateway.accounting.accounts import Account
@@ -20,7 +18,10 @@ from tests.gateway.harness import QUESTION, Harness, harness
 from tests.gateway.test_responses_upstream import CALLED, delta, reply_with
 from tests.gateway.upstreams import CHUNKS, USAGE, events, lines, upstream
 
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+if TYPE_CHECKING:  # only the worker that runs these tests spends two seconds on the import
+    import anthropic
+    from anthropic.types import Message
+
 WEATHER: Any = {
     "name": "weather",
     "description": "Of a town.",
@@ -47,6 +48,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 
 def client(harness: Harness) -> anthropic.Anthropic:
+    import anthropic
+
     transport = anthropic.DefaultHttpxClient(verify=False)  # loading certificates takes longer
     url = harness.url.removesuffix("/v1")
     return anthropic.Anthropic(
@@ -65,6 +68,8 @@ def image_block(shade: int) -> Any:
 
 def ask(harness: Harness, messages: Any, model: str = "bottega", **more: Any) -> Message:
     """Return a reply whose fields are all valid, also those that the client ignores."""
+    from anthropic.types import Message
+
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     with client(harness) as real:
@@ -209,6 +214,9 @@ def test_stop_reasons(
 
 
 def test_stream_of_text(gateway: Harness, server: doubles.Server) -> None:
+    from anthropic.types import RawMessageStreamEvent
+
+    event: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
     server.answers = [events(lines(*CHUNKS))]
     with (
         client(gateway) as real,
@@ -218,7 +226,7 @@ def test_stream_of_text(gateway: Harness, server: doubles.Server) -> None:
             messages=[{"role": "user", "content": "hi"}],
         ) as stream,
     ):
-        kinds = [EVENT.validate_python(one.to_dict()).type for one in stream if one.type in RAW]
+        kinds = [event.validate_python(one.to_dict()).type for one in stream if one.type in RAW]
         final = stream.get_final_message()
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -266,6 +274,8 @@ def test_stream_of_text_and_tools(gateway: Harness, server: doubles.Server) -> N
 
 
 def test_stream_that_fails_raises(gateway: Harness, server: doubles.Server) -> None:
+    import anthropic
+
     server.answers = [
         events(lines(*CHUNKS[:2], {"error": {"message": "out of memory", "code": 500}}))
     ]
@@ -309,6 +319,8 @@ def image_from(source: Any) -> list[Any]:
     ],
 )
 def test_invalid_requests_name_the_field(shared: Harness, changed: Any, field: str) -> None:
+    import anthropic
+
     given = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, **changed}
     with client(shared) as real, pytest.raises(anthropic.BadRequestError) as raised:
         body = {"model": "bottega", **given}
@@ -320,6 +332,8 @@ def test_invalid_requests_name_the_field(shared: Harness, changed: Any, field: s
 
 
 def test_required_fields(shared: Harness) -> None:
+    import anthropic
+
     with client(shared) as real:
         incomplete: list[dict[str, object]] = [{"max_tokens": 5}, {"messages": []}, {}]
         for given in incomplete:
@@ -328,6 +342,8 @@ def test_required_fields(shared: Harness) -> None:
 
 
 def test_keys_and_models(tmp_path: Path) -> None:
+    import anthropic
+
     accounts = {"sk-test": Account("a", "a")}
     with harness(tmp_path, authenticate=lambda key: accounts.get(key or "")) as own:
         assert text_of(ask(own, "hi"))

@@ -38,7 +38,7 @@ def letters() -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A {END}", special_tokens=[(START, 0), (END, 1)]
     )
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=START,
         eos_token=END,
@@ -72,7 +72,7 @@ def save_clip(folder: Path, seed: int = 0) -> Path:
     images = CLIPImageProcessorPil(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
     )
-    processor = CLIPProcessor(images, letters())  # type: ignore[no-untyped-call]
+    processor = CLIPProcessor(images, letters())
     processor.save_pretrained(folder)
     return folder
 
@@ -103,7 +103,7 @@ def save_fast_vlm(folder: Path, seed: int = 0, *, decoder_seed: int = 0) -> Path
     torch.nn.init.normal_(model.lm_head.weight)
     model.save_pretrained(folder)
     images = CLIPImageProcessorPil(size={"height": 64, "width": 64}, do_center_crop=False)
-    processor = LlavaProcessor(  # type: ignore[no-untyped-call]
+    processor = LlavaProcessor(
         images, letters(), patch_size=64, vision_feature_select_strategy="full"
     )
     processor.save_pretrained(folder)
@@ -161,7 +161,7 @@ def write_flmr(
             torch.nn.Linear(seen, size // 2), torch.nn.Tanh(), torch.nn.Linear(size // 2, size)
         ),
         "transformer_mapping_input_linear": torch.nn.Linear(seen, hidden),
-        "transformer_mapping_network": BertEncoder(mapping),  # type: ignore[no-untyped-call]
+        "transformer_mapping_network": BertEncoder(mapping),
         "transformer_mapping_output_linear": torch.nn.Linear(hidden, dimension),
     }
     weights = {

@@ -67,9 +67,7 @@ class TowerEmbedder:
             model = AutoModelForImageTextToText.from_pretrained(
                 str(folder), dtype=torch.float32, local_files_only=True
             )
-            processor = AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
-                str(folder), local_files_only=True
-            )
+            processor = AutoProcessor.from_pretrained(str(folder), local_files_only=True)
             self._model = model.model
             self._images = processor.image_processor
             self._batch_size = batch_size

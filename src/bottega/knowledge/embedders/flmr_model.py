@@ -100,7 +100,7 @@ class FlmrModel(nn.Module):
         self.query_prefix = _prefix(vision.hidden_size, shape)
         self.document_prefix = _prefix(vision.hidden_size, shape)
         self.patches_in = nn.Linear(vision.hidden_size, text.hidden_size)
-        self.patches = BertEncoder(mapping)  # type: ignore[no-untyped-call]
+        self.patches = BertEncoder(mapping)
         self.patches_out = nn.Linear(text.hidden_size, shape.dimension)
 
     def query_words(self, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:

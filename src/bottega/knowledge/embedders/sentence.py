@@ -145,7 +145,8 @@ class SentenceEmbedder:
                 ),
             )
             # Not every architecture declares it; embed a short text to find out.
-            self._dimension = self._model.get_embedding_dimension() or self._encode(["a"]).shape[1]
+            known: int | None = self._model.get_embedding_dimension()
+            self._dimension = known or self._encode(["a"]).shape[1]
         self._check_mode(str(model), mode)
         self._mode = mode
         self._normalize = normalize
