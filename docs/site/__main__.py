@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from docs.site.navigation import write_config
+from docs.site.navigation import NOTEBOOK_PAGE, write_config
+from docs.site.notebooks import write_notebook
 from docs.site.pages import ROOT, stage
 from docs.site.references import write_references
 
@@ -23,6 +24,7 @@ def main(out: Path) -> int:
     pages = STAGING / "pages"
     stage(pages)
     write_references(pages / "reference")
+    write_notebook(ROOT / "examples" / "visual_rag.ipynb", pages / NOTEBOOK_PAGE)
     shutil.copy(Path(__file__).with_name("style.css"), pages)
     write_config(STAGING / "zensical.toml", pages)
     done = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=STAGING)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+NOTEBOOK_PAGE = "tutorials/notebook.md"
 TEMPLATE = Path(__file__).with_name("zensical.toml")
 
 

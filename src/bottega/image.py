@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image as Pillow
 from PIL import JpegImagePlugin, PngImagePlugin
 
-from bottega import pixels
+from bottega import notebook, pixels
 from bottega.errors import ImageError, TooManyPixelsError
 from bottega.pixels import is_header_slow
 
@@ -192,6 +192,9 @@ class Image:
         decoded again."""
         if "_checked" not in self.__dict__:
             self._decode(CHECKED_SIDE)
+
+    def _repr_html_(self) -> str:
+        return notebook.render("image", self)
 
     @property
     def data_url(self) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from PIL.Image import Image as PILImage
 
+from bottega import notebook
 from bottega._util.event_loops import BACKGROUND_LOOP, for_each
 from bottega._util.tracing import Attributes, Tracer, span, using
 from bottega.errors import BatchError, BottegaError, SettingError, check_count
@@ -359,6 +360,10 @@ def _progress(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
     """Yield a function that advances the bar by one query."""
     if not shown:
         yield lambda: None
+        return
+    if notebook.is_notebook():
+        with notebook.progress_bar("Answering", total) as advance:
+            yield advance
         return
     from rich.console import Console  # slow to import
     from rich.progress import MofNCompleteColumn, Progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from collections.abc import Iterator
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image as Pillow
+from PIL import features
 
 # A photograph as PNG is ten times larger than as JPEG.
 PNG_UP_TO = 512 * 512
 JPEG_QUALITY = 92
+THUMBNAIL_QUALITY = 72
+TINY = 48  # thumbnails up to this side are shown pixel by pixel
 PNG_MODES = {"1", "L", "LA", "I", "P", "RGB", "RGBA"}
 PNG_MODE_FOR = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA", "RGBX": "RGB"}
 REDUCIBLE_MODES = {"L", "LA", "RGB", "RGBA", "CMYK"}
@@ -170,9 +174,29 @@ def encoded(pil_image: Pillow.Image) -> tuple[str, bytes]:
     """Encode as PNG up to `PNG_UP_TO` pixels, else as JPEG. Return the media type and bytes."""
     if pil_image.width * pil_image.height <= PNG_UP_TO:
         return "image/png", png(pil_image)
-    buffer = io.BytesIO()
-    pil_image.save(buffer, "JPEG", quality=JPEG_QUALITY)
-    return "image/jpeg", buffer.getvalue()
+    return "image/jpeg", _saved(pil_image, "JPEG", quality=JPEG_QUALITY)
+
+
+def thumbnail(pil_image: Pillow.Image, side: int) -> bytes:
+    """Return the smaller of PNG and WebP (JPEG without WebP support); never enlarge."""
+    small = pil_image.copy()
+    small.thumbnail((side, side), Pillow.Resampling.LANCZOS)
+    exact = _saved(small, "PNG", optimize=True)
+    if max(small.size) <= TINY:
+        return exact
+    lossy = _saved(small, "WEBP" if features.check("webp") else "JPEG", quality=THUMBNAIL_QUALITY)
+    return min(exact, lossy, key=len)
+
+
+def data_url(data: bytes) -> str:
+    """Return a thumbnail as a data URL."""
+    return f"data:{media_type(data)};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def media_type(data: bytes) -> str:
+    """Return the media type of a thumbnail."""
+    kind = "png" if data.startswith(b"\x89PNG") else "webp" if data[8:12] == b"WEBP" else "jpeg"
+    return f"image/{kind}"
 
 
 def png_compatible(pil_image: Pillow.Image) -> Pillow.Image:
@@ -189,8 +213,12 @@ def png_compatible(pil_image: Pillow.Image) -> Pillow.Image:
 
 def png(pil_image: Pillow.Image) -> bytes:
     """Encode as PNG."""
+    return _saved(pil_image, "PNG")
+
+
+def _saved(pil_image: Pillow.Image, format: str, **options: object) -> bytes:
     buffer = io.BytesIO()
-    pil_image.save(buffer, "PNG")
+    pil_image.save(buffer, format, **options)
     return buffer.getvalue()
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bottega import notebook
 from bottega.errors import SettingError, check_count
 from bottega.image import Image
 
@@ -176,6 +177,9 @@ class Answer:
     confidence: float | None = None
     rationale: str | None = None
 
+    def _repr_html_(self) -> str:
+        return notebook.render("answer", self)
+
 
 @dataclass(frozen=True)
 class SearchNode:
@@ -253,3 +257,6 @@ class Trace:
     def calls(self) -> int:
         """Return the number of completions of the reply, or of the whole search."""
         return len(self.reply.completions) if self.tree is None else self.tree.calls
+
+    def _repr_html_(self) -> str:
+        return notebook.render("trace", self)

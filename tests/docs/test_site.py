@@ -14,7 +14,7 @@ from bottega.cli.app import app
 from bottega.gateway.config.loading import SECTIONS
 from bottega.gateway.config.settings import TierSettings
 from docs.site.diagrams import DIAGRAMS
-from docs.site.navigation import write_config
+from docs.site.navigation import NOTEBOOK_PAGE, write_config
 from docs.site.pages import DOCS, FENCED, ROOT, page_text, sources, stage
 from docs.site.references import cli_page, configuration_page, descriptions, write_references
 
@@ -26,6 +26,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages")
     stage(folder)
     write_references(folder / "reference")
+    (folder / NOTEBOOK_PAGE).write_text("# Notebook")  # executed in test_notebook.py
     return folder
 
 

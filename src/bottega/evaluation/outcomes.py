@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from bottega import notebook
 from bottega.errors import (
     BottegaError,
     BudgetError,
@@ -100,6 +101,9 @@ class ScoredAnswer:
     @property
     def correct(self) -> bool:
         return self.score == 1.0
+
+    def _repr_html_(self) -> str:
+        return notebook.render("scored", self)
 
 
 # A wrong key, a forbidden or an unknown model. A 400 may concern one image.

@@ -16,9 +16,10 @@ from bottega.evaluation.charts import Chart, by_shots, shot_series
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.paired import PairedDifference
-from bottega.evaluation.report.payload import data_url, thumbnail
+from bottega.evaluation.report.payload import thumbnail
 from bottega.evaluation.runner import Result
 from bottega.image import Image
+from bottega.pixels import data_url
 from bottega.recording import StoredNode, StoredTrace
 from bottega.types import Candidate
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from bottega import notebook
 from bottega.evaluation.methods import METHODS, REFERENCE
 from bottega.evaluation.metrics.intervals import (
     Estimate,
@@ -33,6 +34,9 @@ class PairedDifference:
     low: float
     high: float
     p_value: float
+
+    def _repr_html_(self) -> str:
+        return notebook.render("difference", self)
 
 
 def paired_differences(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from bottega import notebook
 from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
@@ -60,6 +61,9 @@ class Result:
     seconds: float
     missing: int = 0
     also: tuple[Figure, ...] = field(default=())
+
+    def _repr_html_(self) -> str:
+        return notebook.render("result", self)
 
 
 def summarize(

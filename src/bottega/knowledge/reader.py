@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from bottega.errors import NotFoundError, SettingError
+from bottega import notebook
+from bottega.errors import BottegaError, NotFoundError, SettingError
 from bottega.image import Image
 from bottega.knowledge.filters import And, Eq, Filter
 from bottega.knowledge.index import Metric
@@ -16,6 +17,7 @@ from bottega.types import Example
 
 SHORTEST_PREFIX = 4
 ITERATION_BATCH = 64
+MAX_DISPLAYED = 20_000  # examples of a knowledge base whose labels a notebook counts
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,22 @@ class KnowledgeBaseReader:
             metric=self._metric,
             format_version=size.format_version,
         )
+
+    def _repr_html_(self) -> str:
+        """Return the sizes and, for the most frequent labels, an example each."""
+        try:
+            stats = self.stats()
+            ids = self._rows.labels() if stats.examples <= MAX_DISPLAYED else {}
+            frequent = sorted(ids, key=lambda label: -len(ids[label]))[: notebook.PICTURES]
+            found = self._rows.get([ids[label][0] for label in frequent])
+        except BottegaError as error:
+            return notebook.render("problem", error)
+        shown = [
+            (label, len(ids[label]), found[ids[label][0]])
+            for label in frequent
+            if ids[label][0] in found  # another process may have deleted it
+        ]
+        return notebook.render("knowledge_base", stats, shown)
 
     def __len__(self) -> int:
         return self._rows.count()

@@ -20,10 +20,11 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from bottega.errors import BottegaError
-from bottega.evaluation.report.payload import media_type, thumbnail
+from bottega.evaluation.report.payload import thumbnail
 from bottega.gateway.errors import status_of
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
+from bottega.pixels import media_type
 from bottega.ui.sessions import COOKIE, Sessions, Viewer
 
 log = logging.getLogger(__name__)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
-from PIL import Image as Pillow
-from PIL import features
 
+from bottega import pixels
 from bottega.errors import BottegaError, ImageError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.examples import labels_of
@@ -25,9 +22,6 @@ from bottega.evaluation.run_store import BUSY_SECONDS, RUN_FILE
 from bottega.image import Image
 
 SIDE = 112
-QUALITY = 72
-# Images of this size are shown pixel by pixel.
-TINY = 48
 BATCH = 64
 MISSING_IMAGES = """
 SELECT image.value FROM items, json_each(items.images) AS image
@@ -62,25 +56,8 @@ def keep_thumbnails(
 
 
 def thumbnail(image: Image, side: int = SIDE) -> bytes:
-    """Return the smaller of PNG and WebP (JPEG without WebP support); never enlarge."""
-    image_data = image.decode(at_least=side).copy()
-    image_data.thumbnail((side, side), Pillow.Resampling.LANCZOS)
-    exact = _encoded(image_data, "PNG", optimize=True)
-    if max(image_data.size) <= TINY:
-        return exact
-    lossy = _encoded(image_data, "WEBP" if features.check("webp") else "JPEG", quality=QUALITY)
-    return min(exact, lossy, key=len)
-
-
-def data_url(data: bytes) -> str:
-    """Return a thumbnail as a data URL."""
-    return f"data:{media_type(data)};base64,{base64.b64encode(data).decode('ascii')}"
-
-
-def media_type(data: bytes) -> str:
-    """Return the media type of a thumbnail."""
-    kind = "png" if data.startswith(b"\x89PNG") else "webp" if data[8:12] == b"WEBP" else "jpeg"
-    return f"image/{kind}"
+    """Return an image's thumbnail. Raises `ImageError` for a damaged image."""
+    return pixels.thumbnail(image.decode(at_least=side), side)
 
 
 def _images(data: Benchmark) -> list[Image]:
@@ -107,12 +84,6 @@ def _made(
                 else:
                     made.append(one)
             yield made
-
-
-def _encoded(image_data: Pillow.Image, format: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image_data.save(buffer, format, **options)
-    return buffer.getvalue()
 
 
 # Maximum characters of a question, of a reply, and of a failure or a demonstration.
@@ -151,7 +122,7 @@ def payload(sections: Sequence[Section], *, images: int = MAX_IMAGE_BYTES) -> Pa
     document = {
         "sections": [_section(one, texts, positions) for one in sections],
         "texts": list(texts.positions),
-        "images": [data_url(data) for data in kept.values()],
+        "images": [pixels.data_url(data) for data in kept.values()],
     }
     return Payload(_embeddable(orjson.dumps(document)), left_out, absent)
 
