@@ -14,6 +14,7 @@ from bottega.cli import (
     compress,
     demo,
     eval,
+    experiment,
     explain,
     feedback,
     inspection,
@@ -103,4 +104,5 @@ for panel, commands in PANELS.items():
 app.command("serve-worker", hidden=True)(serve.serve_worker)
 app.add_typer(keys.keys, name="keys", rich_help_panel="Serve")
 app.add_typer(feedback.feedback, name="feedback", rich_help_panel="Serve")
+app.add_typer(experiment.experiment, name="experiment", rich_help_panel="Serve")
 app.add_typer(compress.compress, name="compress", rich_help_panel="Evaluate")

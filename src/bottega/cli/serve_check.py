@@ -172,6 +172,10 @@ def _serving(config: Config, environment: Mapping[str, str]) -> Rows:
     )
     off = "off" if not batches.concurrency else "off: the state is shared"
     yield "batches", off if is_shared or not batches.concurrency else runs
+    yield "responses", "stored" if config.responses.store else "not stored"
+    tried = config.experiment
+    yield "experiment", "off" if tried.name is None else f"{tried.name}: {tried.share:g} get b"
+    yield from _changed(tried, skip=("name", "share"))
     limits = [*_changed(config.limits)]
     yield "limits", "the defaults, except" if limits else "the defaults"
     yield from limits

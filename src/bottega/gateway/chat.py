@@ -18,6 +18,7 @@ from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
 from bottega.gateway.completion import ChatJob, ChatResult, ChatStream, Completer, TenantQuery
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
 from bottega.gateway.errors import to_api_error, unknown_key
+from bottega.gateway.experiments import Experiment
 from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.ports import (
     ANONYMOUS,
@@ -111,6 +112,7 @@ class Gateway:
     commit: Callable[[RequestRecord], Awaitable[None]] | None = None
     repeats: SharedRepeats | None = None
     response_store: ResponseStore | None = None
+    experiment: Experiment | None = None
 
     def __post_init__(self) -> None:
         # Most clients send the same overrides with every request.
@@ -145,6 +147,8 @@ class Gateway:
         tiers = self.access.tiers_of(record.account)
         rights = f"admin={record.account.admin} tiers={','.join(tiers)}"
         scope = (record.namespace, rights, *options)
+        if self.experiment is not None and self.experiment.depends_on_account:
+            scope = (*scope, f"account={record.account.id}")
         cache = self.response_cache
         repeated = cache.bodies.get(raw, scope)
         if repeated is not None and (reply := cache.replies.get(repeated.key)) is not None:
@@ -156,11 +160,17 @@ class Gateway:
         await self._check_access(record.account, overrides, namespace)
         # Set after the checks: metrics and ledger must not count rejected names.
         record.namespace = namespace
+        bypass = bypass_reason(request, self.background)
+        if self.experiment is not None and bypass is None:
+            # After the checks: the options of a variant are the operator's.
+            record.variant, overrides = self.experiment.assigned(
+                overrides, record.account, namespace, request
+            )
         job = ChatJob(
             request,
             overrides,
             self.finalizer.bill(record, request),
-            bypass_reason(request, self.background),
+            bypass,
             self.access.may_reach(record.account, self.completer.served[-1].name),
         )
         images = await self._images(job)
@@ -171,7 +181,9 @@ class Gateway:
         key = job.key = await self._key(job, images)
         if key is None:
             return await self._answer(job, AsyncExitStack(), lambda reply: None)
-        repeated = RepeatedRequest(key, request.stream, request.include_usage, record.namespace)
+        repeated = RepeatedRequest(
+            key, request.stream, request.include_usage, record.namespace, record.variant
+        )
         cache.bodies.put(raw, scope, repeated, [image.url for image in request.images])
         # Other bytes may mean the same request: other order of fields, streamed or not.
         reply = cache.replies.get(key)
@@ -432,6 +444,7 @@ def _namespace(account: Account, overrides: Overrides) -> str:
 
 def replayed(record: RequestRecord, repeated: RepeatedRequest, reply: CachedReply) -> Reply:
     record.state, record.namespace = "replayed", repeated.namespace
+    record.variant = repeated.variant
     record.route, record.model = reply.route, reply.model
     headers = headers_of(record)
     if repeated.stream:

@@ -173,6 +173,7 @@ class RequestRecord:
     state: State = "failed"
     fallback: str = ""  # tiers that failed before the one that answered
     degraded: bool = False  # router or examples were not available
+    variant: str = ""  # of an experiment
     reason: str = ""  # for a failure, or for passing through without routing
     shots: int = 0
     similarity: float | None = None
@@ -235,4 +236,6 @@ def headers_of(record: RequestRecord) -> dict[str, str]:
             headers["x-bottega-cost-usd"] = f"{record.cost_usd:.8f}"
     if record.stored is not None:
         headers["x-bottega-stored"] = record.stored
+    if record.variant:
+        headers["x-bottega-variant"] = record.variant
     return headers

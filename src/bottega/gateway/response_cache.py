@@ -251,6 +251,7 @@ class RepeatedRequest:
     stream: bool = False
     include_usage: bool = False
     namespace: str = ""
+    variant: str = ""
 
 
 class BodyCache:

@@ -199,6 +199,10 @@ GATEWAY_DB = FileKind(
         ALTER TABLE accounts ADD COLUMN previous_secret BLOB;
         ALTER TABLE accounts ADD COLUMN previous_until REAL;
         """,
+        """
+        ALTER TABLE entries ADD COLUMN variant TEXT NOT NULL DEFAULT '';
+        CREATE INDEX entries_by_variant ON entries (variant, time) WHERE variant != '';
+        """,
     ),
 )
 
@@ -237,7 +241,7 @@ class Entry:
     """Ledger entry of one request. `cost_usd` is None if the price is
     unknown; it includes `dismissed_usd`, the cost of tiers whose answers were escalated.
     `similarity` is that of the best example found, shown or not, None without a retrieval or a
-    candidate."""
+    candidate. `variant` is that of an experiment, such as "more-shots:b"."""
 
     time: float
     request_id: str
@@ -256,6 +260,7 @@ class Entry:
     status: int = 200
     dismissed_usd: float = 0.0
     id: str = ""  # set by stores that several gateways share
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +436,7 @@ def entry_row(entry: Entry) -> tuple[Value, ...]:
         dollars(entry.dismissed_usd) or 0.0,
         max(0.0, _finite(entry.seconds) or 0.0),
         _count(entry.status),
+        text_of(entry.variant),
     )
 
 

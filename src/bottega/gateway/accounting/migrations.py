@@ -5,7 +5,7 @@ from __future__ import annotations
 from bottega._util.postgres import PostgresKind
 from bottega.gateway.accounting.database import COLUMNS, KEYS, SUMS, VALUES
 
-ENTRY_COLUMNS = {
+FIRST_COLUMNS = {
     "time": "double precision",
     "request_id": "text",
     "account": "text",
@@ -24,6 +24,7 @@ ENTRY_COLUMNS = {
     "status": "bigint",
     "id": "text",
 }
+ENTRY_COLUMNS = {**FIRST_COLUMNS, "variant": "text"}
 SHADOW_COLUMNS = {
     "time": "double precision",
     "request_id": "text",
@@ -85,7 +86,7 @@ CREATE TABLE gateway_accounts (
 CREATE TABLE gateway_namespaces (
     account text, namespace text, PRIMARY KEY (account, namespace)
 );
-CREATE TABLE gateway_entries ({_columns(ENTRY_COLUMNS, NULLABLE)}, PRIMARY KEY (id));
+CREATE TABLE gateway_entries ({_columns(FIRST_COLUMNS, NULLABLE)}, PRIMARY KEY (id));
 CREATE INDEX gateway_entries_by_time ON gateway_entries (time);
 CREATE INDEX gateway_entries_by_tier ON gateway_entries (tier, namespace, time)
     WHERE state IN ('answered', 'shadow');
@@ -268,20 +269,24 @@ BEGIN
 END $$;
 """
 
-# Write entries and return the resulting spending in one round trip. The trigger has added the costs
-# and locks these rows until the commit.
-WRITE = f"""
-CREATE FUNCTION gateway_write({", ".join(f"{kind}[]" for kind in ENTRY_COLUMNS.values())},
+
+def _write(columns: dict[str, str]) -> str:
+    """Return the function that writes entries and returns the resulting spending in one round trip.
+    The trigger has added the costs and locks these rows until the commit."""
+    arrays = ", ".join(f"${n}" for n in range(1, len(columns) + 1))
+    return f"""
+CREATE FUNCTION gateway_write({", ".join(f"{kind}[]" for kind in columns.values())},
     this_month text, budgets text[])
 RETURNS TABLE (month text, account text, usd double precision) LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO gateway_entries ({", ".join(ENTRY_COLUMNS)})
-        SELECT * FROM unnest({", ".join(f"${n}" for n in range(1, len(ENTRY_COLUMNS) + 1))})
+    INSERT INTO gateway_entries ({", ".join(columns)})
+        SELECT * FROM unnest({arrays})
         ON CONFLICT (id) DO NOTHING;
     RETURN QUERY SELECT s.month, s.account, s.usd FROM gateway_spending AS s
         WHERE s.month >= this_month AND s.account = ANY(budgets);
 END $$;
 """
+
 
 FEEDBACK = """
 CREATE INDEX gateway_entries_by_request ON gateway_entries (request_id);
@@ -325,6 +330,17 @@ ALTER TABLE gateway_accounts
     ADD COLUMN previous_until double precision;
 """
 
+# Gateways of the version before still call the other function during an upgrade.
+VARIANTS = f"""
+ALTER TABLE gateway_entries ADD COLUMN variant text COLLATE "C" NOT NULL DEFAULT '';
+CREATE INDEX gateway_entries_by_variant ON gateway_entries (variant, time) WHERE variant != '';
+{_write(ENTRY_COLUMNS)}
+"""
+
 GATEWAY_TABLES = PostgresKind(
-    "gateway", migrations=(FIRST, LIMITS, REPEATS, WRITE, FEEDBACK, RESPONSES, ACCOUNTS)
+    "gateway",
+    migrations=(
+        *(FIRST, LIMITS, REPEATS, _write(FIRST_COLUMNS)),
+        *(FEEDBACK, RESPONSES, ACCOUNTS, VARIANTS),
+    ),
 )

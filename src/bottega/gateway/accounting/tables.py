@@ -157,7 +157,8 @@ class EntryTables:
         resulting spending of `accounts`, like `spent_since`. Entries are written last, because
         their triggers lock sums that other gateways need as well."""
         statements = list(_other_rows(batch))
-        entries = [(*entry_row(one), one.id) for one in batch.entries]
+        rows = ((entry_row(one), one.id) for one in batch.entries)
+        entries = [(*row, id, variant) for (*row, variant), id in rows]
         columns = [*zip(*entries, strict=True)] or [()] * len(ENTRY_COLUMNS)
         # A single statement is its own transaction and needs no further round trips.
         opened = pool.transaction if statements else pool.connection

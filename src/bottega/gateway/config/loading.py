@@ -21,6 +21,7 @@ from bottega.gateway.config.settings import (
     CacheSettings,
     Config,
     ConsoleSettings,
+    ExperimentSettings,
     FeedbackSettings,
     KeySettings,
     LimitSettings,
@@ -36,9 +37,12 @@ from bottega.gateway.config.settings import (
     is_server_url,
     reject_secrets,
     sample_url,
+    tier_of_model,
 )
+from bottega.gateway.experiments import is_variant, read_variant
 from bottega.gateway.requests import has_port
 from bottega.naming import COMPLETIONS, REMOTE
+from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import SERVICE_TIER
 
 # Settings that each router reads, and those of which it needs exactly one.
@@ -70,6 +74,7 @@ SECTIONS: dict[str, type] = {
     "console": ConsoleSettings,
     "feedback": FeedbackSettings,
     "responses": ResponseSettings,
+    "experiment": ExperimentSettings,
 }
 # New names of the settings of files for commit fd291dc.
 RENAMED = {
@@ -118,6 +123,7 @@ def _build(document: dict[str, object], file: str) -> Config:
     _check_retrieval(config, path)
     _check_cache(config, path / "cache")
     _check_state(config, path / "state")
+    _check_experiment(config, path / "experiment")
     config.check_public()
     return config
 
@@ -269,6 +275,32 @@ def _check_state(config: Config, path: SettingPath) -> None:
             "needs a database, which stores accounts and spending",
             hint=f'write database = "{sample_url("database")}"',
         )
+
+
+def _check_experiment(config: Config, path: SettingPath) -> None:
+    given = config.experiment
+    if given.name is None:
+        if given != ExperimentSettings():
+            raise (path / "name").error("is missing", hint='write name = "more-shots"')
+        return
+    if not TIER_NAME.fullmatch(given.name):
+        raise (path / "name").error(
+            f"is not a valid name, got {given.name[:64]!r}",
+            hint="use up to 32 lower-case letters, digits, - and _",
+        )
+    variants = []
+    for name, text in (("a", given.a), ("b", given.b)):
+        try:
+            variants.append(read_variant(text, tier_of_model(config.tiers)))
+        except ApiError as error:
+            raise (path / name).error(str(error), hint=error.hint) from error
+        if not is_variant(variants[-1]):
+            raise (path / name).error(
+                f"must not set namespace, no-store or no-replay, got {text!r}",
+                hint="use route, shots, master-rate and no-retrieve",
+            )
+    if variants[0] == variants[1]:
+        raise (path / "b").error("must differ from a", hint='write b = "shots=4"')
 
 
 def _check_cache(config: Config, path: SettingPath) -> None:

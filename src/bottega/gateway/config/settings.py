@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -309,6 +309,18 @@ class ResponseSettings:
 
 
 @dataclass(frozen=True)
+class ExperimentSettings:
+    """[experiment]: split of requests between two variants, off without a `name`. `a` and `b` are
+    options like suffixes of a model, `share` is the fraction of units that get b."""
+
+    name: str | None = None
+    unit: Literal["question", "user", "account", "namespace"] = "question"
+    share: Fraction = 0.5
+    a: str = ""
+    b: str = ""
+
+
+@dataclass(frozen=True)
 class StateSettings:
     """[state]: servers that several gateways share, as URLs or as names of environment variables
     with URLs, which may contain passwords. By default, state is in this process and in files of
@@ -362,6 +374,12 @@ def is_server_url(name: str, text: str) -> bool:
     return is_valkey_url(text) if name.endswith("redis") else is_postgres_url(text)
 
 
+def tier_of_model(tiers: Sequence[TierSettings], aliases: Collection[str] = ()) -> dict[str, str]:
+    """Return the tier of each model name; "" means that the router chooses."""
+    names = [VIRTUAL, *sorted(aliases)]
+    return dict.fromkeys(names, "") | {f"{VIRTUAL}/{t.name}": t.name for t in tiers}
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings of a gateway. `tiers` are ordered from cheapest to most expensive."""
@@ -382,6 +400,7 @@ class Config:
     console: ConsoleSettings = ConsoleSettings()
     feedback: FeedbackSettings = FeedbackSettings()
     responses: ResponseSettings = ResponseSettings()
+    experiment: ExperimentSettings = ExperimentSettings()
 
     @property
     def master(self) -> TierSettings:

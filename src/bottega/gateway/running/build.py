@@ -19,8 +19,9 @@ from bottega.gateway.accounting.limiter import Access, KeyDefaults, LocalLimiter
 from bottega.gateway.admin import admin_routes
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer
-from bottega.gateway.config.settings import MB, VIRTUAL, Config, LimitSettings
+from bottega.gateway.config.settings import MB, Config, LimitSettings, tier_of_model
 from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
+from bottega.gateway.experiments import Experiment, read_variant
 from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.image_fetcher import ImageFetcher
@@ -230,6 +231,7 @@ def _gateway_server(
         allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
         more_fields=frozenset(config.limits.fields),
+        experiment=build_experiment(config),
         response_store=ResponseStore(ledger, config.responses) if config.responses.store else None,
     )
     server = GatewayServer(config, tier_set, tenants, metrics, accounts, ledger, gateway, state)
@@ -271,8 +273,16 @@ def key_defaults(config: Config) -> KeyDefaults:
 
 def models(config: Config) -> dict[str, str]:
     """Return the tier of each model name; "" means that the router chooses."""
-    names = [VIRTUAL, *sorted(config.aliases)]
-    return dict.fromkeys(names, "") | {f"{VIRTUAL}/{t.name}": t.name for t in config.tiers}
+    return tier_of_model(config.tiers, config.aliases)
+
+
+def build_experiment(config: Config) -> Experiment | None:
+    """Return the experiment of a checked configuration, None without one."""
+    given, tiers = config.experiment, tier_of_model(config.tiers)
+    if given.name is None:
+        return None
+    a, b = (read_variant(text, tiers) for text in (given.a, given.b))
+    return Experiment(given.name, given.unit, given.share, a, b)
 
 
 def _response_cache(config: Config) -> ResponseCache:

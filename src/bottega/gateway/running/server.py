@@ -410,4 +410,5 @@ def ledger_entry(record: RequestRecord) -> Entry:
         record.seconds,
         record.status,
         dismissed_usd=record.dismissed_usd,
+        variant=record.variant,
     )

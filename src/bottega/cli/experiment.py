@@ -1,0 +1,81 @@
+"""The command `bottega experiment report`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import datetime
+from typing import Annotated
+
+from typer import Option, Typer
+
+from bottega.cli.options import Database, DataFolder, Json, gateway_store, parse_time, timestamp
+from bottega.cli.output import note, print_json, print_table, say
+from bottega.gateway.accounting.experiment_report import experiment_report
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.sequential import MIN_VALUES, SequentialEstimate
+
+experiment = Typer(no_args_is_help=True, help="Compare the variants of an experiment.")
+NAMES = {
+    "agreement": "agreement with the master",
+    "rating": "rating",
+    "failed": "share of failed requests",
+    "master": "share of the master",
+    "cost_usd": "USD per answer",
+    "seconds": "seconds per answer",
+}
+
+
+@experiment.callback()
+def group() -> None:
+    """Compare the variants of an experiment."""
+
+
+@experiment.command()
+def report(
+    data: DataFolder = None,
+    database: Database = None,
+    name: Annotated[
+        str | None,
+        Option("--experiment", help="Name of the experiment (default: the latest)."),
+    ] = None,
+    since: Annotated[
+        datetime | None,
+        Option(
+            metavar="TIME", parser=parse_time, help="Only requests at or after this local time."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Report quality, cost and latency of both variants, with intervals that stay valid however
+    often they are looked at."""
+    with closing(Ledger(gateway_store(data, database), create=False)) as ledger:
+        found = experiment_report(ledger, name, since=timestamp(since) or 0.0)
+    if json:
+        print_json(found)
+        return
+    replayed = f", of which {found.replayed[0]} and {found.replayed[1]} were replayed"
+    say(
+        f"experiment {found.experiment!r}: {found.requests[0]} requests of a,"
+        f" {found.requests[1]} of b{replayed if any(found.replayed) else ''}"
+    )
+    rows = [
+        (NAMES[one.metric], _text(one.a), _text(one.b), _text(one.difference, "+", n=False))
+        for one in found.comparisons
+        if one.a is not None or one.b is not None
+    ]
+    print_table(("mean, 95 % interval", "a", "b", "b - a"), rows)
+    note(
+        "each interval is valid at all times, so the experiment may be stopped at any of them;"
+        f" cost and seconds have one from {MIN_VALUES} answers on"
+    )
+
+
+def _text(estimate: SequentialEstimate | None, sign: str = "", *, n: bool = True) -> str | None:
+    if estimate is None:
+        return None
+    value, low, high = (
+        None if number is None else f"{number:{sign}.4g}"
+        for number in (estimate.value, estimate.low, estimate.high)
+    )
+    interval = "no interval" if low is None else f"[{low}, {high}]"
+    return f"{value} {interval}" + (f" (n = {estimate.n})" if n else "")

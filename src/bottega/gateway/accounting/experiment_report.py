@@ -1,0 +1,119 @@
+"""Report of an experiment: quality, cost and latency of its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bottega.errors import NotFoundError
+from bottega.gateway.accounting.database import Row, Value
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.sequential import (
+    ALPHA,
+    Floats,
+    SequentialEstimate,
+    bounded_estimate,
+    difference,
+    mean_estimate,
+)
+
+VARIANTS = ("a", "b")
+LATEST = "SELECT variant FROM entries WHERE variant != '' ORDER BY time DESC LIMIT 1"
+# Rejected requests (4xx) are errors of clients.
+ENTRIES = """
+SELECT variant, state, tier, cost_usd, seconds FROM entries
+WHERE variant IN (?, ?) AND time >= ?
+    AND (state IN ('answered', 'replayed') OR (state = 'failed' AND status NOT BETWEEN 400 AND 499))
+ORDER BY time, request_id
+"""
+# With demonstrations, if the answer had some. The master agrees with itself.
+AGREEMENT = """
+SELECT e.variant, CASE WHEN e.shots > 0 THEN s.with_score ELSE s.without_score END
+FROM shadows AS s JOIN entries AS e ON e.request_id = s.request_id
+WHERE e.variant IN (?, ?) AND e.time >= ? AND e.state = 'answered' AND e.tier != ?
+ORDER BY s.time, s.request_id
+"""
+RATINGS = """
+SELECT e.variant, f.rating FROM feedback AS f JOIN entries AS e ON e.request_id = f.request_id
+WHERE e.variant IN (?, ?) AND e.time >= ? AND e.state != 'shadow' AND f.rating IS NOT NULL
+ORDER BY f.time, f.request_id
+"""
+Estimator = Callable[[Floats, float], SequentialEstimate | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Means of the variants a and b and their difference, b minus a. Each of the three intervals
+    holds at all times together with 95 % probability; None without values."""
+
+    metric: str
+    a: SequentialEstimate | None
+    b: SequentialEstimate | None
+    difference: SequentialEstimate | None
+
+
+@dataclass(frozen=True)
+class ExperimentReport:
+    """Report of one experiment. `requests` and `replayed` are numbers of the variants a and b;
+    replayed requests are in no comparison but the ratings."""
+
+    experiment: str
+    requests: tuple[int, int]
+    replayed: tuple[int, int]
+    comparisons: tuple[Comparison, ...]
+
+
+def experiment_report(
+    ledger: Ledger, experiment: str | None = None, *, since: float = 0.0
+) -> ExperimentReport:
+    """Return the report of an experiment, by default of the latest. `since` is in unix seconds.
+    Blocks. Raises `StoreError`, and `NotFoundError` without a request."""
+    name = _latest(ledger) if experiment is None else experiment
+    master = ledger.master() or "master"
+    chosen: tuple[Value, ...] = (*(f"{name}:{one}" for one in VARIANTS), since)
+    rows = ledger.read(ENTRIES, *chosen)
+    if not rows:
+        raise NotFoundError(
+            f"no request belongs to the experiment {name!r}",
+            hint="check [experiment] and --experiment; requests with options of their own belong to"
+            " no variant",
+        )
+    sent = [row for row in rows if row[1] != "replayed"]
+    answered = [row for row in sent if row[1] == "answered"]
+    priced = [(variant, cost) for variant, _, _, cost, _ in answered if cost is not None]
+    comparisons = [
+        _compared("agreement", ledger.read(AGREEMENT, *chosen, master), bounded_estimate),
+        _compared("rating", ledger.read(RATINGS, *chosen), bounded_estimate),
+        _compared("failed", [(row[0], row[1] == "failed") for row in sent], bounded_estimate),
+        _compared("master", [(row[0], row[2] == master) for row in answered], bounded_estimate),
+        _compared("cost_usd", priced, mean_estimate),
+        _compared("seconds", [(row[0], row[4]) for row in answered], mean_estimate),
+    ]
+    return ExperimentReport(name, _counts(rows), _counts(rows, "replayed"), tuple(comparisons))
+
+
+def _latest(ledger: Ledger) -> str:
+    rows = ledger.read(LATEST)
+    if not rows:
+        raise NotFoundError(
+            "no request belongs to an experiment", hint="set [experiment] and restart the gateway"
+        )
+    return str(rows[0][0]).rpartition(":")[0]
+
+
+def _counts(rows: Sequence[Row], state: str | None = None) -> tuple[int, int]:
+    found = [row[0][-1] for row in rows if state in (None, row[1])]
+    return found.count("a"), found.count("b")
+
+
+def _compared(metric: str, rows: Sequence[Row], estimate: Estimator) -> Comparison:
+    """Compare the values of the variants, in the order of their times."""
+    values = [
+        np.array([float(row[1]) for row in rows if row[0].endswith(f":{variant}")], np.float64)
+        for variant in VARIANTS
+    ]
+    a, b = (estimate(one, ALPHA) for one in values)
+    halves = (estimate(one, ALPHA / 2) for one in values)
+    return Comparison(metric, a, b, difference(*halves))

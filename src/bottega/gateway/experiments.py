@@ -1,0 +1,69 @@
+"""Experiments: requests split between two variants of their options."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.requests import MODEL, Overrides, read_overrides
+from bottega.openai_api.request import ChatRequest
+
+Unit = Literal["question", "user", "account", "namespace"]
+NO_OVERRIDES = Overrides()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Split of requests between the variants a and b. All requests of one `unit` get the same
+    variant; `share` is the fraction of units that get b."""
+
+    name: str
+    unit: Unit
+    share: float
+    a: Overrides
+    b: Overrides
+
+    def assigned(
+        self, overrides: Overrides, account: Account, namespace: str, request: ChatRequest
+    ) -> tuple[str, Overrides]:
+        """Return the variant's name and the options of the request. A request with options of its
+        own that a variant may change belongs to no variant."""
+        if replace(overrides, namespace=None, store=True, replay=True) != NO_OVERRIDES:
+            return "", overrides
+        digest = hashlib.sha256(f"{self.name}\0{self.unit}\0".encode())
+        for part in self._unit_of(account, namespace, request):
+            digest.update(b"%d:" % len(part) + part)
+        is_b = int.from_bytes(digest.digest()[:8], "big") < self.share * 2**64
+        chosen = self.b if is_b else self.a
+        kept = {name: getattr(overrides, name) for name in ("namespace", "store", "replay")}
+        return f"{self.name}:{'b' if is_b else 'a'}", replace(chosen, **kept)
+
+    @property
+    def depends_on_account(self) -> bool:
+        return self.unit in ("account", "user")
+
+    def _unit_of(self, account: Account, namespace: str, request: ChatRequest) -> list[bytes]:
+        match self.unit:
+            case "namespace":
+                parts = [namespace]
+            case "account":
+                parts = [account.id]
+            case "user":  # names of users are the client's own
+                parts = [account.id, str(request.body.get("user") or "")]
+            case "question":
+                parts = [request.question, *(image.url for image in request.images)]
+        return [part.encode(errors="replace") for part in parts]
+
+
+def read_variant(text: str, tiers: Mapping[str, str]) -> Overrides:
+    """Return the options of a variant, such as "shots=4,no-retrieve". `tiers` as for
+    `read_overrides`. Raises `ApiError`."""
+    return read_overrides(f"{MODEL}:{text}" if text else MODEL, {}, tiers)
+
+
+def is_variant(overrides: Overrides) -> bool:
+    """Return whether only options are set that a variant may change."""
+    return overrides.namespace is None and overrides.store and overrides.replay
