@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from bottega.cli.eval_options import PANELS
 from tests.cli.conftest import Run
 
 
@@ -21,3 +22,18 @@ def test_help_has_no_line_breaks_within_a_paragraph(
     text = run("eval", "--help").out
     assert "vote-strict counts ties as wrong" in text
     assert "BENCHMARK" in text
+
+
+def test_options_of_eval_are_in_panels_and_fit_80_columns(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("eval", "--help").out.splitlines()
+    panels = [line.split()[1] for line in lines if line.startswith("╭─")]
+    assert panels == ["Arguments", "Options", *(name.split()[0] for name in PANELS)]
+    assert max(map(len, lines)) <= 80
+    # The rows of the longest help text: half the lines of one wide table.
+    start = next(i for i, line in enumerate(lines) if line.startswith("│ --retrieve "))
+    end = next(i for i, line in enumerate(lines) if line.startswith("│ --embed-text "))
+    assert end - start < 16
+    assert not any("…" in line for line in lines)

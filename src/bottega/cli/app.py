@@ -29,6 +29,7 @@ from bottega.cli import (
     stream,
     tune,
 )
+from bottega.cli.eval_options import EvalCommand
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -60,6 +61,7 @@ def _paragraphs(text: str) -> str:
 
 
 NAMES = {"import_": "import", "evaluate": "eval"}
+CLASSES = {"evaluate": EvalCommand}
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Classify and ask": (
         demo.demo,
@@ -100,6 +102,7 @@ for panel, commands in PANELS.items():
             NAMES.get(command.__name__),
             help=_paragraphs(command.__doc__ or ""),
             rich_help_panel=panel,
+            cls=CLASSES.get(command.__name__),
         )(command)
 app.command("serve-worker", hidden=True)(serve.serve_worker)
 app.add_typer(keys.keys, name="keys", rich_help_panel="Serve")

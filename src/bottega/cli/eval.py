@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
 
-from typer import Exit, Option
+from typer import Exit
 
 from bottega._util.locations import StoreLocation
 from bottega.cli.answer import NEAREST_LAST
@@ -22,6 +21,36 @@ from bottega.cli.components import (
     local_model,
     open_executor,
     with_synonyms,
+)
+from bottega.cli.eval_options import (
+    SHOTS,
+    AllowOverlapOption,
+    AnswersFromOption,
+    BudgetOption,
+    ConcurrencyOption,
+    EmbedOption,
+    EmbedTextOption,
+    GroupsOption,
+    HyperOption,
+    KnowledgePerClassOption,
+    KnowledgeShareOption,
+    LabelNoiseOption,
+    MaxTokensOption,
+    MethodsOption,
+    MetricOption,
+    OutOption,
+    PassagesOption,
+    QuestionOption,
+    RationalesFromOption,
+    RationalesOption,
+    RerankOption,
+    RetrieveOption,
+    RolloutsOption,
+    RoundSizeOption,
+    SamplesOption,
+    ShotsOption,
+    StoreOption,
+    UnparsableOption,
 )
 from bottega.cli.evaluation_output import (
     answer_store,
@@ -56,7 +85,6 @@ from bottega.cli.options import (
     Synonyms,
     TraceFile,
     WorkerCount,
-    knowledge_option,
     parse_numbers,
     parse_stop,
 )
@@ -69,7 +97,7 @@ from bottega.evaluation.benchmarks.loading import (
 )
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.config import ROLLOUTS, RunConfig
-from bottega.evaluation.methods import LABEL_METHODS, METHODS
+from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.evaluation.planning import (
     check_benchmark_fit,
@@ -82,7 +110,6 @@ from bottega.evaluation.planning import (
 from bottega.evaluation.prompts import methods_with_rationales, with_rationales
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import RunState
-from bottega.evaluation.searchers import SAMPLES
 from bottega.generation import TransformersGenerator
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import ModelSpec, check_model, default_embedder, model_for
@@ -90,190 +117,46 @@ from bottega.recipes import Classifier
 from bottega.recipes.cache_retrieval import BY_DRAFT
 from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.recording import PriceTable
-from bottega.types import IMAGE_QUESTION
 
-SHOTS = "5,10,20"
 DRAFTS = "drafts.jsonl"  # in the folder of a run
 
 
 def evaluate(
     benchmark: BenchmarkSpec,
-    question: Annotated[
-        str | None,
-        Option(
-            help="Set the question about each image of image-folder:DIR or manyicl:DIR.",
-            show_default=IMAGE_QUESTION,
-        ),
-    ] = None,
-    methods: Annotated[
-        str | None,
-        Option(
-            help=f"Methods, comma-separated: {', '.join(METHODS)}.",
-            show_default=f"{','.join(LABEL_METHODS)}; for facts zero-shot,random,oracle",
-        ),
-    ] = None,
-    shots: Annotated[
-        str | None,
-        Option(
-            help="Numbers of demonstrations, comma-separated.",
-            show_default=f"{SHOTS}; for a knowledge base, that of bottega tune",
-        ),
-    ] = None,
-    kb_per_class: Annotated[
-        int | None, Option(min=1, help="Maximum examples per label in the knowledge base.")
-    ] = None,
-    kb_share: Annotated[
-        float,
-        Option(min=0.001, max=1, help="Keep this random share of the knowledge base's examples."),
-    ] = 1.0,
+    question: QuestionOption = None,
+    methods: MethodsOption = None,
+    shots: ShotsOption = None,
+    kb_per_class: KnowledgePerClassOption = None,
+    kb_share: KnowledgeShareOption = 1.0,
     limit: ItemLimit = None,
     model: DefaultModel = None,
-    embed: Annotated[
-        str | None,
-        Option(
-            help="Embedder: photos, bundled, pixels, photos+pixels:WEIGHT, or a "
-            "sentence-transformers id or folder; with --retrieve text: words, minilm, or "
-            "FOLDER:text; with --retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder.",
-            show_default="photos for photographs if its extra is installed, else bundled",
-        ),
-    ] = None,
-    retrieve: Annotated[
-        str,
-        Option(
-            help="Retrieval method: image (by --embed), text (by --embed-text), dual (by both), "
-            "crossed (compares images with image and keywords of the model's draft), probe "
-            "(compares images and keywords of responses with the same), keywords (dual, with the "
-            "keywords of the question), hashtag (dual, within groups of questions), "
-            "keyword-hashtag (probe, within groups of responses), bm25 (words), or hybrid (late "
-            "interaction of image and words, with the bundled model or --embed flmr:FOLDER)."
-        ),
-    ] = "image",
-    embed_text: Annotated[
-        str | None,
-        Option(
-            help="Text embedder of dual and similar methods: words, minilm or FOLDER:text.",
-            show_default="words; the text part of --embed if that is FOLDER:average",
-        ),
-    ] = None,
-    metric: Annotated[
-        Literal["cosine", "l2"],
-        Option(help="Distance between vectors; l2 changes the results of raw-average."),
-    ] = "cosine",
-    groups: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Number of groups of hashtag methods.",
-            show_default="adapted to the examples",
-        ),
-    ] = None,
-    label_noise: Annotated[
-        float, Option(min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
-    ] = 0.0,
+    embed: EmbedOption = None,
+    retrieve: RetrieveOption = "image",
+    embed_text: EmbedTextOption = None,
+    metric: MetricOption = "cosine",
+    groups: GroupsOption = None,
+    label_noise: LabelNoiseOption = 0.0,
     prompt: PromptStyle = "auto",
     order: DefaultOrder = None,
-    rerank: Annotated[
-        Literal["none", "cover", "mmr"],
-        Option(
-            help="Choice among four times as many retrieved examples: cover (as many labels as "
-            "possible, for images with several labels) or mmr (similar to the item and different "
-            "from each other)."
-        ),
-    ] = "none",
+    rerank: RerankOption = "none",
     seed: Seed = 0,
-    samples: Annotated[
-        int | None,
-        Option(
-            min=2,
-            help="Samples that majority and best-of-n choose from.",
-            show_default=f"{SAMPLES}; with rcts the maximum calls of its search",
-        ),
-    ] = None,
-    rollouts: Annotated[int, Option(min=1, help="Rollouts of rcts for each item.")] = ROLLOUTS,
-    rationales: Annotated[
-        bool | None,
-        Option(
-            "--rationales/--no-rationales",
-            help="Show rationales in demonstrations, where examples have them.",
-            show_default="as in RCTS: only with rcts and methods of equal cost, if the benchmark "
-            "has a prompt with rationales; with other prompts always",
-        ),
-    ] = None,
-    rationales_from: Annotated[
-        StoreLocation | None,
-        knowledge_option(
-            help="Copy rationales of `bottega rationales` from this knowledge base.",
-        ),
-    ] = None,
-    answers_from: Annotated[
-        StoreLocation | None,
-        knowledge_option(
-            help="Show a master's answers from this file of `bottega answer` in demonstrations, "
-            "instead of the gold answers.",
-        ),
-    ] = None,
+    samples: SamplesOption = None,
+    rollouts: RolloutsOption = ROLLOUTS,
+    rationales: RationalesOption = None,
+    rationales_from: RationalesFromOption = None,
+    answers_from: AnswersFromOption = None,
     compressor: CompressorFolder = None,
-    hyper: Annotated[
-        str | None,
-        Option(
-            "--hyper",
-            help="Model that compresses for the compressor, if it is not --model: "
-            "bundled:master, a folder, or a Hugging Face id.",
-        ),
-    ] = None,
-    store: Annotated[
-        Path | None,
-        Option(
-            "--store",
-            help="Store of passages that `bottega compress build` compressed with --compressor. "
-            "Default: compress on demand.",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Maximum tokens of a reply.",
-            show_default=f"{LABEL_TOKENS} for labels, else {ANSWER_TOKENS}",
-        ),
-    ] = None,
+    hyper: HyperOption = None,
+    store: StoreOption = None,
+    max_tokens: MaxTokensOption = None,
     stop: Stop = None,
-    concurrency: Annotated[int, Option(min=1, help="Maximum concurrent queries.")] = 32,
-    round_size: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Evaluate in item order, in rounds of this size, for methods that learn from "
-            "answers.",
-        ),
-    ] = None,
-    allow_overlap: Annotated[
-        bool, Option("--allow-overlap", help="Allow test images in the knowledge base.")
-    ] = False,
-    passages: Annotated[
-        str | None,
-        Option(
-            help="Add passages to the knowledge base: the Google Search corpus of OK-VQA, or "
-            "WIT, as a file, a folder or a Hugging Face id."
-        ),
-    ] = None,
-    unparsable: Annotated[
-        str,
-        Option(
-            help="Score unparsable multiple-choice replies of mmmu as none (wrong) or random (a "
-            "random choice, as in MMMU's own code)."
-        ),
-    ] = WRONG,
-    budget: Annotated[
-        float | None, Option(help="Stop before the cost exceeds this many US dollars.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        Option(
-            help="Store every answer in this folder. The same command resumes the run and "
-            "retries failed items; `bottega report` reads it."
-        ),
-    ] = None,
+    concurrency: ConcurrencyOption = 32,
+    round_size: RoundSizeOption = None,
+    allow_overlap: AllowOverlapOption = False,
+    passages: PassagesOption = None,
+    unparsable: UnparsableOption = WRONG,
+    budget: BudgetOption = None,
+    out: OutOption = None,
     json: JsonFile = None,
     synonyms: Synonyms = None,
     dry_run: DryRun = False,

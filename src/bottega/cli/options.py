@@ -27,11 +27,14 @@ BenchmarkSpec = Annotated[
         "docs/evaluation.md.",
     ),
 ]
-ItemLimit = Annotated[int | None, Option(min=1, help="Maximum number of evaluated items.")]
+ItemLimit = Annotated[
+    int | None, Option(metavar="N", min=1, help="Maximum number of evaluated items.")
+]
 CompressorFolder = Annotated[
     Path | None,
     Option(
         "--compressor",
+        metavar="FOLDER",
         help="Compressor of racc: a folder written by `bottega compress train`. The bundled "
         "apprentice has its own.",
     ),
@@ -167,10 +170,11 @@ MODELS_HELP = (
     "openai-completions:NAME (plain text prompts; endpoint: OPENAI_BASE_URL), or a Hugging Face id "
     "or folder."
 )
-Model = Annotated[str, Option(help=MODELS_HELP)]
+Model = Annotated[str, Option(metavar="NAME", help=MODELS_HELP)]
 DefaultModel = Annotated[
     str | None,
     Option(
+        metavar="NAME",
         help=MODELS_HELP,
         show_default="bundled:photos or photos-lite2 with that embedder, else bundled",
     ),
@@ -178,22 +182,30 @@ DefaultModel = Annotated[
 Embed = Annotated[
     str | None,
     Option(
+        metavar="NAME",
         help="photos, bundled, pixels, photos+pixels:WEIGHT (both, with this weight of the pixels, "
         "default 0.3), words or minilm (of the question), dual (bundled and words), or a "
         "sentence-transformers id or folder[:image|text|average]. Default: the embedder that built "
-        "the file, else photos for photographs if its extra is installed, else bundled."
+        "the file, else photos for photographs if its extra is installed, else bundled.",
     ),
 ]
 PromptStyle = Annotated[
     str,
     Option(
-        "--prompt", help="paper (Visual RAG, appendix A), interleaved (turns), or auto (by model)."
+        "--prompt",
+        metavar="NAME",
+        help="paper (Visual RAG, appendix A), interleaved (turns), or auto (by model).",
     ),
 ]
 ORDER_HELP = "Demonstration order: nearest-last, nearest-first or shuffled."
 DefaultOrder = Annotated[
     str | None,
-    Option("--order", help=ORDER_HELP, show_default="that of bottega tune, else nearest-last"),
+    Option(
+        "--order",
+        metavar="NAME",
+        help=ORDER_HELP,
+        show_default="that of bottega tune, else nearest-last",
+    ),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -203,7 +215,7 @@ Stop = Annotated[
         help="End a reply before this text; may be repeated. \\n is a line break.",
     ),
 ]
-Seed = Annotated[int, Option(min=0, help="Seed of every random choice.")]
+Seed = Annotated[int, Option(metavar="N", min=0, help="Seed of every random choice.")]
 Synonyms = Annotated[
     Path | None,
     Option(
@@ -230,6 +242,7 @@ WorkerCount = Annotated[
     int | None,
     Option(
         "--workers",
+        metavar="N",
         min=1,
         help="Number of worker processes of --on ray.",
         show_default="one per CPU",
@@ -247,5 +260,9 @@ TraceFile = Annotated[
 ]
 PriceOption = Annotated[
     str | None,
-    Option("--price", help="USD per million tokens, IN,OUT (default: published prices)."),
+    Option(
+        "--price",
+        metavar="IN,OUT",
+        help="USD per million tokens, IN,OUT (default: published prices).",
+    ),
 ]
