@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import orjson
 import pytest
+from aiohttp import web
 
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from tests.cli.conftest import Run
-from tests.server import Server, ok, refuse
+from tests.server import Server, ok, refuse, stall
 
 METHODS = ("--methods", "zero-shot,top-k", "--shots", 1, "--model", "openai:m", "--concurrency", 1)
 MATHVISION = Path(__file__).resolve().parents[3] / "shared" / "data" / "mathvision"
@@ -34,6 +37,26 @@ def test_only_failed_items_are_repeated(run: Run, pets: Path, served: Server) ->
     served.answers, served.bodies[:] = [GOOD], []
     assert results(run, pets, "--out", "kept") == complete
     assert len(served.bodies) == 1
+
+
+async def interrupt(request: web.Request) -> web.StreamResponse:
+    """Press Ctrl-C, as a person would while a request is in progress."""
+    os.kill(os.getpid(), signal.SIGINT)
+    return await stall()(request)
+
+
+def test_an_interrupted_run_says_what_it_keeps(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [GOOD, GOOD, GOOD, GOOD, interrupt]
+    stopped = run("eval", f"image-folder:{pets}", *METHODS, "--out", "kept")
+    assert stopped.code == 130
+    assert "interrupted: 4 answers in kept; repeat the command to resume" in stopped.err
+    assert "zero-shot" in stopped.out  # the complete method
+    served.answers, served.bodies[:] = [GOOD], []
+    assert len(results(run, pets, "--out", "kept")) == 2
+    assert len(served.bodies) == 2
+    served.answers, served.bodies[:] = [interrupt], []
+    lost = run("eval", f"image-folder:{pets}", *METHODS)
+    assert (lost.code, "--out FOLDER stores each answer" in lost.err) == (130, True)
 
 
 def test_an_unreachable_endpoint_scores_nothing(

@@ -58,6 +58,7 @@ from bottega.cli.evaluation_output import (
     print_plan,
     report_failures,
     report_results,
+    stored_text,
 )
 from bottega.cli.evaluation_run import (
     WRONG,
@@ -88,7 +89,7 @@ from bottega.cli.options import (
     parse_numbers,
     parse_stop,
 )
-from bottega.cli.output import SkippedExamples, note, say
+from bottega.cli.output import SkippedExamples, note, noting_interruption, say
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import (
@@ -302,7 +303,10 @@ def _compare(
     )
     with_rationales = methods_with_rationales(config.methods, data, settings, config.rationales)
     runs: list[MethodResult] = []
-    with answer_store(out, record, data) as store:
+    with (
+        answer_store(out, record, data) as store,
+        noting_interruption(lambda: stored_text(store, out)),
+    ):
         spent, highest = store.spent() if isinstance(store, RunStore) else (0.0, 0.0)
         drafts, price = out and out / DRAFTS, settings.price or PriceTable()
         if drafts is not None:

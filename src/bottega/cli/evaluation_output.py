@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bottega import __version__
 from bottega.cli.evaluation_run import MethodResult
-from bottega.cli.output import note, print_table, say, to_json
+from bottega.cli.output import note, plural, print_table, say, to_json
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import method_title
@@ -155,6 +155,13 @@ def note_rationales(with_rationales: Sequence[str], runs: Sequence[MethodResult]
             f" {', '.join(others)} do not; for an equal comparison set --rationales or"
             " --no-rationales"
         )
+
+
+def stored_text(store: AnswerStore | None, out: Path | None) -> str:
+    """Return what an interrupted run keeps, and how to resume it."""
+    if not isinstance(store, RunStore):
+        return "the answers of unfinished methods are lost; --out FOLDER stores each answer"
+    return f"{plural(store.count(), 'answer')} in {out}; repeat the command to resume"
 
 
 def report_failures(store: AnswerStore, out: Path | None) -> None:

@@ -31,7 +31,7 @@ from bottega.cli.options import (
     Synonyms,
     WorkerCount,
 )
-from bottega.cli.output import note, plural, progress, say, warn
+from bottega.cli.output import note, noting_interruption, plural, progress, say, warn
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
@@ -118,6 +118,11 @@ def answer(
         keep = CacheRecorder(knowledge, stored_tiers={MASTER})
         with (
             open_executor(on, workers) as executor,
+            noting_interruption(
+                lambda: (
+                    f"{plural(len(knowledge), 'answer')} in {file}; repeat the command to resume"
+                )
+            ),
             progress("answering", len(wanted), counts_money=True) as step,
         ):
             executor = executor or LocalExecutor()

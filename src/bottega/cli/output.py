@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from typing import Protocol
@@ -122,6 +122,16 @@ class SkippedExamples(list[BottegaError]):
     @property
     def reasons(self) -> list[dict[str, str]]:
         return [{"reason": str(error), "hint": error.hint} for error in self]
+
+
+@contextmanager
+def noting_interruption(text: Callable[[], str]) -> Iterator[None]:
+    """Note what is kept, and how to go on, if Ctrl-C ends the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"interrupted: {text()}")
+        raise
 
 
 def clock(seconds: float) -> str:

@@ -16,7 +16,17 @@ from bottega._util.executor import LocalExecutor, Workers
 from bottega.cli.components import LOCAL, check_executor, open_executor, open_prices
 from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import Json, KnowledgeFile, Namespace, On, PriceOption, WorkerCount
-from bottega.cli.output import Step, note, print_json, print_table, progress, say, waiting, warn
+from bottega.cli.output import (
+    Step,
+    note,
+    noting_interruption,
+    print_json,
+    print_table,
+    progress,
+    say,
+    waiting,
+    warn,
+)
 from bottega.errors import WorkerError
 from bottega.evaluation.metrics.intervals import mean
 from bottega.evaluation.outcomes import Budget, is_item_error
@@ -182,10 +192,12 @@ def rationales(
                 knowledge, WorkerRationales(makers), is_item_error=is_item_error, done=run.done
             )
             job = Job(run, work, found.ids[:limit], concurrency, asks=not yes)
-            try:
-                asyncio.run(job.all(makers, spending))
-            finally:
-                report(found, run, json)
+            kept = "finished rationales are stored; repeat the command to resume"
+            with noting_interruption(lambda: kept):
+                try:
+                    asyncio.run(job.all(makers, spending))
+                finally:
+                    report(found, run, json)
     if spending.is_spent:
         note(f"--budget {budget} is spent; repeat the command with a larger one to resume")
     if run.failed:

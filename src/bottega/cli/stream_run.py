@@ -16,8 +16,19 @@ from typer import Exit
 from bottega import __version__
 from bottega._util.identity import identity, json_digest
 from bottega.cli.components import open_retrieval
+from bottega.cli.evaluation_output import stored_text
 from bottega.cli.master_answers import read_answers
-from bottega.cli.output import Step, note, plural, print_table, progress, say, to_json, warn
+from bottega.cli.output import (
+    Step,
+    note,
+    noting_interruption,
+    plural,
+    print_table,
+    progress,
+    say,
+    to_json,
+    warn,
+)
 from bottega.errors import BudgetError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.master_answers import (
@@ -83,7 +94,11 @@ class StreamRun:
     def execute(self, json: Path | None) -> None:
         """Run all streams and report them; report the completed ones after an error, too."""
         streams = self.config.streams()
-        with self._folder() as folder, self._store() as store:
+        with (
+            self._folder() as folder,
+            self._store() as store,
+            noting_interruption(lambda: stored_text(store, self.out)),
+        ):
             setup = self._open_setup(folder)
             results: dict[Stream, StreamResult] = {}
             try:
