@@ -38,6 +38,7 @@ from bottega.gateway.requests import (
     bearer_token,
     bypass_reason,
     check_origin,
+    check_passed_url,
     embed_fetched,
     is_web,
     read_images,
@@ -60,6 +61,7 @@ from bottega.gateway.state.repeats import SharedRepeats
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import allowed_fields
+from bottega.openai_api.request import ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import (
     DONE_EVENT,
@@ -161,6 +163,8 @@ class Gateway:
         # Set after the checks: metrics and ledger must not count rejected names.
         record.namespace = namespace
         bypass = bypass_reason(request, self.background)
+        if self._passes_urls(request):
+            request.keeps_image_urls, bypass = True, bypass or "image urls"
         if self.experiment is not None and bypass is None:
             # After the checks: the options of a variant are the operator's.
             record.variant, overrides = self.experiment.assigned(
@@ -278,12 +282,25 @@ class Gateway:
         unchanged are not decoded."""
         may_repeat = self.response_cache.enabled and job.overrides.replay
         wanted = job.bypass is None and (may_repeat or self._needs_pipeline(job))
-        parts = [part for part in job.request.images if wanted or is_web(part.url)]
+        fetches = not job.request.keeps_image_urls
+        parts = [part for part in job.request.images if wanted or (fetches and is_web(part.url))]
         images = await read_images(parts, self.fetch, self.limits) if parts else {}
         self.limits.check_fetched(images.values(), "messages")
         if images:
             await asyncio.to_thread(self.decoding.check, images.values())
         return images
+
+    def _passes_urls(self, request: ChatRequest) -> bool:
+        """Return whether an upstream fetches images of the request. The gateway does if it can: it
+        needs them for examples. Raises `ApiError`."""
+        found = [part for part in request.images if is_web(part.url)]
+        if not found or self.fetch is not None:
+            return False
+        if not any(served.capabilities.image_urls for served in self.completer.served):
+            return False
+        for part in found:
+            check_passed_url(part)
+        return True
 
     def _needs_pipeline(self, job: ChatJob) -> bool:
         """Return whether anything is retrieved, stored or routed for this request."""

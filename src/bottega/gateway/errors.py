@@ -186,6 +186,8 @@ def _reasons(
         found.append(("no tools", "remove the tools"))
     if request.has_audio and not any(one.audio for one in capabilities):
         found.append(("no audio", "remove the audio"))
+    if request.keeps_image_urls and not any(one.image_urls for one in capabilities):
+        found.append(("no image URLs", "send the images as data URLs"))
     if images == 0 and request.images:
         found.append(("no images", "remove the images"))
     elif images is not None and len(request.images) > images:

@@ -23,18 +23,20 @@ from bottega.types import Candidate, Example, Prompt, Query, Usage
 @dataclass(frozen=True)
 class TierCapabilities:
     """Requests that a tier supports: the number of images (None: any), tools, audio, the tokens of
-    context (None: any)."""
+    context (None: any), images by URL that its server fetches."""
 
     images: int | None = None
     tools: bool = True
     audio: bool = False
     context: int | None = None
+    image_urls: bool = False
 
     def support(self, request: ChatRequest) -> bool:
         return (
             (self.images is None or len(request.images) <= self.images)
             and (self.tools or not request.has_tools)
             and (self.audio or not request.has_audio)
+            and (self.image_urls or not request.keeps_image_urls)
             and (self.context is None or request.prompt_tokens <= self.context)
         )
 

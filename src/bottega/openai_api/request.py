@@ -96,7 +96,8 @@ class ChatMessage:
 @dataclass
 class ChatRequest:
     """A parsed chat-completions body. `images` are those of the whole conversation; `prompt_tokens`
-    is an estimate, and `non_ascii_bytes` are the UTF-8 bytes of the prompt's text outside ASCII."""
+    is an estimate, and `non_ascii_bytes` are the UTF-8 bytes of the prompt's text outside ASCII.
+    With `keeps_image_urls` a server fetches the images that are given by URL."""
 
     body: Body
     messages: tuple[ChatMessage, ...]
@@ -106,6 +107,7 @@ class ChatRequest:
     has_tools: bool = False
     has_audio: bool = False
     has_other_parts: bool = False
+    keeps_image_urls: bool = False
 
     @property
     def model(self) -> str:

@@ -88,8 +88,9 @@ class ServerSettings:
 @dataclass(frozen=True)
 class TierSettings:
     """[tiers.NAME]: one model. None means a default that depends on the model or on its position
-    among the tiers. `max_tokens` is the limit of a request that has none. If neither sets a limit,
-    `output_tokens` are reserved from a key's budget."""
+    among the tiers. With `image_urls` its server fetches images by URL. `max_tokens` is the limit
+    of a request that has none. If neither sets a limit, `output_tokens` are reserved from a key's
+    budget."""
 
     name: str
     model: str
@@ -100,6 +101,7 @@ class TierSettings:
     images: NonNegativeInt | None = None
     tools: bool | None = None
     audio: bool = False
+    image_urls: bool = False
     context: PositiveInt | None = None
     price: Prices | None = None
     output_tokens: PositiveInt = 4096

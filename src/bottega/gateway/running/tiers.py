@@ -161,7 +161,7 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
     return Served(
         Tier(tier.name, generator, config.shots(tier)),
         upstream,
-        TierCapabilities(tier.images, tier.takes_tools, tier.audio, tier.context),
+        TierCapabilities(tier.images, tier.takes_tools, tier.audio, tier.context, tier.image_urls),
         asks if unsure else {},
         tier.extra_body,
         tier.output_tokens,
