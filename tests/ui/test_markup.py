@@ -9,11 +9,13 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from yarl import URL
 
 from bottega.gateway.accounting.ledger import Entry
 from bottega.types import Answer, Candidate, Completion, Example, Message, Prompt, Query, Reply
@@ -76,12 +78,12 @@ def served(endpoint: Server, tmp_path: Path) -> Iterator[Console]:
         yield opened
 
 
-async def pages(served: Console, *paths: str) -> str:
+async def pages(served: Console, *paths: str, status: int = 200) -> str:
     async with aiohttp.ClientSession(cookie_jar=jar()) as session:
         found = []
         for path in (f"login?token={TOKEN}", *paths):
-            async with session.get(f"{served.url}/{path}") as reply:
-                assert reply.status == 200, path
+            async with session.get(URL(f"{served.url}/{path}", encoded=True)) as reply:
+                assert reply.status == (200 if path.startswith("login") else status), path
                 assert "script-src 'self'" in reply.headers["Content-Security-Policy"]
                 found.append(await reply.text())
         return "".join(found)
@@ -119,7 +121,9 @@ def test_the_ledger_shows_names_as_texts(served: Console) -> None:
             Entry(time.time(), f"req_{number}", "", name, name, name, "answered", cost_usd=0.1)
         )
     served.server.ledger.flush()
-    text = asyncio.run(pages(served, "overview", "requests", f"requests?tier={names[0]}"))
+    missing = f"nothing/{quote(names[1])}"
+    assert markup_of(asyncio.run(pages(served, missing, status=404))) == []
+    text = asyncio.run(pages(served, "overview", "requests", f"requests?tier={quote(names[0])}"))
     assert MARKER in text and markup_of(text) == []
 
 

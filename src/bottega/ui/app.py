@@ -12,14 +12,23 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from bottega.errors import BottegaError
+from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase
 from bottega.ui.asking import Asker
 from bottega.ui.keys import KeyPages
 from bottega.ui.overview import OverviewPage
-from bottega.ui.pages import HEADERS, ROOT, Link, Page, Renderer, check_same_origin, error_page
+from bottega.ui.pages import (
+    HEADERS,
+    ROOT,
+    Link,
+    Page,
+    Renderer,
+    Visit,
+    check_same_origin,
+    error_page,
+)
 from bottega.ui.playground import PlaygroundPage
 from bottega.ui.requests import RequestPages
 from bottega.ui.sessions import COOKIE, SESSION_SECONDS, Sessions
@@ -72,6 +81,7 @@ def gateway_routes(
         page("/keys/{id}/change", keys.change, method="POST"),
         page("/keys/{id}/rotate", keys.rotate, method="POST"),
         page("/keys/{id}/revoke", keys.revoke, method="POST"),
+        page("/{path:path}", unknown_page),
     ]
 
 
@@ -86,6 +96,10 @@ def common_routes(renderer: Renderer) -> list[BaseRoute]:
         Route(f"{ROOT}/logout", login.logout, methods=["POST"]),
         Route(f"{ROOT}/static/{{name}}", static),
     ]
+
+
+def unknown_page(visit: Visit) -> Page:
+    raise NotFoundError("the console has no such page", hint="choose one from the navigation")
 
 
 class LoginPages:

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bottega.gateway.accounting.ledger import Entry, Ledger
+from bottega.ui.charts import HEIGHT, nice_limit, stacked_bars
+from bottega.ui.overview import PERIODS, figures
+
+
+@pytest.fixture(params=["file", "database"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    is_file = request.param == "file"
+    location = tmp_path / "gateway.db" if is_file else request.getfixturevalue("database")
+    with closing(Ledger(location)) as opened:
+        yield opened
+
+
+def test_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
+    now = time.time()
+    rows = [
+        Entry(now - 60, "a", "k", "x", "small", "m", "answered", cost_usd=0.25, seconds=1.0,
+              similarity=0.95),
+        Entry(now - 120, "b", "k", "x", "large", "m", "answered", cost_usd=1.0, seconds=3.0),
+        Entry(now - 180, "c", "k", "x", "large", "m", "replayed", seconds=0.0),
+        Entry(now - 200, "d", "k", "x", "", "", "failed", status=429),
+        Entry(now - 240, "e", "k", "x", "large", "m", "failed", status=502),
+        Entry(now - 240, "f", "k", "x", "large", "m", "shadow", cost_usd=0.5),
+        Entry(now - 300, "g", "k", "other", "small", "m", "answered", cost_usd=2.0, seconds=9.0),
+        Entry(now - 8 * 86_400, "h", "k", "x", "small", "m", "answered", cost_usd=4.0),
+    ]  # fmt: skip
+    for row in rows:
+        ledger.note(row)
+    ledger.flush()
+    found = figures(ledger, "1h", "x")
+    assert found.requests == 5
+    assert found.cost_usd == pytest.approx(1.75)  # shadow calls cost, but are not requests
+    assert found.shares == {"small": 1, "large": 1, "replayed": 1, "rejected": 1, "failed": 1}
+    assert (found.median, found.sampled) == (2.0, 2)
+    assert dict(found.statuses) == {429: 1, 502: 1}
+    assert found.similarities is not None
+    assert [one.text for one in found.similarities.bars] == ["answers: 1"]
+    assert figures(ledger, "1h", None).requests == 6
+    assert figures(ledger, "30d", "x").requests == 6
+    for period in PERIODS:
+        chart = figures(ledger, period, None).requests_chart
+        assert sum(total for *_, total in chart.legend) == (7 if period == "30d" else 6)
+
+
+def test_an_empty_ledger_has_figures(ledger: Ledger) -> None:
+    found = figures(ledger, "24h", None)
+    assert (found.requests, found.cost_usd, found.median) == (0, 0.0, None)
+    assert found.requests_chart.bars == [] and found.similarities is None
+
+
+def test_bars_are_stacked_to_their_sum() -> None:
+    values = {(0.0, "a"): 3.0, (0.0, "b"): 1.0, (0.0, "failed"): 1.0, (10.0, "a"): 2.0}
+    chart = stacked_bars([0.0, 10.0], 10.0, {**values, (99.0, "a"): 50.0})
+    first = [bar for bar in chart.bars if bar.x == chart.bars[0].x]
+    assert [bar.text for bar in first] == ["a: 3", "b: 1", "failed: 1"]
+    assert first[-1].style == "failed"
+    for lower, upper in pairwise(first):
+        assert upper.y + upper.height == pytest.approx(lower.y, abs=0.02)
+    assert min(bar.y for bar in chart.bars) >= 0
+    assert max(bar.y + bar.height for bar in chart.bars) <= HEIGHT
+    assert [total for _, _, total in chart.legend] == [5.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"), [(0, 1), (1, 1), (1.5, 2), (4, 5), (7, 10), (99, 100), (101, 200)]
+)
+def test_axes_end_at_round_numbers(value: float, limit: float) -> None:
+    assert nice_limit(value) == limit
+    assert nice_limit(value / 1000) >= value / 1000
