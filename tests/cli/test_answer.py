@@ -211,6 +211,27 @@ def test_the_papers_prompt_is_sent_and_its_cost_recorded(
     assert "gpt-4o" in run("log").out
 
 
+def test_the_log_shows_and_finds_questions_and_files(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [ok("leaf")]
+    long = f"Which of {' and '.join(str(number) for number in range(40))} is it?"
+    for question in ("What is this?", long):
+        assert run("ask", question, "-i", "query.jpg", "--model", "openai:m").code == 0
+    head, *rows = run("log").out.splitlines()
+    assert head.split()[:4] == ["id", "time", "file", "question"]
+    assert "What is this?" in rows[1]
+    assert "query.jpg" in rows[1]
+    assert "Which of 0 and 1" in rows[0] and "39 is it?" in rows[0] and "20 and" not in rows[0]
+
+    def found(*options: object) -> int:
+        return len(run("log", *options).out.splitlines()) - 1
+
+    assert found("--text", "QUERY.jpg") == 2
+    assert found("--text", "what is") == found("-n", 1) == 1
+    assert found("--text", "elephant") == found("--tier", "master") == 0
+    assert found("--since", "2020-01-01") == 2
+    assert found("--since", "2999-01-01") == found("--namespace", "team") == 0
+
+
 def test_a_given_price_sets_the_cost(run: Run, pets: Path, served: Server) -> None:
     run("add", "k.db", pets)
     served.answers = [ok("Answer Choice: leaf")]

@@ -238,6 +238,7 @@ def test_traces_are_found_by_their_text(traces: TraceStore) -> None:
     assert traces.search("0__s") == traces.search("%%%") == []
     assert [one.id for one in traces.search(namespace="x")] == ["a"]
     assert [one.id for one in traces.search(before=3.0, limit=1)] == ["b"]
+    assert [one.id for one in traces.search(since=2.0)] == ["c", "b"]
     assert traces.search(tier="nobody") == []
 
 

@@ -32,7 +32,12 @@ Limit = Annotated[
     int, Option("--limit", "-n", min=1, max=1_000_000, help="Maximum number of rows.")
 ]
 
+Since = Annotated[
+    datetime | None,
+    Option(metavar="TIME", parser=parse_time, help="Only those at or after this local time."),
+]
 MAX_LABELS = 10
+MAX_QUESTION = 48  # characters in a table
 DRAWINGS, PHOTOGRAPHS = "drawings", "photographs"
 # The kind of images that a bundled model answers about, and its description.
 KINDS = {
@@ -55,14 +60,7 @@ def ls(
     text: Annotated[
         str | None, Option(help="Only examples whose question or answer contains this.")
     ] = None,
-    since: Annotated[
-        datetime | None,
-        Option(
-            metavar="TIME",
-            parser=parse_time,
-            help="Only examples stored at or after this local time.",
-        ),
-    ] = None,
+    since: Since = None,
     limit: Limit = 20,
     namespace: Namespace = "",
     json: Json = False,
@@ -174,11 +172,24 @@ def _most_common(counts: Mapping[str, int]) -> str:
 
 def log(
     id: Annotated[str | None, Argument(metavar="ID", help="Show this trace in full.")] = None,
+    text: Annotated[
+        str | None,
+        Option(
+            metavar="TEXT", help="Only requests whose question, answer or file name contains this."
+        ),
+    ] = None,
+    tier: Annotated[
+        str | None, Option(metavar="NAME", help="Only answers of this tier, such as master.")
+    ] = None,
+    namespace: Annotated[
+        str | None, Option(metavar="NAME", help="Only requests of this namespace of a gateway.")
+    ] = None,
+    since: Since = None,
     limit: Limit = 20,
     traces: TraceFile = None,
     json: Json = False,
 ) -> None:
-    """Show recent requests and their cost."""
+    """Show recent requests and their cost, the newest first."""
     with closing(open_traces(traces)) as store:
         if id is not None:
             trace = store.get(id)
@@ -189,7 +200,10 @@ def log(
                 if trace.tree is not None:
                     note(f"show the search with bottega explain {trace.id}")
             return
-        found, summary = store.list(limit), store.summary()
+        found = store.search(
+            text or "", tier=tier, namespace=namespace, since=timestamp(since), limit=limit
+        )
+        summary = store.summary()
     if json:
         print_json({"summary": summary, "traces": found})
         return
@@ -197,6 +211,8 @@ def log(
         (
             t.id[:8],
             clock(t.time),
+            ", ".join(Path(file).name for file in t.files) or ("-" if t.images else ""),
+            _shortened(t.question),
             t.model,
             t.answer.text if t.answer.valid else f"(invalid) {t.answer.text}",
             len(t.demonstrations),
@@ -206,8 +222,16 @@ def log(
         )
         for t in found
     ]
-    print_table(("id", "time", "model", "answer", "shots", "tokens", "seconds", "USD"), rows)
+    columns = ("id", "time", "file", "question", "model", "answer", "shots", "tokens", "seconds")
+    print_table((*columns, "USD"), rows)
     note(f"{len(found)} of {summary.count} in {store.path}")
+
+
+def _shortened(text: str) -> str:
+    """Return the text in one line, without its middle if it is long."""
+    line = " ".join(text.split())
+    half = MAX_QUESTION // 2
+    return line if len(line) <= MAX_QUESTION else f"{line[:half]} ... {line[-half:]}"
 
 
 def models(
@@ -298,6 +322,8 @@ def print_trace(trace: StoredTrace) -> None:
     tier = "" if trace.tier == trace.model else f"  ({trace.tier})"
     say(f"{trace.id}  {clock(trace.time)}  {trace.model}{tier}")
     say(f"question: {trace.question}")
+    for file in trace.files:
+        say(f"file:     {file}")
     for sha256 in trace.images:
         say(f"image:    {sha256}")
     rows = [(d.order, d.answer, d.score, d.id) for d in trace.demonstrations]

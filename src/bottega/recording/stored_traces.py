@@ -168,8 +168,9 @@ class StoredDemonstration:
 
 @dataclass(frozen=True)
 class StoredTrace:
-    """Trace without pixels: images are sha256s. Demonstrations are in the order shown. `usage`
-    includes all requests of a search; `completions` are those of the final reply."""
+    """Trace without pixels: images are sha256s, and `files` the names of those that were read from
+    files. Demonstrations are in the order shown. `usage` includes all requests of a search;
+    `completions` are those of the final reply."""
 
     id: str
     time: float
@@ -189,6 +190,7 @@ class StoredTrace:
     cost_usd: float | None
     tree: StoredTree | None = None
     context: str = ""
+    files: tuple[str, ...] = ()
 
 
 def stored_trace(trace: Trace) -> StoredTrace:
@@ -215,6 +217,7 @@ def stored_trace(trace: Trace) -> StoredTrace:
         trace.cost_usd,
         None if tree is None else stored_tree(tree),
         query.context,
+        tuple(image.source for image in query.images if image.source),
     )
 
 
@@ -244,6 +247,7 @@ def from_json(text: str) -> StoredTrace:
     row |= {
         "choices": tuple(row["choices"]),
         "images": tuple(row["images"]),
+        "files": tuple(row.get("files", ())),  # older traces have none
         "demonstrations": tuple(
             StoredDemonstration(**shown | {"images": tuple(shown["images"])})
             for shown in row["demonstrations"]

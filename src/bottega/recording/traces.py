@@ -111,15 +111,18 @@ class TraceStore:
         namespace: str | None = None,
         tier: str | None = None,
         before: float | None = None,
+        since: float | None = None,
         limit: int = 20,
     ) -> StoredTraces:
-        """Return the newest traces whose question or answer contains `text` in any case, the newest
-        first: those of a namespace, of a tier, or older than `before` in unix seconds."""
+        """Return the newest traces whose question, answer or file names contain `text` in any case,
+        the newest first: those of a namespace, of a tier, older than `before` or not older than
+        `since` in unix seconds."""
         conditions = {
             "text LIKE {} ESCAPE '~'": f"%{_escaped(text)}%" if text else None,
             "namespace = {}": namespace,
             "tier = {}": tier,
             "t.time < {}": before,
+            "t.time >= {}": since,
         }
         given = {sql: value for sql, value in conditions.items() if value is not None}
         where = [sql.format(f"?{number}") for number, sql in enumerate(given, 1)]
@@ -190,7 +193,8 @@ def _rows(trace: Trace, namespace: str, images: bool) -> Iterator[Statement]:
     if cost is not None and not math.isfinite(cost):  # a NaN would make all sums NaN
         cost = None
     yield INSERT, (trace.id, trace.time, *tokens, trace.seconds, cost, json_text(kept))
-    text = path_text(f"{kept.question}\n{kept.answer.text}").casefold().replace("\0", "")
+    texts = "\n".join((kept.question, kept.answer.text, *kept.files))
+    text = path_text(texts).casefold().replace("\0", "")
     yield INSERT_TEXT, (trace.id, trace.time, namespace, trace.tier, text)
     for image in trace.query.images if images else ():
         yield INSERT_IMAGE, (image.sha256, trace.time, image.data)
