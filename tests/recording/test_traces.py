@@ -253,6 +253,18 @@ def test_images_are_stored_on_request_and_deleted_with_their_traces(traces: Trac
     assert traces.image(solid_image(1).sha256) is None
 
 
+def test_the_oldest_images_beyond_a_limit_are_deleted(traces: TraceStore) -> None:
+    size = len(solid_image(1).data)
+    for shade in (1, 2, 3):
+        query = Query("?", (solid_image(shade),))
+        traces.write([replace(trace(str(shade), float(shade)), query=query)], images=True)
+    assert len({len(solid_image(shade).data) for shade in (1, 2, 3)}) == 1
+    traces.prune(0.0, image_bytes=2 * size)
+    kept = [traces.image(solid_image(shade).sha256) is not None for shade in (1, 2, 3)]
+    assert kept == [False, True, True]
+    assert traces.summary().count == 3
+
+
 def test_traces_of_the_first_format_are_found(tmp_path: Path) -> None:
     path = tmp_path / "traces.db"
     with closing(TraceStore.open(path)) as opened:

@@ -21,7 +21,7 @@ from bottega.types import Query, Trace
 log = logging.getLogger(__name__)
 
 DAY = 86_400.0
-PRUNE_SECONDS = 3600.0
+PRUNE_SECONDS = 60.0
 BATCH_SECONDS = 0.2
 MAX_WAITING = 1000
 # Images of requests that wait to be written. Above it, traces are written without images.
@@ -44,11 +44,14 @@ class KeptRequest:
 class RequestTraces:
     """Traces of requests in `store`, which `close` closes. With `images` those of the questions are
     stored, too. Recording takes microseconds and never fails: traces that cannot be written are
-    `lost`, and logged. Traces older than `keep_days` are deleted."""
+    `lost`, and logged. Traces older than `keep_days` are deleted, and the oldest images beyond
+    `image_bytes` in total."""
 
-    def __init__(self, store: TraceStore, *, images: bool, keep_days: float) -> None:
+    def __init__(
+        self, store: TraceStore, *, images: bool, keep_days: float, image_bytes: int = 2 << 30
+    ) -> None:
         self.store = store
-        self._images, self._keep_days = images, keep_days
+        self._images, self._keep_days, self._image_bytes = images, keep_days, image_bytes
         self._waiting_bytes, self._lock = 0, threading.Lock()
         self._pruned_at = -math.inf
         self._writer = BatchWriter(
@@ -99,15 +102,16 @@ class RequestTraces:
         finally:
             with self._lock:
                 self._waiting_bytes -= sum(one.image_bytes for one in batch)
-        self._prune_hourly()
+        self._prune()
         return [None] * len(batch)
 
-    def _prune_hourly(self) -> None:
+    def _prune(self) -> None:
         if time.monotonic() - self._pruned_at < PRUNE_SECONDS:
             return
         self._pruned_at = time.monotonic()
         try:
-            self.store.prune(time.time() - self._keep_days * DAY)
+            before = time.time() - self._keep_days * DAY
+            self.store.prune(before, image_bytes=self._image_bytes)
         except StoreError as error:
             log.warning("old traces are not deleted: %s", error)
 

@@ -38,6 +38,11 @@ INSERT_IMAGE = (
     "INSERT INTO trace_images (sha256, time, data) VALUES (?1, ?2, ?3)"
     " ON CONFLICT (sha256) DO UPDATE SET time = excluded.time"
 )
+DELETE_IMAGES = (
+    "DELETE FROM trace_images WHERE sha256 IN (SELECT sha256 FROM (SELECT sha256,"
+    " sum(length(data)) OVER (ORDER BY time DESC, sha256) AS total FROM trace_images) AS sums"
+    " WHERE total > ?1)"
+)
 SUMS = (
     "SELECT count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0),"
     " coalesce(sum(cached_tokens), 0), coalesce(sum(seconds), 0), coalesce(sum(cost_usd), 0),"
@@ -155,12 +160,15 @@ class TraceStore:
         rows = self._tables.execute("SELECT data FROM trace_images WHERE sha256 = ?1", sha256)
         return Image.from_bytes(bytes(rows[0][0])) if rows else None
 
-    def prune(self, before: float) -> int:
+    def prune(self, before: float, *, image_bytes: int | None = None) -> int:
         """Delete traces older than `before` in unix seconds, and images that no newer trace was
-        stored with. Return the number of deleted traces."""
+        stored with; then the oldest images beyond `image_bytes` in total. Return the number of
+        deleted traces."""
         rows = self._tables.execute("DELETE FROM traces WHERE time < ?1 RETURNING 1", before)
         self._tables.execute("DELETE FROM trace_texts WHERE time < ?1", before)
         self._tables.execute("DELETE FROM trace_images WHERE time < ?1", before)
+        if image_bytes is not None:
+            self._tables.execute(DELETE_IMAGES, image_bytes)
         return len(rows)
 
     def summary(self) -> TraceSummary:

@@ -250,10 +250,11 @@ class KeySettings:
 @dataclass(frozen=True)
 class TraceSettings:
     """[traces]: questions and answers of requests, kept for the console and `bottega log`: none,
-    their texts, or with the images of the questions."""
+    their texts, or with the images of the questions, of which the newest `images_mb` are kept."""
 
     store: Literal["none", "texts", "images"] = "none"
     keep_days: PositiveFloat = 7.0
+    images_mb: PositiveInt = 2000
 
 
 @dataclass(frozen=True)

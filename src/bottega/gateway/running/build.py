@@ -193,6 +193,7 @@ def _open_traces(config: Config, environment: Mapping[str, str]) -> RequestTrace
         TraceStore.open(location),
         images=config.traces.store == "images",
         keep_days=config.traces.keep_days,
+        image_bytes=config.traces.images_mb * MB,
     )
 
 
