@@ -72,6 +72,10 @@ def test_an_image_is_asked_about_and_found_again(
         page.get_by_role("button", name="Show it as a demonstration").click()
         expect(page.get_by_role("status").last).to_contain_text("pinned demonstration")
         assert [one.correction for one in read_feedback(served.server.ledger)] == ["eight"]
+        page.locator("select[name=model]").select_option("bottega/large")
+        page.get_by_role("button", name="Ask again").click()
+        expect(page.get_by_role("status").last).to_have_text("Asked again")
+        expect(page.locator("p.answer")).to_have_text("seven")
         image = page.get_by_alt_text("image of the question")
         assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
 

@@ -25,7 +25,8 @@ FIELDS = (
 )
 # A request is found by its time, which has an index.
 ENTRY = f"SELECT {FIELDS} FROM entries WHERE time >= ? AND time <= ? AND request_id = ?"
-WAIT_SECONDS = 2.0
+WRITE_SECONDS = 1.5
+POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,6 @@ class RequestPages:
 
     def show(self, visit: Visit) -> Result:
         entry = self._visible(visit)
-        if entry.trace is None and time.time() - entry.time < WAIT_SECONDS:
-            time.sleep(0.3)  # traces are written in the background
-            entry = self._visible(visit)
         models = [] if self.asker is None else self.asker.models(visit.viewer)
         return Page(
             "request.html",
@@ -161,15 +159,20 @@ class RequestPages:
         """Return the request of the address. Raises `NotFoundError` if the viewer may not see it,
         too: the error must not tell that it exists."""
         id = str(visit.request.path_params["id"])
-        trace = None if self.traces is None else self.traces.find([id]).get(id)
-        entry = self._entry(id, trace, _moment(visit.value("time")))
+        moment = _moment(visit.value("time"))
+        entry = self._found(id, moment)
+        # The ledger and the traces are written in the background.
+        while (entry is None or (entry.trace is None and self.traces)) and _is_recent(moment):
+            time.sleep(POLL_SECONDS)
+            entry = self._found(id, moment)
         if entry is None or not visit.viewer.may_read(entry.namespace):
             raise NotFoundError(
                 f"no request {id[:60]!r} is stored", hint="search for it on the page of requests"
             )
         return entry
 
-    def _entry(self, id: str, trace: StoredTrace | None, moment: float | None) -> Entry | None:
+    def _found(self, id: str, moment: float | None) -> Entry | None:
+        trace = None if self.traces is None else self.traces.find([id]).get(id)
         around = trace.time if trace is not None else moment
         if self.ledger is not None and around is not None:
             rows = self.ledger.read(ENTRY, around - 1.0, around + 1.0, id)
@@ -229,6 +232,11 @@ def _moment(text: str) -> float | None:
         return float(text) if text else None
     except ValueError:
         return None
+
+
+def _is_recent(moment: float | None) -> bool:
+    """Return whether a request of this time may not be written yet."""
+    return moment is not None and 0 <= time.time() - moment < WRITE_SECONDS
 
 
 def _images_of(trace: StoredTrace) -> Sequence[str]:
