@@ -74,6 +74,7 @@ def gateway_routes(
         page("/requests/{id}/replay", requests.replay, method="POST"),
         page("/requests/{id}/feedback", requests.rate, method="POST"),
         page("/requests/{id}/images/{sha256}", requests.image),
+        page("/requests/{id}/explanation", requests.explanation),
         page("/playground", playground.show),
         page("/playground", playground.submit, method="POST"),
         page("/keys", keys.browse),

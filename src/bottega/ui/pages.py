@@ -45,6 +45,11 @@ IMAGE_HEADERS = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; sandbox",
 }
+# Self-contained pages, such as reports: they have their styles inside and no scripts.
+REPORT_HEADERS = {
+    **HEADERS,
+    "content-security-policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+}
 MAX_FILES = 1000
 MAX_UPLOAD = 512 << 20
 DAY = 86_400

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
+from starlette.responses import Response
+
 from bottega.errors import NotFoundError
+from bottega.evaluation.page import image_hashes, render_explanation
 from bottega.gateway.accounting.database import Row
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.feedback import FeedbackEndpoint
@@ -15,7 +19,14 @@ from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.recording import StoredTrace, TraceStore
 from bottega.ui.asking import Asker, Settings
-from bottega.ui.pages import Page, Redirect, Result, Visit, image_response
+from bottega.ui.pages import (
+    REPORT_HEADERS,
+    Page,
+    Redirect,
+    Result,
+    Visit,
+    image_response,
+)
 
 PAGE_SIZE = 50
 STATES = ("answered", "replayed", "passed_through", "failed", "shadow")
@@ -27,6 +38,7 @@ FIELDS = (
 ENTRY = f"SELECT {FIELDS} FROM entries WHERE time >= ? AND time <= ? AND request_id = ?"
 WRITE_SECONDS = 1.5
 POLL_SECONDS = 0.1
+STORE_HINT = 'set [traces] store = "images"'
 
 
 @dataclass(frozen=True)
@@ -108,9 +120,7 @@ class RequestPages:
         visit.require(visit.viewer.can_edit, "send requests")
         entry = self._visible(visit)
         if self.asker is None or entry.trace is None:
-            raise ApiError(
-                "the question of this request is not stored", hint='set [traces] store = "images"'
-            )
+            raise ApiError("the question of this request is not stored", hint=STORE_HINT)
         images = [self._image(entry, sha256) for sha256 in entry.trace.images]
         settings = Settings(visit.value("model", "bottega"))
         outcome = self.asker.ask(
@@ -143,16 +153,26 @@ class RequestPages:
         image = self._image(self._visible(visit), str(visit.request.path_params["sha256"]))
         return image_response(image, visit.number("side", 0, most=1024) or None)
 
+    def explanation(self, visit: Visit) -> Result:
+        """Return the page with the whole search tree, as `bottega explain` writes it."""
+        entry = self._visible(visit)
+        if entry.trace is None:
+            raise NotFoundError("the trace of this request is not stored", hint=STORE_HINT)
+        images = {}
+        for sha256 in image_hashes(entry.trace):
+            with suppress(NotFoundError):
+                images[sha256] = self._image(entry, sha256)
+        text = render_explanation(entry.trace, images, absent="they are not stored")
+        return Response(text, 200, REPORT_HEADERS, "text/html; charset=utf-8")
+
     def _image(self, entry: Entry, sha256: str) -> Image:
-        shown = () if entry.trace is None else _images_of(entry.trace)
+        shown = set[str]() if entry.trace is None else image_hashes(entry.trace)
         found = None
         if sha256 in shown:  # no other: a hash from another namespace must not open its image
             assert self.traces is not None
             found = self.traces.image(sha256) or self.base_image(entry.namespace, sha256)
         if found is None:
-            raise NotFoundError(
-                "the image of this request is not stored", hint='set [traces] store = "images"'
-            )
+            raise NotFoundError("the image of this request is not stored", hint=STORE_HINT)
         return found
 
     def _visible(self, visit: Visit) -> Entry:
@@ -237,12 +257,6 @@ def _moment(text: str) -> float | None:
 def _is_recent(moment: float | None) -> bool:
     """Return whether a request of this time may not be written yet."""
     return moment is not None and 0 <= time.time() - moment < WRITE_SECONDS
-
-
-def _images_of(trace: StoredTrace) -> Sequence[str]:
-    shown = [sha256 for one in trace.demonstrations for sha256 in one.images]
-    tree = [] if trace.tree is None else trace.tree.demonstrations
-    return [*trace.images, *shown, *(sha256 for one in tree for sha256 in one.images)]
 
 
 def _from_row(row: Row, trace: StoredTrace | None) -> Entry:
