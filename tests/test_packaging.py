@@ -71,6 +71,7 @@ def test_the_wheel_runs_the_demonstration_outside_the_checkout(tmp_path: Path) -
 
     run("-m", "pip", "wheel", "--no-deps", "--wheel-dir", "wheels", str(ROOT))
     [wheel] = (tmp_path / "wheels").iterdir()
+    assert wheel.stat().st_size < 30_000_000
     assert wheel.name == f"bottega_vlm-{__version__}-py3-none-any.whl"
     run("-m", "pip", "install", "--no-deps", "--target", "installed", str(wheel))
     installed = str(tmp_path / "installed")
