@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import subprocess
@@ -13,10 +15,13 @@ from pathlib import Path
 import pytest
 
 from bottega import __version__
-from bottega.errors import DISTRIBUTION, MissingDependencyError
+from bottega.errors import DISTRIBUTION, MissingDependencyError, needs_extra, require_extra
 
 ROOT = Path(__file__).parents[1]
 FOREIGN = re.compile(r"pip3? install[^\n]*(?<![\w./-])bottega(?![\w/-])")
+
+
+NAMING = ("needs_extra", "require_extra")
 
 
 def documents() -> Iterator[Path]:
@@ -53,6 +58,36 @@ def test_the_hint_for_torch_names_the_size_and_the_cpu_build() -> None:
     hint = MissingDependencyError("torch", "local").hint
     assert hint.startswith("pip install 'bottega-vlm[local]'")
     assert "GB" in hint and "PIP_EXTRA_INDEX_URL" in hint
+
+
+def test_errors_for_missing_packages_name_extras_that_exist() -> None:
+    """One implementation, `needs_extra` and `require_extra`, with extras of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    named: set[str] = set()
+    handlers: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in NAMING:
+                named.add(str(ast.literal_eval(node.args[-1])))
+            if isinstance(node, ast.ExceptHandler) and node.type is not None:
+                handlers.add(f"{path.name}: {ast.unparse(node.type)}")
+    extras = set(project["optional-dependencies"])
+    assert named <= extras
+    assert {"local", "serve", "shared", "milvus", "batch", "eval", "otel"} <= named
+    # maxsim.py works without torch; tiers.py imports a module of the user.
+    found = {one.partition(":")[0] for one in handlers if "ModuleNotFoundError" in one}
+    assert found == {"errors.py", "maxsim.py", "tiers.py"}
+
+
+def test_a_failed_import_of_a_package_names_its_extra() -> None:
+    problem = "nowhere is required and not installed"
+    with pytest.raises(MissingDependencyError, match=problem) as error, needs_extra("serve"):
+        importlib.import_module("nowhere")
+    assert error.value.hint == "pip install 'bottega-vlm[serve]'"
+    with pytest.raises(MissingDependencyError, match=problem):
+        require_extra("nowhere", "batch")
+    with pytest.raises(ModuleNotFoundError), needs_extra("serve"):
+        importlib.import_module("bottega.nowhere")
 
 
 @pytest.mark.slow

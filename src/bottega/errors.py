@@ -33,7 +33,9 @@ BottegaError
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 DISTRIBUTION = "bottega-vlm"  # `bottega` on the public index is another project
@@ -77,6 +79,25 @@ class MissingDependencyError(BottegaError):
             f"{package} is required and not installed",
             hint=f"pip install '{DISTRIBUTION}[{extra}]'" + CUDA_NOTE * (extra == EXTRA_WITH_TORCH),
         )
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Raise `MissingDependencyError` if an import inside the block fails. An import of this
+    package's own modules that fails is a bug, and raises as it is."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = error.name or "a package"
+        if package.partition(".")[0] == __name__.partition(".")[0]:
+            raise
+        raise MissingDependencyError(package, extra) from error
+
+
+def require_extra(module: str, extra: str) -> None:
+    """Raise `MissingDependencyError` if a module is missing. It is not imported."""
+    if find_spec(module) is None:
+        raise MissingDependencyError(module, extra)
 
 
 class BudgetError(BottegaError):

@@ -16,7 +16,7 @@ from bottega._util.native import WITH_TORCH, check_address_space
 from bottega._util.photographs import is_photograph
 from bottega.bundled import MODELS, PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
 from bottega.bundled.efficientnet import LITE2, weights_installed
-from bottega.errors import MissingDependencyError, SettingError
+from bottega.errors import SettingError, require_extra
 from bottega.generation import (
     OpenAICompletionsGenerator,
     OpenAIGenerator,
@@ -227,6 +227,5 @@ def suggestion(name: str, choices: Collection[str]) -> str:
 
 def check_torch() -> None:
     """Raise `MissingDependencyError` without torch. torch is not imported, which takes seconds."""
-    if find_spec("torch") is None:
-        raise MissingDependencyError("torch", "local")
+    require_extra("torch", "local")
     check_address_space(WITH_TORCH)

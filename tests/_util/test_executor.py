@@ -170,7 +170,7 @@ def test_invalid_address_is_rejected(address: str) -> None:
 
 
 def test_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bottega._util.ray_executor.find_spec", lambda name: None)
+    monkeypatch.setattr("bottega.errors.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError) as caught:
         RayExecutor("ray")
     assert "pip install 'bottega-vlm[batch]'" in caught.value.hint

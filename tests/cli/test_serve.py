@@ -433,7 +433,7 @@ def test_an_impossible_embedder_is_rejected(
 def test_a_missing_torch_is_reported_at_start(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega.naming.find_spec", lambda name: None)
+    monkeypatch.setattr("bottega.errors.find_spec", lambda name: None)
     monkeypatch.setenv("LARGE_KEY", SECRET)
     file = write_config(tmp_path, "http://localhost:9/v1")
     assert run("serve", "--check").code == 0  # the embedder "words" does not need torch

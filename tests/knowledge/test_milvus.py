@@ -265,7 +265,9 @@ def test_files_have_no_vectors_elsewhere() -> None:
 
 
 def test_missing_client_names_its_extra(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bottega.knowledge.milvus.database.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "bottega.errors.find_spec", lambda name: None if name == "pymilvus" else name
+    )
     with pytest.raises(MissingDependencyError, match="pymilvus") as caught:
         KnowledgeBase.open(database, SeededEmbedder(), vectors=URL)
     assert "[milvus]" in caught.value.hint

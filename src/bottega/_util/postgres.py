@@ -7,18 +7,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 
 from bottega._util.postgres_errors import translated, unavailable
 from bottega.errors import (
     DISTRIBUTION,
-    MissingDependencyError,
     SettingError,
     StoreBusyError,
     StoreError,
     StoreUnavailableError,
+    require_extra,
 )
 
 if TYPE_CHECKING:
@@ -249,8 +248,7 @@ class PostgresPool:
             self._pool.terminate()
 
     async def _opened(self) -> Pool:
-        if find_spec("asyncpg") is None:
-            raise MissingDependencyError("asyncpg", "shared")
+        require_extra("asyncpg", "shared")
         import asyncpg
 
         async with self._opening:

@@ -10,12 +10,11 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from bottega._util.executor import Actor, ActorFactory, Workers
-from bottega.errors import BottegaError, MissingDependencyError, SettingError, WorkerError
+from bottega.errors import BottegaError, SettingError, WorkerError, require_extra
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -192,8 +191,9 @@ def check_address(address: str) -> None:
             f"--on must be local, ray or ray://HOST:PORT, got {address!r}",
             hint="set --on ray, or --on ray://HOST:10001",
         )
-    if find_spec("ray") is None or (address != RAY and find_spec("grpc") is None):
-        raise MissingDependencyError("ray", "batch")
+    require_extra("ray", "batch")
+    if address != RAY:
+        require_extra("grpc", "batch")
 
 
 def _connected(address: str, count: int | None) -> tuple[Any, bool]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bottega.errors import (
-    MissingDependencyError,
     SettingError,
     StoreBusyError,
     StoreError,
     StoreUnavailableError,
+    require_extra,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ def valkey_client(url: str) -> Valkey:
     """Return a client for one event loop, which connects at first use. A command is retried once if
     its connection was lost, for example by a restart of the server. Raises
     `MissingDependencyError`."""
-    if find_spec("valkey") is None:
-        raise MissingDependencyError("valkey", "shared")
+    require_extra("valkey", "shared")
     from valkey.asyncio import BlockingConnectionPool, Valkey
     from valkey.asyncio.retry import Retry
     from valkey.backoff import NoBackoff

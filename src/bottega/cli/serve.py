@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from bottega.bundled.efficientnet import weights_installed
 from bottega.cli.console import Console
 from bottega.cli.options import CONFIG
 from bottega.cli.output import format_usd, note, say
-from bottega.errors import MissingDependencyError, SettingError
+from bottega.errors import SettingError, needs_extra
 from bottega.image import Image
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def serve(
     log_format: Annotated[str, Option(help="Format of log lines on stderr: json or text.")] = "",
 ) -> None:
     """Serve Cache-of-Thought to OpenAI clients: one base URL, several models."""
-    with _serve_extra():
+    with needs_extra("serve"):
         from bottega.gateway.telemetry.logs import STYLES
     if log_format not in ("", *STYLES):
         raise SettingError(f"log format is unknown, got {log_format!r}", hint="use json or text")
@@ -130,7 +130,7 @@ def serve(
 
 
 def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, Pipeline | None]:
-    with _serve_extra():
+    with needs_extra("serve"):
         from bottega.gateway.config.loading import load_config, parse_config
         from bottega.gateway.running.tiers import config_of, load_pipeline
     if sum((target is not None, file is not None, demo)) > 1:
@@ -152,7 +152,7 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
 
 
 def _with_tuned_settings(config: Config) -> Config:
-    with _serve_extra():
+    with needs_extra("serve"):
         from bottega.gateway.running.tuned import with_tuned_settings
     return with_tuned_settings(config)
 
@@ -165,7 +165,7 @@ def _run(
     kept: Path | None,
     read: Callable[[], Config] | None,
 ) -> None:
-    with _serve_extra():
+    with needs_extra("serve"):
         from bottega.gateway.running.build import build, build_for_pipeline
         from bottega.gateway.running.process import base_url, bind_metrics_socket, bind_socket, run
         from bottega.gateway.telemetry.logs import Style, log_to
@@ -188,14 +188,14 @@ def _run(
 
 
 def _check_workers(workers: int, config: Config) -> None:
-    with _serve_extra():
+    with needs_extra("serve"):
         from bottega.gateway.running.workers import check_workers
     check_workers(workers, config)
 
 
 def _run_workers(config: Config, workers: int, style: str, read: Callable[[], Config]) -> int:
     """Run several worker processes and return the exit status."""
-    with _serve_extra():
+    with needs_extra("serve"):
         from bottega.gateway.running.process import base_url, bind_metrics_socket, bind_socket
         from bottega.gateway.running.tiers import build_tiers
         from bottega.gateway.running.workers import Supervisor
@@ -300,13 +300,3 @@ def _body(question: str, url: str | None = None) -> str:
         image = {"type": "image_url", "image_url": {"url": url}}
         content = [image, {"type": "text", "text": question}]
     return json.dumps({"model": "bottega", "messages": [{"role": "user", "content": content}]})
-
-
-@contextmanager
-def _serve_extra() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("bottega"):
-            raise
-        raise MissingDependencyError(error.name or "starlette", "serve") from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bottega._util.native import LOADING
 from bottega._util.tracing import traced_reply
-from bottega.errors import BottegaError, MissingDependencyError, SettingError
+from bottega.errors import BottegaError, SettingError, needs_extra
 from bottega.image import Image
 from bottega.types import Prefix, Prompt, Reply, Sampling
 
@@ -149,12 +149,10 @@ class TransformersGenerator:
         if self._loaded is None:
             # One load at a time in the process: concurrent imports of transformers fail.
             with LOADING:
-                try:
+                with needs_extra("local"):
                     import torch
 
                     from bottega.generation.loaded import LoadedModel
-                except ModuleNotFoundError as error:
-                    raise MissingDependencyError(error.name or "torch", "local") from error
                 if self._threads is not None:
                     torch.set_num_threads(self._threads)
                 self._loaded = LoadedModel.load(self._source, self._device, self._dtype, self._keep)

@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bottega.errors import MissingDependencyError
+from bottega.errors import needs_extra
 from bottega.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def instrument(
     With `capture_content` the spans of model calls contain the texts of prompts and answers. Raises
     `MissingDependencyError` without the extra `[otel]`.
     """
-    with _otel_extra():
+    with needs_extra("otel"):
         from bottega.telemetry.tracer import OpenTelemetryTracer
     tracer = OpenTelemetryTracer(tracer_provider, meter_provider, capture_content=capture_content)
     return replace(pipeline, tracer=tracer)
@@ -48,24 +47,13 @@ def instrument(
 def open_exporter(*, capture_content: bool = False) -> Exporter:
     """Return a tracer whose spans and metrics are sent to a collector. Raises `SettingError` and
     `MissingDependencyError`."""
-    with _otel_extra():
+    with needs_extra("otel"):
         from bottega.telemetry.export import Exporter
     return Exporter.open(capture_content=capture_content)
 
 
 def check_exporter(environment: Mapping[str, str]) -> None:
     """Raise what `open_exporter` would raise."""
-    with _otel_extra():
+    with needs_extra("otel"):
         from bottega.telemetry.export import exported_signals
     exported_signals(environment)
-
-
-@contextmanager
-def _otel_extra() -> Iterator[None]:
-    """Raise `MissingDependencyError` if an import of OpenTelemetry inside the block fails."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("opentelemetry"):
-            raise
-        raise MissingDependencyError("opentelemetry-sdk", "otel") from error

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from bottega.errors import MissingDependencyError
+from bottega.errors import needs_extra
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.source import Source, read_options
 from bottega.evaluation.controls import Corruption
@@ -39,14 +37,14 @@ def task_corruption(spec: str) -> Corruption | None:
     """Return a task's own corruption, where another label alone would be inconsistent."""
     if spec.partition(":")[0] != "rules":
         return None
-    with _needing_torch():
+    with needs_extra("local"):
         from bottega.tasks.rules import misapply_rule
 
         return misapply_rule
 
 
 def _maker(kind: str) -> Any:
-    with _needing_torch():
+    with needs_extra("local"):
         from bottega.tasks.attributes import AttributeTask
         from bottega.tasks.glyphs import FactTask, GlyphTask
         from bottega.tasks.rules import RuleTask
@@ -54,11 +52,3 @@ def _maker(kind: str) -> Any:
         return dict(zip(SYNTHETIC, (GlyphTask, AttributeTask, RuleTask, FactTask), strict=True))[
             kind
         ]
-
-
-@contextmanager
-def _needing_torch() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(error.name or "torch", "local") from error

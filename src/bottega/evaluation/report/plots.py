@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bottega.errors import MissingDependencyError
+from bottega.errors import require_extra
 from bottega.evaluation.charts import Series, pareto_front, result_point, shot_series
 from bottega.evaluation.report.sections import Row, Section
 from bottega.evaluation.report.streams import StreamSection, figures
@@ -75,10 +75,7 @@ OFFSET = 0.02
 
 def plot(sections: Sequence[Section], folder: Path) -> list[Path]:
     """Write the plots; return their paths. Raises `MissingDependencyError` without matplotlib."""
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("matplotlib", "eval") from error
+    require_extra("matplotlib", "eval")
     return [
         path
         for index, section in enumerate(sections)

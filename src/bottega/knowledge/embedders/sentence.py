@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from bottega._util.native import LOADING, load_from_hub
-from bottega.errors import BottegaError, EmbeddingError, MissingDependencyError, SettingError
+from bottega.errors import BottegaError, EmbeddingError, SettingError, needs_extra
 from bottega.knowledge.embedders.pixels import embed_images, unit_images
 from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Vectors
@@ -27,10 +27,8 @@ CHUNK = 1 << 20
 def loading_model(name: str) -> Iterator[None]:
     """Serialize model loading and convert its errors, including those of the imports inside."""
     try:
-        with LOADING:
+        with LOADING, needs_extra("local"):
             yield
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(error.name or "torch", "local") from error
     except BottegaError:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others

@@ -13,9 +13,9 @@ from bottega.errors import (
     BottegaError,
     ImageError,
     LoadError,
-    MissingDependencyError,
     OnRowError,
     error_handler,
+    needs_extra,
 )
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.folders import join_labels, label_text, open_within
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 def library_errors(name: str) -> Iterator[None]:
     """Convert every error while reading `name` to one of Bottega."""
     try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(error.name or "datasets", "eval") from error
+        with needs_extra("eval"):
+            yield
     except BottegaError:
         raise
     except Exception as error:  # datasets, pyarrow and the hub's client have separate error trees

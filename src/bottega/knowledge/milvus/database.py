@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from bottega.errors import (
-    MissingDependencyError,
     StoreBusyError,
     StoreError,
     StoreFullError,
     StoreUnavailableError,
+    require_extra,
 )
 from bottega.knowledge.milvus.url import SETTING, MilvusUrl
 
@@ -64,8 +63,7 @@ class MilvusDatabase:
     @contextmanager
     def client(self) -> Iterator[MilvusClient]:
         """Yield the client, and translate its errors into those of Bottega."""
-        if find_spec("pymilvus") is None:
-            raise MissingDependencyError("pymilvus", "milvus")
+        require_extra("pymilvus", "milvus")
         from grpc import RpcError
         from pymilvus import MilvusException
 
