@@ -254,7 +254,10 @@ def test_lines_are_found_by_position(tmp_path: Path) -> None:
     assert len(read_lines(path, CHAT, max_requests=2, max_bytes=10)[1]) == MAX_ERRORS
 
 
-def test_batch_waits_for_the_limits_of_its_key(endpoint: Server, tmp_path: Path) -> None:
+def test_batch_waits_for_the_limits_of_its_key(
+    endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.gateway.batches.runner.MAX_WAIT", 0.05)
     with closing(Accounts(tmp_path / FILE)) as accounts:
         account, key = accounts.add("team", requests_per_minute=600, max_concurrent=1)
 

@@ -123,7 +123,7 @@ class FeedbackEndpoint:
         """Return the request if the key may see it. Raises `ApiError`."""
         found = await asyncio.to_thread(find_request, self.ledger, id)
         if found is None:  # its entry may still wait to be written
-            await self.ledger.flushed()
+            await asyncio.to_thread(self.ledger.flush)
             found = await asyncio.to_thread(find_request, self.ledger, id)
         if found is None or not _may_see(account, found.namespace):
             raise ApiError(
