@@ -330,6 +330,34 @@ def test_batch_continues_after_a_restart(endpoint: Server, tmp_path: Path) -> No
     assert len(sent) == 7
 
 
+def test_closing_gateway_finishes_the_lines_in_progress(endpoint: Server, tmp_path: Path) -> None:
+    names = [f"question {number}" for number in range(9)]
+    servers: list[GatewayServer] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.1)
+        return await ok("fine")(request)
+
+    endpoint.answers = [answer]
+    lines = chat_lines(*names, model="bottega:route=large,no-replay")
+    with gateway(tmp_path, endpoint, servers.append, concurrency=2) as url, client(url) as real:
+        batch = start(real, lines)
+        while len(texts(endpoint)) < 3:
+            time.sleep(0.005)
+        (server,) = servers
+        assert server.app.in_flight >= 1  # SIGTERM waits for these
+        server.app.closing = True
+        while server.app.in_flight:
+            time.sleep(0.005)
+        sent = texts(endpoint)
+        counts = real.batches.retrieve(batch.id).request_counts
+        assert counts is not None and 3 <= counts.completed == len(sent) < 9
+    with gateway(tmp_path, endpoint, concurrency=2) as url, client(url) as real:
+        done = ended(real, batch)
+        assert sorted(rows(real, done.output_file_id)) == names
+    assert sorted(texts(endpoint)) == names  # each line once
+
+
 def test_cancelled_batch_keeps_its_output(endpoint: Server, tmp_path: Path) -> None:
     names = [f"question {number}" for number in range(200)]
     with gateway(tmp_path, endpoint, concurrency=1) as url, client(url) as real:
@@ -449,6 +477,22 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     folder = tmp_path_factory.mktemp("batches")
     with running() as endpoint, gateway(folder, endpoint) as url, client(url) as real:
         yield real
+
+
+def test_batches_are_refused_with_shared_state(
+    endpoint: Server, tmp_path: Path, gateway_database: str
+) -> None:
+    with closing(Accounts(gateway_database)) as accounts:
+        key = accounts.add("team")[1]
+    more = f'\n[state]\ndatabase_env = "DATABASE"\n# {gateway_database}'
+    config = gateway_config(tmp_path, endpoint.url, more)
+    server = build(config, {**ENVIRONMENT, "DATABASE": gateway_database})
+    with (
+        run_gateway(server) as url,
+        with_key(url, key) as real,
+        pytest.raises(openai.APIStatusError, match="its state is shared"),
+    ):
+        upload(real, b"{}")
 
 
 def test_batches_can_be_off(endpoint: Server, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from bottega.gateway.accounting.feedback import (
     read_feedback,
 )
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.config.settings import FeedbackSettings
+from bottega.gateway.config.settings import FeedbackSettings, TraceSettings
 from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.gateway.ports import ANONYMOUS
 from bottega.gateway.running.build import build
@@ -63,12 +64,14 @@ def gateway(
     endpoint: Server,
     *keys: str,
     change: Callable[[GatewayServer], None] = lambda server: None,
+    traces: str = "none",
     **settings: Any,
 ) -> Iterator[Any]:
     """Start a gateway. Yield a client for each key, or one without keys."""
     config = gateway_config(folder, endpoint.url).override(host=None, port=None, data=folder)
     cache = replace(config.cache, embed="pixels")
     config = replace(config, cache=cache, feedback=FeedbackSettings(**settings))
+    config = replace(config, traces=TraceSettings(traces))  # type: ignore[arg-type]
     server = build(config, ENVIRONMENT)
     change(server)
     with run_gateway(server) as url, client(url) as real:
@@ -186,6 +189,22 @@ def test_question_may_come_from_a_lookup(endpoint: Server, tmp_path: Path) -> No
         )
         (example,) = server.tenants.base("")
         assert (example.query.images, example.answer) == (query.images, "eight")
+
+
+def test_question_may_come_from_a_trace_of_one_turn(endpoint: Server, tmp_path: Path) -> None:
+    with gateway(tmp_path, endpoint, traces="images") as (server, one):
+        one.ask(1)
+        single = one.ask(5, model=SMALL)
+        assert single.headers["x-bottega-demonstrations"] == "1"
+        turns = [*user_messages(6), {"role": "assistant", "content": "a"}, *user_messages(7)]
+        several = one.real.chat.completions.with_raw_response.create(model=SMALL, messages=turns)
+        end = time.monotonic() + 20
+        while server.traces.store.summary().count < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        id = one.send(single, correction="eight")["example"]
+        assert server.tenants.base("").get(id).query.images == (solid_image(5),)
+        with pytest.raises(openai.BadRequestError, match="not kept"):
+            one.send(several, correction="nine")
 
 
 def test_keys_see_their_own_namespace_only(endpoint: Server, tmp_path: Path) -> None:

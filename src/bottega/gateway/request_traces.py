@@ -70,10 +70,13 @@ class RequestTraces:
         return partial(self._record, namespace)
 
     def find(self, id: str) -> KeptRequest | None:
-        """Return the question of a request with its images, None if it or an image is not stored.
-        Blocks."""
+        """Return the question of a request with its images, None if it or an image is not stored,
+        or if it depends on earlier turns. Blocks."""
         trace = self.store.find([id]).get(id)
         if trace is None:
+            return None
+        turns = sum(message.role == "user" for message in trace.messages)
+        if turns != len(trace.demonstrations) + 1:
             return None
         images = [self.store.image(sha256) for sha256 in trace.images]
         kept = tuple(image for image in images if image is not None)
