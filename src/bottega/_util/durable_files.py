@@ -76,3 +76,20 @@ def lock_file(path: Path) -> IO[bytes] | None:
         file.close()
         raise
     return file
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a handle holds the lock of `lock_file`. Always False on Windows.
+
+    A `lock_file` at the same moment fails.
+    """
+    try:
+        import fcntl
+
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):  # without a lock file there is no lock
+        return False
+    return False

@@ -61,6 +61,8 @@ def run_methods(
     `report` gets one line per method. With `executor`, its workers answer with the actors of
     `remote`."""
     check_benchmark_fit(config.methods, data, config.retrieve)
+    if isinstance(state.store, RunStore):
+        state.store.plan(method_keys(config, data))
     available = max_demonstrations(data)
     if max(config.shots) > available:
         report(f"{max(config.shots)} shots requested; all {available} available examples are shown")

@@ -79,7 +79,7 @@ def page_environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.globals["base_style"] = style_sheet("base.css")
+    environment.globals["base_style"] = style_sheet("base.css") + style_sheet("chart.css")
     return environment
 
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 import orjson
 
 from bottega._util.batch_writer import BatchWriter
-from bottega._util.durable_files import lock_file
+from bottega._util.durable_files import is_locked, lock_file
 from bottega._util.identity import image_hashes
 from bottega._util.sqlite import FileKind
 from bottega.errors import BottegaError, SettingError, StoreError
@@ -32,6 +32,7 @@ OPTIONAL = (
 )
 DATA, BENCHMARK = "data", "benchmark"
 ORDERS = "item_orders"  # the setting that only runs of streams have
+PLANNED = "planned"  # a note: the methods of the last command
 # Settings that follow from others, named only if nothing else differs.
 DERIVED = (DATA, ORDERS, "metrics", "model", "cold", "embedder", "embed")
 OPTIONS = {
@@ -111,6 +112,7 @@ class DemonstrationRecorder(AnswerStore):
 
 FILE = "run.db"
 BUSY_SECONDS = 10.0
+PROBE_SECONDS = 0.05  # `is_running` holds the lock for less
 RUN_FILE = FileKind(
     "run",
     application_id=0x42747267,  # "Btrg"
@@ -280,8 +282,13 @@ class RunStore(AnswerStore):
 
         await self._write(write)
 
-    def note(self, name: str, value: str) -> str | None:
-        """Store a text of the run and return the one before. It is no setting: it may change."""
+    def plan(self, keys: Sequence[MethodKey]) -> None:
+        """Store the methods that the command evaluates, from which readers tell its progress."""
+        self.note(PLANNED, keys)
+
+    def note(self, name: str, value: object) -> str | None:
+        """Store a value of the run and return the text of the one before. It is no setting: it may
+        change."""
         before = self._read("SELECT value FROM settings WHERE name = ?", name)
         with RUN_FILE.translated(str(self.path)), self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -341,10 +348,18 @@ def _option_text(value: str | None) -> str:
     return text if text.isprintable() else repr(text)
 
 
+def is_running(folder: Path) -> bool:
+    """Return whether a process writes to the run in a folder."""
+    return is_locked((folder / FILE).with_suffix(".lock"))
+
+
 def _lock(path: Path) -> IO[bytes]:
     """Lock a run until the file is closed or its process ends: two runs would pay twice."""
     try:
         lock = lock_file(path)
+        if lock is None:
+            time.sleep(PROBE_SECONDS)
+            lock = lock_file(path)
     except OSError as error:
         raise StoreError(
             f"{path.parent} is not writable: {error.strerror}", hint="check its permissions"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
-from scipy.stats import page_trend_test
 
 from bottega.evaluation.stream_plan import STARTS, Curve, Stream
 from bottega.evaluation.stream_summary import PARTS, scores_without_cache
@@ -98,6 +97,8 @@ def _trend(
     blocks = np.array([row for row in rows if None not in row], np.float64)
     if len(conditions) < MIN_CONDITIONS or len(blocks) < MIN_ORDERS:
         return
+    from scipy.stats import page_trend_test  # takes a second to load
+
     p = float(page_trend_test(blocks).pvalue)
     means = tuple(map(float, blocks.mean(axis=0)))
     yield Trend(over, curve, tuple(conditions), means, len(blocks), p)

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import StoreError
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method
+from bottega.evaluation.report.progress import file_state, read_progress
 from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import RunState, evaluate
@@ -101,3 +103,31 @@ async def test_damaged_row_is_reported(tmp_path: Path) -> None:
         connection.execute("UPDATE answers SET scores = 'x' WHERE place = 3")
     with pytest.raises(StoreError, match=r"run\.db is damaged"):
         read_run(folder)
+
+
+async def test_progress_counts_answers_of_planned_methods(tmp_path: Path) -> None:
+    data = benchmark(8)
+    settings = {"benchmark": "animals", "model": "m", "seed": 0, "metrics": ["accuracy"]}
+    methods = three_methods(data)
+    with closing(RunStore.open(tmp_path, settings, data.items)) as store:
+        store.plan([method.key for method in methods])
+        before, state = read_progress(tmp_path), file_state(tmp_path)
+        assert (before.done, before.planned, before.state) == (0, 24, "running")
+        await evaluate(data, methods[1], RunConfig(), RunState(store))
+        during = read_progress(tmp_path)
+        assert (during.done, during.failures, during.state) == (7, 1, "running")
+        assert file_state(tmp_path) != state
+    assert read_progress(tmp_path).state == "incomplete"
+    assert read_progress(tmp_path).methods == (("zero-shot", 0), ("random", 3), ("top-k", 3))
+    assert "planned" not in read_run(tmp_path).settings
+
+
+async def test_a_run_without_a_plan_is_finished_when_its_methods_are(tmp_path: Path) -> None:
+    data = benchmark(6)
+    await store_run(tmp_path, data, three_methods(data)[:1])
+    assert read_progress(tmp_path).state == "finished"
+
+
+def test_missing_run_has_no_state(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="does not exist any more"):
+        file_state(tmp_path / "deleted")

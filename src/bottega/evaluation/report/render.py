@@ -99,9 +99,7 @@ def render(
     title: str,
     made: str,
 ) -> str:
-    contents = payload(sections)
-    program = "\n".join(files(HERE).joinpath(name).read_text("utf-8") for name in SCRIPTS)
-    digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode("ascii")
+    contents, program = payload(sections), _program()
     return (
         page_environment()
         .get_template("report/report.html")
@@ -116,9 +114,26 @@ def render(
             contents=contents,
             style=style_sheet("report/report.css"),
             program=Markup(program),
-            digest=digest,
+            digest=_digest(program),
         )
     )
+
+
+def content_policy() -> str:
+    """Return the Content-Security-Policy of the page: its own script alone, and no network."""
+    return (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline';"
+        f" script-src 'sha256-{_digest(_program())}'; frame-ancestors 'none'; base-uri 'none';"
+        " form-action 'none'; sandbox allow-scripts"
+    )
+
+
+def _program() -> str:
+    return "\n".join(files(HERE).joinpath(name).read_text("utf-8") for name in SCRIPTS)
+
+
+def _digest(program: str) -> str:
+    return base64.b64encode(hashlib.sha256(program.encode()).digest()).decode("ascii")
 
 
 def _stream_view(section: StreamSection) -> StreamView:

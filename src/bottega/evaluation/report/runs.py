@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import orjson
 from bottega.errors import StoreError
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import ScoredAnswer
-from bottega.evaluation.run_store import BUSY_SECONDS, FILE, RUN_FILE
+from bottega.evaluation.run_store import BUSY_SECONDS, FILE, PLANNED, RUN_FILE
 from bottega.image import path_text
 from bottega.types import Answer, Example, Query
 
@@ -69,11 +69,34 @@ class StoredRun:
     @property
     def methods(self) -> tuple[Key, ...]:
         """Return the methods in table order."""
-        return tuple(sorted({*self.answers, *self.failures}, key=_rank))
+        return in_table_order({*self.answers, *self.failures})
 
 
-def read_run(folder: Path) -> StoredRun:
+def read_run(folder: Path, *, thumbnails: bool = True) -> StoredRun:
     """Read a run without changing it, even while it is in progress. Raises `StoreError`."""
+    with opened_run(folder) as (connection, settings):
+        items = tuple(_items(connection))
+        images = connection.execute("SELECT sha256, data FROM thumbnails") if thumbnails else ()
+        return StoredRun(
+            folder,
+            {name: value for name, value in settings.items() if name != PLANNED},
+            items,
+            _answers(connection, items),
+            _failures(connection),
+            dict(images),
+        )
+
+
+def read_thumbnail(folder: Path, sha256: str) -> bytes | None:
+    """Return a stored thumbnail, None if there is none. Raises `StoreError`."""
+    with opened_run(folder) as (connection, _):
+        rows = connection.execute("SELECT data FROM thumbnails WHERE sha256 = ?", (sha256,))
+        return next((bytes(data) for (data,) in rows), None)
+
+
+@contextmanager
+def opened_run(folder: Path) -> Iterator[tuple[sqlite3.Connection, dict[str, Any]]]:
+    """Yield a snapshot of the run in a folder, and its settings. Raises `StoreError`."""
     path = folder / FILE
     name = path_text(path)
     if not path.is_file():
@@ -86,17 +109,14 @@ def read_run(folder: Path) -> StoredRun:
         _snapshot(connection),
         RUN_FILE.reading(name),
     ):
-        if not (settings := dict(connection.execute("SELECT name, value FROM settings"))):
+        settings = dict(connection.execute("SELECT name, value FROM settings"))
+        if not settings.keys() - {PLANNED}:
             raise StoreError(f"{name} holds no run yet", hint="wait until the run has started")
-        items = tuple(_items(connection))
-        return StoredRun(
-            folder,
-            {name: orjson.loads(value) for name, value in settings.items()},
-            items,
-            _answers(connection, items),
-            _failures(connection),
-            dict(connection.execute("SELECT sha256, data FROM thumbnails")),
-        )
+        yield connection, {key: orjson.loads(value) for key, value in settings.items()}
+
+
+def in_table_order(keys: Iterable[Key]) -> tuple[Key, ...]:
+    return tuple(sorted(keys, key=_rank))
 
 
 def _rank(key: Key) -> tuple[int, str, int]:
