@@ -17,6 +17,8 @@ from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase
 from bottega.ui.asking import Asker
+from bottega.ui.evaluation_runs import RunLibrary
+from bottega.ui.evaluations import EVALUATIONS, evaluation_routes
 from bottega.ui.keys import KeyPages
 from bottega.ui.overview import OverviewPage
 from bottega.ui.pages import (
@@ -33,7 +35,12 @@ from bottega.ui.playground import PlaygroundPage
 from bottega.ui.requests import RequestPages
 from bottega.ui.sessions import COOKIE, SESSION_SECONDS, Sessions
 
-STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
+# Package, path and type of the files.
+STATIC = {
+    "console.css": ("bottega.ui", "static/console.css", "text/css"),
+    "console.js": ("bottega.ui", "static/console.js", "text/javascript"),
+    "chart.css": ("bottega.evaluation", "chart.css", "text/css"),
+}
 MAX_LOGIN_BYTES = 64 << 10
 OpenBase = Callable[[str], KnowledgeBase]
 
@@ -41,6 +48,7 @@ LINKS = (
     Link("/overview", "Overview"),
     Link("/requests", "Requests"),
     Link("/playground", "Playground"),
+    EVALUATIONS,
     Link("/keys", "Keys", for_admins=True),
 )
 
@@ -65,7 +73,7 @@ def gateway_routes(
     )
     playground = PlaygroundPage(asker, open_base)
     keys = KeyPages(server.accounts, server.ledger)
-    page = renderer.route
+    page, runs = renderer.route, server.config.console.runs
     return [
         *common_routes(renderer),
         page("/overview", OverviewPage(server.ledger)),
@@ -77,6 +85,7 @@ def gateway_routes(
         page("/requests/{id}/explanation", requests.explanation),
         page("/playground", playground.show),
         page("/playground", playground.submit, method="POST"),
+        *evaluation_routes(renderer, None if runs is None else RunLibrary([runs])),
         page("/keys", keys.browse),
         page("/keys", keys.add, method="POST"),
         page("/keys/{id}/change", keys.change, method="POST"),
@@ -110,11 +119,11 @@ class LoginPages:
         self._renderer, self._sessions = renderer, renderer.sessions
 
     async def home(self, request: Request) -> Response:
-        return RedirectResponse(f"{ROOT}/overview", 303, HEADERS)
+        return RedirectResponse(self._renderer.home, 303, HEADERS)
 
     async def show(self, request: Request) -> Response:
         if key := request.query_params.get("token"):  # the link that the server printed
-            return self._logged_in(request, key, False, f"{ROOT}/overview")
+            return self._logged_in(request, key, False, self._renderer.home)
         return self._page(request)
 
     async def submit(self, request: Request) -> Response:
@@ -135,7 +144,7 @@ class LoginPages:
         cookie = self._sessions.login(key, read_only=read_only)
         if cookie is None:
             return self._page(request, problem="This key is not valid.", status=401)
-        response = RedirectResponse(_own_path(wanted), 303, HEADERS)
+        response = RedirectResponse(_own_path(wanted, self._renderer.home), 303, HEADERS)
         response.set_cookie(
             COOKIE,
             cookie,
@@ -157,20 +166,21 @@ class LoginPages:
         return self._renderer.render(request, None, Page("login.html", values, status))
 
 
-def _own_path(wanted: str) -> str:
-    """Return the address if it is a path of the console, else the first page."""
+def _own_path(wanted: str, home: str) -> str:
+    """Return the address if it is a path of the console, else the first page `home`."""
     parts = urlsplit(wanted)
     own = not parts.scheme and not parts.netloc and parts.path.startswith(f"{ROOT}/")
-    return wanted if own and "\\" not in wanted else f"{ROOT}/overview"
+    return wanted if own and "\\" not in wanted else home
 
 
 async def static(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in STATIC:
         return Response("not found", 404, HEADERS)
-    data = await asyncio.to_thread(files("bottega.ui").joinpath("static", name).read_bytes)
+    package, path, type = STATIC[name]
+    data = await asyncio.to_thread(files(package).joinpath(path).read_bytes)
     headers = {**HEADERS, "cache-control": "no-cache"}
-    return Response(data, 200, headers, STATIC[name])
+    return Response(data, 200, headers, type)
 
 
 def _base_image(open_base: OpenBase | None, namespace: str, sha256: str) -> Image | None:

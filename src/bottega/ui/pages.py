@@ -13,7 +13,7 @@ from threading import BoundedSemaphore
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, PrefixLoader, StrictUndefined
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -140,7 +140,12 @@ class Renderer:
         self.sessions = sessions
         self._links = links
         self._environment = Environment(
-            loader=PackageLoader("bottega.ui", "templates"),
+            loader=ChoiceLoader(
+                [
+                    PackageLoader("bottega.ui", "templates"),
+                    PrefixLoader({"evaluation": PackageLoader("bottega.evaluation", ".")}),
+                ]
+            ),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -156,6 +161,11 @@ class Renderer:
         }
         self._environment.globals |= {"root": ROOT, "query": query_string}
 
+    @property
+    def home(self) -> str:
+        """Return the path of the first page."""
+        return f"{ROOT}{self._links[0].path}"
+
     def render(self, request: Request, viewer: Viewer | None, page: Page) -> Response:
         links = [
             one
@@ -166,6 +176,7 @@ class Renderer:
             viewer=viewer,
             links=links,
             path=request.url.path,
+            home=self.home,
             param=lambda name: request.query_params.get(name, ""),
             message=request.query_params.get("message", ""),
             **page.values,

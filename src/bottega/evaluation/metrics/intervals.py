@@ -107,11 +107,13 @@ def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
 
     It compares the items that only one side answered correctly; without any it is 1.0.
     """
-    from scipy.special import bdtr  # scipy.stats takes a second to load
-
     wins = sum(a and not b for a, b in zip(ours, theirs, strict=True))
     losses = sum(b and not a for a, b in zip(ours, theirs, strict=True))
-    return min(1.0, 2 * float(bdtr(min(wins, losses), wins + losses, 0.5)))
+    n, tail, ways = wins + losses, 0, 1
+    for k in range(min(wins, losses) + 1):  # `ways` to choose k of n, in whole numbers
+        tail += ways
+        ways = ways * (n - k) // (k + 1)
+    return float(min(1.0, 2 * tail / 2**n))
 
 
 def _joined(one: float, other: float, phi: float) -> float:

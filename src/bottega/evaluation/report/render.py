@@ -109,7 +109,7 @@ def render(
             rule=EXCLUSION_RULE if sections else "",
             views=[_section_view(section) for section in sections],
             averages=average_rows(sections),
-            stream_views=[_stream_view(section) for section in streams],
+            stream_views=[stream_view(section) for section in streams],
             data=Markup(contents.json.decode()),
             contents=contents,
             style=style_sheet("report/report.css"),
@@ -136,7 +136,7 @@ def _digest(program: str) -> str:
     return base64.b64encode(hashlib.sha256(program.encode()).digest()).decode("ascii")
 
 
-def _stream_view(section: StreamSection) -> StreamView:
+def stream_view(section: StreamSection) -> StreamView:
     found = list(figures(section)) if section.points else []
     main = [figure.chart for figure in found if figure.by_share]
     hidden = (ORDERS, "metrics", "data", "corpus")
@@ -162,7 +162,7 @@ def _section_view(section: Section) -> SectionView:
         confusions(section),
         published,
         list(dict.fromkeys(one.column for one in beside)),
-        _settings(section),
+        settings_of(section),
         errors.most_common(MAX_ERRORS),
     )
 
@@ -175,7 +175,7 @@ def _matches(one: Reference, row: Row) -> bool:
     )
 
 
-def _settings(section: Section) -> dict[str, list[Any]]:
+def settings_of(section: Section) -> dict[str, list[Any]]:
     """Return the settings by name, one value for each run, without those in the section's head."""
     runs = section.runs.values()
     names = dict.fromkeys([*FIRST, *(name for run in runs for name in run.settings)])

@@ -87,6 +87,12 @@ def read_run(folder: Path, *, thumbnails: bool = True) -> StoredRun:
         )
 
 
+def thumbnail_names(folder: Path) -> frozenset[str]:
+    """Return the SHA-256 hashes of the images with a stored thumbnail. Raises `StoreError`."""
+    with opened_run(folder) as (connection, _):
+        return frozenset(name for (name,) in connection.execute("SELECT sha256 FROM thumbnails"))
+
+
 def read_thumbnail(folder: Path, sha256: str) -> bytes | None:
     """Return a stored thumbnail, None if there is none. Raises `StoreError`."""
     with opened_run(folder) as (connection, _):

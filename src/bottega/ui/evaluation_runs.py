@@ -1,0 +1,182 @@
+"""Evaluation runs in folders: found, loaded and kept while their files do not change."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from bottega._util.caching import LRUCache
+from bottega.errors import NotFoundError, StoreError
+from bottega.evaluation.charts import Chart, by_shots
+from bottega.evaluation.report.plots import shots_of
+from bottega.evaluation.report.progress import (
+    FileState,
+    RunProgress,
+    file_state,
+    read_progress,
+)
+from bottega.evaluation.report.render import render
+from bottega.evaluation.report.runs import StoredRun, read_run, thumbnail_names
+from bottega.evaluation.report.sections import Section, sections
+from bottega.evaluation.report.streams import StreamSection, is_stream_run, stream_section
+from bottega.evaluation.run_store import FILE, is_running
+from bottega.image import path_text
+
+MAX_DEPTH = 3  # of run folders below the folder of runs
+MAX_LOADED = 256 << 20  # bytes of the files of loaded runs
+MAX_REPORTS = 64 << 20
+MAX_PROGRESS = 2000
+# A run in progress is loaded again after this multiple of the seconds that loading took.
+PATIENCE = 5.0
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """Run with its figures. `section` is None for a run of streams, `stream` for another one.
+    `images` are those with a thumbnail. Loading took `seconds`."""
+
+    name: str
+    run: StoredRun
+    images: frozenset[str]
+    state: FileState
+    section: Section | None
+    stream: StreamSection | None
+    begun: float
+    seconds: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that count in the cache; the largest run is cached alone."""
+        return min(MAX_LOADED, sum(size for _, size in self.state))
+
+    @cached_property
+    def chart(self) -> Chart | None:
+        """Return the chart by number of demonstrations, None without a result."""
+        section = self.section
+        if section is None or all(row.result.value is None for row in section.rows):
+            return None
+        metric = section.metric.replace("_", " ")
+        return by_shots(shots_of(section), f"{metric} by number of demonstrations")
+
+
+class RunLibrary:
+    """Runs of `bottega eval` and `bottega stream` in folders, by name. Each root is a run, or has
+    runs below it. Threads may share it."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
+        self._loaded: LRUCache[Path, LoadedRun] = LRUCache(MAX_LOADED, lambda one: one.size)
+        self._progress: LRUCache[Path, tuple[FileState, RunProgress]] = LRUCache(MAX_PROGRESS)
+        self._reports: LRUCache[Path, tuple[FileState, bytes]] = LRUCache(
+            MAX_REPORTS, lambda one: len(one[1])
+        )
+        self._loading = threading.Lock()
+
+    def folders(self) -> dict[str, Path]:
+        """Return the folders of all runs by name."""
+        found: dict[str, Path] = {}
+        for root in self.roots:
+            for folder in _runs_below(root, MAX_DEPTH):
+                name = path_text(folder.relative_to(root) if folder != root else folder.name)
+                if len(self.roots) > 1 and folder != root:
+                    name = f"{path_text(root.name)}/{name}"
+                while name in found:
+                    name += "'"
+                found[name] = folder
+        return found
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of a run. Raises `NotFoundError`."""
+        folder = self.folders().get(name)
+        if folder is None:
+            raise NotFoundError(
+                f"there is no run {name[:100]!r}",
+                hint="it may have been deleted or moved: open the list of evaluations",
+            )
+        return folder
+
+    def progress(self, folder: Path) -> RunProgress:
+        """Return the progress of a run. Raises `StoreError`."""
+        state, kept = file_state(folder), self._progress.get(folder)
+        if kept is not None and kept[0] == state:
+            return replace(kept[1], running=is_running(folder))
+        found = read_progress(folder)
+        self._progress.put(folder, (state, found))
+        return found
+
+    def load(self, name: str) -> LoadedRun:
+        """Return a run with its figures, at most a few seconds old if it is in progress. Raises
+        `NotFoundError` and `StoreError`."""
+        folder = self.folder(name)
+        with self._loading:  # the second of two viewers waits for the figures of the first
+            state, kept = file_state(folder), self._loaded.get(folder)
+            if kept is not None and (kept.state == state or _is_recent(kept)):
+                return kept
+            begun = time.monotonic()
+            run = read_run(folder, thumbnails=False)
+            of_streams = is_stream_run(run)
+            found = LoadedRun(
+                name,
+                run,
+                thumbnail_names(folder),
+                state,
+                None if of_streams else sections({name: run})[0],
+                stream_section(name, run) if of_streams else None,
+                begun,
+            )
+            found = replace(found, seconds=time.monotonic() - begun)
+            self._loaded.put(folder, found)
+            return found
+
+    def report(self, name: str) -> bytes:
+        """Return the page of `bottega report`. Raises `NotFoundError` and `StoreError`."""
+        folder = self.folder(name)
+        with self._loading:
+            state, kept = file_state(folder), self._reports.get(folder)
+            if kept is not None and kept[0] == state:
+                return kept[1]
+            run = read_run(folder)
+            streams = [stream_section(name, run)] if is_stream_run(run) else []
+            text = render(
+                [] if streams else sections({name: run}),
+                streams,
+                title=f"Report: {name}",
+                made="Created by the console",
+            )
+            page = text.encode(errors="replace")
+            self._reports.put(folder, (state, page))
+            return page
+
+
+def _is_recent(kept: LoadedRun) -> bool:
+    age = time.monotonic() - kept.begun
+    return age < PATIENCE * kept.seconds and is_running(kept.run.folder)
+
+
+def changed_at(folder: Path) -> float:
+    """Return when a run was written to, in unix seconds; 0 if it is deleted."""
+    try:
+        return max(moment for moment, _ in file_state(folder)) / 1e9
+    except StoreError:
+        return 0.0
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the runs in a folder. Folders that cannot be read have none."""
+    if (folder / FILE).is_file():
+        yield folder
+        return
+    if not depth:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            inner = sorted(one.path for one in entries if one.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    for path in inner:
+        yield from _runs_below(Path(path), depth - 1)

@@ -1,0 +1,221 @@
+"""Evaluations: runs, their results, and items with the answers of each method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bottega.errors import BottegaError, NotFoundError, StoreError
+from bottega.evaluation.examples import labels_of
+from bottega.evaluation.report.payload import media_type
+from bottega.evaluation.report.progress import RunProgress
+from bottega.evaluation.report.render import content_policy, settings_of, stream_view
+from bottega.evaluation.report.runs import read_thumbnail
+from bottega.evaluation.report.sections import Section
+from bottega.openai_api.errors import ApiError
+from bottega.ui.evaluation_items import DISAGREE, OUTCOMES, ItemFilter, answer_of
+from bottega.ui.evaluation_runs import LoadedRun, RunLibrary, changed_at
+from bottega.ui.pages import HEADERS, IMAGE_HEADERS, Link, Page, Renderer, Result, Visit
+
+EVALUATIONS = Link("/evaluations", "Evaluations", for_admins=True)
+RUNS_SHOWN = 30
+ITEMS_SHOWN = 25
+REFRESH_SECONDS = 3
+SHOWN_METHODS = 6
+LONGEST_SETTING = 500
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """Run in the list. `progress` is None if it cannot be read, for the reason in `problem`."""
+
+    name: str
+    changed: float
+    progress: RunProgress | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class EvaluationPages:
+    """Handlers of the evaluations. `library` is None without a folder of runs."""
+
+    library: RunLibrary | None
+
+    def browse(self, visit: Visit) -> Result:
+        visit.require(visit.viewer.is_admin, "see evaluations")
+        first = visit.number("first", 0)
+        found = {} if self.library is None else self.library.folders()
+        newest = sorted(((changed_at(folder), name) for name, folder in found.items()))[::-1]
+        entries = [
+            self._entry(name, found[name], changed)
+            for changed, name in newest[first : first + RUNS_SHOWN]
+        ]
+        running = any(one.progress is not None and one.progress.running for one in entries)
+        return Page(
+            "evaluations.html",
+            {
+                "title": "Evaluations",
+                "configured": self.library is not None,
+                "roots": [] if self.library is None else self.library.roots,
+                "entries": entries,
+                "count": len(found),
+                "first": first,
+                "following": first + RUNS_SHOWN if first + RUNS_SHOWN < len(found) else None,
+                "refresh": REFRESH_SECONDS if running else 0,
+                "shown_methods": SHOWN_METHODS,
+            },
+        )
+
+    def show(self, visit: Visit) -> Result:
+        loaded, progress = self._open(visit)
+        values = {
+            "title": loaded.name,
+            "name": loaded.name,
+            "progress": progress,
+            "changed": changed_at(loaded.run.folder),
+            "refresh": REFRESH_SECONDS if progress.running else 0,
+            "longest": LONGEST_SETTING,
+        }
+        if loaded.stream is not None:
+            stream = stream_view(loaded.stream)
+            return Page("evaluation_stream.html", {**values, "view": stream})
+        assert loaded.section is not None
+        settings = {name: value for name, [value] in settings_of(loaded.section).items()}
+        values |= {"section": loaded.section, "chart": loaded.chart, "settings": settings}
+        return Page("evaluation.html", values)
+
+    def items(self, visit: Visit) -> Result:
+        loaded, _ = self._open(visit)
+        section = _section_of(loaded)
+        chosen = _filter(visit, section)
+        matches = chosen.matches(section)
+        first = visit.number("first", 0)
+        shown = [
+            (index, section.items[index], [answer_of(row, index) for row in chosen.rows])
+            for index in matches[first : first + ITEMS_SHOWN]
+        ]
+        return Page(
+            "evaluation_items.html",
+            {
+                **_item_values(visit, loaded, chosen, section),
+                "title": f"Items of {loaded.name}",
+                "count": len(matches),
+                "shown": shown,
+                "first": first,
+                "previous": max(0, first - ITEMS_SHOWN) if first else None,
+                "following": first + ITEMS_SHOWN if first + ITEMS_SHOWN < len(matches) else None,
+            },
+        )
+
+    def item(self, visit: Visit) -> Result:
+        loaded, _ = self._open(visit)
+        section = _section_of(loaded)
+        index = visit.number("index", 0)
+        if index >= len(section.items):
+            raise NotFoundError(
+                f"the run has {len(section.items):,} items, got the index {index}",
+                hint="open the list of its items",
+            )
+        chosen = _filter(visit, section)
+        matches = chosen.matches(section)
+        item = section.items[index]
+        return Page(
+            "evaluation_item.html",
+            {
+                **_item_values(visit, loaded, chosen, section),
+                "title": f"Item {index} of {loaded.name}",
+                "index": index,
+                "item": item,
+                "labels": labels_of(item.example),
+                "answers": [answer_of(row, index) for row in section.rows],
+                "previous": max((one for one in matches if one < index), default=None),
+                "following": min((one for one in matches if one > index), default=None),
+            },
+        )
+
+    def image(self, visit: Visit) -> Result:
+        library = self._library(visit)
+        data = read_thumbnail(library.folder(visit.value("run")), visit.value("sha256"))
+        if data is None:
+            raise NotFoundError(
+                "the run has no such image", hint="repeat its command to store missing images"
+            )
+        return Response(data, 200, IMAGE_HEADERS, media_type(data))
+
+    def report(self, visit: Visit) -> Result:
+        """Return the page of `bottega report`, isolated from the console by its own policy."""
+        page = self._library(visit).report(visit.value("run"))
+        headers = {**HEADERS, "content-security-policy": content_policy()}
+        return Response(page, 200, headers, "text/html; charset=utf-8")
+
+    def _entry(self, name: str, folder: Path, changed: float) -> RunEntry:
+        assert self.library is not None
+        try:
+            return RunEntry(name, changed, self.library.progress(folder))
+        except BottegaError as error:
+            return RunEntry(name, changed, None, str(error))
+
+    def _library(self, visit: Visit) -> RunLibrary:
+        visit.require(visit.viewer.is_admin, "see evaluations")
+        if self.library is None:
+            raise ApiError(
+                "the console has no folder of runs",
+                status=404,
+                hint='set [console] runs = "FOLDER" in bottega.toml',
+            )
+        return self.library
+
+    def _open(self, visit: Visit) -> tuple[LoadedRun, RunProgress]:
+        library, name = self._library(visit), visit.value("run")
+        return library.load(name), library.progress(library.folder(name))
+
+
+def evaluation_routes(renderer: Renderer, library: RunLibrary | None) -> list[Route]:
+    pages, page = EvaluationPages(library), renderer.route
+    return [
+        page("/evaluations", pages.browse),
+        page("/evaluations/run", pages.show),
+        page("/evaluations/items", pages.items),
+        page("/evaluations/item", pages.item),
+        page("/evaluations/image", pages.image),
+        page("/evaluations/report", pages.report),
+    ]
+
+
+def _section_of(loaded: LoadedRun) -> Section:
+    if loaded.section is None:
+        raise StoreError(
+            "a run of streams has no list of items here",
+            hint="open its results or its report",
+        )
+    return loaded.section
+
+
+def _filter(visit: Visit, section: Section) -> ItemFilter:
+    methods = (visit.value("method"), visit.value("other"))
+    show = visit.value("show")
+    if show not in (*OUTCOMES, DISAGREE, ""):
+        raise ApiError(f"show must be an outcome, got {show[:40]!r}", hint="choose one of the list")
+    return ItemFilter.of(section, methods, show, visit.value("text"))
+
+
+def _item_values(
+    visit: Visit, loaded: LoadedRun, chosen: ItemFilter, section: Section
+) -> dict[str, object]:
+    return {
+        "name": loaded.name,
+        "images": loaded.images,
+        "titles": [row.title for row in section.rows],
+        "outcomes": [*OUTCOMES.items(), (DISAGREE, "methods disagree")],
+        "item_count": section.item_count,
+        "params": {
+            "run": loaded.name,
+            "method": visit.value("method"),
+            "other": visit.value("other"),
+            "show": chosen.show,
+            "text": chosen.text,
+        },
+    }
