@@ -12,7 +12,7 @@ from tests.gateway.gateways import ask
 from tests.server import Server
 from tests.ui.conftest import console, log_in, serious_findings
 
-PAGES = ("overview", "requests", "playground", "keys")
+PAGES = ("overview", "requests", "playground", "keys", "evaluations")
 ADMIN = Account("", "boss", admin=True)
 TEAM = Account("", "ann", namespace="team-a")
 OTHER = Account("", "bob", namespace="team-b")

@@ -10,12 +10,12 @@ from starlette.routing import Route
 
 from bottega.errors import BottegaError, NotFoundError, StoreError
 from bottega.evaluation.examples import labels_of
-from bottega.evaluation.report.payload import media_type
 from bottega.evaluation.report.progress import RunProgress
 from bottega.evaluation.report.render import content_policy, settings_of, stream_view
 from bottega.evaluation.report.runs import read_thumbnail
 from bottega.evaluation.report.sections import Section
 from bottega.openai_api.errors import ApiError
+from bottega.pixels import media_type
 from bottega.ui.evaluation_items import DISAGREE, OUTCOMES, ItemFilter, answer_of
 from bottega.ui.evaluation_runs import LoadedRun, RunLibrary, changed_at
 from bottega.ui.pages import HEADERS, IMAGE_HEADERS, Link, Page, Renderer, Result, Visit
