@@ -1,6 +1,6 @@
-"""Server that imports torch and transformers once and runs each command in a fork of itself.
+"""Server that imports torch, transformers and other libraries once and runs each command in a fork of itself.
 
-Importing both takes four CPU-seconds, more than most commands in the documents. A fork gets the
+Importing them takes five CPU-seconds, more than most commands in the documents. A fork gets the
 arguments, working directory, environment and files of the client, so output, pipes and exit codes
 are those of a separate process. Linux only: elsewhere it is not safe to fork a process
 that has loaded such libraries.
@@ -119,6 +119,8 @@ def run(
 
 
 def preload() -> None:
+    import faiss  # noqa: F401
+    import sklearn.linear_model  # noqa: F401
     import torch
     import transformers.modeling_utils  # noqa: F401
     from transformers.models.auto import processing_auto  # noqa: F401

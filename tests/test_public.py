@@ -23,9 +23,9 @@ def test_public_names_are_complete_and_importable() -> None:
     assert all(hasattr(bottega, name) for name in bottega.__all__)
 
 
-def test_importing_the_package_loads_no_heavy_library() -> None:
-    heavy = "torch transformers sentence_transformers sklearn datasets pandas matplotlib"
-    code = f"import bottega, sys; print([m for m in {heavy.split()!r} if m in sys.modules])"
+def test_importing_the_commands_loads_no_heavy_library() -> None:
+    heavy = "torch transformers sentence_transformers sklearn scipy datasets pandas matplotlib"
+    code = f"import bottega.cli.app, sys; print([m for m in {heavy.split()!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
