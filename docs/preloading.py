@@ -1,4 +1,4 @@
-"""Server that imports torch, transformers and other libraries once and runs each command in a fork of itself.
+"""Server that imports large libraries once and runs each command in a fork of itself.
 
 Importing them takes five CPU-seconds, more than most commands in the documents. A fork gets the
 arguments, working directory, environment and files of the client, so output, pipes and exit codes
@@ -120,6 +120,7 @@ def run(
 
 def preload() -> None:
     import faiss  # noqa: F401
+    import matplotlib.figure  # noqa: F401
     import sklearn.linear_model  # noqa: F401
     import torch
     import transformers.modeling_utils  # noqa: F401
