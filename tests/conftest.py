@@ -30,7 +30,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # Each run draws other examples; pytest --hypothesis-profile thorough draws many at once.
 # Without a database of failures: it would be written to the working directory.
 settings.register_profile(
-    "unhurried", deadline=None, max_examples=50, database=None, print_blob=True
+    "unhurried", deadline=None, max_examples=30, database=None, print_blob=True
 )
 settings.register_profile("thorough", settings.get_profile("unhurried"), max_examples=1000)
 # A mutant is killed by any failing example, however large.

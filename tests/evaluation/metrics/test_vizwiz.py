@@ -67,7 +67,7 @@ PREDICTIONS = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(PREDICTIONS)
 def test_answerability_agrees_with_scikit_learn(
     predictions: list[tuple[bool, bool, float | None]],
