@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from bottega.errors import SettingError
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.running.build import build
+from tests import server
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Server, ok
 
@@ -63,24 +65,37 @@ PASSING: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Server]:
+    with server.running() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(upstream: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    folder = tmp_path_factory.mktemp("gateway")
+    with run_gateway(build(gateway_config(folder, upstream.url), ENVIRONMENT)) as url:
+        transport = openai.DefaultHttpxClient(verify=False)  # loading certificates takes longer
+        with openai.OpenAI(base_url=url, api_key="x", http_client=transport) as client:
+            yield client
+
+
 @pytest.mark.parametrize("fields", CONTROL, ids=str)
 def test_control_fields_are_rejected_by_name(
-    endpoint: Server, tmp_path: Path, fields: dict[str, Any]
+    upstream: Server, client: openai.OpenAI, fields: dict[str, Any]
 ) -> None:
-    with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
-        endpoint.bodies.clear()
-        with openai.OpenAI(base_url=url, api_key="x") as client:
-            for create in (
-                lambda: client.chat.completions.create(
-                    model="bottega", messages=[{"role": "user", "content": "?"}], extra_body=fields
-                ),
-                lambda: client.responses.create(model="bottega", input="?", extra_body=fields),
-            ):
-                with pytest.raises(openai.BadRequestError) as refused:
-                    create()
-                assert refused.value.param == next(iter(fields))
-                assert refused.value.code in ("unsupported_parameter", "invalid_type")
-    assert not [body for body in endpoint.bodies if body]
+    upstream.bodies.clear()
+    for create in (
+        lambda: client.chat.completions.create(
+            model="bottega", messages=[{"role": "user", "content": "?"}], extra_body=fields
+        ),
+        lambda: client.responses.create(model="bottega", input="?", extra_body=fields),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            create()
+        assert refused.value.param == next(iter(fields))
+        assert refused.value.code in ("unsupported_parameter", "invalid_type")
+    assert not [body for body in upstream.bodies if body]
 
 
 @pytest.mark.parametrize("fields", PASSING, ids=str)
