@@ -25,6 +25,7 @@ from bottega.gateway.accounting.feedback import (
     read_feedback,
 )
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.asgi import request_id
 from bottega.gateway.config.settings import FeedbackSettings, TraceSettings
 from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.gateway.ports import ANONYMOUS
@@ -279,13 +280,17 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_feedback_in_both_databases(location: str) -> None:
-    one = Feedback(1.0, "r1", "a", "ns", "master", rating=0.5, comment="\0é")
+    id, other = request_id(), request_id()
+    one = Feedback(1.0, id, "a", "ns", "master", rating=0.5, comment="\0é")
     with closing(Ledger(location, clock=lambda: 100 * 86_400.0)) as ledger:
-        ledger.note(entry(1))
+        ledger.note(replace(entry(1), request_id=id, state="shadow"))
         ledger.flush()
-        found = find_request(ledger, "r1")
+        assert find_request(ledger, id) is None
+        ledger.note(replace(entry(1), request_id=id))
+        ledger.flush()
+        found = find_request(ledger, id)
         assert found is not None and found.namespace == "ns"
-        assert find_request(ledger, "r2") is None
+        assert find_request(ledger, other) is find_request(ledger, "r1") is None
         add_feedback(ledger, one)
         add_feedback(ledger, replace(one, time=2.0, rating=None, comment=None, correction="c"))
         add_feedback(ledger, replace(one, account="b", time=3.0))

@@ -46,8 +46,7 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Report quality, cost and latency of both variants, with intervals that stay valid however
-    often they are looked at."""
+    """Report quality, cost and latency of both variants, with always-valid intervals."""
     with closing(Ledger(gateway_store(data, database), create=False)) as ledger:
         found = experiment_report(ledger, name, since=timestamp(since) or 0.0)
     if json:

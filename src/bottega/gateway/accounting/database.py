@@ -203,6 +203,7 @@ GATEWAY_DB = FileKind(
         ALTER TABLE entries ADD COLUMN variant TEXT NOT NULL DEFAULT '';
         CREATE INDEX entries_by_variant ON entries (variant, time) WHERE variant != '';
         """,
+        "DROP INDEX entries_by_request",
     ),
 )
 

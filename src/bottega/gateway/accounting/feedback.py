@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,8 +21,10 @@ INSERT = (
 )
 FOUND = (
     "SELECT account, namespace, tier FROM entries"
-    " WHERE request_id = ? AND state != 'shadow' LIMIT 1"
+    " WHERE time >= ? AND time <= ? AND request_id = ? AND state != 'shadow' LIMIT 1"
 )
+REQUEST_ID = re.compile(r"req_([0-9a-f]{12})[0-9a-f]{20}")
+CLOCK_SECONDS = 2.0  # between the id of a request and its entry, if the clock is set
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,18 @@ class FoundRequest:
 
 def find_request(ledger: Ledger, request_id: str) -> FoundRequest | None:
     """Return a request that has been written to the ledger. Blocks. Raises `StoreError`."""
-    rows = ledger.read(FOUND, text_of(request_id))
+    moment = request_time(request_id)
+    if moment is None:
+        return None
+    rows = ledger.read(FOUND, moment - CLOCK_SECONDS, moment + CLOCK_SECONDS, request_id)
     return FoundRequest(*rows[0]) if rows else None
+
+
+def request_time(request_id: str) -> float | None:
+    """Return the time in an id of the gateway in unix seconds. An index of random ids would triple
+    the time to write an entry."""
+    found = REQUEST_ID.fullmatch(request_id)
+    return None if found is None else int(found[1], 16) / 1000
 
 
 def add_feedback(ledger: Ledger, feedback: Feedback) -> None:

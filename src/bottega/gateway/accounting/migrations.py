@@ -337,10 +337,12 @@ CREATE INDEX gateway_entries_by_variant ON gateway_entries (variant, time) WHERE
 {_write(ENTRY_COLUMNS)}
 """
 
+WITHOUT_IDS = "DROP INDEX gateway_entries_by_request"
+
 GATEWAY_TABLES = PostgresKind(
     "gateway",
     migrations=(
         *(FIRST, LIMITS, REPEATS, _write(FIRST_COLUMNS)),
-        *(FEEDBACK, RESPONSES, ACCOUNTS, VARIANTS),
+        *(FEEDBACK, RESPONSES, ACCOUNTS, VARIANTS, WITHOUT_IDS),
     ),
 )
