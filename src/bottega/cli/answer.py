@@ -31,7 +31,8 @@ from bottega.cli.options import (
     knowledge_option,
     parse_stop,
 )
-from bottega.cli.output import note, print_json, print_table, progress, say, warn
+from bottega.cli.output import note, print_json, print_table, say, warn
+from bottega.cli.progress import progress
 from bottega.cli.vector_answer import (
     VECTOR_METHODS,
     VISUAL_RAG,

@@ -22,7 +22,8 @@ from bottega._util.settings import (
 from bottega.cli.components import LOCAL, check_executor, local_model, open_executor
 from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import CompressorFolder, Json, KnowledgeFile, Namespace, On, WorkerCount
-from bottega.cli.output import Step, note, print_json, progress, say
+from bottega.cli.output import note, print_json, say
+from bottega.cli.progress import Step, progress
 from bottega.evaluation.examples import is_passage
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch

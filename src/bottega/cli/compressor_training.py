@@ -19,7 +19,8 @@ from bottega._util.executor import Executor, LocalExecutor, batched, computed_ah
 from bottega.cli.components import check_retrieve, local_model, open_retrieval
 from bottega.cli.compress import Plan, Settings
 from bottega.cli.method_actor import check_images, filled_knowledge
-from bottega.cli.output import note, progress, say, waiting, warn
+from bottega.cli.output import note, say, waiting, warn
+from bottega.cli.progress import progress
 from bottega.compression import (
     InputBuilder,
     Manifest,

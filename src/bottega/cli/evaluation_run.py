@@ -14,7 +14,8 @@ from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
 from bottega.cli.components import open_recorder
 from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
-from bottega.cli.output import note, progress, warn
+from bottega.cli.output import note, warn
+from bottega.cli.progress import progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES

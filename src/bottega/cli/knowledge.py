@@ -23,15 +23,8 @@ from bottega.cli.knowledge_files import (
     whole_name,
 )
 from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace, On, WorkerCount
-from bottega.cli.output import (
-    SkippedExamples,
-    note,
-    plural,
-    print_json,
-    print_result,
-    progress,
-    say,
-)
+from bottega.cli.output import SkippedExamples, note, plural, print_json, print_result, say
+from bottega.cli.progress import progress
 from bottega.errors import BottegaError, LoadError, OnError, SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
 from bottega.evaluation.benchmarks.passages import load_passages

@@ -31,7 +31,8 @@ from bottega.cli.options import (
     Synonyms,
     WorkerCount,
 )
-from bottega.cli.output import note, noting_interruption, plural, progress, say, warn
+from bottega.cli.output import note, noting_interruption, plural, say, warn
+from bottega.cli.progress import progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark

@@ -17,7 +17,8 @@ from bottega.cli.components import (
     open_prompt,
     open_retrieval,
 )
-from bottega.cli.output import Step, note, plural, progress, warn
+from bottega.cli.output import note, plural, warn
+from bottega.cli.progress import Step, progress
 from bottega.errors import BottegaError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig

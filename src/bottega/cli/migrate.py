@@ -8,7 +8,8 @@ from typer import Argument, Exit
 
 from bottega._util.locations import StoreLocation
 from bottega.cli.options import Json
-from bottega.cli.output import note, plural, print_json, print_table, progress, say
+from bottega.cli.output import note, plural, print_json, print_table, say
+from bottega.cli.progress import progress
 from bottega.errors import StoreError
 from bottega.knowledge.base_copy import BaseCopy, Comparison, open_copy
 

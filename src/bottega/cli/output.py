@@ -10,10 +10,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
-from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -141,33 +139,3 @@ def clock(seconds: float) -> str:
 def waiting(title: str) -> AbstractContextManager[object]:
     """Return a spinner for work of unknown length; on a terminal only."""
     return notes.status(title) if notes.is_terminal else nullcontext()
-
-
-class Step(Protocol):
-    def __call__(self, steps: int, cost_usd: float = 0.0, /) -> None: ...
-
-
-@contextmanager
-def progress(title: str, total: int | None, *, counts_money: bool = False) -> Iterator[Step]:
-    """Yield a function that advances a progress bar, with rate and optional cost; on a terminal
-    only."""
-    cost = "  {task.fields[usd]:.4f} USD" if counts_money else ""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}" + cost),
-        TimeRemainingColumn(),
-        console=notes,
-        transient=True,
-        disable=not notes.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(title, total=total, usd=0.0, rate="")
-
-        def step(steps: int, cost_usd: float = 0.0, /) -> None:
-            speed, usd = bar.tasks[task].speed, bar.tasks[task].fields["usd"]
-            rate = "" if speed is None else f"{speed:.1f}/s"
-            bar.update(task, advance=steps, usd=usd + cost_usd, rate=rate)
-
-        yield step

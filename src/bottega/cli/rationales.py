@@ -17,16 +17,15 @@ from bottega.cli.components import LOCAL, check_executor, open_executor, open_pr
 from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import Json, KnowledgeFile, Namespace, On, PriceOption, WorkerCount
 from bottega.cli.output import (
-    Step,
     note,
     noting_interruption,
     print_json,
     print_table,
-    progress,
     say,
     waiting,
     warn,
 )
+from bottega.cli.progress import Step, progress
 from bottega.errors import WorkerError
 from bottega.evaluation.metrics.intervals import mean
 from bottega.evaluation.outcomes import Budget, is_item_error

@@ -18,17 +18,8 @@ from bottega._util.identity import identity, json_digest
 from bottega.cli.components import open_retrieval
 from bottega.cli.evaluation_output import stored_text
 from bottega.cli.master_answers import read_answers
-from bottega.cli.output import (
-    Step,
-    note,
-    noting_interruption,
-    plural,
-    print_table,
-    progress,
-    say,
-    to_json,
-    warn,
-)
+from bottega.cli.output import note, noting_interruption, plural, print_table, say, to_json, warn
+from bottega.cli.progress import Step, progress
 from bottega.errors import BudgetError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.master_answers import (

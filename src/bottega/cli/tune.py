@@ -21,7 +21,8 @@ from bottega.cli.knowledge_files import (
     whole_name,
 )
 from bottega.cli.options import DefaultModel, Json, KnowledgeFile, Namespace, Seed
-from bottega.cli.output import note, plural, print_json, print_table, progress, say
+from bottega.cli.output import note, plural, print_json, print_table, say
+from bottega.cli.progress import progress
 from bottega.cli.vector_answer import VISUAL_RAG
 from bottega.errors import SettingError
 from bottega.evaluation.leave_one_out import (
