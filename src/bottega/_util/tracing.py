@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
 
@@ -101,10 +101,12 @@ class Tracer(Protocol):
 _tracer: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
 
 
-class _NoSpan:
-    """Context manager and span of a context without a tracer."""
+class NoSpan:
+    """Span of every kind that records nothing, as in a context without a tracer."""
 
-    def __enter__(self) -> Span:
+    trace_id = ""
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -118,9 +120,18 @@ class _NoSpan:
     def set(self, attributes: Attributes, /) -> None:
         pass
 
+    def fail(self, kind: str, /) -> None:
+        pass
 
-_NO_SPAN = _NoSpan()
-_SAME_TRACER = nullcontext()
+    def active(self) -> AbstractContextManager[None]:
+        return _NOTHING
+
+    def end(self, error: BaseException | None = None) -> None:
+        pass
+
+
+NO_SPAN = NoSpan()
+_NOTHING = nullcontext()
 
 
 def current_tracer() -> Tracer | None:
@@ -129,7 +140,7 @@ def current_tracer() -> Tracer | None:
 
 def using(tracer: Tracer | None) -> AbstractContextManager[None]:
     """Use the tracer inside the block; None keeps that of the context."""
-    return _SAME_TRACER if tracer is None else _using(tracer)
+    return _NOTHING if tracer is None else _using(tracer)
 
 
 @contextmanager
@@ -144,7 +155,7 @@ def _using(tracer: Tracer) -> Iterator[None]:
 def span(name: str, attributes: Attributes = NO_ATTRIBUTES) -> AbstractContextManager[Span]:
     """Return a context manager that measures a step."""
     tracer = _tracer.get()
-    return _NO_SPAN if tracer is None else tracer.span(name, attributes)
+    return NO_SPAN if tracer is None else tracer.span(name, attributes)
 
 
 def forwarded_headers() -> Mapping[str, str]:

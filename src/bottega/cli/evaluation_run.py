@@ -6,22 +6,29 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from bottega._util.executor import Executor, LocalExecutor, Workers
 from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
+from bottega._util.tracing import using
 from bottega.cli.components import open_recorder
 from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
 from bottega.cli.output import note, warn
-from bottega.cli.progress import progress
+from bottega.cli.progress import CallCounter, progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
-from bottega.evaluation.planning import check_benchmark_fit, max_demonstrations, method_keys
+from bottega.evaluation.planning import (
+    check_benchmark_fit,
+    max_calls,
+    max_demonstrations,
+    method_keys,
+)
 from bottega.evaluation.report.payload import keep_thumbnails
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import Result, RunState, evaluate
@@ -77,7 +84,13 @@ def run_methods(
         else:
             workers = executor.start(remote, concurrency=config.concurrency)
         methods = _methods(data, config, workers, record)
-        asyncio.run(_run_all(data, methods, workers, config, state, runs, report))
+        counters = [
+            CallCounter(
+                max_calls(replace(config, methods=[m.name], shots=[m.shots]), data, settings)
+            )
+            for m in methods
+        ]
+        asyncio.run(_run_all(data, methods, counters, workers, config, state, runs, report))
 
 
 def _methods(
@@ -104,6 +117,7 @@ def _methods(
 async def _run_all(
     data: Benchmark,
     methods: Sequence[Method],
+    counters: Sequence[CallCounter],
     workers: MethodWorkers,
     config: RunConfig,
     state: RunState,
@@ -111,8 +125,11 @@ async def _run_all(
     report: Callable[[str], None],
 ) -> None:
     try:
-        for method in methods:
-            with progress(method.title, len(data.items), counts_money=True) as step:
+        for method, calls in zip(methods, counters, strict=True):
+            with (
+                using(calls),
+                progress(method.title, len(data.items), counts_money=True, calls=calls) as step,
+            ):
                 result, scored = await evaluate(
                     data, method, config, state, done=lambda one: step(1, _cost(one))
                 )

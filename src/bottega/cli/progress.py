@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
+from rich.text import Text
 
+from bottega._util.tracing import NO_HEADERS, NO_SPAN, Attributes, ModelCall, NoSpan
 from bottega.cli.output import note, notes
 
 # Without a terminal, the first line appears after this time; each pause is twice as long as the
@@ -29,43 +32,114 @@ class Step(Protocol):
     def __call__(self, steps: int, cost_usd: float = 0.0, /) -> None: ...
 
 
+class CallCounter:
+    """Tracer that counts the samples from models in this process: the first sign of progress in a
+    search, whose items all end late. There are at most `limit`, if that is not 0."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.limit, self.count = limit, 0
+
+    def span(self, name: str, attributes: Attributes, /) -> NoSpan:
+        return NO_SPAN
+
+    def request_span(
+        self, name: str, attributes: Attributes, headers: Mapping[str, str], /
+    ) -> NoSpan:
+        return NO_SPAN
+
+    def begin_call(self, call: ModelCall, /) -> CountedCall:
+        return CountedCall(self, call)
+
+    def headers(self) -> Mapping[str, str]:
+        return NO_HEADERS
+
+
+class CountedCall(NoSpan):
+    def __init__(self, counter: CallCounter, call: ModelCall) -> None:
+        self._counter, self._call = counter, call
+
+    def end(self, error: BaseException | None = None) -> None:
+        self._counter.count += len(self._call.completions)
+
+
+@dataclass
+class Status:
+    """State of some work of `total` steps, None if unknown."""
+
+    total: int | None
+    calls: CallCounter = field(default_factory=CallCounter)
+    done: int = 0
+    usd: float = 0.0
+
+    def step(self, steps: int, cost_usd: float = 0.0, /) -> None:
+        self.done += steps
+        self.usd += cost_usd
+
+    def text(self, seconds: float, *, shows_cost: bool = False) -> str:
+        """Return calls, cost, and the time so far and left, after so many seconds."""
+        calls = f"{self.calls.count:,} calls, " if self.calls.count else ""
+        cost = f"{self.usd:.4f} USD, " if shows_cost or self.usd else ""
+        return f"{calls}{cost}{_duration(seconds)}{self._left(seconds)}"
+
+    def _left(self, seconds: float) -> str:
+        """Estimate the time left by the finished steps, before the first one by the calls."""
+        done, limit = self.calls.count, self.calls.limit
+        if self.total is not None and self.done:
+            left = seconds / self.done * max(0, self.total - self.done)
+            return f", about {_duration(left)} left"
+        if 0 < done < limit:
+            return f", at most about {_duration(seconds / done * (limit - done))} left"
+        return ""
+
+
 @contextmanager
-def progress(title: str, total: int | None, *, counts_money: bool = False) -> Iterator[Step]:
-    """Yield a function that counts finished steps, with optional cost. Shows the time so far, an
-    estimate of the time left, and the rate."""
+def progress(
+    title: str,
+    total: int | None,
+    *,
+    counts_money: bool = False,
+    calls: CallCounter | None = None,
+) -> Iterator[Step]:
+    """Yield a function that counts finished steps, with optional cost. Shows the time so far and an
+    estimate of the time left."""
+    status = Status(total, calls or CallCounter())
     if notes.is_terminal:
-        with _bar(title, total, counts_money) as step:
+        with _bar(title, status, counts_money) as step:
             yield step
         return
-    lines = ProgressLines(title, total)
+    lines = ProgressLines(title, status)
     try:
-        yield lines.step
+        yield status.step
     finally:
         lines.close()
 
 
+class StatusColumn(ProgressColumn):
+    def __init__(self, status: Status, *, shows_cost: bool) -> None:
+        super().__init__()
+        self._status, self._shows_cost = status, shows_cost
+
+    def render(self, task: Task) -> Text:
+        return Text(self._status.text(task.elapsed or 0.0, shows_cost=self._shows_cost))
+
+
 @contextmanager
-def _bar(title: str, total: int | None, counts_money: bool) -> Iterator[Step]:
-    cost = "  {task.fields[usd]:.4f} USD" if counts_money else ""
+def _bar(title: str, status: Status, counts_money: bool) -> Iterator[Step]:
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}" + cost),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
+        StatusColumn(status, shows_cost=counts_money),
         console=notes,
         transient=True,
     )
     with bar:
-        task = bar.add_task(title, total=total, usd=0.0, rate="")
+        task = bar.add_task(title, total=status.total)
 
         def step(steps: int, cost_usd: float = 0.0, /) -> None:
-            speed, usd = bar.tasks[task].speed, bar.tasks[task].fields["usd"]
-            rate = "" if speed is None else f"{speed:.1f}/s"
-            bar.update(task, advance=steps, usd=usd + cost_usd, rate=rate)
+            status.step(steps, cost_usd)
+            bar.update(task, advance=steps)
 
         yield step
 
@@ -74,16 +148,12 @@ class ProgressLines:
     """Progress as occasional lines from a thread, for logs. Work that ends before `first` seconds
     writes none."""
 
-    def __init__(self, title: str, total: int | None, first: float = FIRST_SECONDS) -> None:
-        self._title, self._total, self._pause = title, total, first
-        self._done, self._usd, self._started = 0, 0.0, time.monotonic()
+    def __init__(self, title: str, status: Status, first: float = FIRST_SECONDS) -> None:
+        self._title, self._status, self._pause = title, status, first
+        self._started = time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bottega-progress", daemon=True)
         self._thread.start()
-
-    def step(self, steps: int, cost_usd: float = 0.0, /) -> None:
-        self._done += steps
-        self._usd += cost_usd
 
     def close(self) -> None:
         self._closed.set()
@@ -91,19 +161,11 @@ class ProgressLines:
 
     def _run(self) -> None:
         while not self._closed.wait(self._pause):
-            note(self.line(time.monotonic() - self._started))
+            status = self._status
+            of = "" if status.total is None else f" of {status.total:,}"
+            text = status.text(time.monotonic() - self._started)
+            note(f"{self._title}: {status.done:,}{of}, {text}")
             self._pause = min(2 * self._pause, LONGEST_SECONDS)
-
-    def line(self, seconds: float) -> str:
-        """Return the progress after so many seconds."""
-        count = f"{self._done:,}" if self._total is None else f"{self._done:,} of {self._total:,}"
-        text = f"{self._title}: {count} after {_duration(seconds)}"
-        if self._usd:
-            text += f", {self._usd:.4f} USD"
-        if self._total is None or not 0 < self._done <= self._total:
-            return text
-        left = seconds / self._done * (self._total - self._done)
-        return f"{text}, about {_duration(left)} left"
 
 
 def _duration(seconds: float) -> str:
