@@ -31,7 +31,7 @@ def main(out: Path) -> int:
     if done.returncode == 0:
         shutil.rmtree(out, ignore_errors=True)
         shutil.move(STAGING / "site", out)
-        print(f"open {out / 'index.html'}")
+        print(f"open {out / 'index.html'}; to search: python -m http.server --directory {out}")
     return done.returncode
 
 
