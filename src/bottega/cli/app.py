@@ -28,6 +28,7 @@ from bottega.cli import (
     serve,
     stream,
     tune,
+    ui,
 )
 from bottega.cli.eval_options import EvalCommand
 
@@ -81,7 +82,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         report.report,
         report.dataset,
     ),
-    "Serve": (serve.serve, savings.savings),
+    "Serve": (serve.serve, savings.savings, ui.ui),
     "Knowledge bases": (
         inspection.ls,
         inspection.show,

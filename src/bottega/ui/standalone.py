@@ -1,0 +1,128 @@
+"""Console without a gateway: the pages of a knowledge base, of runs and of traces."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from bottega.errors import SettingError
+from bottega.evaluation.run_store import FILE, RUN_FILE
+from bottega.recording import TraceStore
+from bottega.recording.trace_tables import TRACE_STORE
+from bottega.ui.app import common_routes, unknown_page
+from bottega.ui.evaluation_runs import RunLibrary
+from bottega.ui.evaluations import EVALUATIONS, evaluation_routes
+from bottega.ui.pages import Link, Renderer
+from bottega.ui.requests import RequestPages
+from bottega.ui.sessions import Sessions
+
+REQUESTS = Link("/requests", "Requests")
+CLOSING_SECONDS = 1
+NO_TARGET = "pass a folder of bottega eval --out or of several runs, or a traces.db"
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the console shows: folders of runs, and a file with traces."""
+
+    runs: Sequence[Path] = ()
+    traces: Path | None = None
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> Targets:
+        """Sort the paths by what they are. Raises `SettingError` and `StoreError`."""
+        runs, traces = [], []
+        for path in paths:
+            kind = _kind(path)
+            if kind == RUN_FILE.name:
+                runs.append(path if path.is_dir() else path.parent)
+            else:
+                traces.append(path)
+        if len(traces) > 1:
+            raise SettingError(
+                f"{traces[1]} is a second file with traces", hint="pass one file with traces"
+            )
+        return cls(tuple(dict.fromkeys(runs)), traces[0] if traces else None)
+
+
+def _kind(path: Path) -> str:
+    if path.is_dir():
+        if not RunLibrary([path]).folders():
+            raise SettingError(f"{path} contains no runs", hint=NO_TARGET)
+        return RUN_FILE.name
+    if not path.is_file():
+        raise SettingError(f"{path} does not exist", hint=NO_TARGET)
+    owner = _application_id(path)
+    for kind in (RUN_FILE, TRACE_STORE):
+        if kind.application_id == owner and (kind is not RUN_FILE or path.name == FILE):
+            return kind.name
+    raise SettingError(f"{path} is not a run or a trace store", hint=NO_TARGET)
+
+
+def _application_id(path: Path) -> int:
+    """Return the application id of an SQLite file, 0 for other files. Raises `StoreError`."""
+    with path.open("rb") as file:
+        if not file.read(16).startswith(b"SQLite format 3"):
+            return 0
+    with RUN_FILE.connected(path, create=False, busy_seconds=1.0) as connection:
+        return int(connection.execute("PRAGMA application_id").fetchone()[0])
+
+
+def standalone_app(targets: Targets, traces: TraceStore | None, token: str) -> Starlette:
+    """Return the application. It is opened with `token` and only reads `targets`."""
+    links = [
+        *([] if traces is None else [REQUESTS]),
+        *([EVALUATIONS] if targets.runs else []),
+    ]
+    renderer = Renderer(links, Sessions(None, token=token))
+    routes = [*common_routes(renderer)]
+    if traces is not None:
+        routes += request_routes(renderer, traces)
+    if targets.runs:
+        routes += evaluation_routes(renderer, RunLibrary(targets.runs))
+    return Starlette(routes=[*routes, renderer.route("/{path:path}", unknown_page)])
+
+
+def request_routes(renderer: Renderer, traces: TraceStore) -> list[Route]:
+    requests = RequestPages(None, traces, account_names=dict, base_image=lambda name, sha256: None)
+    page = renderer.route
+    return [
+        page("/requests", requests.browse),
+        page("/requests/{id}", requests.show),
+        page("/requests/{id}/images/{sha256}", requests.image),
+        page("/requests/{id}/explanation", requests.explanation),
+    ]
+
+
+class ConsoleServer(uvicorn.Server):
+    """Server that ends after SIGINT or SIGTERM. `started` is called when it accepts connections."""
+
+    def __init__(self, app: Starlette, started: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                ws="none",
+                timeout_graceful_shutdown=CLOSING_SECONDS,
+            )
+        )
+        self._on_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # The signal has done its work: uvicorn would raise it again.
+        self.force_exit, self.should_exit = self.should_exit, True

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+import builtins
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bottega.evaluation.run_store import FILE
+from bottega.recording import TraceStore
+from bottega.ui.standalone import Targets
+from tests.cli.conftest import Run
+from tests.evaluation.report.builders import benchmark, store_run, three_methods
+
+DATA = benchmark(6, examples=4, side=8)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    root = tmp_path / "runs"
+    asyncio.run(store_run(root / "animals", DATA, three_methods(DATA)[:1]))
+    return root
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """File with the trace of one question."""
+    path = tmp_path / "asked.db"
+    outcome = asyncio.run(_answer())
+    with closing(TraceStore.open(path)) as store:
+        store.write([outcome])
+    return path
+
+
+async def _answer() -> Any:
+    outcome = await three_methods(DATA)[2].answer(DATA.items[1].query)
+    return outcome.trace
+
+
+@contextmanager
+def opened(*arguments: object, folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run `bottega ui` in a process; yield the printed link."""
+    command = [sys.executable, "-m", "bottega", "ui", *map(str, arguments), "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            first, _, link = process.stdout.readline().partition(": ")
+            assert first == "console", process.communicate()
+            yield link.strip(), process
+        finally:
+            process.kill()
+
+
+def test_each_target_has_its_pages_until_ctrl_c(runs: Path, traces: Path, tmp_path: Path) -> None:
+    with opened(runs, traces, folder=tmp_path) as (link, process):
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        with opener.open(link) as reply:
+            url, text = reply.url, reply.read().decode()
+        assert url.endswith("/ui/requests") and "Which animal is number 1?" in text
+        navigation = text.partition("</nav>")[0]
+        assert "Evaluations" in navigation and "Playground" not in navigation
+        for path in ("evaluations/run?run=animals", f"requests/{1:016x}"):
+            with opener.open(url.replace("requests", path)) as reply:
+                text = reply.read().decode()
+                assert "zero-shot" in text or "Demonstrations" in text
+                assert "/ui/cache" not in text
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        assert (process.returncode, errors) == (0, "")
+
+
+def test_targets_are_sorted_by_what_they_are(runs: Path, traces: Path) -> None:
+    run = runs / "animals"
+    assert Targets.of([runs]) == Targets((runs,))
+    assert Targets.of([run / FILE, traces, run]) == Targets((run,), traces)
+
+
+def test_wrong_targets_are_reported(run: Run, traces: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a text")
+    (tmp_path / "empty").mkdir()
+    shutil.copy(traces, tmp_path / "more.db")
+    for targets, problem in (
+        (["missing.db"], "missing.db does not exist"),
+        (["notes.txt"], "notes.txt is not a run or a trace store"),
+        (["empty"], "empty contains no runs"),
+        ([traces, "more.db"], "more.db is a second file with traces"),
+    ):
+        result = run("ui", *targets)
+        assert (result.code, result.out) == (2, "")
+        assert problem in result.err and "hint: pass" in result.err
+
+
+def test_the_missing_extra_is_named(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **more: Any) -> Any:
+        if name.startswith("itsdangerous"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *arguments, **more)
+
+    for name in [name for name in sys.modules if name.startswith(("bottega.ui", "itsdangerous"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    result = run("ui", runs)
+    assert result.code == 1
+    assert "itsdangerous is required and not installed" in result.err
+    assert "pip install 'bottega-vlm[ui]'" in result.err
