@@ -358,6 +358,36 @@ def test_closing_gateway_finishes_the_lines_in_progress(endpoint: Server, tmp_pa
     assert sorted(texts(endpoint)) == names  # each line once
 
 
+def test_lines_wait_while_clients_need_the_gateway(endpoint: Server, tmp_path: Path) -> None:
+    servers: list[GatewayServer] = []
+    with gateway(tmp_path, endpoint, servers.append) as url, client(url) as real:
+        (server,) = servers
+        half = server.app.limit // 2
+        for _ in range(half):
+            server.app.begin()
+        batch = start(real, chat_lines("a", "b"))
+        ended(real, batch, "in_progress")
+        time.sleep(0.15)
+        assert texts(endpoint) == []
+        for _ in range(half):
+            server.app.end()
+        assert ended(real, batch).status == "completed"
+
+
+def test_lower_limits_do_not_fail_a_batch_with_results(endpoint: Server, tmp_path: Path) -> None:
+    servers: list[GatewayServer] = []
+    lines = chat_lines(*(str(number) for number in range(4)), model="bottega:no-replay")
+    with gateway(tmp_path, endpoint, servers.append, concurrency=1) as url, client(url) as real:
+        batch = start(real, lines)
+        while not texts(endpoint):
+            time.sleep(0.005)
+        servers[0].app.closing = True
+    with gateway(tmp_path, endpoint, max_requests=1) as url, client(url) as real:
+        done = ended(real, batch)
+        assert done.status == "completed" and done.request_counts
+        assert done.request_counts.completed == 4
+
+
 def test_cancelled_batch_keeps_its_output(endpoint: Server, tmp_path: Path) -> None:
     names = [f"question {number}" for number in range(200)]
     with gateway(tmp_path, endpoint, concurrency=1) as url, client(url) as real:

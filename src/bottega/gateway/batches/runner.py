@@ -192,17 +192,20 @@ class BatchRunner:
         batch = active.batch = await asyncio.to_thread(store.batch, read.account, read.id)
         if batch.is_finished:
             return
+        is_new = batch.status == "validating"
+        # Limits that were lowered meanwhile do not fail a batch with results.
+        line_mb = self.gateway.limits.body_mb if is_new else self.settings.file_mb
         lines, errors = await asyncio.to_thread(
             read_lines,
             active.path,
             batch.endpoint,
-            max_requests=self.settings.max_requests,
-            max_bytes=self.gateway.limits.body_mb * MB,
+            max_requests=max(self.settings.max_requests, batch.total),
+            max_bytes=line_mb * MB,
         )
         if errors:
             await asyncio.to_thread(store.fail, batch.id, errors)
             return
-        if batch.status == "validating":
+        if is_new:
             await asyncio.to_thread(store.start, batch.id, len(lines))
         done = await asyncio.to_thread(store.done_lines, batch.id)
         await for_each(
