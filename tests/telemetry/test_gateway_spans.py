@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -313,6 +315,24 @@ def test_off_needs_no_opentelemetry(
     with pytest.raises(MissingDependencyError) as missing:
         build(gateway_config(tmp_path / "on", endpoint.url, ON), ENVIRONMENT)
     assert missing.value.hint == "pip install 'bottega-vlm[otel]'"
+
+
+def test_a_silent_collector_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}"
+        )
+        exporter = open_exporter()
+        with exporter.tracer.span("route", {}):
+            pass
+        before, started = set(threading.enumerate()), time.monotonic()
+        exporter.close(0.01)
+        sending = [one for one in set(threading.enumerate()) - before if one.daemon]
+        # They still wait for the collector, unless this machine stood still for a second.
+        assert sending or time.monotonic() - started > 1
+        for thread in sending:
+            thread.join(20)
 
 
 def test_user_pipelines_keep_their_tracer(collector: Collector, tmp_path: Path) -> None:

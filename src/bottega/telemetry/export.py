@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ from bottega.telemetry.tracer import NAME, OpenTelemetryTracer
 
 PROTOCOL = "http/protobuf"
 TRACES, METRICS = "TRACES", "METRICS"
+CLOSE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,19 @@ class Exporter:
         tracer = OpenTelemetryTracer(traces, meters, capture_content=capture_content)
         return cls(tracer, traces, meters)
 
-    def close(self) -> None:
-        """Send the remaining spans and metrics. Blocks; a collector that does not answer delays the
-        end by up to OTEL_EXPORTER_OTLP_TIMEOUT seconds for each of both."""
-        self._traces.shutdown()
-        self._meters.shutdown()
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Send the remaining spans and metrics. Blocks, for at most so many seconds: they are lost
+        if the collector does not answer by then."""
+        # Shutdown itself repeats each export for up to OTEL_EXPORTER_OTLP_TIMEOUT seconds.
+        end = time.monotonic() + seconds
+        threads = [
+            threading.Thread(target=provider.shutdown, name="bottega-telemetry", daemon=True)
+            for provider in (self._traces, self._meters)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def exported_signals(environment: Mapping[str, str]) -> Collection[str]:

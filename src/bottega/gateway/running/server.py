@@ -386,9 +386,10 @@ class GatewayServer:
             await self.state.aclose()
         if self.traces is not None:
             await asyncio.to_thread(self.traces.close)
-        await asyncio.to_thread(self.close_tracer)
         await asyncio.to_thread(self.ledger.close)
         await asyncio.to_thread(self.accounts.close)
+        # Last: a collector that does not answer delays it, and the process may exit meanwhile.
+        await asyncio.to_thread(self.close_tracer)
 
 
 def ledger_entry(record: RequestRecord) -> Entry:
