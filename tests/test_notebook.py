@@ -71,13 +71,13 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def picture(source: str | None = None, side: int = 60) -> Image:
+def noise_image(source: str | None = None, side: int = 60) -> Image:
     pixels = np.random.default_rng(0).integers(0, 255, (side, side, 3), np.uint8)
     return Image.from_pillow(Pillow.fromarray(pixels), source=source)
 
 
 def traced(text: str, shots: int = 2, side: int = 60) -> Trace:
-    query = Query(text, (picture(text, side),))
+    query = Query(text, (noise_image(text, side),))
     candidate = Candidate(Example(query, text), 0.5)
     return Trace(
         id="1",
@@ -98,7 +98,7 @@ def result(text: str) -> Result:
 
 
 OBJECTS: dict[str, Callable[[str], Any]] = {
-    "image": picture,
+    "image": noise_image,
     "answer": lambda text: Answer(text, valid=False, labels=(text, text), rationale=text),
     "trace": traced,
     "result": result,
@@ -125,7 +125,7 @@ def test_a_knowledge_base_shows_labels_as_text(label: str, question: str) -> Non
     if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in label + question):
         return  # the store accepts only text
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as base:
-        base.add([Example(Query(question, (picture("a.png", 8),)), label)])
+        base.add([Example(Query(question, (noise_image("a.png", 8),)), label)])
         shown = Elements(base._repr_html_())
     assert set(shown.tags) <= ALLOWED
     assert "1 examples, 1 images, 1 labels" in shown.text and shown.tags.count("img") == 1
@@ -142,12 +142,12 @@ def test_html_is_bounded() -> None:
     long = traced("x" * 100_000, shots=64, side=600)
     html = long._repr_html_()
     assert len(html) < 150_000
-    assert Elements(html).tags.count("img") == 1 + notebook.PICTURES
+    assert Elements(html).tags.count("img") == 1 + notebook.MAX_IMAGES
     assert "and 56 more" in html
 
 
 def test_damaged_images_and_closed_stores_are_named() -> None:
-    whole = picture(side=100).data
+    whole = noise_image(side=100).data
     damaged = Image.from_bytes(whole[: len(whole) // 2])
     assert "damaged image" in damaged._repr_html_()
     base = KnowledgeBase.open(":memory:", embed=PixelEmbedder())

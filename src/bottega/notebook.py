@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 LONGEST = 300  # characters of a text
-PICTURES = 8  # images of a row
+MAX_IMAGES = 8  # images of a row
 SIDE = 96  # of a thumbnail, in pixels
 REFRESH_SECONDS = 0.2
 
@@ -37,7 +37,7 @@ def _template() -> Template:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters.update(cut=cut, number=number)
-    environment.globals.update(thumbnail=thumbnail, most=PICTURES, tiny=pixels.TINY)
+    environment.globals.update(thumbnail=thumbnail, most=MAX_IMAGES, tiny=pixels.TINY)
     text = files("bottega").joinpath("notebook.html").read_text(encoding="utf-8")
     return environment.from_string(text)
 

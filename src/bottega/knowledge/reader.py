@@ -134,7 +134,7 @@ class KnowledgeBaseReader:
         try:
             stats = self.stats()
             ids = self._rows.labels() if stats.examples <= MAX_DISPLAYED else {}
-            frequent = sorted(ids, key=lambda label: -len(ids[label]))[: notebook.PICTURES]
+            frequent = sorted(ids, key=lambda label: -len(ids[label]))[: notebook.MAX_IMAGES]
             found = self._rows.get([ids[label][0] for label in frequent])
         except BottegaError as error:
             return notebook.render("problem", error)
