@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
 import io
 import re
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 
 import orjson
@@ -67,14 +67,9 @@ def test_report_contains_all_files(folder: Path, tmp_path: Path) -> None:
 def test_missing_matplotlib_skips_only_plots(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *rest: object) -> object:
-        if name.partition(".")[0] == "matplotlib":
-            raise ModuleNotFoundError(name=name)
-        return real(name, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setattr(
+        "bottega.errors.find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
+    )
     report = write_report([folder], tmp_path / "out")
     assert [file.name for file in report.files] == FILES[:3]
     assert "bottega-vlm[eval]" in str(report.unplotted and report.unplotted.hint)
