@@ -49,6 +49,19 @@ def test_links_of_pages_lead_to_pages(pages: Path) -> None:
     assert broken == []
 
 
+def test_links_of_the_readme_lead_to_files_and_headings() -> None:
+    """The README is no page of the site, so the strict build does not check it."""
+    text = FENCED.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
+    links = re.findall(r"(?:\]\(|src=\")((?!https?:)[^()\s\"]+)", text)
+    assert len(links) > 20
+    for link in links:
+        name, _, anchor = link.partition("#")
+        assert (ROOT / name).exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", (ROOT / name).read_text(encoding="utf-8"), re.M)
+            assert anchor in {re.sub(r"\W+", "-", one.lower()).strip("-") for one in headings}, link
+
+
 def test_links_out_of_the_documents_become_links_between_pages(tmp_path: Path) -> None:
     places = {path: place for place, path in sources()}
     linked: set[Path] = set()
