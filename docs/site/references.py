@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "bottega"
 # Packages with a list of public names, and modules whose classes and functions are public.
 PACKAGES = (
     *("knowledge", "retrieval", "reranking", "routing", "prompting", "parsing", "generation"),
-    *("recording", "recipes", "compression"),
+    *("recording", "recipes", "compression", "evaluation"),
 )
 MODULES = ("types", "image", "protocols", "pipeline", "errors", "rationales")
 # The methods of a protocol are its content, with or without a docstring.
