@@ -22,7 +22,7 @@ from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEvic
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import Rows, VectorSearch
 from bottega.knowledge.reader import unknown_id_error
-from bottega.knowledge.records import RowMetadata, View, Views, is_text
+from bottega.knowledge.records import RowMetadata, View, Views, is_text, to_json
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.search import FileSearch, KnowledgeBaseSearch
 from bottega.knowledge.transfer import export, read_export
@@ -254,15 +254,25 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         return replace_batch(examples, self._rows, views, error_handler(on_error), self._capacity)
 
     def annotate(
-        self, id: str, *, rationale: str | None, tags: Mapping[str, str] | None = None
+        self,
+        id: str,
+        *,
+        rationale: str | None,
+        labels: Sequence[str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the rationale of an example (None removes it) and add tags. Durable on return.
+        """Set the rationale of an example (None removes it) and its labels (None keeps them), and
+        add tags. Durable on return.
 
         Id, source, age, pin, counters and vectors stay. The example moves to the end of the
         insertion order, and `changes` reports it as stored. A view that embeds rationales or tags
         keeps its old vector until `verify(deep=True, repair=True)`. Raises `NotFoundError`.
         """
-        self._annotate(id, {"rationale": rationale}, tags or {})
+        fields = {"rationale": rationale}
+        if labels is not None:
+            check_annotation(None, {}, labels)
+            fields["labels"] = to_json(labels)
+        self._annotate(id, fields, tags or {})
 
     def tag(self, id: str, tags: Mapping[str, str]) -> None:
         """Add tags to an example and keep its rationale. See `annotate`."""

@@ -104,10 +104,13 @@ def replace_batch(
     return [None if digest is None else (pinned | answered).get(digest) for digest in digests]
 
 
-def check_annotation(rationale: str | None, tags: Mapping[str, str]) -> None:
+def check_annotation(
+    rationale: str | None, tags: Mapping[str, str], labels: Sequence[str] = ()
+) -> None:
     """Raise `LoadError` for values that cannot be stored, and `SettingError` for a tag that is part
     of the example's identity."""
-    if not all(map(is_text, (*tags, *tags.values(), *([] if rationale is None else [rationale])))):
+    texts = (*tags, *tags.values(), *labels, *([] if rationale is None else [rationale]))
+    if not all(map(is_text, texts)):
         raise LoadError("the annotation cannot be stored", hint=TEXT_HINT)
     if CONTEXT in tags:
         raise SettingError(

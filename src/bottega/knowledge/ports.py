@@ -13,6 +13,7 @@ from bottega.knowledge.records import (
     EmbeddedBatch,
     Footprint,
     RowMetadata,
+    SearchHit,
     StoredView,
     UsageRecord,
     View,
@@ -86,6 +87,10 @@ class Rows(Protocol):
 
     def example_changes_since(self, seq: int, limit: int) -> list[ExampleChange]: ...
 
+    def last_seq(self) -> int:
+        """Return a number that every change of these rows by any process increases."""
+        ...
+
     def pruned(self) -> int: ...
 
     def views(self) -> dict[str, StoredView]: ...
@@ -150,7 +155,9 @@ class VectorSearch(Protocol):
 
     def vectors(self, ids: Sequence[str], by: str | None) -> Vectors: ...
 
-    def leave_one_out_scores(self, k: int, by: str | None, sample: int, seed: int) -> Vectors: ...
+    def neighbours(self, ids: Sequence[str], k: int, by: str | None) -> list[list[SearchHit]]:
+        """Return the nearest rows of each example that share no image with it."""
+        ...
 
     def close_indexes(self) -> None: ...
 

@@ -110,6 +110,10 @@ class KnowledgeBaseReader:
         absent."""
         return self._rows.namespaces()
 
+    def last_change(self) -> int:
+        """Return a number that grows with every addition, change and deletion by any process."""
+        return self._rows.last_seq()
+
     def stats(self) -> Stats:
         size = self._rows.footprint()
         views = self._rows.views()

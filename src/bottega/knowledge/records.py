@@ -93,10 +93,10 @@ def to_row(example: Example) -> tuple[Value, ...]:
         example.id,
         query.text,
         example.answer,
-        _json(query.choices),
-        None if example.labels is None else _json(example.labels),
+        to_json(query.choices),
+        None if example.labels is None else to_json(example.labels),
         example.rationale,
-        _json(dict(example.tags)),
+        to_json(dict(example.tags)),
         example.source,
         time.time(),
     )
@@ -140,7 +140,7 @@ def _texts(value: str) -> tuple[str, ...]:
     return tuple(map(text_of, texts))
 
 
-def _json(value: object) -> str:
+def to_json(value: object) -> str:
     return orjson.dumps(value).decode()
 
 

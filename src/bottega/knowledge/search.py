@@ -25,6 +25,7 @@ from bottega.types import Candidate, Example, Query
 
 MAX_FILTERS = 64
 MAX_DELETED = 1000
+ATTEMPTS = 3
 
 
 MAX_CACHE_BYTES = 64 << 20
@@ -164,19 +165,12 @@ class FileSearch:
             found = self._rows.vectors(keys.values(), view.number)
         return stacked([(id, found.get(keys.get(id, 0))) for id in ids], view)
 
-    def leave_one_out_scores(self, k: int, by: str | None, sample: int, seed: int) -> Vectors:
-        try:
-            index = self.current_index(by)
-        except EmptyKnowledgeBaseError:
-            return np.empty((0, k), np.float32)
-        ids = self._rows.ids_where()
-        chosen = random.Random(seed).sample(ids, min(sample, len(ids)))
-        keys = self._rows.keys(chosen)
+    def neighbours(self, ids: Sequence[str], k: int, by: str | None) -> list[list[SearchHit]]:
+        vectors = self.vectors(ids, by)
+        keys = self._rows.keys(ids)
         same_image = self._rows.same_image_keys(list(keys.values()))
-        own = [same_image[keys[id]] for id in chosen]
-        hits = index.search(self.vectors(chosen, by), k, excluded=own)
-        rows = [[hit.score for hit in found] for found in hits if len(found) == k]
-        return np.array(rows, np.float32).reshape(-1, k)
+        own = [same_image.get(keys.get(id, 0), set()) for id in ids]
+        return self.current_index(by).search(vectors, k, excluded=own)
 
     def close_indexes(self) -> None:
         """Close every index; the next search opens them again."""
@@ -364,9 +358,35 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
     ) -> Vectors:
         """Return the scores (n, k) of the `k` nearest examples with other images, best first, of
         at most `sample` examples. Examples with fewer than `k` such others are excluded."""
+        ids = self.sample_ids(sample, seed=seed)
+        rows = [[hit.score for hit in found] for found in self._hits(ids, k, by)]
+        return np.array([row for row in rows if len(row) == k], np.float32).reshape(-1, k)
+
+    def sample_ids(self, size: int, *, seed: int = 0) -> list[str]:
+        """Return the ids of at most `size` random examples."""
+        ids = self._rows.ids_where()
+        return random.Random(seed).sample(ids, min(size, len(ids)))
+
+    def neighbours(
+        self, ids: Sequence[str], k: int, *, by: str | None = None
+    ) -> list[list[tuple[str, float]]]:
+        """Return the ids and scores of the `k` nearest examples of each example that share no
+        image with it, best first. Reads no images, so it suits many ids."""
+        for _ in range(ATTEMPTS):
+            found = self._hits(ids, k, by)
+            keys = sorted({hit.key for hits in found for hit in hits})
+            names = dict(zip(keys, self._rows.ids_of(keys), strict=False))
+            if len(names) == len(keys):  # else another process has deleted some since
+                return [[(names[hit.key], hit.score) for hit in hits] for hits in found]
+        raise StoreError(
+            f"examples of {self._rows.name} are deleted faster than a search can read them",
+            hint="repeat the search",
+        )
+
+    def _hits(self, ids: Sequence[str], k: int, by: str | None) -> list[list[SearchHit]]:
         _check_k(k)
         self._check_embeds()
-        return self._searcher.leave_one_out_scores(k, by, sample, seed)
+        return self._searcher.neighbours(ids, k, by) if ids else []
 
     def image_vectors(self, sha256s: Collection[str], by: str | None = None) -> dict[str, Vectors]:
         """Return the stored vectors of examples with exactly one image, by its sha256."""

@@ -202,6 +202,10 @@ class PostgresReader(KnowledgeDatabase):
         )
         return [ExampleChange(row["seq"], row["id"], row["deleted"]) for row in found]
 
+    def last_seq(self) -> int:
+        newest = "SELECT coalesce(max(seq), 0) AS seq FROM kb_changes WHERE namespace = $1"
+        return int(self.read(newest, self.namespace)[0]["seq"])
+
     def pruned(self) -> int:
         found = self.read("SELECT seq FROM kb_pruned WHERE namespace = $1", self.namespace)
         return int(found[0]["seq"]) if found else 0

@@ -114,12 +114,14 @@ class PostgresRows(PostgresViewRows):
             key = await connection.fetchval(
                 "UPDATE kb_examples SET"
                 " key = nextval(pg_get_serial_sequence('kb_examples', 'key')),"
-                " tags = tags || $2::jsonb, rationale = CASE WHEN $3 THEN $4 ELSE rationale END"
+                " tags = tags || $2::jsonb, rationale = CASE WHEN $3 THEN $4 ELSE rationale END,"
+                " labels = coalesce($5::jsonb, labels)"
                 " WHERE key = $1 RETURNING key",
                 found["key"],
                 orjson.dumps(dict(tags)).decode(),
                 "rationale" in fields,
                 fields.get("rationale"),
+                fields.get("labels"),
             )
             await log_changes(connection, "put", [key])
             last = await connection.fetchval("SELECT max(seq) FROM kb_changes")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from threading import Lock, Thread
@@ -12,18 +11,21 @@ from typing import TypeVar
 import numpy as np
 
 from bottega._util.postgres import PostgresPool
-from bottega.errors import (
-    BottegaError,
-    EmptyKnowledgeBaseError,
-    StoreError,
-)
+from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import SearchScope
 from bottega.knowledge.postgres.filters import Parameters, to_condition
 from bottega.knowledge.postgres.rows import PostgresRows
 from bottega.knowledge.postgres.schema import vectors_table
 from bottega.knowledge.records import SearchHit, StoredView, View, Views
-from bottega.knowledge.search import MAX_DELETED, ExampleCache, chosen_view, empty_error, stacked
+from bottega.knowledge.search import (
+    ATTEMPTS,
+    MAX_DELETED,
+    ExampleCache,
+    chosen_view,
+    empty_error,
+    stacked,
+)
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
 
@@ -41,7 +43,6 @@ CANDIDATE_FACTOR = 2
 FILTER_FACTOR = 4
 CHECK_SECONDS = 30.0
 BUILD_LOCK = 0x42747463
-ATTEMPTS = 3
 
 
 class PostgresSearch:
@@ -102,26 +103,17 @@ class PostgresSearch:
         found = self._rows.vectors(keys.values(), view.number)
         return stacked([(id, found.get(keys.get(id, 0))) for id in ids], view)
 
-    def leave_one_out_scores(self, k: int, by: str | None, sample: int, seed: int) -> Vectors:
-        try:
-            self.check_filled(by)
-        except EmptyKnowledgeBaseError:
-            return np.empty((0, k), np.float32)
-        ids = self._rows.ids_where()
-        chosen = random.Random(seed).sample(ids, min(sample, len(ids)))
-        keys = self._rows.keys(chosen)
+    def neighbours(self, ids: Sequence[str], k: int, by: str | None) -> list[list[SearchHit]]:
+        keys = self._rows.keys(ids)
         same_image = self._rows.same_image_keys(list(keys.values()))
-        own = [same_image[keys[id]] for id in chosen]
+        own = [same_image.get(keys.get(id, 0), set()) for id in ids]
         scope = SearchScope(by, None, None, "same-image")
 
         def search() -> list[list[SearchHit]]:
-            vectors = self._vectors(chosen, by)
-            pairs = zip(vectors, own, strict=True)
+            pairs = zip(self._vectors(ids, by), own, strict=True)
             return [self._hits(vector, k, scope, None, excluded) for vector, excluded in pairs]
 
-        found = self._with_current_views(search)
-        rows = [[hit.score for hit in hits] for hits in found if len(hits) == k]
-        return np.array(rows, np.float32).reshape(-1, k)
+        return self._with_current_views(search)
 
     def close_indexes(self) -> None:
         """Clear the cached views and examples. The index itself is in the database."""
