@@ -12,7 +12,10 @@ from tests.gateway.gateways import ask
 from tests.server import Server
 from tests.ui.conftest import console, log_in, serious_findings
 
-PAGES = ("overview", "requests", "playground", "keys", "evaluations")
+PAGES = (
+    *("overview", "requests", "playground", "keys", "evaluations"),
+    *("cache", "knowledge", "knowledge/add"),
+)
 ADMIN = Account("", "boss", admin=True)
 TEAM = Account("", "ann", namespace="team-a")
 OTHER = Account("", "bob", namespace="team-b")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
+    from bottega.gateway.cached_examples import Forget
     from bottega.gateway.config.settings import Config
+    from bottega.gateway.running.build import OpenBase
     from bottega.gateway.running.server import GatewayServer
-    from bottega.knowledge import KnowledgeBase
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Console:
         return cls(config.console.enabled, missing, token)
 
     def routes(
-        self, server: GatewayServer, open_base: Callable[[str], KnowledgeBase] | None
+        self, server: GatewayServer, open_base: OpenBase | None, forget: Forget
     ) -> Sequence[BaseRoute]:
         if not self.enabled:
             return []
@@ -49,7 +50,7 @@ class Console:
 
         # With keys, a key is the only way in.
         token = None if server.gateway.authenticate is not None else self.token
-        return gateway_routes(server, open_base, token=token)
+        return gateway_routes(server, open_base, forget, token=token)
 
     def link(self, url: str, protected: bool) -> str | None:
         """Return the address to print, None if there is no console or no way in."""

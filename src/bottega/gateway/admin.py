@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import math
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
@@ -21,11 +20,17 @@ from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import savings
+from bottega.gateway.cached_examples import (
+    Forget,
+    delete_example,
+    export_jsonl,
+    fields_of,
+    import_jsonl,
+)
 from bottega.gateway.errors import status_of
 from bottega.gateway.requests import bearer_token
-from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase, read_jsonl
+from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase
 from bottega.openai_api.errors import ApiError
-from bottega.types import Example
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +68,7 @@ def admin_routes(
     ledger: Ledger,
     open_cache: Callable[[str], KnowledgeBase],
     *,
-    forget: Callable[[str], None] = lambda namespace: None,
+    forget: Forget = lambda namespace: None,
     max_import: int = MAX_IMPORT,
 ) -> list[BaseRoute]:
     """Return the routes for keys, savings and caches. `open_cache` returns the gateway's own
@@ -156,7 +161,7 @@ class _Admin:
     accounts: Accounts
     ledger: Ledger
     open_cache: Callable[[str], KnowledgeBase]
-    forget: Callable[[str], None]
+    forget: Forget
     max_import: int
 
     def list_keys(self, request: Request) -> object:
@@ -239,10 +244,7 @@ class _Admin:
 
     def delete(self, request: Request) -> object:
         cache = self._cache(request)
-        # First, too: a deletion whose reply failed is repeated for an id that no longer exists.
-        self.forget(_namespace(request))
-        removed = cache.delete([_id(request)])
-        self.forget(_namespace(request))
+        removed = delete_example(cache, _namespace(request), _id(request), self.forget)
         return {"removed": removed, "examples": len(cache)}
 
     def pin(self, request: Request) -> object:
@@ -254,9 +256,7 @@ class _Admin:
         return {"changed": cache.unpin([_id(request)]), "pinned": cache.stats().pinned}
 
     async def import_(self, request: Request, account: Account) -> object:
-        """Import JSON lines with images as data URLs, in the format of `export` or `load_jsonl`.
-        Invalid lines are skipped and reported. The examples are marked as imported, with the
-        account's name."""
+        """Import JSON lines and report the skipped ones. See `import_jsonl`."""
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
             async for chunk in _stream(request, self.max_import):
                 await asyncio.to_thread(file.write, chunk)
@@ -264,24 +264,23 @@ class _Admin:
             return await asyncio.to_thread(self._import, file, request, account)
 
     def _import(self, lines: Iterable[bytes], request: Request, account: Account) -> object:
-        bad: list[BottegaError] = []
         cache = self._cache(request)
-        examples = read_jsonl(lines, "the upload", whole_replies=True, on_error=bad.append)
-        added = cache.add((_as_imported(one, account) for one in examples), on_error=bad.append)
-        named = [{"reason": str(error), "hint": error.hint} for error in bad[:MAX_REPORTED]]
+        report = import_jsonl(cache, lines, account.name)
+        bad = report.skipped[:MAX_REPORTED]
+        named = [{"reason": str(error), "hint": error.hint} for error in bad]
         return {
-            "new": added.new,
-            "duplicates": added.duplicates,
-            "bad": len(bad),
+            "new": report.new,
+            "duplicates": report.duplicates,
+            "bad": len(report.skipped),
             "skipped": named,
             "examples": len(cache),
         }
 
     def export(self, request: Request) -> object:
-        """Stream the examples as JSON lines. A damaged example ends the stream; `bottega export`
-        reports it and writes the others."""
+        """Stream the examples as JSON lines."""
         headers = {**HEADERS, "content-disposition": 'attachment; filename="cache.jsonl"'}
-        return StreamingResponse(_lines(self._cache(request)), 200, headers, "application/x-ndjson")
+        lines = export_jsonl(self._cache(request))
+        return StreamingResponse(lines, 200, headers, "application/x-ndjson")
 
     def _cache(self, request: Request) -> KnowledgeBase:
         return self.open_cache(_namespace(request))
@@ -371,34 +370,6 @@ def _id(request: Request) -> str:
     return str(request.path_params["id"])
 
 
-def _as_imported(example: Example, account: Account) -> Example:
-    tags = {**example.tags, "provenance": "imported"}
-    return replace(example, tags=tags, source=f"imported by {account.name}")
-
-
-def _fields_of(example: Example) -> dict[str, object]:
-    query = example.query
-    return {
-        "id": example.id,
-        "question": query.text,
-        "answer": example.answer,
-        "choices": query.choices,
-        "labels": example.labels,
-        "rationale": example.rationale,
-        "tags": dict(example.tags),
-        "source": example.source,
-    }
-
-
-def _lines(cache: KnowledgeBase) -> Iterator[bytes]:
-    for example in cache:
-        images = [
-            f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
-            for image in example.query.images
-        ]
-        yield orjson.dumps({**_fields_of(example), "images": images}) + b"\n"
-
-
 def _describe_example(cache: KnowledgeBase, id: str) -> dict[str, object]:
     example, metadata = cache.get(id), cache.metadata(id)
     images = [
@@ -411,4 +382,4 @@ def _describe_example(cache: KnowledgeBase, id: str) -> dict[str, object]:
         }
         for image in example.query.images
     ]
-    return {**_fields_of(example), "images": images, **asdict(metadata)}
+    return {**fields_of(example), "images": images, **asdict(metadata)}

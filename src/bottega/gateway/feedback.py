@@ -24,6 +24,7 @@ from bottega.gateway.accounting.feedback import (
     find_request,
 )
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.cached_examples import HUMAN, Forget
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import FeedbackSettings
 from bottega.gateway.errors import to_api_error
@@ -42,7 +43,6 @@ FIELDS = (
 # Ids of replies that contain the id of their request.
 REPLY_ID = re.compile(r"(?:req_|resp_|msg_|cmpl-)([0-9a-f]{32})")
 MAX_COMMENT = 10_000
-HUMAN = "human"  # value of the tag `provenance`
 ATTEMPTS = 5
 
 
@@ -68,7 +68,7 @@ class FeedbackEndpoint:
     settings: FeedbackSettings
     open_cache: Callable[[str], KnowledgeBase] | None = None
     find: FindRequest = lambda id: None
-    forget: Callable[[str], None] = lambda namespace: None
+    forget: Forget = lambda namespace: None
     observe: Callable[[Feedback], None] = lambda feedback: None
 
     def routes(self) -> list[BaseRoute]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
 from urllib.parse import urlsplit
@@ -13,13 +13,16 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from bottega.errors import BottegaError, NotFoundError
+from bottega.gateway.cached_examples import Forget
 from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
-from bottega.knowledge import KnowledgeBase
 from bottega.ui.asking import Asker
+from bottega.ui.bases import OpenBase
+from bottega.ui.cache import CachePages, cache_routes
 from bottega.ui.evaluation_runs import RunLibrary
 from bottega.ui.evaluations import EVALUATIONS, evaluation_routes
 from bottega.ui.keys import KeyPages
+from bottega.ui.knowledge import KnowledgePages, knowledge_routes
 from bottega.ui.overview import OverviewPage
 from bottega.ui.pages import (
     HEADERS,
@@ -42,23 +45,29 @@ STATIC = {
     "chart.css": ("bottega.evaluation", "chart.css", "text/css"),
 }
 MAX_LOGIN_BYTES = 64 << 10
-OpenBase = Callable[[str], KnowledgeBase]
 
 LINKS = (
     Link("/overview", "Overview"),
     Link("/requests", "Requests"),
     Link("/playground", "Playground"),
+    Link("/cache", "Cache"),
+    Link("/knowledge", "Knowledge base"),
     EVALUATIONS,
     Link("/keys", "Keys", for_admins=True),
 )
 
 
 def gateway_routes(
-    server: GatewayServer, open_base: OpenBase | None, *, token: str | None = None
+    server: GatewayServer,
+    open_base: OpenBase | None,
+    forget: Forget,
+    *,
+    token: str | None = None,
 ) -> list[BaseRoute]:
     """Return the routes of a gateway's console. `open_base` returns the knowledge base of a
-    namespace and blocks; None for a user's pipeline. Clients log in with their keys; a gateway
-    without keys is opened with `token`."""
+    namespace and blocks; None for a user's pipeline. `forget` forgets the replies of a namespace
+    after a change. Clients log in with their keys; a gateway without keys is opened with
+    `token`."""
     sessions = Sessions(server.accounts, token=token)
     renderer = Renderer(LINKS, sessions)
     asker = Asker(server)
@@ -86,6 +95,10 @@ def gateway_routes(
         page("/playground", playground.show),
         page("/playground", playground.submit, method="POST"),
         *evaluation_routes(renderer, None if runs is None else RunLibrary([runs])),
+        *cache_routes(
+            renderer, CachePages(open_base, forget, server.config.feedback.max_corrections)
+        ),
+        *knowledge_routes(renderer, KnowledgePages(open_base)),
         page("/keys", keys.browse),
         page("/keys", keys.add, method="POST"),
         page("/keys/{id}/change", keys.change, method="POST"),

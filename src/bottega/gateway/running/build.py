@@ -17,6 +17,7 @@ from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import Access, KeyDefaults, LocalLimiter
 from bottega.gateway.admin import admin_routes
+from bottega.gateway.cached_examples import Forget
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer
 from bottega.gateway.config.settings import MB, Config, LimitSettings, tier_of_model
@@ -42,18 +43,23 @@ from bottega.pipeline import Pipeline
 from bottega.recording import CompositeRecorder, TraceStore
 from bottega.telemetry import open_exporter
 
-# Called with the server and the function that opens the knowledge base of a namespace, or None for
-# a user's pipeline.
-MoreRoutes = Callable[[GatewayServer, Callable[[str], KnowledgeBase] | None], Sequence[BaseRoute]]
+OpenBase = Callable[[str], KnowledgeBase]
+# Called with the server, the function that opens the knowledge base of a namespace (None for a
+# user's pipeline), and the function that forgets replies after a change to a namespace.
+MoreRoutes = Callable[[GatewayServer, OpenBase | None, Forget], Sequence[BaseRoute]]
 Connect = Callable[[ReplyCache], SharedState]
 TRACES_FILE = "traces.db"
 NEVER_MATCHES = re.compile(r"(?!)")
 
 
 def no_routes(
-    server: GatewayServer, open_base: Callable[[str], KnowledgeBase] | None
+    server: GatewayServer, open_base: OpenBase | None, forget: Forget
 ) -> Sequence[BaseRoute]:
     return ()
+
+
+def forget_nothing(namespace: str) -> None:
+    """Forget no replies: there is no cache."""
 
 
 def build(
@@ -114,7 +120,7 @@ def build(
     )
     gateway_server.feedback = feedback
     routes = admin_routes(accounts, ledger, tenants.base, forget=forget)
-    more = [*more_routes(gateway_server, tenants.base), *feedback.routes()]
+    more = [*more_routes(gateway_server, tenants.base, forget), *feedback.routes()]
     gateway_server.build_app([*routes, *more])
     return gateway_server
 
@@ -152,7 +158,8 @@ def build_for_pipeline(
         gateway_server.gateway, ledger, config.feedback, observe=metrics.feedback
     )
     gateway_server.feedback = feedback
-    gateway_server.build_app([*more_routes(gateway_server, None), *feedback.routes()])
+    more = more_routes(gateway_server, None, forget_nothing)
+    gateway_server.build_app([*more, *feedback.routes()])
     return gateway_server
 
 

@@ -65,13 +65,13 @@ const seconds = Number(document.querySelector("[data-refresh]")?.dataset.refresh
 if (seconds > 0) setInterval(refresh, seconds * 1000);
 
 async function submitInline(form, submitter) {
-  const fields = new FormData(form, submitter);
   form.classList.add("busy");
   const buttons = [...form.querySelectorAll("button:not(:disabled)")];
   buttons.forEach((button) => { button.disabled = true; });
   try {
+    if ("batches" in form.dataset) return await sendBatches(form, submitter);
     // Not form.action: a button of that name would hide it.
-    const { page } = await load(form.getAttribute("action") || location.href, { method: "POST", body: fields });
+    const { page } = await load(form.getAttribute("action") || location.href, { method: "POST", body: new FormData(form, submitter) });
     replace(form.dataset.inline, page);
     notify("");
   } catch (error) {
@@ -80,6 +80,79 @@ async function submitInline(form, submitter) {
     form.classList.remove("busy");
     buttons.forEach((button) => { button.disabled = false; });
     submitter?.focus();
+  }
+}
+
+const BATCH_FILES = 50;
+const BATCH_BYTES = 64 * 1024 * 1024;
+const dropped = new WeakMap();  // files in dropped folders by input: a FileList has no paths
+
+function chosenFiles(form) {
+  return [...form.querySelectorAll("input[type=file]")].flatMap((input) => dropped.get(input)
+    || [...input.files].map((file) => ({ file, path: file.webkitRelativePath || file.name })));
+}
+
+function* batches(files) {
+  let batch = [], size = 0;
+  for (const one of files) {
+    if (batch.length >= BATCH_FILES || (batch.length && size + one.file.size > BATCH_BYTES)) {
+      yield batch;
+      batch = [];
+      size = 0;
+    }
+    batch.push(one);
+    size += one.file.size;
+  }
+  if (batch.length) yield batch;
+}
+
+function addReport(selector, page) {
+  const shown = document.querySelector(`${selector} .notice`);
+  const more = page.querySelector(`${selector} .notice`);
+  if (!shown) return replace(selector, page);
+  if (!more) {  // an error; earlier reports stay
+    const problem = document.importNode(page.querySelector("main"), true);
+    return document.querySelector(selector).append(...problem.querySelectorAll(".notice, .notice ~ p"));
+  }
+  const counts = more.querySelectorAll("[data-count]");
+  shown.querySelectorAll("[data-count]").forEach((one, i) => {
+    one.textContent = Number(one.textContent) + Number(counts[i].textContent);
+  });
+  shown.querySelector("ul").append(...document.importNode(more.querySelector("ul"), true).children);
+  shown.className = more.querySelector("li") ? more.className : shown.className;
+}
+
+async function sendBatches(form, submitter) {
+  const files = chosenFiles(form);
+  let sent = 0;
+  try {
+    document.querySelector(form.dataset.inline).replaceChildren();
+    for (const batch of files.length ? batches(files) : [[]]) {
+      const fields = new FormData(form, submitter);
+      for (const input of form.querySelectorAll("input[type=file]")) fields.delete(input.name);
+      for (const { file, path } of batch) fields.append("images", file, path);
+      const { response, page } = await load(form.getAttribute("action"), { method: "POST", body: fields });
+      addReport(form.dataset.inline, page);
+      if (!response.ok) break;
+      sent += batch.length;
+      notify(sent < files.length ? `${sent} of ${files.length} files sent` : "");
+    }
+  } catch (error) {
+    throw sent ? new Error(`${sent} of ${files.length} files were sent. Submit the form again: files that were added are recognized.`) : error;
+  }
+}
+
+async function filesOf(entry, folder = "") {
+  if (entry.isFile) {
+    const file = await new Promise((resolve, reject) => { entry.file(resolve, reject); });
+    return [{ file, path: folder + file.name }];
+  }
+  const reader = entry.createReader();
+  const found = [];
+  for (;;) {  // a call returns at most 100 entries
+    const part = await new Promise((resolve, reject) => { reader.readEntries(resolve, reject); });
+    if (!part.length) return found;
+    for (const one of part) found.push(...await filesOf(one, `${folder}${entry.name}/`));
   }
 }
 
@@ -149,8 +222,16 @@ function preview(input) {
 }
 
 document.addEventListener("change", (event) => {
-  if (event.target.matches("input[type=file]")) preview(event.target);
+  if (event.target.matches("input[type=file]")) {
+    dropped.delete(event.target);
+    preview(event.target);
+  }
 });
+
+// Files that were chosen before this script ran.
+for (const input of document.querySelectorAll("input[type=file]")) {
+  if (input.files.length) preview(input);
+}
 
 for (const zone of document.querySelectorAll(".drop")) {
   const input = zone.querySelector("input[type=file]");
@@ -159,11 +240,19 @@ for (const zone of document.querySelectorAll(".drop")) {
     zone.classList.add("over");
   });
   zone.addEventListener("dragleave", () => zone.classList.remove("over"));
-  zone.addEventListener("drop", (event) => {
+  zone.addEventListener("drop", async (event) => {
     event.preventDefault();
     zone.classList.remove("over");
+    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+    let chosen = [...event.dataTransfer.files].slice(0, input.multiple ? Infinity : 1);
+    dropped.delete(input);
+    if (input.multiple && entries.some((entry) => entry.isDirectory)) {
+      const found = (await Promise.all(entries.map((entry) => filesOf(entry)))).flat();
+      dropped.set(input, found);
+      chosen = found.map((one) => one.file);
+    }
     const files = new DataTransfer();
-    for (const file of [...event.dataTransfer.files].slice(0, input.multiple ? Infinity : 1)) files.items.add(file);
+    for (const file of chosen) files.items.add(file);
     input.files = files.files;
     preview(input);
   });

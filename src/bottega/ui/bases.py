@@ -1,0 +1,94 @@
+"""What the pages of a knowledge base share: opening it, choosing a namespace, and paging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from starlette.datastructures import UploadFile
+
+from bottega.errors import NotFoundError
+from bottega.gateway.cached_examples import HUMAN, IMPORTED
+from bottega.image import MAX_BYTES, Image
+from bottega.knowledge import KnowledgeBase
+from bottega.openai_api.errors import ApiError
+from bottega.types import Example
+from bottega.ui.pages import Page, Visit
+
+Item = TypeVar("Item")
+OpenBase = Callable[[str], KnowledgeBase]
+MASTER = "master"
+
+
+@dataclass(frozen=True)
+class BasePages:
+    """Pages of the knowledge base of a namespace. `open_base` blocks; it is None if the gateway
+    serves a user's pipeline."""
+
+    open_base: OpenBase | None
+
+    def base(self, visit: Visit) -> KnowledgeBase:
+        """Return the knowledge base of the chosen namespace. Raises `ApiError`."""
+        namespace = visit.namespace
+        if self.open_base is None:
+            raise ApiError(
+                "this gateway serves a pipeline and has no knowledge base of its own",
+                status=404,
+                hint="start it with a configuration: bottega serve --config FILE",
+            )
+        return self.open_base(namespace)
+
+    def page(
+        self, visit: Visit, base: KnowledgeBase, template: str, values: dict[str, object]
+    ) -> Page:
+        """Return a page that also knows the namespaces that the viewer may choose."""
+        names = {one for one in base.namespaces() if visit.viewer.may_read(one)}
+        shared: dict[str, object] = {
+            "namespace": visit.namespace,
+            "namespaces": sorted(names | {visit.namespace}),
+            "can_store": visit.viewer.can_store,
+            "provenance": provenance,
+        }
+        return Page(template, {**shared, **values})
+
+
+@dataclass(frozen=True)
+class PagedList(Generic[Item]):
+    """Part of a list: page `number` of `pages`, from 1. `total` is the length of the list."""
+
+    items: Sequence[Item]
+    number: int
+    pages: int
+    total: int
+
+
+def paged(visit: Visit, items: Sequence[Item], size: int) -> PagedList[Item]:
+    """Return the page that the viewer chose, or the last one if there are fewer."""
+    pages = max(1, -(-len(items) // size))
+    number = min(visit.number("page", 1, least=1), pages)
+    return PagedList(items[(number - 1) * size : number * size], number, pages, len(items))
+
+
+def existing(base: KnowledgeBase, ids: Sequence[str]) -> list[Example]:
+    """Return the examples without those that another process has deleted meanwhile."""
+    try:
+        return base.get_many(ids)
+    except NotFoundError:
+        known = set(base.ids())
+        return base.get_many([id for id in ids if id in known])
+
+
+def uploaded_image(file: UploadFile) -> Image:
+    """Return a file's image, called by the file's name. Raises `ImageError`."""
+    image = Image.from_bytes(file.file.read(MAX_BYTES + 1), source=file.filename)
+    image.check()
+    return image
+
+
+def provenance(example: Example) -> str:
+    """Return who gave the answer: `human`, `imported`, `master`, or "" if it is not recorded."""
+    given = example.tags.get("provenance")
+    if given in (HUMAN, IMPORTED):
+        return given
+    return MASTER if "request" in example.tags else ""

@@ -1,0 +1,159 @@
+"""Knowledge base: browse by label, map, near-duplicates, likely wrong labels, and add images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from starlette.routing import Route
+
+from bottega.errors import BottegaError, LoadError
+from bottega.gateway.cached_examples import HUMAN
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.loaders.folders import label_text
+from bottega.openai_api.errors import ApiError
+from bottega.types import IMAGE_QUESTION, Example, Query
+from bottega.ui.base_analysis import NEIGHBOURS, BaseAnalyses, near_duplicates, suspects
+from bottega.ui.bases import BasePages, existing, paged, uploaded_image
+from bottega.ui.pages import MAX_FILES, Page, Renderer, Result, Visit
+
+PAGE_SIZE = 60
+MAX_LISTED = 60
+DEFAULT_THRESHOLD = "0.98"
+BATCH = 16  # images of 40 megapixels are embedded at a time
+
+
+@dataclass(frozen=True)
+class KnowledgePages(BasePages):
+    """Handlers of the knowledge base."""
+
+    analyses: BaseAnalyses = field(default_factory=BaseAnalyses)
+
+    def browse(self, visit: Visit) -> Result:
+        """Show the labels with an example each, or the examples of one label."""
+        base = self.base(visit)
+        ids = base.ids_by_label()
+        label, text = visit.value("label"), visit.value("text").strip()
+        if label:
+            found = paged(visit, ids.get(label, [])[::-1], PAGE_SIZE)
+            values = {"found": found, "entries": existing(base, found.items)}
+            return self._page(visit, base, "knowledge_label.html", {"label": label, **values})
+        labels = sorted(ids, key=lambda name: (-len(ids[name]), name))
+        if text:
+            labels = [name for name in labels if text.casefold() in name.casefold()]
+        shown = paged(visit, labels, PAGE_SIZE)
+        first = {str(one.id): one for one in existing(base, [ids[name][0] for name in shown.items])}
+        tiles = [(name, len(ids[name]), first.get(ids[name][0])) for name in shown.items]
+        values = {"found": shown, "tiles": tiles, "examples": len(base)}
+        return self._page(visit, base, "knowledge.html", values)
+
+    def map(self, visit: Visit) -> Result:
+        base = self.base(visit)
+        found = self.analyses.map(base, visit.namespace)
+        return self._page(visit, base, "knowledge_map.html", {"map": found})
+
+    def duplicates(self, visit: Visit) -> Result:
+        base = self.base(visit)
+        threshold = _threshold(visit)
+        found = self.analyses.neighbourhood(base, visit.namespace)
+        pairs = near_duplicates(found, threshold)
+        shown = pairs[:MAX_LISTED]
+        values = {
+            "pairs": shown,
+            "number": len(pairs),
+            "threshold": threshold,
+            "found": found,
+            "examples": _by_id(base, {id for pair in shown for id in pair[:2]}),
+        }
+        return self._page(visit, base, "knowledge_duplicates.html", values)
+
+    def wrong_labels(self, visit: Visit) -> Result:
+        base = self.base(visit)
+        found = self.analyses.neighbourhood(base, visit.namespace)
+        suspected = suspects(found)
+        shown = suspected[:MAX_LISTED]
+        values = {
+            "suspects": shown,
+            "number": len(suspected),
+            "neighbours": NEIGHBOURS,
+            "found": found,
+            "examples": _by_id(base, {one.id for one in shown}),
+        }
+        return self._page(visit, base, "knowledge_wrong_labels.html", values)
+
+    def form(self, visit: Visit) -> Result:
+        return self._form(visit, {})
+
+    def add(self, visit: Visit) -> Result:
+        """Add the images with a label, or with the names of their folders. The page names the files
+        that failed."""
+        visit.require(visit.viewer.can_store, "change the knowledge base")
+        base = self.base(visit)
+        if not (visit.files("images") or visit.files("folder")):
+            raise ApiError("no files were sent", hint="drop images, or choose a folder")
+        failed: list[BottegaError] = []
+        added = base.add(_examples(visit, failed.append), batch_size=BATCH, on_error=failed.append)
+        return self._form(visit, {"added": added, "failed": failed})
+
+    def _form(self, visit: Visit, values: dict[str, object]) -> Page:
+        empty = {"added": None, "failed": (), "question": IMAGE_QUESTION, "max_files": MAX_FILES}
+        return self._page(visit, self.base(visit), "knowledge_add.html", {**empty, **values})
+
+    def _page(
+        self, visit: Visit, base: KnowledgeBase, template: str, values: dict[str, object]
+    ) -> Page:
+        return self.page(visit, base, template, {"title": "Knowledge base", **values})
+
+
+def knowledge_routes(renderer: Renderer, pages: KnowledgePages) -> list[Route]:
+    page = renderer.route
+    return [
+        page("/knowledge", pages.browse),
+        page("/knowledge/map", pages.map),
+        page("/knowledge/duplicates", pages.duplicates),
+        page("/knowledge/wrong-labels", pages.wrong_labels),
+        page("/knowledge/add", pages.form),
+        page("/knowledge/add", pages.add, method="POST"),
+    ]
+
+
+def _examples(visit: Visit, on_error: Callable[[BottegaError], None]) -> Iterator[Example]:
+    """Yield the uploaded images as examples. The label is that of the form, or the name of the
+    file's folder."""
+    question = visit.value("question").strip() or IMAGE_QUESTION
+    given = visit.value("label").strip()
+    tags = {"provenance": HUMAN}
+    if visit.viewer.account.id:
+        tags["account"] = visit.viewer.account.id
+    for file in [*visit.files("images"), *visit.files("folder")]:
+        name = file.filename or ""
+        try:
+            label = given or PurePosixPath(name).parent.name
+            if not label:
+                raise LoadError(f"{name} has no label", hint="write a label, or choose a folder")
+            query = Query(question, (uploaded_image(file),))
+            example = Example(query, label_text(label), tags=tags, source=name)
+        except BottegaError as error:
+            on_error(error)
+        else:
+            yield example
+
+
+def _by_id(base: KnowledgeBase, ids: Collection[str]) -> dict[str, Example]:
+    return {str(one.id): one for one in existing(base, sorted(ids))}
+
+
+def _threshold(visit: Visit) -> float:
+    """Return the cosine that the viewer chose. Raises `ApiError`."""
+    text = visit.value("threshold", DEFAULT_THRESHOLD)
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= 1:
+        raise ApiError(
+            f"threshold must be a number from 0 to 1, got {text[:40]!r}", hint="use 0.98"
+        )
+    return found

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote_plus
+
+import aiohttp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image as Pillow
+from playwright.sync_api import Page, expect
+
+from bottega.image import Image
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.protocols import Vectors
+from bottega.types import Example, Query
+from bottega.ui.base_analysis import (
+    BaseAnalyses,
+    embedding_map,
+    near_duplicates,
+    neighbourhood,
+    suspects,
+)
+from tests.builders import solid_image
+from tests.knowledge.doubles import damaged_image, text_example
+from tests.ui.base_console import TOKEN, Elements, base_console
+from tests.ui.conftest import log_in
+
+MARKUP = st.builds(
+    "{}{}{}".format,
+    st.text(alphabet="<>\"'&{}%ab;/= ", max_size=8),
+    st.sampled_from(
+        [
+            "<x-injected y-injected=1>",
+            '"><x-injected>',
+            "' y-injected='1",
+            '" y-injected="1',
+            "</textarea><x-injected>",
+            "</title><x-injected>",
+            "javascript:alert(1)",
+            "{{ 98765 * 43210 }}",
+        ]
+    ),
+    st.text(alphabet="<>\"'&", max_size=4),
+)
+
+
+def noisy(seed: int, shade: int, size: int = 16) -> Image:
+    """Return an image with one half in the shade and the other at random."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    pixels[: size * 3 // 4] = shade
+    return Image.from_pillow(Pillow.fromarray(pixels))
+
+
+def labelled(label: str, *images: Image) -> list[Example]:
+    return [Example(Query("What?", (image,)), label) for image in images]
+
+
+def test_dropped_files_are_added_and_broken_ones_named(page: Page, tmp_path: Path) -> None:
+    with base_console(tmp_path) as served:
+        log_in(page, served.url)
+        page.goto(f"{served.url}/knowledge/add")
+        files = {"a.png": solid_image(1).data, "<b>broken.png": b"x", "c.png": solid_image(2).data}
+        page.evaluate(
+            """files => {
+                const dropped = new DataTransfer();
+                for (const [name, bytes] of Object.entries(files))
+                    dropped.items.add(new File([new Uint8Array(bytes)], name, {type: "image/png"}));
+                document.querySelector(".drop").dispatchEvent(
+                    new DragEvent("drop", {dataTransfer: dropped, cancelable: true}));
+            }""",
+            {name: list(data) for name, data in files.items()},
+        )
+        expect(page.locator(".previews img")).to_have_count(3)
+        page.get_by_label("Label", exact=True).fill("red <i>")
+        page.get_by_role("button", name="Add the images").click()
+        expect(page.locator("#added [data-count]")).to_have_text(["2", "0", "1"])
+        expect(page.locator("#added li")).to_contain_text("<b>broken.png is not a readable image")
+        page.get_by_role("link", name="Labels", exact=True).click()
+        expect(page.locator(".grid li")).to_have_text("red <i> 2")
+        page.locator(".grid a").click()
+        expect(page.locator(".grid img")).to_have_count(2)
+
+
+def test_folders_are_labels_and_failures_lose_nothing(tmp_path: Path) -> None:
+    with base_console(tmp_path) as served:
+        form = aiohttp.FormData(quote_fields=False)
+        large = io.BytesIO()
+        Pillow.new("1", (8000, 5000)).save(large, "PNG")
+        files = {
+            "sky/cats/1.png": solid_image(1).data,
+            "sky/cats/again.png": solid_image(1).data,
+            "sky/dogs/2.png": solid_image(2).data,
+            "sky/dogs/broken.png": damaged_image().data,
+            "sky/dogs/empty.png": b"",
+            "noise/40 megapixels.png": large.getvalue(),
+            "without folder.png": solid_image(5).data,
+        }
+        for name, data in files.items():
+            form.add_field("images", data, filename=name)
+        [(status, text)] = served.send(TOKEN, [("POST", "/knowledge/add", form)])
+        assert status == 200
+        for name in ("broken.png is damaged", "empty.png is empty", "without folder.png has no"):
+            assert name in text
+        assert {k: len(v) for k, v in served.base().ids_by_label().items()} == {
+            "cats": 1,
+            "dogs": 1,
+            "noise": 1,
+        }
+        assert all(one.tags["provenance"] == "human" for one in served.base())
+
+
+class AngleEmbedder:
+    """Embedder that reads an angle from the text of a query."""
+
+    fingerprint, dimension = "angle", 2
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        angles = np.array([float(query.text) for query in queries], np.float32)
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def test_neighbours_show_near_duplicates_and_wrong_labels() -> None:
+    with KnowledgeBase.open(":memory:", AngleEmbedder()) as base:
+        angles = {"dark": np.arange(8) / 20, "light": 1.5 + np.arange(8) / 20}
+        angles["dark"] = np.append(angles["dark"], 0.101)
+        base.add(text_example(str(a), label) for label in angles for a in angles[label])
+        base.add([text_example("0.175", "light")])
+        found = neighbourhood(base)
+        [(one, other, score)] = near_duplicates(found, 0.9999)
+        assert {base.get(id).query.text for id in (one, other)} == {"0.1", "0.101"}
+        assert score == pytest.approx(np.cos(0.001))
+        [suspect] = suspects(found)
+        assert base.get(suspect.id).query.text == "0.175"
+        assert (suspect.label, suspect.suggested, suspect.votes) == ("light", "dark", 6)
+
+
+def test_the_map_is_computed_once_for_each_state() -> None:
+    analyses = BaseAnalyses()
+    with KnowledgeBase.open(":memory:", PixelEmbedder()) as base:
+        assert analyses.map(base, "").points == ()
+        base.add(labelled("same", *(solid_image(9, (n, n)) for n in (8, 16, 24))))
+        assert len({(p.x, p.y) for p in embedding_map(base).points}) == 1  # equal vectors
+        base.add(one for n in range(9) for one in labelled(f"label {n}", noisy(n, 25 * n)))
+        first = analyses.map(base, "")
+        assert analyses.map(base, "") is first
+        assert len(first.points) == first.total == 12
+        assert first.legend[0][2] == 3
+        assert sum(number for _, _, number in first.legend) == 12
+        assert all(0 <= p.x <= first.width and 0 <= p.y <= first.height for p in first.points)
+        base.delete(base.ids()[:1])
+        assert analyses.map(base, "") is not first
+
+
+def test_texts_never_become_elements(tmp_path: Path) -> None:
+    with base_console(tmp_path) as served:
+
+        @settings(max_examples=6)
+        @given(st.lists(MARKUP, min_size=6, max_size=6))
+        def check(texts: list[str]) -> None:
+            label, question, answer, name, tag, rationale = texts
+            base = served.base()
+            base.delete(base.ids())
+            images = [replace(noisy(n, 40), source=name) for n in range(4)]
+            tags = {tag: tag, "request": tag}
+            base.add(
+                Example(
+                    *(Query(question, (image,), (label, answer)), answer, (label,), rationale),
+                    tags=tags,
+                    source=name,
+                )
+                for image in images
+            )
+            base.add([Example(Query(f"{question} without an image"), answer)])
+            id = base.ids()[0]
+            text = quote_plus(label)
+            paths = ["/cache", f"/cache?text={text}&source={text}", f"/cache/{id}", "/knowledge"]
+            paths += [f"/knowledge?label={text}", f"/knowledge?text={text}", "/knowledge/map"]
+            paths += ["/knowledge/duplicates?threshold=0", "/knowledge/wrong-labels"]
+            paths += [f"/cache?message={text}"]
+            form = aiohttp.FormData(quote_fields=False)
+            lines = aiohttp.FormData(quote_fields=False)
+            for upload in (b"x", b""):
+                form.add_field("images", upload, filename=f"{name}/{answer}.png")
+            lines.add_field("file", tag.encode(), filename=name)
+            requests = [
+                *(("GET", path, None) for path in paths),
+                ("POST", "/knowledge/add", form),
+                ("POST", "/cache/import", lines),
+            ]
+            for (method, path, _), (status, page) in zip(
+                requests, served.send(TOKEN, requests), strict=True
+            ):
+                found = Elements(page)
+                assert status == 200, (method, path, page)
+                assert "x-injected" not in found.names, path
+                assert "y-injected" not in found.attributes, path
+                assert all(one.startswith(("/ui", "#", "?", "data:,")) for one in found.targets)
+                assert "4267635650" not in found.text, path
+
+        check()
