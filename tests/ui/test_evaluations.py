@@ -26,6 +26,7 @@ from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import RunState, evaluate
+from bottega.evaluation.stream_plan import StreamConfig
 from bottega.types import Answer, Query
 from bottega.ui.app import common_routes
 from bottega.ui.evaluation_runs import RunLibrary
@@ -275,3 +276,41 @@ def test_markup_in_runs_never_becomes_elements(
             status, text = client.get(f"/evaluations{path}", run=Path(run).name, text=label[:3])
             assert status == 200, path
             assert not re.search("<b[^>]*own", text), path
+
+
+def test_a_run_of_streams_has_its_table_and_its_report(tmp_path: Path) -> None:
+    config = StreamConfig(
+        "animals",
+        tiers=("small", "large"),
+        router="coin",
+        rates=(0.5,),
+        starts=("none",),
+        retrieve=("image",),
+        controls=("no-cache",),
+        shots=3,
+        orders=1,
+        embed="tower",
+        embed_text="words",
+        evict=("none",),
+    )
+    orders = [list(range(len(DATA.items)))]
+    settings = {**config.record(), "metrics": ["accuracy"], "item_orders": orders}
+
+    async def answer_first_stream(store: RunStore) -> None:
+        method = replace(three_methods(DATA)[0], shots=config.shots)
+        state = RunState(store)
+        stream = config.streams()[0]
+        await evaluate(DATA, replace(method, name=stream.name), RunConfig(), state)
+
+    with closing(RunStore.open(tmp_path / "stream", settings, DATA.items)) as store:
+        asyncio.run(answer_first_stream(store))
+    planned = len(config.streams()) * len(DATA.items)
+    with evaluations(tmp_path) as url:
+        client = Client(url)
+        status, text = client.get("/evaluations/run", run="stream")
+        assert status == 200 and f"12 of {planned} answered" in text
+        assert 'aria-labelledby="results"' in text and "no cache" in text
+        status, text = client.get("/evaluations/items", run="stream")
+        assert status >= 400 and "a run of streams" in text
+        status, text = client.get("/evaluations/report", run="stream")
+        assert status == 200 and "streams are unfinished" in text
