@@ -21,9 +21,10 @@ from aiohttp import web
 
 from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Account, Accounts
-from bottega.gateway.accounting.database import FILE, GATEWAY_DB
+from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import Access, KeyDefaults
+from bottega.gateway.accounting.schema import GATEWAY_DB
 from bottega.gateway.decode_budget import CLIENT
 from bottega.gateway.running.build import build
 from bottega.gateway.running.caches import NamespacePool
@@ -73,7 +74,7 @@ def test_key_with_a_concurrency_limit_leaves_slots_free(
         _wait_until(lambda: gateway.app.in_flight == 4)
         again = http_error_of(lambda: ask(url, "greedy again", key=greedy))
         assert again == (429, "too_many_concurrent_requests")
-        assert gateway.app.in_flight == 4
+        _wait_until(lambda: gateway.app.in_flight == 4)
         three = [clients.submit(ask, url, f"more {n}", key=more) for n in range(3)]
         _wait_until(lambda: gateway.app.in_flight == 7)
         assert http_error_of(lambda: ask(url, "more again", key=more))[0] == 429

@@ -12,9 +12,9 @@ from typing import get_args
 import pytest
 
 from bottega.gateway.accounting import database
-from bottega.gateway.accounting.database import COLUMNS, GATEWAY_DB, KEYS, VALUES
 from bottega.gateway.accounting.ledger import Entry, Ledger, State
 from bottega.gateway.accounting.savings import COSTS, Savings, savings
+from bottega.gateway.accounting.schema import COLUMNS, GATEWAY_DB, KEYS, VALUES
 
 DAY = 86_400.0
 NOW = 30 * DAY + 1234.5

@@ -20,6 +20,8 @@ from bottega.gateway.decode_budget import CLIENT, DecodeBudget
 from bottega.gateway.errors import to_api_error, unknown_key
 from bottega.gateway.experiments import Experiment
 from bottega.gateway.finalization import Finalizer, ShadowRunner
+from bottega.gateway.image_fetcher import check_passed_urls
+from bottega.gateway.namespaces import namespace_of
 from bottega.gateway.ports import (
     ANONYMOUS,
     Reply,
@@ -38,7 +40,6 @@ from bottega.gateway.requests import (
     bearer_token,
     bypass_reason,
     check_origin,
-    check_passed_url,
     embed_fetched,
     is_web,
     read_images,
@@ -158,7 +159,7 @@ class Gateway:
         request = self.limits.read(raw)
         request.body = allowed_fields(request.body, self.more_fields)
         overrides = self._overrides(request.model, tuple(given.items()))
-        namespace = _namespace(record.account, overrides)
+        namespace = namespace_of(record.account, overrides)
         await self._check_access(record.account, overrides, namespace)
         # Set after the checks: metrics and ledger must not count rejected names.
         record.namespace = namespace
@@ -293,13 +294,11 @@ class Gateway:
     def _passes_urls(self, request: ChatRequest) -> bool:
         """Return whether an upstream fetches images of the request. The gateway does if it can: it
         needs them for examples. Raises `ApiError`."""
-        found = [part for part in request.images if is_web(part.url)]
-        if not found or self.fetch is not None:
+        web = [part for part in request.images if is_web(part.url)]
+        able = any(served.capabilities.image_urls for served in self.completer.served)
+        if not web or not able or self.fetch is not None:
             return False
-        if not any(served.capabilities.image_urls for served in self.completer.served):
-            return False
-        for part in found:
-            check_passed_url(part)
+        check_passed_urls(web)
         return True
 
     def _needs_pipeline(self, job: ChatJob) -> bool:
@@ -440,23 +439,6 @@ class Gateway:
 def _land(completed: ChatCompletion, record: RequestRecord, remember: Land) -> None:
     if is_repeatable(completed.completions) and not record.degraded:
         remember(CachedReply(completed.payload, record.route, record.model))
-
-
-def _namespace(account: Account, overrides: Overrides) -> str:
-    """Return the namespace of the request: that of its key, or one below it that the client names;
-    an admin's key may name any."""
-    own, wanted = account.namespace, overrides.namespace
-    if wanted is None or wanted == own:
-        return own
-    if account is ANONYMOUS or account.admin or (own and wanted.startswith(f"{own}/")):
-        return wanted
-    raise ApiError(
-        f"this key has no access to the namespace {wanted[:100]!r}",
-        status=403,
-        type="permission_error",
-        code="namespace_forbidden",
-        hint=f"leave it out, or name one below {own!r}/" if own else "leave it out",
-    )
 
 
 def replayed(record: RequestRecord, repeated: RepeatedRequest, reply: CachedReply) -> Reply:

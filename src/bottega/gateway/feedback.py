@@ -28,7 +28,7 @@ from bottega.gateway.cached_examples import HUMAN, Forget
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import FeedbackSettings
 from bottega.gateway.errors import to_api_error
-from bottega.gateway.ports import ANONYMOUS
+from bottega.gateway.namespaces import is_below
 from bottega.gateway.requests import MODEL, read_images, to_query
 from bottega.gateway.translation import optional_field, typed, unsupported, wrong_value
 from bottega.knowledge import Eq, KnowledgeBase
@@ -125,7 +125,7 @@ class FeedbackEndpoint:
         if found is None:  # its entry may still wait to be written
             await asyncio.to_thread(self.ledger.flush)
             found = await asyncio.to_thread(find_request, self.ledger, id)
-        if found is None or not _may_see(account, found.namespace):
+        if found is None or not is_below(account, found.namespace):
             raise ApiError(
                 f"no such request: {id!r}",
                 status=404,
@@ -256,13 +256,3 @@ def _is_pinned(base: KnowledgeBase, id: str) -> bool:
     except NotFoundError:
         return False
     return True
-
-
-def _may_see(account: Account, namespace: str) -> bool:
-    own = account.namespace
-    return (
-        account is ANONYMOUS
-        or account.admin
-        or namespace == own
-        or bool(own and namespace.startswith(f"{own}/"))
-    )

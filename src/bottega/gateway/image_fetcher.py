@@ -6,8 +6,9 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from ipaddress import IPv4Address
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -17,6 +18,7 @@ from bottega.errors import ImageError
 from bottega.image import Image
 from bottega.openai_api.endpoint import parse_address
 from bottega.openai_api.errors import ApiError
+from bottega.openai_api.request import ImagePart
 
 # The registries of special addresses. `is_global` alone has been wrong in several Python versions.
 NOT_PUBLIC_V4 = [
@@ -269,3 +271,29 @@ def _api_error(message: str, param: str | None) -> ApiError:
         param=param,
         hint="check the URL, or send the image as data:image/png;base64,...",
     )
+
+
+MAX_URL = 8192
+
+
+def check_passed_urls(parts: Iterable[ImagePart]) -> None:
+    """Raise `ApiError` as `check_passed_url` does."""
+    for part in parts:
+        check_passed_url(part)
+
+
+def check_passed_url(part: ImagePart) -> None:
+    """Raise `ApiError` for a URL that no upstream should fetch. What it may reach is checked by the
+    upstream, which resolves its name."""
+    try:
+        parts = urlsplit(part.url)
+        is_valid = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or parts.username is not None or len(part.url) > MAX_URL:
+        raise ApiError(
+            "the image URL cannot be passed on",
+            code="invalid_image_url",
+            param=part.param,
+            hint=f"use https, no user or password, and at most {MAX_URL:,} characters",
+        )

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import orjson
 
@@ -105,7 +104,6 @@ def _address(host: str) -> str | None:
 
 MB = 1 << 20
 UNIQUE_HEADERS = (b"authorization", b"x-bottega-")
-MAX_URL = 8192
 WEB_SCHEMES = ("http://", "https://")
 Fetch = Callable[[str], Awaitable[Image]]
 
@@ -212,23 +210,6 @@ class Limits(BodyLimits):
 def is_web(url: str) -> bool:
     """Return whether the URL must be fetched."""
     return url[:8].lower().startswith(WEB_SCHEMES)
-
-
-def check_passed_url(part: ImagePart) -> None:
-    """Raise `ApiError` for a URL that no upstream should fetch. What it may reach is checked by the
-    upstream, which resolves its name."""
-    try:
-        parts = urlsplit(part.url)
-        is_valid = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid or parts.username is not None or len(part.url) > MAX_URL:
-        raise ApiError(
-            "the image URL cannot be passed on",
-            code="invalid_image_url",
-            param=part.param,
-            hint=f"use https, no user or password, and at most {MAX_URL:,} characters",
-        )
 
 
 async def read_images(

@@ -18,7 +18,8 @@ from typing import Any, Protocol, TypeVar
 from bottega._util.outage import OutageLog
 from bottega._util.postgres import is_postgres_url
 from bottega.errors import BottegaError, NotFoundError, SettingError
-from bottega.gateway.accounting.database import GATEWAY_DB, connect
+from bottega.gateway.accounting.database import connect
+from bottega.gateway.accounting.schema import GATEWAY_DB
 from bottega.gateway.accounting.tables import AccountTable
 from bottega.image import path_text
 from bottega.knowledge.records import is_text

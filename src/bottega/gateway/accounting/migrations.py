@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bottega._util.postgres import PostgresKind
-from bottega.gateway.accounting.database import COLUMNS, KEYS, SUMS, VALUES
+from bottega.gateway.accounting.schema import COLUMNS, KEYS, SUMS, VALUES
 
 FIRST_COLUMNS = {
     "time": "double precision",

@@ -11,8 +11,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from bottega.gateway.accounting.database import DAY, SINCE, Row, Value, since_values
+from bottega.gateway.accounting.database import Row, Value
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.schema import DAY, SINCE, since_values
 
 Floats = NDArray[np.float64]
 MASTER = "master"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from bottega._util.settings import (
     read_toml,
 )
 from bottega.gateway.config.settings import (
+    VIRTUAL,
     BatchSettings,
     CacheSettings,
     Config,
@@ -37,7 +38,6 @@ from bottega.gateway.config.settings import (
     is_server_url,
     reject_secrets,
     sample_url,
-    tier_of_model,
 )
 from bottega.gateway.experiments import is_variant, read_variant
 from bottega.gateway.requests import has_port
@@ -276,6 +276,12 @@ def _check_state(config: Config, path: SettingPath) -> None:
             "needs a database, which stores accounts and spending",
             hint=f'write database = "{sample_url("database")}"',
         )
+
+
+def tier_of_model(tiers: Sequence[TierSettings], aliases: Collection[str] = ()) -> dict[str, str]:
+    """Return the tier of each model name; "" means that the router chooses."""
+    names = [VIRTUAL, *sorted(aliases)]
+    return dict.fromkeys(names, "") | {f"{VIRTUAL}/{t.name}": t.name for t in tiers}
 
 
 def _check_experiment(config: Config, path: SettingPath) -> None:

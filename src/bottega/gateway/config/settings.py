@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -259,10 +259,9 @@ class TraceSettings:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """[batches]: files and batches of `/v1/files` and `/v1/batches`. `concurrency` is the number of
-    requests of all batches in progress at a time; 0 turns the endpoints off. A file has at most
-    `file_mb` and `max_requests` requests, all files of a key have at most `storage_mb`. A batch
-    expires after `expire_hours`, a file after `keep_days`."""
+    """[batches]: files and batches. `concurrency` is the number of requests of all batches in
+    progress. A file has at most `file_mb` and `max_requests` requests, all files of a key at most
+    `storage_mb`. A batch expires after `expire_hours`, a file after `keep_days`."""
 
     concurrency: NonNegativeInt = 4
     max_requests: PositiveInt = 50_000
@@ -313,8 +312,7 @@ class ResponseSettings:
 
 @dataclass(frozen=True)
 class ExperimentSettings:
-    """[experiment]: split of requests between two variants, off without a `name`. `a` and `b` are
-    options like suffixes of a model, `share` is the fraction of units that get b."""
+    """[experiment]: split of requests between the options `a` and `b`, off without a `name`."""
 
     name: str | None = None
     unit: Literal["question", "user", "account", "namespace"] = "question"
@@ -375,12 +373,6 @@ def is_server_url(name: str, text: str) -> bool:
     if name.endswith("vectors"):
         return is_milvus_url(text)
     return is_valkey_url(text) if name.endswith("redis") else is_postgres_url(text)
-
-
-def tier_of_model(tiers: Sequence[TierSettings], aliases: Collection[str] = ()) -> dict[str, str]:
-    """Return the tier of each model name; "" means that the router chooses."""
-    names = [VIRTUAL, *sorted(aliases)]
-    return dict.fromkeys(names, "") | {f"{VIRTUAL}/{t.name}": t.name for t in tiers}
 
 
 @dataclass(frozen=True)

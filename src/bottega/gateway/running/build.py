@@ -20,7 +20,8 @@ from bottega.gateway.admin import admin_routes
 from bottega.gateway.cached_examples import Forget
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer
-from bottega.gateway.config.settings import MB, Config, LimitSettings, tier_of_model
+from bottega.gateway.config.loading import tier_of_model
+from bottega.gateway.config.settings import MB, Config, LimitSettings
 from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
 from bottega.gateway.experiments import Experiment, read_variant
 from bottega.gateway.feedback import FeedbackEndpoint
