@@ -292,8 +292,7 @@ class Gateway:
         return images
 
     def _passes_urls(self, request: ChatRequest) -> bool:
-        """Return whether an upstream fetches images of the request. The gateway does if it can: it
-        needs them for examples. Raises `ApiError`."""
+        """Return whether an upstream fetches images: the gateway cannot. Raises `ApiError`."""
         web = [part for part in request.images if is_web(part.url)]
         able = any(served.capabilities.image_urls for served in self.completer.served)
         if not web or not able or self.fetch is not None:

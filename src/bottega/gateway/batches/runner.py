@@ -109,7 +109,7 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Run batches until cancelled. Then await `aclose`."""
-        while not self.store.exists:  # nobody has used batches yet
+        while not self.store.exists:  # no client has used batches yet
             await self._wait()
         lock = await self._lock()
         try:
