@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -132,6 +133,27 @@ def test_interrupt_of_a_helper_thread_ends_its_statement(numbers: PostgresDataba
     finally:
         runner.close()
     assert numbers.read("SELECT 1 AS one")[0]["one"] == 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="requires setitimer")
+def test_second_interrupt_does_not_delay_the_first(numbers: PostgresDatabase) -> None:
+    numbers.read(PID)
+    before, begun, left = signal.getsignal(signal.SIGALRM), time.monotonic(), [1, 2]
+
+    def interrupt(*_: object) -> None:
+        if left and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            left.pop()
+            signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.0005)
+        with pytest.raises(KeyboardInterrupt):
+            numbers.read("SELECT pg_sleep(10)")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - begun < 5
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="requires fork")

@@ -28,8 +28,10 @@ class DeferredInterrupt:
             cancel()
 
     def receive(self, *_: object) -> None:
-        self.received = True
-        self.cancel()
+        """Cancel once: a second cancellation would interrupt the cleanup after the first one."""
+        if not self.received:
+            self.received = True
+            self.cancel()
 
 
 @contextmanager
