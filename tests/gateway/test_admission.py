@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from typing import Any
 
+from bottega.gateway.running.process import DrainingServer, uvicorn_config
 from bottega.gateway.running.server import Admission
 
 
@@ -48,3 +50,37 @@ async def test_admission_counts_rejects_and_finishes() -> None:
     clock = time.monotonic()
     await admission.finish(5)
     assert time.monotonic() - clock < 1
+
+
+async def test_replies_in_progress_end_their_connections_while_draining() -> None:
+    started, begun, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": f"{message['type']}.complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        begun.set()
+        await release.wait()
+        length = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    admission = Admission(app, 1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = DrainingServer(uvicorn_config(admission), admission, 5.0, started.set)
+    serving = asyncio.create_task(server.serve([listener]))
+    await started.wait()
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    await begun.wait()
+    server.drain()
+    await asyncio.sleep(0.01)
+    release.set()
+    # A further request on this connection might otherwise be cut off by the end of the process.
+    reply = await asyncio.wait_for(reader.read(), 1)
+    assert b"connection: close" in reply and reply.endswith(b"ok")
+    writer.close()
+    await serving

@@ -203,6 +203,11 @@ class DrainingServer(uvicorn.Server):
     def _drain(self) -> None:
         log.info("draining: %d requests in flight", self._admission.in_flight)
         self._stop_listening()
+        for connection in self.server_state.connections:
+            if isinstance(connection, Connection) and connection.cycle is not None:
+                connection.cycle.keep_alive = (
+                    False  # the client's next request goes to another gateway
+                )
         # The attribute keeps the task alive: the loop holds tasks by weak references only.
         self._draining = asyncio.ensure_future(self._drained())
 
