@@ -418,6 +418,20 @@ def test_expired_batch_lists_what_was_not_sent(endpoint: Server, tmp_path: Path)
     assert found["a"]["response"] is None
 
 
+def test_viewers_key_ends_its_batch(endpoint: Server, tmp_path: Path) -> None:
+    with closing(Accounts(tmp_path / FILE)) as accounts:
+        account, key = accounts.add("team")
+
+    def block(server: GatewayServer) -> None:
+        assert server.batches is not None
+        server.batches.account = lambda id: dataclasses.replace(account, viewer=True)
+
+    with gateway(tmp_path, endpoint, block) as url, with_key(url, key) as real:
+        done = ended(real, start(real, chat_lines("a")))
+    assert done.status == "failed" and done.errors and done.errors.data
+    assert done.errors.data[0].code == "invalid_api_key"
+
+
 def test_revoked_key_ends_its_batch(endpoint: Server, tmp_path: Path) -> None:
     with closing(Accounts(tmp_path / FILE)) as accounts:
         _, key = accounts.add("team")

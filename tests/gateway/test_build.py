@@ -6,6 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,7 @@ def test_embedder_mismatch_is_reported(endpoint: Server, tmp_path: Path) -> None
 def test_keys_are_required_in_public_and_if_any_exist(tmp_path: Path) -> None:
     config = gateway_config(tmp_path, "http://localhost:9/v1")
     public = config.override(host="0.0.0.0", port=None, data=None)
-    with pytest.raises(SettingError, match="there are none") as error:
+    with pytest.raises(SettingError, match="there is no valid one") as error:
         build(public, ENVIRONMENT)
     assert "bottega keys add" in error.value.hint
     accounts = Accounts(tmp_path / FILE)
@@ -234,7 +235,14 @@ def test_keys_are_required_in_public_and_if_any_exist(tmp_path: Path) -> None:
         asyncio.run(gateway_server.aclose())
     accounts.revoke(made.id)
     accounts.close()
-    with pytest.raises(SettingError, match="there are none"):  # not open to clients without a key
+    with pytest.raises(
+        SettingError, match="there is no valid one"
+    ):  # not open to clients without a key
+        build(config, ENVIRONMENT)
+    with closing(Accounts(tmp_path / FILE)) as accounts:
+        accounts.add("ben", expires=time.time() - 1)
+        accounts.add("eve", viewer=True)
+    with pytest.raises(SettingError, match="there is no valid one"):
         build(config, ENVIRONMENT)
     open_config = dataclasses.replace(config, keys=KeySettings(required=False))
     gateway_server = build(open_config, ENVIRONMENT)

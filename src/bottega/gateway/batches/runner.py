@@ -84,7 +84,7 @@ class ActiveBatch:
 @dataclass
 class BatchRunner:
     """Runner of the batches of `store`, `settings.concurrency` lines at a time. `endpoints` are the
-    gateway's by path; `account` returns the account of an id, None if its key was revoked. Of
+    gateway's by path; `account` returns the account of an id, None if its key is invalid. Of
     several processes with the same `folder` one runs the batches."""
 
     store: BatchStore
@@ -169,10 +169,15 @@ class BatchRunner:
         elif self.clock() >= batch.expires:
             active.end("expired")
         elif self._account(batch) is None:
-            active.end("failed", LineError("invalid_api_key", "the key of the batch was revoked"))
+            active.end(
+                "failed", LineError("invalid_api_key", "the key of the batch is no longer valid")
+            )
 
     def _account(self, batch: Batch) -> Account | None:
-        return ANONYMOUS if self.gateway.authenticate is None else self.account(batch.account)
+        if self.gateway.authenticate is None:
+            return ANONYMOUS
+        account = self.account(batch.account)
+        return None if account is None or account.viewer else account
 
     async def _run(self, active: ActiveBatch) -> None:
         try:

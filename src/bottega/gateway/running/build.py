@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
@@ -256,11 +257,13 @@ def _gateway_server(
 def check_keys(config: Config, accounts: Accounts) -> bool:
     """Return whether requests need a key. Raises `SettingError` if they do and there is none.
 
-    Revoked keys count: revoking all keys must not open the gateway to clients without one.
+    Revoked and expired keys count: without valid keys the gateway must not be open to clients
+    without one. A viewer's key sends no requests.
     """
     made = accounts.list()
     required = config.needs_keys(bool(made))
-    if required and all(account.revoked is not None for account in made):
+    now = time.time()
+    if required and not any(account.is_valid(now) and not account.viewer for account in made):
         shared = config.state.is_shared
         where = "the database" if shared else config.gateway.data
         option = "" if shared else f" --data {where}"
@@ -268,7 +271,7 @@ def check_keys(config: Config, accounts: Accounts) -> bool:
         if str(config.file) == "--demo":  # its data may be in a temporary folder
             hint = "run bottega keys add NAME --data FOLDER, then serve --demo --data FOLDER"
         raise SettingError(
-            f"requests to {config.gateway.host} need a key, and there are none in {where}",
+            f"requests to {config.gateway.host} need a key, and there is no valid one in {where}",
             hint=hint,
         )
     return required
