@@ -65,13 +65,14 @@ const seconds = Number(document.querySelector("[data-refresh]")?.dataset.refresh
 if (seconds > 0) setInterval(refresh, seconds * 1000);
 
 async function submitInline(form, submitter) {
+  const fields = new FormData(form, submitter);  // before the submitter is disabled
   form.classList.add("busy");
   const buttons = [...form.querySelectorAll("button:not(:disabled)")];
   buttons.forEach((button) => { button.disabled = true; });
   try {
-    if ("batches" in form.dataset) return await sendBatches(form, submitter);
+    if ("batches" in form.dataset) return await sendBatches(form, fields);
     // Not form.action: a button of that name would hide it.
-    const { page } = await load(form.getAttribute("action") || location.href, { method: "POST", body: new FormData(form, submitter) });
+    const { page } = await load(form.getAttribute("action") || location.href, { method: "POST", body: fields });
     replace(form.dataset.inline, page);
     notify("");
   } catch (error) {
@@ -122,14 +123,14 @@ function addReport(selector, page) {
   shown.className = more.querySelector("li") ? more.className : shown.className;
 }
 
-async function sendBatches(form, submitter) {
+async function sendBatches(form, all) {
   const files = chosenFiles(form);
   let sent = 0;
   try {
     document.querySelector(form.dataset.inline).replaceChildren();
     for (const batch of files.length ? batches(files) : [[]]) {
-      const fields = new FormData(form, submitter);
-      for (const input of form.querySelectorAll("input[type=file]")) fields.delete(input.name);
+      const fields = new FormData();
+      for (const [name, value] of all) if (!(value instanceof File)) fields.append(name, value);
       for (const { file, path } of batch) fields.append("images", file, path);
       const { response, page } = await load(form.getAttribute("action"), { method: "POST", body: fields });
       addReport(form.dataset.inline, page);
