@@ -50,6 +50,16 @@ def kb(path: Path) -> Iterator[KnowledgeBase]:
         yield opened
 
 
+def test_labels_are_replaced_or_kept(kb: KnowledgeBase) -> None:
+    id, before = kb.ids()[0], kb.last_change()
+    kb.annotate(id, rationale=None, labels=["a", "b"])
+    kb.annotate(id, rationale="since")
+    assert kb.get(id).labels == ("a", "b") and kb.ids(label="b") == [id]
+    assert kb.last_change() > before
+    with pytest.raises(LoadError):
+        kb.annotate(id, rationale=None, labels=["a\0"])
+
+
 def test_annotation_keeps_all_other_fields(kb: KnowledgeBase) -> None:
     for example in list(kb):
         id = str(example.id)

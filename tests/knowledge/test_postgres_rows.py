@@ -65,6 +65,10 @@ def test_scores_equal_those_of_a_file(kb: KnowledgeBase) -> None:
             ours, theirs = (s.search(Query("new"), 9, where=where) for s in (kb, memory))
             assert [c.example for c in ours] == [c.example for c in theirs]
             assert [c.score for c in ours] == pytest.approx([c.score for c in theirs], abs=1e-5)
+        ids = kb.ids()
+        names = [[[id for id, _ in one] for one in s.neighbours(ids, 3)] for s in (kb, memory)]
+        assert names[0] == names[1]
+        assert all(id not in one for id, one in zip(ids, names[0], strict=True))
         scores = [store.leave_one_out_scores(3) for store in (kb, memory)]
         assert np.sort(scores[0], axis=0) == pytest.approx(np.sort(scores[1], axis=0), abs=1e-5)
 
