@@ -62,28 +62,39 @@ def opened(*arguments: object, folder: Path) -> Iterator[tuple[str, subprocess.P
             process.kill()
 
 
-def test_each_target_has_its_pages_until_ctrl_c(runs: Path, traces: Path, tmp_path: Path) -> None:
-    with opened(runs, traces, folder=tmp_path) as (link, process):
+@pytest.fixture
+def base(run: Run, pets: Path) -> Path:
+    assert run("add", "K.db", pets, "--embed", "pixels").code == 0
+    return pets.parent / "K.db"
+
+
+def test_each_target_has_its_pages_until_ctrl_c(
+    runs: Path, traces: Path, base: Path, tmp_path: Path
+) -> None:
+    with opened(runs, traces, base, folder=tmp_path) as (link, process):
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
         with opener.open(link) as reply:
-            url, text = reply.url, reply.read().decode()
-        assert url.endswith("/ui/requests") and "Which animal is number 1?" in text
+            url, text = reply.url.removesuffix("knowledge"), reply.read().decode()
+        assert url.endswith("/ui/") and "12 examples, 3 labels" in text
         navigation = text.partition("</nav>")[0]
         assert "Evaluations" in navigation and "Playground" not in navigation
-        for path in ("evaluations/run?run=animals", f"requests/{1:016x}"):
-            with opener.open(url.replace("requests", path)) as reply:
-                text = reply.read().decode()
-                assert "zero-shot" in text or "Demonstrations" in text
-                assert "/ui/cache" not in text
+        for path, wanted in (
+            ("cache?text=leaf", "4 entries"),
+            ("requests", "Which animal is number 1?"),
+            (f"requests/{1:016x}", "Demonstrations"),
+            ("evaluations/run?run=animals", "zero-shot"),
+        ):
+            with opener.open(url + path) as reply:
+                assert wanted in reply.read().decode(), path
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (0, "")
 
 
-def test_targets_are_sorted_by_what_they_are(runs: Path, traces: Path) -> None:
+def test_targets_are_sorted_by_what_they_are(runs: Path, traces: Path, base: Path) -> None:
     run = runs / "animals"
     assert Targets.of([runs]) == Targets((runs,))
-    assert Targets.of([run / FILE, traces, run]) == Targets((run,), traces)
+    assert Targets.of([run / FILE, traces, run, base]) == Targets((run,), base, traces)
 
 
 def test_wrong_targets_are_reported(run: Run, traces: Path, tmp_path: Path) -> None:
@@ -92,9 +103,9 @@ def test_wrong_targets_are_reported(run: Run, traces: Path, tmp_path: Path) -> N
     shutil.copy(traces, tmp_path / "more.db")
     for targets, problem in (
         (["missing.db"], "missing.db does not exist"),
-        (["notes.txt"], "notes.txt is not a run or a trace store"),
+        (["notes.txt"], "notes.txt is not a knowledge base, a run or a trace store"),
         (["empty"], "empty contains no runs"),
-        ([traces, "more.db"], "more.db is a second file with traces"),
+        ([traces, "more.db"], "more.db is a second trace store"),
     ):
         result = run("ui", *targets)
         assert (result.code, result.out) == (2, "")

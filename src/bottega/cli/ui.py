@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing, nullcontext
+import threading
+from contextlib import ExitStack, closing
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
+from bottega._util.locations import StoreLocation
+from bottega.cli.components import open_embedder
+from bottega.cli.knowledge_files import open_to_add
 from bottega.cli.output import say
 from bottega.errors import needs_extra
+from bottega.knowledge import KnowledgeBase
 
 PORT = 8001  # 8000 is the gateway's
 
@@ -18,16 +24,17 @@ PORT = 8001  # 8000 is the gateway's
 def ui(
     targets: Annotated[
         list[Path],
-        Argument(metavar="TARGET", help="Run folder, folder of runs, or traces.db."),
+        Argument(metavar="TARGET", help="Knowledge base, run folder, folder of runs or traces.db."),
     ],
     host: Annotated[str, Option(help="Listen address.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 selects a free one.")] = PORT,
 ) -> None:
-    """Open the console without a gateway: evaluation runs and traces as pages.
+    """Open the console without a gateway: knowledge bases, evaluation runs and traces as pages.
 
-    It shows the runs of bottega eval and stream, while they are in progress too, and the requests
-    of bottega ask and classify. Targets of different kinds may be combined. The printed link has
-    the token that opens the console; Ctrl-C ends it.
+    It shows and edits the examples of a knowledge base, shows the runs of bottega eval and stream,
+    while they are in progress too, and the requests of bottega ask and classify. Targets of
+    different kinds may be combined. The printed link has the token that opens the console; Ctrl-C
+    ends it.
     """
     with needs_extra("ui"):
         from bottega.gateway.config.settings import ServerSettings
@@ -38,8 +45,12 @@ def ui(
 
     found, token = Targets.of(targets), new_token()
     listening = ServerSettings(host=host, port=port)
-    opened = nullcontext() if found.traces is None else closing(TraceStore.open(found.traces))
-    with bind_socket(listening) as listener, opened as traces:
+    with bind_socket(listening) as listener, ExitStack() as stack:
+        traces, bases = None, None
+        if found.traces is not None:
+            traces = stack.enter_context(closing(TraceStore.open(found.traces)))
+        if found.knowledge is not None:
+            bases = OpenBases(StoreLocation.from_argument(str(found.knowledge)), stack)
         url = base_url(listening, listener.getsockname()[1]).removesuffix("/v1")
 
         def announce() -> None:
@@ -47,4 +58,23 @@ def ui(
             say("  the link opens it for anyone who has it; Ctrl-C ends it")
             sys.stdout.flush()
 
-        ConsoleServer(standalone_app(found, traces, token), announce).run([listener])
+        app = standalone_app(found.runs, bases, traces, token)
+        ConsoleServer(app, announce).run([listener])
+
+
+class OpenBases:
+    """Namespaces of a knowledge base, opened when a page needs them and closed by `stack`."""
+
+    def __init__(self, file: StoreLocation, stack: ExitStack) -> None:
+        self._file, self._stack = file, stack
+        self._opened: dict[str, KnowledgeBase] = {}
+        self._lock = threading.Lock()
+        self._open = partial(open_to_add, opener=cache(open_embedder))
+
+    def __call__(self, namespace: str) -> KnowledgeBase:
+        """Return the knowledge base of a namespace. Blocks while the embedder loads."""
+        with self._lock:
+            if namespace not in self._opened:
+                base = self._stack.enter_context(self._open(self._file, None, namespace))
+                self._opened[namespace] = base
+            return self._opened[namespace]

@@ -14,42 +14,49 @@ from starlette.routing import Route
 
 from bottega.errors import SettingError
 from bottega.evaluation.run_store import FILE, RUN_FILE
+from bottega.image import Image
+from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.recording import TraceStore
 from bottega.recording.trace_tables import TRACE_STORE
 from bottega.ui.app import common_routes, unknown_page
+from bottega.ui.bases import OpenBase
+from bottega.ui.cache import CachePages, cache_routes
 from bottega.ui.evaluation_runs import RunLibrary
 from bottega.ui.evaluations import EVALUATIONS, evaluation_routes
+from bottega.ui.knowledge import KnowledgePages, knowledge_routes
 from bottega.ui.pages import Link, Renderer
 from bottega.ui.requests import RequestPages
 from bottega.ui.sessions import Sessions
 
 REQUESTS = Link("/requests", "Requests")
+KNOWLEDGE = Link("/knowledge", "Knowledge base")
+CACHE = Link("/cache", "Cache")
 CLOSING_SECONDS = 1
-NO_TARGET = "pass a folder of bottega eval --out or of several runs, or a traces.db"
+NO_TARGET = "pass a knowledge base, a folder of bottega eval --out or of several runs, or traces.db"
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the console shows: folders of runs, and a file with traces."""
+    """What the console shows: folders of runs, a knowledge base, and a file with traces."""
 
     runs: Sequence[Path] = ()
+    knowledge: Path | None = None
     traces: Path | None = None
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> Targets:
         """Sort the paths by what they are. Raises `SettingError` and `StoreError`."""
-        runs, traces = [], []
+        runs: list[Path] = []
+        files: dict[str, Path] = {}
         for path in paths:
             kind = _kind(path)
             if kind == RUN_FILE.name:
                 runs.append(path if path.is_dir() else path.parent)
-            else:
-                traces.append(path)
-        if len(traces) > 1:
-            raise SettingError(
-                f"{traces[1]} is a second file with traces", hint="pass one file with traces"
-            )
-        return cls(tuple(dict.fromkeys(runs)), traces[0] if traces else None)
+            elif files.setdefault(kind, path) != path:
+                raise SettingError(f"{path} is a second {kind}", hint=f"pass one {kind}")
+        return cls(
+            tuple(dict.fromkeys(runs)), files.get(KNOWLEDGE_BASE.name), files.get(TRACE_STORE.name)
+        )
 
 
 def _kind(path: Path) -> str:
@@ -60,10 +67,10 @@ def _kind(path: Path) -> str:
     if not path.is_file():
         raise SettingError(f"{path} does not exist", hint=NO_TARGET)
     owner = _application_id(path)
-    for kind in (RUN_FILE, TRACE_STORE):
+    for kind in (RUN_FILE, KNOWLEDGE_BASE, TRACE_STORE):
         if kind.application_id == owner and (kind is not RUN_FILE or path.name == FILE):
             return kind.name
-    raise SettingError(f"{path} is not a run or a trace store", hint=NO_TARGET)
+    raise SettingError(f"{path} is not a knowledge base, a run or a trace store", hint=NO_TARGET)
 
 
 def _application_id(path: Path) -> int:
@@ -75,23 +82,36 @@ def _application_id(path: Path) -> int:
         return int(connection.execute("PRAGMA application_id").fetchone()[0])
 
 
-def standalone_app(targets: Targets, traces: TraceStore | None, token: str) -> Starlette:
-    """Return the application. It is opened with `token` and only reads `targets`."""
+def standalone_app(
+    runs: Sequence[Path], open_base: OpenBase | None, traces: TraceStore | None, token: str
+) -> Starlette:
+    """Return the application, which is opened with `token`. `open_base` blocks; None without a
+    knowledge base."""
     links = [
+        *([] if open_base is None else [KNOWLEDGE, CACHE]),
         *([] if traces is None else [REQUESTS]),
-        *([EVALUATIONS] if targets.runs else []),
+        *([EVALUATIONS] if runs else []),
     ]
     renderer = Renderer(links, Sessions(None, token=token))
-    routes = [*common_routes(renderer)]
+    routes = common_routes(renderer)
+    if open_base is not None:
+        routes += knowledge_routes(renderer, KnowledgePages(open_base))
+        # Its only viewer is an admin, without a limit of pinned entries.
+        routes += cache_routes(renderer, CachePages(open_base, lambda namespace: None, 0))
     if traces is not None:
-        routes += request_routes(renderer, traces)
-    if targets.runs:
-        routes += evaluation_routes(renderer, RunLibrary(targets.runs))
+        routes += request_routes(renderer, traces, open_base)
+    if runs:
+        routes += evaluation_routes(renderer, RunLibrary(runs))
     return Starlette(routes=[*routes, renderer.route("/{path:path}", unknown_page)])
 
 
-def request_routes(renderer: Renderer, traces: TraceStore) -> list[Route]:
-    requests = RequestPages(None, traces, account_names=dict, base_image=lambda name, sha256: None)
+def request_routes(
+    renderer: Renderer, traces: TraceStore, open_base: OpenBase | None
+) -> list[Route]:
+    def base_image(namespace: str, sha256: str) -> Image | None:
+        return None if open_base is None else open_base(namespace).images([sha256]).get(sha256)
+
+    requests = RequestPages(None, traces, account_names=dict, base_image=base_image)
     page = renderer.route
     return [
         page("/requests", requests.browse),
