@@ -205,16 +205,15 @@ class DrainingServer(uvicorn.Server):
         self._stop_listening()
         for connection in self.server_state.connections:
             if isinstance(connection, Connection) and connection.cycle is not None:
-                connection.cycle.keep_alive = (
-                    False  # the client's next request goes to another gateway
-                )
+                # The client's next request goes to another gateway.
+                connection.cycle.keep_alive = False
         # The attribute keeps the task alive: the loop holds tasks by weak references only.
         self._draining = asyncio.ensure_future(self._drained())
 
     def _stop_listening(self) -> None:
         """Accept the connections that wait, because closing the socket resets them, and refuse
         further ones. The metrics port stays open."""
-        if not self._listeners:  # not started yet
+        if not (self._listeners and getattr(self, "servers", None)):  # not started yet
             return
         assert self._loop is not None
         listener = self._listeners[0]
