@@ -146,7 +146,7 @@ def test_passages_compressed_by_workers_equal_the_local_ones(
 def test_ray_without_its_package_names_the_extra(
     run: Run, pets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega._util.ray_executor.find_spec", lambda name: None)
+    monkeypatch.setattr("bottega.errors.find_spec", lambda name: None)
     ran = run("eval", f"image-folder:{pets}", "--on", "ray")
     assert ran.code == 1
     assert "ray is required and not installed" in ran.err
