@@ -69,6 +69,8 @@ def test_bars_are_stacked_to_their_sum() -> None:
     assert min(bar.y for bar in chart.bars) >= 0
     assert max(bar.y + bar.height for bar in chart.bars) <= HEIGHT
     assert [total for _, _, total in chart.legend] == [5.0, 1.0, 1.0]
+    other = stacked_bars([0.0], 10.0, {(0.0, "b"): 9.0, (0.0, "c"): 10.0}, order=["a", "b"])
+    assert [(style, name) for style, name, _ in other.legend] == [("s1", "b"), ("s2", "c")]
 
 
 @pytest.mark.parametrize(

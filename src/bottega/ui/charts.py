@@ -47,18 +47,24 @@ class StackedBars:
 
 
 def stacked_bars(
-    positions: Sequence[float], step: float, values: Mapping[tuple[float, str], float]
+    positions: Sequence[float],
+    step: float,
+    values: Mapping[tuple[float, str], float],
+    order: Sequence[str] = (),
 ) -> StackedBars:
     """Return the chart of values by position and series. Positions are `step` apart; values of
-    other positions are omitted."""
+    other positions are omitted. The series in `order` come first, with the same styles in all
+    charts; the others are sorted by their sums."""
     known = set(positions)
     sums: dict[str, float] = {}
     for (position, name), value in values.items():
         if position in known:
             sums[name] = sums.get(name, 0.0) + value
+    others = [name for name in sorted(sums, key=lambda name: -sums[name]) if name not in order]
+    styled = [name for name in (*order, *others) if name not in FIXED]
+    style = FIXED | {name: f"s{i % MAX_SERIES}" for i, name in enumerate(styled)}
     # Those with a fixed style are on top.
-    names = sorted(sums, key=lambda name: (name in FIXED, -sums[name]))
-    style = {name: FIXED.get(name, f"s{i % MAX_SERIES}") for i, name in enumerate(names)}
+    names = [name for name in (*styled, *FIXED) if name in sums]
     totals = [sum(values.get((p, name), 0.0) for name in names) for p in positions]
     top = nice_limit(max(totals, default=0.0))
     slot = (WIDTH - LEFT) / max(1, len(positions))

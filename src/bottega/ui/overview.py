@@ -110,12 +110,18 @@ def figures(ledger: Ledger, period: str, namespace: str | None) -> Figures:
     similarities = [row[1] for row in sample if row[1] is not None]
     first, last = int(since // width), int(now // width)
     times = [bucket * width for bucket in range(first, last + 1)]
+    shares = dict(sorted(shares.items(), key=lambda one: -one[1]))
+
+    def chart(sums: Sums) -> StackedBars:
+        values = {(bucket * width, name): value for (bucket, name), value in sums.items()}
+        return stacked_bars(times, width, values, list(shares))
+
     return Figures(
         sum(shares.values()),
         sum(cost.values()),
-        dict(sorted(shares.items(), key=lambda one: -one[1])),
-        stacked_bars(times, width, {(b * width, name): n for (b, name), n in requests.items()}),
-        stacked_bars(times, width, {(b * width, name): usd for (b, name), usd in cost.items()}),
+        shares,
+        chart(requests),
+        chart(cost),
         float(np.median(seconds)) if len(seconds) else None,
         float(np.quantile(seconds, 0.95)) if len(seconds) else None,
         len(seconds),
