@@ -113,7 +113,7 @@ def figures(ledger: Ledger, period: str, namespace: str | None) -> Figures:
     shares = dict(sorted(shares.items(), key=lambda one: -one[1]))
 
     def chart(sums: Sums) -> StackedBars:
-        values = {(bucket * width, name): value for (bucket, name), value in sums.items()}
+        values = {(float(bucket * width), name): n for (bucket, name), n in sums.items()}
         return stacked_bars(times, width, values, list(shares))
 
     return Figures(
