@@ -106,7 +106,7 @@ def test_keyboard_alone_reaches_the_answer(page: Page, endpoint: Server, tmp_pat
         expect(page.locator("#results .answer")).to_have_text(["seven"])
 
 
-def test_an_ended_session_and_a_lost_connection_lose_no_input(
+def test_an_ended_session_and_a_lost_connection_keep_the_input(
     page: Page, complaints: list[str], endpoint: Server, tmp_path: Path
 ) -> None:
     with console(tmp_path, endpoint, ADMIN) as served:

@@ -28,7 +28,7 @@ from bottega.gateway.cached_examples import HUMAN, Forget
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import FeedbackSettings
 from bottega.gateway.errors import to_api_error
-from bottega.gateway.namespaces import is_below
+from bottega.gateway.namespaces import may_use
 from bottega.gateway.requests import MODEL, read_images, to_query
 from bottega.gateway.translation import optional_field, typed, unsupported, wrong_value
 from bottega.knowledge import Eq, KnowledgeBase
@@ -125,7 +125,7 @@ class FeedbackEndpoint:
         if found is None:  # its entry may still wait to be written
             await asyncio.to_thread(self.ledger.flush)
             found = await asyncio.to_thread(find_request, self.ledger, id)
-        if found is None or not is_below(account, found.namespace):
+        if found is None or not may_use(account, found.namespace):
             raise ApiError(
                 f"no such request: {id!r}",
                 status=404,

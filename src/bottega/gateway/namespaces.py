@@ -8,7 +8,7 @@ from bottega.gateway.requests import Overrides
 from bottega.openai_api.errors import ApiError
 
 
-def is_below(account: Account, namespace: str) -> bool:
+def may_use(account: Account, namespace: str) -> bool:
     """Return whether the key may use the namespace: its own, one below it, or any for an admin and
     for clients without keys."""
     own = account.namespace
@@ -22,7 +22,7 @@ def namespace_of(account: Account, overrides: Overrides) -> str:
     own, wanted = account.namespace, overrides.namespace
     if wanted is None:
         return own
-    if is_below(account, wanted):
+    if may_use(account, wanted):
         return wanted
     raise ApiError(
         f"this key has no access to the namespace {wanted[:100]!r}",

@@ -10,6 +10,7 @@ from typing import Protocol
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 
 from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.namespaces import may_use
 from bottega.gateway.ports import ANONYMOUS
 from bottega.openai_api.errors import ApiError
 
@@ -47,9 +48,10 @@ class Viewer:
 
     def namespace(self, wanted: str | None) -> str:
         """Return the namespace `wanted`, or the viewer's own. Raises `ApiError`."""
-        own = self.account.namespace
-        if wanted is None or wanted == own or self.is_admin or is_below(wanted, own):
-            return own if wanted is None else wanted
+        if wanted is None:
+            return self.account.namespace
+        if self.may_read(wanted):
+            return wanted
         raise ApiError(
             f"this key has no access to the namespace {wanted[:100]!r}",
             status=403,
@@ -57,12 +59,7 @@ class Viewer:
         )
 
     def may_read(self, namespace: str) -> bool:
-        own = self.account.namespace
-        return self.is_admin or namespace == own or is_below(namespace, own)
-
-
-def is_below(namespace: str, parent: str) -> bool:
-    return bool(parent) and namespace.startswith(f"{parent}/")
+        return self.is_admin or may_use(self.account, namespace)
 
 
 class AccountReader(Protocol):
