@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,11 @@ def embed(gateway: Harness, given: Any, **more: Any) -> CreateEmbeddingResponse:
         return real.embeddings.create(model=EMBEDDER, input=given, **more)
 
 
+def nested(depth: int) -> Any:
+    """Return nested arrays, more deeply than orjson encodes them."""
+    return json.loads("[" * depth + "]" * depth)
+
+
 def image_part(shade: int) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": solid_image(shade).data_url}}
 
@@ -76,6 +82,8 @@ def test_single_text(gateway: Harness) -> None:
         ([], {}, "input"),
         ([1, 2], {}, "input[0]"),
         ([{"type": "text", "text": "a"}], {}, "input[0]"),
+        ([[1, 2], [3]], {}, "input[0]"),
+        ("a", {"model": nested(300)}, "model"),
         ([[image_part(3)], [{"type": "image_url", "image_url": {"url": "x"}}]], {}, "input[1]"),
         ("a", {"dimensions": 2}, "dimensions"),
         ("a", {"encoding_format": "int8"}, "encoding_format"),
@@ -91,6 +99,11 @@ def test_invalid_requests_name_the_field(
             cast_to=CreateEmbeddingResponse,
         )
     assert str(raised.value.param).startswith(param)
+
+
+def test_deeply_nested_inputs_are_rejected(gateway: Harness) -> None:
+    with pytest.raises(openai.BadRequestError, match="nested"):
+        embed(gateway, [[{"type": "text", "text": "a", "x": nested(300)}]])
 
 
 def test_unknown_model_names_the_known_one(gateway: Harness) -> None:

@@ -115,6 +115,16 @@ def test_client_may_refuse_to_store(real: openai.OpenAI) -> None:
         real.responses.create(model="bottega", input="hi", store="yes")  # type: ignore[call-overload]
 
 
+def test_input_that_cannot_be_stored_is_refused_before_the_call(
+    real: openai.OpenAI, seen: ScriptedGenerator
+) -> None:
+    item: Any = {"role": "user", "content": "hi", "x": orjson.loads("[" * 300 + "]" * 300)}
+    with pytest.raises(openai.BadRequestError, match="nested"):
+        real.responses.create(model="bottega", input=[item])
+    assert not seen.calls
+    assert real.responses.create(model="bottega", input=[item], store=False).output_text
+
+
 def test_function_calls_are_part_of_the_conversation(tmp_path: Path) -> None:
     tool: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
     with doubles.running() as endpoint, gateway(tmp_path, master=upstream(endpoint)) as server:

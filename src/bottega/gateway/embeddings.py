@@ -17,7 +17,7 @@ from bottega.gateway.chat import Gateway
 from bottega.gateway.errors import unknown_model
 from bottega.gateway.ports import Reply, RequestRecord
 from bottega.gateway.requests import read_images
-from bottega.gateway.translation import FieldNames, typed, unsupported
+from bottega.gateway.translation import FieldNames, encode_body, text_field, typed, unsupported
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import require, wrong_type
@@ -48,7 +48,7 @@ class EmbeddingsEndpoint:
         given = typed(gateway.limits.parse(await body()), dict, "", "an object")
         inputs = _inputs(given)
         try:
-            request = gateway.limits.read(orjson.dumps(_chat_body(inputs)))
+            request = gateway.limits.read(encode_body(_chat_body(inputs)))
             images = await read_images(request.images, gateway.fetch, gateway.limits)
         except ApiError as error:
             raise FIELDS.renamed(error, [f"input[{n}]" for n in range(len(inputs))]) from error
@@ -72,10 +72,10 @@ class EmbeddingsEndpoint:
 
 
 def _inputs(given: Body) -> list[object]:
-    require(given, "model", "")
+    model = text_field(given, "model")
     require(given, "input", "")
-    if given["model"] != EMBEDDER:
-        raise unknown_model(str(given["model"]), [EMBEDDER])
+    if model != EMBEDDER:
+        raise unknown_model(model, [EMBEDDER])
     if given.get("dimensions") is not None:
         raise unsupported("'dimensions' is not supported", "dimensions", "remove it")
     if given.get("encoding_format") not in (None, *FORMATS):

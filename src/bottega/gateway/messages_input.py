@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import orjson
-
-from bottega.gateway.translation import optional_field, text_field, type_name, typed, unsupported
+from bottega.gateway.translation import (
+    encode_body,
+    optional_field,
+    text_field,
+    type_name,
+    typed,
+    unsupported,
+)
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import require
 from bottega.openai_api.request import Body
@@ -187,7 +192,7 @@ def _texts(given: object, where: str) -> str:
 
 def _call(block: Body, where: str) -> Body:
     require(block, "input", where)
-    arguments = orjson.dumps(typed(block["input"], dict, f"{where}.input")).decode()
+    arguments = encode_body(typed(block["input"], dict, f"{where}.input")).decode()
     return {
         "id": text_field(block, "id", where),
         "type": "function",

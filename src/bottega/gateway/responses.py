@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from bottega.gateway.translation import (
     FieldNames,
     TranslatedEndpoint,
     call_arguments,
+    encode_body,
     object_field,
     optional_field,
 )
@@ -345,12 +346,15 @@ def responses_endpoint(
     async def translated(given: Body, record: RequestRecord) -> ChatTranslation:
         is_stored = store is not None and optional_field(given, "store", bool) is not False
         previous = optional_field(given, "previous_response_id", str)
-        if previous is None:
-            return translate(given, is_stored=is_stored)
-        if store is None:
-            raise not_stored("previous_response_id", 400)
-        earlier = await store.conversation(record.account.id, previous, max_turns)
-        return translate(given, earlier, is_stored=is_stored)
+        earlier: Sequence[Body] = ()
+        if previous is not None:
+            if store is None:
+                raise not_stored("previous_response_id", 400)
+            earlier = await store.conversation(record.account.id, previous, max_turns)
+        translation = translate(given, earlier, is_stored=is_stored)
+        if is_stored:  # before the call of a model: fields that are not sent are stored, too
+            encode_body(translation.items)
+        return translation
 
     async def keep(payload: bytes, record: RequestRecord, request: ChatTranslation) -> None:
         if store is None or not request.is_stored:

@@ -52,6 +52,16 @@ def type_name(kind: object) -> str:
     return repr(kind[:64]) if isinstance(kind, str) else JSON_NAMES[type(kind)]
 
 
+def encode_body(body: object) -> bytes:
+    """Return the JSON of a body of a client, or of a part of it. Raises `ApiError`: orjson parses
+    deeper nesting than it encodes."""
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError as error:
+        message = "the request has brackets nested too deeply"
+        raise ApiError(message, code="limit_exceeded", hint="send less") from error
+
+
 def object_field(found: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = found.get(name)
     return value if isinstance(value, dict) else {}
@@ -164,11 +174,7 @@ class TranslatedEndpoint(Generic[TranslationT]):
             if not isinstance(given, dict):
                 return raw
             translated.append(await self.translate(given, record))
-            try:
-                return orjson.dumps(translated[0].body)
-            except orjson.JSONEncodeError as error:  # orjson parses deeper nesting than it encodes
-                message = "the request has brackets nested too deeply"
-                raise ApiError(message, code="limit_exceeded", hint="send less") from error
+            return encode_body(translated[0].body)
 
         try:
             reply = await self.chat(record, headers, chat_body)
