@@ -34,6 +34,8 @@ async def test_admission_counts_rejects_and_finishes() -> None:
     await asyncio.sleep(0)
     status, body = await come("/v1/quick")
     assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
+    _, body = await come("/v1/messages")
+    assert json.loads(body)["error"]["type"] == "overloaded_error"  # in Anthropic's format
     assert (await come("/metrics"))[0] == 200
     admission.closing, admission.limit = True, 3
     finishing = asyncio.create_task(admission.finish(5))

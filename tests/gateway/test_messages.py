@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.messages import error_body
+from bottega.openai_api.errors import ApiError
 from tests import server as doubles
 from tests.builders import solid_image
 from tests.gateway.harness import QUESTION, Harness, harness
@@ -295,6 +298,13 @@ def image_from(source: Any) -> list[Any]:
     return [{"role": "user", "content": [{"type": "image", "source": source}]}]
 
 
+def deep_call() -> Any:
+    """Return a turn with a tool call whose input is nested more deeply than orjson encodes."""
+    given = json.loads('{"a":' * 300 + "1" + "}" * 300)
+    block = {"type": "tool_use", "id": "x", "name": "weather", "input": given}
+    return [{"role": "assistant", "content": [block]}]
+
+
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
@@ -316,6 +326,7 @@ def image_from(source: Any) -> list[Any]:
         ({"tools": [WEATHER], "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"system": [{"type": "text"}]}, "system[0].text"),
+        ({"messages": deep_call()}, "nested"),
     ],
 )
 def test_invalid_requests_name_the_field(shared: Harness, changed: Any, field: str) -> None:
@@ -329,6 +340,30 @@ def test_invalid_requests_name_the_field(shared: Harness, changed: Any, field: s
     assert isinstance(error, dict)
     assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
     assert field in error["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (402, "billing_error"),
+        (409, "invalid_request_error"),
+        (431, "invalid_request_error"),
+        (502, "api_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_errors_have_the_types_of_their_status(status: int, kind: str) -> None:
+    body = json.loads(error_body(ApiError("no", status=status)))
+    assert body == {"type": "error", "error": {"type": kind, "message": "no"}}
+
+
+def test_other_addresses_of_the_api_have_its_errors(shared: Harness) -> None:
+    import anthropic
+
+    with client(shared) as real, pytest.raises(anthropic.NotFoundError) as raised:
+        real.messages.count_tokens(model="bottega", messages=[{"role": "user", "content": "hi"}])
+    error: Any = raised.value.body
+    assert (error["type"], error["error"]["type"]) == ("error", "not_found_error")
 
 
 def test_required_fields(shared: Harness) -> None:

@@ -316,7 +316,7 @@ class App:
             try:
                 self._check(scope)
             except ApiError as error:
-                await error_response(error)(scope, receive, send)
+                await error_at(scope["path"], error)(scope, receive, send)
                 return
             if scope["method"] == "POST":
                 app = self._endpoints.get(scope["path"], app)
@@ -404,8 +404,14 @@ def _json(value: object, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
+def error_at(path: str, error: ApiError, **headers: str) -> Response:
+    """Return the error as a response in the format of the API at this path."""
+    body = messages_error(error) if path.startswith(MESSAGES) else None
+    return error_response(error, body, **headers)
+
+
 async def _send_error(request: Request, error: Exception) -> Response:
-    return error_response(to_api_error(error), **{"x-request-id": request_id()})
+    return error_at(request.url.path, to_api_error(error), **{"x-request-id": request_id()})
 
 
 async def _send_not_found(request: Request, error: Exception) -> Response:

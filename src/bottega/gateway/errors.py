@@ -149,11 +149,12 @@ def _failure(status: int, code: str | None, message: str, wait: float | None = N
     return ApiError(message, status=status, type=kind, code=code, headers=headers)
 
 
-def error_response(error: ApiError, **headers: str) -> Response:
-    """Return the error as a response, which is also an ASGI application."""
+def error_response(error: ApiError, body: bytes | None = None, **headers: str) -> Response:
+    """Return the error as a response, which is also an ASGI application. `body` is its JSON, by
+    default that of the OpenAI API."""
     from starlette.responses import Response  # needs the extra [serve], this module does not
 
-    return Response(error.body, error.status, headers | error.headers, "application/json")
+    return Response(body or error.body, error.status, headers | error.headers, "application/json")
 
 
 def unsupported_request(

@@ -30,11 +30,13 @@ STOP_REASONS = {
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -66,7 +68,8 @@ def error_body(error: ApiError) -> bytes:
 
 
 def _error(status: int, error: Mapping[str, object]) -> Block:
-    fields = {"type": ERROR_TYPES.get(status, "api_error"), "message": error.get("message")}
+    other = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    fields = {"type": ERROR_TYPES.get(status, other), "message": error.get("message")}
     return {"type": "error", "error": fields}
 
 

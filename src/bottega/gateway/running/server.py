@@ -17,7 +17,7 @@ from bottega._util.tracing import Tracer
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Entry, Ledger
-from bottega.gateway.asgi import PROBE_PATHS, App, ChatEndpoint, endpoints_by_path
+from bottega.gateway.asgi import PROBE_PATHS, App, ChatEndpoint, endpoints_by_path, error_at
 from bottega.gateway.batches.routes import batch_routes
 from bottega.gateway.batches.runner import BatchRunner
 from bottega.gateway.batches.store import BatchStore
@@ -133,8 +133,8 @@ FULL = ApiError(
 
 
 class Admission:
-    """ASGI wrapper that rejects requests above a maximum, with an error of the OpenAI API. Probes
-    are always admitted; `/readyz` fails while it is `closing`."""
+    """ASGI wrapper that rejects requests above a maximum, with an error of their API. Probes are
+    always admitted; `/readyz` fails while it is `closing`."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], limit: int) -> None:
         self._app = app
@@ -159,7 +159,7 @@ class Admission:
         elif scope["path"] in PROBE_PATHS:
             await self._app(scope, receive, send)
         elif self.in_flight >= self.limit:
-            await error_response(FULL)(scope, receive, send)
+            await error_at(scope["path"], FULL)(scope, receive, send)
         else:
             # No await since the comparison: two requests cannot take the same last slot.
             self.begin()
