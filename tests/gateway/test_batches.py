@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 import json
 import sqlite3
 import time
@@ -21,12 +22,15 @@ from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.limiter import LocalLimiter
 from bottega.gateway.batches.lines import MAX_ERRORS, Line, read_lines
+from bottega.gateway.batches.records import StoredFile
+from bottega.gateway.batches.store import BatchStore
 from bottega.gateway.config.settings import BatchSettings
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
+from bottega.openai_api.errors import ApiError
 from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
 from tests.gateway.harness import client
-from tests.server import Server, ok, refuse, running
+from tests.server import Server, ok, raw, refuse, running
 
 CHAT: Final = "/v1/chat/completions"
 MASTER = "bottega:route=large"
@@ -203,6 +207,18 @@ def test_failed_requests_are_in_the_error_file(endpoint: Server, tmp_path: Path)
         "wrong field": (400, "invalid_type"),
         "deep": (400, "limit_exceeded"),
     }
+
+
+def test_indented_replies_are_one_line_each(endpoint: Server, tmp_path: Path) -> None:
+    choice = {"message": {"role": "assistant", "content": "a\nb"}, "finish_reason": "stop"}
+    completion = {"id": "x", "choices": [choice], "usage": {"prompt_tokens": 1}}
+    indented = json.dumps(completion, indent=2).encode()
+    endpoint.answers = [raw(indented, kind="application/json")]
+    with gateway(tmp_path, endpoint) as url, client(url) as real:
+        done = ended(real, start(real, chat_lines("one", "two")))
+        found = rows(real, done.output_file_id)
+    assert sorted(found) == ["one", "two"]
+    assert found["one"]["response"]["body"]["choices"] == [choice]
 
 
 def test_invalid_input_fails_as_a_whole(endpoint: Server, tmp_path: Path) -> None:
@@ -446,6 +462,33 @@ def test_revoked_key_ends_its_batch(endpoint: Server, tmp_path: Path) -> None:
     assert done.status == "failed" and done.errors and done.errors.data
     assert done.errors.data[0].code == "invalid_api_key"
     assert texts(endpoint) == []
+
+
+def test_missing_input_file_ends_its_batch(endpoint: Server, tmp_path: Path) -> None:
+    with gateway(tmp_path, endpoint) as url, client(url) as real:
+        file = upload(real, jsonl(chat_lines("a")))
+        (tmp_path / "files" / file.id).unlink()
+        batch = real.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        done = ended(real, batch)
+    assert done.status == "failed" and done.errors and done.errors.data
+    assert done.errors.data[0].code == "missing_file"
+
+
+def test_batch_of_a_file_that_is_deleted_meanwhile_is_refused(tmp_path: Path) -> None:
+    class DeletingStore(BatchStore):
+        """Store in which another request deletes each file right after it was found."""
+
+        def file(self, account: str, id: str) -> StoredFile:
+            found = super().file(account, id)
+            with self._transaction() as connection:
+                connection.execute("DELETE FROM files")
+            return found
+
+    with closing(DeletingStore(tmp_path)) as store:
+        file = store.add_file("a", "x", io.BytesIO(b"{}"), limit=100, expires=time.time() + 60)
+        with pytest.raises(ApiError, match="no such file"):
+            store.add_batch("a", CHAT, file.id, None, expires=0.0, limit=10)
+        assert store.unfinished() == []
 
 
 def test_other_endpoints(endpoint: Server, tmp_path: Path) -> None:

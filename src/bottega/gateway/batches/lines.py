@@ -12,7 +12,7 @@ import orjson
 
 from bottega._util.durable_files import os_errors
 from bottega.gateway.batches.records import LineError
-from bottega.openai_api.errors import ApiError
+from bottega.gateway.translation import encode_body
 
 MAX_ERRORS = 100
 MAX_CUSTOM_ID = 512
@@ -61,15 +61,13 @@ def read_body(path: Path, line: Line) -> bytes:
     with os_errors(path), path.open("rb") as file:
         file.seek(line.start)
         body = orjson.loads(file.read(line.length))["body"]
-    try:
-        return orjson.dumps(body)
-    except orjson.JSONEncodeError as error:  # orjson parses deeper nesting than it encodes
-        message = "the request has brackets nested too deeply"
-        raise ApiError(message, code="limit_exceeded", hint="send less") from error
+    return encode_body(body)
 
 
 def reply_line(line: Line, request_id: str, status: int, payload: bytes) -> bytes:
     """Return the output of a request that has a reply."""
+    if b"\n" in payload or b"\r" in payload:  # some servers indent their JSON
+        payload = orjson.dumps(orjson.loads(payload))
     reply = {"status_code": status, "request_id": request_id, "body": orjson.Fragment(payload)}
     return _output(line, reply, None)
 

@@ -197,6 +197,10 @@ class BatchRunner:
         batch = active.batch = await asyncio.to_thread(store.batch, read.account, read.id)
         if batch.is_finished:
             return
+        if not await asyncio.to_thread(active.path.exists):
+            active.end("failed", LineError("missing_file", "the input file no longer exists"))
+            await self._finish(active, [])
+            return
         is_new = batch.status == "validating"
         # Limits that were lowered meanwhile do not fail a batch with results.
         line_mb = self.gateway.limits.body_mb if is_new else self.settings.file_mb

@@ -131,11 +131,13 @@ class BatchStore:
         id = f"batch_{secrets.token_hex(16)}"
         batch = Batch(id, account, endpoint, file.id, "validating", now, expires, metadata)
         with self._transaction() as connection:
+            # In the transaction: the file may have been deleted since the check above.
+            is_kept = connection.execute("SELECT 1 FROM files WHERE id = ?", (file.id,)).fetchone()
             (unfinished,) = connection.execute(
                 f"SELECT count(*) FROM batches WHERE account = ? AND status IN {UNFINISHED}",
                 (account,),
             ).fetchone()
-            if unfinished < limit:
+            if is_kept and unfinished < limit:
                 connection.execute(
                     f"INSERT INTO batches ({BATCH_COLUMNS})"
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, '{}', '[]', 0, 0, 0, NULL, NULL)",
@@ -144,6 +146,8 @@ class BatchStore:
                         orjson.dumps(metadata).decode(),
                     ),
                 )
+        if not is_kept:
+            raise _unknown("file", file.id)
         if unfinished >= limit:
             raise ApiError(
                 f"this key has {unfinished} unfinished batches",
