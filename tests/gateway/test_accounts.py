@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bottega.errors import NotFoundError, SettingError, StoreError
-from bottega.gateway.accounting.accounts import MAX_NAME_LENGTH, TOKEN, Accounts
+from bottega.gateway.accounting.accounts import MAX_KEEP_SECONDS, MAX_NAME_LENGTH, TOKEN, Accounts
 from bottega.knowledge import KnowledgeBase
 
 
@@ -306,6 +306,23 @@ def test_a_rotated_key_is_replaced(opened: Accounts, monkeypatch: pytest.MonkeyP
     assert opened.authenticate(third) == account
     opened.revoke(account.id)
     assert opened.authenticate(third) is None
+
+
+@pytest.mark.parametrize("seconds", [-1.0, MAX_KEEP_SECONDS + 1, 1e308])
+def test_a_rotated_key_is_kept_for_a_limited_time(accounts: Accounts, seconds: float) -> None:
+    account, token = accounts.add("team-a")
+    with pytest.raises(SettingError, match="keep_seconds"):
+        accounts.rotate(account.id, keep_seconds=seconds)
+    assert accounts.authenticate(token) == account
+    _, new = accounts.rotate(account.id, keep_seconds=MAX_KEEP_SECONDS)
+    assert accounts.authenticate(token) == accounts.authenticate(new) == account
+
+
+def test_a_revoked_key_is_not_rotated(accounts: Accounts) -> None:
+    account, _ = accounts.add("team-a")
+    accounts.revoke(account.id)
+    with pytest.raises(SettingError, match="revoked"):
+        accounts.rotate(account.id)
 
 
 def test_other_handles_see_changed_and_rotated_keys(tmp_path: Path) -> None:

@@ -168,6 +168,9 @@ async def test_keys_are_changed_and_rotated(desk: Desk) -> None:
     assert (changed.json["usd_per_month"], changed.json["requests_per_minute"]) == (None, 7)
     assert (await desk("PATCH", path, {"name": None})).status == 400
     assert (await desk("PATCH", path, {"id": "x"})).status == 400
+    assert (await desk("PATCH", path, {})).json["requests_per_minute"] == 7
+    deep = b'{"tiers": [' + b"[" * 900 + b"]" * 900 + b"]}"
+    assert (await desk("PATCH", path, deep)).status == 400
     rotated = await desk("POST", f"{path}/rotate", {"keep_seconds": 60})
     for key in (made["key"], rotated.json["key"]):
         assert desk.accounts.authenticate(key) is not None

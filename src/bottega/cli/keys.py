@@ -110,7 +110,9 @@ def rotate(
     id: Annotated[str, Argument(metavar="ID", help="Id as shown by ls.")],
     data: DataFolder = None,
     database: Database = None,
-    keep_hours: Annotated[float, Option(help="Hours in which the old key remains valid.")] = 0.0,
+    keep_hours: Annotated[
+        float, Option(help="Hours in which the old key remains valid, at most 720.")
+    ] = 0.0,
     json: Json = False,
 ) -> None:
     """Replace a key, with the same limits and budget. The new key is shown once."""

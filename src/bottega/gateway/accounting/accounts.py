@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.8
 MAX_NAME_LENGTH = 200
 MAX_TIME = 2**40
+MAX_KEEP_SECONDS = 30 * 86_400.0  # a longer time would be a second key, not a rotation
 # Clients such as VLMEvalKit take only keys that begin with sk-.
 TOKEN = re.compile(r"sk-bottega-([0-9a-f]{12})-([0-9a-f]{64})", re.ASCII)
 TIER = re.compile(r"\*|[a-z][a-z0-9_-]{0,31}")
@@ -285,6 +286,8 @@ class Accounts:
             raise SettingError(f"{min(unknown)} cannot be changed", hint="create another key")
         account = replace(self._stored(id).account, **settings)
         _check(account)
+        if not settings:
+            return account
         row = _row({name: getattr(account, name) for name in settings})
         with self._lock:
             self._rows.update(id, list(row), list(row.values()))
@@ -293,8 +296,16 @@ class Accounts:
 
     def rotate(self, id: str, *, keep_seconds: float = 0.0) -> tuple[Account, str]:
         """Replace the key of an account. Return the account and the new key, which cannot be shown
-        again. The old key remains valid for `keep_seconds`. Raises `NotFoundError`."""
+        again. The old key remains valid for `keep_seconds`. Raises `SettingError` and
+        `NotFoundError`."""
+        if not 0 <= keep_seconds <= MAX_KEEP_SECONDS:
+            raise SettingError(
+                f"keep_seconds must be from 0 to {MAX_KEEP_SECONDS:.0f}, got {keep_seconds:g}",
+                hint="give at most 30 days, or add another key",
+            )
         old = self._stored(id)
+        if old.account.revoked is not None:
+            raise SettingError("the key is revoked", hint="add another key")
         secret = secrets.token_hex(32)
         values = (sha256(secret.encode()).digest(), old.digest, time.time() + keep_seconds)
         with self._lock:
@@ -398,7 +409,8 @@ def _check(account: Account) -> None:
         raise SettingError("an admin key cannot be a viewer's", hint="choose one of both")
     for tier in account.tiers or ():
         if not (isinstance(tier, str) and TIER.fullmatch(tier)):
+            shown = tier[:MAX_NAME_LENGTH] if isinstance(tier, str) else type(tier).__name__
             raise SettingError(
-                f"tiers must be tier names, got {str(tier)[:MAX_NAME_LENGTH]!a}",
+                f"tiers must be tier names, got {shown!a}",
                 hint="give names such as apprentice,master, or * for all",
             )
