@@ -233,7 +233,9 @@ def test_keys_see_their_own_namespace_only(endpoint: Server, tmp_path: Path) -> 
 
 def test_corrections_are_limited(endpoint: Server, tmp_path: Path) -> None:
     with gateway(tmp_path, endpoint, max_corrections=1) as (_, one):
-        one.send(one.ask(1), correction="a")
+        first = one.ask(1)
+        for correction in ("a", "b"):  # the second one replaces the first
+            one.send(first, correction=correction)
         with pytest.raises(openai.PermissionDeniedError, match="has 1 corrections"):
             one.send(one.ask(2), correction="b")
     with (

@@ -30,8 +30,14 @@ from bottega.gateway.config.settings import FeedbackSettings
 from bottega.gateway.errors import to_api_error
 from bottega.gateway.namespaces import may_use
 from bottega.gateway.requests import MODEL, read_images, to_query
-from bottega.gateway.translation import optional_field, typed, unsupported, wrong_value
-from bottega.knowledge import Eq, KnowledgeBase
+from bottega.gateway.translation import (
+    encode_body,
+    optional_field,
+    typed,
+    unsupported,
+    wrong_value,
+)
+from bottega.knowledge import And, Eq, KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import require
 from bottega.types import Example, Query
@@ -151,7 +157,7 @@ class FeedbackEndpoint:
         query = await self._query(found, id, given)
         tenant = await self.gateway.tenants.open(found.namespace)
         base = await asyncio.to_thread(self.open_cache, found.namespace)
-        await asyncio.to_thread(self._check_room, base)
+        await asyncio.to_thread(self._check_room, base, id)
         tags = {"context": query.context, "request": id, "provenance": HUMAN}
         if account.id:
             tags["account"] = account.id
@@ -171,9 +177,12 @@ class FeedbackEndpoint:
             hint="shorten it (cache.max_characters), or see the gateway's log",
         )
 
-    def _check_room(self, base: KnowledgeBase) -> None:
-        limit = self.settings.max_corrections
-        if len(base.ids(where=Eq("tags.provenance", HUMAN))) >= limit:
+    def _check_room(self, base: KnowledgeBase, id: str) -> None:
+        """Raise `ApiError` if no further request can be corrected. A second correction of a request
+        replaces its first one."""
+        limit, is_correction = self.settings.max_corrections, Eq("tags.provenance", HUMAN)
+        of_request = And((is_correction, Eq("tags.request", id)))
+        if len(base.ids(where=is_correction)) >= limit and not base.ids(where=of_request):
             raise ApiError(
                 f"this namespace has {limit} corrections",
                 status=403,
@@ -211,7 +220,7 @@ class FeedbackEndpoint:
     async def _given_query(self, given: dict[str, Any]) -> Query:
         gateway = self.gateway
         fields = {name: given[name] for name in ("messages", "response_format") if name in given}
-        request = gateway.limits.read(orjson.dumps({"model": MODEL, **fields}))
+        request = gateway.limits.read(encode_body({"model": MODEL, **fields}))
         if not request.is_single_turn:
             hint = "send the instructions and one question: later turns depend on earlier ones"
             raise unsupported("only questions of one turn can be corrected", "messages", hint)
