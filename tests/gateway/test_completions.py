@@ -41,7 +41,7 @@ def test_prompt_is_sent_as_a_message(
     gateway: Harness, server: doubles.Server, prompt: object
 ) -> None:
     server.answers = [reply_with("length", content=" upon")]
-    said = complete(gateway, prompt, max_tokens=5, temperature=0.5, stop=["."], seed=1)
+    said = complete(gateway, prompt, max_tokens=5, temperature=0.5, stop=["."], seed=1, best_of=1)
     assert server.bodies[0] == {
         "model": "m",
         "messages": [{"role": "user", "content": "Once"}],

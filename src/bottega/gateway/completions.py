@@ -48,7 +48,7 @@ def completions_endpoint(chat: Answer) -> TranslatedEndpoint[CompletionTranslati
 
 def _translate(given: Body) -> CompletionTranslation:
     for name, hint in MISSING.items():
-        if given.get(name):
+        if given.get(name) and (name, given[name]) != ("best_of", 1):  # the default
             raise unsupported(f"'{name}' is not supported", name, hint)
     require(given, "prompt", "")
     body = {name: value for name, value in given.items() if name not in {*MISSING, "prompt"}}
