@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from bottega._util.tracing import current_tracer, forwarded_headers, span
+from bottega._util.tracing import ModelCall, current_tracer, forwarded_headers, span
 from bottega.errors import MissingDependencyError, RejectedError, SettingError
 from bottega.generation import OpenAIGenerator, ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
@@ -29,6 +29,7 @@ from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.recipes import rcts, visual_rag
 from bottega.telemetry import check_exporter, instrument
+from bottega.telemetry.conventions import request_attributes
 from bottega.telemetry.export import exported_signals
 from bottega.types import Prompt, Query, Trace
 from tests.builders import solid_image
@@ -226,3 +227,11 @@ def test_signals_can_be_turned_off() -> None:
     assert exported_signals({"OTEL_METRICS_EXPORTER": "none"}) == ["TRACES"]
     off = {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}
     assert exported_signals(off) == ["METRICS"]
+
+
+def test_integers_that_the_protocol_cannot_hold_are_left_out() -> None:
+    call = ModelCall("m", fields={"seed": 2**64 - 1, "top_k": -(2**63), "top_p": 1e9, "n": True})
+    assert dict(request_attributes(call)) == {
+        "gen_ai.request.top_k": -(2**63),
+        "gen_ai.request.top_p": 1e9,
+    }

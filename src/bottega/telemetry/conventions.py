@@ -20,6 +20,7 @@ NUMBERS = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "seed": "gen_ai.request.seed",
 }
+INTEGERS = range(-(2**63), 2**63)  # of OTLP; clients may send larger ones, such as a seed
 ERROR_TYPE = "error.type"
 STATUS_CODE = "http.response.status_code"
 TOKEN_TYPE = "gen_ai.token.type"
@@ -43,7 +44,9 @@ def base_attributes(call: ModelCall) -> dict[str, Value]:
 def request_attributes(call: ModelCall) -> Iterator[tuple[str, Value]]:
     for name, attribute in NUMBERS.items():
         value = call.fields.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if isinstance(value, float) or value in INTEGERS:
             yield attribute, value
     if isinstance(count := call.fields.get("n"), int) and count > 1:
         yield "gen_ai.request.choice.count", count
