@@ -220,7 +220,7 @@ class FeedbackEndpoint:
     async def _given_query(self, given: dict[str, Any]) -> Query:
         gateway = self.gateway
         fields = {name: given[name] for name in ("messages", "response_format") if name in given}
-        request = gateway.limits.read(encode_body({"model": MODEL, **fields}))
+        request = gateway.limits.read(encode_body(fields | {"model": MODEL}))
         if not request.is_single_turn:
             hint = "send the instructions and one question: later turns depend on earlier ones"
             raise unsupported("only questions of one turn can be corrected", "messages", hint)
