@@ -121,7 +121,7 @@ def fill_ledger(data: Path, requests: int) -> None:
         ledger.set_master("master")
         for i, moment in enumerate(moments):
             state = str(states[i])
-            ledger.note(
+            ledger.record(
                 Entry(
                     float(moment),
                     f"req_{i:032x}",

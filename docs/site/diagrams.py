@@ -1,7 +1,7 @@
 """Diagrams of the documents as SVG files: `python -m docs.site.diagrams` writes docs/diagrams.
 
-Boxes stand on a grid, and arrows join the middles of their sides. Colours follow the reader's
-light or dark setting, in the site that of its theme.
+Boxes are on a grid, and arrows connect the midpoints of their sides. Colours follow the reader's
+light or dark mode; in the site, that of its theme.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Point:
-    """Middle of a box's side: left, right, top or bottom (l, r, t, b)."""
+    """Midpoint of a box's side: left, right, top or bottom (l, r, t, b)."""
 
     box: Box
     side: str

@@ -17,7 +17,7 @@ def write_config(path: Path, pages: Path) -> None:
     for entries without a page."""
     config = tomllib.loads(TEMPLATE.read_text(encoding="utf-8"))
     config["project"]["nav"] = [expanded(entry, pages) for entry in config["project"]["nav"]]
-    listed = set(places(config["project"]["nav"]))
+    listed = set(page_paths(config["project"]["nav"]))
     written = {page.relative_to(pages).as_posix() for page in pages.rglob("*.md")}
     if listed != written:
         raise SystemExit(
@@ -44,12 +44,12 @@ def found(entry: Any, pages: Path) -> list[Any]:
     return sorted(paths, key=lambda path: (not path.endswith(("README.md", "index.md")), path))
 
 
-def places(entry: Any) -> Iterator[str]:
+def page_paths(entry: Any) -> Iterator[str]:
     if isinstance(entry, str):
         yield entry
     else:
         for inner in entry.values() if isinstance(entry, dict) else entry:
-            yield from places(inner)
+            yield from page_paths(inner)
 
 
 def toml(value: Any) -> str:

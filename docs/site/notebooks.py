@@ -23,7 +23,7 @@ def executed(source: Path) -> NotebookNode:
     """Return a notebook with the outputs of its cells."""
     notebook: NotebookNode = nbformat.read(source, as_version=4)
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # a warning of the debugger
-    quiet = ["--IPKernelApp.log_level=40"]  # else it warns of its unencrypted local sockets
+    quiet = ["--IPKernelApp.log_level=40"]  # no warning about unencrypted local sockets
     client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", extra_arguments=quiet)
     client.execute(cwd=str(source.parent))
     return notebook

@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-# Documents outside docs/, by the place of their page.
-FURTHER = {
+# Documents outside docs/, by the path of their page.
+OUTSIDE_DOCS = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
     "models/apprentice.md": "src/bottega/bundled/apprentice/README.md",
@@ -31,31 +31,31 @@ DIAGRAM = re.compile(r"!\[[^\]]*\]\([^()\s]*diagrams/([\w-]+\.svg)\)")
 
 def stage(target: Path) -> None:
     """Write all documents as pages to the folder `target`, and each file to which they link."""
-    places = {path: place for place, path in sources()}
+    page_paths = {path: page_path for page_path, path in sources()}
     linked: set[Path] = set()
-    for path, place in places.items():
-        page = target / place
+    for path, page_path in page_paths.items():
+        page = target / page_path
         page.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
-            page.write_text(page_text(path, place, places, linked), encoding="utf-8")
+            page.write_text(page_text(path, page_path, page_paths, linked), encoding="utf-8")
         else:
             page.write_bytes(path.read_bytes())
     for path in linked:
-        page = target / file_place(path)
+        page = target / file_page_path(path)
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(file_page(path), encoding="utf-8")
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Yield the place of each page and its document."""
+    """Yield the path of each page and its document."""
     for path in sorted(DOCS.rglob("*")):
         if path.suffix in (".md", *ASSETS):
             yield path.relative_to(DOCS).as_posix(), path
-    for place, name in FURTHER.items():
-        yield place, ROOT / name
+    for page_path, name in OUTSIDE_DOCS.items():
+        yield page_path, ROOT / name
 
 
-def page_text(path: Path, place: str, places: dict[Path, str], linked: set[Path]) -> str:
+def page_text(path: Path, page_path: str, page_paths: dict[Path, str], linked: set[Path]) -> str:
     """Return a document with its links to documents and files as links between pages. Other files
     are added to `linked`."""
 
@@ -65,12 +65,12 @@ def page_text(path: Path, place: str, places: dict[Path, str], linked: set[Path]
             return match[0]
         wanted = (path.parent / target).resolve()
         name = wanted.relative_to(ROOT).as_posix()
-        found = INDEXES.get(name) or places.get(wanted)
+        found = INDEXES.get(name) or page_paths.get(wanted)
         if found is None and wanted.exists():
             linked.add(wanted)
-            found = file_place(wanted)
-        # A wrong link stays as it is: the strict build reports it.
-        return f"]({relpath(found, Path(place).parent)}{sign}{anchor})" if found else match[0]
+            found = file_page_path(wanted)
+        # A broken link is not changed, so the strict build reports it.
+        return f"]({relpath(found, Path(page_path).parent)}{sign}{anchor})" if found else match[0]
 
     text = FRONT_MATTER.sub("", path.read_text(encoding="utf-8"))
     text = DIAGRAM.sub(inlined_diagram, text)
@@ -89,7 +89,7 @@ def inlined_diagram(match: re.Match[str]) -> str:
     return f"<figure>{''.join(svg.splitlines())}</figure>"
 
 
-def file_place(path: Path) -> str:
+def file_page_path(path: Path) -> str:
     name = path.relative_to(ROOT).as_posix()
     return f"files/{name.replace('/', '-').replace('.', '-').lower()}.md"
 

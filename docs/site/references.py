@@ -26,7 +26,7 @@ PACKAGES = (
 )
 MODULES = ("types", "image", "protocols", "pipeline", "errors", "rationales")
 # The methods of a protocol are its content, with or without a docstring.
-CALLS = """
+PROTOCOL_OPTIONS = """
     options:
       show_if_no_docstring: true
       filters: ["!^_(?!_call__)"]"""
@@ -44,7 +44,7 @@ def write_references(target: Path) -> None:
 
 
 def cli_page() -> str:
-    """Return the options of all commands, in the words of their help."""
+    """Return the page of all commands and their options, from the help texts."""
     application: Any = typer.main.get_command(app)
     lines = [
         "# Command line",
@@ -149,7 +149,7 @@ def python_pages() -> dict[str, str]:
         path = PACKAGE / name / "__init__.py" if name in PACKAGES else PACKAGE / f"{name}.py"
         tree = ast.parse(path.read_text(encoding="utf-8"))
         lines = [f"# bottega.{name}", _docstring(tree)]
-        options = CALLS if name == "protocols" else ""
+        options = PROTOCOL_OPTIONS if name == "protocols" else ""
         lines += [f"::: bottega.{name}.{public}{options}" for public in _public(tree)]
         pages[f"python/{name}"] = "\n\n".join(lines) + "\n"
     return pages

@@ -19,7 +19,7 @@ from PIL.Image import Image as PILImage
 
 from bottega import notebook
 from bottega._util.event_loops import BACKGROUND_LOOP, for_each
-from bottega._util.tracing import Attributes, Tracer, span, using
+from bottega._util.tracing import Attributes, Tracer, span, use_tracer
 from bottega.errors import BatchError, BottegaError, SettingError, check_count
 from bottega.image import Image
 from bottega.protocols import (
@@ -210,7 +210,7 @@ class Pipeline:
 
     async def trace(self, query: QueryInput) -> Trace:
         """Answer a query, record the trace and return it."""
-        with using(self.tracer), span("answer") as root:
+        with use_tracer(self.tracer), span("answer") as root:
             trace = await self._trace(query)
             root.set(_trace_attributes(trace))
         return trace

@@ -79,7 +79,7 @@ def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
 
 def test_an_old_ledger_accepts_new_entries(run: Run, folder: Path) -> None:
     ledger = Ledger(folder / "gateway.db")
-    ledger.note(Entry(1795380300.0, "r", "k", "", "master", "m", "answered", cost_usd=0.5))
+    ledger.record(Entry(1795380300.0, "r", "k", "", "master", "m", "answered", cost_usd=0.5))
     ledger.close()
     done = json.loads(run("savings", "--data", str(folder), "--json").out)
     before = json.loads((folder / "savings.json").read_text())

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bottega._util.tracing import using
+from bottega._util.tracing import use_tracer
 from bottega.cli.progress import CallCounter, ProgressLines, Status, progress
 from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt, Sampling
@@ -45,7 +45,7 @@ async def test_calls_estimate_the_time_before_the_first_item() -> None:
     calls = CallCounter(limit=40)
     status = Status(8, calls)
     model = ScriptedGenerator(lambda prompt: "cat")
-    with using(calls):
+    with use_tracer(calls):
         await model.generate(Prompt(()), Sampling(n=9))
         await model.generate(Prompt(()), Sampling())
     assert status.text(5) == "10 calls, 0:05, at most about 0:15 left"

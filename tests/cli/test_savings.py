@@ -13,14 +13,14 @@ def write_ledger(folder: Path) -> None:
     folder.mkdir()
     ledger = Ledger(folder / "gateway.db")
     for _ in range(20):
-        ledger.note(Entry(MOMENT, "r", "k", "a", "master", "m", "answered", cost_usd=0.02))
+        ledger.record(Entry(MOMENT, "r", "k", "a", "master", "m", "answered", cost_usd=0.02))
     for _ in range(60):
         entry = Entry(
             MOMENT, "r", "k", "a", "apprentice", "m", "answered", 2, 0.75, 100, 5, cost_usd=0.001
         )
-        ledger.note(entry)
+        ledger.record(entry)
     for _ in range(20):
-        ledger.note(Entry(MOMENT, "r", "k", "b", "master", "m", "replayed"))
+        ledger.record(Entry(MOMENT, "r", "k", "b", "master", "m", "replayed"))
     ledger.record_shadow(Shadow(MOMENT, "r", "a", 0.9, 1.0, 0.0))
     ledger.close()
 
@@ -62,14 +62,14 @@ def test_savings_are_printed_as_json(run: Run, tmp_path: Path) -> None:
 def test_missing_data_are_reported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     ledger = Ledger(tmp_path / "d" / "gateway.db")
-    ledger.note(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered"))
+    ledger.record(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered"))
     ledger.flush()
     printed = run("savings", "--data", "d")
     assert "the master alone: unknown: no priced answer of 'master'" in printed.out
     assert "tiers that answered: apprentice" in printed.err
     assert "1 of unknown price are excluded" in printed.out
     assert "no shadow samples" in printed.err
-    ledger.note(Entry(MOMENT, "r", "k", "", "master", "m", "answered", cost_usd=1.0))
+    ledger.record(Entry(MOMENT, "r", "k", "", "master", "m", "answered", cost_usd=1.0))
     ledger.close()
     assert "2.0000 USD (no interval: too few answers, n = 1)" in run("savings", "--data", "d").out
 
@@ -96,10 +96,10 @@ def test_an_empty_ledger_is_reported(run: Run) -> None:
 def test_shares_are_of_answered_requests(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     ledger = Ledger(tmp_path / "d" / "gateway.db")
-    ledger.note(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered", cost_usd=0.1))
+    ledger.record(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered", cost_usd=0.1))
     for _ in range(3):
         entry = Entry(MOMENT, "r", "k", "", "", "", "failed", cost_usd=0.0, status=400)
-        ledger.note(entry)
+        ledger.record(entry)
     ledger.close()
     printed = run("savings", "--data", "d").out.splitlines()
     assert printed[0].startswith("4 requests, 1 answered, ")
@@ -122,6 +122,6 @@ def test_an_invalid_time_names_the_format(run: Run, tmp_path: Path) -> None:
 def test_small_amounts_have_two_significant_digits(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     ledger = Ledger(tmp_path / "d" / "gateway.db")
-    ledger.note(Entry(MOMENT, "r", "k", "", "master", "m", "answered", cost_usd=0.0000123))
+    ledger.record(Entry(MOMENT, "r", "k", "", "master", "m", "answered", cost_usd=0.0000123))
     ledger.close()
     assert "spent:            0.000012 USD" in run("savings", "--data", "d").out

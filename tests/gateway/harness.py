@@ -87,8 +87,8 @@ class TenantPool:
             )
         cache = self.caches[namespace]
         stored_tiers = frozenset({self.tiers[-1].name})
-        keeper = CacheRecorder(cache, stored_tiers=stored_tiers)
-        return self.customize(Tenant(self.make(cache), keeper, stored_tiers))
+        writer = CacheRecorder(cache, stored_tiers=stored_tiers)
+        return self.customize(Tenant(self.make(cache), writer, stored_tiers))
 
 
 class NoSpending:

@@ -115,7 +115,7 @@ def test_failed_refresh_keeps_the_last_keys(
     with caplog.at_level(logging.ERROR):
         time.sleep(1.3)  # longer than the refresh in progress
     assert accounts.authenticate(token) == account
-    assert len([r for r in caplog.records if "the last ones read apply" in r.message]) == 1
+    assert len([r for r in caplog.records if "those last read stay valid" in r.message]) == 1
     assert token[24:] not in caplog.text
 
 

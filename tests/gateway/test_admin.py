@@ -145,7 +145,7 @@ async def test_keys_are_listed_added_and_revoked(
     account = desk.accounts.authenticate(made.json["key"])
     assert account is not None
     assert (account.name, account.namespace, account.requests_per_minute) == ("team-a", "a", 60)
-    desk.ledger.note(Entry(time.time(), "r", account.id, "a", "m", "m", "answered", cost_usd=1.0))
+    desk.ledger.record(Entry(time.time(), "r", account.id, "a", "m", "m", "answered", cost_usd=1.0))
     listed = await desk("GET", "/keys")
     assert [key["name"] for key in listed.json["keys"]] == ["op", "team-a"]
     assert b"secret" not in listed.body
@@ -341,8 +341,8 @@ async def test_invalid_parameters_are_rejected(desk: Desk, params: dict[str, obj
 
 
 async def test_savings_are_reported(desk: Desk) -> None:
-    desk.ledger.note(Entry(5.0, "r", "k", "a", "master", "m", "answered", cost_usd=0.5))
-    desk.ledger.note(Entry(9.0, "r", "k", "b", "master", "m", "answered", cost_usd=0.25))
+    desk.ledger.record(Entry(5.0, "r", "k", "a", "master", "m", "answered", cost_usd=0.5))
+    desk.ledger.record(Entry(9.0, "r", "k", "b", "master", "m", "answered", cost_usd=0.25))
     desk.ledger.flush()
     found = (await desk("GET", "/savings")).json
     assert (found["requests"], found["spent_usd"], found["master_only"]["usd"]["n"]) == (2, 0.75, 2)

@@ -30,7 +30,9 @@ class UnspentBudget:
 def bill() -> Bill:
     chat = parse_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     account = Account("a", "a", usd_per_month=1e12)
-    record = RequestRecord("r", account=account, hold=LocalLimiter(UnspentBudget()).hold(account))
+    record = RequestRecord(
+        "r", account=account, reservation=LocalLimiter(UnspentBudget()).reservation(account)
+    )
     return Bill(record, chat, lambda model, usage: usage.completion_tokens, TokenEstimates())
 
 
@@ -39,24 +41,24 @@ def call(**fields: Any) -> UpstreamCall:
 
 
 def reserved(bill: Bill, **fields: Any) -> float:
-    hold = bill.record.hold
-    assert hold is not None
+    reservation = bill.record.reservation
+    assert reservation is not None
     asyncio.run(bill.reserve(call(**fields)))
-    reserved = hold.reserved
-    hold.settle(0.0)
+    reserved = reservation.reserved
+    reservation.settle(0.0)
     return reserved
 
 
 def test_free_call_needs_no_reservation(bill: Bill) -> None:
     """A reservation would cost a round trip to the server that stores it."""
-    hold = bill.record.hold
-    assert hold is not None
+    reservation = bill.record.reservation
+    assert reservation is not None
     reservations: list[float] = []
 
     async def reserve(usd: float) -> None:
         reservations.append(usd)
 
-    hold.reserve = reserve  # type: ignore[method-assign]
+    reservation.reserve = reserve  # type: ignore[method-assign]
     for usd in (0.0, 0.5, None):  # an unknown price is not known to be free
         asyncio.run(replace(bill, price=lambda model, usage, usd=usd: usd).reserve(call()))
     assert reservations == [0.5, 0.0]
@@ -101,7 +103,9 @@ def prompt_bill(text: str, estimates: TokenEstimates) -> Bill:
     """Return a bill that counts only prompt tokens."""
     chat = parse_request({"model": "m", "messages": [{"role": "user", "content": text}]})
     account = Account("a", "a", usd_per_month=1e12)
-    record = RequestRecord("r", account=account, hold=LocalLimiter(UnspentBudget()).hold(account))
+    record = RequestRecord(
+        "r", account=account, reservation=LocalLimiter(UnspentBudget()).reservation(account)
+    )
     return Bill(record, chat, lambda model, usage: usage.prompt_tokens, estimates)
 
 

@@ -134,7 +134,7 @@ def test_unaffordable_escalation_keeps_the_first_answer(tmp_path: Path) -> None:
         fallback="never",
     ) as server:
         limiter = limited(server, 1.5)
-        other = limiter.hold(Account("a", "a", usd_per_month=1.5))
+        other = limiter.reservation(Account("a", "a", usd_per_month=1.5))
         asyncio.run(other.reserve(0.6))
         reply = raw(server, user_messages(1))
         record = server.wait(1)
@@ -149,10 +149,10 @@ def test_request_above_the_remaining_budget_is_delayed(tmp_path: Path) -> None:
     with harness(tmp_path, master=ScriptedGenerator(lambda prompt: "seven", name="big")) as server:
         limiter = limited(server, 1.5)
         raw(server, user_messages(1), "bottega/master")
-        hold = server.wait(1).hold
-        assert hold is not None and hold.usd == 1.0
-        hold.release()
-        other = limiter.hold(Account("a", "a", usd_per_month=1.5))
+        reservation = server.wait(1).reservation
+        assert reservation is not None and reservation.usd == 1.0
+        reservation.release()
+        other = limiter.reservation(Account("a", "a", usd_per_month=1.5))
         asyncio.run(other.reserve(0.6))
         for more in ({}, {"stream": True}):
             with pytest.raises(openai.RateLimitError) as refused:
@@ -172,7 +172,7 @@ def test_unaffordable_shadow_sample_is_skipped(tmp_path: Path) -> None:
     ) as server:
         raw(server, user_messages(100), "bottega/master")
         limiter = limited(server, 1.5)
-        other = limiter.hold(Account("a", "a", usd_per_month=1.5))
+        other = limiter.reservation(Account("a", "a", usd_per_month=1.5))
         asyncio.run(other.reserve(0.6))
         assert raw(server, user_messages(1)).headers["x-bottega-route"] == "apprentice"
         server.wait(4)

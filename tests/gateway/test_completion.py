@@ -169,12 +169,12 @@ def test_bypassed_request_has_a_cost(tmp_path: Path) -> None:
 
 
 def test_router_observes_the_cost_despite_a_full_disk(tmp_path: Path) -> None:
-    class FullDiskKeeper:
-        async def keep(self, example: Example, /) -> str | None:
+    class FullDiskWriter:
+        async def store(self, example: Example, /) -> str | None:
             raise StoreError("the disk is full")
 
     def customize(tenant: Tenant) -> Tenant:
-        return replace(tenant, keeper=FullDiskKeeper())
+        return replace(tenant, writer=FullDiskWriter())
 
     traces: list[Trace] = []
     with harness(tmp_path, customize=customize, change=recording(traces)) as server:
@@ -216,13 +216,13 @@ def test_unsupported_request_goes_to_another_tier(tmp_path: Path) -> None:
             raw(server, user_messages(1), "bottega/apprentice", logprobs=True)
 
 
-class FailingKeeper:
-    """Keeper that stores nothing, or fails with `error`."""
+class FailingWriter:
+    """ExampleWriter that stores nothing, or fails with `error`."""
 
     def __init__(self, error: StoreError | None) -> None:
         self.error = error
 
-    async def keep(self, example: Example, /) -> str | None:
+    async def store(self, example: Example, /) -> str | None:
         if self.error is not None:
             raise self.error
         return None
@@ -235,7 +235,7 @@ def test_failed_storage_is_counted(tmp_path: Path, error: StoreError | None, rea
     warnings: list[str] = []
 
     def customize(tenant: Tenant) -> Tenant:
-        return replace(tenant, keeper=FailingKeeper(error))
+        return replace(tenant, writer=FailingWriter(error))
 
     with harness(tmp_path, customize=customize) as server:
         server.gateway.finalizer = replace(

@@ -94,7 +94,7 @@ def test_one_tier_answers_everything() -> None:
     assert parse_config('[tiers.only]\nmodel = "bundled"').route.router == "fixed"
 
 
-def test_teaching_tiers_can_be_configured() -> None:
+def test_stored_tiers_can_be_configured() -> None:
     assert parse_config(TWO.replace('"LARGE_KEY"', '"K"\nstore_answers = true')).stored_tiers == (
         "large",
     )

@@ -41,7 +41,7 @@ def chat(text: str = "hi", **more: Any) -> ChatRequest:
 
 
 def variant(experiment: Experiment, account: Account = TEAM, **more: Any) -> str:
-    return experiment.assigned(Overrides(), account, "ns", chat(**more))[0]
+    return experiment.assign(Overrides(), account, "ns", chat(**more))[0]
 
 
 def test_share_of_units_get_the_variant() -> None:
@@ -69,7 +69,7 @@ def test_equal_units_get_the_same_variant(unit: Any) -> None:
         "question": [variant(experiment, text=str(n)) for n in numbers],
         "user": [variant(experiment, user=str(n)) for n in numbers],
         "account": [variant(experiment, replace(TEAM, id=str(n))) for n in numbers],
-        "namespace": [experiment.assigned(Overrides(), TEAM, str(n), chat())[0] for n in numbers],
+        "namespace": [experiment.assign(Overrides(), TEAM, str(n), chat())[0] for n in numbers],
     }
     varying = {name for name, found in by_unit.items() if len(set(found)) == 2}
     # Names of users are the client's own, so the account is a part of the unit.
@@ -78,9 +78,9 @@ def test_equal_units_get_the_same_variant(unit: Any) -> None:
 
 def test_requests_with_options_belong_to_no_variant() -> None:
     for own in (Overrides(tier="x"), Overrides(shots=0), Overrides(retrieve=False)):
-        assert SHOTS.assigned(own, TEAM, "ns", chat()) == ("", own)
+        assert SHOTS.assign(own, TEAM, "ns", chat()) == ("", own)
     kept = Overrides(namespace="ns/x", store=False)
-    name, overrides = replace(SHOTS, share=1).assigned(kept, TEAM, "ns/x", chat())
+    name, overrides = replace(SHOTS, share=1).assign(kept, TEAM, "ns/x", chat())
     assert (name, overrides) == ("more-shots:b", replace(kept, shots=4))
 
 
@@ -186,8 +186,8 @@ def test_report_compares_variants(ledger: Ledger) -> None:
         common = (time, f"r{number}", "t", "ns")
         entry = Entry(*common, "small", "m", state, 2, cost_usd=0.001 if name == "a" else 0.002)
         status = 502 if state == "failed" else 200
-        ledger.note(replace(entry, seconds=1.0, variant=f"x:{name}", status=status))
-        ledger.note(Entry(*common, "large", "m", "shadow", cost_usd=0.1))
+        ledger.record(replace(entry, seconds=1.0, variant=f"x:{name}", status=status))
+        ledger.record(Entry(*common, "large", "m", "shadow", cost_usd=0.1))
         agrees = 0.9 if name == "b" else 0.2
         ledger.record_shadow(Shadow(time, f"r{number}", "ns", 0.5, agrees, 0.0))
         if number % 3 == 0:
@@ -195,8 +195,8 @@ def test_report_compares_variants(ledger: Ledger) -> None:
             rating = float(name == "b")
             add_feedback(ledger, Feedback(time, f"r{number}", "t", "ns", "small", rating))
     rejected = Entry(1.0, "bad", "t", "ns", "", "m", "failed", status=400, variant="x:a")
-    ledger.note(rejected)
-    ledger.note(Entry(2000.0, "r", "t", "ns", "small", "m", "answered", variant="other:b"))
+    ledger.record(rejected)
+    ledger.record(Entry(2000.0, "r", "t", "ns", "small", "m", "answered", variant="other:b"))
     ledger.flush()
     found = {one.metric: one for one in experiment_report(ledger, "x").comparisons}
     agreement = found["agreement"]

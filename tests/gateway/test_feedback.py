@@ -236,7 +236,7 @@ def test_corrections_are_limited(endpoint: Server, tmp_path: Path) -> None:
         first = one.ask(1)
         for correction in ("a", "b"):  # the second one replaces the first
             one.send(first, correction=correction)
-        with pytest.raises(openai.PermissionDeniedError, match="has 1 corrections"):
+        with pytest.raises(openai.PermissionDeniedError, match="limit of corrections, 1"):
             one.send(one.ask(2), correction="b")
     with (
         gateway(tmp_path / "off", endpoint, corrections=False) as (_, one),
@@ -285,10 +285,10 @@ def test_feedback_in_both_databases(location: str) -> None:
     id, other = request_id(), request_id()
     one = Feedback(1.0, id, "a", "ns", "master", rating=0.5, comment="\0é")
     with closing(Ledger(location, clock=lambda: 100 * 86_400.0)) as ledger:
-        ledger.note(replace(entry(1), request_id=id, state="shadow"))
+        ledger.record(replace(entry(1), request_id=id, state="shadow"))
         ledger.flush()
         assert find_request(ledger, id) is None
-        ledger.note(replace(entry(1), request_id=id))
+        ledger.record(replace(entry(1), request_id=id))
         ledger.flush()
         found = find_request(ledger, id)
         assert found is not None and found.namespace == "ns"

@@ -44,7 +44,7 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
         200,
         0.05,
     )
-    ledger.note(whole)
+    ledger.record(whole)
     ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.flush()
     row = ledger.read("SELECT * FROM entries")[0]
@@ -55,7 +55,7 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
 
 def test_entries_are_written_within_half_a_second(ledger: Ledger, file: Path) -> None:
     for number in range(100):
-        ledger.note(entry(number))
+        ledger.record(entry(number))
     assert until(0.5, file, 100)
 
 
@@ -65,7 +65,7 @@ def test_adding_is_fast_and_closing_loses_nothing(file: Path) -> None:
     for _ in range(20):
         begun = time.thread_time()
         for number in range(500):
-            ledger.note(entry(number))
+            ledger.record(entry(number))
         rounds.append((time.thread_time() - begun) / 500)
     assert min(rounds) < 50e-6
     ledger.close()
@@ -76,7 +76,7 @@ def test_adding_is_fast_and_closing_loses_nothing(file: Path) -> None:
 def test_many_threads_can_add_entries(ledger: Ledger, file: Path) -> None:
     def work() -> None:
         for number in range(500):
-            ledger.note(entry(number))
+            ledger.record(entry(number))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -92,8 +92,8 @@ def test_many_threads_can_add_entries(ledger: Ledger, file: Path) -> None:
 def test_spending_counts_at_once_and_after_a_restart(file: Path) -> None:
     ledger = Ledger(file)
     for cost in (0.5, None, float("nan"), float("inf"), -1.0, 0.25):
-        ledger.note(entry(cost=cost))
-    ledger.note(entry(cost=9.0, account="b"))
+        ledger.record(entry(cost=cost))
+    ledger.record(entry(cost=9.0, account="b"))
     for _ in range(2):
         assert ledger.spent_this_month("a") == 0.75
         ledger.flush()
@@ -119,7 +119,7 @@ def test_spending_that_is_being_written_counts(
     monkeypatch.setattr(ledger._writer, "seconds", 60.0)  # only this test writes
     monkeypatch.setattr(ledger._file, "write", write)
     for cost in (0.5, 0.25):
-        ledger.note(entry(cost=cost))
+        ledger.record(entry(cost=cost))
         ledger.flush()
     assert during == [0.5] * 2 + [0.75] * 2
 
@@ -133,13 +133,13 @@ def test_spending_during_a_failed_write_is_kept(
 
     def write(batch: Batch) -> None:
         if failures:
-            ledger.note(entry(cost=0.25))  # another request ends meanwhile
+            ledger.record(entry(cost=0.25))  # another request ends meanwhile
             raise failures.pop()
         written(batch)
 
     monkeypatch.setattr(ledger._writer, "seconds", 60.0)  # only this test writes
     monkeypatch.setattr(ledger._file, "write", write)
-    ledger.note(entry(cost=0.5))
+    ledger.record(entry(cost=0.5))
     ledger._set_note("gate", "closed")
     with pytest.raises(StoreError):
         ledger.flush()
@@ -156,13 +156,13 @@ def test_spending_during_a_failed_write_is_kept(
 def test_a_month_ends_at_midnight_utc(file: Path) -> None:
     now = [DECEMBER - 1]
     ledger = Ledger(file, clock=lambda: now[0])
-    ledger.note(replace(entry(cost=0.5), time=DECEMBER - 2))
+    ledger.record(replace(entry(cost=0.5), time=DECEMBER - 2))
     assert ledger.spent_this_month("a") == 0.5
     ledger.flush()
     now[0] = DECEMBER
     assert ledger.spent_this_month("a") == 0.0
-    ledger.note(replace(entry(cost=0.1), time=DECEMBER))
-    ledger.note(replace(entry(cost=0.2), time=DECEMBER - 1))  # it began last month
+    ledger.record(replace(entry(cost=0.1), time=DECEMBER))
+    ledger.record(replace(entry(cost=0.2), time=DECEMBER - 1))  # it began last month
     assert ledger.spent_this_month("a") == 0.1
     ledger.flush()
     assert ledger.spent_this_month("a") == 0.1
@@ -171,9 +171,9 @@ def test_a_month_ends_at_midnight_utc(file: Path) -> None:
 
 def test_two_gateways_count_together(ledger: Ledger, file: Path) -> None:
     other = Ledger(file)
-    ledger.note(entry(cost=0.5))
+    ledger.record(entry(cost=0.5))
     ledger.flush()
-    other.note(entry(cost=0.25))
+    other.record(entry(cost=0.25))
     other.flush()
     assert other.spent_this_month("a") == 0.75
     other.close()
@@ -188,8 +188,8 @@ def test_invalid_upstream_values_do_not_block_rows(ledger: Ledger, file: Path) -
         similarity=float("nan"),
         seconds=float("inf"),
     )
-    ledger.note(odd)
-    ledger.note(entry())
+    ledger.record(odd)
+    ledger.record(entry())
     ledger.flush()
     rows = ledger.read("SELECT model, prompt_tokens, completion_tokens, similarity FROM entries")
     assert rows[0] == ("?\N{REPLACEMENT CHARACTER}", 2**40, 0, None)
@@ -207,7 +207,7 @@ def test_locked_file_is_logged_and_fails_no_request(
     blocker.execute("BEGIN EXCLUSIVE")
     with caplog.at_level(logging.WARNING):
         for number in range(25):
-            ledger.note(entry(number, cost=0.5))
+            ledger.record(entry(number, cost=0.5))
         time.sleep(0.8)
         assert ledger.spent_this_month("a") == 12.5
         blocker.execute("ROLLBACK")
@@ -232,11 +232,11 @@ def test_each_failure_and_each_recovery_is_logged_once(
 
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert ledger._succeeds(fail) is False
+            assert ledger._attempt(fail) is False
             assert [record.levelname for record in caplog.records] == ["ERROR"]
-            assert ledger._succeeds(fail) is False
-            assert ledger._succeeds(lambda: None) is True
-            assert ledger._succeeds(lambda: None) is True
+            assert ledger._attempt(fail) is False
+            assert ledger._attempt(lambda: None) is True
+            assert ledger._attempt(lambda: None) is True
             assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
             caplog.clear()
 
@@ -273,7 +273,7 @@ def test_full_disk_fails_no_request_and_lost_rows_are_logged(
 ) -> None:
     limit_pages(ledger, 1)
     for number in range(2000):
-        ledger.note(entry(number))
+        ledger.record(entry(number))
     with caplog.at_level(logging.ERROR):
         ledger.close()
     assert ledger.lost == 2000
@@ -286,7 +286,7 @@ def test_full_disk_fails_no_request_and_lost_rows_are_logged(
 def test_pruning_keeps_monthly_spending(file: Path) -> None:
     ledger = Ledger(file, clock=lambda: NOVEMBER)
     for day in range(12):
-        ledger.note(replace(entry(cost=1.0), time=NOVEMBER - day * 86_400.0))
+        ledger.record(replace(entry(cost=1.0), time=NOVEMBER - day * 86_400.0))
         ledger.record_shadow(Shadow(NOVEMBER - day * 86_400.0, "r", "ns", 0.5, 1.0, 1.0))
     ledger.flush()
     assert ledger.prune(5.5) == 12
@@ -295,7 +295,7 @@ def test_pruning_keeps_monthly_spending(file: Path) -> None:
     ledger.close()
     kept = Ledger(file, keep_days=2.5, clock=lambda: NOVEMBER)
     assert kept.spent_this_month("a") == 12.0
-    kept.note(replace(entry(), time=NOVEMBER))
+    kept.record(replace(entry(), time=NOVEMBER))
     assert until(2.0, file, 4)
     kept.close()
 
@@ -321,7 +321,7 @@ from bottega.gateway.accounting.ledger import Entry, Ledger, Shadow
 ledger = Ledger(sys.argv[1])
 number = 0
 while True:
-    ledger.note(Entry(time.time(), str(number), "a", "", "m", "m", "answered", cost_usd=1.0))
+    ledger.record(Entry(time.time(), str(number), "a", "", "m", "m", "answered", cost_usd=1.0))
     print(number, time.time(), flush=True)
     number += 1
     time.sleep(0.001)
@@ -353,7 +353,7 @@ def test_killed_process_loses_at_most_half_a_second(file: Path) -> None:
 
 
 def test_reading_does_not_wait_for_writers(ledger: Ledger, file: Path) -> None:
-    ledger.note(entry())
+    ledger.record(entry())
     ledger.flush()
     blocker = sqlite3.connect(file, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")

@@ -40,7 +40,7 @@ def test_an_idle_ledger_does_not_poll(
 ) -> None:
     monkeypatch.setattr(ledger._writer, "seconds", 0.001)
     attempts = attempts_of(ledger, monkeypatch)
-    ledger.note(entry())
+    ledger.record(entry())
     assert until(2.0, file, 1)
     time.sleep(0.05)
     assert len(attempts) <= 2  # a second one if the entry came during the first
@@ -53,7 +53,7 @@ def test_a_failing_ledger_waits_before_it_tries_again(
     limit_pages(ledger, 1)
     attempts = attempts_of(ledger, monkeypatch)
     for number in range(2000):
-        ledger.note(entry(number))
+        ledger.record(entry(number))
     time.sleep(0.1)
     assert 1 <= len(attempts) <= 2
     limit_pages(ledger, 100000)
@@ -135,7 +135,7 @@ def test_delete_old_repeats_returns_their_number(file: Path) -> None:
 def test_shadows_that_cannot_be_written_count_as_lost(ledger: Ledger, file: Path) -> None:
     limit_pages(ledger, 1)
     for number in range(500):
-        ledger.note(entry(number))
+        ledger.record(entry(number))
         ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.close()
     assert ledger.lost == 1000
@@ -154,7 +154,7 @@ def test_overflow_drops_the_oldest_rows_of_each_kind(
 
         patch.setattr(EntryFile, "write", fail)
         for number in range(5):
-            ledger.note(entry(number))
+            ledger.record(entry(number))
         for number in range(4):
             ledger.record_shadow(Shadow(float(number), "r", "ns", 0.9, 1.0, 0.0))
         with pytest.raises(StoreError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.limiter import BudgetError, Hold, LocalLimiter
+from bottega.gateway.accounting.limiter import BudgetError, LocalLimiter, Reservation
 from bottega.openai_api.errors import ApiError
 
 
@@ -76,19 +76,19 @@ async def test_spent_budget_has_its_own_error() -> None:
 
 async def test_a_reservation_counts_until_it_is_released() -> None:
     limiter, account = LocalLimiter(SpendingStub([0.1])), Account("a", "a", usd_per_month=0.4)
-    holds = [limiter.hold(account) for _ in range(4)]
-    for hold in holds[:3]:
-        await hold.reserve(0.1)  # 0.1 + 3 * 0.1: exactly the budget
+    reservations = [limiter.reservation(account) for _ in range(4)]
+    for reservation in reservations[:3]:
+        await reservation.reserve(0.1)  # 0.1 + 3 * 0.1: exactly the budget
     with pytest.raises(BudgetError, match="other requests have reserved the rest") as raised:
-        await holds[3].reserve(0.01)
+        await reservations[3].reserve(0.01)
     assert raised.value.headers["retry-after"] == "1"
-    holds[0].release()  # for example an exact repeat
-    await holds[3].reserve(0.1)
+    reservations[0].release()  # for example an exact repeat
+    await reservations[3].reserve(0.1)
 
 
 async def test_reservation_is_replaced_by_the_actual_cost() -> None:
     limiter, account = LocalLimiter(SpendingStub()), Account("a", "a", usd_per_month=1.0)
-    first, second = limiter.hold(account), limiter.hold(account)
+    first, second = limiter.reservation(account), limiter.reservation(account)
     await first.reserve(0.9)
     first.settle(0.2)
     await second.reserve(0.8)
@@ -101,36 +101,36 @@ async def test_reservation_is_replaced_by_the_actual_cost() -> None:
 
 async def test_single_request_is_always_admitted() -> None:
     limiter, account = LocalLimiter(SpendingStub([0.9])), Account("a", "a", usd_per_month=1.0)
-    alone = limiter.hold(account)
+    alone = limiter.reservation(account)
     await alone.reserve(50.0)
     with pytest.raises(BudgetError):
-        await limiter.hold(account).reserve(0.01)
-    await limiter.hold(Account("b", "b", usd_per_month=1.0)).reserve(0.1)
+        await limiter.reservation(account).reserve(0.01)
+    await limiter.reservation(Account("b", "b", usd_per_month=1.0)).reserve(0.1)
     alone.release()
-    await limiter.hold(account).reserve(0.01)
+    await limiter.reservation(account).reserve(0.01)
 
 
 async def test_paid_calls_count_before_the_ledger_entry() -> None:
     limiter, account = LocalLimiter(SpendingStub([0.9])), Account("a", "a", usd_per_month=1.0)
-    hold = limiter.hold(account)
-    await hold.reserve(0.1)
-    hold.settle(0.1)
+    reservation = limiter.reservation(account)
+    await reservation.reserve(0.1)
+    reservation.settle(0.1)
     with pytest.raises(BudgetError, match="is spent"):
-        await hold.reserve(0.001)
+        await reservation.reserve(0.001)
 
 
 async def test_no_budget_reserves_nothing() -> None:
     limiter, account = LocalLimiter(SpendingStub([1e9])), Account("a", "free")
     for _ in range(100):
-        await limiter.hold(account).reserve(1e9)
+        await limiter.reservation(account).reserve(1e9)
 
 
 async def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> None:
     limiter, account = LocalLimiter(SpendingStub([0.25])), Account("a", "a", usd_per_month=0.5)
-    await limiter.hold(account).reserve(0.125)
-    await limiter.hold(account).reserve(0.125)
+    await limiter.reservation(account).reserve(0.125)
+    await limiter.reservation(account).reserve(0.125)
     with pytest.raises(BudgetError):
-        await limiter.hold(account).reserve(0.0001)
+        await limiter.reservation(account).reserve(0.0001)
 
 
 async def test_zero_budget_admits_no_request() -> None:
@@ -145,19 +145,19 @@ async def test_concurrency_overshoots_by_less_than_one_request(seed: int) -> Non
     budget, account = SpendingStub(), Account("a", "a", usd_per_month=10.0)
     limiter = LocalLimiter(budget)
     max_cost = rng.uniform(0.1, 3.0)
-    running: list[Hold] = []
+    running: list[Reservation] = []
     for _ in range(5000):
         if running and rng.random() < 0.5:
-            hold = running.pop(rng.randrange(len(running)))
-            cost = rng.uniform(0, hold.reserved)
-            hold.settle(cost)
+            reservation = running.pop(rng.randrange(len(running)))
+            cost = rng.uniform(0, reservation.reserved)
+            reservation.settle(cost)
             budget.costs.append(cost)  # its ledger entry
-            hold.release()
+            reservation.release()
             continue
-        hold = limiter.hold(account)
+        reservation = limiter.reservation(account)
         try:
-            await hold.reserve(rng.uniform(0, max_cost))
+            await reservation.reserve(rng.uniform(0, max_cost))
         except BudgetError:
             continue
-        running.append(hold)
+        running.append(reservation)
     assert 10.0 <= sum(budget.costs) < 10.0 + max_cost

@@ -50,7 +50,7 @@ def fill(ledger: Ledger, number: int, seed: int = 0) -> list[Entry]:
         for i in range(number)
     ]
     for entry in made:
-        ledger.note(entry)
+        ledger.record(entry)
     ledger.flush()
     return made
 

@@ -33,7 +33,7 @@ def note(
     moment: float = 1000.0,
 ) -> None:
     for number in range(times):
-        ledger.note(
+        ledger.record(
             Entry(
                 moment + number,
                 "r",
@@ -252,7 +252,7 @@ def test_rejected_requests_are_listed_separately(ledger: Ledger) -> None:
     note(ledger, "apprentice", times=3)
     note(ledger, "master", None, state="replayed")
     for status in (400, 429, 499, 502):
-        ledger.note(Entry(1000.0, "r", "k", "a", "", "", "failed", cost_usd=0.0, status=status))
+        ledger.record(Entry(1000.0, "r", "k", "a", "", "", "failed", cost_usd=0.0, status=status))
     report = savings_of(ledger)
     named = {route.state: route.requests for route in report.routes}
     assert named == {"answered": 3, "replayed": 1, "failed": 2, "rejected": 2}

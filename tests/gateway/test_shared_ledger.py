@@ -81,7 +81,7 @@ def entries(number: int, seed: int = 0) -> list[Entry]:
 
 def fill(ledger: Ledger, number: int = 300) -> None:
     for one in entries(number):
-        ledger.note(one)
+        ledger.record(one)
     for i in range(40):
         ledger.record_shadow(Shadow(NOW - i * DAY, str(i), "ab"[i % 2], 0.5, i % 2, i % 3 / 2))
     ledger.flush()
@@ -131,7 +131,7 @@ def test_concurrent_claims_respect_the_limit(accounts: Accounts, location: str) 
 
 def test_rows_are_stored(ledger: Ledger) -> None:
     whole = replace(entries(1)[0], cost_usd=0.25, similarity=0.5)
-    ledger.note(whole)
+    ledger.record(whole)
     ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.set_gate("ns", "{}")
     ledger.set_repeat("key", "example")
@@ -179,9 +179,9 @@ def test_daily_sums_equal_the_sums_of_entries(ledger: Ledger) -> None:
 
 def test_spending_includes_other_processes(ledger: Ledger, location: str) -> None:
     with closing(Ledger(location, clock=lambda: NOW)) as other:
-        other.note(replace(entry(1, 0.25, "x"), time=NOW))
+        other.record(replace(entry(1, 0.25, "x"), time=NOW))
         other.flush()
-        ledger.note(replace(entry(2, 0.5, "x"), time=NOW))
+        ledger.record(replace(entry(2, 0.5, "x"), time=NOW))
         assert ledger.spent_this_month("x") == 0.5
         ledger.with_budgets.add("x")
         ledger.flush()
@@ -192,7 +192,7 @@ def test_spending_includes_other_processes(ledger: Ledger, location: str) -> Non
 
 
 async def test_flushed_entry_is_durable(ledger: Ledger, location: str) -> None:
-    ledger.note(entry(1))
+    ledger.record(entry(1))
     await ledger.flushed()
     with closing(Ledger(location)) as other:
         assert other.read("SELECT request_id FROM entries") == [("r1",)]
@@ -207,13 +207,13 @@ async def pool(database: str) -> AsyncGenerator[PostgresPool]:
 
 async def test_event_loop_writes_instead_of_the_thread(database: str, pool: PostgresPool) -> None:
     with closing(await asyncio.to_thread(Ledger, database, clock=lambda: NOW)) as ledger:
-        ledger.note(entry(0))
+        ledger.record(entry(0))
         await ledger.enter_loop(pool)
         ledger.with_budgets.add("x")
         for number in range(1, 20):
-            ledger.note(replace(entry(number, 0.5, "x"), time=NOW))
+            ledger.record(replace(entry(number, 0.5, "x"), time=NOW))
             await asyncio.sleep(0)
-        await asyncio.to_thread(ledger.note, entry(20))
+        await asyncio.to_thread(ledger.record, entry(20))
         ledger.set_gate("a", "{}")
         assert await asyncio.to_thread(ledger.gate, "a") == "{}"
         await ledger.flushed()
@@ -221,12 +221,12 @@ async def test_event_loop_writes_instead_of_the_thread(database: str, pool: Post
         rows = "SELECT count(*) FROM entries"
         assert await asyncio.to_thread(ledger.read, rows) == [(21,)]
         assert await asyncio.to_thread(ledger.gate, "a") == "{}"
-        ledger.note(entry(21))
+        ledger.record(entry(21))
         await asyncio.to_thread(ledger.flush)  # waits for the loop
         assert await asyncio.to_thread(ledger.read, rows) == [(22,)]
-        ledger.note(entry(22))
+        ledger.record(entry(22))
         await ledger.leave_loop()
-        ledger.note(entry(23))
+        ledger.record(entry(23))
         await ledger.flushed()
         assert await asyncio.to_thread(ledger.read, rows) == [(24,)]
 
@@ -252,11 +252,11 @@ async def test_rows_of_a_failed_write_wait_for_the_next_one(
         await ledger.enter_loop(pool)
         assert ledger._in_loop is not None
         ledger._in_loop.retry_seconds = 0.01
-        ledger.note(replace(entry(1, 0.5, "x"), time=NOW))
+        ledger.record(replace(entry(1, 0.5, "x"), time=NOW))
         with pytest.raises(StoreError):
             await ledger.flushed()
         assert ledger.is_failing and ledger.spent_this_month("x") == 0.5
-        ledger.note(replace(entry(2, 0.25, "x"), time=NOW))
+        ledger.record(replace(entry(2, 0.25, "x"), time=NOW))
         while await ledger.durable() is not None:
             pass
         assert not ledger.is_failing and ledger.committed_this_month("x") == 0.75
@@ -307,11 +307,11 @@ def test_batch_that_is_sent_twice_counts_once(database: str) -> None:
             raise StoreError("the connection is lost")
 
         ledger._file.write = write_and_fail  # type: ignore[method-assign]
-        ledger.note(replace(entry(1, 0.5, "x"), time=NOW))
+        ledger.record(replace(entry(1, 0.5, "x"), time=NOW))
         ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
         with pytest.raises(StoreError):
             ledger.flush()
-        ledger.note(replace(entry(2, 0.25, "x"), time=NOW))
+        ledger.record(replace(entry(2, 0.25, "x"), time=NOW))
         ledger.flush()
         assert ledger.spent_this_month("x") == 0.75
         assert ledger.read("SELECT sum(requests) FROM rollups") == [(2,)]
@@ -330,7 +330,7 @@ def test_crash_of_the_server_loses_no_flushed_entry() -> None:
                 server.stop(signal.SIGQUIT)
             if number == 155:
                 server.start()
-            ledger.note(entry(number, 0.01, "x"))
+            ledger.record(entry(number, 0.01, "x"))
             with suppress(StoreError):
                 asyncio.run(ledger.flushed())
                 flushed += 1

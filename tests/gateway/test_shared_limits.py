@@ -17,10 +17,10 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from bottega.gateway.accounting.limiter import (
     BudgetError,
-    Hold,
     Limiter,
     LimitsUnavailableError,
     LocalLimiter,
+    Reservation,
 )
 from bottega.gateway.response_cache import ReplyCache
 from bottega.gateway.state.limits import SharedLimiter
@@ -44,14 +44,16 @@ class Process:
     ledger: Ledger
     state: SharedState | None = None
 
-    async def call(self, hold: Hold, usd: float) -> None:
+    async def call(self, reservation: Reservation, usd: float) -> None:
         """End a request that has cost this amount."""
-        hold.settle(usd)
-        self.ledger.note(
-            Entry(time.time(), "r", hold.account.id, "", "t", "m", "answered", cost_usd=usd)
+        reservation.settle(usd)
+        self.ledger.record(
+            Entry(time.time(), "r", reservation.account.id, "", "t", "m", "answered", cost_usd=usd)
         )
-        hold.release()
-        if isinstance(self.limiter, SharedLimiter) and (task := self.limiter.release_task(hold)):
+        reservation.release()
+        if isinstance(self.limiter, SharedLimiter) and (
+            task := self.limiter.release_task(reservation)
+        ):
             await task
 
 
@@ -115,32 +117,32 @@ async def test_key_without_limits_needs_no_server(processes: list[Process]) -> N
     started = time.monotonic()
     for _ in range(1000):
         assert await processes[0].limiter.admit(free) is None
-    hold = processes[0].limiter.hold(free)
-    await hold.reserve(1e9)
-    hold.release()
+    reservation = processes[0].limiter.reservation(free)
+    await reservation.reserve(1e9)
+    reservation.release()
     assert time.monotonic() - started < 5
 
 
 async def test_parallel_requests_reserve_their_cost(processes: list[Process]) -> None:
     """Without a reservation at admission all of them would pass."""
 
-    async def ask(one: Process) -> Hold | None:
+    async def ask(one: Process) -> Reservation | None:
         await one.limiter.admit(LIMITED)
-        hold = one.limiter.hold(LIMITED)
+        reservation = one.limiter.reservation(LIMITED)
         try:
-            await hold.reserve(0.1)
+            await reservation.reserve(0.1)
         except BudgetError as error:
             assert error.status == 429
             return None
-        return hold
+        return reservation
 
-    holds = await asyncio.gather(*(ask(processes[i % 3]) for i in range(30)))
-    assert sum(hold is not None for hold in holds) == 10
-    for number, hold in enumerate(holds):
-        if hold is not None:
-            await processes[number % 3].call(hold, 0.05)
+    reservations = await asyncio.gather(*(ask(processes[i % 3]) for i in range(30)))
+    assert sum(reservation is not None for reservation in reservations) == 10
+    for number, reservation in enumerate(reservations):
+        if reservation is not None:
+            await processes[number % 3].call(reservation, 0.05)
     again = await asyncio.gather(*(ask(processes[i % 3]) for i in range(30)))
-    assert sum(hold is not None for hold in again) == 5
+    assert sum(reservation is not None for reservation in again) == 5
 
 
 async def test_spending_is_known_to_all_at_once(processes: list[Process]) -> None:
@@ -148,9 +150,9 @@ async def test_spending_is_known_to_all_at_once(processes: list[Process]) -> Non
     first, second, third = processes
     for one, cost in ((first, 0.5), (second, 0.25), (third, 0.25)):
         assert await one.limiter.admit(account) is None
-        hold = one.limiter.hold(account)
-        await hold.reserve(cost)
-        await one.call(hold, cost)
+        reservation = one.limiter.reservation(account)
+        await reservation.reserve(cost)
+        await one.call(reservation, cost)
     for one in processes:
         with pytest.raises(BudgetError) as refused:
             await one.limiter.admit(account)
@@ -159,22 +161,22 @@ async def test_spending_is_known_to_all_at_once(processes: list[Process]) -> Non
 
 async def test_single_request_is_admitted_while_budget_is_left(processes: list[Process]) -> None:
     account = Account("a", "a", usd_per_month=1.0)
-    large = processes[0].limiter.hold(account)
+    large = processes[0].limiter.reservation(account)
     await large.reserve(50.0)
-    other = processes[1].limiter.hold(account)
+    other = processes[1].limiter.reservation(account)
     with pytest.raises(BudgetError) as refused:
         await other.reserve(0.01)
     assert refused.value.code == "rate_limit_exceeded"
     await processes[0].call(large, 0.2)
     await other.reserve(0.8)
     with pytest.raises(BudgetError):
-        await processes[2].limiter.hold(account).reserve(0.01)
+        await processes[2].limiter.reservation(account).reserve(0.01)
     other.release()
     if isinstance(processes[1].limiter, SharedLimiter) and (
         task := processes[1].limiter.release_task(other)
     ):
         await task
-    await processes[2].limiter.hold(account).reserve(0.8)
+    await processes[2].limiter.reservation(account).reserve(0.8)
 
 
 @pytest.mark.parametrize("budget", [0.5, 0.1])
@@ -187,18 +189,18 @@ async def test_budget_overshoots_by_one_request_at_most(
         rng = random.Random(seed)
         while True:
             one = rng.choice(processes)
-            hold = one.limiter.hold(account)
+            reservation = one.limiter.reservation(account)
             try:
                 await one.limiter.admit(account)
-                await hold.reserve(rng.uniform(0.5, 1) * largest)
+                await reservation.reserve(rng.uniform(0.5, 1) * largest)
             except BudgetError as error:
-                hold.release()
+                reservation.release()
                 if error.code == "insufficient_quota":
                     return
                 await asyncio.sleep(rng.uniform(0, 0.02))
                 continue
             await asyncio.sleep(rng.uniform(0, 0.01))
-            await one.call(hold, rng.uniform(0, 1) * hold.reserved)
+            await one.call(reservation, rng.uniform(0, 1) * reservation.reserved)
 
     async with asyncio.timeout(60):
         await asyncio.gather(*(client(seed) for seed in range(12)))
@@ -214,11 +216,11 @@ async def test_reservation_outlives_its_lease_while_its_process_runs(
     _shorten(monkeypatch, lease=0.6)
     async with process(*servers) as one, process(*servers) as other:
         account = Account("a", "a", usd_per_month=1.0)
-        hold = one.limiter.hold(account)
-        await hold.reserve(0.9)
+        reservation = one.limiter.reservation(account)
+        await reservation.reserve(0.9)
         await asyncio.sleep(0.9)
         with pytest.raises(BudgetError):
-            await other.limiter.hold(account).reserve(0.5)
+            await other.limiter.reservation(account).reserve(0.5)
 
 
 async def test_reservation_ends_with_its_process(
@@ -229,15 +231,17 @@ async def test_reservation_ends_with_its_process(
     account = Account("a", "a", usd_per_month=1.0)
     async with process(*servers) as other:
         async with process(*servers, runs=False) as killed:
-            await killed.limiter.hold(account).reserve(0.9)
-            killed.ledger.note(Entry(time.time(), "r", "a", "", "t", "m", "answered", cost_usd=0.7))
+            await killed.limiter.reservation(account).reserve(0.9)
+            killed.ledger.record(
+                Entry(time.time(), "r", "a", "", "t", "m", "answered", cost_usd=0.7)
+            )
             await killed.ledger.flushed()
         with pytest.raises(BudgetError):
-            await other.limiter.hold(account).reserve(0.2)
+            await other.limiter.reservation(account).reserve(0.2)
         await asyncio.sleep(0.8)
-        await other.limiter.hold(account).reserve(0.2)
+        await other.limiter.reservation(account).reserve(0.2)
         with pytest.raises(BudgetError):
-            await other.limiter.hold(account).reserve(0.2)
+            await other.limiter.reservation(account).reserve(0.2)
 
 
 def _shorten(monkeypatch: pytest.MonkeyPatch, lease: float = 10.0) -> None:
@@ -256,19 +260,19 @@ async def test_lost_redis_restores_spending_once(
     account = Account("a", "a", usd_per_month=1.0)
     async with AsyncExitStack() as opened:
         made = [await opened.enter_async_context(process(database, redis.url)) for _ in range(3)]
-        hold = made[0].limiter.hold(account)
-        await hold.reserve(0.4)
-        await made[0].call(hold, 0.4)
-        running = made[1].limiter.hold(account)
+        reservation = made[0].limiter.reservation(account)
+        await reservation.reserve(0.4)
+        await made[0].call(reservation, 0.4)
+        running = made[1].limiter.reservation(account)
         await running.reserve(0.3)
         redis.run("FLUSHALL")
         waits = await asyncio.gather(*(one.limiter.admit(account) for one in made * 4))
         assert waits == [None] * 12  # none is refused
         # The running request has renewed its reservation before anything else was decided.
         with pytest.raises(BudgetError):
-            await made[2].limiter.hold(account).reserve(0.35)
+            await made[2].limiter.reservation(account).reserve(0.35)
         # A renewal in progress may briefly restore an ended reservation.
-        last = made[2].limiter.hold(account)
+        last = made[2].limiter.reservation(account)
         async with asyncio.timeout(10):
             while not last.reserved:
                 with suppress(BudgetError):
@@ -285,8 +289,8 @@ async def test_restarted_redis_keeps_budgets(
     _shorten(monkeypatch)
     account = Account("a", "a", usd_per_month=1.0)
     async with process(database, redis.url) as one:
-        hold = one.limiter.hold(account)
-        await hold.reserve(0.4)
+        reservation = one.limiter.reservation(account)
+        await reservation.reserve(0.4)
         redis.stop()
         try:
             with pytest.raises(LimitsUnavailableError) as refused:
@@ -299,12 +303,12 @@ async def test_restarted_redis_keeps_budgets(
             assert await one.limiter.admit(Account("free", "free")) is None
         finally:
             redis.start()
-        await one.call(hold, 0.4)
+        await one.call(reservation, 0.4)
         assert await one.limiter.admit(account) is None
         with pytest.raises(BudgetError):
-            again = one.limiter.hold(account)
+            again = one.limiter.reservation(account)
             await again.reserve(0.5)
-            await one.limiter.hold(account).reserve(0.2)
+            await one.limiter.reservation(account).reserve(0.2)
     logged = [one.getMessage() for one in caplog.records if one.name.endswith("state.limits")]
     assert ["cannot be checked" in one for one in logged] == [True, False]  # once per outage
 
@@ -318,16 +322,16 @@ async def test_crash_of_postgres_keeps_budgets(
     _shorten(monkeypatch)
     with postgres.stopping() as server:
         async with process(database) as one, process(database) as other:
-            hold = one.limiter.hold(account)
+            reservation = one.limiter.reservation(account)
             await one.limiter.admit(account)
-            await hold.reserve(0.9)
+            await reservation.reserve(0.9)
             await asyncio.to_thread(server.stop, signal.SIGQUIT)
             with pytest.raises(LimitsUnavailableError):
                 await other.limiter.admit(account)
             await asyncio.to_thread(server.start)
             await asyncio.sleep(0.1)
             with pytest.raises(BudgetError) as refused:
-                await other.limiter.hold(account).reserve(0.2)
+                await other.limiter.reservation(account).reserve(0.2)
             assert refused.value.code == "rate_limit_exceeded"
-            await one.call(hold, 0.8)
-            await other.limiter.hold(account).reserve(0.2)
+            await one.call(reservation, 0.8)
+            await other.limiter.reservation(account).reserve(0.2)

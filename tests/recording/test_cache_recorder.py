@@ -63,8 +63,8 @@ async def test_learn_stores_an_answer_without_a_trace(kb: KnowledgeBase) -> None
 
 async def test_keep_returns_the_id(kb: KnowledgeBase) -> None:
     remember = CacheRecorder(kb, stored_tiers=())
-    first = await remember.keep(image_example(1, "cat"))
-    second = await remember.keep(image_example(1, "dog"))
+    first = await remember.store(image_example(1, "cat"))
+    second = await remember.store(image_example(1, "dog"))
     assert kb.ids() == [second] != [first]
 
 
@@ -77,7 +77,7 @@ async def test_a_pinned_answer_stays_without_a_warning(
     with caplog.at_level(logging.WARNING):
         await remember(trace(answer=Answer("dog")))
         (kept,) = kb
-        assert [await remember.keep(replace(kept, answer="cow", id=None))] == kb.ids()
+        assert [await remember.store(replace(kept, answer="cow", id=None))] == kb.ids()
     assert [example.answer for example in kb] == ["cat"]
     assert not caplog.records
 
@@ -104,7 +104,7 @@ class Counting:
 async def test_concurrent_answers_share_a_commit() -> None:
     store = Counting()
     remember = CacheRecorder(store, stored_tiers=())
-    ids = await asyncio.gather(*(remember.keep(text_example(f"q{i}")) for i in range(40)))
+    ids = await asyncio.gather(*(remember.store(text_example(f"q{i}")) for i in range(40)))
     assert ids == [f"q{i}" for i in range(40)]
     assert len(store.groups) <= 3
 
@@ -112,8 +112,8 @@ async def test_concurrent_answers_share_a_commit() -> None:
 async def test_a_cancelled_caller_does_not_cancel_the_write() -> None:
     store = Counting()
     remember = CacheRecorder(store, stored_tiers=())
-    leaving = asyncio.create_task(remember.keep(text_example("first")))
-    waiting = asyncio.create_task(remember.keep(text_example("second")))
+    leaving = asyncio.create_task(remember.store(text_example("first")))
+    waiting = asyncio.create_task(remember.store(text_example("second")))
     await asyncio.sleep(0)
     leaving.cancel()
     assert await waiting == "second"
@@ -123,7 +123,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_write() -> None:
 async def test_a_failed_write_fails_all_waiting_callers() -> None:
     remember = CacheRecorder(Counting(StoreFullError("full")), stored_tiers=())
     failed = await asyncio.gather(
-        *(remember.keep(text_example(f"q{i}")) for i in range(3)), return_exceptions=True
+        *(remember.store(text_example(f"q{i}")) for i in range(3)), return_exceptions=True
     )
     assert [type(one) for one in failed] == [StoreFullError] * 3
 
@@ -134,8 +134,8 @@ async def test_unstorable_answers_are_logged_once(
     remember = CacheRecorder(kb, stored_tiers=(), max_characters=10)
     with caplog.at_level(logging.WARNING):
         for i in range(3):
-            assert await remember.keep(text_example("q", f"{i} much too long")) is None
-            assert await remember.keep(Example(Query("?", (damaged_image(),)), str(i))) is None
+            assert await remember.store(text_example("q", f"{i} much too long")) is None
+            assert await remember.store(Example(Query("?", (damaged_image(),)), str(i))) is None
     assert len(caplog.records) == 2
     assert len(kb) == 0
 
@@ -188,8 +188,8 @@ async def test_a_failed_tagger_costs_no_answer_and_one_warning(
 ) -> None:
     remember = CacheRecorder(kb, stored_tiers={"master"}, tag=tag)
     with caplog.at_level(logging.WARNING):
-        first = await remember.keep(image_example(1, "cat"))
-        second = await remember.keep(image_example(2, "dog"))
+        first = await remember.store(image_example(1, "cat"))
+        second = await remember.store(image_example(2, "dog"))
     assert kb.ids() == [first, second]
     assert [example.answer for example in kb] == ["cat", "dog"]
     assert [record.getMessage() for record in caplog.records] == [

@@ -121,7 +121,7 @@ def test_requests_show_texts_as_texts(served: Console) -> None:
 def test_the_ledger_shows_names_as_texts(served: Console) -> None:
     names = [f"<{MARKER}>", f'"><{MARKER} onerror=alert(1)>', f"' on{MARKER}='x"]
     for number, name in enumerate(names):
-        served.server.ledger.note(
+        served.server.ledger.record(
             Entry(time.time(), f"req_{number}", "", name, name, name, "answered", cost_usd=0.1)
         )
     served.server.ledger.flush()

@@ -35,7 +35,7 @@ def test_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
         Entry(now - 8 * 86_400, "h", "k", "x", "small", "m", "answered", cost_usd=4.0),
     ]  # fmt: skip
     for row in rows:
-        ledger.note(row)
+        ledger.record(row)
     ledger.flush()
     found = figures(ledger, "1h", "x")
     assert found.requests == 5

@@ -1,4 +1,4 @@
-"""Spans of a query's steps and of model calls. Without a tracer in the context nothing is measured.
+"""Spans of a query's steps and of model calls. Without a tracer in the context, none is recorded.
 
 The steps call `span` and `current_tracer`; a `Tracer`, such as that of `bottega.telemetry`, is part
 of the context (`contextvars`), so concurrent queries may have different ones.
@@ -51,7 +51,8 @@ class ModelCall:
     usage: Usage | None = None
     first_seconds: float | None = None
 
-    def ended(self, reply: ModelReply) -> None:
+    def set_reply(self, reply: ModelReply) -> None:
+        """Complete the call with the model, the completions and the usage of its reply."""
         self.response_model, self.completions = reply.model, reply.completions
         self.usage = reply.usage
 
@@ -63,7 +64,7 @@ class Span(Protocol):
 
 
 class RequestSpan(Span, Protocol):
-    """Span of a request. `fail` marks it as failed with the name of an error."""
+    """Span of a request to the gateway. `fail` marks it as failed, with the name of an error."""
 
     @property
     def trace_id(self) -> str: ...
@@ -72,8 +73,8 @@ class RequestSpan(Span, Protocol):
 
 
 class CallSpan(Protocol):
-    """Span of a model call. A stream outlives the code that began it, so a call is `active`, the
-    parent of other spans and of the endpoint's, only within this context manager."""
+    """Span of a model call. A stream outlives the code that began it, so the span is the parent of
+    other spans, including the endpoint's, only inside `active`."""
 
     def active(self) -> AbstractContextManager[None]: ...
 
@@ -101,8 +102,8 @@ class Tracer(Protocol):
 _tracer: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
 
 
-class NoSpan:
-    """Span of every kind that records nothing, as in a context without a tracer."""
+class NoOpSpan:
+    """Span of any kind that records nothing, for contexts without a tracer."""
 
     trace_id = ""
 
@@ -124,27 +125,28 @@ class NoSpan:
         pass
 
     def active(self) -> AbstractContextManager[None]:
-        return _NOTHING
+        return _NO_CONTEXT
 
     def end(self, error: BaseException | None = None) -> None:
         pass
 
 
-NO_SPAN = NoSpan()
-_NOTHING = nullcontext()
+NO_OP_SPAN = NoOpSpan()
+_NO_CONTEXT = nullcontext()
 
 
 def current_tracer() -> Tracer | None:
+    """Return the tracer of the context, None without one."""
     return _tracer.get()
 
 
-def using(tracer: Tracer | None) -> AbstractContextManager[None]:
+def use_tracer(tracer: Tracer | None) -> AbstractContextManager[None]:
     """Use the tracer inside the block; None keeps that of the context."""
-    return _NOTHING if tracer is None else _using(tracer)
+    return _NO_CONTEXT if tracer is None else _use_tracer(tracer)
 
 
 @contextmanager
-def _using(tracer: Tracer) -> Iterator[None]:
+def _use_tracer(tracer: Tracer) -> Iterator[None]:
     token = _tracer.set(tracer)
     try:
         yield
@@ -155,11 +157,12 @@ def _using(tracer: Tracer) -> Iterator[None]:
 def span(name: str, attributes: Attributes = NO_ATTRIBUTES) -> AbstractContextManager[Span]:
     """Return a context manager that measures a step."""
     tracer = _tracer.get()
-    return NO_SPAN if tracer is None else tracer.span(name, attributes)
+    return NO_OP_SPAN if tracer is None else tracer.span(name, attributes)
 
 
 def forwarded_headers() -> Mapping[str, str]:
-    """Return the headers of the active span for a request to another server."""
+    """Return the headers of the active span for a request to another server, none without a
+    tracer."""
     tracer = _tracer.get()
     return NO_HEADERS if tracer is None else tracer.headers()
 
@@ -187,5 +190,5 @@ async def traced_reply(
     fields = {name: getattr(sampling, name) for name in ("temperature", "max_tokens", "n", "seed")}
     with model_call(tracer, ModelCall(model, fields=fields, prompt=prompt)) as call:
         reply = await work
-        call.ended(reply)
+        call.set_reply(reply)
         return reply

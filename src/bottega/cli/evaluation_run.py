@@ -13,7 +13,7 @@ from pathlib import Path
 from bottega._util.executor import Executor, LocalExecutor, Workers
 from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
-from bottega._util.tracing import using
+from bottega._util.tracing import use_tracer
 from bottega.cli.components import open_recorder
 from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
 from bottega.cli.output import note, warn
@@ -127,7 +127,7 @@ async def _run_all(
     try:
         for method, calls in zip(methods, counters, strict=True):
             with (
-                using(calls),
+                use_tracer(calls),
                 progress(method.title, len(data.items), counts_money=True, calls=calls) as step,
             ):
                 result, scored = await evaluate(

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from bottega._util.tracing import NO_HEADERS, NO_SPAN, Attributes, ModelCall, NoSpan
+from bottega._util.tracing import NO_HEADERS, NO_OP_SPAN, Attributes, ModelCall, NoOpSpan
 from bottega.cli.output import note, notes
 
 # Without a terminal, the first line appears after this time; each pause is twice as long as the
@@ -39,13 +39,13 @@ class CallCounter:
     def __init__(self, limit: int = 0) -> None:
         self.limit, self.count = limit, 0
 
-    def span(self, name: str, attributes: Attributes, /) -> NoSpan:
-        return NO_SPAN
+    def span(self, name: str, attributes: Attributes, /) -> NoOpSpan:
+        return NO_OP_SPAN
 
     def request_span(
         self, name: str, attributes: Attributes, headers: Mapping[str, str], /
-    ) -> NoSpan:
-        return NO_SPAN
+    ) -> NoOpSpan:
+        return NO_OP_SPAN
 
     def begin_call(self, call: ModelCall, /) -> CountedCall:
         return CountedCall(self, call)
@@ -54,7 +54,7 @@ class CallCounter:
         return NO_HEADERS
 
 
-class CountedCall(NoSpan):
+class CountedCall(NoOpSpan):
     def __init__(self, counter: CallCounter, call: ModelCall) -> None:
         self._counter, self._call = counter, call
 

@@ -134,12 +134,12 @@ class Bill:
     async def reserve(self, call: UpstreamCall) -> None:
         """Reserve the largest expected cost of the call, unless it is free. Raises `BudgetError` if
         the cost exceeds the rest of the budget."""
-        if self.record.hold is not None and not self.is_free(call):
+        if self.record.reservation is not None and not self.is_free(call):
             longest = min(
                 self.estimates.longest(call.model), MAX_LONGEST_FACTOR * call.served.output_tokens
             )
             largest_usage = Usage(self._max_prompt(call), allowed_output(call, longest))
-            await self.record.hold.reserve(self.price(call.model, largest_usage) or 0.0)
+            await self.record.reservation.reserve(self.price(call.model, largest_usage) or 0.0)
 
     def paid(self, call: UpstreamCall, usage: Usage | None, seconds: float | None = None) -> None:
         """Book a call by the usage that the upstream reported. `seconds` is the time of a complete
@@ -148,8 +148,8 @@ class Bill:
             # Every request has tokens: zero means not counted, so the cost is unknown.
             self._add(call, Usage(), 0.0 if self.is_free(call) else None)
             return
-        # Learn before `_add` releases the hold: the next reservation uses the new estimate.
-        self.estimates.learn(
+        # Before `_add` releases the reservation: the next reservation uses the new estimate.
+        self.estimates.update(
             call.model,
             self._expected(call),
             usage,
@@ -161,8 +161,8 @@ class Bill:
 
     def failed(self) -> None:
         """Release the reservation: an upstream that fails is assumed to charge nothing."""
-        if self.record.hold is not None:
-            self.record.hold.settle(0.0)
+        if self.record.reservation is not None:
+            self.record.reservation.settle(0.0)
 
     def cut_off(self, call: UpstreamCall, seconds: float, steps: Sequence[bytes] = ()) -> None:
         """Book a call that ended early: by the last usage of its stream, else by its prompt and
@@ -197,8 +197,8 @@ class Bill:
         # One call of unknown cost makes the total unknown; the budget counts it as free.
         unknown = cost is None or record.cost_usd is None
         record.cost_usd = None if unknown else (record.cost_usd or 0.0) + (cost or 0.0)
-        if record.hold is not None:
-            record.hold.settle(cost or 0.0)
+        if record.reservation is not None:
+            record.reservation.settle(cost or 0.0)
 
 
 def allowed_output(call: UpstreamCall, usual: int = 0) -> int:

@@ -168,7 +168,7 @@ class Gateway:
             request.keeps_image_urls, bypass = True, bypass or "image urls"
         if self.experiment is not None and bypass is None:
             # After the checks: the options of a variant are the operator's.
-            record.variant, overrides = self.experiment.assigned(
+            record.variant, overrides = self.experiment.assign(
                 overrides, record.account, namespace, request
             )
         job = ChatJob(
@@ -268,7 +268,7 @@ class Gateway:
                 },
                 hint="wait, or ask the operator for more requests per minute",
             )
-        record.hold = self.limiter.hold(account)
+        record.reservation = self.limiter.reservation(account)
 
     async def _check_access(self, account: Account, overrides: Overrides, namespace: str) -> None:
         if overrides.tier is not None:

@@ -17,7 +17,7 @@ from bottega.openai_api.streams import DONE_EVENT, to_event
 
 CHAT = "use POST /v1/chat/completions"
 # Fields that the gateway does not support, with a hint.
-MISSING: Mapping[str, str] = {
+UNSUPPORTED_FIELDS: Mapping[str, str] = {
     "best_of": f"use n, or {CHAT.removeprefix('use ')}",
     "echo": "remove it and add the prompt to the text yourself",
     "logprobs": f"{CHAT}, which supports them",
@@ -47,11 +47,13 @@ def completions_endpoint(chat: Answer) -> TranslatedEndpoint[CompletionTranslati
 
 
 def _translate(given: Body) -> CompletionTranslation:
-    for name, hint in MISSING.items():
+    for name, hint in UNSUPPORTED_FIELDS.items():
         if given.get(name) and (name, given[name]) != ("best_of", 1):  # the default
             raise unsupported(f"'{name}' is not supported", name, hint)
     require(given, "prompt", "")
-    body = {name: value for name, value in given.items() if name not in {*MISSING, "prompt"}}
+    body = {
+        name: value for name, value in given.items() if name not in {*UNSUPPORTED_FIELDS, "prompt"}
+    }
     body["messages"] = [{"role": "user", "content": _text(given["prompt"])}]
     return CompletionTranslation(body)
 

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bottega.gateway.ports import Keeper
+from bottega.gateway.ports import ExampleWriter
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.pixels import DecodeCost
@@ -205,15 +205,17 @@ class BudgetedRetriever:
         return await self._budget.run(query.images, work)
 
 
-class BudgetedKeeper:
-    """Keeper that stores an example while its images are decoded within the budget."""
+class BudgetedExampleWriter:
+    """ExampleWriter that stores an example while its images are decoded within the budget."""
 
-    def __init__(self, keeper: Keeper, budget: DecodeBudget, timer: Timer = nullcontext) -> None:
-        self._keeper, self._budget, self._timer = keeper, budget, timer
+    def __init__(
+        self, writer: ExampleWriter, budget: DecodeBudget, timer: Timer = nullcontext
+    ) -> None:
+        self._writer, self._budget, self._timer = writer, budget, timer
 
-    async def keep(self, example: Example, /) -> str | None:
+    async def store(self, example: Example, /) -> str | None:
         async def work() -> str | None:
             with self._timer():
-                return await self._keeper.keep(example)
+                return await self._writer.store(example)
 
         return await self._budget.run(example.query.images, work)

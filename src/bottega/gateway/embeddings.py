@@ -55,7 +55,9 @@ class EmbeddingsEndpoint:
         gateway.limits.check_fetched(images.values(), "input")
         tenant = await gateway.tenants.open(record.namespace)
         if tenant.embed is None:
-            raise unsupported("this gateway has no embedder", "model", "set [cache] embed")
+            raise unsupported(
+                "this gateway has no embedder", "model", "ask the operator to set [cache] embed"
+            )
         queries = [
             Query(message.text, tuple(images[part.url] for part in message.images))
             for message in request.messages

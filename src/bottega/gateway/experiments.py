@@ -26,11 +26,11 @@ class Experiment:
     a: Overrides
     b: Overrides
 
-    def assigned(
+    def assign(
         self, overrides: Overrides, account: Account, namespace: str, request: ChatRequest
     ) -> tuple[str, Overrides]:
-        """Return the variant's name and the options of the request. A request with options of its
-        own that a variant may change belongs to no variant."""
+        """Return the variant's name and the options of the request. A request that sets
+        an option of variants itself belongs to no variant."""
         if replace(overrides, namespace=None, store=True, replay=True) != NO_OVERRIDES:
             return "", overrides
         digest = hashlib.sha256(f"{self.name}\0{self.unit}\0".encode())
@@ -64,6 +64,6 @@ def read_variant(text: str, tiers: Mapping[str, str]) -> Overrides:
     return read_overrides(f"{MODEL}:{text}" if text else MODEL, {}, tiers)
 
 
-def is_variant(overrides: Overrides) -> bool:
-    """Return whether only options are set that a variant may change."""
+def has_only_variant_options(overrides: Overrides) -> bool:
+    """Return whether only options are set that a variant may have."""
     return overrides.namespace is None and overrides.store and overrides.replay

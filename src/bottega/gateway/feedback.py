@@ -19,7 +19,7 @@ from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.feedback import (
     Feedback,
-    FoundRequest,
+    LedgerRequest,
     add_feedback,
     find_request,
 )
@@ -53,7 +53,7 @@ ATTEMPTS = 5
 
 
 class AnsweredRequest(Protocol):
-    """Request whose question and images were kept, such as a trace."""
+    """Request whose question and images were stored, such as a trace."""
 
     @property
     def query(self) -> Query: ...
@@ -64,9 +64,9 @@ FindRequest = Callable[[str], AnsweredRequest | None]
 
 @dataclass(frozen=True)
 class FeedbackEndpoint:
-    """Handler of feedback. `open_cache` returns the gateway's own knowledge base of a namespace and
-    blocks; None for a gateway without caches. `find` returns a request by its id, with the context
-    of its question, and blocks. `forget` is called with a namespace after its answers have changed,
+    """Handler of feedback. `open_cache` returns the gateway's own knowledge base of a namespace; it
+    is None for a gateway without caches. `find` returns a request by its id, with the context of
+    its question. Both block. `forget` is called with a namespace after its answers have changed,
     `observe` with each feedback."""
 
     gateway: Gateway
@@ -112,10 +112,10 @@ class FeedbackEndpoint:
         correction, comment = _text(given, "correction"), _text(given, "comment")
         if rating is None and correction is None and comment is None:
             raise ApiError("the feedback is empty", hint="send a rating, a correction or a comment")
-        found = await self._found(account, id)
+        found = await self._find_request(account, id)
         example = None
         if correction is not None:
-            example = await self._teach(account, found, id, correction, given)
+            example = await self._store_correction(account, found, id, correction, given)
         feedback = Feedback(
             *(time.time(), id, account.id, found.namespace, found.tier),
             *(rating, correction, comment, example),
@@ -125,7 +125,7 @@ class FeedbackEndpoint:
         shown = ("request_id", "rating", "correction", "comment", "example")
         return {"object": "feedback", **{name: getattr(feedback, name) for name in shown}}
 
-    async def _found(self, account: Account, id: str) -> FoundRequest:
+    async def _find_request(self, account: Account, id: str) -> LedgerRequest:
         """Return the request if the key may see it. Raises `ApiError`."""
         found = await asyncio.to_thread(find_request, self.ledger, id)
         if found is None:  # its entry may still wait to be written
@@ -141,8 +141,8 @@ class FeedbackEndpoint:
             )
         return found
 
-    async def _teach(
-        self, account: Account, found: FoundRequest, id: str, answer: str, given: dict[str, Any]
+    async def _store_correction(
+        self, account: Account, found: LedgerRequest, id: str, answer: str, given: dict[str, Any]
     ) -> str:
         """Store a correction as a pinned demonstration. Return its id. Raises `ApiError`."""
         if self.open_cache is None or not (self.settings.corrections and account.can_store):
@@ -152,18 +152,19 @@ class FeedbackEndpoint:
                 type="permission_error",
                 code="corrections_forbidden",
                 param="correction",
-                hint="ask the operator for a key that may store, and for feedback.corrections",
+                hint="ask the operator for a key without --no-store, and for"
+                " feedback.corrections = true",
             )
         query = await self._query(found, id, given)
         tenant = await self.gateway.tenants.open(found.namespace)
         base = await asyncio.to_thread(self.open_cache, found.namespace)
-        await asyncio.to_thread(self._check_room, base, id)
+        await asyncio.to_thread(self._check_capacity, base, id)
         tags = {"context": query.context, "request": id, "provenance": HUMAN}
         if account.id:
             tags["account"] = account.id
         example = Example(query, answer, tags=tags, source=f"corrected by {account.name}")
         for _ in range(ATTEMPTS):
-            stored = None if tenant.keeper is None else await tenant.keeper.keep(example)
+            stored = None if tenant.writer is None else await tenant.writer.store(example)
             if stored is None:
                 break
             if stored != identity(example):  # an earlier answer is pinned
@@ -177,14 +178,14 @@ class FeedbackEndpoint:
             hint="shorten it (cache.max_characters), or see the gateway's log",
         )
 
-    def _check_room(self, base: KnowledgeBase, id: str) -> None:
+    def _check_capacity(self, base: KnowledgeBase, id: str) -> None:
         """Raise `ApiError` if no further request can be corrected. A second correction of a request
         replaces its first one."""
         limit, is_correction = self.settings.max_corrections, Eq("tags.provenance", HUMAN)
         of_request = And((is_correction, Eq("tags.request", id)))
         if len(base.ids(where=is_correction)) >= limit and not base.ids(where=of_request):
             raise ApiError(
-                f"this namespace has {limit} corrections",
+                f"this namespace has reached its limit of corrections, {limit}",
                 status=403,
                 type="permission_error",
                 code="too_many_corrections",
@@ -193,22 +194,22 @@ class FeedbackEndpoint:
                 " feedback.max_corrections",
             )
 
-    async def _query(self, found: FoundRequest, id: str, given: dict[str, Any]) -> Query:
-        """Return the question of the request with its images: as given, as found, or that of the
-        example that its answer became."""
+    async def _query(self, found: LedgerRequest, id: str, given: dict[str, Any]) -> Query:
+        """Return the question of the request with its images: from `messages`, from its stored
+        trace, or from the example that its answer became."""
         if given.get("messages") is not None:
             return await self._given_query(given)
-        kept = await asyncio.to_thread(self.find, id)
-        if kept is not None:
-            return kept.query
+        stored = await asyncio.to_thread(self.find, id)
+        if stored is not None:
+            return stored.query
         example = await asyncio.to_thread(self._example, found.namespace, id)
         if example is not None:  # its context is a tag
             return replace(example.query, context=example.tags.get("context", ""))
         raise ApiError(
-            "the gateway has not kept the question of this request",
+            "the gateway has not stored the question of this request",
             code="question_not_kept",
             param="correction",
-            hint="send it as messages, like in the request",
+            hint="send the question as messages, as in the request",
         )
 
     def _example(self, namespace: str, id: str) -> Example | None:

@@ -91,7 +91,7 @@ class Finalizer:
             and answer
             and not is_abstention(answer)
         )
-        if tenant.keeper is None or not can_store:
+        if tenant.writer is None or not can_store:
             return None
         tags = {"context": query.query.context, "request": job.record.request_id}
         if job.record.account.id:
@@ -101,7 +101,7 @@ class Finalizer:
             query.query, answer, rationale=result.call.rationale, tags=tags, source=source
         )
         with span("store"):
-            stored = await tenant.keeper.keep(example)
+            stored = await tenant.writer.store(example)
         if stored is None:
             self.warn("not remembered")
         return stored if stored == identity(example) else None  # a pinned answer has another id
@@ -242,8 +242,8 @@ class ShadowRunner:
         record = RequestRecord(job.record.request_id, account=job.record.account)
         record.namespace, record.state = job.record.namespace, "shadow"
         record.route, record.shots = served.name, len(shown)
-        # The client's request may end first and release its own hold.
-        record.hold = job.record.hold and job.record.hold.sibling()
+        # The client's request may end first and release its own reservation.
+        record.reservation = job.record.reservation and job.record.reservation.sibling()
         # Without a query nothing is stored: only the master's own reply may be.
         query, bill = None if shown else job.query, self.finalizer.bill(record, job.request)
         own = replace(job, query=query, bill=bill)

@@ -90,8 +90,8 @@ def _message_body(payload: bytes, record: RequestRecord) -> bytes:
     completion: dict[str, Any] = orjson.loads(payload)
     choice = completion["choices"][0]
     message = choice["message"]
-    text = _said(message)
-    calls = [_Call.of(one) for one in message.get("tool_calls") or () if isinstance(one, dict)]
+    text = _message_text(message)
+    calls = [_ToolCall.of(one) for one in message.get("tool_calls") or () if isinstance(one, dict)]
     content = [_text_block(text)] if text or not calls else []
     content += [call.block(record, number) for number, call in enumerate(calls)]
     ended = {
@@ -101,7 +101,7 @@ def _message_body(payload: bytes, record: RequestRecord) -> bytes:
     return orjson.dumps(_message(record, str(completion.get("model")), content) | ended)
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message or of a piece of it, or else its refusal."""
     content = message.get("content")
     refusal = joined_text(message.get("refusal"), "refusal")
@@ -130,7 +130,7 @@ def _usage(usage: object) -> Block:
 
 
 @dataclass
-class _Call:
+class _ToolCall:
     """Tool call; id and name come from the upstream."""
 
     id: object = None
@@ -138,12 +138,12 @@ class _Call:
     arguments: str = ""
 
     @classmethod
-    def of(cls, call: Mapping[str, object]) -> _Call:
+    def of(cls, call: Mapping[str, object]) -> _ToolCall:
         function = object_field(call, "function")
         return cls(call.get("id"), function.get("name"), call_arguments(function.get("arguments")))
 
     def add(self, delta: Mapping[str, object]) -> None:
-        more = _Call.of(delta)
+        more = _ToolCall.of(delta)
         self.id, self.name = self.id or more.id, self.name or more.name
         self.arguments += more.arguments
 
@@ -157,10 +157,10 @@ class _Call:
         return self.head(record, number) | {"input": given}
 
     def head(self, record: RequestRecord, number: int) -> Block:
-        made_up = f"toolu_{record.request_id.removeprefix('req_')}{number:02d}"
+        generated_id = f"toolu_{record.request_id.removeprefix('req_')}{number:02d}"
         return {
             "type": "tool_use",
-            "id": self.id if isinstance(self.id, str) and self.id else made_up,
+            "id": self.id if isinstance(self.id, str) and self.id else generated_id,
             "name": self.name if isinstance(self.name, str) else "",
             "input": {},
         }
@@ -176,60 +176,60 @@ class MessageEvents:
     _blocks: int = 0
     _is_begun: bool = False
     _is_text_open: bool = False
-    _has_refused: bool = False
-    _calls: dict[object, _Call] = field(default_factory=dict)
+    _is_refusal: bool = False
+    _calls: dict[object, _ToolCall] = field(default_factory=dict)
     _finish: object = None
     _usage: object = None
 
     def take(self, chunk: Mapping[str, Any]) -> Iterator[bytes]:
         if not self._is_begun:
-            yield self._begin(str(chunk.get("model") or self.record.model))
+            yield self._start_event(str(chunk.get("model") or self.record.model))
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices") or ():
             self._finish = choice.get("finish_reason") or self._finish
             delta = choice.get("delta") or {}
-            self._has_refused = self._has_refused or bool(delta.get("refusal"))
-            if text := _said(delta):
-                yield from self._say(text)
+            self._is_refusal = self._is_refusal or bool(delta.get("refusal"))
+            if text := _message_text(delta):
+                yield from self._text_events(text)
             for call in delta.get("tool_calls") or ():
                 if isinstance(call, dict):
                     # Servers that do not stream calls in pieces may omit the index.
                     keys = [call.get("index"), call.get("id"), len(self._calls)]
                     key = next(one for one in keys if isinstance(one, int | str) and one != "")
-                    self._calls.setdefault(key, _Call()).add(call)
+                    self._calls.setdefault(key, _ToolCall()).add(call)
 
     def end(self) -> Iterator[bytes]:
         if not (self._is_text_open or self._calls):
-            yield from self._say("")
-        yield from self._close_text()
+            yield from self._text_events("")
+        yield from self._text_end_events()
         for number, call in enumerate(self._calls.values()):
-            yield from self._send_call(call, number)
-        stop = _stop_reason(self._finish, {"refusal": self._has_refused})
+            yield from self._call_events(call, number)
+        stop = _stop_reason(self._finish, {"refusal": self._is_refusal})
         delta = {"stop_reason": stop, "stop_sequence": None}
         yield _event("message_delta", delta=delta, usage=_usage(self._usage))
         yield _event("message_stop")
 
     def fail(self, error: Mapping[str, object]) -> Iterator[bytes]:
         if not self._is_begun:
-            yield self._begin(self.record.model)
+            yield self._start_event(self.record.model)
         yield _event("error", error=_error(500, error)["error"])
 
-    def _begin(self, model: str) -> bytes:
+    def _start_event(self, model: str) -> bytes:
         self._is_begun = True
         return _event("message_start", message=_message(self.record, model, []))
 
-    def _say(self, text: str) -> Iterator[bytes]:
+    def _text_events(self, text: str) -> Iterator[bytes]:
         if not self._is_text_open:
             self._is_text_open = True
             yield self._open_block(_text_block(""))
         yield self._delta({"type": "text_delta", "text": text})
 
-    def _close_text(self) -> Iterator[bytes]:
+    def _text_end_events(self) -> Iterator[bytes]:
         if self._is_text_open:
             self._is_text_open = False
             yield self._close_block()
 
-    def _send_call(self, call: _Call, number: int) -> Iterator[bytes]:
+    def _call_events(self, call: _ToolCall, number: int) -> Iterator[bytes]:
         yield self._open_block(call.head(self.record, number))
         given = orjson.dumps(call.block(self.record, number)["input"]).decode()
         yield self._delta({"type": "input_json_delta", "partial_json": given})

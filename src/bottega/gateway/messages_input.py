@@ -23,10 +23,10 @@ from bottega.openai_api.request import Body
 ROLES = ("user", "assistant", "system")
 BLOCKS = "a string or an array of objects"
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# Earlier reasoning has no place in a chat body; clients send it back as it came.
+# A chat body has no field for earlier reasoning, which clients send back unchanged.
 IGNORED_BLOCKS = ("thinking", "redacted_thinking")
 # Fields that the gateway does not support, with a hint.
-MISSING: Mapping[str, str] = {
+UNSUPPORTED_FIELDS: Mapping[str, str] = {
     "container": "remove it",
     "context_management": "remove it and shorten the messages yourself",
     "mcp_servers": "call the servers in your program, and send their results as tool_result",
@@ -46,10 +46,10 @@ class MessagesTranslation:
 
 def translate(given: Body) -> MessagesTranslation:
     """Translate a Messages request. Raises `ApiError` for fields without an equivalent."""
-    for name, hint in MISSING.items():
+    for name, hint in UNSUPPORTED_FIELDS.items():
         if given.get(name):
             raise unsupported(f"'{name}' is not supported", name, hint)
-    # Other types leave it to the model how much it thinks.
+    # Other types let the model decide how long it thinks.
     if (optional_field(given, "thinking", dict) or {}).get("type") == "enabled":
         hint = "remove it, or set output_config.effort"
         raise unsupported("a budget for thinking is not supported", "thinking", hint)
@@ -230,7 +230,7 @@ def _tools(given: Body) -> dict[str, object]:
 def _function(tool: Body, where: str) -> Body:
     if tool.get("type") not in (None, "custom"):
         message = f"a tool of type {type_name(tool['type'])} is not supported"
-        raise unsupported(message, f"{where}.type", "tools are your program's: use type custom")
+        raise unsupported(message, f"{where}.type", "use type custom: your program runs the tool")
     function: dict[str, object] = {"name": text_field(tool, "name", where)}
     if description := optional_field(tool, "description", str, where):
         function["description"] = description

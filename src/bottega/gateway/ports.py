@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.database import State
-from bottega.gateway.accounting.limiter import ALL, Hold
+from bottega.gateway.accounting.limiter import ALL, Reservation
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
@@ -115,24 +115,26 @@ class UpstreamCall:
         return max((one.score for one in self.shown), default=None)
 
 
-class Keeper(Protocol):
-    """Store of answers. Returns the example's id once it is durable, that of a pinned example of
-    the same question if there is one, or None if nothing was stored."""
+class ExampleWriter(Protocol):
+    """Writer of examples to a cache."""
 
-    async def keep(self, example: Example, /) -> str | None: ...
+    async def store(self, example: Example, /) -> str | None:
+        """Return the example's id once it is durable, that of a pinned example of the same question
+        if there is one, or None if nothing was stored."""
+        ...
 
 
 @dataclass(frozen=True)
 class Tenant:
     """Pipeline and stores of a namespace. `stored_tiers` are the tiers whose answers become
-    examples; without a `keeper` none do. `shadow` measures the benefit of demonstrations, also
+    examples; without a `writer` none do. `shadow` measures the benefit of demonstrations, also
     where the gate of `pipeline` hides them: `ungated` shows them. `charge` is called with the cost
     of measurements, for a router that holds a budget. `best` returns the similarity of the nearest
     example found for a query, shown or not; `example` reads a stored one by its id, and `embed`
     returns the vectors of queries by the embedder of the cache; both block."""
 
     pipeline: Pipeline
-    keeper: Keeper | None = None
+    writer: ExampleWriter | None = None
     stored_tiers: frozenset[str] = frozenset()
     shadow: ShadowSampler | None = None
     ungated: Pipeline | None = None
@@ -167,7 +169,7 @@ class RequestRecord:
     account: Account = ANONYMOUS
     entered: bool = False
     in_ledger: bool = False  # its ledger entry exists
-    hold: Hold | None = None
+    reservation: Reservation | None = None
     has_left: Callable[[], bool] = lambda: False
     namespace: str = ""
     route: str = ""

@@ -23,41 +23,41 @@ log = logging.getLogger(__name__)
 DAY = 86_400.0
 PRUNE_SECONDS = 60.0
 BATCH_SECONDS = 0.2
-MAX_WAITING = 1000
+MAX_PENDING = 1000
 # Images of requests that wait to be written. Above it, traces are written without images.
-MAX_WAITING_BYTES = 64 << 20
+MAX_PENDING_BYTES = 64 << 20
 
 
-class _Waiting(NamedTuple):
+class _PendingTrace(NamedTuple):
     namespace: str
     trace: Trace
     image_bytes: int  # 0 if the images are not stored
 
 
 @dataclass(frozen=True)
-class KeptRequest:
+class TracedRequest:
     """Question of a request whose trace is stored."""
 
     query: Query
 
 
 class RequestTraces:
-    """Traces of requests in `store`, which `close` closes. With `images` those of the questions are
-    stored, too. Recording takes microseconds and never fails: traces that cannot be written are
-    `lost`, and logged. Traces older than `keep_days` are deleted, and the oldest images beyond
-    `image_bytes` in total."""
+    """Traces of requests in `store`, which `close` closes. With `images`, the images of the
+    questions are stored too. Recording takes microseconds and never fails: traces that cannot be
+    written are counted in `lost` and logged. Traces older than `keep_days` are deleted, and the
+    oldest images beyond `image_bytes` in total."""
 
     def __init__(
         self, store: TraceStore, *, images: bool, keep_days: float, image_bytes: int = 2 << 30
     ) -> None:
         self.store = store
         self._images, self._keep_days, self._image_bytes = images, keep_days, image_bytes
-        self._waiting_bytes, self._lock = 0, threading.Lock()
+        self._pending_bytes, self._lock = 0, threading.Lock()
         self._pruned_at = -math.inf
         self._writer = BatchWriter(
             self._write,
             name="bottega-request-traces",
-            max_waiting=MAX_WAITING,
+            max_waiting=MAX_PENDING,
             seconds=BATCH_SECONDS,
         )
 
@@ -69,7 +69,7 @@ class RequestTraces:
         """Return the recorder of a namespace."""
         return partial(self._record, namespace)
 
-    def find(self, id: str) -> KeptRequest | None:
+    def find(self, id: str) -> TracedRequest | None:
         """Return the question of a request with its images, None if it or an image is not stored,
         or if it depends on earlier turns. Blocks."""
         trace = self.store.find([id]).get(id)
@@ -82,21 +82,21 @@ class RequestTraces:
         kept = tuple(image for image in images if image is not None)
         if len(kept) < len(images):
             return None
-        return KeptRequest(Query(trace.question, kept, trace.choices, context=trace.context))
+        return TracedRequest(Query(trace.question, kept, trace.choices, context=trace.context))
 
     async def _record(self, namespace: str, trace: Trace, /) -> None:
         length = sum(len(image.data) for image in trace.query.images) if self._images else 0
         with self._lock:
-            if self._waiting_bytes + length > MAX_WAITING_BYTES:
+            if self._pending_bytes + length > MAX_PENDING_BYTES:
                 length = 0
-            self._waiting_bytes += length
-        self._writer.put(_Waiting(namespace, trace, length))
+            self._pending_bytes += length
+        self._writer.put(_PendingTrace(namespace, trace, length))
 
     def close(self) -> None:
         self._writer.close()
         self.store.close()
 
-    def _write(self, batch: list[_Waiting]) -> Sequence[None]:
+    def _write(self, batch: list[_PendingTrace]) -> Sequence[None]:
         try:
             # One transaction per run of equal kinds keeps the order of the traces.
             for (namespace, images), group in groupby(batch, _kind):
@@ -104,7 +104,7 @@ class RequestTraces:
                 self.store.write(traces, namespace=namespace, images=images)
         finally:
             with self._lock:
-                self._waiting_bytes -= sum(one.image_bytes for one in batch)
+                self._pending_bytes -= sum(one.image_bytes for one in batch)
         self._prune()
         return [None] * len(batch)
 
@@ -119,5 +119,5 @@ class RequestTraces:
             log.warning("old traces are not deleted: %s", error)
 
 
-def _kind(one: _Waiting) -> tuple[str, bool]:
+def _kind(one: _PendingTrace) -> tuple[str, bool]:
     return one.namespace, one.image_bytes > 0

@@ -215,7 +215,7 @@ def _image(part: Body, where: str) -> Body:
 
 CHAT = "use POST /v1/chat/completions, which supports it"
 # Fields of the Responses API that the gateway does not support, with a hint.
-MISSING: Mapping[str, str] = {
+UNSUPPORTED_FIELDS: Mapping[str, str] = {
     "background": "remove it and wait for the answer, or read it as a stream",
     "context_management": "remove it and shorten the input yourself",
     "conversation": WHOLE,
@@ -240,7 +240,7 @@ CHAT_ONLY: Mapping[str, str] = {
 }
 # Fields that are translated, rejected or ignored. All other fields are copied.
 NOT_COPIED = {
-    *MISSING,
+    *UNSUPPORTED_FIELDS,
     *CHAT_ONLY,
     "include",
     "input",
@@ -288,7 +288,7 @@ def translate(
 ) -> ChatTranslation:
     """Translate a Responses request that continues the conversation of the `earlier` items. Raises
     `ApiError` for fields without an equivalent."""
-    for name, hint in (*MISSING.items(), *CHAT_ONLY.items()):
+    for name, hint in (*UNSUPPORTED_FIELDS.items(), *CHAT_ONLY.items()):
         if given.get(name):
             raise unsupported(f"'{name}' is not supported", name, hint)
     _check_included(given.get("include"))

@@ -126,7 +126,7 @@ class ChatClient:
             return await self._negotiate(fields, encode, self._complete)
         with model_call(tracer, self._describe(fields, prompt=prompt)) as call:
             completed = await self._negotiate(fields, encode, self._complete)
-            call.ended(completed)
+            call.set_reply(completed)
         return completed
 
     def stream(self, fields: Fields, encode: Encode = encode_json) -> AsyncGenerator[bytes]:

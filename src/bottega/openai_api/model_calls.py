@@ -79,5 +79,5 @@ async def measured_stream(
     except GenerationError as error:
         span.end(error)
         return
-    call.ended(completed)
+    call.set_reply(completed)
     span.end()

@@ -54,7 +54,7 @@ class PriceTable:
         self._exact = {name: price for name, price in given.items() if not name.endswith("*")}
         prefixes = {name[:-1]: price for name, price in given.items() if name.endswith("*")}
         self._prefixes = sorted(prefixes.items(), key=lambda pair: -len(pair[0]))
-        self._unpublished: set[str] = set()  # saves a search of all tables
+        self._unpublished: set[str] = set()  # known to have no published price
 
     def __call__(self, model: str, usage: Usage) -> float | None:
         prefixed = (price for start, price in self._prefixes if model.startswith(start))
@@ -205,7 +205,7 @@ class CacheRecorder:
         self._max_characters = max_characters
         self._writer = BatchWriter[Example, str | None](
             partial(knowledge.replace, on_error=self._warn_error),
-            name="remember",
+            name="bottega-cached-answers",
             max_batch=MAX_BATCH,
         )
         self._warned: set[str] = set()
@@ -213,14 +213,14 @@ class CacheRecorder:
     async def __call__(self, trace: Trace, /) -> None:
         example = cached_example(trace) if trace.tier in self._stored_tiers else None
         if example is not None:
-            await self.keep(example)
+            await self.store(example)
 
     async def learn(self, query: Query, answer: Answer, tier: str) -> None:
         """Store an answer without its trace, for a `Method` of the evaluation."""
         if tier in self._stored_tiers:
-            await self._keep_valid(query, answer, tier)
+            await self._store_valid(query, answer, tier)
 
-    async def keep(self, example: Example) -> str | None:
+    async def store(self, example: Example) -> str | None:
         """Store an example and return its id once it is durable, or the id of a pinned answer that
         stays. Return None, and log a warning, if it cannot be stored. A cancelled caller does not
         cancel the write."""
@@ -230,9 +230,9 @@ class CacheRecorder:
             return None
         return await self._writer.write(await self._tagged(example))
 
-    async def _keep_valid(self, query: Query, answer: Answer, source: str) -> None:
+    async def _store_valid(self, query: Query, answer: Answer, source: str) -> None:
         if (example := _valid_example(query, answer, source)) is not None:
-            await self.keep(example)
+            await self.store(example)
 
     async def _tagged(self, example: Example) -> Example:
         if self._tag is None:

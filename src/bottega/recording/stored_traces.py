@@ -72,6 +72,7 @@ class StoredTree:
 
 
 def stored_tree(tree: SearchTree) -> StoredTree:
+    """Return a search tree without pixels, with each demonstration once."""
     indices: dict[StoredCandidate, int] = {}
     root = _node(tree.root, indices)  # fills the indices
     return StoredTree(
@@ -131,6 +132,7 @@ def _read_node(row: Mapping[str, Any], shown: int) -> StoredNode:
 
 
 def read_answer(row: Mapping[str, Any]) -> Answer:
+    """Read an answer from JSON values. Raises `TypeError` or `LookupError`."""
     return Answer(**{**row, "labels": tuple(row["labels"])})
 
 
@@ -194,6 +196,7 @@ class StoredTrace:
 
 
 def stored_trace(trace: Trace) -> StoredTrace:
+    """Return a trace without pixels."""
     query, reply, tree = trace.query, trace.reply, trace.tree
     return StoredTrace(
         trace.id,
@@ -243,6 +246,8 @@ def json_text(value: Any) -> str:
 
 
 def from_json(text: str) -> StoredTrace:
+    """Read a trace from the JSON of `json_text`. Raises `ValueError`, `TypeError` or
+    `LookupError`."""
     row: dict[str, Any] = orjson.loads(text)
     row |= {
         "choices": tuple(row["choices"]),

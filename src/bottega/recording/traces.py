@@ -102,7 +102,9 @@ class TraceStore:
         """Return the trace with this id or unique id prefix. Raises `NotFoundError`."""
         found = self._read("WHERE id >= ?1 AND id < ?2 ORDER BY id LIMIT 2", id, id + "\U0010ffff")
         if not found:
-            raise NotFoundError(f"no trace {id!r} in {self.path}", hint="`bottega log` lists them")
+            raise NotFoundError(
+                f"no trace {id!r} in {self.path}", hint="run bottega log for the ids"
+            )
         if len(found) > 1 and found[0].id != id:
             raise NotFoundError(
                 f"trace id {id!r} matches several traces", hint="pass more characters of the id"
@@ -152,18 +154,19 @@ class TraceStore:
         """Return the namespace of a trace. Raises `NotFoundError`."""
         rows = self._tables.execute("SELECT namespace FROM trace_texts WHERE id = ?1", id)
         if not rows:
-            raise NotFoundError(f"no trace {id!r} in {self.path}", hint="`bottega log` lists them")
+            raise NotFoundError(
+                f"no trace {id!r} in {self.path}", hint="run bottega log for the ids"
+            )
         return str(rows[0][0])
 
     def image(self, sha256: str) -> Image | None:
-        """Return a stored image, None if it is not stored."""
+        """Return the image with this sha256, None if it is not stored."""
         rows = self._tables.execute("SELECT data FROM trace_images WHERE sha256 = ?1", sha256)
         return Image.from_bytes(bytes(rows[0][0])) if rows else None
 
     def prune(self, before: float, *, image_bytes: int | None = None) -> int:
-        """Delete traces older than `before` in unix seconds, and images that no newer trace was
-        stored with; then the oldest images beyond `image_bytes` in total. Return the number of
-        deleted traces."""
+        """Delete traces older than `before` in unix seconds, images last stored before it, and then
+        the oldest images beyond `image_bytes` in total. Return the number of deleted traces."""
         rows = self._tables.execute("DELETE FROM traces WHERE time < ?1 RETURNING 1", before)
         self._tables.execute("DELETE FROM trace_texts WHERE time < ?1", before)
         self._tables.execute("DELETE FROM trace_images WHERE time < ?1", before)
@@ -172,6 +175,7 @@ class TraceStore:
         return len(rows)
 
     def summary(self) -> TraceSummary:
+        """Return the sums over all stored traces."""
         [row] = self._tables.execute(SUMS)
         count, prompt, completion, cached, seconds, usd, unpriced = row
         return TraceSummary(

@@ -32,7 +32,7 @@ def instrument(
     meter_provider: MeterProvider | None = None,
     capture_content: bool = False,
 ) -> Pipeline:
-    """Return the pipeline with a span for each query, each of its steps and each model call.
+    """Return a copy of the pipeline that records a span for each query, step and model call.
 
     The providers default to the global ones of OpenTelemetry, which the application configures.
     With `capture_content` the spans of model calls contain the texts of prompts and answers. Raises
@@ -45,15 +45,19 @@ def instrument(
 
 
 def open_exporter(*, capture_content: bool = False) -> Exporter:
-    """Return a tracer whose spans and metrics are sent to a collector. Raises `SettingError` and
-    `MissingDependencyError`."""
+    """Return an exporter whose tracer sends spans and metrics to a collector.
+
+    Raises `SettingError` for an unsupported exporter or protocol, and `MissingDependencyError`
+    without the extra `[otel]`.
+    """
     with needs_extra("otel"):
         from bottega.telemetry.export import Exporter
     return Exporter.open(capture_content=capture_content)
 
 
 def check_exporter(environment: Mapping[str, str]) -> None:
-    """Raise what `open_exporter` would raise."""
+    """Check the variables in `environment` without connecting. Raises the errors of
+    `open_exporter`."""
     with needs_extra("otel"):
         from bottega.telemetry.export import exported_signals
     exported_signals(environment)

@@ -10,7 +10,7 @@ from bottega._util.tracing import Attributes, ModelCall, Value
 from bottega.types import Completion, Message
 
 # Fields of a chat body that are numbers, and their attributes.
-NUMBERS = {
+NUMBER_ATTRIBUTES = {
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
     "top_k": "gen_ai.request.top_k",
@@ -27,8 +27,8 @@ TOKEN_TYPE = "gen_ai.token.type"
 
 
 def base_attributes(call: ModelCall) -> dict[str, Value]:
-    """Return the attributes that spans and metrics of a call share. Their number of values is
-    bounded by the operator's configuration."""
+    """Return the attributes that spans and metrics of a call share. The configuration bounds the
+    number of their values, which metrics require."""
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": call.operation,
         "gen_ai.provider.name": call.provider,
@@ -42,7 +42,8 @@ def base_attributes(call: ModelCall) -> dict[str, Value]:
 
 
 def request_attributes(call: ModelCall) -> Iterator[tuple[str, Value]]:
-    for name, attribute in NUMBERS.items():
+    """Yield the attributes of a call's request: sampling parameters, choices and streaming."""
+    for name, attribute in NUMBER_ATTRIBUTES.items():
         value = call.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
@@ -55,6 +56,8 @@ def request_attributes(call: ModelCall) -> Iterator[tuple[str, Value]]:
 
 
 def response_attributes(call: ModelCall) -> Attributes:
+    """Return the attributes of a call's reply: model, finish reasons, tokens, and the seconds to
+    the first chunk of a stream."""
     attributes: dict[str, Value | None] = {
         "gen_ai.response.model": call.response_model,
         "gen_ai.response.finish_reasons": [one.finish_reason for one in call.completions] or None,

@@ -35,7 +35,7 @@ class Exporter:
 
     @classmethod
     def open(cls, *, capture_content: bool = False) -> Exporter:
-        """Start to export. Raises `SettingError` for an exporter or protocol other than OTLP over
+        """Start exporting. Raises `SettingError` for an exporter or protocol other than OTLP over
         HTTP."""
         signals = exported_signals(os.environ)
         resource = Resource.create()
@@ -52,8 +52,8 @@ class Exporter:
         return cls(tracer, traces, meters)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send the remaining spans and metrics. Blocks, for at most so many seconds: they are lost
-        if the collector does not answer by then."""
+        """Send the remaining spans and metrics. Blocks for at most `seconds`: those that the
+        collector has not accepted by then are lost."""
         # Shutdown itself repeats each export for up to OTEL_EXPORTER_OTLP_TIMEOUT seconds.
         end = time.monotonic() + seconds
         threads = [
@@ -67,7 +67,8 @@ class Exporter:
 
 
 def exported_signals(environment: Mapping[str, str]) -> Collection[str]:
-    """Return those of `TRACES` and `METRICS` that are exported. Raises `SettingError`."""
+    """Return those of `TRACES` and `METRICS` that are exported. Raises `SettingError` for an
+    unsupported exporter or protocol."""
     return [one for one in (TRACES, METRICS) if _is_exported(one, environment)]
 
 

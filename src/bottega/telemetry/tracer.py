@@ -31,7 +31,7 @@ from bottega.telemetry.conventions import (
 
 NAME = "bottega"
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
-# Bounds that the conventions recommend.
+# Histogram bounds that the conventions recommend.
 TOKEN_BOUNDS = tuple(4.0**power for power in range(14))
 SECOND_BOUNDS = tuple(0.01 * 2.0**power for power in range(14))
 
@@ -55,12 +55,12 @@ class StepSpan:
     ) -> None:
         context.detach(self._token)
         if error is not None:
-            self.note(error)
+            self.record_error(error)
         self.span.end()
 
     def set(self, attributes: Attributes, /) -> None:
         if self.span.is_recording():
-            self.span.set_attributes(present(attributes))
+            self.span.set_attributes(without_none(attributes))
 
     @property
     def trace_id(self) -> str:
@@ -70,8 +70,8 @@ class StepSpan:
         self.set({ERROR_TYPE: kind})
         self.span.set_status(Status(StatusCode.ERROR))
 
-    def note(self, error: BaseException) -> None:
-        """Note an exception. A cancellation, such as that of a client that left, is no failure."""
+    def record_error(self, error: BaseException) -> None:
+        """Record an exception. A cancellation, as after a client disconnects, is not a failure."""
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             self.set({"bottega.cancelled": True})
             return
@@ -106,7 +106,7 @@ class ModelCallSpan(StepSpan):
             if self._capture_content:
                 self.set(content_attributes(call))
             if error is not None:
-                self.note(error)
+                self.record_error(error)
         self.span.end()
         self._instruments.record(call, perf_counter() - self._started, error)
 
@@ -140,9 +140,9 @@ class Instruments:
 
 
 class OpenTelemetryTracer:
-    """Tracer of these providers, by default the global ones.
+    """Tracer that uses these OpenTelemetry providers, by default the global ones.
 
-    The headers of a request carry the trace context of the W3C (`traceparent`, `tracestate`), or
+    Trace context in the headers of requests has the W3C format (`traceparent`, `tracestate`), or
     the formats that the environment variable OTEL_PROPAGATORS names.
     """
 
@@ -183,9 +183,9 @@ class OpenTelemetryTracer:
     def _start(
         self, name: str, kind: SpanKind, attributes: Attributes, parent: Context | None = None
     ) -> StepSpan:
-        return StepSpan(self._tracer.start_span(name, parent, kind, present(attributes)))
+        return StepSpan(self._tracer.start_span(name, parent, kind, without_none(attributes)))
 
 
-def present(attributes: Attributes) -> dict[str, Value]:
+def without_none(attributes: Attributes) -> dict[str, Value]:
     """Return the attributes whose value is not None."""
     return {name: value for name, value in attributes.items() if value is not None}

@@ -92,7 +92,7 @@ class AccountRows(Protocol):
 
     def claim(self, id: str, namespace: str, limit: int) -> bool: ...
 
-    def changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
+    def read_if_changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
         """Return `read` of each row, oldest account first; None if nothing has changed since the
         last call."""
         ...
@@ -143,7 +143,7 @@ class AccountFile:
             )
             return found.fetchone() is not None
 
-    def changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
+    def read_if_changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
         """Return `read` of each row, oldest account first; None if nothing has changed since the
         last call. `data_version` alone does not show this, since the ledger writes to the same
         file. Rows are only added, changed and revoked, so two counts, the number of changes and the
@@ -274,10 +274,7 @@ class Accounts:
             id = found[1]
         with self._lock:
             self._rows.revoke(id, time.time())
-        self._refresh()
-        if id not in self._accounts:  # the message omits the argument: it may be a key
-            raise NotFoundError(f"no key has the id {id!r}", hint="run bottega keys ls for the ids")
-        return self._accounts[id].account
+        return self._stored(id).account
 
     def update(self, id: str, **settings: Any) -> Account:
         """Change settings of an account and return it. Raises `SettingError` and
@@ -336,14 +333,16 @@ class Accounts:
             try:
                 self._refresh()
             except BottegaError as error:
-                self._outage.failed("cannot refresh the keys, the last ones read apply: %s", error)
+                self._outage.failed(
+                    "cannot refresh the keys, those last read stay valid: %s", error
+                )
             else:
                 self._outage.ended("the keys are refreshed again")
 
     def _refresh(self) -> None:
         """Read the accounts if they have changed."""
         with self._lock:
-            found = self._rows.changed([*SECRETS, *COLUMNS], _stored_account)
+            found = self._rows.read_if_changed([*SECRETS, *COLUMNS], _stored_account)
             if found is not None:
                 # One assignment: `authenticate` reads the mapping without the lock.
                 self._accounts = {stored.account.id: stored for stored in found}
@@ -406,7 +405,9 @@ def _check(account: Account) -> None:
             hint="give a moment in the future, or leave it out",
         )
     if account.admin and account.viewer:
-        raise SettingError("an admin key cannot be a viewer's", hint="choose one of both")
+        raise SettingError(
+            "a key cannot be both admin and viewer", hint="set only one of admin and viewer"
+        )
     for tier in account.tiers or ():
         if not (isinstance(tier, str) and TIER.fullmatch(tier)):
             shown = tier[:MAX_NAME_LENGTH] if isinstance(tier, str) else type(tier).__name__

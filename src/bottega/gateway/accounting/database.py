@@ -50,10 +50,10 @@ INSERT_BATCH = 250
 
 @dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
 class Entry:
-    """Ledger entry of one request. `cost_usd` is None if the price is
-    unknown; it includes `dismissed_usd`, the cost of tiers whose answers were escalated.
-    `similarity` is that of the best example found, shown or not, None without a retrieval or a
-    candidate. `variant` is that of an experiment, such as "more-shots:b"."""
+    """Ledger entry of one request. `cost_usd` is None if the price is unknown; it includes
+    `dismissed_usd`, the cost of tiers whose answers were escalated. `similarity` is that of the
+    nearest example found, shown or not, None without a retrieval or a candidate. `variant` is that
+    of an experiment, such as "more-shots:b". `time` is in unix seconds."""
 
     time: float
     request_id: str

@@ -56,8 +56,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ExperimentReport:
-    """Report of one experiment. `requests` and `replayed` are numbers of the variants a and b;
-    replayed requests are in no comparison but the ratings."""
+    """Report of one experiment. `requests` and `replayed` are numbers for the variants a and b.
+    Comparisons exclude replayed requests, except that of ratings."""
 
     experiment: str
     requests: tuple[int, int]

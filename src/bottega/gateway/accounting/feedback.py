@@ -19,7 +19,7 @@ INSERT = (
     " comment = coalesce(excluded.comment, old.comment),"
     " example = coalesce(excluded.example, old.example)"
 )
-FOUND = (
+FIND_REQUEST = (
     "SELECT account, namespace, tier FROM entries"
     " WHERE time >= ? AND time <= ? AND request_id = ? AND state != 'shadow' LIMIT 1"
 )
@@ -44,7 +44,7 @@ class Feedback:
 
 
 @dataclass(frozen=True)
-class FoundRequest:
+class LedgerRequest:
     """Request in the ledger."""
 
     account: str
@@ -52,13 +52,13 @@ class FoundRequest:
     tier: str
 
 
-def find_request(ledger: Ledger, request_id: str) -> FoundRequest | None:
+def find_request(ledger: Ledger, request_id: str) -> LedgerRequest | None:
     """Return a request that has been written to the ledger. Blocks. Raises `StoreError`."""
     moment = request_time(request_id)
     if moment is None:
         return None
-    rows = ledger.read(FOUND, moment - CLOCK_SECONDS, moment + CLOCK_SECONDS, request_id)
-    return FoundRequest(*rows[0]) if rows else None
+    rows = ledger.read(FIND_REQUEST, moment - CLOCK_SECONDS, moment + CLOCK_SECONDS, request_id)
+    return LedgerRequest(*rows[0]) if rows else None
 
 
 def request_time(request_id: str) -> float | None:

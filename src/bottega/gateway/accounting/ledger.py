@@ -121,7 +121,7 @@ class Ledger:
         self._closed = threading.Event()
         self._in_loop: LoopWriter | None = None
         self._thread = WriterThread(
-            lambda: self._succeeds(self._flush_in_thread) and self._succeeds(self._prune_hourly),
+            lambda: self._attempt(self._flush_in_thread) and self._attempt(self._prune_hourly),
             name="bottega-ledger",
             seconds=self._file.flush_seconds,
             daemon=True,
@@ -157,7 +157,7 @@ class Ledger:
             self._in_loop = None
             self._thread.wake()
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Add an entry. Takes microseconds; callable from any thread."""
         entry.id = self._file.new_id()
         self._rows.add(entry, self.month_at(entry.time), dollars(entry.cost_usd) or 0.0)
@@ -284,11 +284,11 @@ class Ledger:
             raise
         # First move the costs in one step, then read the spending of other processes.
         self._rows.written({})
-        accounts = self._deciding(batch)
+        accounts = self._budget_accounts(batch)
         if accounts or self.tables is None:
             self._read_spending(accounts)
 
-    def _deciding(self, batch: Batch) -> set[str]:
+    def _budget_accounts(self, batch: Batch) -> set[str]:
         """Return the accounts of a batch whose committed spending must be read. In PostgreSQL, the
         spending of other accounts is read when they are listed."""
         accounts = {account for _, account in batch.spent}
@@ -299,17 +299,17 @@ class Ledger:
         batch, waiters = self._rows.take()
         try:
             if not batch.is_empty:
-                month, accounts = month_of(self._clock()), self._deciding(batch)
+                month, accounts = month_of(self._clock()), self._budget_accounts(batch)
                 self._rows.written(await self.tables.write_in(pool, batch, month, accounts))
         except BaseException as error:
             self._rows.restore(batch)
             _end(waiters, error)
             if not isinstance(error, BottegaError):
                 raise
-            self._failed(error)
+            self._log_failure(error)
             return False
         _end(waiters, None)
-        self._answered()
+        self._log_recovery()
         if self._is_prune_due():
             self._thread.wake()
         return True
@@ -336,7 +336,7 @@ class Ledger:
             self._in_loop = None
         self._thread.close()
         # The thread has ended: rows added since then are written here.
-        if not self._succeeds(self.flush):
+        if not self._attempt(self.flush):
             self._rows.count_lost()
             log.error("lost %d rows that could not be written to %s", self.lost, self._name)
         with self._file_lock:
@@ -363,20 +363,20 @@ class Ledger:
             rows = self._file.read("SELECT value FROM notes WHERE name = ?", name)
             return str(rows[0][0]) if rows else None
 
-    def _succeeds(self, work: Callable[[], None]) -> bool:
+    def _attempt(self, work: Callable[[], None]) -> bool:
         """Do the work and return whether it succeeded. Log only the first of repeated failures."""
         try:
             work()
         except BottegaError as error:
-            self._failed(error)
+            self._log_failure(error)
             return False
-        self._answered()
+        self._log_recovery()
         return True
 
-    def _failed(self, error: BottegaError) -> None:
+    def _log_failure(self, error: BottegaError) -> None:
         self._outage.failed("cannot write the ledger, requests continue: %s", error)
 
-    def _answered(self) -> None:
+    def _log_recovery(self) -> None:
         self._outage.ended("the ledger can be written again; %d rows were lost", self.lost)
 
     def _is_prune_due(self) -> bool:

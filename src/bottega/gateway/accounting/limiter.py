@@ -37,15 +37,17 @@ class _UsageSums:
 
 
 class TokenEstimates:
-    """Estimates per model, corrected by the usage that its upstream has reported. `expected` is the
-    estimate of the prompt's tokens from its characters and images, which fits English.
-    `non_ascii_bytes` are the UTF-8 bytes of its text outside ASCII. Byte-level tokenizers need at
-    most one token per byte."""
+    """Token estimates per model, corrected by the usage that its upstream has reported.
+
+    `expected` is the estimate of the prompt's tokens from its characters and images, which fits
+    English. `non_ascii_bytes` are the UTF-8 bytes of its text outside ASCII. Byte-level tokenizers
+    need at most one token per byte.
+    """
 
     def __init__(self) -> None:
         self._models: defaultdict[str, _UsageSums] = defaultdict(_UsageSums)
 
-    def learn(
+    def update(
         self,
         model: str,
         expected: int,
@@ -133,12 +135,12 @@ class Limiter(Protocol):
         """Return None for an admitted request, else the seconds to wait. Raises `BudgetError`."""
         ...
 
-    async def reserve(self, hold: Hold, usd: float) -> None: ...
+    async def reserve(self, reservation: Reservation, usd: float) -> None: ...
 
-    def release(self, hold: Hold) -> None: ...
+    def release(self, reservation: Reservation) -> None: ...
 
-    def hold(self, account: Account) -> Hold:
-        return Hold(self, account)
+    def reservation(self, account: Account) -> Reservation:
+        return Reservation(self, account)
 
 
 class LocalLimiter(Limiter):
@@ -148,10 +150,10 @@ class LocalLimiter(Limiter):
         self._spending = spending
         self._clock = clock
         self._buckets: dict[str, _TokenBucket] = {}
-        self._holds: defaultdict[str, set[Hold]] = defaultdict(set)
+        self._reservations: defaultdict[str, set[Reservation]] = defaultdict(set)
 
     async def admit(self, account: Account) -> float | None:
-        # First: a request without budget takes no token from the bucket.
+        # First: a request whose budget is spent takes no token from the bucket.
         self._check_spent(account, 0.0)
         if (limit := account.requests_per_minute) is None:
             return None
@@ -164,24 +166,24 @@ class LocalLimiter(Limiter):
         bucket.tokens -= 1
         return None
 
-    async def reserve(self, hold: Hold, usd: float) -> None:
-        account, budget = hold.account, hold.account.usd_per_month
+    async def reserve(self, reservation: Reservation, usd: float) -> None:
+        account, budget = reservation.account, reservation.account.usd_per_month
         if budget is None:
             return
         # Paid calls of requests in progress have no ledger entry yet: add those of this request
         # here, and those of others below through `usd`.
-        spent = self._check_spent(account, hold.paid)
-        others = sum(one.usd for one in self._holds[account.id] if one is not hold)
+        spent = self._check_spent(account, reservation.paid)
+        others = sum(one.usd for one in self._reservations[account.id] if one is not reservation)
         # Without other reservations any call is admitted: else a large one would never fit.
         if others > 0 and spent + others + usd > budget * ROUNDING:
             raise budget_reserved(account)
-        hold.reserved = usd
-        self._holds[account.id].add(hold)
+        reservation.reserved = usd
+        self._reservations[account.id].add(reservation)
 
-    def release(self, hold: Hold) -> None:
-        self._holds[hold.account.id].discard(hold)
-        if not self._holds[hold.account.id]:
-            del self._holds[hold.account.id]
+    def release(self, reservation: Reservation) -> None:
+        self._reservations[reservation.account.id].discard(reservation)
+        if not self._reservations[reservation.account.id]:
+            del self._reservations[reservation.account.id]
 
     def _check_spent(self, account: Account, paid: float) -> float:
         spent = self._spending.spent_this_month(account.id) + paid
@@ -213,9 +215,10 @@ def budget_spent(account: Account) -> BudgetError:
     )
 
 
-class Hold:
-    """Amounts that one request has reserved from its account's budget and spent, in US dollars.
-    Call `release` once its ledger entry exists, which then counts instead."""
+class Reservation:
+    """Reservation of one request in its account's budget: `reserved` for the upstream call in
+    progress and `paid` for earlier ones, in US dollars. Call `release` once the ledger entry of the
+    request exists, which then counts instead."""
 
     def __init__(self, limiter: Limiter, account: Account) -> None:
         self.account = account
@@ -233,15 +236,16 @@ class Hold:
         await self._limiter.reserve(self, usd)
 
     def settle(self, usd: float) -> None:
-        """Replace the reservation with the cost of the call, 0 if it failed."""
+        """Replace the reserved amount with the cost of the call in US dollars, 0 if it failed."""
         self.reserved, self.paid = 0.0, self.paid + usd
 
     def release(self) -> None:
+        """End the reservation."""
         self._limiter.release(self)
 
-    def sibling(self) -> Hold:
-        """Return a hold for another request of the same account, such as a shadow sample."""
-        return Hold(self._limiter, self.account)
+    def sibling(self) -> Reservation:
+        """Return a reservation for another request of the same account, such as a shadow sample."""
+        return Reservation(self._limiter, self.account)
 
 
 ALL = "*"

@@ -94,7 +94,7 @@ def savings(
     since = since or 0.0
     reader = SavingsReader(ledger, since, namespace, master)
     routes = reader.routes()
-    first, last = reader.span()
+    first, last = reader.period()
     spent = sum(route.cost_usd for route in routes)
     agreement = None
     if samples := reader.shadows():
@@ -119,14 +119,14 @@ def savings(
 
 
 def _master_only_cost(reader: SavingsReader, spent: float) -> MasterOnlyCost | None:
-    answers, others = reader.costs(), reader.others()
+    answers, others = reader.master_costs(), reader.other_requests()
     if not answers:
         return None
     means, sizes = _means(answers), {name: costs.n for name, costs in answers.items()}
     # Used for namespaces in which the master has not answered.
     mean_of_all = sum((means[name] * n for name, n in sizes.items()), ZEROS) / sum(sizes.values())
     estimated = sum((count * means.get(name, mean_of_all) for name, count in others.items()), ZEROS)
-    usd = estimated + reader.paid()
+    usd = estimated + reader.master_spending()
     pooled = sum(count for name, count in others.items() if name not in answers)
     interval = all(sizes.get(name, sum(sizes.values())) >= MIN_ANSWERS for name in others)
     n = sum(n for name, n in sizes.items() if pooled or not others or name in others)
@@ -178,7 +178,7 @@ def _wald(values: Floats, added: Mapping[float, float]) -> Estimate:
 MAX_EXACT_COSTS = 2_000
 SHADOWS = "SELECT with_score, without_score FROM shadows WHERE {where}"
 # Times of the first and the last entry; each subquery uses an index.
-SPAN = """
+PERIOD = """
 SELECT (SELECT time FROM entries WHERE {where} ORDER BY time LIMIT 1),
     (SELECT time FROM entries WHERE {where} ORDER BY time DESC LIMIT 1)
 """
@@ -200,19 +200,19 @@ ORDER BY state = 'shadow', state = 'rejected', state = 'failed', state = 'passed
     state = 'answered', answered_by = ?, answered_by, shots
 """
 # Requests answered without a master call. Replays count: their answer was paid for before.
-OTHERS = """
+OTHER_REQUESTS = """
 SELECT namespace, CAST(sum(requests) AS BIGINT) FROM {source} AS days
 WHERE state NOT IN ('failed', 'rejected', 'shadow') AND (tier != ? OR state = 'replayed')
     {and_where}
 GROUP BY namespace
 """
-OWN = """
+MASTER_COSTS = """
 SELECT namespace, state, CAST(sum(priced) AS BIGINT), coalesce(sum(net_usd), 0.0),
     coalesce(sum(net_usd_squared), 0.0) FROM {source} AS days
 WHERE tier = ? AND state IN ('answered', 'passed_through', 'shadow', 'failed', 'rejected')
 GROUP BY namespace, state HAVING sum(priced) > 0
 """
-COSTS = """
+ANSWER_COSTS = """
 SELECT namespace, cost_usd - dismissed_usd FROM json_each(?) AS few CROSS JOIN entries
 WHERE tier = ? AND namespace = few.value AND time >= ? AND state IN ('answered', 'shadow')
     AND cost_usd IS NOT NULL
@@ -267,24 +267,24 @@ class SavingsReader:
         where = "" if self.namespace is None else "WHERE namespace = ?"
         return tuple(Route(*row) for row in self._sums(ROUTES, where, *self._named, self.master))
 
-    def others(self) -> dict[str, int]:
+    def other_requests(self) -> dict[str, int]:
         """Return the number of requests of each namespace that the master did not answer."""
         where = "" if self.namespace is None else "AND namespace = ?"
-        return dict(self._sums(OTHERS, where, self.master, *self._named))
+        return dict(self._sums(OTHER_REQUESTS, where, self.master, *self._named))
 
-    def paid(self) -> float:
+    def master_spending(self) -> float:
         """Return the cost of the master's own requests, without shadow samples."""
         return sum(
             float(cost)
-            for name, state, _, cost, _ in self._sums(OWN, "", self.master)
+            for name, state, _, cost, _ in self._sums(MASTER_COSTS, "", self.master)
             if state != "shadow" and self.namespace in (None, name)
         )
 
-    def costs(self) -> dict[str, AnswerCosts]:
+    def master_costs(self) -> dict[str, AnswerCosts]:
         """Return the costs of the master's answers in each namespace."""
         sums = defaultdict[str, tuple[float, float, float]](lambda: (0, 0.0, 0.0))
         # Sorted: the bootstrap draws its samples in this order.
-        for name, state, n, total, squares in sorted(self._sums(OWN, "", self.master)):
+        for name, state, n, total, squares in sorted(self._sums(MASTER_COSTS, "", self.master)):
             if state in ("answered", "shadow"):
                 before = sums[name]
                 sums[name] = (before[0] + n, before[1] + total, before[2] + squares)
@@ -292,11 +292,11 @@ class SavingsReader:
             [name for name, (n, *_) in sums.items() if n <= MAX_EXACT_COSTS]
         ).decode()
         values = defaultdict[str, list[float]](list)
-        for name, cost in self.ledger.read(COSTS, few, self.master, self.since):
+        for name, cost in self.ledger.read(ANSWER_COSTS, few, self.master, self.since):
             values[name].append(cost)
         return {name: _costs(*found, values[name]) for name, found in sums.items()}
 
-    def span(self) -> tuple[float | None, float | None]:
+    def period(self) -> tuple[float | None, float | None]:
         """Return the times of the first and the last entry."""
         where, values = "time >= ?", tuple[Value, ...]((self.since,))
         if self.namespace is not None:
@@ -306,7 +306,7 @@ class SavingsReader:
                 return None, None
             where = "time >= ? AND time < ? AND namespace = ?"
             values = (max(first * DAY, self.since), (last + 1.0) * DAY, self.namespace)
-        ((first, last),) = self.ledger.read(SPAN.format(where=where), *values, *values)
+        ((first, last),) = self.ledger.read(PERIOD.format(where=where), *values, *values)
         return first, last
 
     def shadows(self) -> list[Row]:

@@ -110,7 +110,7 @@ class AccountTable:
         )
         return bool(rows)
 
-    def changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
+    def read_if_changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
         """Return `read` of each row, oldest account first; None if nothing has changed since the
         last call."""
         stamp = self._pool.fetch(

@@ -21,7 +21,7 @@ FIELDS = ("custom_id", "method", "url", "body")
 
 @dataclass(frozen=True)
 class Line:
-    """Request in an input file. `number` is counted from 1; `start` and `length` are bytes."""
+    """Request in an input file. `number` counts from 1; `start` and `length` are in bytes."""
 
     number: int
     start: int
@@ -32,8 +32,8 @@ class Line:
 def read_lines(
     path: Path, endpoint: str, *, max_requests: int, max_bytes: int
 ) -> tuple[list[Line], list[LineError]]:
-    """Return the requests of an input file, and up to `MAX_ERRORS` problems. A request is at most
-    `max_bytes` long. Blocks. Raises `StoreError`."""
+    """Return the requests of an input file, and up to `MAX_ERRORS` errors in it. A line may have
+    `max_bytes` bytes. Blocks. Raises `StoreError`."""
     lines: list[Line] = []
     errors: list[LineError] = []
     seen: set[str] = set()
@@ -45,7 +45,7 @@ def read_lines(
         if len(lines) >= max_requests:
             message = f"the file has more than {max_requests:,} requests; split it"
             return lines, [LineError("too_many_requests", message, number)]
-        found = _checked(raw, number, endpoint, max_bytes, seen)
+        found = _check_line(raw, number, endpoint, max_bytes, seen)
         if isinstance(found, LineError):
             errors.append(found)
         else:
@@ -57,7 +57,8 @@ def read_lines(
 
 
 def read_body(path: Path, line: Line) -> bytes:
-    """Return the body of a request. Blocks. Raises `StoreError` and `ApiError`."""
+    """Return the body of a request as JSON. Blocks. Raises `StoreError`, and `ApiError` for JSON
+    that is nested too deeply."""
     with os_errors(path), path.open("rb") as file:
         file.seek(line.start)
         body = orjson.loads(file.read(line.length))["body"]
@@ -65,7 +66,7 @@ def read_body(path: Path, line: Line) -> bytes:
 
 
 def reply_line(line: Line, request_id: str, status: int, payload: bytes) -> bytes:
-    """Return the output of a request that has a reply."""
+    """Return the line of the output or error file for a request that got a reply."""
     if b"\n" in payload or b"\r" in payload:  # some servers indent their JSON
         payload = orjson.dumps(orjson.loads(payload))
     reply = {"status_code": status, "request_id": request_id, "body": orjson.Fragment(payload)}
@@ -73,7 +74,7 @@ def reply_line(line: Line, request_id: str, status: int, payload: bytes) -> byte
 
 
 def error_line(line: Line, code: str, message: str) -> bytes:
-    """Return the output of a request that was not sent."""
+    """Return the line of the error file for a request that was not sent."""
     return _output(line, None, {"code": code, "message": message})
 
 
@@ -84,7 +85,7 @@ def _output(line: Line, response: object, error: object) -> bytes:
 
 
 def _raw_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the number, position and bytes of each line. Of a line that is too long, the rest is
+    """Yield the number, position and bytes of each line. The rest of a line that is too long is
     skipped."""
     with os_errors(path), path.open("rb") as file:
         number, start = 0, 0
@@ -97,10 +98,10 @@ def _raw_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, int, bytes]]:
             start = file.tell()
 
 
-def _checked(
+def _check_line(
     raw: bytes, number: int, endpoint: str, max_bytes: int, seen: set[str]
 ) -> str | LineError:
-    """Return the custom id of a valid line."""
+    """Return the custom id of a valid line, or its error."""
     if len(raw.rstrip(b"\r\n")) > max_bytes:
         return LineError("line_too_long", f"the line has more than {max_bytes:,} bytes", number)
     try:
@@ -115,17 +116,21 @@ def _checked(
     id, body = given["custom_id"], given["body"]
     problem = ("invalid_value", "", "")
     if not isinstance(id, str) or not 0 < len(id) <= MAX_CUSTOM_ID:
-        expected = f"'custom_id' must be a text of 1 to {MAX_CUSTOM_ID} characters"
+        expected = f"'custom_id' must be a string of 1 to {MAX_CUSTOM_ID} characters"
         problem = ("invalid_value", expected, "custom_id")
     elif id in seen:
         problem = ("duplicate_custom_id", f"the custom_id {id[:100]!r} occurs twice", "custom_id")
     elif given["method"] != "POST":
         problem = ("invalid_method", "'method' must be POST", "method")
     elif given["url"] != endpoint:
-        problem = ("mismatched_endpoint", f"'url' must be {endpoint}, as of the batch", "url")
+        problem = (
+            "mismatched_endpoint",
+            f"'url' must be {endpoint}, the endpoint of the batch",
+            "url",
+        )
     elif not isinstance(body, Mapping):
         problem = ("invalid_value", "'body' must be an object", "body")
     elif body.get("stream"):
-        problem = ("unsupported_parameter", "a batch has no streams", "body.stream")
+        problem = ("unsupported_parameter", "'stream' is not supported in batches", "body.stream")
     code, message, param = problem
     return LineError(code, message, number, param) if message else id

@@ -18,8 +18,8 @@ Status = Literal[
 ]
 Purpose = Literal["batch", "batch_output"]
 UNFINISHED: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
-WINDOW = "24h"
-# Statuses whose time the API reports.
+COMPLETION_WINDOW = "24h"
+# Statuses whose times the API reports.
 TIMES: tuple[Status, ...] = (
     *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
 )
@@ -53,7 +53,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class LineError:
-    """Problem of an input file. `line` is counted from 1, None for the whole file."""
+    """Error in an input file. `line` counts from 1; None concerns the whole file."""
 
     code: str
     message: str
@@ -98,7 +98,7 @@ class Batch:
             "endpoint": self.endpoint,
             "errors": {"object": "list", "data": errors} if errors else None,
             "input_file_id": self.input_file,
-            "completion_window": WINDOW,
+            "completion_window": COMPLETION_WINDOW,
             "status": self.status,
             "output_file_id": self.output_file,
             "error_file_id": self.error_file,

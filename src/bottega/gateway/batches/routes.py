@@ -20,7 +20,7 @@ from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Access
 from bottega.gateway.asgi import COMPLETIONS, EMBEDDINGS
-from bottega.gateway.batches.records import WINDOW, Status
+from bottega.gateway.batches.records import COMPLETION_WINDOW, Status
 from bottega.gateway.batches.runner import DAY, HOUR
 from bottega.gateway.batches.store import BatchStore, storage_full
 from bottega.gateway.chat import Gateway
@@ -48,22 +48,22 @@ def batch_routes(
     gateway: Gateway, store: BatchStore | None, settings: BatchSettings, wake: Callable[[], None]
 ) -> list[BaseRoute]:
     """Return the routes for files and batches. `wake` is called after a batch was added or
-    cancelled. Without a `store` they explain that there are no batches."""
-    desk = _Desk(gateway.access, settings, wake)
-    handlers: list[tuple[str, str, Handler]] = [
-        ("POST", "/files", desk.upload),
-        ("GET", "/files", desk.list_files),
-        ("GET", "/files/{id}", desk.show_file),
-        ("DELETE", "/files/{id}", desk.delete_file),
-        ("GET", "/files/{id}/content", desk.content),
-        ("POST", "/batches", desk.create),
-        ("GET", "/batches", desk.list_batches),
-        ("GET", "/batches/{id}", desk.show_batch),
-        ("POST", "/batches/{id}/cancel", desk.cancel),
+    cancelled. Without a `store`, all routes return 501."""
+    handlers = _BatchHandlers(gateway.access, settings, wake)
+    endpoints: list[tuple[str, str, Handler]] = [
+        ("POST", "/files", handlers.upload),
+        ("GET", "/files", handlers.list_files),
+        ("GET", "/files/{id}", handlers.show_file),
+        ("DELETE", "/files/{id}", handlers.delete_file),
+        ("GET", "/files/{id}/content", handlers.content),
+        ("POST", "/batches", handlers.create),
+        ("GET", "/batches", handlers.list_batches),
+        ("GET", "/batches/{id}", handlers.show_batch),
+        ("POST", "/batches/{id}/cancel", handlers.cancel),
     ]
     return [
         Route(f"/v1{path}", _handle(gateway, store, handler), methods=[method])
-        for method, path, handler in handlers
+        for method, path, handler in endpoints
     ]
 
 
@@ -74,7 +74,7 @@ def _handle(
         account = gateway.check_key(request.headers)
         if store is None:
             raise ApiError(
-                "this gateway has no files and batches: they are off, or its state is shared",
+                "files and batches are not available: they are off, or the state is shared",
                 status=501,
                 code="batches_unavailable",
                 headers=FINAL,
@@ -96,7 +96,7 @@ def _handle(
 
 
 @dataclass(frozen=True)
-class _Desk:
+class _BatchHandlers:
     access: Access
     settings: BatchSettings
     wake: Callable[[], None]
@@ -106,18 +106,18 @@ class _Desk:
         self.access.enter(account)
         try:
             async with self.uploads:
-                return await self._uploaded(request, account, store)
+                return await self._store_upload(request, account, store)
         finally:
             self.access.leave(account)
 
-    async def _uploaded(self, request: Request, account: Account, store: BatchStore) -> object:
+    async def _store_upload(self, request: Request, account: Account, store: BatchStore) -> object:
         max_bytes, storage = self.settings.file_mb * MB, self.settings.storage_mb * MB
         used = await asyncio.to_thread(store.used_bytes, account.id)
         length = request.headers.get("content-length", "0")
         # Before the upload is received; `add_file` checks the exact size.
         if used + int(length if length.isdecimal() else 0) > storage + MAX_FORM_FIELD:
             raise storage_full(storage)
-        limited = _limited(request, max_bytes + MAX_FORM_FIELD)
+        limited = _with_body_limit(request, max_bytes + MAX_FORM_FIELD)
         try:
             form = await limited.form(max_files=1, max_fields=8, max_part_size=MAX_FORM_FIELD)
         except MultiPartException as error:
@@ -173,8 +173,8 @@ class _Desk:
         endpoint = text_field(given, "endpoint")
         if endpoint not in ENDPOINTS:
             wrong_value("endpoint", f"one of {', '.join(ENDPOINTS)}", endpoint)
-        if given.get("completion_window") != WINDOW:
-            wrong_value("completion_window", WINDOW, given.get("completion_window"))
+        if given.get("completion_window") != COMPLETION_WINDOW:
+            wrong_value("completion_window", COMPLETION_WINDOW, given.get("completion_window"))
         batch = await asyncio.to_thread(
             store.add_batch,
             account.id,
@@ -206,7 +206,7 @@ class _Desk:
             batch = await asyncio.to_thread(store.batch, account.id, batch.id)
             if batch.status not in ("cancelling", "cancelled"):
                 message = f"the batch cannot be cancelled, its status is {batch.status}"
-                raise ApiError(message, status=409, code="batch_ended", hint="leave it as it is")
+                raise ApiError(message, status=409, code="batch_ended", hint="read its results")
         self.wake()
         return (await asyncio.to_thread(store.batch, account.id, batch.id)).json()
 
@@ -214,7 +214,7 @@ class _Desk:
 UPLOAD = 'send a multipart form with the fields file and purpose="batch"'
 
 
-def _limited(request: Request, limit: int) -> Request:
+def _with_body_limit(request: Request, limit: int) -> Request:
     """Return the request with a body of at most `limit` bytes. Reading more raises `ApiError`."""
     received = 0
 
@@ -236,7 +236,7 @@ def _limited(request: Request, limit: int) -> Request:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    raw = await _limited(request, MAX_BODY).body()
+    raw = await _with_body_limit(request, MAX_BODY).body()
     try:
         return typed(orjson.loads(raw), dict, "", "an object")
     except orjson.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Runner of batches: each line is a request of its key, beside those of clients."""
+"""Runner of batches: sends each line as a request of the key that created the batch."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ BUSY_SECONDS = 0.1
 MAX_WAIT = 60.0
 MAX_ACTIVE = 64  # batches; further ones wait
 # Codes of errors after which the line is sent again.
-WAITING = (
+RETRY_CODES = (
     *("rate_limit_exceeded", "too_many_concurrent_requests", "decoding_busy"),
     *("upstream_paused", "overloaded"),
 )
-REASONS = {
+UNSENT_ERRORS = {
     "expired": ("batch_expired", "the batch expired before this request was sent"),
     "failed": ("batch_failed", "the batch failed before this request was sent"),
 }
 
 
-class Room(Protocol):
-    """Counter of the requests in progress, those of clients and of batches together."""
+class RequestCounter(Protocol):
+    """Counter of the requests in progress, of clients and batches together."""
 
     in_flight: int
     closing: bool
@@ -83,16 +83,16 @@ class ActiveBatch:
 
 @dataclass
 class BatchRunner:
-    """Runner of the batches of `store`, `settings.concurrency` lines at a time. `endpoints` are the
-    gateway's by path; `account` returns the account of an id, None if its key is invalid. Of
-    several processes with the same `folder` one runs the batches."""
+    """Runner of the batches in `store`, `settings.concurrency` lines at a time. `endpoints` maps
+    paths to handlers; `account` returns the account with an id, None if its key is invalid. If
+    several processes share `folder`, one of them runs the batches."""
 
     store: BatchStore
     gateway: Gateway
     settings: BatchSettings
     folder: Path
     account: Callable[[str], Account | None]
-    room: Room
+    requests: RequestCounter
     endpoints: Mapping[str, ChatEndpoint]
     clock: Callable[[], float] = time.time
     _active: dict[str, ActiveBatch] = field(default_factory=dict)
@@ -116,19 +116,19 @@ class BatchRunner:
             while True:
                 self._wake.clear()
                 try:
-                    await self._look()
+                    await self._poll()
                 except BottegaError as error:
                     log.warning("batches cannot be read: %s", error)
                 await self._wait()
         finally:
-            await self._cancel()
+            await self._cancel_tasks()
             lock.close()
 
     async def _wait(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
 
-    async def _cancel(self) -> None:
+    async def _cancel_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -147,10 +147,10 @@ class BatchRunner:
                 return lock
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         for batch in await asyncio.to_thread(self.store.unfinished):
             active = self._active.get(batch.id)
-            if active is None and len(self._active) < MAX_ACTIVE and not self.room.closing:
+            if active is None and len(self._active) < MAX_ACTIVE and not self.requests.closing:
                 active = ActiveBatch(batch, self.store.path(batch.input_file))
                 self._active[batch.id] = active
                 task = asyncio.create_task(self._run(active))
@@ -183,17 +183,17 @@ class BatchRunner:
         try:
             await self._run_lines(active)
         except BottegaError as error:
-            log.warning("%s waits: %s", active.batch.id, error)
+            log.warning("%s will be tried again: %s", active.batch.id, error)
             await asyncio.sleep(RETRY_SECONDS)
         except Exception:
-            log.exception("%s waits", active.batch.id)
+            log.exception("%s will be tried again", active.batch.id)
             await asyncio.sleep(RETRY_SECONDS)
         finally:
             del self._active[active.batch.id]
 
     async def _run_lines(self, active: ActiveBatch) -> None:
         store, read = self.store, active.batch
-        # Read again: it may have ended since `_look` read it, and its results are deleted then.
+        # Read again: it may have ended since `_poll` read it, and its results are deleted then.
         batch = active.batch = await asyncio.to_thread(store.batch, read.account, read.id)
         if batch.is_finished:
             return
@@ -221,9 +221,9 @@ class BatchRunner:
             [line for line in lines if line.number not in done],
             lambda line: self._run_line(active, line),
             limit=self.settings.concurrency,
-            starts=lambda: not (active.stop.is_set() or self.room.closing),
+            starts=lambda: not (active.stop.is_set() or self.requests.closing),
         )
-        if not self.room.closing:
+        if not self.requests.closing:
             await self._finish(active, lines)
 
     async def _finish(self, active: ActiveBatch, lines: Collection[Line]) -> None:
@@ -231,48 +231,48 @@ class BatchRunner:
         await asyncio.to_thread(
             self.store.change_status, batch.id, "finalizing", before=("in_progress",)
         )
-        unrun: list[bytes] = []
-        if active.target in REASONS:
+        unsent: list[bytes] = []
+        if active.target in UNSENT_ERRORS:
             done = await asyncio.to_thread(self.store.done_lines, batch.id)
             left = [line for line in lines if line.number not in done]
-            unrun = [error_line(line, *REASONS[active.target]) for line in left]
-        await asyncio.to_thread(self.store.finish, batch, active.target, active.errors, unrun)
+            unsent = [error_line(line, *UNSENT_ERRORS[active.target]) for line in left]
+        await asyncio.to_thread(self.store.finish, batch, active.target, active.errors, unsent)
 
     async def _run_line(self, active: ActiveBatch, line: Line) -> None:
         """Send a request until it is answered, and store its output."""
-        while not (active.stop.is_set() or self.room.closing):
+        while not (active.stop.is_set() or self.requests.closing):
             if self._is_busy():
                 await active.wait(BUSY_SECONDS)
                 continue
             async with self._slots:
-                seconds = await self._sent(active, line)
+                seconds = await self._send_once(active, line)
             if seconds is None:
                 return
             await active.wait(seconds)
 
     def _is_busy(self) -> bool:
-        """Return whether clients need the gateway: batches use at most half of its slots."""
-        return self.room.in_flight * 2 >= max(2, self.room.limit)
+        """Return whether half of the gateway's slots are in use: the rest is for clients."""
+        return self.requests.in_flight * 2 >= max(2, self.requests.limit)
 
-    async def _sent(self, active: ActiveBatch, line: Line) -> float | None:
+    async def _send_once(self, active: ActiveBatch, line: Line) -> float | None:
         """Send a request once and store its output. Return the seconds until it may be sent again,
         None if it has a final reply."""
         account = self._account(active.batch)
-        if active.stop.is_set() or self.room.closing or account is None:
+        if active.stop.is_set() or self.requests.closing or account is None:
             return POLL_SECONDS
         body = partial(asyncio.to_thread, read_body, active.path, line)
         record = RequestRecord(request_id())
-        self.room.begin()
+        self.requests.begin()
         try:
             found = await self._reply(active.batch.endpoint, record, account, body)
-            if isinstance(found, ApiError) and found.code in WAITING:
+            if isinstance(found, ApiError) and found.code in RETRY_CODES:
                 return _seconds(found)
             payload = found.body if isinstance(found, ApiError) else found
             output = reply_line(line, record.request_id, record.status, payload)
             await self._store(active, line, output, failed=record.status != 200)
             return None
         finally:
-            self.room.end()
+            self.requests.end()
 
     async def _reply(
         self, path: str, record: RequestRecord, account: Account, body: ReadBody
@@ -281,15 +281,15 @@ class BatchRunner:
         try:
             await self.gateway.enter(record, account)
         except ApiError as error:
-            if error.code in WAITING:  # not sent, so it is no request yet
+            if error.code in RETRY_CODES:  # not sent, so it is no request yet
                 if record.entered:
                     self.gateway.access.leave(account)
                 return error
-            return self._failed(endpoint, record, error)
+            return self._record_failure(endpoint, record, error)
         with endpoint.measure(record, {"path": path}, {}):
-            return await self._answered(endpoint, record, body)
+            return await self._answer(endpoint, record, body)
 
-    async def _answered(
+    async def _answer(
         self, endpoint: ChatEndpoint, record: RequestRecord, body: ReadBody
     ) -> ApiError | bytes:
         try:
@@ -299,11 +299,13 @@ class BatchRunner:
             endpoint.on_end(record)
             raise
         except Exception as error:
-            return self._failed(endpoint, record, error)
+            return self._record_failure(endpoint, record, error)
         endpoint.on_end(record)
         return reply.payload
 
-    def _failed(self, endpoint: ChatEndpoint, record: RequestRecord, error: Exception) -> ApiError:
+    def _record_failure(
+        self, endpoint: ChatEndpoint, record: RequestRecord, error: Exception
+    ) -> ApiError:
         note_failure(record, error)
         api_error = to_api_error(error)
         record.status = api_error.status
@@ -311,7 +313,7 @@ class BatchRunner:
         return api_error
 
     async def _store(self, active: ActiveBatch, line: Line, output: bytes, *, failed: bool) -> None:
-        """Store an output. It is paid for, so a full disk must not lose it: try again."""
+        """Store an output. Try again after a failure: a full disk must not lose a paid reply."""
         while True:
             try:
                 await asyncio.to_thread(
@@ -319,7 +321,7 @@ class BatchRunner:
                 )
                 return
             except BottegaError as error:
-                log.warning("an output of %s waits: %s", active.batch.id, error)
+                log.warning("an output of %s cannot be stored yet: %s", active.batch.id, error)
                 await asyncio.sleep(RETRY_SECONDS)
 
 

@@ -29,7 +29,7 @@ from bottega.openai_api.errors import ApiError
 FILE, FOLDER = "batches.db", "files"
 BUSY_SECONDS = 10.0
 CHUNK = 1 << 20
-# A file without a row is what a crash left, unless its upload is still in progress.
+# A file without a row is left over from a crash, unless its upload is still in progress.
 ORPHAN_SECONDS = 3600.0
 
 
@@ -166,12 +166,12 @@ class BatchStore:
         )
         if not rows:
             raise _unknown("batch", id)
-        return self._counted(_batch(rows[0]))
+        return self._with_counts(_batch(rows[0]))
 
     def batches(self, account: str, *, after: str | None, limit: int) -> tuple[list[Batch], bool]:
         """Return a page of batches, the newest first, and whether there are more."""
         rows = self._page("batches", BATCH_COLUMNS, account, after, limit, False, "1", ())
-        return [self._counted(_batch(row)) for row in rows[:limit]], len(rows) > limit
+        return [self._with_counts(_batch(row)) for row in rows[:limit]], len(rows) > limit
 
     def unfinished(self) -> list[Batch]:
         """Return the unfinished batches of all accounts, the oldest first."""
@@ -211,16 +211,15 @@ class BatchStore:
         return {line for (line,) in self._read("SELECT line FROM results WHERE batch = ?", batch)}
 
     def finish(
-        self, batch: Batch, status: Status, errors: Sequence[LineError], unrun: Iterable[bytes]
+        self, batch: Batch, status: Status, errors: Sequence[LineError], unsent: Iterable[bytes]
     ) -> None:
-        """Write the output file and the error file, which ends with `unrun`, and end the batch. The
-        ids of the files follow from that of the batch, so a repetition after a crash changes
-        nothing."""
+        """Write the output file and the error file, which ends with `unsent`, and end the batch.
+        File ids follow from the batch's, so a repetition after a crash changes nothing."""
         now, ids = self._clock(), list[str | None]()
         keep = self._read("SELECT expires - created FROM files WHERE id = ?", batch.input_file)
         expires = now + (keep[0][0] if keep else batch.expires - batch.created)
         written: list[StoredFile] = []
-        for failed, kind, more in ((False, "output", ()), (True, "error", unrun)):
+        for failed, kind, more in ((False, "output", ()), (True, "error", unsent)):
             id = f"file-{batch.id.removeprefix('batch_')}-{kind}"
             size = self._write(id, self._lines(batch.id, failed, more))
             if size:
@@ -230,7 +229,7 @@ class BatchStore:
             else:
                 self.path(id).unlink(missing_ok=True)
             ids.append(id if size else None)
-        counted = self._counted(batch)
+        counted = self._with_counts(batch)
         with self._transaction() as connection:
             for file in written:
                 _insert_file(connection, file)
@@ -281,7 +280,7 @@ class BatchStore:
             self._opened.execute("PRAGMA synchronous = FULL")
         return self._opened
 
-    def _counted(self, batch: Batch) -> Batch:
+    def _with_counts(self, batch: Batch) -> Batch:
         """Return the batch with its current counts of completed and failed requests."""
         if batch.is_finished:
             return batch

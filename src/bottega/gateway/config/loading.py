@@ -39,7 +39,7 @@ from bottega.gateway.config.settings import (
     reject_secrets,
     sample_url,
 )
-from bottega.gateway.experiments import is_variant, read_variant
+from bottega.gateway.experiments import has_only_variant_options, read_variant
 from bottega.gateway.requests import has_port
 from bottega.naming import COMPLETIONS, REMOTE
 from bottega.openai_api.errors import ApiError
@@ -301,7 +301,7 @@ def _check_experiment(config: Config, path: SettingPath) -> None:
             variants.append(read_variant(text, tier_of_model(config.tiers)))
         except ApiError as error:
             raise (path / name).error(str(error), hint=error.hint) from error
-        if not is_variant(variants[-1]):
+        if not has_only_variant_options(variants[-1]):
             raise (path / name).error(
                 f"must not set namespace, no-store or no-replay, got {text!r}",
                 hint="use route, shots, master-rate and no-retrieve",

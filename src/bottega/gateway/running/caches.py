@@ -25,7 +25,7 @@ from bottega.errors import (
 from bottega.gateway.accounting.ledger import Ledger, Shadow
 from bottega.gateway.config.settings import Config, RouteSettings
 from bottega.gateway.decode_budget import (
-    BudgetedKeeper,
+    BudgetedExampleWriter,
     BudgetedRetriever,
     DecodeBudget,
     FairSemaphore,
@@ -237,7 +237,7 @@ class NamespaceOpener:
             max_characters=config.cache.max_characters,
             tag=self._tagger(),
         )
-        keeper = BudgetedKeeper(recorder, self.decoding, self.metrics.store.time)
+        writer = BudgetedExampleWriter(recorder, self.decoding, self.metrics.store.time)
         # Shared by the router and the demonstrations: one search for both.
         found = self._search(base)
         for tier in self.tier_set.tiers:
@@ -246,7 +246,7 @@ class NamespaceOpener:
         example = partial(_example, base)
         if not config.shadow.rate:
             return Tenant(
-                pipeline, keeper, stored_tiers, best=found.best, example=example, embed=base.embed
+                pipeline, writer, stored_tiers, best=found.best, example=example, embed=base.embed
             )
         gate = self._gate(namespace)
         shadow = ShadowSampler(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
@@ -261,7 +261,7 @@ class NamespaceOpener:
         gated = replace(pipeline, rerank=GatedReranker(pipeline.rerank, gate.shows))
         return Tenant(
             gated if config.shadow.gate else pipeline,
-            keeper,
+            writer,
             stored_tiers,
             shadow,
             ungated=pipeline,

@@ -303,9 +303,9 @@ class GatewayServer:
         if record.in_ledger:
             return
         record.in_ledger = True
-        self.ledger.note(entry)
-        if record.hold is not None:  # after the entry: the cost must always count somewhere
-            record.hold.release()
+        self.ledger.record(entry)
+        if record.reservation is not None:  # after the entry: the cost must always count somewhere
+            record.reservation.release()
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None]:

@@ -16,9 +16,9 @@ from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import (
     ROUNDING,
     BudgetError,
-    Hold,
     Limiter,
     LimitsUnavailableError,
+    Reservation,
     budget_reserved,
     budget_spent,
 )
@@ -50,7 +50,7 @@ class LimitRequest(NamedTuple):
 
     account: Account
     month: str
-    hold: str = ""
+    reservation: str = ""
     paid: float = 0.0
     usd: float | None = None
 
@@ -59,7 +59,7 @@ class Renewal(NamedTuple):
     """Reservation of a running request, in US dollars with the cost of its calls so far."""
 
     account: str
-    hold: str
+    reservation: str
     usd: float
 
 
@@ -71,13 +71,13 @@ class LimitStore(Protocol):
         reservation."""
         ...
 
-    async def settle(self, account: str, month: str, hold: str, spent: float, /) -> None:
+    async def settle(self, account: str, month: str, reservation: str, spent: float, /) -> None:
         """End a reservation whose cost is committed. `spent` is the account's committed spending,
         including this cost. Spending only grows, so the store keeps the largest value, and a value
         that arrives late or twice changes nothing."""
         ...
 
-    async def renew(self, holds: Sequence[Renewal], /) -> None: ...
+    async def renew(self, reservations: Sequence[Renewal], /) -> None: ...
 
 
 class SharedLimiter(Limiter):
@@ -89,9 +89,9 @@ class SharedLimiter(Limiter):
     ) -> None:
         self._store, self._ledger, self._clock = store, ledger, clock
         self._owner, self._count = token_hex(8), 0
-        self._holds: dict[str, Hold] = {}
-        self._ids: dict[Hold, str] = {}
-        self._releases: dict[Hold, asyncio.Task[None]] = {}
+        self._reservations: dict[str, Reservation] = {}
+        self._ids: dict[Reservation, str] = {}
+        self._releases: dict[Reservation, asyncio.Task[None]] = {}
         self._outage = OutageLog(log)
 
     async def admit(self, account: Account) -> float | None:
@@ -100,39 +100,41 @@ class SharedLimiter(Limiter):
         verdict = await self._decide(LimitRequest(account, self._month()))
         return verdict.seconds if verdict.kind == "wait" else None
 
-    async def reserve(self, hold: Hold, usd: float) -> None:
-        if hold.account.usd_per_month is None:
+    async def reserve(self, reservation: Reservation, usd: float) -> None:
+        if reservation.account.usd_per_month is None:
             return
-        self._ledger.with_budgets.add(hold.account.id)
+        self._ledger.with_budgets.add(reservation.account.id)
         # Before the first await, so a reservation ends even if its caller is cancelled.
-        id = self._id(hold)
-        hold.reserved = usd
+        id = self._id(reservation)
+        reservation.reserved = usd
         try:
-            await self._decide(LimitRequest(hold.account, self._month(), id, hold.paid, usd))
+            await self._decide(
+                LimitRequest(reservation.account, self._month(), id, reservation.paid, usd)
+            )
         except BaseException:
-            hold.reserved = 0.0
+            reservation.reserved = 0.0
             raise
-        self._holds[id] = hold
+        self._reservations[id] = reservation
 
-    def release(self, hold: Hold) -> None:
+    def release(self, reservation: Reservation) -> None:
         """End the reservation in the background, once the ledger entry is durable."""
-        if hold in self._ids and hold not in self._releases:
-            task = asyncio.get_running_loop().create_task(self._settle(hold))
-            self._releases[hold] = task
-            task.add_done_callback(lambda _: self._releases.pop(hold, None))
+        if reservation in self._ids and reservation not in self._releases:
+            task = asyncio.get_running_loop().create_task(self._settle(reservation))
+            self._releases[reservation] = task
+            task.add_done_callback(lambda _: self._releases.pop(reservation, None))
 
-    def release_task(self, hold: Hold | None) -> asyncio.Task[None] | None:
+    def release_task(self, reservation: Reservation | None) -> asyncio.Task[None] | None:
         """Return the task that ends the reservation, None without one."""
-        return None if hold is None else self._releases.get(hold)
+        return None if reservation is None else self._releases.get(reservation)
 
     async def renew(self) -> None:
         """Renew the reservations of this process. Raises `StoreError`."""
-        held = [Renewal(one.account.id, id, one.usd) for id, one in self._holds.items()]
+        held = [Renewal(one.account.id, id, one.usd) for id, one in self._reservations.items()]
         if not held:
             return
         await self._store.renew(held)
         for account, id, _ in held:
-            if id not in self._holds:  # it has ended, and the renewal may have recreated it
+            if id not in self._reservations:  # it has ended, and the renewal may have recreated it
                 await self._store.settle(account, self._month(), id, 0.0)
 
     async def aclose(self) -> None:
@@ -142,11 +144,11 @@ class SharedLimiter(Limiter):
         for task in list(self._releases.values()):
             task.cancel()
 
-    def _id(self, hold: Hold) -> str:
-        if hold not in self._ids:
+    def _id(self, reservation: Reservation) -> str:
+        if reservation not in self._ids:
             self._count += 1
-            self._ids[hold] = f"{self._owner}-{self._count}"
-        return self._ids[hold]
+            self._ids[reservation] = f"{self._owner}-{self._count}"
+        return self._ids[reservation]
 
     def _month(self) -> str:
         return self._ledger.month_at(self._clock())
@@ -179,16 +181,16 @@ class SharedLimiter(Limiter):
         self._outage.ended("the limits of keys can be checked again")
         return found
 
-    async def _settle(self, hold: Hold) -> None:
+    async def _settle(self, reservation: Reservation) -> None:
         """Commit the entry, retrying until it is durable, then end the reservation. If ending it
         fails, the reservation expires."""
         while True:
             if await self._ledger.durable() is None:
                 break
             await asyncio.sleep(SETTLE_SECONDS)
-        id = self._ids.pop(hold)
-        self._holds.pop(id, None)  # from here on it is not renewed
-        account = hold.account.id
+        id = self._ids.pop(reservation)
+        self._reservations.pop(id, None)  # from here on it is not renewed
+        account = reservation.account.id
         spent = self._ledger.committed_this_month(account)
         try:
             await self._store.settle(account, self._month(), id, spent)

@@ -31,7 +31,7 @@ class PostgresLimits:
             budget,
             None if budget is None else with_tolerance(budget),
             request.month,
-            request.hold,
+            request.reservation,
             request.paid,
             request.usd,
             LEASE_SECONDS,
@@ -39,13 +39,13 @@ class PostgresLimits:
         )
         return Verdict(*rows[0])
 
-    async def settle(self, account: str, month: str, hold: str, spent: float, /) -> None:
+    async def settle(self, account: str, month: str, reservation: str, spent: float, /) -> None:
         await self._pool.execute(
-            "DELETE FROM gateway_holds WHERE account = $1 AND id = $2", account, hold
+            "DELETE FROM gateway_holds WHERE account = $1 AND id = $2", account, reservation
         )
 
-    async def renew(self, holds: Sequence[Renewal], /) -> None:
-        accounts, ids, costs = zip(*sorted(holds), strict=True)
+    async def renew(self, reservations: Sequence[Renewal], /) -> None:
+        accounts, ids, costs = zip(*sorted(reservations), strict=True)
         await self._pool.execute(
             "INSERT INTO gateway_holds SELECT one.*, extract(epoch FROM clock_timestamp()) + $4"
             " FROM unnest($1::text[], $2::text[], $3::double precision[]) AS one"

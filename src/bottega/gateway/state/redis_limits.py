@@ -24,7 +24,7 @@ MAX_SEEDS = 4
 # Fields: tokens and refilled (ms), month, spent and ready (ms), known, and h:ID = "usd expires".
 DECIDE = """
 local rpm, budget, tolerated = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local month, hold, paid = ARGV[4], ARGV[5], tonumber(ARGV[6])
+local month, reservation, paid = ARGV[4], ARGV[5], tonumber(ARGV[6])
 local wanted, lease, kept = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -36,7 +36,7 @@ for i = 1, #fields, 2 do
         if tonumber(expires) <= now then
             lapsed = true
             redis.call('HDEL', KEYS[1], name)
-        elseif name ~= 'h:' .. hold then
+        elseif name ~= 'h:' .. reservation then
             others = others + tonumber(usd)
         end
     else
@@ -56,7 +56,7 @@ if budget >= 0 then
     if wanted >= 0 then
         if others > 0 and spent + others + wanted > tolerated then return {'reserved', '0'} end
         local value = string.format('%.17g %.0f', paid + wanted, now + lease)
-        redis.call('HSET', KEYS[1], 'h:' .. hold, value)
+        redis.call('HSET', KEYS[1], 'h:' .. reservation, value)
     end
 end
 local wait = 0
@@ -150,7 +150,7 @@ class RedisLimits:
             -1 if budget is None else budget,
             -1 if budget is None else with_tolerance(budget),
             request.month,
-            request.hold,
+            request.reservation,
             request.paid,
             -1 if request.usd is None else request.usd,
             LEASE_SECONDS * 1000,
@@ -163,13 +163,13 @@ class RedisLimits:
             await self._seed_from_ledger(account.id, request.month)
         return Verdict("grace", GRACE_SECONDS)  # reservations keep expiring: try again later
 
-    async def settle(self, account: str, month: str, hold: str, spent: float, /) -> None:
-        await self._settle([_key(account)], [month, hold, spent])
+    async def settle(self, account: str, month: str, reservation: str, spent: float, /) -> None:
+        await self._settle([_key(account)], [month, reservation, spent])
 
-    async def renew(self, holds: Sequence[Renewal], /) -> None:
+    async def renew(self, reservations: Sequence[Renewal], /) -> None:
         by_account: dict[str, list[str | float]] = {}
-        for account, hold, usd in holds:
-            by_account.setdefault(account, []).extend((hold, usd))
+        for account, reservation, usd in reservations:
+            by_account.setdefault(account, []).extend((reservation, usd))
         lease = int(LEASE_SECONDS * 1000)
         renewals = (self._renew([_key(one)], [lease, *held]) for one, held in by_account.items())
         await asyncio.gather(*renewals)

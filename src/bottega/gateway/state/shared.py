@@ -82,7 +82,7 @@ class SharedState:
         """Wait until the record's ledger entry is durable and its reservation has ended, at most
         `COMMIT_SECONDS`. After that, the entry stays in memory and the reservation counts until it
         is written."""
-        ended = self.limiter.release_task(record.hold) or self._ledger.durable()
+        ended = self.limiter.release_task(record.reservation) or self._ledger.durable()
         await asyncio.wait([ended], timeout=0 if self._ledger.is_failing else COMMIT_SECONDS)
 
     def invalidate_all(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from bottega._util.tracing import Attributes, Tracer, using
+from bottega._util.tracing import Attributes, Tracer, use_tracer
 from bottega.gateway.ports import RequestRecord, Scope
 
 Measure = Callable[[RequestRecord, Scope, Mapping[str, str]], AbstractContextManager[None]]
@@ -41,7 +41,7 @@ class RequestSpans:
             "bottega.client_request_id": record.client_request_id or None,
         }
         with (
-            using(self.tracer),
+            use_tracer(self.tracer),
             self.tracer.request_span(f"POST {path}", attributes, headers) as span,
         ):
             record.trace_id = span.trace_id
