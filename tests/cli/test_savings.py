@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from bottega.gateway.accounting.ledger import Entry, Ledger, Shadow
+from bottega.gateway.accounting.ledger import Entry, Ledger, ShadowSample
 from tests.cli.conftest import Run
 
 MOMENT = datetime(2023, 11, 14, 12).timestamp()  # local: the command prints local dates
@@ -21,7 +21,7 @@ def write_ledger(folder: Path) -> None:
         ledger.record(entry)
     for _ in range(20):
         ledger.record(Entry(MOMENT, "r", "k", "b", "master", "m", "replayed"))
-    ledger.record_shadow(Shadow(MOMENT, "r", "a", 0.9, 1.0, 0.0))
+    ledger.record_shadow(ShadowSample(MOMENT, "r", "a", 0.9, 1.0, 0.0))
     ledger.close()
 
 

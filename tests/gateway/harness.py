@@ -22,7 +22,7 @@ from bottega.gateway.asgi import App, ChatEndpoint
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer, Fallback
 from bottega.gateway.finalization import Finalizer, ShadowRunner
-from bottega.gateway.ports import RequestRecord, Served, Tenant, TierCapabilities, Upstream
+from bottega.gateway.ports import RequestRecord, ServedTier, Tenant, TierCapabilities, Upstream
 from bottega.gateway.requests import Fetch, Limits
 from bottega.gateway.response_cache import BodyCache, ReplyCache
 from bottega.gateway.response_store import ResponseStore
@@ -136,7 +136,7 @@ def harness(
         for i, (name, part) in enumerate(parts.items())
     ]
     served = [
-        Served(
+        ServedTier(
             tier,
             LocalUpstream(part) if hasattr(part, "generate") else part,  # type: ignore[arg-type]
             (capabilities or {}).get(tier.name, TierCapabilities()),

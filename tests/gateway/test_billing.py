@@ -11,7 +11,7 @@ import pytest
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, LocalLimiter, TokenEstimates
 from bottega.gateway.calls import Bill, allowed_output
-from bottega.gateway.ports import RequestRecord, Served, TierCapabilities, UpstreamCall
+from bottega.gateway.ports import RequestRecord, ServedTier, TierCapabilities, UpstreamCall
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import parse_request
 from bottega.protocols import Tier
@@ -37,7 +37,7 @@ def bill() -> Bill:
 
 
 def call(**fields: Any) -> UpstreamCall:
-    return UpstreamCall(Served(TIER, LateUpstream(), output_tokens=1000), fields)
+    return UpstreamCall(ServedTier(TIER, LateUpstream(), output_tokens=1000), fields)
 
 
 def reserved(bill: Bill, **fields: Any) -> float:
@@ -141,7 +141,7 @@ def test_text_outside_ascii_does_not_raise_the_bills_of_abandoned_calls() -> Non
 
 @pytest.mark.parametrize(("context", "tokens"), [(None, 1000), (500, 500), (5000, 1000)])
 def test_output_is_limited_by_the_context(context: int | None, tokens: int) -> None:
-    served = Served(TIER, LateUpstream(), TierCapabilities(context=context), output_tokens=1000)
+    served = ServedTier(TIER, LateUpstream(), TierCapabilities(context=context), output_tokens=1000)
     assert allowed_output(UpstreamCall(served, {})) == tokens
     assert allowed_output(UpstreamCall(served, {"n": 3})) == 3 * tokens
     assert allowed_output(UpstreamCall(served, {"max_tokens": 10})) == 10
@@ -153,7 +153,7 @@ def test_output_is_limited_by_the_context(context: int | None, tokens: int) -> N
 
 
 def test_output_is_limited_by_the_tier() -> None:
-    served = Served(TIER, LateUpstream(), max_tokens=50)
+    served = ServedTier(TIER, LateUpstream(), max_tokens=50)
     assert allowed_output(UpstreamCall(served, {"n": 2}), 2000) == 100
     assert allowed_output(UpstreamCall(served, {"max_tokens": 70})) == 70
 

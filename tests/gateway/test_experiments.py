@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from bottega.cli.app import app
 from bottega.errors import NotFoundError, SettingError
 from bottega.gateway.accounting.accounts import Account, Accounts
-from bottega.gateway.accounting.database import FILE, Shadow
+from bottega.gateway.accounting.database import FILE, ShadowSample
 from bottega.gateway.accounting.experiment_report import experiment_report
 from bottega.gateway.accounting.feedback import Feedback, add_feedback
 from bottega.gateway.accounting.ledger import Entry, Ledger
@@ -189,7 +189,7 @@ def test_report_compares_variants(ledger: Ledger) -> None:
         ledger.record(replace(entry, seconds=1.0, variant=f"x:{name}", status=status))
         ledger.record(Entry(*common, "large", "m", "shadow", cost_usd=0.1))
         agrees = 0.9 if name == "b" else 0.2
-        ledger.record_shadow(Shadow(time, f"r{number}", "ns", 0.5, agrees, 0.0))
+        ledger.record_shadow(ShadowSample(time, f"r{number}", "ns", 0.5, agrees, 0.0))
         if number % 3 == 0:
             ledger.flush()
             rating = float(name == "b")

@@ -15,7 +15,7 @@ import pytest
 from bottega.errors import StoreError
 from bottega.gateway.accounting import pending_rows
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.database import Batch, EntryFile, Shadow
+from bottega.gateway.accounting.database import EntryFile, LedgerBatch, ShadowSample
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
@@ -45,7 +45,7 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
         0.05,
     )
     ledger.record(whole)
-    ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
+    ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.flush()
     row = ledger.read("SELECT * FROM entries")[0]
     assert row[:15] == (*(getattr(whole, n) for n in Entry.__slots__[:13]), 0.05, 0.75)
@@ -111,7 +111,7 @@ def test_spending_that_is_being_written_counts(
     written = ledger._file.write
     during: list[float] = []
 
-    def write(batch: Batch) -> None:
+    def write(batch: LedgerBatch) -> None:
         during.append(ledger.spent_this_month("a"))
         written(batch)
         during.append(ledger.spent_this_month("a"))
@@ -131,7 +131,7 @@ def test_spending_during_a_failed_write_is_kept(
     written = ledger._file.write
     failures = [StoreError("no space left")]
 
-    def write(batch: Batch) -> None:
+    def write(batch: LedgerBatch) -> None:
         if failures:
             ledger.record(entry(cost=0.25))  # another request ends meanwhile
             raise failures.pop()
@@ -251,7 +251,7 @@ def test_commits_do_not_wait_for_the_disk(file: Path) -> None:
 # After some errors (a full disk) SQLite itself ends the transaction, after others it does not.
 @pytest.mark.parametrize("failure", ["ABORT", "ROLLBACK"])
 def test_failed_write_keeps_nothing_and_can_be_repeated(file: Path, failure: str) -> None:
-    batch = Batch([entry()], [Shadow(0.0, "r", "ns", 0.5, 1.0, 0.0)])
+    batch = LedgerBatch([entry()], [ShadowSample(0.0, "r", "ns", 0.5, 1.0, 0.0)])
     writer = EntryFile(file, create=True)
     other = sqlite3.connect(file, isolation_level=None)
     other.execute(
@@ -287,7 +287,7 @@ def test_pruning_keeps_monthly_spending(file: Path) -> None:
     ledger = Ledger(file, clock=lambda: NOVEMBER)
     for day in range(12):
         ledger.record(replace(entry(cost=1.0), time=NOVEMBER - day * 86_400.0))
-        ledger.record_shadow(Shadow(NOVEMBER - day * 86_400.0, "r", "ns", 0.5, 1.0, 1.0))
+        ledger.record_shadow(ShadowSample(NOVEMBER - day * 86_400.0, "r", "ns", 0.5, 1.0, 1.0))
     ledger.flush()
     assert ledger.prune(5.5) == 12
     assert (count(file), count(file, "shadows")) == (6, 6)
@@ -316,8 +316,8 @@ def test_gates_keep_their_state(file: Path) -> None:
 
 WRITER = """
 import sys, time
-from bottega.gateway.accounting.database import Batch
-from bottega.gateway.accounting.ledger import Entry, Ledger, Shadow
+from bottega.gateway.accounting.database import LedgerBatch
+from bottega.gateway.accounting.ledger import Entry, Ledger, ShadowSample
 ledger = Ledger(sys.argv[1])
 number = 0
 while True:

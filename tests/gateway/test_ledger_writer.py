@@ -12,8 +12,8 @@ import pytest
 
 from bottega.errors import StoreError
 from bottega.gateway.accounting import pending_rows
-from bottega.gateway.accounting.database import Batch, EntryFile
-from bottega.gateway.accounting.ledger import Ledger, Shadow
+from bottega.gateway.accounting.database import EntryFile, LedgerBatch
+from bottega.gateway.accounting.ledger import Ledger, ShadowSample
 from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
 __all__ = ["file", "ledger"]  # fixtures
@@ -136,7 +136,7 @@ def test_shadows_that_cannot_be_written_count_as_lost(ledger: Ledger, file: Path
     limit_pages(ledger, 1)
     for number in range(500):
         ledger.record(entry(number))
-        ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
+        ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.close()
     assert ledger.lost == 1000
     ledger._file = Ledger(file)._file  # closed again by the fixture
@@ -149,14 +149,14 @@ def test_overflow_drops_the_oldest_rows_of_each_kind(
     monkeypatch.setattr(ledger._writer, "seconds", 60.0)
     with monkeypatch.context() as patch:
 
-        def fail(self: EntryFile, batch: Batch) -> None:
+        def fail(self: EntryFile, batch: LedgerBatch) -> None:
             raise StoreError("no room", hint="free some")
 
         patch.setattr(EntryFile, "write", fail)
         for number in range(5):
             ledger.record(entry(number))
         for number in range(4):
-            ledger.record_shadow(Shadow(float(number), "r", "ns", 0.9, 1.0, 0.0))
+            ledger.record_shadow(ShadowSample(float(number), "r", "ns", 0.9, 1.0, 0.0))
         with pytest.raises(StoreError):
             ledger.flush()
     assert ledger.lost == 3

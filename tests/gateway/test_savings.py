@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from bottega.gateway.accounting import savings as savings_module
-from bottega.gateway.accounting.ledger import Entry, Ledger, Shadow, State
+from bottega.gateway.accounting.ledger import Entry, Ledger, ShadowSample, State
 from bottega.gateway.accounting.savings import Savings, SavingsReader, savings
 
 
@@ -192,8 +192,10 @@ def test_master_can_have_another_name(ledger: Ledger) -> None:
 
 def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
     for number in range(40):
-        ledger.record_shadow(Shadow(1000.0, "r", "a", 0.9, float(number < 36), float(number < 28)))
-    ledger.record_shadow(Shadow(1000.0, "r", "b", 0.9, 0.0, 1.0))
+        ledger.record_shadow(
+            ShadowSample(1000.0, "r", "a", 0.9, float(number < 36), float(number < 28))
+        )
+    ledger.record_shadow(ShadowSample(1000.0, "r", "b", 0.9, 0.0, 1.0))
     note(ledger, "master")
     agreement = savings_of(ledger, "a").agreement
     assert agreement is not None
@@ -211,7 +213,7 @@ def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
 
 
 def test_one_sample_has_a_wide_interval(ledger: Ledger) -> None:
-    ledger.record_shadow(Shadow(1000.0, "r", "a", 0.9, 1.0, 1.0))
+    ledger.record_shadow(ShadowSample(1000.0, "r", "a", 0.9, 1.0, 1.0))
     agreement = savings_of(ledger).agreement
     assert agreement is not None
     assert agreement.with_demonstrations.low is not None

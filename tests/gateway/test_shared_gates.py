@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from bottega.gateway.accounting.database import Shadow
+from bottega.gateway.accounting.database import ShadowSample
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.state.gates import SharedGates
 from bottega.routing import BenefitGate
@@ -46,7 +46,7 @@ def ledgers(database: str) -> Iterator[list[Ledger]]:
 
 
 def record(ledger: Ledger, sample: PairedSample, namespace: str = "a") -> None:
-    ledger.record_shadow(Shadow(0.0, "r", namespace, *sample))
+    ledger.record_shadow(ShadowSample(0.0, "r", namespace, *sample))
     ledger.flush()
 
 

@@ -19,7 +19,7 @@ import pytest
 from bottega._util.postgres import PostgresPool
 from bottega.errors import NotFoundError, StoreError
 from bottega.gateway.accounting.accounts import POLL_SECONDS, Accounts
-from bottega.gateway.accounting.database import AccountMonth, Shadow, month_of
+from bottega.gateway.accounting.database import AccountMonth, ShadowSample, month_of
 from bottega.gateway.accounting.ledger import Entry, Ledger, State
 from bottega.gateway.accounting.migrations import GATEWAY_TABLES
 from bottega.gateway.accounting.savings import savings
@@ -83,7 +83,9 @@ def fill(ledger: Ledger, number: int = 300) -> None:
     for one in entries(number):
         ledger.record(one)
     for i in range(40):
-        ledger.record_shadow(Shadow(NOW - i * DAY, str(i), "ab"[i % 2], 0.5, i % 2, i % 3 / 2))
+        ledger.record_shadow(
+            ShadowSample(NOW - i * DAY, str(i), "ab"[i % 2], 0.5, i % 2, i % 3 / 2)
+        )
     ledger.flush()
 
 
@@ -132,7 +134,7 @@ def test_concurrent_claims_respect_the_limit(accounts: Accounts, location: str) 
 def test_rows_are_stored(ledger: Ledger) -> None:
     whole = replace(entries(1)[0], cost_usd=0.25, similarity=0.5)
     ledger.record(whole)
-    ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
+    ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.set_gate("ns", "{}")
     ledger.set_repeat("key", "example")
     ledger.flush()
@@ -308,7 +310,7 @@ def test_batch_that_is_sent_twice_counts_once(database: str) -> None:
 
         ledger._file.write = write_and_fail  # type: ignore[method-assign]
         ledger.record(replace(entry(1, 0.5, "x"), time=NOW))
-        ledger.record_shadow(Shadow(6.0, "r", "ns", 0.9, 1.0, 0.0))
+        ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0))
         with pytest.raises(StoreError):
             ledger.flush()
         ledger.record(replace(entry(2, 0.25, "x"), time=NOW))

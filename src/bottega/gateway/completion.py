@@ -43,7 +43,7 @@ from bottega.gateway.calls import (
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.drafts import SEND
 from bottega.gateway.errors import MisconfiguredError, unsupported_request
-from bottega.gateway.ports import RequestRecord, Served, Tenant, UpstreamCall
+from bottega.gateway.ports import RequestRecord, ServedTier, Tenant, UpstreamCall
 from bottega.gateway.reasoning import (
     HiddenChunks,
     Trim,
@@ -147,7 +147,7 @@ class Completer:
     has left may take another `finish_seconds`: it costs the same, and its reply reports the usage.
     """
 
-    served: Sequence[Served]
+    served: Sequence[ServedTier]
     data_url: DataUrl
     random: random.Random = field(default_factory=random.Random)
     warn: WarningLogger = field(default_factory=WarningLogger)
@@ -246,7 +246,7 @@ class Completer:
         completion = completed.completions[chosen]
         return ChatCompletion(payload, completed.model, (completion,), completed.usage)
 
-    async def tier_order(self, job: ChatJob) -> list[Served]:
+    async def tier_order(self, job: ChatJob) -> list[ServedTier]:
         """Return the tiers to try: the routed one, then more expensive ones, then cheaper ones; a
         tier that the client named is the only one. Raises `ApiError` if none supports the request.
         """
@@ -260,7 +260,7 @@ class Completer:
         capabilities = [served.capabilities for served in order]
         raise unsupported_request(job.request, capabilities, routed if is_named else "")
 
-    def _may_replace(self, job: ChatJob, failed: Served, other: Served) -> bool:
+    def _may_replace(self, job: ChatJob, failed: ServedTier, other: ServedTier) -> bool:
         # A client can make a tier fail, so a fallback must not reach the master either.
         if job.query is None and not job.may_use_master and other is self.served[-1]:
             return False
@@ -330,17 +330,17 @@ class _JobSteps(Generic[Outcome]):
         send: Callable[[ChatJob, UpstreamCall], Awaitable[Outcome]],
     ) -> None:
         self._completer, self._job, self._send = completer, job, send
-        self._waiting: list[Served] = []
+        self._waiting: list[ServedTier] = []
         self._call: UpstreamCall | None = None
         self._without_examples = False
         self.dismissed: list[ChatResult] = []
         self.failed: list[str] = []
 
-    async def route(self) -> Served:
+    async def route(self) -> ServedTier:
         self._waiting = await self._completer.tier_order(self._job)
         return self._waiting.pop(0)
 
-    async def demonstrations(self, served: Served) -> list[Candidate]:
+    async def demonstrations(self, served: ServedTier) -> list[Candidate]:
         """Return the demonstrations for this tier, none if they cannot be found."""
         query, overrides, tier = self._job.query, self._job.overrides, served.tier
         if self._without_examples or query is None or not overrides.retrieve:
@@ -357,7 +357,7 @@ class _JobSteps(Generic[Outcome]):
                 self._completer.warn("no demonstrations", error)
             return []
 
-    async def generate(self, served: Served, shown: list[Candidate]) -> Outcome:
+    async def generate(self, served: ServedTier, shown: list[Candidate]) -> Outcome:
         self._call = None  # an error before the call has no tier to replace
         job, kept = self._job, fitting(shown, self._job.request, served.capabilities)
         prompt: Prompt | None = None
@@ -393,7 +393,7 @@ class _JobSteps(Generic[Outcome]):
         count = len(job.request.messages[-1].images)
         return replace(job.query.query, images=images[len(images) - count :])
 
-    async def recover(self, served: Served, error: BottegaError) -> Served:
+    async def recover(self, served: ServedTier, error: BottegaError) -> ServedTier:
         call = self._call
         if call is None or not isinstance(error, GenerationError | SettingError):
             raise error
@@ -420,7 +420,7 @@ class _JobSteps(Generic[Outcome]):
             raise error
         return self._waiting.pop(0)
 
-    async def escalate(self, outcome: Outcome) -> Served | None:
+    async def escalate(self, outcome: Outcome) -> ServedTier | None:
         job, query = self._job, self._job.query
         if not isinstance(outcome, ChatResult) or query is None or not job.escalates:
             return None

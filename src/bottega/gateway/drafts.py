@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 
 from bottega.errors import GenerationError
-from bottega.gateway.ports import Served, UpstreamCall
+from bottega.gateway.ports import ServedTier, UpstreamCall
 from bottega.openai_api.fields import DataUrl, messages_json
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
@@ -21,7 +21,7 @@ SEND: ContextVar[SendDraft] = ContextVar("send_draft")
 class DraftGenerator:
     """Generator that calls a tier within the current request, whose bill includes the draft."""
 
-    def __init__(self, served: Served, data_url: DataUrl) -> None:
+    def __init__(self, served: ServedTier, data_url: DataUrl) -> None:
         self._served = served
         self._data_url = data_url
         self.name = served.name

@@ -14,7 +14,7 @@ from bottega.errors import BottegaError, GenerationError
 from bottega.gateway.accounting.limiter import BudgetError, TokenEstimates
 from bottega.gateway.calls import Bill, answer_text, fitting
 from bottega.gateway.completion import ChatJob, ChatResult, Completer, TenantQuery
-from bottega.gateway.ports import RequestRecord, Served, UpstreamCall
+from bottega.gateway.ports import RequestRecord, ServedTier, UpstreamCall
 from bottega.gateway.response_cache import CachedReply, ReplyCache, is_repeatable
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
@@ -237,7 +237,7 @@ class ShadowRunner:
         if pair is not None:
             self.measured(job.record, max(one.score for one in found), pair)
 
-    async def _ask(self, job: ChatJob, served: Served, shown: Sequence[Candidate]) -> str:
+    async def _ask(self, job: ChatJob, served: ServedTier, shown: Sequence[Candidate]) -> str:
         """Return an answer that no client waits for, with a ledger entry of its own."""
         record = RequestRecord(job.record.request_id, account=job.record.account)
         record.namespace, record.state = job.record.namespace, "shadow"

@@ -67,7 +67,7 @@ class Upstream(Protocol):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedTier:
     """A tier as the gateway calls it. `asks` are fields that report the confidence of an answer,
     such as `logprobs` or `n`, sent where the answer may escalate. `extra` are the operator's
     fields, which override the client's. A request without a token limit gets `max_tokens`; if that
@@ -97,7 +97,7 @@ class UpstreamCall:
     the client left before the reply. With `reasons` the reply contains reasoning, of which the
     client gets the final answer alone; `rationale` is the rest."""
 
-    served: Served
+    served: ServedTier
     body: Body
     shown: tuple[Candidate, ...] = ()
     prompt: Prompt | None = None

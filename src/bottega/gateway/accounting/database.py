@@ -76,7 +76,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Shadow:
+class ShadowSample:
     """Shadow sample: the agreement of an answer with the master's, from 0 to 1, with and without
     demonstrations."""
 
@@ -90,12 +90,12 @@ class Shadow:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LedgerBatch:
     """Rows for one transaction. `spent` is the cost of the entries in US dollars, by month and
     account."""
 
     entries: Sequence[Entry] = ()
-    shadows: Sequence[Shadow] = ()
+    shadows: Sequence[ShadowSample] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
     spent: Mapping[AccountMonth, float] = field(default_factory=dict)
     lost: int = 0
@@ -118,7 +118,7 @@ class EntryFile:
     def new_id(self) -> str:
         return ""
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: LedgerBatch) -> None:
         """Write the batch in one transaction."""
         entries = [entry_row(entry) for entry in batch.entries]
         shadows = [shadow_row(shadow) for shadow in batch.shadows]
@@ -252,7 +252,7 @@ def entry_row(entry: Entry) -> tuple[Value, ...]:
     )
 
 
-def shadow_row(shadow: Shadow) -> tuple[Value, ...]:
+def shadow_row(shadow: ShadowSample) -> tuple[Value, ...]:
     return (
         shadow.time,
         text_of(shadow.request_id),

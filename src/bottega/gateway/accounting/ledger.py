@@ -18,11 +18,11 @@ from bottega._util.postgres import PostgresPool, is_postgres_url
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.database import (
     AccountMonth,
-    Batch,
     Entry,
     EntryFile,
+    LedgerBatch,
     Row,
-    Shadow,
+    ShadowSample,
     State,
     Value,
     dollars,
@@ -32,7 +32,7 @@ from bottega.gateway.accounting.database import (
 from bottega.gateway.accounting.pending_rows import PendingRows, WriteCallback
 from bottega.gateway.accounting.tables import EntryTables
 
-__all__ = ["Entry", "Ledger", "Shadow", "State"]
+__all__ = ["Entry", "Ledger", "ShadowSample", "State"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class EntryStore(Protocol):
         """Return the id of a new row, "" if rows need none."""
         ...
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: LedgerBatch) -> None:
         """Write the batch in one transaction."""
         ...
 
@@ -189,7 +189,7 @@ class Ledger:
         if (error := await self.durable()) is not None:
             raise error
 
-    def record_shadow(self, shadow: Shadow) -> None:
+    def record_shadow(self, shadow: ShadowSample) -> None:
         self._rows.add_shadow(replace(shadow, id=self._file.new_id()))
         self._writer.wake()
 
@@ -276,7 +276,7 @@ class Ledger:
             raise
         _end(waiters, None)
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: LedgerBatch) -> None:
         try:
             self._file.write(batch)
         except BaseException:
@@ -288,7 +288,7 @@ class Ledger:
         if accounts or self.tables is None:
             self._read_spending(accounts)
 
-    def _budget_accounts(self, batch: Batch) -> set[str]:
+    def _budget_accounts(self, batch: LedgerBatch) -> set[str]:
         """Return the accounts of a batch whose committed spending must be read. In PostgreSQL, the
         spending of other accounts is read when they are listed."""
         accounts = {account for _, account in batch.spent}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from bottega.gateway.accounting.database import AccountMonth, Batch, Entry, Shadow
+from bottega.gateway.accounting.database import AccountMonth, Entry, LedgerBatch, ShadowSample
 
 MAX_PENDING = 100_000
 WriteCallback = Callable[[BaseException | None], None]
@@ -22,7 +22,7 @@ class PendingRows:
         self.unsaved_lost = 0  # lost rows that the store does not count yet
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
-        self._shadows: list[Shadow] = []
+        self._shadows: list[ShadowSample] = []
         self._notes: dict[str, str] = {}
         self._writing_notes: Mapping[str, str] = {}
         self._waiters: list[WriteCallback] = []
@@ -39,7 +39,7 @@ class PendingRows:
                 key = (month, entry.account)
                 self._waiting[key] = self._waiting.get(key, 0.0) + usd
 
-    def add_shadow(self, shadow: Shadow) -> None:
+    def add_shadow(self, shadow: ShadowSample) -> None:
         with self._lock:
             self._shadows.append(shadow)
 
@@ -73,11 +73,11 @@ class PendingRows:
         with self._lock:
             self._stored.update(stored)
 
-    def take(self) -> tuple[Batch, Sequence[WriteCallback]]:
+    def take(self) -> tuple[LedgerBatch, Sequence[WriteCallback]]:
         with self._lock:
             waiters, self._waiters = self._waiters, []
             self._writing, self._writing_notes = self._waiting, self._notes
-            batch = Batch(
+            batch = LedgerBatch(
                 self._entries, self._shadows, self._notes, self._waiting, self.unsaved_lost
             )
             self._entries, self._shadows = [], []
@@ -92,7 +92,7 @@ class PendingRows:
             self._stored.update(stored)
             self._writing, self._writing_notes = {}, {}
 
-    def restore(self, batch: Batch) -> None:
+    def restore(self, batch: LedgerBatch) -> None:
         """Return a batch that could not be written to the pending rows."""
         with self._lock:
             entries, shadows = [*batch.entries, *self._entries], [*batch.shadows, *self._shadows]

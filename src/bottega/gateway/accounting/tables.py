@@ -14,7 +14,7 @@ from bottega._util.postgres import PostgresPool
 from bottega.gateway.accounting.database import (
     PRUNE_BATCH,
     AccountMonth,
-    Batch,
+    LedgerBatch,
     Row,
     Value,
     entry_row,
@@ -146,12 +146,16 @@ class EntryTables:
     def new_id(self) -> str:
         return f"{self._owner}-{next(self._numbers)}"
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: LedgerBatch) -> None:
         """Write the batch in one transaction."""
         self._pool.run(self.write_in(self._pool.pool, batch))
 
     async def write_in(
-        self, pool: PostgresPool, batch: Batch, month: str = "", accounts: Collection[str] = ()
+        self,
+        pool: PostgresPool,
+        batch: LedgerBatch,
+        month: str = "",
+        accounts: Collection[str] = (),
     ) -> dict[AccountMonth, float]:
         """Write the batch in one transaction, with a pool of the running event loop. Return the
         resulting spending of `accounts`, like `spent_since`. Entries are written last, because
@@ -268,7 +272,7 @@ def _insert(table: str, columns: dict[str, str], more: str) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) {more}"
 
 
-def _other_rows(batch: Batch) -> Iterator[tuple[str, Sequence[object]]]:
+def _other_rows(batch: LedgerBatch) -> Iterator[tuple[str, Sequence[object]]]:
     """Yield the statements that write everything but the entries."""
     if batch.notes:
         notes = sorted((text_of(name), text_of(value)) for name, value in batch.notes.items())

@@ -22,7 +22,7 @@ from bottega.errors import (
     NotFoundError,
     StoreError,
 )
-from bottega.gateway.accounting.ledger import Ledger, Shadow
+from bottega.gateway.accounting.ledger import Ledger, ShadowSample
 from bottega.gateway.config.settings import Config, RouteSettings
 from bottega.gateway.decode_budget import (
     BudgetedExampleWriter,
@@ -199,7 +199,9 @@ class NamespaceOpener:
         """Count and store a shadow sample, and the new state of a gate that is not shared."""
         namespace = record.namespace
         self.ledger.record_shadow(
-            Shadow(time.time(), record.request_id, namespace, similarity, pair.shown, pair.hidden)
+            ShadowSample(
+                time.time(), record.request_id, namespace, similarity, pair.shown, pair.hidden
+            )
         )
         (self.metrics.agreed if pair.shown >= AGREES else self.metrics.differed).inc()
         if self.shared_gates is None:

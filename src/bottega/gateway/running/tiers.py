@@ -14,7 +14,7 @@ from typing import Any
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, TierSettings
 from bottega.gateway.decode_budget import DecodeBudget
-from bottega.gateway.ports import Served, Tenant, TierCapabilities, Upstream
+from bottega.gateway.ports import ServedTier, Tenant, TierCapabilities, Upstream
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.gateway.upstreams import HttpUpstream, LocalUpstream, TimedUpstream
 from bottega.generation import OpenAIGenerator
@@ -40,7 +40,7 @@ class TierSet:
     """The tiers in `served`, cheapest first, with their prices. `secrets` must not appear in
     logs."""
 
-    served: tuple[Served, ...]
+    served: tuple[ServedTier, ...]
     prices: Pricer
     secrets: tuple[str, ...] = ()
     endpoints: Mapping[str, HttpUpstream] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class TierSet:
     def prepared(self, metrics: Metrics, decoding: DecodeBudget) -> TierSet:
         """Return a copy that reports calls and breaker states to the metrics and decodes images
         of local models within the shared budget."""
-        endpoints, served = dict[str, HttpUpstream](), list[Served]()
+        endpoints, served = dict[str, HttpUpstream](), list[ServedTier]()
         for one in self.served:
             if isinstance(one.upstream, LocalUpstream):
                 one.upstream.decoding = decoding
@@ -100,7 +100,7 @@ def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
 def pipeline_tiers(pipeline: Pipeline) -> TierSet:
     """Return the tiers of the user's pipeline with its prompts, sampling and prices."""
     served = tuple(
-        Served(
+        ServedTier(
             tier,
             LocalUpstream(tier.generator, sampling=tier.sampling or pipeline.sampling),
             TierCapabilities(tools=False),
@@ -132,7 +132,7 @@ def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str
     return environment[variable]
 
 
-def _served(tier: TierSettings, key: str, config: Config) -> Served:
+def _served(tier: TierSettings, key: str, config: Config) -> ServedTier:
     generator: Generator
     upstream: Upstream
     if tier.is_remote:
@@ -158,7 +158,7 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
     asks = REMOTE_CONFIDENCE_FIELDS if tier.is_remote else LOCAL_CONFIDENCE_FIELDS
     if config.route.samples is not None:
         asks = {"n": config.route.samples}
-    return Served(
+    return ServedTier(
         Tier(tier.name, generator, config.shots(tier)),
         upstream,
         TierCapabilities(tier.images, tier.takes_tools, tier.audio, tier.context, tier.image_urls),
@@ -178,7 +178,7 @@ def _prefixed_errors(setting: str) -> Iterator[None]:
         raise SettingError(f"{setting}: {error}", hint=error.hint) from error
 
 
-def price_overrides(config: Config, served: Sequence[Served]) -> dict[str, TokenPrice]:
+def price_overrides(config: Config, served: Sequence[ServedTier]) -> dict[str, TokenPrice]:
     """Return the configured prices by model name. Raises `SettingError` for two prices of one
     model."""
     given: dict[str, tuple[float, ...] | None] = {}
