@@ -1,9 +1,9 @@
-# The gateway. `serve` alone asks endpoints and embeds by "pixels"; `serve,local` adds torch, which the
-# embedders "dual" and "bundled" and the bundled models need.
+# The gateway. With `serve` alone it calls endpoints and embeds with "pixels" or "words"; `serve,local`
+# adds torch for the embedders "dual" and "bundled" and for the bundled models.
 FROM python:3.11.14-slim-bookworm AS built
 ARG EXTRAS=serve
-# PyPI's torch brings CUDA along; PyTorch's own index for CPU builds has one without. Put no password
-# into it: build arguments stay in the history of this stage.
+# PyPI's torch includes CUDA; PyTorch's index of CPU builds has one without. Do not put a password into
+# this URL: build arguments stay in the history of this stage.
 ARG PIP_EXTRA_INDEX_URL=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
@@ -12,7 +12,7 @@ COPY src src
 RUN python -m venv /venv && /venv/bin/pip install -c constraints.txt ".[${EXTRAS}]"
 
 FROM python:3.11.14-slim-bookworm
-# All that is written lies in /data, also the models that are downloaded.
+# Everything is written to /data, including downloaded models.
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp BOTTEGA_DATA=/data HF_HOME=/data/huggingface
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp bottega \
@@ -22,7 +22,7 @@ USER 10001:10001
 WORKDIR /etc/bottega
 VOLUME /data
 EXPOSE 8000
-# Whether it lives; whether requests may come is what a load balancer asks of /readyz.
+# The process is alive. Load balancers use /readyz to learn whether it accepts requests.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=2)"]
 ENTRYPOINT ["bottega"]

@@ -30,7 +30,7 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
-# The documentation site, into site/. A wrong link, or a page without a place in the navigation, fails.
+# Build the documentation site in site/. Broken links and pages missing from the navigation are errors.
 docs: $(VENV)/dev
 	$(BIN)/python -m docs.site
 
@@ -38,7 +38,7 @@ format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Trains both bundled models anew, on two cores, in about two hours (see training/README.md).
+# Train both bundled models again: about two hours on two cores (see training/README.md).
 models: $(VENV)/dev
 	$(BIN)/python -m training --work models-work
 

@@ -272,7 +272,7 @@ def test_sums_of_answers_and_of_samples_count_together(
     reader = SavingsReader(ledger, 0.0, None, "master")
     for most, values in ((4, costs), (3, [])):
         monkeypatch.setattr(savings_module, "MAX_EXACT_COSTS", most)
-        report = reader.costs()["a"]
+        report = reader.master_costs()["a"]
         assert sorted(report.values) == values
         assert (report.n, report.mean) == (4, 3.0)
         assert report.deviation == pytest.approx(3.5**0.5)
