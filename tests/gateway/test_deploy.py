@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, cast
 
@@ -66,6 +67,16 @@ def seconds(text: object) -> float:
 def services() -> dict[str, Any]:
     text = (DEPLOY / "compose.yaml").read_text("utf-8")
     return cast(dict[str, Any], yaml.safe_load(text)["services"])
+
+
+def test_images_contain_the_packages_of_their_embedder(services: dict[str, Any]) -> None:
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    chosen = services["gateway"]["build"]["args"]["EXTRAS"].split(",")
+    packages = {re.split(r"[\[>]", one)[0] for extra in chosen for one in extras[extra]}
+    configs = load_config(DEPLOY / "bottega.toml"), chart_config(render(CHART, "try"))
+    assert {config.cache.embed for config in configs} == {"words"}
+    assert packages >= {"tokenizers", "safetensors"}
 
 
 def test_the_chart_renders_its_objects() -> None:
