@@ -152,7 +152,7 @@ def test_question_of_an_apprentice_comes_from_the_client(endpoint: Server, tmp_p
     with gateway(tmp_path, endpoint) as (server, one):
         one.ask(1, model=SMALL)  # the cold start needs an answer
         reply = one.ask(5, model=SMALL)
-        with pytest.raises(openai.BadRequestError, match="not kept") as refused:
+        with pytest.raises(openai.BadRequestError, match="not stored") as refused:
             one.send(reply, correction="eight")
         assert refused.value.code == "question_not_kept"
         system = {"role": "system", "content": "Be short."}
@@ -204,7 +204,7 @@ def test_question_may_come_from_a_trace_of_one_turn(endpoint: Server, tmp_path: 
             time.sleep(0.01)
         id = one.send(single, correction="eight")["example"]
         assert server.tenants.base("").get(id).query.images == (solid_image(5),)
-        with pytest.raises(openai.BadRequestError, match="not kept"):
+        with pytest.raises(openai.BadRequestError, match="not stored"):
             one.send(several, correction="nine")
 
 

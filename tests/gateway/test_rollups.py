@@ -13,7 +13,7 @@ import pytest
 
 from bottega.gateway.accounting import database
 from bottega.gateway.accounting.ledger import Entry, Ledger, State
-from bottega.gateway.accounting.savings import COSTS, Savings, savings
+from bottega.gateway.accounting.savings import ANSWER_COSTS, Savings, savings
 from bottega.gateway.accounting.schema import COLUMNS, GATEWAY_DB, KEYS, VALUES
 
 DAY = 86_400.0
@@ -151,5 +151,5 @@ def test_older_file_gets_its_sums(tmp_path: Path) -> None:
 
 
 def test_single_costs_are_read_by_an_index(ledger: Ledger) -> None:
-    plan = ledger.read(f"EXPLAIN QUERY PLAN {COSTS}", '["a"]', "master", 0.0)
+    plan = ledger.read(f"EXPLAIN QUERY PLAN {ANSWER_COSTS}", '["a"]', "master", 0.0)
     assert any("USING INDEX entries_by_tier" in str(row[3]) for row in plan)
