@@ -24,13 +24,13 @@ SECONDS = 60
 
 
 class Page:
-    """Browser page. `complaints` are uncaught exceptions, console errors and browser errors,
+    """Browser page. `page_errors` are uncaught exceptions, console errors and browser errors,
     including rejected requests."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
-        self.complaints: list[str] = []
+        self.page_errors: list[str] = []
         self.requests: list[str] = []
 
     async def call(self, method: str, **params: object) -> Any:
@@ -59,17 +59,17 @@ class Page:
                 if await self.evaluate(f"Boolean({ready})"):
                     return
             await asyncio.sleep(0.05)
-        raise AssertionError(f"{ready} did not become true; complaints: {self.complaints}")
+        raise AssertionError(f"{ready} did not become true; page_errors: {self.page_errors}")
 
     def _note(self, message: dict[str, Any]) -> None:
         params = message.get("params", {})
         match message.get("method"):
             case "Runtime.exceptionThrown":
-                self.complaints.append(str(params["exceptionDetails"]))
+                self.page_errors.append(str(params["exceptionDetails"]))
             case "Runtime.consoleAPICalled" if params["type"] in ("error", "assert"):
-                self.complaints.append(str(params["args"]))
+                self.page_errors.append(str(params["args"]))
             case "Log.entryAdded" if params["entry"]["level"] == "error":
-                self.complaints.append(params["entry"]["text"])
+                self.page_errors.append(params["entry"]["text"])
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"][:60])
 

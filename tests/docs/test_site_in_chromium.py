@@ -58,7 +58,7 @@ async def test_pages_load_nothing_from_other_hosts(site: str, tmp_path: Path) ->
                         "[...document.images].filter(i => i.complete && !i.naturalWidth).length"
                     )
                     assert await page.evaluate(broken) == 0, name
-    assert page.complaints == []
+    assert page.page_errors == []
     hosts = {url.split("/")[2] for url in page.requests if url.startswith("http")}
     assert hosts == {site.removeprefix("http://")}
 
@@ -78,4 +78,4 @@ async def test_the_search_finds_pages(site: str, tmp_path: Path) -> None:
                     break
                 await asyncio.sleep(0.05)
             assert await page.evaluate(found)
-    assert page.complaints == []
+    assert page.page_errors == []

@@ -73,30 +73,30 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def complaints() -> list[str]:
+def page_errors() -> list[str]:
     """Console errors and exceptions of the page. A test that expects some clears the list."""
     return []
 
 
 @pytest.fixture
-def page(browser: str, complaints: list[str]) -> Iterator[Page]:
+def page(browser: str, page_errors: list[str]) -> Iterator[Page]:
     """A page whose console errors and exceptions fail the test. Playwright runs for this test
     alone: while it runs, its thread cannot run asynchronous tests."""
     with sync_playwright() as playwright:
         context = playwright.chromium.connect_over_cdp(browser).new_context()
-        yield from _watched(context.new_page(), complaints)
+        yield from _watched(context.new_page(), page_errors)
         context.close()
-    assert complaints == []
+    assert page_errors == []
 
 
-def _watched(opened: Page, complaints: list[str]) -> Iterator[Page]:
-    opened.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
+def _watched(opened: Page, page_errors: list[str]) -> Iterator[Page]:
+    opened.on("console", lambda m: page_errors.append(m.text) if m.type == "error" else None)
+    opened.on("pageerror", lambda error: page_errors.append(str(error)))
     yield opened
 
 
 def serious_findings(page: Page) -> list[str]:
-    """Return what axe-core finds on the page, without minor findings."""
+    """Return the serious and critical findings of axe-core on the page."""
     found = Axe().run(page).response["violations"]
     return [
         f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in SERIOUS

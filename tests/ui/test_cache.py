@@ -44,7 +44,7 @@ def test_an_entry_is_corrected_and_deleted(page: Page, endpoint: Server, tmp_pat
         expect(page.get_by_label("Origin")).to_contain_text("human")
         assert page.url != first and page.request.get(first).status == 404
         page.get_by_role("button", name="Delete").click()
-        page.get_by_role("button", name="Continue").click()
+        page.locator("dialog").get_by_role("button", name="Delete").click()
         expect(page.get_by_role("status").last).to_have_text("Deleted the entry")
         assert len(endpoint.bodies) == calls
         ask(served.api, QUESTION)
@@ -66,7 +66,7 @@ def test_an_image_finds_its_entry(page: Page, tmp_path: Path) -> None:
 
 
 def fill(base: KnowledgeBase) -> list[str]:
-    """Add five entries of different sources and return their ids."""
+    """Add five entries of different provenance and return their ids."""
     sources: tuple[dict[str, str], ...] = (
         {"request": "0" * 32},
         {"request": "1" * 32, "provenance": "human"},
@@ -96,11 +96,11 @@ def test_entries_are_filtered_in_files_and_in_postgresql(served: BaseConsole) ->
     fill(served.base())
     expected = {
         "": {0, 1, 2, 3, 4},
-        "source=master": {0},
-        "source=human": {1},
-        "source=imported": {2, 3},
+        "provenance=master": {0},
+        "provenance=human": {1},
+        "provenance=imported": {2, 3},
         "text=is+3": {3},
-        "text=SHADE&source=imported": {2, 3},
+        "text=SHADE&provenance=imported": {2, 3},
         "text=nothing": set(),
     }
     for params, numbers in expected.items():
@@ -114,7 +114,7 @@ def test_entries_are_filtered_in_files_and_in_postgresql(served: BaseConsole) ->
     assert served.base().ids(label="b") == [served.base().ids()[-1]]
 
 
-def test_a_correction_keeps_pins_and_says_who_gave_it(tmp_path: Path) -> None:
+def test_a_correction_keeps_pins_and_records_its_author(tmp_path: Path) -> None:
     with base_console(tmp_path) as served:
         key, base = served.key(ANN), served.base("team-a")
         base.add([text_example("q", "old", labels=("old",), rationale="since", tags={"t": "1"})])
@@ -161,7 +161,7 @@ def test_exported_lines_are_imported_and_bad_ones_named(tmp_path: Path) -> None:
         form.add_field("file", upload, filename="c.jsonl")
         form.add_field("namespace", "other")
         [(status, text)] = served.send(TOKEN, [("POST", "/cache/import", form)])
-        assert status == 200 and "Imported 5 new entries" in text and "2 lines were skipped" in text
+        assert status == 200 and "Entries imported: 5." in text and "Lines skipped: 2." in text
         assert "line 6" in text and "<b>:" not in text
         assert {one.tags["provenance"] for one in served.base("other")} == {"imported"}
         assert orjson.loads(lines.splitlines()[0])["answer"] == "shade 0"

@@ -85,7 +85,7 @@ def client(folder: Path) -> Iterator[Client]:
         yield Client(url)
 
 
-def test_a_run_is_seen_to_progress_until_it_is_finished(page: Page, tmp_path: Path) -> None:
+def test_the_page_of_a_run_refreshes_until_it_is_finished(page: Page, tmp_path: Path) -> None:
     page.set_viewport_size({"width": 400, "height": 900})
     method = three_methods(DATA)[2]
     with (
@@ -126,7 +126,7 @@ def test_disagreements_lead_to_an_item_and_its_report(page: Page, folder: Path) 
         page.goto(f"{url}/evaluations/items?run=done")
         for field, value in (("method", "zero-shot"), ("other", "top-k 3"), ("show", "disagree")):
             page.locator(f"select[name={field}]").select_option(value)
-        page.get_by_role("button", name="Show").click()
+        page.get_by_role("button", name="Search").click()
         expect(page.locator(".items > li")).to_have_count(len(differing))
         assert serious_findings(page) == []
         page.locator(".items a").first.click()
@@ -141,7 +141,7 @@ def test_disagreements_lead_to_an_item_and_its_report(page: Page, folder: Path) 
         page.goto(f"{url}/evaluations/item?run=done&index=0")
         expect(page.locator(".question").first).to_have_text(f"Which animal? {HOSTILE}")
         assert page.locator("main b b, [onerror]").count() == 0
-        page.get_by_role("link", name="Whole report").click()
+        page.get_by_role("link", name="Full report").click()
         expect(page.locator("[data-count]")).to_contain_text("12 of 12 items")
         assert page.title() == "Report: done"
         assert page.evaluate("origin") == "null"  # isolated from the session of the console
@@ -172,7 +172,7 @@ def test_items_are_filtered(client: Client, params: dict[str, str], count: int) 
     assert f"{count} of 12 items" in text
 
 
-def test_wrong_and_right_items_of_a_method_are_all_of_them(client: Client) -> None:
+def test_each_item_of_a_method_is_right_or_wrong(client: Client) -> None:
     counts = []
     for show in ("right", "wrong"):
         _, text = client.get("/evaluations/items", run="done", method="top-k 3", show=show)
@@ -182,7 +182,7 @@ def test_wrong_and_right_items_of_a_method_are_all_of_them(client: Client) -> No
     assert sum(counts) == 12 and min(counts) > 0
 
 
-def test_folders_that_are_no_runs_and_damaged_runs_say_so(folder: Path, tmp_path: Path) -> None:
+def test_other_folders_and_damaged_runs_are_reported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("text", "cut"):
         (tmp_path / name).mkdir()

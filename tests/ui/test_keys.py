@@ -24,7 +24,7 @@ def test_a_key_is_created_limited_rotated_and_revoked(
         create = page.locator("form[action='/ui/keys']")
         create.get_by_label("Name", exact=True).fill("<i>team</i>")
         create.get_by_label("Namespace", exact=True).fill("team-a")
-        create.get_by_label("US dollars a month").fill("0.5")
+        create.get_by_label("US dollars per month").fill("0.5")
         create.get_by_role("button", name="Create").click()
         first = page.get_by_label("New key").input_value()
         account = accounts.authenticate(first)
@@ -46,7 +46,7 @@ def test_a_key_is_created_limited_rotated_and_revoked(
 
         row.locator("summary").click()
         row.get_by_role("button", name="Rotate").click()
-        page.get_by_role("button", name="Continue").click()
+        page.locator("dialog").get_by_role("button", name="Rotate").click()
         second = page.get_by_label("New key").input_value()
         assert accounts.authenticate(first) is None
         assert accounts.authenticate(second) == changed
@@ -56,14 +56,14 @@ def test_a_key_is_created_limited_rotated_and_revoked(
         page.get_by_role("button", name="Cancel").click()
         assert accounts.authenticate(second) is not None
         row.get_by_role("button", name="Revoke").click()
-        page.get_by_role("button", name="Continue").click()
+        page.locator("dialog").get_by_role("button", name="Revoke").click()
         expect(page.get_by_role("status").last).to_have_text("Revoked the key of <i>team</i>")
         assert accounts.authenticate(second) is None
         assert second not in page.content() and first not in page.content()
 
 
 def test_only_admins_see_keys_and_viewers_change_none(
-    page: Page, complaints: list[str], endpoint: Server, tmp_path: Path
+    page: Page, page_errors: list[str], endpoint: Server, tmp_path: Path
 ) -> None:
     with console(tmp_path, endpoint, ADMIN, TEAM, Account("", "eve", viewer=True)) as served:
         boss = served.server.accounts.list()[0]
@@ -81,4 +81,4 @@ def test_only_admins_see_keys_and_viewers_change_none(
             ask(served.api, "What is 3 + 4?", key=served.keys["eve"])
         with refused.value as error:
             assert error.code == 403
-    complaints.clear()  # the 403 of the page
+    page_errors.clear()  # the 403 of the page

@@ -21,9 +21,9 @@ from bottega.types import Example, Query
 from bottega.ui.base_analysis import (
     BaseAnalyses,
     embedding_map,
+    likely_wrong_labels,
     near_duplicates,
     neighbourhood,
-    suspects,
 )
 from tests.builders import solid_image
 from tests.knowledge.doubles import damaged_image, text_example
@@ -134,9 +134,9 @@ def test_neighbours_show_near_duplicates_and_wrong_labels() -> None:
         [(one, other, score)] = near_duplicates(found, 0.9999)
         assert {base.get(id).query.text for id in (one, other)} == {"0.1", "0.101"}
         assert score == pytest.approx(np.cos(0.001))
-        [suspect] = suspects(found)
-        assert base.get(suspect.id).query.text == "0.175"
-        assert (suspect.label, suspect.suggested, suspect.votes) == ("light", "dark", 6)
+        [wrong] = likely_wrong_labels(found)
+        assert base.get(wrong.id).query.text == "0.175"
+        assert (wrong.label, wrong.suggested, wrong.votes) == ("light", "dark", 6)
 
 
 def test_the_map_is_computed_once_for_each_state() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from bottega.ui.charts import HEIGHT, nice_limit, stacked_bars
-from bottega.ui.overview import PERIODS, figures
+from bottega.ui.overview import PERIODS, statistics
 
 
 @pytest.fixture(params=["file", "database"])
@@ -21,7 +21,7 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
         yield opened
 
 
-def test_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
+def test_statistics_are_those_of_the_ledger(ledger: Ledger) -> None:
     now = time.time()
     rows = [
         Entry(now - 60, "a", "k", "x", "small", "m", "answered", cost_usd=0.25, seconds=1.0,
@@ -37,30 +37,30 @@ def test_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
     for row in rows:
         ledger.record(row)
     ledger.flush()
-    found = figures(ledger, "1h", "x")
+    found = statistics(ledger, "1h", "x")
     assert found.requests == 5
     assert found.cost_usd == pytest.approx(1.75)  # shadow calls cost, but are not requests
     assert found.shares == {"small": 1, "large": 1, "replayed": 1, "rejected": 1, "failed": 1}
-    assert (found.median, found.sampled) == (2.0, 2)
+    assert (found.median_seconds, found.sampled) == (2.0, 2)
     assert dict(found.statuses) == {429: 1, 502: 1}
     assert found.similarities is not None
     assert [one.text for one in found.similarities.bars] == ["answers: 1"]
-    assert figures(ledger, "1h", None).requests == 6
-    assert figures(ledger, "30d", "x").requests == 6
+    assert statistics(ledger, "1h", None).requests == 6
+    assert statistics(ledger, "30d", "x").requests == 6
     for period in PERIODS:
-        chart = figures(ledger, period, None).requests_chart
+        chart = statistics(ledger, period, None).requests_chart
         assert sum(total for *_, total in chart.legend) == (7 if period == "30d" else 6)
 
 
-def test_an_empty_ledger_has_figures(ledger: Ledger) -> None:
-    found = figures(ledger, "24h", None)
-    assert (found.requests, found.cost_usd, found.median) == (0, 0.0, None)
+def test_an_empty_ledger_has_statistics(ledger: Ledger) -> None:
+    found = statistics(ledger, "24h", None)
+    assert (found.requests, found.cost_usd, found.median_seconds) == (0, 0.0, None)
     assert found.requests_chart.bars == [] and found.similarities is None
 
 
 def test_bars_are_stacked_to_their_sum() -> None:
     values = {(0.0, "a"): 3.0, (0.0, "b"): 1.0, (0.0, "failed"): 1.0, (10.0, "a"): 2.0}
-    chart = stacked_bars([0.0, 10.0], 10.0, {**values, (99.0, "a"): 50.0})
+    chart = stacked_bars([0.0, 10.0], {**values, (99.0, "a"): 50.0})
     first = [bar for bar in chart.bars if bar.x == chart.bars[0].x]
     assert [bar.text for bar in first] == ["a: 3", "b: 1", "failed: 1"]
     assert first[-1].style == "failed"
@@ -69,7 +69,7 @@ def test_bars_are_stacked_to_their_sum() -> None:
     assert min(bar.y for bar in chart.bars) >= 0
     assert max(bar.y + bar.height for bar in chart.bars) <= HEIGHT
     assert [total for _, _, total in chart.legend] == [5.0, 1.0, 1.0]
-    other = stacked_bars([0.0], 10.0, {(0.0, "b"): 9.0, (0.0, "c"): 10.0}, order=["a", "b"])
+    other = stacked_bars([0.0], {(0.0, "b"): 9.0, (0.0, "c"): 10.0}, order=["a", "b"])
     assert [(style, name) for style, name, _ in other.legend] == [("s1", "b"), ("s2", "c")]
 
 

@@ -32,10 +32,10 @@ def test_a_cookie_opens_the_session_of_its_key(accounts: Accounts) -> None:
     sessions = Sessions(accounts)
     cookie = sessions.login(key)
     assert cookie is not None and key not in cookie
-    viewer = sessions.viewer(cookie)
-    assert viewer is not None and viewer.account == account
-    assert viewer.can_edit and not viewer.is_admin
-    read_only = sessions.viewer(sessions.login(key, read_only=True))
+    user = sessions.user(cookie)
+    assert user is not None and user.account == account
+    assert user.can_edit and not user.sees_all
+    read_only = sessions.user(sessions.login(key, read_only=True))
     assert read_only is not None and not read_only.can_edit
 
 
@@ -44,7 +44,7 @@ def test_other_gateways_with_the_same_accounts_accept_it(
 ) -> None:
     _, key = accounts.add("ann")
     with closing(Accounts(tmp_path / "gateway.db")) as others:
-        assert Sessions(others).viewer(Sessions(accounts).login(key)) is not None
+        assert Sessions(others).user(Sessions(accounts).login(key)) is not None
 
 
 def test_a_revoked_key_ends_its_sessions(accounts: Accounts) -> None:
@@ -52,7 +52,7 @@ def test_a_revoked_key_ends_its_sessions(accounts: Accounts) -> None:
     sessions = Sessions(accounts)
     cookie = sessions.login(key)
     accounts.revoke(account.id)
-    assert sessions.viewer(cookie) is None and sessions.login(key) is None
+    assert sessions.user(cookie) is None and sessions.login(key) is None
 
 
 def test_changed_and_old_cookies_are_rejected(
@@ -67,18 +67,18 @@ def test_changed_and_old_cookies_are_rejected(
     # Not the last character: some of its bits are padding, so another one may mean the same.
     changed = cookie[:-2] + ("B" if cookie[-2] == "A" else "A") + cookie[-1]
     for forged in ("", "x", changed, f"{other.id}.{signed}", f"local.{signed}", None):
-        assert sessions.viewer(forged) is None
+        assert sessions.user(forged) is None
     late = TimestampSigner.get_timestamp(TimestampSigner("x")) + SESSION_SECONDS + 60
     monkeypatch.setattr(TimestampSigner, "get_timestamp", lambda self: late)
-    assert sessions.viewer(cookie) is None
+    assert sessions.user(cookie) is None
 
 
 def test_the_token_opens_only_a_console_that_has_one(accounts: Accounts) -> None:
     sessions = Sessions(accounts, token="secret")
-    viewer = sessions.viewer(sessions.login("secret"))
-    assert viewer is not None and viewer.is_admin
+    user = sessions.user(sessions.login("secret"))
+    assert user is not None and user.sees_all
     assert Sessions(accounts).login("secret") is None
-    assert Sessions(accounts, token="secret").viewer(sessions.login("secret")) is None
+    assert Sessions(accounts, token="secret").user(sessions.login("secret")) is None
 
 
 async def test_forms_of_other_sites_are_rejected(endpoint: Server, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Console of a gateway, if its extra is installed."""
+"""Console of a gateway, if the extra `ui` is installed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Console:
-    """Console of a gateway. Where it is enabled and its extra is missing, its pages say how to
-    install it. `token` opens it on a gateway without keys."""
+    """Console of a gateway. `missing` is the package that is not installed: then its pages explain
+    how to install it. With `token`, users of a gateway without keys log in."""
 
     enabled: bool
     missing: str | None
@@ -31,6 +31,7 @@ class Console:
 
     @classmethod
     def of(cls, config: Config, *, has_token: bool = True) -> Console:
+        """Return the console of a configuration, with a new token if `has_token`."""
         missing = None if find_spec("itsdangerous") is not None else "itsdangerous"
         token = None
         if has_token and config.console.enabled and missing is None:
@@ -42,18 +43,19 @@ class Console:
     def routes(
         self, server: GatewayServer, open_base: OpenBase | None, forget: Forget
     ) -> Sequence[BaseRoute]:
+        """Return the routes at /ui; none if the console is disabled."""
         if not self.enabled:
             return []
         if self.missing is not None:
             return _missing_routes(MissingDependencyError(self.missing, "ui"))
         from bottega.ui.app import gateway_routes
 
-        # With keys, a key is the only way in.
+        # If the gateway requires keys, the token must not replace one.
         token = None if server.gateway.authenticate is not None else self.token
         return gateway_routes(server, open_base, forget, token=token)
 
     def link(self, url: str, protected: bool) -> str | None:
-        """Return the address to print, None if there is no console or no way in."""
+        """Return the address to print, None if there is no console or nobody can log in."""
         page = url.removesuffix("/v1") + "/ui/login"
         if not self.enabled or self.missing is not None:
             return None
@@ -67,6 +69,6 @@ def _missing_routes(error: MissingDependencyError) -> list[BaseRoute]:
     from starlette.routing import Route
 
     async def explain(request: Request) -> Response:
-        return PlainTextResponse(f"the console is not installed: {error}\n{error.hint}\n", 501)
+        return PlainTextResponse(f"the console is not installed: {error}\nhint: {error.hint}\n", 501)
 
     return [Route("/ui", explain), Route("/ui/{page:path}", explain)]

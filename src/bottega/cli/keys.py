@@ -18,7 +18,7 @@ from bottega.gateway.config.loading import load_config
 from bottega.naming import suggestion
 
 COLUMNS = (
-    *("id", "name", "namespace", "permissions", "per minute", "USD a month"),
+    *("id", "name", "namespace", "permissions", "per minute", "USD per month"),
     *("concurrent", "tiers", "namespaces", "created", "expires", "revoked"),
 )
 DAY = 86_400
@@ -37,11 +37,11 @@ def add(
         bool, Option("--admin", help="Allow /admin: keys and caches of all namespaces.")
     ] = False,
     no_store: Annotated[
-        bool, Option("--no-store", help="Never store its answers in the cache.")
+        bool, Option("--no-store", help="Never store its answers in the cache; deny corrections.")
     ] = False,
-    rpm: Annotated[int | None, Option(help="Requests per minute (default: any number).")] = None,
+    rpm: Annotated[int | None, Option(help="Maximum requests per minute (default: no limit).")] = None,
     usd_per_month: Annotated[
-        float | None, Option(help="Budget per calendar month, UTC (default: none).")
+        float | None, Option(help="Budget per calendar month, UTC (default: no limit).")
     ] = None,
     max_concurrent: Annotated[
         int | None, Option(help="Maximum concurrent requests (default: keys.max_concurrent).")
@@ -60,7 +60,7 @@ def add(
         float | None, Option(help="Days until the key expires (default: never).")
     ] = None,
     viewer: Annotated[
-        bool, Option("--viewer", help="Only view the console: all namespaces, no requests.")
+        bool, Option("--viewer", help="See all namespaces in the console; change nothing, send no requests.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -69,7 +69,8 @@ def add(
     if isinstance(location, Path):
         location.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with closing(Accounts(location)) as accounts:
-        same = sum(one.name == name and one.revoked is None for one in accounts.list())
+        before, now = accounts.list(), time.time()
+        same = sum(one.name == name and one.is_valid(now) for one in before)
         account, token = accounts.add(
             name,
             namespace=namespace,
@@ -87,14 +88,14 @@ def add(
         _warn_of_unknown_tiers(account)
     print_result(json, {"key": token, "account": account}, token)
     if not json:
-        note(f"the key of {account.name!r} (id {account.id}); it is not shown again")
+        note(f"this is the key of {account.name!r} (id {account.id}); it is not shown again")
     if same:
-        note(f"{plural(same, 'other valid key')} named {name!r} already: see bottega keys ls")
+        note(f"{plural(same, 'other valid key')} named {name!r}: see bottega keys ls")
 
 
 @keys.command()
 def ls(data: DataFolder = None, database: Database = None, json: Json = False) -> None:
-    """List keys with their permissions, without the keys themselves."""
+    """List the accounts of all keys with their permissions and limits, not the keys themselves."""
     with closing(Accounts(gateway_store(data, database), create=False)) as accounts:
         found = accounts.list()
     if json:
@@ -102,7 +103,7 @@ def ls(data: DataFolder = None, database: Database = None, json: Json = False) -
         return
     print_table(COLUMNS, [_row(account) for account in found])
     if not found:
-        note("no keys yet: bottega keys add NAME")
+        note("no keys yet; create one with bottega keys add NAME")
 
 
 @keys.command()
@@ -111,16 +112,16 @@ def rotate(
     data: DataFolder = None,
     database: Database = None,
     keep_hours: Annotated[
-        float, Option(help="Hours in which the old key remains valid, at most 720.")
+        float, Option(help="Hours for which the old key remains valid, at most 720.")
     ] = 0.0,
     json: Json = False,
 ) -> None:
-    """Replace a key, with the same limits and budget. The new key is shown once."""
+    """Replace a key; keep its limits, budget and spending. The new key is shown once."""
     with closing(Accounts(gateway_store(data, database), create=False)) as accounts:
         account, token = accounts.rotate(id, keep_seconds=keep_hours * 3600)
     print_result(json, {"key": token, "account": account}, token)
     if not json:
-        note(f"the new key of {account.name!r} (id {account.id}); it is not shown again")
+        note(f"this is the new key of {account.name!r} (id {account.id}); it is not shown again")
 
 
 @keys.command()
@@ -151,18 +152,18 @@ def _row(account: Account) -> tuple[object, ...]:
     return (
         account.id,
         account.name,
-        account.namespace or "(without a name)",
-        ", ".join(rights) or "ask",
+        account.namespace or "(unnamed)",
+        ", ".join(rights) or "requests only",
         account.requests_per_minute,
         None if account.usd_per_month is None else f"{account.usd_per_month:g}",
         account.max_concurrent,
         None if account.tiers is None else ",".join(account.tiers) or "none",
         account.max_namespaces,
-        _day(account.created),
-        _day(account.expires),
-        _day(account.revoked),
+        _local_time(account.created),
+        _local_time(account.expires),
+        _local_time(account.revoked),
     )
 
 
-def _day(moment: float | None) -> str | None:
+def _local_time(moment: float | None) -> str | None:
     return None if moment is None else f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M}"

@@ -24,17 +24,17 @@ PORT = 8001  # 8000 is the gateway's
 def ui(
     targets: Annotated[
         list[Path],
-        Argument(metavar="TARGET", help="Knowledge base, run folder, folder of runs or traces.db."),
+        Argument(metavar="TARGET", help="Knowledge base, run folder, folder of runs, or traces.db."),
     ],
     host: Annotated[str, Option(help="Listen address.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 selects a free one.")] = PORT,
 ) -> None:
-    """Open the console without a gateway: knowledge bases, evaluation runs and traces as pages.
+    """Open the console without a gateway, for a knowledge base, evaluation runs or traces.
 
-    It shows and edits the examples of a knowledge base, shows the runs of bottega eval and stream,
-    while they are in progress too, and the requests of bottega ask and classify. Targets of
-    different kinds may be combined. The printed link has the token that opens the console; Ctrl-C
-    ends it.
+    Its pages show and edit the examples of a knowledge base, show finished and running evaluations
+    of bottega eval and stream, and show the requests of bottega ask and classify. Targets of
+    different kinds may be combined. Open the printed link, which contains an access token, in a
+    browser. Ctrl-C stops the console.
     """
     with needs_extra("ui"):
         from bottega.gateway.config.settings import ServerSettings
@@ -55,7 +55,7 @@ def ui(
 
         def announce() -> None:
             say(f"console: {url}/ui/login?token={token}")
-            say("  the link opens it for anyone who has it; Ctrl-C ends it")
+            say("  anyone with this link can open the console; Ctrl-C stops it")
             sys.stdout.flush()
 
         app = standalone_app(found.runs, bases, traces, token)

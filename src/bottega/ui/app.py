@@ -1,4 +1,4 @@
-"""Routes of the console of a gateway."""
+"""Routes of a gateway's console, and the login pages of every console."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.cached_examples import Forget
 from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
-from bottega.ui.asking import Asker
 from bottega.ui.bases import OpenBase
 from bottega.ui.cache import CachePages, cache_routes
 from bottega.ui.evaluation_runs import RunLibrary
 from bottega.ui.evaluations import EVALUATIONS, evaluation_routes
+from bottega.ui.gateway_client import GatewayClient
 from bottega.ui.keys import KeyPages
 from bottega.ui.knowledge import KnowledgePages, knowledge_routes
 from bottega.ui.overview import OverviewPage
@@ -38,13 +38,14 @@ from bottega.ui.playground import PlaygroundPage
 from bottega.ui.requests import RequestPages
 from bottega.ui.sessions import COOKIE, SESSION_SECONDS, Sessions
 
-# Package, path and type of the files.
+# Package, path and media type of the static files by name.
 STATIC = {
     "console.css": ("bottega.ui", "static/console.css", "text/css"),
     "console.js": ("bottega.ui", "static/console.js", "text/javascript"),
     "chart.css": ("bottega.evaluation", "chart.css", "text/css"),
 }
 MAX_LOGIN_BYTES = 64 << 10
+INVALID_KEY = "This key is not valid. It may be incomplete, revoked or expired."
 
 LINKS = (
     Link("/overview", "Overview"),
@@ -65,22 +66,22 @@ def gateway_routes(
     token: str | None = None,
 ) -> list[BaseRoute]:
     """Return the routes of a gateway's console. `open_base` returns the knowledge base of a
-    namespace and blocks; None for a user's pipeline. `forget` forgets the replies of a namespace
-    after a change. Clients log in with their keys; a gateway without keys is opened with
-    `token`."""
+    namespace and blocks; None for a pipeline of Python code. `forget` removes the replies of a
+    namespace from the response cache after a change. Users log in with their keys, or with `token`
+    if the gateway has no keys."""
     sessions = Sessions(server.accounts, token=token)
     renderer = Renderer(LINKS, sessions)
-    asker = Asker(server)
+    client = GatewayClient(server)
     store = None if server.traces is None else server.traces.store
     requests = RequestPages(
         server.ledger,
         store,
         account_names=lambda: {one.id: one.name for one in server.accounts.list()},
         base_image=partial(_base_image, open_base),
-        asker=asker,
+        client=client,
         feedback=server.feedback,
     )
-    playground = PlaygroundPage(asker, open_base)
+    playground = PlaygroundPage(client, open_base)
     keys = KeyPages(server.accounts, server.ledger)
     page, runs = renderer.route, server.config.console.runs
     return [
@@ -135,7 +136,7 @@ class LoginPages:
         return RedirectResponse(self._renderer.home, 303, HEADERS)
 
     async def show(self, request: Request) -> Response:
-        if key := request.query_params.get("token"):  # the link that the server printed
+        if key := request.query_params.get("token"):  # from the link that the server printed
             return self._logged_in(request, key, False, self._renderer.home)
         return self._page(request)
 
@@ -156,7 +157,7 @@ class LoginPages:
     def _logged_in(self, request: Request, key: str, read_only: bool, wanted: str) -> Response:
         cookie = self._sessions.login(key, read_only=read_only)
         if cookie is None:
-            return self._page(request, problem="This key is not valid.", status=401)
+            return self._page(request, problem=INVALID_KEY, status=401)
         response = RedirectResponse(_own_path(wanted, self._renderer.home), 303, HEADERS)
         response.set_cookie(
             COOKIE,
@@ -180,7 +181,7 @@ class LoginPages:
 
 
 def _own_path(wanted: str, home: str) -> str:
-    """Return the address if it is a path of the console, else the first page `home`."""
+    """Return `wanted` if it is a path of the console, else `home`."""
     parts = urlsplit(wanted)
     own = not parts.scheme and not parts.netloc and parts.path.startswith(f"{ROOT}/")
     return wanted if own and "\\" not in wanted else home

@@ -1,6 +1,6 @@
 """Analysis of a knowledge base's vectors: map, near-duplicates and likely wrong labels.
 
-Each looks at a sample of fixed size and is computed once for each state of the knowledge base.
+Each analysis reads at most `SAMPLE` examples. It is cached until the knowledge base changes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bottega._util.caching import LRUCache
 from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.errors import ApiError
 
-SAMPLE = 2000
+SAMPLE = 2000  # examples
 NEIGHBOURS = 6
-KEPT = 16
-WAIT_SECONDS = 20.0
+MAX_CACHED = 16  # analyses
+WAIT_SECONDS = 20.0  # for an analysis of another request
 COLOURS = 8
 OTHER = "other labels"
-WIDTH, HEIGHT, MARGIN = 720, 480, 12
+WIDTH, HEIGHT, MARGIN = 720, 480, 12  # pixels
 
 Points = NDArray[np.float64]
 LabelsById = Mapping[str, tuple[str, ...]]
@@ -32,7 +32,7 @@ LabelsById = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class MapPoint:
-    """Entry on the map, in pixels."""
+    """Example on the map. Coordinates are in pixels."""
 
     id: str
     x: float
@@ -43,8 +43,9 @@ class MapPoint:
 
 @dataclass(frozen=True)
 class EmbeddingMap:
-    """The first two principal components of a sample's vectors. `legend` has the style, name and
-    number of points of each label with its own colour, `explained` the share of the variance."""
+    """First two principal components of a sample's vectors. `legend` has the style, name and number
+    of points of each colour; `explained` is their share of the variance, `total` the number of
+    examples in the knowledge base."""
 
     points: Sequence[MapPoint]
     legend: Sequence[tuple[str, str, int]]
@@ -56,7 +57,7 @@ class EmbeddingMap:
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """The nearest entries of each entry of a sample, as ids and cosines, best first."""
+    """Nearest examples of each example of a sample, as ids and cosines, best first."""
 
     nearest: Mapping[str, Sequence[tuple[str, float]]]
     labels: LabelsById
@@ -64,8 +65,9 @@ class Neighbourhood:
 
 
 @dataclass(frozen=True)
-class Suspect:
-    """Entry of which `votes` of `neighbours` nearest entries have the label `suggested`."""
+class WrongLabel:
+    """Likely wrong label: of the `neighbours` nearest examples, `votes` have the label `suggested`,
+    with the mean similarity `score`."""
 
     id: str
     label: str
@@ -77,10 +79,10 @@ class Suspect:
 
 @dataclass
 class BaseAnalyses:
-    """Computed analyses, at most `KEPT`; one is computed at a time."""
+    """Cache of at most `MAX_CACHED` analyses. Computes one at a time."""
 
-    _kept: LRUCache[tuple[str, str, str], tuple[int, object]] = field(
-        default_factory=lambda: LRUCache(KEPT)
+    _cache: LRUCache[tuple[str, str, str], tuple[int, object]] = field(
+        default_factory=lambda: LRUCache(MAX_CACHED)
     )
     _lock: Lock = field(default_factory=Lock)
 
@@ -96,8 +98,8 @@ class BaseAnalyses:
 
     def _current(self, base: KnowledgeBase, namespace: str, kind: str) -> object:
         key = (namespace, kind, ",".join(str(view.number) for view in base.views().values()))
-        change = base.last_change()  # read first: a later change computes it again
-        found = self._kept.get(key)
+        change = base.last_change()  # read first: a concurrent change invalidates the result
+        found = self._cache.get(key)
         if found is not None and found[0] == change:
             return found[1]
         if not self._lock.acquire(timeout=WAIT_SECONDS):
@@ -105,16 +107,17 @@ class BaseAnalyses:
                 "another analysis is being computed", status=503, hint="reload in a moment"
             )
         try:
-            found = self._kept.get(key)
+            found = self._cache.get(key)
             if found is None or found[0] != change:
-                made = embedding_map(base) if kind == "map" else neighbourhood(base)
-                self._kept.put(key, found := (change, made))
+                computed = embedding_map(base) if kind == "map" else neighbourhood(base)
+                self._cache.put(key, found := (change, computed))
             return found[1]
         finally:
             self._lock.release()
 
 
 def labels_by_id(base: KnowledgeBase) -> dict[str, tuple[str, ...]]:
+    """Return the labels of each example."""
     found: dict[str, tuple[str, ...]] = {}
     for label, ids in base.ids_by_label().items():
         for id in ids:
@@ -123,20 +126,20 @@ def labels_by_id(base: KnowledgeBase) -> dict[str, tuple[str, ...]]:
 
 
 def embedding_map(base: KnowledgeBase) -> EmbeddingMap:
-    """Return the map of at most `SAMPLE` entries."""
+    """Return the map of at most `SAMPLE` examples; it has no points for fewer than three."""
     ids, total = base.sample_ids(SAMPLE), len(base)
     if len(ids) < 3:
         return EmbeddingMap((), (), 0.0, total)
     vectors = base.vectors(ids)
     components = min(2, vectors.shape[1])
     analysis = PCA(components, svd_solver="randomized", random_state=0)
-    places = np.zeros((len(ids), 2))
+    positions = np.zeros((len(ids), 2))
     with np.errstate(all="ignore"):  # equal vectors have no variance
-        places[:, :components] = analysis.fit_transform(vectors)
+        positions[:, :components] = analysis.fit_transform(vectors)
         share = float(np.nan_to_num(analysis.explained_variance_ratio_).sum())
     rounding = 1e-5 * float(np.abs(vectors).max())
-    places[:, np.ptp(places, axis=0) < rounding] = 0
-    places = _scaled(np.nan_to_num(places))
+    positions[:, np.ptp(positions, axis=0) < rounding] = 0
+    positions = _scaled(np.nan_to_num(positions))
     labels = labels_by_id(base)
     named = [", ".join(labels.get(id, ())) for id in ids]
     counts = Counter(named)
@@ -147,7 +150,7 @@ def embedding_map(base: KnowledgeBase) -> EmbeddingMap:
     rest = f"s{COLOURS - 1}"
     points = [
         MapPoint(id, round(float(x), 1), round(float(y), 1), style.get(label, rest), label)
-        for id, label, (x, y) in zip(ids, named, places, strict=True)
+        for id, label, (x, y) in zip(ids, named, positions, strict=True)
     ]
     legend = [(style[label], label, counts[label]) for label in frequent]
     if others := len(ids) - sum(number for _, _, number in legend):
@@ -155,18 +158,18 @@ def embedding_map(base: KnowledgeBase) -> EmbeddingMap:
     return EmbeddingMap(points, legend, share, total)
 
 
-def _scaled(places: Points) -> Points:
-    """Return the points scaled equally in both directions to fill the map."""
-    low, high = places.min(axis=0), places.max(axis=0)
+def _scaled(positions: Points) -> Points:
+    """Scale points (n, 2) equally in both directions to fill the map."""
+    low, high = positions.min(axis=0), positions.max(axis=0)
     room = np.array([WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN])
     lengths = high - low
     factor = min(room[lengths > 0] / lengths[lengths > 0], default=0.0)  # 0: equal vectors
-    scaled: Points = (places - (low + high) / 2) * factor + np.array([WIDTH, HEIGHT]) / 2
+    scaled: Points = (positions - (low + high) / 2) * factor + np.array([WIDTH, HEIGHT]) / 2
     return scaled
 
 
 def neighbourhood(base: KnowledgeBase) -> Neighbourhood:
-    """Return the neighbours of at most `SAMPLE` entries among all entries."""
+    """Return the neighbours of at most `SAMPLE` examples among all examples."""
     ids = base.sample_ids(SAMPLE)
     found = base.neighbours(ids, NEIGHBOURS)
     nearest = dict(zip(ids, found, strict=True))
@@ -174,7 +177,7 @@ def neighbourhood(base: KnowledgeBase) -> Neighbourhood:
 
 
 def near_duplicates(found: Neighbourhood, threshold: float) -> list[tuple[str, str, float]]:
-    """Return pairs of entries with at least this cosine, the nearest first."""
+    """Return pairs of ids with a cosine of at least `threshold`, the most similar first."""
     pairs = {
         (min(id, other), max(id, other)): score
         for id, nearest in found.nearest.items()
@@ -185,10 +188,10 @@ def near_duplicates(found: Neighbourhood, threshold: float) -> list[tuple[str, s
     return [(one, other, score) for (one, other), score in ranked]
 
 
-def suspects(found: Neighbourhood) -> list[Suspect]:
-    """Return the entries of whose neighbours more than half share one label that the entry does not
-    have, the clearest first."""
-    suspected = []
+def likely_wrong_labels(found: Neighbourhood) -> list[WrongLabel]:
+    """Return the examples that lack a label which more than half of their neighbours share, ordered
+    by the share of these neighbours."""
+    wrong = []
     for id, nearest in found.nearest.items():
         own = found.labels.get(id, ())
         votes = Counter(label for other, _ in nearest for label in found.labels.get(other, ()))
@@ -200,5 +203,5 @@ def suspects(found: Neighbourhood) -> list[Suspect]:
         scores = [score for other, score in nearest if suggested in found.labels.get(other, ())]
         mean = sum(scores) / len(scores)
         label = ", ".join(own)
-        suspected.append(Suspect(id, label, suggested, count, len(nearest), mean))
-    return sorted(suspected, key=lambda one: (-one.votes / one.neighbours, -one.score, one.id))
+        wrong.append(WrongLabel(id, label, suggested, count, len(nearest), mean))
+    return sorted(wrong, key=lambda one: (-one.votes / one.neighbours, -one.score, one.id))

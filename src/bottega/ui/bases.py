@@ -1,4 +1,4 @@
-"""What the pages of a knowledge base share: opening it, choosing a namespace, and paging."""
+"""Shared parts of the pages of a knowledge base: opening, namespaces, paging, uploaded images."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MASTER = "master"
 
 
 @dataclass(frozen=True)
-class BasePages:
+class NamespacePages:
     """Pages of the knowledge base of a namespace. `open_base` blocks; it is None if the gateway
-    serves a user's pipeline."""
+    serves a pipeline of Python code."""
 
     open_base: OpenBase | None
 
     def base(self, visit: Visit) -> KnowledgeBase:
-        """Return the knowledge base of the chosen namespace. Raises `ApiError`."""
+        """Return the knowledge base of the requested namespace. Raises `ApiError`."""
         namespace = visit.namespace
         if self.open_base is None:
             raise ApiError(
@@ -42,12 +42,12 @@ class BasePages:
     def page(
         self, visit: Visit, base: KnowledgeBase, template: str, values: dict[str, object]
     ) -> Page:
-        """Return a page that also knows the namespaces that the viewer may choose."""
-        names = {one for one in base.namespaces() if visit.viewer.may_read(one)}
+        """Return a page whose values include the namespaces that the user may read."""
+        names = {one for one in base.namespaces() if visit.user.may_read(one)}
         shared: dict[str, object] = {
             "namespace": visit.namespace,
             "namespaces": sorted(names | {visit.namespace}),
-            "can_store": visit.viewer.can_store,
+            "can_store": visit.user.can_store,
             "provenance": provenance,
         }
         return Page(template, {**shared, **values})
@@ -55,7 +55,7 @@ class BasePages:
 
 @dataclass(frozen=True)
 class PagedList(Generic[Item]):
-    """Part of a list: page `number` of `pages`, from 1. `total` is the length of the list."""
+    """Page of a list: page `number` of `pages`, from 1. `total` is the length of the list."""
 
     items: Sequence[Item]
     number: int
@@ -64,14 +64,14 @@ class PagedList(Generic[Item]):
 
 
 def paged(visit: Visit, items: Sequence[Item], size: int) -> PagedList[Item]:
-    """Return the page that the viewer chose, or the last one if there are fewer."""
+    """Return the requested page of `size` items, or the last one if there are fewer."""
     pages = max(1, -(-len(items) // size))
     number = min(visit.number("page", 1, least=1), pages)
     return PagedList(items[(number - 1) * size : number * size], number, pages, len(items))
 
 
 def existing(base: KnowledgeBase, ids: Sequence[str]) -> list[Example]:
-    """Return the examples without those that another process has deleted meanwhile."""
+    """Return the examples, without those that another process has deleted since."""
     try:
         return base.get_many(ids)
     except NotFoundError:
@@ -80,14 +80,14 @@ def existing(base: KnowledgeBase, ids: Sequence[str]) -> list[Example]:
 
 
 def uploaded_image(file: UploadFile) -> Image:
-    """Return a file's image, called by the file's name. Raises `ImageError`."""
+    """Return the image of a file, with the file's name as its source. Raises `ImageError`."""
     image = Image.from_bytes(file.file.read(MAX_BYTES + 1), source=file.filename)
     image.check()
     return image
 
 
 def provenance(example: Example) -> str:
-    """Return who gave the answer: `human`, `imported`, `master`, or "" if it is not recorded."""
+    """Return the origin of the answer: `human`, `imported`, `master`, or "" if not recorded."""
     given = example.tags.get("provenance")
     if given in (HUMAN, IMPORTED):
         return given

@@ -22,28 +22,28 @@ from bottega.gateway.cached_examples import (
 from bottega.knowledge import And, Contains, Eq, Filter, In, KnowledgeBase, Range
 from bottega.openai_api.errors import ApiError
 from bottega.types import Candidate, Example, Query
-from bottega.ui.bases import MASTER, BasePages, existing, paged, uploaded_image
+from bottega.ui.bases import MASTER, NamespacePages, existing, paged, uploaded_image
 from bottega.ui.pages import HEADERS, Page, Redirect, Renderer, Result, Visit, image_response
 
 PAGE_SIZE = 50
 NEAREST = 12
 MAX_REPORTED = 100
-SOURCES = (MASTER, IMPORTED, HUMAN)
+PROVENANCES = (MASTER, IMPORTED, HUMAN)
 CHANGE = "change the cache"
 
 
 @dataclass(frozen=True)
-class CachePages(BasePages):
-    """Handlers of the cache. `forget` is called after an answer was changed or deleted. Viewers
-    without admin rights pin at most `max_pinned` entries, because pinned ones are never evicted."""
+class CachePages(NamespacePages):
+    """Handlers of the cache. `forget` removes old replies from the response cache after a change.
+    Users without admin rights pin at most `max_pinned` entries: pinned ones are never evicted."""
 
     forget: Forget
     max_pinned: int
 
     def browse(self, visit: Visit) -> Result:
-        """List entries, newest first. A text also finds the entries with similar questions."""
+        """List entries, newest first. A text search also finds entries with similar questions."""
         base, text = self.base(visit), visit.value("text").strip()
-        found = paged(visit, _matching(base, text, visit.value("source")), PAGE_SIZE)
+        found = paged(visit, _matching(base, text, visit.value("provenance")), PAGE_SIZE)
         nearest: Sequence[Candidate] = ()
         problem = ""
         if text and found.number == 1:
@@ -52,8 +52,8 @@ class CachePages(BasePages):
         return self._list(visit, base, {**values, "nearest": nearest, "problem": problem})
 
     def search(self, visit: Visit) -> Result:
-        """List the entries that are nearest to an image."""
-        visit.require(visit.viewer.may_read(visit.namespace), "search this namespace")
+        """List the entries that are most similar to an image."""
+        visit.require(visit.user.may_read(visit.namespace), "search this namespace")
         base, files = self.base(visit), visit.files("image")
         if not files:
             raise ApiError("no image was sent", hint="drop an image, or choose a file")
@@ -83,53 +83,53 @@ class CachePages(BasePages):
 
     def edit(self, visit: Visit) -> Result:
         """Correct the answer, and the labels and the rationale of an entry that has them."""
-        visit.require(visit.viewer.can_store, CHANGE)
+        visit.require(visit.user.can_store, CHANGE)
         base = self.base(visit)
         old = _example(base, visit)
         new = _edited(visit, old)
         if new == old:
-            return _redirect(visit, f"/cache/{old.id}", "Nothing was changed")
+            return _redirect(visit, f"/cache/{old.id}", "Nothing changed")
         tags = {**old.tags, "provenance": HUMAN}
-        if visit.viewer.account.id:
-            tags["account"] = visit.viewer.account.id
-        new = replace(new, tags=tags, source=f"corrected by {visit.viewer.name}")
+        if visit.user.account.id:
+            tags["account"] = visit.user.account.id
+        new = replace(new, tags=tags, source=f"corrected by {visit.user.name}")
         id = correct_example(base, visit.namespace, old, new, self.forget)
         return _redirect(visit, f"/cache/{id}", "Saved")
 
     def pin(self, visit: Visit) -> Result:
-        visit.require(visit.viewer.can_store, CHANGE)
+        visit.require(visit.user.can_store, CHANGE)
         base = self.base(visit)
         id = str(_example(base, visit).id)
-        if not visit.viewer.can_administer and base.stats().pinned >= self.max_pinned:
+        if not visit.user.can_administer and base.stats().pinned >= self.max_pinned:
             raise ApiError(
-                f"this namespace has {self.max_pinned} pinned entries",
+                f"this namespace has {self.max_pinned} pinned entries, the maximum",
                 status=403,
                 hint="unpin some, or ask the operator to raise feedback.max_corrections",
             )
         base.pin([id])
-        return _redirect(visit, f"/cache/{id}", "Pinned: it is never evicted")
+        return _redirect(visit, f"/cache/{id}", "Pinned: the entry is never evicted")
 
     def unpin(self, visit: Visit) -> Result:
-        visit.require(visit.viewer.can_store, CHANGE)
+        visit.require(visit.user.can_store, CHANGE)
         base = self.base(visit)
         id = str(_example(base, visit).id)
         base.unpin([id])
-        return _redirect(visit, f"/cache/{id}", "No longer pinned")
+        return _redirect(visit, f"/cache/{id}", "Unpinned: the entry may be evicted")
 
     def delete(self, visit: Visit) -> Result:
-        visit.require(visit.viewer.can_store, CHANGE)
+        visit.require(visit.user.can_store, CHANGE)
         base = self.base(visit)
         id = str(_example(base, visit).id)
         delete_example(base, visit.namespace, id, self.forget)
         return _redirect(visit, "/cache", "Deleted the entry")
 
     def import_(self, visit: Visit) -> Result:
-        """Import JSON lines. The page names the lines that were skipped."""
-        visit.require(visit.viewer.can_store, CHANGE)
+        """Import JSON lines. The page lists the lines that were skipped."""
+        visit.require(visit.user.can_store, CHANGE)
         base, files = self.base(visit), visit.files("file")
         if not files:
             raise ApiError("no file was sent", hint="choose a file with JSON lines")
-        report = import_jsonl(base, files[0].file, visit.viewer.name)
+        report = import_jsonl(base, files[0].file, visit.user.name)
         return self._list(visit, base, {"report": report})
 
     def export(self, visit: Visit) -> Result:
@@ -146,7 +146,7 @@ class CachePages(BasePages):
             "problem": "",
             "searched": None,
             "report": None,
-            "sources": SOURCES,
+            "provenances": PROVENANCES,
         }
         report = values.get("report")
         if isinstance(report, ImportReport):
@@ -178,33 +178,33 @@ def _redirect(visit: Visit, path: str, message: str) -> Redirect:
     return Redirect(path, message, {"namespace": visit.namespace})
 
 
-def _matching(base: KnowledgeBase, text: str, source: str) -> list[str]:
-    """Return the ids of the entries with this text and source, newest first."""
+def _matching(base: KnowledgeBase, text: str, provenance: str) -> list[str]:
+    """Return the ids of the entries with this text and provenance, newest first."""
     parts: list[Filter] = [Contains(text)] if text else []
     others = set[str]()
-    if source in (HUMAN, IMPORTED):
-        parts.append(Eq("tags.provenance", source))
-    elif source == MASTER:
+    if provenance in (HUMAN, IMPORTED):
+        parts.append(Eq("tags.provenance", provenance))
+    elif provenance == MASTER:
         parts.append(Range("tags.request", low=""))  # any request
         others.update(base.ids(where=In("tags.provenance", (HUMAN, IMPORTED))))
     return [id for id in base.ids(where=And(tuple(parts))) if id not in others][::-1]
 
 
 def _nearest(base: KnowledgeBase, query: Query) -> tuple[Sequence[Candidate], str]:
-    """Return the nearest entries, or why there are none."""
+    """Return the nearest entries and, if the search is impossible, the reason."""
     try:
         return base.search(query, NEAREST, include_self=True), ""
     except EmptyKnowledgeBaseError:
         return (), ""
-    except EmbeddingError as error:  # such as an embedder of images for a text
-        return (), f"No search by similarity: {error}"
+    except EmbeddingError as error:  # e.g. an image embedder and a query without an image
+        return (), f"Similarity search is not possible: {error}"
 
 
 def _edited(visit: Visit, old: Example) -> Example:
     """Return the example with the fields of the form. Raises `ApiError`."""
     answer = _lines(visit, "answer")
     if not answer and old.answer:
-        raise ApiError("the answer is empty", hint="write an answer, or delete the entry")
+        raise ApiError("the answer is empty", hint="enter an answer, or delete the entry")
     labels, rationale = old.labels, old.rationale
     if labels is not None:
         given = map(str.strip, _lines(visit, "labels").split("\n"))

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 720, 180
-LEFT, BOTTOM, TOP = 56, 22, 8
+LEFT, BOTTOM, TOP = 56, 22, 8  # margins for the labels, in pixels
 GAP = 0.15  # share of a bar's width
 MAX_SERIES = 8
-# Series with a fixed style; others get one of `MAX_SERIES` by their rank.
+# Series with a style of their own; the others share `MAX_SERIES` styles by rank.
 FIXED = {"failed": "failed", "rejected": "rejected", "replayed": "replayed"}
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Rectangle in pixels, with the value it shows."""
+    """Rectangle in pixels. `text` is its tooltip."""
 
     x: float
     y: float
@@ -28,7 +28,7 @@ class Bar:
 @dataclass(frozen=True)
 class StackedBars:
     """Chart with a bar for each position, stacked by series. `legend` has the style, name and sum
-    of each series, `ticks` the value and y of each line, `table` the values of each position."""
+    of each series, `ticks` the value and the y coordinate of each grid line."""
 
     bars: Sequence[Bar]
     legend: Sequence[tuple[str, str, float]]
@@ -48,13 +48,12 @@ class StackedBars:
 
 def stacked_bars(
     positions: Sequence[float],
-    step: float,
     values: Mapping[tuple[float, str], float],
     order: Sequence[str] = (),
 ) -> StackedBars:
-    """Return the chart of values by position and series. Positions are `step` apart; values of
-    other positions are omitted. The series in `order` come first, with the same styles in all
-    charts; the others are sorted by their sums."""
+    """Return the chart of `values` by position and series; values at other positions are omitted.
+    The series in `order` come first, so charts with the same order have the same styles; the
+    others are sorted by their sums."""
     known = set(positions)
     sums: dict[str, float] = {}
     for (position, name), value in values.items():
@@ -63,7 +62,7 @@ def stacked_bars(
     others = [name for name in sorted(sums, key=lambda name: -sums[name]) if name not in order]
     styled = [name for name in (*order, *others) if name not in FIXED]
     style = FIXED | {name: f"s{i % MAX_SERIES}" for i, name in enumerate(styled)}
-    # Those with a fixed style are on top.
+    # Series with a style of their own are on top of the bars.
     names = [name for name in (*styled, *FIXED) if name in sums]
     totals = [sum(values.get((p, name), 0.0) for name in names) for p in positions]
     top = nice_limit(max(totals, default=0.0))
@@ -93,7 +92,8 @@ def stacked_bars(
 
 
 def nice_limit(value: float) -> float:
-    """Return the least of 1, 2 and 5 times a power of ten that is at least `value`."""
+    """Return the smallest number of the form 1, 2 or 5 times a power of ten that is at least
+    `value`; 1 for values up to 0."""
     if value <= 0:
         return 1.0
     power = 10.0 ** len(str(int(value))) if value >= 1 else 1.0

@@ -22,13 +22,13 @@ OUTCOMES: Mapping[Outcome, str] = {
     "missing": "not answered",
 }
 DISAGREE = "disagree"
-INVALID = object()
+INVALID = object()  # in place of the text of invalid replies: they all agree
 
 
 @dataclass(frozen=True)
-class GivenAnswer:
-    """Answer of a method to an item. `replies` are the distinct replies with their counts; `error`
-    is the message of a failed item."""
+class MethodAnswer:
+    """Answer of a method to an item. `text` is the parsed answer, `error` the message of a failed
+    item; `recorded` is None for failed and missing answers."""
 
     title: str
     outcome: Outcome
@@ -42,13 +42,14 @@ class GivenAnswer:
 
     @property
     def replies(self) -> Sequence[tuple[str, int]]:
+        """Return the distinct replies with their counts; none if the only one equals the answer."""
         replies = () if self.recorded is None else self.recorded.replies
         counts = Counter(replies)
         return [] if list(counts.items()) == [(self.text, 1)] else list(counts.items())
 
     @property
     def rationale(self) -> str:
-        """Return the rationale if no reply contains it."""
+        """Return the rationale, or "" if a reply contains it."""
         if self.recorded is None:
             return ""
         rationale = self.recorded.scored.answer.rationale or ""
@@ -59,13 +60,14 @@ class GivenAnswer:
         return () if self.recorded is None else self.recorded.shown
 
 
-def answer_of(row: Row, index: int) -> GivenAnswer:
+def answer_of(row: Row, index: int) -> MethodAnswer:
+    """Return the answer of a row's method to the item `index`."""
     title = row.title
     if index in row.failures:
-        return GivenAnswer(title, "failed", error=row.failures[index])
+        return MethodAnswer(title, "failed", error=row.failures[index])
     recorded = row.answers.get(index)
     if recorded is None:
-        return GivenAnswer(title, "missing")
+        return MethodAnswer(title, "missing")
     scored = recorded.scored
     text = ", ".join(scored.answer.labels) or scored.answer.text
     outcome: Outcome = "partly"
@@ -73,13 +75,13 @@ def answer_of(row: Row, index: int) -> GivenAnswer:
         outcome = "invalid"
     elif scored.score in (0.0, 1.0):
         outcome = "right" if scored.correct else "wrong"
-    return GivenAnswer(title, outcome, text, recorded=recorded)
+    return MethodAnswer(title, outcome, text, recorded=recorded)
 
 
 @dataclass(frozen=True)
 class ItemFilter:
-    """Filter of items. `methods` are titles of rows, none for all of them; `show` is an outcome of
-    one of them, or that two of them disagree; `text` occurs in the item or in an answer."""
+    """Filter of items. `methods` are titles of rows, none for all. `show` is an outcome that one of
+    them must have, or `DISAGREE`; `text` must occur in the item or in an answer."""
 
     methods: Sequence[str] = ()
     show: str = ""

@@ -1,4 +1,4 @@
-"""Evaluation runs in folders: found, loaded and kept while their files do not change."""
+"""Library of evaluation runs: finds them in folders and caches them until their files change."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from bottega.image import path_text
 
 MAX_DEPTH = 3  # of run folders below the folder of runs
 MAX_LOADED = 256 << 20  # bytes of the files of loaded runs
-MAX_REPORTS = 64 << 20
-MAX_PROGRESS = 2000
-# A run in progress is loaded again after this multiple of the seconds that loading took.
-PATIENCE = 5.0
+MAX_REPORTS = 64 << 20  # bytes
+MAX_PROGRESS = 2000  # runs
+# A run in progress is loaded again after this multiple of its loading time.
+RELOAD_FACTOR = 5.0
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """Run with its figures. `section` is None for a run of streams, `stream` for another one.
-    `images` are those with a thumbnail. Loading took `seconds`."""
+    """Run with its results: `stream` for a run of streams, `section` for others. `images` are the
+    SHA-256 of images with a thumbnail. Loading took `seconds` from `begun` (monotonic time)."""
 
     name: str
     run: StoredRun
@@ -51,7 +51,7 @@ class LoadedRun:
 
     @property
     def size(self) -> int:
-        """Return the bytes that count in the cache; the largest run is cached alone."""
+        """Return the size in the cache, in bytes; a run that is too large is cached alone."""
         return min(MAX_LOADED, sum(size for _, size in self.state))
 
     @cached_property
@@ -65,8 +65,8 @@ class LoadedRun:
 
 
 class RunLibrary:
-    """Runs of `bottega eval` and `bottega stream` in folders, by name. Each root is a run, or has
-    runs below it. Threads may share it."""
+    """Runs of `bottega eval` and `bottega stream` by name. Each root is a run or a folder with runs
+    below it. Thread-safe."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
@@ -96,27 +96,27 @@ class RunLibrary:
         if folder is None:
             raise NotFoundError(
                 f"there is no run {name[:100]!r}",
-                hint="it may have been deleted or moved: open the list of evaluations",
+                hint="open the list of evaluations: it may have been deleted or moved",
             )
         return folder
 
     def progress(self, folder: Path) -> RunProgress:
         """Return the progress of a run. Raises `StoreError`."""
-        state, kept = file_state(folder), self._progress.get(folder)
-        if kept is not None and kept[0] == state:
-            return replace(kept[1], running=is_running(folder))
+        state, cached = file_state(folder), self._progress.get(folder)
+        if cached is not None and cached[0] == state:
+            return replace(cached[1], running=is_running(folder))
         found = read_progress(folder)
         self._progress.put(folder, (state, found))
         return found
 
     def load(self, name: str) -> LoadedRun:
-        """Return a run with its figures, at most a few seconds old if it is in progress. Raises
-        `NotFoundError` and `StoreError`."""
+        """Return a run with its results, which may be a few seconds old for a run in progress.
+        Raises `NotFoundError` and `StoreError`."""
         folder = self.folder(name)
-        with self._loading:  # the second of two viewers waits for the figures of the first
-            state, kept = file_state(folder), self._loaded.get(folder)
-            if kept is not None and (kept.state == state or _is_recent(kept)):
-                return kept
+        with self._loading:  # concurrent requests for a run load it once
+            state, cached = file_state(folder), self._loaded.get(folder)
+            if cached is not None and (cached.state == state or _is_recent(cached)):
+                return cached
             begun = time.monotonic()
             run = read_run(folder, thumbnails=False)
             of_streams = is_stream_run(run)
@@ -137,9 +137,9 @@ class RunLibrary:
         """Return the page of `bottega report`. Raises `NotFoundError` and `StoreError`."""
         folder = self.folder(name)
         with self._loading:
-            state, kept = file_state(folder), self._reports.get(folder)
-            if kept is not None and kept[0] == state:
-                return kept[1]
+            state, cached = file_state(folder), self._reports.get(folder)
+            if cached is not None and cached[0] == state:
+                return cached[1]
             run = read_run(folder)
             streams = [stream_section(name, run)] if is_stream_run(run) else []
             text = render(
@@ -153,13 +153,13 @@ class RunLibrary:
             return page
 
 
-def _is_recent(kept: LoadedRun) -> bool:
-    age = time.monotonic() - kept.begun
-    return age < PATIENCE * kept.seconds and is_running(kept.run.folder)
+def _is_recent(cached: LoadedRun) -> bool:
+    age = time.monotonic() - cached.begun
+    return age < RELOAD_FACTOR * cached.seconds and is_running(cached.run.folder)
 
 
 def changed_at(folder: Path) -> float:
-    """Return when a run was written to, in unix seconds; 0 if it is deleted."""
+    """Return the time of the last change of a run in unix seconds, 0 if it was deleted."""
     try:
         return max(moment for moment, _ in file_state(folder)) / 1e9
     except StoreError:
@@ -167,7 +167,8 @@ def changed_at(folder: Path) -> float:
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the runs in a folder. Folders that cannot be read have none."""
+    """Yield the run folders at most `depth` levels below a folder. Unreadable folders are
+    skipped."""
     if (folder / FILE).is_file():
         yield folder
         return

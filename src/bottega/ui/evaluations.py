@@ -1,4 +1,4 @@
-"""Evaluations: runs, their results, and items with the answers of each method."""
+"""Evaluations: list of runs, results of a run, and items with the answers of each method."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from bottega.ui.evaluation_runs import LoadedRun, RunLibrary, changed_at
 from bottega.ui.pages import HEADERS, IMAGE_HEADERS, Link, Page, Renderer, Result, Visit
 
 EVALUATIONS = Link("/evaluations", "Evaluations", for_admins=True)
-RUNS_SHOWN = 30
-ITEMS_SHOWN = 25
+RUNS_SHOWN = 30  # per page
+ITEMS_SHOWN = 25  # per page
 REFRESH_SECONDS = 3
 SHOWN_METHODS = 6
-LONGEST_SETTING = 500
+MAX_SETTING_LENGTH = 500  # characters
 
 
 @dataclass(frozen=True)
 class RunEntry:
-    """Run in the list. `progress` is None if it cannot be read, for the reason in `problem`."""
+    """Run in the list, last changed at `changed` (unix seconds). `progress` is None if it cannot be
+    read, for the reason in `problem`."""
 
     name: str
     changed: float
@@ -40,12 +41,12 @@ class RunEntry:
 
 @dataclass(frozen=True)
 class EvaluationPages:
-    """Handlers of the evaluations. `library` is None without a folder of runs."""
+    """Handlers of the evaluations. `library` is None if no folder of runs is set."""
 
     library: RunLibrary | None
 
     def browse(self, visit: Visit) -> Result:
-        visit.require(visit.viewer.is_admin, "see evaluations")
+        visit.require(visit.user.sees_all, "see evaluations")
         first = visit.number("first", 0)
         found = {} if self.library is None else self.library.folders()
         newest = sorted(((changed_at(folder), name) for name, folder in found.items()))[::-1]
@@ -77,7 +78,7 @@ class EvaluationPages:
             "progress": progress,
             "changed": changed_at(loaded.run.folder),
             "refresh": REFRESH_SECONDS if progress.running else 0,
-            "longest": LONGEST_SETTING,
+            "longest": MAX_SETTING_LENGTH,
         }
         if loaded.stream is not None:
             stream = stream_view(loaded.stream)
@@ -141,12 +142,14 @@ class EvaluationPages:
         data = read_thumbnail(library.folder(visit.value("run")), visit.value("sha256"))
         if data is None:
             raise NotFoundError(
-                "the run has no such image", hint="repeat its command to store missing images"
+                "the run has no such image",
+                hint="run its command again, which stores missing images",
             )
         return Response(data, 200, IMAGE_HEADERS, media_type(data))
 
     def report(self, visit: Visit) -> Result:
-        """Return the page of `bottega report`, isolated from the console by its own policy."""
+        """Return the page of `bottega report`, which its own content security policy isolates from
+        the console."""
         page = self._library(visit).report(visit.value("run"))
         headers = {**HEADERS, "content-security-policy": content_policy()}
         return Response(page, 200, headers, "text/html; charset=utf-8")
@@ -159,7 +162,7 @@ class EvaluationPages:
             return RunEntry(name, changed, None, str(error))
 
     def _library(self, visit: Visit) -> RunLibrary:
-        visit.require(visit.viewer.is_admin, "see evaluations")
+        visit.require(visit.user.sees_all, "see evaluations")
         if self.library is None:
             raise ApiError(
                 "the console has no folder of runs",
@@ -188,8 +191,8 @@ def evaluation_routes(renderer: Renderer, library: RunLibrary | None) -> list[Ro
 def _section_of(loaded: LoadedRun) -> Section:
     if loaded.section is None:
         raise StoreError(
-            "a run of streams has no list of items here",
-            hint="open its results or its report",
+            "the console has no list of items for a run of streams",
+            hint="open its results or its full report",
         )
     return loaded.section
 
@@ -198,7 +201,7 @@ def _filter(visit: Visit, section: Section) -> ItemFilter:
     methods = (visit.value("method"), visit.value("other"))
     show = visit.value("show")
     if show not in (*OUTCOMES, DISAGREE, ""):
-        raise ApiError(f"show must be an outcome, got {show[:40]!r}", hint="choose one of the list")
+        raise ApiError(f"show must be an outcome, got {show[:40]!r}", hint="choose one in the form")
     return ItemFilter.of(section, methods, show, visit.value("text"))
 
 

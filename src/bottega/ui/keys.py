@@ -26,7 +26,7 @@ MAX_KEEP_HOURS = 24 * 30
 
 @dataclass(frozen=True)
 class KeyPages:
-    """Handlers of the keys, for admins."""
+    """Handlers of the keys. Admins change them; `--viewer` keys see them."""
 
     accounts: Accounts
     ledger: Ledger
@@ -35,7 +35,7 @@ class KeyPages:
         return self._page(visit)
 
     def add(self, visit: Visit) -> Result:
-        visit.require(visit.viewer.can_administer, MANAGE)
+        visit.require(visit.user.can_administer, MANAGE)
         settings = {
             "namespace": visit.value("namespace").strip(),
             "admin": visit.value("role") == "admin",
@@ -47,25 +47,25 @@ class KeyPages:
         return self._page(visit, account, token)
 
     def change(self, visit: Visit) -> Result:
-        visit.require(visit.viewer.can_administer, MANAGE)
+        visit.require(visit.user.can_administer, MANAGE)
         settings = {"can_store": visit.value("can_store") == "yes", **_limits(visit)}
         account = self.accounts.update(_id(visit), **settings)
         return Redirect("/keys", f"Changed the key of {account.name}")
 
     def rotate(self, visit: Visit) -> Result:
-        visit.require(visit.viewer.can_administer, MANAGE)
+        visit.require(visit.user.can_administer, MANAGE)
         hours = visit.number("keep_hours", 0, most=MAX_KEEP_HOURS)
         account, token = self.accounts.rotate(_id(visit), keep_seconds=hours * 3600.0)
         return self._page(visit, account, token)
 
     def revoke(self, visit: Visit) -> Result:
-        visit.require(visit.viewer.can_administer, MANAGE)
+        visit.require(visit.user.can_administer, MANAGE)
         account = self.accounts.revoke(_id(visit))
         return Redirect("/keys", f"Revoked the key of {account.name}")
 
     def _page(self, visit: Visit, created: Account | None = None, token: str = "") -> Page:
-        """Return the page, with a new key that no later page contains."""
-        visit.require(visit.viewer.is_admin, "see the keys")
+        """Return the page, with the key `token` if one was created: it is shown only here."""
+        visit.require(visit.user.sees_all, "see the keys")
         self.ledger.refresh_spending()  # other processes may have spent since the last write
         found = self.accounts.list()
         now = time.time()
@@ -84,7 +84,7 @@ class KeyPages:
 
 
 def _limits(visit: Visit) -> Mapping[str, Any]:
-    """Return the limits of the form; an empty field means none. Raises `ApiError`."""
+    """Return the limits of the form, None for empty fields. Raises `ApiError`."""
     found: dict[str, Any] = {}
     for name, kind in NUMBERS.items():
         text = visit.value(name).strip()
@@ -92,7 +92,8 @@ def _limits(visit: Visit) -> Mapping[str, Any]:
             found[name] = kind(text) if text else None
         except ValueError as error:
             raise ApiError(
-                f"{name} must be a number, got {text[:40]!r}", hint="change it"
+                f"{name} must be a number, got {text[:40]!r}",
+                hint="enter a number, or leave the field empty",
             ) from error
     tiers = visit.value("tiers").strip()
     found["tiers"] = tuple(filter(None, map(str.strip, tiers.split(",")))) if tiers else None
@@ -101,20 +102,20 @@ def _limits(visit: Visit) -> Mapping[str, Any]:
 
 
 def _end_of(day: str) -> float | None:
-    """Return the end of a day in UTC, None for an empty text. Raises `ApiError`."""
+    """Return the end of a day (UTC) in unix seconds, None for "". Raises `ApiError`."""
     if not day:
         return None
     try:
         start = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
     except ValueError as error:
         raise ApiError(
-            f"expires must be a day, got {day[:40]!r}", hint="write it as 2027-01-31"
+            f"expires must be a date, got {day[:40]!r}", hint="enter e.g. 2027-01-31"
         ) from error
     return start + 86_400
 
 
 def _day(moment: float | None) -> str:
-    """Return the last day before a moment, in UTC."""
+    """Return the day (UTC) of the last second before `moment`, "" without an end."""
     if moment is None or not math.isfinite(moment):
         return ""
     return f"{datetime.fromtimestamp(moment - 1, UTC):%Y-%m-%d}"

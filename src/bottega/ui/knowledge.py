@@ -15,24 +15,24 @@ from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.loaders.folders import label_text
 from bottega.openai_api.errors import ApiError
 from bottega.types import IMAGE_QUESTION, Example, Query
-from bottega.ui.base_analysis import NEIGHBOURS, BaseAnalyses, near_duplicates, suspects
-from bottega.ui.bases import BasePages, existing, paged, uploaded_image
+from bottega.ui.base_analysis import NEIGHBOURS, BaseAnalyses, likely_wrong_labels, near_duplicates
+from bottega.ui.bases import NamespacePages, existing, paged, uploaded_image
 from bottega.ui.pages import MAX_FILES, Page, Renderer, Result, Visit
 
 PAGE_SIZE = 60
 MAX_LISTED = 60
 DEFAULT_THRESHOLD = "0.98"
-BATCH = 16  # images of 40 megapixels are embedded at a time
+BATCH = 16  # images in memory at a time: each may have 40 megapixels
 
 
 @dataclass(frozen=True)
-class KnowledgePages(BasePages):
+class KnowledgePages(NamespacePages):
     """Handlers of the knowledge base."""
 
     analyses: BaseAnalyses = field(default_factory=BaseAnalyses)
 
     def browse(self, visit: Visit) -> Result:
-        """Show the labels with an example each, or the examples of one label."""
+        """Show each label with one of its examples, or all examples of one label."""
         base = self.base(visit)
         ids = base.ids_by_label()
         label, text = visit.value("label"), visit.value("text").strip()
@@ -72,11 +72,11 @@ class KnowledgePages(BasePages):
     def wrong_labels(self, visit: Visit) -> Result:
         base = self.base(visit)
         found = self.analyses.neighbourhood(base, visit.namespace)
-        suspected = suspects(found)
-        shown = suspected[:MAX_LISTED]
+        wrong = likely_wrong_labels(found)
+        shown = wrong[:MAX_LISTED]
         values = {
-            "suspects": shown,
-            "number": len(suspected),
+            "wrong_labels": shown,
+            "number": len(wrong),
             "neighbours": NEIGHBOURS,
             "found": found,
             "examples": _by_id(base, {one.id for one in shown}),
@@ -87,9 +87,9 @@ class KnowledgePages(BasePages):
         return self._form(visit, {})
 
     def add(self, visit: Visit) -> Result:
-        """Add the images with a label, or with the names of their folders. The page names the files
-        that failed."""
-        visit.require(visit.viewer.can_store, "change the knowledge base")
+        """Add images with the given label, else with the names of their folders as labels. The page
+        lists the files that failed."""
+        visit.require(visit.user.can_store, "change the knowledge base")
         base = self.base(visit)
         if not (visit.files("images") or visit.files("folder")):
             raise ApiError("no files were sent", hint="drop images, or choose a folder")
@@ -120,19 +120,19 @@ def knowledge_routes(renderer: Renderer, pages: KnowledgePages) -> list[Route]:
 
 
 def _examples(visit: Visit, on_error: Callable[[BottegaError], None]) -> Iterator[Example]:
-    """Yield the uploaded images as examples. The label is that of the form, or the name of the
-    file's folder."""
+    """Yield the uploaded images as examples. The label is that of the form, else the name of the
+    file's folder. Unreadable files and files without a label go to `on_error`."""
     question = visit.value("question").strip() or IMAGE_QUESTION
     given = visit.value("label").strip()
     tags = {"provenance": HUMAN}
-    if visit.viewer.account.id:
-        tags["account"] = visit.viewer.account.id
+    if visit.user.account.id:
+        tags["account"] = visit.user.account.id
     for file in [*visit.files("images"), *visit.files("folder")]:
         name = file.filename or ""
         try:
             label = given or PurePosixPath(name).parent.name
             if not label:
-                raise LoadError(f"{name} has no label", hint="write a label, or choose a folder")
+                raise LoadError(f"{name} has no label", hint="enter a label, or choose a folder")
             query = Query(question, (uploaded_image(file),))
             example = Example(query, label_text(label), tags=tags, source=name)
         except BottegaError as error:
@@ -146,7 +146,7 @@ def _by_id(base: KnowledgeBase, ids: Collection[str]) -> dict[str, Example]:
 
 
 def _threshold(visit: Visit) -> float:
-    """Return the cosine that the viewer chose. Raises `ApiError`."""
+    """Return the minimum cosine of near-duplicates. Raises `ApiError`."""
     text = visit.value("threshold", DEFAULT_THRESHOLD)
     try:
         found = float(text)
@@ -154,6 +154,6 @@ def _threshold(visit: Visit) -> float:
         found = math.nan
     if not 0 <= found <= 1:
         raise ApiError(
-            f"threshold must be a number from 0 to 1, got {text[:40]!r}", hint="use 0.98"
+            f"threshold must be a number from 0 to 1, got {text[:40]!r}", hint="enter e.g. 0.98"
         )
     return found

@@ -1,4 +1,4 @@
-"""Overview: requests, shares of tiers, cost, savings, similarity, latency and errors."""
+"""Overview: requests and cost by tier, savings, similarity, latency and errors of a period."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bottega.gateway.accounting.savings import Savings, savings
 from bottega.ui.charts import StackedBars, stacked_bars
 from bottega.ui.pages import Page, Visit
 
-# Width of a bar in seconds, by the length of the period in seconds.
+# Length of each period and width of its bars, in seconds.
 PERIODS = {
     "1h": (3600, 60),
     "6h": (6 * 3600, 300),
@@ -24,7 +24,7 @@ PERIODS = {
     "30d": (30 * 86_400, 36_000),
 }
 DEFAULT_PERIOD = "24h"
-SAMPLE = 20_000  # newest answers that quantiles and similarities are computed from
+SAMPLE = 20_000  # newest answers used for latencies and similarities
 REFRESH_SECONDS = 5
 BUCKETS = """
 SELECT CAST(time / {width} AS INTEGER) AS bucket, tier, state,
@@ -40,21 +40,23 @@ STATUSES = """
 SELECT status, count(*) FROM entries WHERE time >= ? AND status >= 400 {where}
 GROUP BY status ORDER BY count(*) DESC LIMIT 8
 """
-HISTOGRAM = 10
+HISTOGRAM_BINS = 10
 REPLAYED, FAILED, REJECTED = "replayed", "failed", "rejected"
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Figures of one period. Latencies are in seconds, over the newest `sampled` answers."""
+class Statistics:
+    """Statistics of one period. `shares` are requests by series. Latencies and similarities are
+    those of the newest `sampled` answers; `statuses` are the most frequent error statuses with
+    their counts."""
 
     requests: int
     cost_usd: float
     shares: Mapping[str, int]
     requests_chart: StackedBars
     cost_chart: StackedBars
-    median: float | None
-    slow: float | None
+    median_seconds: float | None
+    p95_seconds: float | None
     sampled: int
     similarities: StackedBars | None
     statuses: Sequence[tuple[int, int]]
@@ -67,13 +69,13 @@ class OverviewPage:
     ledger: Ledger
 
     def __call__(self, visit: Visit) -> Page:
-        viewer = visit.viewer
+        user = visit.user
         period = visit.value("period", DEFAULT_PERIOD)
         if period not in PERIODS:
             period = DEFAULT_PERIOD
         wanted = visit.value("namespace") or None
-        namespace = None if viewer.is_admin and wanted is None else viewer.namespace(wanted)
-        found = figures(self.ledger, period, namespace)
+        namespace = None if user.sees_all and wanted is None else user.namespace(wanted)
+        found = statistics(self.ledger, period, namespace)
         saved: Savings | None = None
         if found.requests:
             since = time.time() - PERIODS[period][0]
@@ -85,15 +87,15 @@ class OverviewPage:
                 "periods": list(PERIODS),
                 "period": period,
                 "namespace": namespace,
-                "figures": found,
+                "statistics": found,
                 "saved": saved,
                 "refresh": REFRESH_SECONDS,
             },
         )
 
 
-def figures(ledger: Ledger, period: str, namespace: str | None) -> Figures:
-    """Return the figures of a period that ends now. Blocks."""
+def statistics(ledger: Ledger, period: str, namespace: str | None) -> Statistics:
+    """Return the statistics of a period that ends now; of all namespaces if `namespace` is None."""
     length, width = PERIODS[period]
     now = time.time()
     since = now - length
@@ -114,9 +116,9 @@ def figures(ledger: Ledger, period: str, namespace: str | None) -> Figures:
 
     def chart(sums: Sums) -> StackedBars:
         values = {(float(bucket * width), name): n for (bucket, name), n in sums.items()}
-        return stacked_bars(times, width, values, list(shares))
+        return stacked_bars(times, values, list(shares))
 
-    return Figures(
+    return Statistics(
         sum(shares.values()),
         sum(cost.values()),
         shares,
@@ -134,13 +136,13 @@ Sums = dict[tuple[int, str], float]
 
 
 def _by_bucket(rows: Sequence[Row]) -> tuple[Sums, Sums]:
-    """Return the requests and the cost in US dollars by bucket and series."""
+    """Return the number of requests and the cost in US dollars by bucket and series."""
     requests: Sums = defaultdict(float)
     cost: Sums = defaultdict(float)
     for bucket, tier, state, rejected, count, usd in rows:
         if usd:
             cost[int(bucket), tier or "unknown"] += usd
-        if state == "shadow":  # measurements, not requests
+        if state == "shadow":  # shadow samples have a cost but are not requests of clients
             continue
         name = tier or "unknown"
         if state == "failed":
@@ -154,6 +156,6 @@ def _by_bucket(rows: Sequence[Row]) -> tuple[Sums, Sums]:
 def _histogram(similarities: Sequence[float]) -> StackedBars | None:
     if not similarities:
         return None
-    counts, edges = np.histogram(np.clip(similarities, 0, 1), HISTOGRAM, (0.0, 1.0))
+    counts, edges = np.histogram(np.clip(similarities, 0, 1), HISTOGRAM_BINS, (0.0, 1.0))
     points = {(float(edge), "answers"): float(n) for edge, n in zip(edges, counts, strict=False)}
-    return stacked_bars([float(edge) for edge in edges[:-1]], 1 / HISTOGRAM, points)
+    return stacked_bars([float(edge) for edge in edges[:-1]], points)

@@ -1,4 +1,4 @@
-"""Handling of the console's pages: sessions, templates, security headers and errors."""
+"""Requests and responses of the console: sessions, forms, templates, security headers, errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bottega.gateway.errors import status_of
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.pixels import media_type
-from bottega.ui.sessions import COOKIE, Sessions, Viewer
+from bottega.ui.sessions import COOKIE, ConsoleUser, Sessions
 
 log = logging.getLogger(__name__)
 
@@ -50,40 +50,44 @@ REPORT_HEADERS = {
     **HEADERS,
     "content-security-policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
 }
-MAX_FILES = 1000
-MAX_UPLOAD = 512 << 20
+MAX_FILES = 1000  # per form
+MAX_UPLOAD = 512 << 20  # bytes per form
 DAY = 86_400
 
 
 @dataclass(frozen=True)
 class Visit:
-    """Request of a viewer. `form` has the fields and files of a POST, `loop` is the server's event
-    loop."""
+    """Request of a logged-in user. `form` has the fields and files of a POST, `loop` is the
+    server's event loop."""
 
     request: Request
-    viewer: Viewer
+    user: ConsoleUser
     loop: asyncio.AbstractEventLoop
     form: FormData = field(default_factory=FormData)
 
     @property
     def namespace(self) -> str:
-        """Return the namespace that the viewer chose, or its own. Raises `ApiError`."""
-        return self.viewer.namespace(self.value("namespace") or None)
+        """Return the requested namespace, or the user's own. Raises `ApiError`."""
+        return self.user.namespace(self.value("namespace") or None)
 
     def value(self, name: str, default: str = "") -> str:
-        """Return a field of the form, else a parameter of the address."""
+        """Return a field of the form, else a parameter of the query string, else `default`."""
         found = self.form.get(name)
         if isinstance(found, str):
             return found
         return self.request.query_params.get(name, default)
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 1_000_000) -> int:
-        """Return a whole number within bounds, `default` if it is absent. Raises `ApiError`."""
+        """Return a whole number, clipped to the bounds; `default` if it is absent. Raises
+        `ApiError`."""
         text = self.value(name)
         if not text:
             return default
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise ApiError(f"{name} must be a whole number, got {text[:40]!r}", hint="change it")
+            raise ApiError(
+                f"{name} must be a whole number, got {text[:40]!r}",
+                hint="enter digits only, e.g. 10",
+            )
         return min(max(int(text), least), most)
 
     def files(self, name: str) -> list[UploadFile]:
@@ -92,7 +96,7 @@ class Visit:
         return [one for one in found if one.filename]
 
     def require(self, allowed: bool, action: str) -> None:
-        """Raise `ApiError` unless the viewer is allowed to do this."""
+        """Raise `ApiError` unless `allowed`; `action` completes "this session may not"."""
         if not allowed:
             raise ApiError(
                 f"this session may not {action}",
@@ -103,7 +107,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Page:
-    """Template and its values."""
+    """Template with its values, and the status of the response."""
 
     template: str
     values: Mapping[str, object] = field(default_factory=dict)
@@ -112,7 +116,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Redirect:
-    """Redirection to a page of the console after a change, with a message for it."""
+    """Redirection to a page of the console after a change. That page shows `message`."""
 
     path: str
     message: str = ""
@@ -126,7 +130,7 @@ Handler = Callable[[Visit], Result]
 
 @dataclass(frozen=True)
 class Link:
-    """Entry of the navigation."""
+    """Link of the navigation. With `for_admins`, only users who see all namespaces have it."""
 
     path: str
     title: str
@@ -134,7 +138,7 @@ class Link:
 
 
 class Renderer:
-    """Renderer of pages, with the navigation to the given links."""
+    """Renderer of pages, with a navigation of the given links; the first one is the start page."""
 
     def __init__(self, links: Sequence[Link], sessions: Sessions) -> None:
         self.sessions = sessions
@@ -163,17 +167,16 @@ class Renderer:
 
     @property
     def home(self) -> str:
-        """Return the path of the first page."""
+        """Return the path of the start page."""
         return f"{ROOT}{self._links[0].path}"
 
-    def render(self, request: Request, viewer: Viewer | None, page: Page) -> Response:
+    def render(self, request: Request, user: ConsoleUser | None, page: Page) -> Response:
+        """Return the response of a page. Without a `user` it has no navigation."""
         links = [
-            one
-            for one in self._links
-            if viewer is not None and (viewer.is_admin or not one.for_admins)
+            one for one in self._links if user is not None and (user.sees_all or not one.for_admins)
         ]
         text = self._environment.get_template(page.template).render(
-            viewer=viewer,
+            user=user,
             links=links,
             path=request.url.path,
             home=self.home,
@@ -187,26 +190,26 @@ class Renderer:
         """Return the route of a page that needs a session."""
 
         async def handle(request: Request) -> Response:
-            viewer = self.sessions.viewer(request.cookies.get(COOKIE))
-            if viewer is None:
+            user = self.sessions.user(request.cookies.get(COOKIE))
+            if user is None:
                 return self._login_needed(request)
             try:
                 form = FormData()
                 if request.method == "POST":
                     check_same_origin(request)
                     form = await read_form(request)
-                visit = Visit(request, viewer, asyncio.get_running_loop(), form)
+                visit = Visit(request, user, asyncio.get_running_loop(), form)
                 try:
                     response = await asyncio.to_thread(self._respond, visit, handler)
                 finally:
                     await form.close()
             except BottegaError as error:
-                return self.render(request, viewer, error_page(error))
+                return self.render(request, user, error_page(error))
             except Exception:
                 log.exception("%s %s failed", request.method, request.url.path)
-                return self.render(request, viewer, UNEXPECTED)
+                return self.render(request, user, UNEXPECTED)
             if request.method == "POST":
-                log.info("console %s: POST %s", viewer.account.id or viewer.name, path)
+                log.info("console %s: POST %s", user.account.id or user.name, path)
             return response
 
         return Route(f"{ROOT}{path}", handle, methods=[method])
@@ -218,12 +221,12 @@ class Renderer:
             return RedirectResponse(f"{ROOT}{result.path}{params}", 303, HEADERS)
         if isinstance(result, Response):
             return result
-        return self.render(visit.request, visit.viewer, result)
+        return self.render(visit.request, visit.user, result)
 
     def _login_needed(self, request: Request) -> Response:
         # A script that refreshes a page must not show the login form inside it.
         if request.headers.get("x-requested-with") == "console" or request.method != "GET":
-            text = "the session has ended: log in again"
+            text = "the session has expired: log in again"
             return Response(text, 401, HEADERS, "text/plain; charset=utf-8")
         wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{ROOT}/login{query_string({'next': wanted})}", 303, HEADERS)
@@ -232,7 +235,7 @@ class Renderer:
 def check_same_origin(request: Request) -> None:
     """Reject a form that another site has sent. Raises `ApiError`.
 
-    Browsers set both headers, and scripts cannot change them.
+    Browsers set both headers themselves; scripts cannot change them.
     """
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
@@ -248,15 +251,15 @@ def check_same_origin(request: Request) -> None:
 
 
 async def read_form(request: Request) -> FormData:
-    """Read a form with at most `MAX_UPLOAD` bytes. Raises `ApiError`."""
-    too_long = ApiError(
-        f"the upload is longer than {MAX_UPLOAD >> 20} MB",
+    """Return the form of at most `MAX_UPLOAD` bytes and `MAX_FILES` files. Raises `ApiError`."""
+    too_large = ApiError(
+        f"the upload is larger than {MAX_UPLOAD >> 20} MiB",
         status=413,
         hint="send fewer files at a time, or use bottega add",
     )
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > MAX_UPLOAD:
-        raise too_long
+        raise too_large
     received = 0
     receive = request.receive
 
@@ -265,7 +268,7 @@ async def read_form(request: Request) -> FormData:
         message = await receive()
         received += len(message.get("body", b""))
         if received > MAX_UPLOAD:
-            raise too_long
+            raise too_large
         return message
 
     request._receive = limited
@@ -273,7 +276,7 @@ async def read_form(request: Request) -> FormData:
         return await request.form(max_files=MAX_FILES, max_fields=MAX_FILES, max_part_size=4 << 20)
     except BottegaError:
         raise
-    except Exception as error:  # of the multipart parser, by its version
+    except Exception as error:  # its type depends on the version of the multipart parser
         raise ApiError(
             f"the form cannot be read: {error}",
             hint=f"send at most {MAX_FILES} files at a time",
@@ -281,7 +284,7 @@ async def read_form(request: Request) -> FormData:
 
 
 def error_page(error: BottegaError) -> Page:
-    values = {"title": "Not possible", "problem": str(error), "hint": error.hint or ""}
+    values = {"title": "Error", "problem": str(error), "hint": error.hint or ""}
     return Page("error.html", values, status_of(error))
 
 
@@ -289,14 +292,15 @@ UNEXPECTED = Page(
     "error.html",
     {
         "title": "Internal error",
-        "problem": "the page could not be built",
-        "hint": "the server's log has the details",
+        "problem": "an unexpected error occurred",
+        "hint": "see the server's log for the details",
     },
     500,
 )
 
 
 def query_string(params: Mapping[str, object]) -> str:
+    """Return the query string with its question mark, without empty parameters."""
     given = {name: value for name, value in params.items() if value not in (None, "")}
     return f"?{urlencode(given)}" if given else ""
 

@@ -11,7 +11,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.recording import stored_trace
 from bottega.types import Example, Query
-from bottega.ui.asking import Asker, Outcome, Settings
+from bottega.ui.gateway_client import GatewayClient, Outcome, Settings
 from bottega.ui.pages import Page, Result, Visit
 
 MAX_SHOTS = 64
@@ -20,18 +20,19 @@ MAX_IMAGE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class PlaygroundPage:
-    """Handlers of the playground. `open_base` returns the knowledge base of a namespace, None if
-    the gateway serves a user's pipeline."""
+    """Handlers of the playground. `open_base` returns the knowledge base of a namespace; it is
+    None if the gateway serves a pipeline of Python code."""
 
-    asker: Asker
+    client: GatewayClient
     open_base: Callable[[str], KnowledgeBase] | None
 
     def show(self, visit: Visit) -> Page:
         return self._page(visit)
 
     def submit(self, visit: Visit) -> Result:
-        """Ask the question, or add it with its correct answer to the knowledge base."""
-        visit.require(visit.viewer.can_edit, "send requests")
+        """Ask the question with one or two settings, or add it with its correct answer to the
+        knowledge base."""
+        visit.require(visit.user.can_edit, "send requests")
         text = visit.value("question").strip()
         images = [
             Image.from_bytes(one.file.read(MAX_IMAGE_BYTES + 1), source=one.filename)
@@ -47,24 +48,24 @@ class PlaygroundPage:
         namespace, loop = visit.namespace, visit.loop
 
         def ask(settings: Settings) -> Outcome:
-            return self.asker.ask(visit.viewer, namespace, text, images, settings, loop)
+            return self.client.ask(visit.user, namespace, text, images, settings, loop)
 
         with ThreadPoolExecutor(len(wanted)) as pool:
             outcomes = list(pool.map(ask, wanted))
         return self._page(visit, outcomes)
 
     def _add(self, visit: Visit, text: str, images: list[Image]) -> str:
-        visit.require(visit.viewer.can_store, "change the knowledge base")
+        visit.require(visit.user.can_store, "change the knowledge base")
         answer = visit.value("answer").strip()
         if not answer or self.open_base is None:
-            raise ApiError("the correct answer is empty", hint="write it below the question")
+            raise ApiError("the correct answer is empty", hint="enter the correct answer")
         for image in images:
             image.check()
         tags = {"provenance": "human", "context": ""}
-        source = f"console:{visit.viewer.name}"
+        source = f"console:{visit.user.name}"
         example = Example(Query(text, tuple(images)), answer, tags=tags, source=source)
         added = self.open_base(visit.namespace).add([example])
-        return "Added to the knowledge base" if added.new else "The knowledge base has it already"
+        return "Added to the knowledge base" if added.new else "Already in the knowledge base"
 
     def _page(self, visit: Visit, outcomes: list[Outcome] | None = None, added: str = "") -> Page:
         results = [
@@ -74,10 +75,10 @@ class PlaygroundPage:
             "playground.html",
             {
                 "title": "Playground",
-                "models": self.asker.models(visit.viewer),
+                "models": self.client.models(visit.user),
                 "results": results,
                 "added": added,
-                "can_add": visit.viewer.can_store and self.open_base is not None,
+                "can_add": visit.user.can_store and self.open_base is not None,
                 "value": visit.value,
                 "max_shots": MAX_SHOTS,
             },

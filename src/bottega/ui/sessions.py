@@ -1,4 +1,4 @@
-"""Sessions of the console: login with a key of the gateway, and what its owner may see."""
+"""Sessions of the console: login with a key of the gateway, and the permissions of its owner."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LOCAL = "local"
 
 
 @dataclass(frozen=True)
-class Viewer:
-    """Owner of a session. Without `can_edit` the session is read-only, as all sessions of a
-    viewer's key are. `is_local` viewers have logged in with the link that the server printed."""
+class ConsoleUser:
+    """Owner of a session. Without `can_edit` the session is read-only; sessions of `--viewer` keys
+    always are. `is_local` users have logged in with the link that the server printed."""
 
     account: Account
     can_edit: bool
@@ -33,21 +33,22 @@ class Viewer:
         return LOCAL if self.is_local else self.account.name
 
     @property
-    def is_admin(self) -> bool:
-        """Whether the viewer sees all pages and namespaces."""
+    def sees_all(self) -> bool:
+        """Return whether the user sees all pages and namespaces."""
         return self.is_local or self.account.admin or self.account.viewer
 
     @property
     def can_store(self) -> bool:
-        """Whether the viewer may change the examples of its namespaces."""
-        return self.can_edit and (self.is_admin or self.account.can_store)
+        """Return whether the user may change the examples of its namespaces."""
+        return self.can_edit and (self.sees_all or self.account.can_store)
 
     @property
     def can_administer(self) -> bool:
-        return self.can_edit and self.is_admin
+        """Return whether the user may change keys and all namespaces."""
+        return self.can_edit and self.sees_all
 
     def namespace(self, wanted: str | None) -> str:
-        """Return the namespace `wanted`, or the viewer's own. Raises `ApiError`."""
+        """Return `wanted`, or the user's own namespace if it is None. Raises `ApiError`."""
         if wanted is None:
             return self.account.namespace
         if self.may_read(wanted):
@@ -55,11 +56,11 @@ class Viewer:
         raise ApiError(
             f"this key has no access to the namespace {wanted[:100]!r}",
             status=403,
-            hint="leave it out to see your own namespace",
+            hint="omit it to see your own namespace",
         )
 
     def may_read(self, namespace: str) -> bool:
-        return self.is_admin or may_use(self.account, namespace)
+        return self.sees_all or may_use(self.account, namespace)
 
 
 class AccountReader(Protocol):
@@ -71,9 +72,10 @@ class AccountReader(Protocol):
 
 
 class Sessions:
-    """Signed cookies, without state in this process: each is signed with a secret derived from the
-    account's key, so all gateways that share accounts accept it, and it ends when the key is
-    revoked. A viewer without a key logs in with `token`, which ends with the process."""
+    """Sessions in signed cookies, without state on the server. Each cookie is signed with a secret
+    derived from the account's key: all gateways that share accounts accept it, and it becomes
+    invalid when the key is revoked. Without keys, users log in with `token`, which is valid until
+    the process ends."""
 
     def __init__(self, accounts: AccountReader | None, *, token: str | None = None) -> None:
         self._accounts = accounts
@@ -81,14 +83,14 @@ class Sessions:
         self._local_secret = secrets.token_bytes(32)
 
     def login(self, key: str, *, read_only: bool = False) -> str | None:
-        """Return a cookie for the key or token, None if it is not valid."""
+        """Return a cookie for a key or the token, None if it is not valid."""
         if self.token is not None and hmac.compare_digest(key.encode(), self.token.encode()):
             return self._cookie(LOCAL, self._local_secret, read_only)
         account = None if self._accounts is None else self._accounts.authenticate(key)
         found = None if account is None else self._secret(account.id)
         return None if found is None else self._cookie(found[0].id, found[1], read_only)
 
-    def viewer(self, cookie: str | None) -> Viewer | None:
+    def user(self, cookie: str | None) -> ConsoleUser | None:
         """Return the owner of a cookie, None if it is not valid or has expired."""
         id, _, signed = (cookie or "").partition(".")
         found = self._secret(id)
@@ -99,7 +101,7 @@ class Sessions:
             read_only = _serializer(secret).loads(signed, max_age=SESSION_SECONDS)
         except BadSignature:
             return None
-        return Viewer(account, not (read_only or account.viewer), is_local=id == LOCAL)
+        return ConsoleUser(account, not (read_only or account.viewer), is_local=id == LOCAL)
 
     def _secret(self, id: str) -> tuple[Account, bytes] | None:
         if id == LOCAL and self.token is not None:

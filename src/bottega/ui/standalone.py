@@ -1,4 +1,4 @@
-"""Console without a gateway: the pages of a knowledge base, of runs and of traces."""
+"""Console without a gateway: pages of a knowledge base, evaluation runs and traces."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ REQUESTS = Link("/requests", "Requests")
 KNOWLEDGE = Link("/knowledge", "Knowledge base")
 CACHE = Link("/cache", "Cache")
 CLOSING_SECONDS = 1
-NO_TARGET = "pass a knowledge base, a folder of bottega eval --out or of several runs, or traces.db"
+NO_TARGET = "pass a knowledge base, a run of bottega eval --out, a folder of runs, or traces.db"
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the console shows: folders of runs, a knowledge base, and a file with traces."""
+    """Files that the console shows: folders of runs, a knowledge base, and a file of traces."""
 
     runs: Sequence[Path] = ()
     knowledge: Path | None = None
@@ -45,7 +45,7 @@ class Targets:
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> Targets:
-        """Sort the paths by what they are. Raises `SettingError` and `StoreError`."""
+        """Return the targets of the paths by kind. Raises `SettingError` and `StoreError`."""
         runs: list[Path] = []
         files: dict[str, Path] = {}
         for path in paths:
@@ -53,7 +53,7 @@ class Targets:
             if kind == RUN_FILE.name:
                 runs.append(path if path.is_dir() else path.parent)
             elif files.setdefault(kind, path) != path:
-                raise SettingError(f"{path} is a second {kind}", hint=f"pass one {kind}")
+                raise SettingError(f"{path} is a second {kind}", hint=f"pass only one {kind}")
         return cls(
             tuple(dict.fromkeys(runs)), files.get(KNOWLEDGE_BASE.name), files.get(TRACE_STORE.name)
         )
@@ -85,8 +85,8 @@ def _application_id(path: Path) -> int:
 def standalone_app(
     runs: Sequence[Path], open_base: OpenBase | None, traces: TraceStore | None, token: str
 ) -> Starlette:
-    """Return the application, which is opened with `token`. `open_base` blocks; None without a
-    knowledge base."""
+    """Return the application; users log in with `token`. `open_base` blocks; it is None without
+    a knowledge base."""
     links = [
         *([] if open_base is None else [KNOWLEDGE, CACHE]),
         *([] if traces is None else [REQUESTS]),
@@ -96,7 +96,7 @@ def standalone_app(
     routes = common_routes(renderer)
     if open_base is not None:
         routes += knowledge_routes(renderer, KnowledgePages(open_base))
-        # Its only viewer is an admin, without a limit of pinned entries.
+        # The limit of pinned entries does not apply: the only user is an admin.
         routes += cache_routes(renderer, CachePages(open_base, lambda namespace: None, 0))
     if traces is not None:
         routes += request_routes(renderer, traces, open_base)
@@ -122,7 +122,7 @@ def request_routes(
 
 
 class ConsoleServer(uvicorn.Server):
-    """Server that ends after SIGINT or SIGTERM. `started` is called when it accepts connections."""
+    """Server that stops on SIGINT or SIGTERM. `started` is called once it accepts connections."""
 
     def __init__(self, app: Starlette, started: Callable[[], None]) -> None:
         super().__init__(
@@ -144,5 +144,6 @@ class ConsoleServer(uvicorn.Server):
             self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # The signal has done its work: uvicorn would raise it again.
+        # Unlike in uvicorn, the signal is not raised again after the shutdown. A second one ends
+        # open connections.
         self.force_exit, self.should_exit = self.should_exit, True

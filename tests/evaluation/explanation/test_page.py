@@ -35,7 +35,7 @@ def check_page(of: StoredTrace, folder: Path, browser: str, check: Look) -> None
             await page.open(file.as_uri(), READY)
             await check(page)
             await page.evaluate("new Promise(requestAnimationFrame)")
-            assert page.complaints == []
+            assert page.page_errors == []
             assert not [url for url in page.requests if not url.startswith(("file:", "data:"))]
 
     asyncio.run(run())

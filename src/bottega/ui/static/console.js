@@ -1,6 +1,6 @@
 "use strict";
-// Pages work without this script. It refreshes figures, previews and drops files, submits forms
-// in place, asks before deletions, and switches the theme.
+// Pages work without this script. It refreshes statistics, previews files, accepts dropped files,
+// submits forms in place, asks for confirmation, and switches the theme.
 
 const THEMES = ["", "light", "dark"];
 const root = document.documentElement;
@@ -11,7 +11,7 @@ function stored(name) {
 
 function setTheme(theme) {
   if (theme) root.dataset.theme = theme; else delete root.dataset.theme;
-  try { localStorage.setItem("bottega-theme", theme); } catch { /* private windows */ }
+  try { localStorage.setItem("bottega-theme", theme); } catch { /* storage is disabled */ }
   const button = document.getElementById("theme");
   if (button) {
     button.hidden = false;
@@ -29,12 +29,12 @@ function notify(text) {
 async function load(url, options = {}) {
   const headers = { "x-requested-with": "console" };
   const response = await fetch(url, { credentials: "same-origin", ...options, headers });
-  if (response.status === 401) throw new Error("The session has ended. Log in again to continue; this page stays as it is.");
+  if (response.status === 401) throw new Error("Your session has ended. Log in again in another tab; this page keeps its contents.");
   return { response, page: new DOMParser().parseFromString(await response.text(), "text/html") };
 }
 
-function explain(error) {
-  notify(error instanceof TypeError ? "The connection to the server is lost. Nothing on this page is lost; it tries again." : error.message);
+function explain(error, nextStep) {
+  notify(error instanceof TypeError ? `The server cannot be reached. ${nextStep}` : error.message);
 }
 
 function replace(selector, page) {
@@ -55,9 +55,9 @@ async function refresh() {
   try {
     const { response, page } = await load(location.href);
     if (response.ok) replace(`#${live.id}`, page);
-    notify(response.ok ? "" : "The server reports an error; the figures are not current.");
+    notify(response.ok ? "" : "The server returned an error. The values on this page may be out of date.");
   } catch (error) {
-    explain(error);
+    explain(error, "This page tries again in a few seconds.");
   }
 }
 
@@ -76,7 +76,7 @@ async function submitInline(form, submitter) {
     replace(form.dataset.inline, page);
     notify("");
   } catch (error) {
-    explain(error);
+    explain(error, "Your input is kept: submit the form again.");
   } finally {
     form.classList.remove("busy");
     buttons.forEach((button) => { button.disabled = false; });
@@ -139,7 +139,7 @@ async function sendBatches(form, all) {
       notify(sent < files.length ? `${sent} of ${files.length} files sent` : "");
     }
   } catch (error) {
-    throw sent ? new Error(`${sent} of ${files.length} files were sent. Submit the form again: files that were added are recognized.`) : error;
+    throw sent ? new Error(`${sent} of ${files.length} files were sent. Submit the form again: files that were added already are not added twice.`) : error;
   }
 }
 
@@ -157,13 +157,13 @@ async function filesOf(entry, folder = "") {
   }
 }
 
-function confirmed(text) {
+function confirmed(text, action) {
   const dialog = document.createElement("dialog");
   const question = document.createElement("p");
   const form = document.createElement("form");
   form.method = "dialog";
   question.textContent = text;
-  for (const [value, title] of [["no", "Cancel"], ["yes", "Continue"]]) {
+  for (const [value, title] of [["no", "Cancel"], ["yes", action]]) {
     const button = document.createElement("button");
     button.value = value;
     button.textContent = title;
@@ -185,7 +185,7 @@ document.addEventListener("submit", async (event) => {
   const question = event.submitter?.dataset.confirm || form.dataset.confirm;
   if (question && !form.dataset.agreed) {
     event.preventDefault();
-    if (await confirmed(question)) {
+    if (await confirmed(question, event.submitter?.textContent || "Continue")) {
       form.dataset.agreed = "yes";
       form.requestSubmit(event.submitter);
     }

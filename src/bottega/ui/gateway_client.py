@@ -1,4 +1,4 @@
-"""Requests that the console sends through the gateway, as the viewer's own."""
+"""Client that sends the questions of console users to the gateway in the same process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
 from bottega.recording import CompositeRecorder
 from bottega.types import Trace
-from bottega.ui.sessions import Viewer
+from bottega.ui.sessions import ConsoleUser
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of one question: model id, number of demonstrations (None: the tier's), and whether
-    the cache is searched and the answer stored."""
+    """Options of one question: model id, number of demonstrations (None: the tier's), whether the
+    cache is searched, and whether the answer is stored."""
 
     model: str = "bottega"
     shots: int | None = None
@@ -31,6 +31,7 @@ class Settings:
     store: bool = False
 
     def headers(self, namespace: str) -> dict[str, str]:
+        """Return the request headers. Exact repeats are never replayed."""
         switches = ["no-replay"]
         switches += [] if self.retrieve else ["no-retrieve"]
         switches += [] if self.store else ["no-store"]
@@ -44,7 +45,7 @@ class Settings:
 
 @dataclass
 class Outcome:
-    """Answer of the gateway or its error. Without a question there is no `trace`."""
+    """Answer of the gateway, or its error. `trace` is None if no pipeline answered."""
 
     settings: Settings
     record: RequestRecord
@@ -55,7 +56,7 @@ class Outcome:
 
 @dataclass
 class _TracedTenants:
-    """Tenants whose pipelines also record into `traces`."""
+    """Tenants whose pipelines also append to `traces`."""
 
     tenants: Tenants
     traces: list[Trace] = field(default_factory=list)
@@ -73,8 +74,8 @@ class _TracedTenants:
 
 
 @dataclass(frozen=True)
-class Asker:
-    """Sender of questions to a gateway. They count towards the viewer's limits and budget."""
+class GatewayClient:
+    """Client of a gateway. Its requests count towards the limits and budget of the user's key."""
 
     server: GatewayServer
 
@@ -82,26 +83,27 @@ class Asker:
     def gateway(self) -> Gateway:
         return self.server.gateway
 
-    def models(self, viewer: Viewer) -> list[str]:
-        return self.gateway.models_of(viewer.account)
+    def models(self, user: ConsoleUser) -> list[str]:
+        """Return the ids of the models that the user may request."""
+        return self.gateway.models_of(user.account)
 
     def ask(
         self,
-        viewer: Viewer,
+        user: ConsoleUser,
         namespace: str,
         text: str,
         images: Sequence[Image],
         settings: Settings,
         loop: asyncio.AbstractEventLoop,
     ) -> Outcome:
-        """Return the outcome. Blocks; call it from another thread than that of `loop`, the event
-        loop of the gateway."""
-        work = self._ask(viewer, namespace, text, images, settings)
+        """Send a question with its images and return the outcome. Blocks: call it from another
+        thread than that of `loop`, the event loop of the gateway."""
+        work = self._ask(user, namespace, text, images, settings)
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     async def _ask(
         self,
-        viewer: Viewer,
+        user: ConsoleUser,
         namespace: str,
         text: str,
         images: Sequence[Image],
@@ -124,7 +126,7 @@ class Asker:
         gateway = replace(
             self.gateway,
             tenants=tenants,
-            authenticate=(lambda _: viewer.account) if protected else None,
+            authenticate=(lambda _: user.account) if protected else None,
         )
         record = RequestRecord(request_id())
         outcome = Outcome(settings, record)
@@ -134,7 +136,7 @@ class Asker:
             outcome.text = choice["message"].get("content") or ""
         except BottegaError as error:
             record.state, record.status = "failed", to_api_error(error).status
-            # The viewer may be a client: details of upstreams are for the log.
+            # The user may be a client: details of upstreams appear in the log only.
             outcome.error = to_api_error(error)
         finally:
             self.server.on_end(record)
