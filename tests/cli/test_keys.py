@@ -12,7 +12,7 @@ def test_a_key_is_created_listed_and_revoked(run: Run) -> None:
     made = run("keys", "add", "team-a", "--rpm", 60, "--usd-per-month", 5, "--namespace", "a")
     token = made.out.strip()
     assert token.startswith("sk-bottega-")
-    assert "not shown again" in made.err
+    assert "not shown again" in made.err and "restart a gateway" in made.err
     file = Path("bottega-data/gateway.db")
     accounts = Accounts(file)
     account = accounts.authenticate(token)
@@ -90,7 +90,7 @@ def test_errors_have_hints(run: Run) -> None:
 
 def test_a_second_key_of_the_same_name_is_noted(run: Run) -> None:
     assert "already" not in run("keys", "add", "ada").err
-    assert "1 other valid key named 'ada' already" in run("keys", "add", "ada").err
+    assert "1 other valid key named 'ada'" in run("keys", "add", "ada").err
 
 
 def test_keys_of_a_database(run: Run, database: str, monkeypatch: pytest.MonkeyPatch) -> None:

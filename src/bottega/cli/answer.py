@@ -95,9 +95,9 @@ def classify(
     traces: TraceFile = None,
     json: Json = False,
 ) -> None:
-    """Classify images with the nearest labelled images as demonstrations (Visual RAG).
+    """Classify images with the most similar labelled images as demonstrations (Visual RAG).
 
-    --method knn and --method logreg answer without a model.
+    --method knn and --method logreg classify without a model.
     """
     if file.file is not None and file.file.suffix.lower() in SUFFIXES:
         raise SettingError(
@@ -226,7 +226,7 @@ def ask(
 
 
 def _note_missing(model: str, trace: Trace) -> None:
-    """Say which options a bundled model needs for an answer without a knowledge base."""
+    """Note the options that a bundled model needs to answer without a knowledge base."""
     has_image = bool(trace.query.images)
     if model == "bundled:apprentice":
         image = "" if has_image else "add --image FILE, "

@@ -154,7 +154,7 @@ def check_retrieve(name: str, embed: str = BUNDLED) -> None:
         )
     if name != "hybrid" and embed.startswith(FLMR):
         raise SettingError(
-            f"{embed} makes several vectors per question, which {name} does not support",
+            f"{embed} computes several vectors per question, which {name} does not support",
             hint="add --retrieve hybrid",
         )
 
@@ -308,7 +308,7 @@ def open_recorder(given: StoreLocation | None) -> Iterator[Recorder | None]:
     with _trace_errors(location):
         traces = open_traces(location)
     with closing(traces):
-        # Fail before a model is loaded and charges money.
+        # Fail before a model is loaded or paid for.
         with _trace_errors(location):
             traces.check_writable()
         yield traces

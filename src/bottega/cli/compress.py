@@ -141,7 +141,7 @@ def train(
     say(f"compressor: {settings.out}")
     hyper = f" --hyper {settings.hyper}" if settings.hyper else ""
     note(
-        "to test whether it reads the passages: bottega eval ... --methods"
+        "to test whether it uses the passages: bottega eval ... --methods"
         f" concat,racc,racc-oracle,racc-flat,racc-swapped --shots {settings.shots}"
         f" --model {settings.model} --compressor {settings.out}{hyper}"
     )
@@ -153,14 +153,15 @@ def build(
     store: Annotated[Path, Option(help="Folder of the store; created if missing.")],
     compressor: CompressorFolder = None,
     model: Annotated[
-        str, Option(help="Model that the compressor was trained with: bundled, ...")
+        str,
+        Option(help="Model of the compressor: bundled, a folder, or a Hugging Face id."),
     ] = BUNDLED,
     int8: Annotated[
         bool, Option("--int8", help="Store one byte per number instead of two; report the loss.")
     ] = False,
     all_examples: Annotated[
         bool,
-        Option("--all", help="Include demonstrations: examples with an answer, and the answer."),
+        Option("--all", help="Include examples with an answer; the answer is compressed too."),
     ] = False,
     namespace: Namespace = "",
     on: On = LOCAL,

@@ -69,6 +69,8 @@ def _missing_routes(error: MissingDependencyError) -> list[BaseRoute]:
     from starlette.routing import Route
 
     async def explain(request: Request) -> Response:
-        return PlainTextResponse(f"the console is not installed: {error}\nhint: {error.hint}\n", 501)
+        return PlainTextResponse(
+            f"the console is not installed: {error}\nhint: {error.hint}\n", 501
+        )
 
     return [Route("/ui", explain), Route("/ui/{page:path}", explain)]

@@ -169,7 +169,7 @@ def evaluate(
     """Compare methods on a labelled image set or a synthetic task, with 95 % intervals.
 
     A folder without train/ and test/ is split by the seed: a quarter of each class is evaluated.
-    Completed methods are printed and written even if a later method fails.
+    Results of completed methods are printed and written even if a later method fails.
 
     vote, nearest and knn choose a label among the retrieved examples without a model; vote-strict
     counts ties as wrong; logreg fits a logistic regression to all labelled vectors. top-k shows the
@@ -297,7 +297,7 @@ def _compare(
     traces: StoreLocation | None,
     run: Callable[..., None],
 ) -> None:
-    """Run the methods; report completed ones in any case."""
+    """Run the methods, then report the completed ones, also after an error."""
     record = config.record(
         model=settings.generator.name, hyper=hyper.name if hyper else None, skipped=skipped
     )
@@ -328,6 +328,6 @@ def _compare(
             + ("resume" if out else "start again (--out stores answers)")
         )
     if failed := sum(result.failed for result, _ in runs):
-        hint = "repeat the command to retry them" if out else "store answers with --out DIR"
+        hint = "repeat the command to retry them" if out else "store answers with --out FOLDER"
         say(f"{failed} of {len(data.items) * len(runs)} requests failed; {hint}")
         raise Exit(1)

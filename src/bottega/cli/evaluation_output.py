@@ -1,4 +1,4 @@
-"""Output of `bottega eval` and `demo`: stored answers, tables, failures."""
+"""Output of `bottega eval` and `demo`: plan, tables of results, failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHOWN_FAILURES = 10
 def print_plan(
     data: Benchmark, models: Sequence[str], calls: int, *, drafts: bool = False, orders: int = 1
 ) -> None:
-    """Print the size of a run that is not started."""
+    """Print the size of a run that `--dry-run` does not start."""
     say(
         f"{data.name}: {len(data.items)} items{f' in {orders} orders' if orders > 1 else ''},"
         f" {len(data.knowledge)} labelled examples, {len(data.labels) or 'no'} labels;"
@@ -83,7 +83,8 @@ def print_results(
 
 
 def is_logistic_better(differences: Sequence[PairedDifference]) -> bool:
-    """Return whether logreg is clearly better than visual-rag at every number of shots."""
+    """Return whether logreg is better than visual-rag at every number of shots, with intervals
+    that exclude 0."""
     found = [one.high < 0 for one in differences if (one.method, one.against) == RECOMMENDATION]
     return bool(found) and all(found)
 
@@ -92,6 +93,7 @@ def is_logistic_better(differences: Sequence[PairedDifference]) -> bool:
 def answer_store(
     out: Path | None, record: Mapping[str, object], data: Benchmark
 ) -> Iterator[AnswerStore]:
+    """Yield the store of a run in the folder `out`, else one in memory."""
     if out is None:
         yield AnswerStore()
         return
@@ -111,6 +113,7 @@ def report_results(
     runs: Sequence[MethodResult],
     file: Path | None,
 ) -> None:
+    """Print the results of completed methods, and write them to `file` as JSON."""
     results, differences = [result for result, _ in runs], paired_differences(runs)
     if results:
         say(f"model {record['model']}; examples retrieved by {_retrieval(record)}")
@@ -129,7 +132,7 @@ def report_results(
 
 
 def _retrieval(record: Mapping[str, object]) -> str:
-    """Return the retrieval method with its embedders and the settings that are not the default."""
+    """Return the retrieval method with its embedders and its non-default settings."""
     name, image, text = record["retrieve"], record["embedder"], record.get("embed_text")
     embedders = [str(image)]
     if name in ("bm25", "text"):
@@ -165,6 +168,7 @@ def stored_text(store: AnswerStore | None, out: Path | None) -> str:
 
 
 def report_failures(store: AnswerStore, out: Path | None) -> None:
+    """Print the first failed items of a stored run."""
     failures = store.failures() if isinstance(store, RunStore) else []
     for one in failures[:SHOWN_FAILURES]:
         say(f"failed: {method_title(one.method, one.shots)}, item {one.index}: {one.error}")

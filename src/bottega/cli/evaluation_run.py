@@ -1,4 +1,4 @@
-"""Evaluation runs of `eval` and `demo`: run the methods, print their results."""
+"""Evaluation runs of `eval` and `demo`: run the methods and report each result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MethodWorkers = Workers[tuple[MethodKey, int], ItemAnswer]
 
 
 def check_output(path: Path | None) -> None:
-    """Raise `SettingError` before the work if the file cannot be written."""
+    """Raise `SettingError` if the file cannot be written. Call it before expensive work."""
     if path is None:
         return
     folder = path.absolute().parent
@@ -65,9 +65,9 @@ def run_methods(
     executor: Executor | None = None,
     remote: MethodFactory | None = None,
 ) -> None:
-    """Run all methods; append each result when it is complete, so an error keeps the others.
-    `report` gets one line per method. With `executor`, its workers answer with the actors of
-    `remote`."""
+    """Run all methods. Each result is appended to `runs` when it is complete, so an error keeps the
+    earlier ones. `report` receives one line per method. With `executor`, its workers answer with
+    the actors of `remote`."""
     check_benchmark_fit(config.methods, data, config.retrieve)
     if isinstance(state.store, RunStore):
         state.store.plan(method_keys(config, data))
@@ -103,7 +103,7 @@ def _methods(
     async def answer(key: MethodKey, query: Query) -> Outcome:
         answered = await workers((key, index_of[id(query)]))
         for error in answered.warnings:
-            if str(error) not in warned:  # each worker meets the same examples
+            if str(error) not in warned:  # all workers embed the same examples
                 warned.add(str(error))
                 warn(error)
         if record is not None:
@@ -138,13 +138,13 @@ async def _run_all(
             cost = f", {result.cost_usd:.4f} USD" if result.cost_usd else ""
             report(f"{method.title}: {value} in {result.seconds:.1f} s{cost}")
             if isinstance(state.store, RunStore):
-                await asyncio.to_thread(_keep_thumbnails, state.store.path, data, method)
+                await asyncio.to_thread(_store_thumbnails, state.store.path, data, method)
     finally:
         await workers.aclose()
 
 
-def _keep_thumbnails(path: Path, data: Benchmark, method: Method) -> None:
-    """Store the thumbnails of the report; the results exclude this time."""
+def _store_thumbnails(path: Path, data: Benchmark, method: Method) -> None:
+    """Store thumbnails for the report. The measured times of the methods exclude this step."""
     started = time.perf_counter()
     with progress("thumbnails", None) as step:
         count = keep_thumbnails(path, data, method, progress=step, on_error=warn)

@@ -64,8 +64,8 @@ def report(
     ]
     print_table(("mean, 95 % interval", "a", "b", "b - a"), rows)
     note(
-        "each interval is valid at all times, so the experiment may be stopped at any of them;"
-        f" cost and seconds have one from {MIN_VALUES} answers on"
+        "the intervals are valid at all times, so the experiment may be stopped at any time;"
+        f" those of cost and seconds start at {MIN_VALUES} answers"
     )
 
 

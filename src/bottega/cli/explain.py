@@ -33,11 +33,11 @@ def explain(
     kb: Annotated[
         StoreLocation | None,
         knowledge_option(
-            help="Knowledge base with the images of the page.",
+            help="Knowledge base with the images of the demonstrations, for the page.",
         ),
     ] = None,
     image: Annotated[
-        list[Path] | None, Option(help="Image of the question (traces hold none); may be repeated.")
+        list[Path] | None, Option(help="Image of the question, for the page; may be repeated.")
     ] = None,
     traces: TraceFile = None,
     namespace: Namespace = "",

@@ -32,13 +32,15 @@ def export(
     ] = None,
     since: Annotated[
         datetime | None,
-        Option(metavar="TIME", parser=parse_time, help="Only feedback since this local time."),
+        Option(
+            metavar="TIME", parser=parse_time, help="Only feedback at or after this local time."
+        ),
     ] = None,
     corrections: Annotated[
         bool, Option("--corrections", help="Only feedback with a corrected answer.")
     ] = False,
 ) -> None:
-    """Print ratings, corrections and comments as JSON lines, the oldest first."""
+    """Print ratings, corrections and comments as JSON lines, oldest first."""
     count = 0
     with closing(Ledger(gateway_store(data, database), create=False)) as ledger:
         for one in read_feedback(ledger, namespace=namespace, since=timestamp(since) or 0.0):
@@ -46,4 +48,4 @@ def export(
                 say(json.dumps(asdict(one), ensure_ascii=False))
                 count += 1
     if not count:
-        note("no feedback matches: clients send it to POST /v1/feedback")
+        note("no feedback matches; clients send it to POST /v1/feedback")

@@ -34,7 +34,7 @@ Limit = Annotated[
 
 Since = Annotated[
     datetime | None,
-    Option(metavar="TIME", parser=parse_time, help="Only those at or after this local time."),
+    Option(metavar="TIME", parser=parse_time, help="Only rows at or after this local time."),
 ]
 MAX_LABELS = 10
 MAX_QUESTION = 48  # characters in a table
@@ -45,7 +45,7 @@ KINDS = {
     "master": (DRAWINGS, "knows digits and synthetic scenes"),
     "photos": (PHOTOGRAPHS, "learns photographs from demonstrations"),
     "photos-lite2": (PHOTOGRAPHS, "the same, with a larger network"),
-    "photos-master": (PHOTOGRAPHS, "knows ImageNet's 1,000 kinds of things"),
+    "photos-master": (PHOTOGRAPHS, "knows ImageNet's 1,000 classes"),
 }
 VIEW_FIELDS = ("views", "embedder", "dimension")
 
@@ -65,7 +65,7 @@ def ls(
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
-    """List examples."""
+    """List the examples of a knowledge base."""
     with open_rows(file, namespace) as knowledge:
         found = knowledge.ids(label=label, where=_filter(tag or (), text, since))
         examples = knowledge.get_many(found[:limit])
@@ -112,7 +112,7 @@ def show(
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
-    """Show one example."""
+    """Show one example with all its fields."""
     with open_rows(file, namespace) as knowledge:
         example, metadata = knowledge.get(id), knowledge.metadata(id)
     if image is not None:
@@ -132,7 +132,7 @@ def show(
 
 
 def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) -> None:
-    """Count examples, images and labels; name the views and the other namespaces."""
+    """Count examples, images and labels; list the views and other namespaces."""
     with open_rows(file, namespace) as knowledge:
         found, stored = vars(knowledge.stats()), knowledge.views()
         namespaces, elsewhere = knowledge.namespaces(), others(knowledge, namespace)
@@ -189,7 +189,7 @@ def log(
     traces: TraceFile = None,
     json: Json = False,
 ) -> None:
-    """Show recent requests and their cost, the newest first."""
+    """Show recent requests and their cost, newest first."""
     with closing(open_traces(traces)) as store:
         if id is not None:
             trace = store.get(id)
@@ -249,7 +249,7 @@ def models(
         where = (
             "at OPENAI_BASE_URL"
             if os.environ.get("OPENAI_BASE_URL")
-            else "any OpenAI-compatible endpoint (OPENAI_BASE_URL)"
+            else "at any OpenAI-compatible endpoint (OPENAI_BASE_URL)"
         )
         rows.append(("openai:NAME", "endpoints", f"{where}; list them with --endpoint"))
         plain = "the same for base models without a chat template"

@@ -39,7 +39,9 @@ def add(
     no_store: Annotated[
         bool, Option("--no-store", help="Never store its answers in the cache; deny corrections.")
     ] = False,
-    rpm: Annotated[int | None, Option(help="Maximum requests per minute (default: no limit).")] = None,
+    rpm: Annotated[
+        int | None, Option(help="Maximum requests per minute (default: no limit).")
+    ] = None,
     usd_per_month: Annotated[
         float | None, Option(help="Budget per calendar month, UTC (default: no limit).")
     ] = None,
@@ -60,7 +62,10 @@ def add(
         float | None, Option(help="Days until the key expires (default: never).")
     ] = None,
     viewer: Annotated[
-        bool, Option("--viewer", help="See all namespaces in the console; change nothing, send no requests.")
+        bool,
+        Option(
+            "--viewer", help="See all namespaces in the console; change nothing, send no requests."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -89,6 +94,8 @@ def add(
     print_result(json, {"key": token, "account": account}, token)
     if not json:
         note(f"this is the key of {account.name!r} (id {account.id}); it is not shown again")
+    if not before:
+        note("restart a gateway that runs without keys: until then it accepts requests without one")
     if same:
         note(f"{plural(same, 'other valid key')} named {name!r}: see bottega keys ls")
 

@@ -68,12 +68,15 @@ def add(
     ] = False,
     namespace: Namespace = "",
     embed: Embed = None,
-    strict: Annotated[bool, Option("--strict", help="Stop at the first bad row or image.")] = False,
+    strict: Annotated[
+        bool, Option("--strict", help="Stop at the first unreadable row or image.")
+    ] = False,
     on: On = LOCAL,
     workers: WorkerCount = None,
     json: Json = False,
 ) -> None:
-    """Add labelled images or passages. Unreadable ones are reported and skipped."""
+    """Add labelled images or passages to a knowledge base, which is created if missing. Unreadable
+    ones are reported and skipped."""
     check_executor(on, workers)
     skipped = SkippedExamples()
 
@@ -115,8 +118,8 @@ def add(
 
 
 def _check_texts_differ(embed: str, examples: Sequence[Example]) -> None:
-    """Raise `SettingError` for a text embedder of labelled images whose questions are all equal:
-    all vectors would be equal."""
+    """Raise `SettingError` for a text embedder if all labelled images have the same question: all
+    vectors would be equal."""
     questions = {one.query.text for one in examples}
     labelled = all(one.query.images and one.answer for one in examples)
     if reads_text_only(embed) and len(examples) > 1 and labelled and len(questions) == 1:
@@ -127,7 +130,7 @@ def _check_texts_differ(embed: str, examples: Sequence[Example]) -> None:
 
 
 def _note_doubtful_labels(knowledge: KnowledgeBase, file: StoreLocation) -> None:
-    """Print notes on examples that contradict each other and on a label that equals abstention."""
+    """Print notes on contradictory answers, a single label, and a label that equals abstention."""
     if groups := knowledge.contradictions():
         examples = knowledge.get_many(groups[0])
         named = " and ".join(f"{one.answer!r} ({one.source}, {one.id})" for one in examples[:2])
@@ -152,7 +155,7 @@ def _added_text(added: AddResult, skipped: SkippedExamples, file: str, total: in
 
 
 def load(source: str, split: str | None, on_error: OnError) -> Iterator[Example]:
-    """Return the loader for the form of a source."""
+    """Return the examples of a source. Raises `LoadError` and `SettingError`."""
     path = Path(source)
     if source == "digits":
         return load_digits()
@@ -163,7 +166,7 @@ def load(source: str, split: str | None, on_error: OnError) -> Iterator[Example]
     if not path.exists():
         raise LoadError(
             f"{source} does not exist",
-            hint="give a folder, a .jsonl or .parquet file, or hf:OWNER/NAME",
+            hint="pass a folder, a .jsonl or .parquet file, or hf:OWNER/NAME",
         )
     if path.suffix == ".jsonl":
         return load_jsonl(path, on_error=on_error)
@@ -188,7 +191,7 @@ def rm(
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
-    """Remove examples."""
+    """Remove examples from a knowledge base."""
     with open_rows(file, namespace) as knowledge:
         removed = knowledge.delete(ids)
         left = len(knowledge)
@@ -223,7 +226,7 @@ def import_(
     embed: Embed = None,
     json: Json = False,
 ) -> None:
-    """Import an exported folder with pins and counters; embed all examples again."""
+    """Import a folder of bottega export, with pins and counters; embed its examples again."""
     skipped = SkippedExamples()
     with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
         added = knowledge.import_from(folder, on_error=skipped, progress=step)
@@ -245,7 +248,7 @@ def verify(
     json: Json = False,
 ) -> None:
     """Check images, vectors and index files against the rows. Exits with 1 if any is wrong."""
-    # Only embedding again needs the embedder.
+    # The embedder is needed only to embed examples again.
     with open_to_repair(file, embed) if deep or repair else open_rows(file) as knowledge:
         found = knowledge.verify(deep=deep, repair=repair)
     if json:

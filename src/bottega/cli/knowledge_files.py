@@ -1,4 +1,4 @@
-"""Opening knowledge bases, with their views and namespaces."""
+"""Functions that open knowledge bases with their views and namespaces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def counted(namespaces: Mapping[str, int]) -> str:
 
 
 def option_for(namespaces: Mapping[str, int]) -> str:
-    """Return the option in shell syntax."""
+    """Return the option that selects one of the namespaces, in shell syntax."""
     return f"--namespace {shlex.quote(next(iter(namespaces))) if len(namespaces) == 1 else 'NAME'}"
 
 

@@ -86,8 +86,8 @@ def answer(
     """Store a master's answers to the labelled questions of a benchmark in a knowledge base.
 
     The master reasons before it answers, and never sees a gold answer. The file holds its answers
-    with their reasoning: a warm cache for the gateway, `bottega stream --answers` and `bottega eval
-    --answers-from`. The same command continues an interrupted run."""
+    with their reasoning. It is a warm cache for the gateway, `bottega stream --answers` and
+    `bottega eval --answers-from`. The same command resumes an interrupted run."""
     check_model(model)
     Budget(budget)  # fail before anything is loaded
     check_executor(on, workers)
@@ -267,7 +267,7 @@ def _report(
         )
         say(f"{right} of {answered} equal the gold answer ({right / answered:.3f})")
     if budget.is_spent:
-        say(f"{budget}; repeat the command to continue")
+        say(f"{budget}; repeat the command with a larger --budget to resume")
     if found.failed:
         say("repeat the command to ask the failed questions again")
         raise Exit(1)

@@ -64,7 +64,7 @@ class TraceCollector:
         self._traces: ContextVar[list[Trace]] = ContextVar("traces")
 
     def start(self) -> list[Trace]:
-        """Return the list that gets the traces of this call."""
+        """Return the list that collects the traces of this call."""
         traces: list[Trace] = []
         self._traces.set(traces)
         return traces
@@ -74,12 +74,12 @@ class TraceCollector:
 
 
 class MethodActor:
-    """Methods of a run over its knowledge base. An item is the key of a method and the index of a
-    benchmark item.
+    """Methods of a run over its knowledge base. A call takes the key of a method and the index of
+    a benchmark item.
 
-    The constructor embeds the knowledge base. `report` gets the cost of drafts at the end,
-    `on_error` the examples that cannot be embedded; `warnings` are those for the caller of a worker
-    process.
+    The constructor embeds the knowledge base. `report` receives the cost of drafts at the end,
+    `on_error` the errors of examples that cannot be embedded; `warnings` are returned to the
+    caller of a worker process with the next answer.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class MethodActor:
             cost = "unknown" if drafts.cost_usd is None else f"{drafts.cost_usd:.4f} USD"
             self._report(
                 f"drafts of {self._retrieve}: {plural(drafts.calls, 'call')}, {drafts.tokens}"
-                f" tokens, cost {cost}; not in the figures of the methods"
+                f" tokens, cost {cost}; not included in the results of the methods"
             )
 
 

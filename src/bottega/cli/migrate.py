@@ -1,4 +1,4 @@
-"""Command that copies a knowledge base between files and PostgreSQL."""
+"""The command `bottega migrate`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def migrate(
 ) -> None:
     """Copy a knowledge base between files and PostgreSQL, and compare the two.
 
-    Ids, vectors, pins, counters, settings and change numbers are kept. After an interruption, the
-    same command resumes. First stop processes that write to FROM. Exits with 1 if the copy
+    Ids, vectors, pins, counters, settings and change numbers are copied. Stop processes that write
+    to FROM first. After an interruption, the same command resumes. Exits with 1 if the copy
     differs."""
     with open_copy(source.target, target.target) as copy:
         try:

@@ -55,9 +55,7 @@ def knowledge_option(*names: str, help: str) -> Any:
     return Option(*names, metavar="K.db", parser=StoreLocation.from_argument, help=help)
 
 
-Namespace = Annotated[
-    str, Option("--namespace", help="Namespace (default: the one without a name).")
-]
+Namespace = Annotated[str, Option("--namespace", help="Namespace (default: the unnamed one).")]
 By = Annotated[
     str | None,
     Option(
@@ -86,7 +84,7 @@ Database = Annotated[
 
 
 def gateway_store(data: Path | None, database: str | None) -> Path | str:
-    """Return the location of accounts and ledger: the URL of a database or a file. Options
+    """Return the location of accounts and ledger: a file, or the URL of a database. Options
     override environment variables, which override ./bottega.toml. Raises `SettingError`."""
     from bottega.gateway.accounting.database import FILE
     from bottega.gateway.config.loading import load_config
@@ -131,8 +129,8 @@ def parse_time(text: str) -> datetime:
 
 
 def timestamp(time: datetime | None) -> float | None:
-    """Return a local time in seconds since 1970. Earlier dates may have no timestamp: they become
-    the second day of 1970, which precedes all stored data."""
+    """Return a local time in unix seconds. Times before 1970 may have no timestamp: they become
+    1970-01-02, which precedes all stored data."""
     return None if time is None else max(time, datetime(1970, 1, 2)).timestamp()
 
 
@@ -185,8 +183,8 @@ Embed = Annotated[
         metavar="NAME",
         help="photos, bundled, pixels, photos+pixels:WEIGHT (both, with this weight of the pixels, "
         "default 0.3), words or minilm (of the question), dual (bundled and words), or a "
-        "sentence-transformers id or folder[:image|text|average]. Default: the embedder that built "
-        "the file, else photos for photographs if its extra is installed, else bundled.",
+        "sentence-transformers id or folder[:image|text|average] (default: the embedder of the "
+        "file, else photos for photographs if its extra is installed, else bundled).",
     ),
 ]
 PromptStyle = Annotated[

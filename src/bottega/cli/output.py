@@ -1,4 +1,4 @@
-"""Output: tables and progress for people, one JSON document for programs."""
+"""Output of commands: text and tables on stdout, notes on stderr, or one JSON document."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def print_json(document: object) -> None:
 
 
 def to_json(document: object) -> bytes:
-    """Serialize as UTF-8; invalid text in file names becomes a question mark."""
+    """Return a document as UTF-8 JSON; undecodable bytes of file names become question marks."""
     text = json.dumps(document, default=_plain, ensure_ascii=False, indent=2)
     return f"{text}\n".encode(errors="replace")
 
@@ -52,7 +52,7 @@ def _plain(value: object) -> object:
 
 
 def shown(value: object, style: str = "") -> Text:
-    """Text for the terminal: no markup, no control characters."""
+    """Return text for the terminal, without markup and control characters."""
     return Text(CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(value)), style=style)
 
 
@@ -124,7 +124,7 @@ class SkippedExamples(list[BottegaError]):
 
 @contextmanager
 def noting_interruption(text: Callable[[], str]) -> Iterator[None]:
-    """Note what is kept, and how to go on, if Ctrl-C ends the block."""
+    """Note what is stored and how to resume if Ctrl-C ends the block; `text` returns both."""
     try:
         yield
     except KeyboardInterrupt:

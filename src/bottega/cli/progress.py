@@ -33,8 +33,8 @@ class Step(Protocol):
 
 
 class CallCounter:
-    """Tracer that counts the samples from models in this process: the first sign of progress in a
-    search, whose items all end late. There are at most `limit`, if that is not 0."""
+    """Tracer that counts completions of models in this process. In a search, whose items all end
+    late, they are the first sign of progress. `limit` is their maximum number, 0 if unknown."""
 
     def __init__(self, limit: int = 0) -> None:
         self.limit, self.count = limit, 0
@@ -64,7 +64,7 @@ class CountedCall(NoOpSpan):
 
 @dataclass
 class Status:
-    """State of some work of `total` steps, None if unknown."""
+    """Progress of a task of `total` steps, None if unknown."""
 
     total: int | None
     calls: CallCounter = field(default_factory=CallCounter)
@@ -76,13 +76,13 @@ class Status:
         self.usd += cost_usd
 
     def text(self, seconds: float, *, shows_cost: bool = False) -> str:
-        """Return calls, cost, and the time so far and left, after so many seconds."""
+        """Return the calls, the cost, the elapsed `seconds` and the estimated time left."""
         calls = f"{self.calls.count:,} calls, " if self.calls.count else ""
         cost = f"{self.usd:.4f} USD, " if shows_cost or self.usd else ""
         return f"{calls}{cost}{_duration(seconds)}{self._left(seconds)}"
 
     def _left(self, seconds: float) -> str:
-        """Estimate the time left by the finished steps, before the first one by the calls."""
+        """Return the estimated time left: from the finished steps, else from the calls."""
         done, limit = self.calls.count, self.calls.limit
         if self.total is not None and self.done:
             left = seconds / self.done * max(0, self.total - self.done)
@@ -100,8 +100,8 @@ def progress(
     counts_money: bool = False,
     calls: CallCounter | None = None,
 ) -> Iterator[Step]:
-    """Yield a function that counts finished steps, with optional cost. Shows the time so far and an
-    estimate of the time left."""
+    """Yield a function that counts finished steps and their cost in US dollars. Shows the elapsed
+    time and an estimate of the time left."""
     status = Status(total, calls or CallCounter())
     if notes.is_terminal:
         with _bar(title, status, counts_money) as step:
@@ -145,8 +145,8 @@ def _bar(title: str, status: Status, counts_money: bool) -> Iterator[Step]:
 
 
 class ProgressLines:
-    """Progress as occasional lines from a thread, for logs. Work that ends before `first` seconds
-    writes none."""
+    """Progress as occasional lines for logs, printed by a thread. Tasks that end within `first`
+    seconds print none."""
 
     def __init__(self, title: str, status: Status, first: float = FIRST_SECONDS) -> None:
         self._title, self._status, self._pause = title, status, first

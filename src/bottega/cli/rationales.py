@@ -245,7 +245,7 @@ class RationaleFactory:
 
 @dataclass(frozen=True)
 class WorkerRationales:
-    """Source of rationales that workers make."""
+    """Source of rationales that workers write."""
 
     workers: RationaleWorkers
 
@@ -258,7 +258,7 @@ class WorkerRationales:
 
 @dataclass
 class Job:
-    """Run of one example, which determines the cost, and then of the others."""
+    """Job that writes one rationale, estimates the cost of the others, and then writes them."""
 
     run: Run
     work: RationaleWriter

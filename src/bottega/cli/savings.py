@@ -33,7 +33,9 @@ def savings(
             metavar="TIME", parser=parse_time, help="Only requests at or after this local time."
         ),
     ] = None,
-    master: Annotated[str | None, Option(help="Tier to compare with (default: as served).")] = None,
+    master: Annotated[
+        str | None, Option(help="Tier to compare with (default: the gateway's master).")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Report what requests cost and what the master alone would have cost."""
@@ -50,7 +52,7 @@ def savings(
     else:
         say("no requests yet")
         serve = f" --data {location.parent}" if isinstance(location, Path) else ""
-        note(f"bottega serve{serve} answers requests; bottega keys add NAME makes a key")
+        note(f"start the gateway with bottega serve{serve}; it records its requests")
     if found.lost_rows:
         say(f"{found.lost_rows} rows could not be written and are excluded: see the gateway's log")
 
@@ -81,11 +83,13 @@ def _print_alone(found: Savings) -> None:
     share = f", {alone.saved.value / alone.usd.value:.0%} of it" if alone.usd.value > 0 else ""
     say(f"saved:            {_money(alone.saved)}{share}")
     if not alone.estimated:
-        note(f"{found.master!r} answered everything itself")
+        note(f"{found.master!r} answered all requests itself")
         return
     borrowed = ""
     if alone.pooled:
-        borrowed = f"; {alone.pooled} of them in namespaces where it gave none, at the mean of all"
+        borrowed = (
+            f"; {alone.pooled} of them, in namespaces without such answers, at the overall mean"
+        )
     note(
         f"an estimate: {alone.estimated} requests not answered by the master, at the mean cost of"
         f" {found.master!r}'s own answers (n = {alone.usd.n}) in the same namespace{borrowed}"
@@ -127,7 +131,7 @@ def _how(route: Route) -> str:
         case "replayed":
             return "replayed"
         case "shadow":
-            return f"measuring: {route.tier}"
+            return f"shadow: {route.tier}"
     return f"{route.state}: {route.tier}" if route.tier else route.state
 
 

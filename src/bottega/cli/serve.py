@@ -87,7 +87,7 @@ def serve(
     ] = 1,
     log_format: Annotated[str, Option(help="Format of log lines on stderr: json or text.")] = "",
 ) -> None:
-    """Serve Cache-of-Thought to OpenAI clients: one base URL, several models."""
+    """Serve several models to OpenAI clients at one base URL, with Cache-of-Thought."""
     with needs_extra("serve"):
         from bottega.gateway.telemetry.logs import STYLES
     if log_format not in ("", *STYLES):
@@ -248,7 +248,7 @@ def _announce(protected: bool, url: str, demo: bool, kept: Path | None, console:
         say("  to ask about an image of yours, replace photo.jpg:")
         say(f"  {_file_question()} | curl {url}/chat/completions {key}{JSON_BODY} -d @-")
     elif not protected:
-        say("  no key is needed on this machine; clients may send any")
+        say("  clients on this machine need no key; they may send any")
     if link := console.link(url, protected):
         say(f"  console: {link}")
     sys.stdout.flush()

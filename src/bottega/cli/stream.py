@@ -64,32 +64,32 @@ def stream(
     apprentice: Annotated[
         str | None,
         Option(
-            help="The small model, with the same names.",
+            help="The small model; accepts the same names.",
             show_default="bundled:photos with the embedder photos, else bundled",
         ),
     ] = None,
     tiers: Annotated[
         str | None,
         Option(
-            help="Several models, comma-separated, the cheapest first and the master last, instead "
-            "of --master and --apprentice."
+            help="Two or more models, comma-separated, the cheapest first and the master last, "
+            "instead of --master and --apprentice."
         ),
     ] = None,
     router: Annotated[
         str,
         Option(
-            help="coin (random), coverage (the least similar items go to the master) or half-first "
-            "(half of the master's share first, then random)."
+            help="Router: coin (random), coverage (the items least similar to the cache go to the "
+            "master) or half-first (half of the master's share first, then random)."
         ),
     ] = "coin",
     master_rate: Annotated[
-        str, Option(help="The master's shares of the items, comma-separated.")
+        str, Option(help="Shares of the items that go to the master, comma-separated.")
     ] = "0.1,0.3,0.5,0.7,0.9",
     start: Annotated[
         str,
         Option(
-            help="Caches at the start, comma-separated: none (empty), cold (some of the master's "
-            "answers to the labelled questions), warm (all of them)."
+            help="Contents of the cache at the start, comma-separated: none (empty), cold (some of "
+            "the master's answers to the labelled questions), warm (all of them)."
         ),
     ] = "none",
     retrieve: Annotated[
@@ -109,7 +109,7 @@ def stream(
         int,
         Option(
             min=1,
-            help="Number of phases of a drift: each phase holds the items of other gold answers.",
+            help="Number of drift phases; each has the items of other gold answers.",
         ),
     ] = 1,
     capacity: Annotated[
@@ -141,7 +141,7 @@ def stream(
         StoreLocation | None,
         knowledge_option(
             help="Take the master's answers to the labelled questions from this file of `bottega"
-            " answer` instead of asking it.",
+            " answer` instead of asking the master.",
         ),
     ] = None,
     limit: ItemLimit = None,
@@ -158,7 +158,7 @@ def stream(
     ] = None,
     metric: Annotated[
         Literal["cosine", "l2"],
-        Option(help="Distance between vectors; l2 changes the results of raw-average."),
+        Option(help="Distance between vectors; l2 changes the results of raw-average only."),
     ] = "cosine",
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = ANSWER_TOKENS,
     stop: Stop = None,
@@ -166,7 +166,7 @@ def stream(
         str | None,
         Option(
             help="Base URL of the apprentice's endpoint; its key is APPRENTICE_API_KEY.",
-            show_default="that of the master: OPENAI_BASE_URL, OPENAI_API_KEY",
+            show_default="the master's endpoint: OPENAI_BASE_URL, OPENAI_API_KEY",
         ),
     ] = None,
     seed: Seed = 0,
@@ -178,7 +178,9 @@ def stream(
         str | None,
         Option(help="USD per million tokens of the master, IN,OUT (default: published prices)."),
     ] = None,
-    apprentice_price: Annotated[str | None, Option(help="The same for all other models.")] = None,
+    apprentice_price: Annotated[
+        str | None, Option(help="USD per million tokens of all other models, IN,OUT.")
+    ] = None,
     out: Annotated[
         Path | None,
         Option(
@@ -192,10 +194,10 @@ def stream(
 ) -> None:
     """Answer a stream of questions with an apprentice and a master whose answers fill a cache.
 
-    The evaluation of Cache-of-Thought (section 6.2): the items arrive one by one, a router sends
-    each to the master or to the apprentice, and the master's answers become demonstrations. No
-    model, cache or router sees a gold answer. Equal requests of several streams are sent once; the
-    cost of a stream counts all of its requests."""
+    This is the evaluation of Cache-of-Thought (section 6.2): items arrive one by one, a router
+    sends each to the master or to the apprentice, and the master's answers become demonstrations.
+    No model, cache or router sees a gold answer. Equal requests of several streams are sent once;
+    the cost of a stream counts all of its requests."""
     evictions = _names(
         evict or ("lru" if capacity else UNLIMITED), (UNLIMITED, *EVICTIONS), "--evict"
     )
@@ -249,8 +251,8 @@ def stream(
         check_images(data, name)
     if len(set(config.tiers)) < len(config.tiers) and master_price != apprentice_price:
         raise SettingError(
-            f"master and apprentice have one name and two prices, got {config.tiers[-1]}",
-            hint="serve one of them under another name",
+            f"master and apprentice have one name but two prices, got {config.tiers[-1]}",
+            hint="serve one of them under another name, or set equal prices",
         )
     run = StreamRun(config, data, tables, out, budget, concurrency, apprentice_url)
     if dry_run:
@@ -295,7 +297,8 @@ def _models(
         raise SettingError("a stream needs a master, got none", hint="add --master openai:NAME")
     if len(names) < 2:
         raise SettingError(
-            f"--tiers must name two models or more, got {tiers}", hint="name the master last"
+            f"--tiers must name two models or more, got {tiers}",
+            hint="add another model; the master is the last one",
         )
     for name in names:
         check_model(name.strip())

@@ -69,7 +69,8 @@ FOOTNOTE = (
 
 @dataclass
 class StreamRun:
-    """One execution. `prices` holds the price tables of the master and of the other models."""
+    """One execution of `bottega stream`. `prices` are the price tables of `master` and of
+    `apprentice`, which is any other model; `out` is the folder of the run."""
 
     config: StreamConfig
     data: Benchmark
@@ -83,7 +84,7 @@ class StreamRun:
     failed: int = 0
 
     def execute(self, json: Path | None) -> None:
-        """Run all streams and report them; report the completed ones after an error, too."""
+        """Run all streams, then report the completed ones, also after an error."""
         streams = self.config.streams()
         with (
             self._folder() as folder,
@@ -165,7 +166,7 @@ class StreamRun:
         inner = [self._open_cheaper(spec) for spec in specs[:-1]]
         inner.append(open_model(specs[-1], concurrency=self.concurrency))
         tables = [self.prices[APPRENTICE]] * (len(specs) - 1) + [self.prices[MASTER]]
-        # Replies of earlier runs are already paid.
+        # Replies of earlier runs are not paid for again.
         records = [folder / f"{position}.jsonl" for position in range(len(specs))]
         paid = [ReplayGenerator(p, m).replies() for p, m in zip(records, inner, strict=True)]
         self.replies_before = sum(map(len, paid))
@@ -302,17 +303,18 @@ class StreamRun:
             f" {plural(len(questions), 'labelled question')} for {cost} USD;"
             f" {len(found.failed)} failed, {found.unusable} invalid or truncated"
         )
-        if found.failed:  # a smaller cache would give other figures
+        if found.failed:  # a smaller cache would give other results
             say("repeat the command to ask the failed questions again")
             raise Exit(1)
         return self._usable(found)
 
     async def _restart_changed(self, store: RunStore, corpus: Sequence[Example]) -> None:
-        """Forget the answers of streams that began with other answers of the master."""
+        """Delete the stored answers of streams whose cache started with other answers of the
+        master."""
         digest = json_digest([[identity(one), one.rationale] for one in corpus])
         if store.note(CORPUS, digest) in (None, digest):
             return
-        note("the master's answers have changed: streams that begin with them run again")
+        note("the master's answers have changed: streams that start with them run again")
         for stream in self.config.streams():
             if stream.curve.start != "none":
                 await store.forget((stream.name, self.config.shots))
@@ -373,7 +375,9 @@ class StreamRun:
         for one in failures[:SHOWN_FAILURES]:
             say(f"failed: {one.method}, item {one.index}: {one.error}")
         if self.failed:
-            hint = "repeat the command to retry them" if store else "store replies with --out DIR"
+            hint = (
+                "repeat the command to retry them" if store else "store replies with --out FOLDER"
+            )
             say(f"{plural(self.failed, 'answer')} failed; {hint}")
 
 

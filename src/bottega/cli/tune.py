@@ -236,7 +236,7 @@ def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
         f"\nchosen: {setting.embedder}, {plural(setting.shots, 'shot')}, {setting.order};"
         f" {done if result.is_change else 'nothing changes'}"
     )
-    note("Gains are estimated on images that did not select the setting; the rows are optimistic.")
+    note("gains are estimated on images that did not select the setting; the rows are optimistic")
 
 
 def _print_trials(
@@ -261,7 +261,7 @@ def _decision(found: Selection) -> str:
         return "the current setting is the best"
     if found.is_change:
         return f"the best replaces the current setting: gain {interval}"
-    return f"the current setting stays: the gain of the best, {interval}, may be chance"
+    return f"the current setting stays: the gain of the best, {interval}, may be due to chance"
 
 
 def _interval(estimate: Estimate, sign: str = "") -> str:

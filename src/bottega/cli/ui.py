@@ -24,7 +24,9 @@ PORT = 8001  # 8000 is the gateway's
 def ui(
     targets: Annotated[
         list[Path],
-        Argument(metavar="TARGET", help="Knowledge base, run folder, folder of runs, or traces.db."),
+        Argument(
+            metavar="TARGET", help="Knowledge base, run folder, folder of runs, or traces.db."
+        ),
     ],
     host: Annotated[str, Option(help="Listen address.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 selects a free one.")] = PORT,
