@@ -1,8 +1,8 @@
-"""Objects and progress in notebooks: HTML without scripts, escaped and bounded in size.
+"""HTML of objects and progress in notebooks: without scripts, escaped and limited in size.
 
-`_repr_html_` methods call `render`. Colours are those of the notebook, so the HTML is readable in
-light and dark themes; borders are translucent. Styles are attributes, because notebooks remove
-style elements from documents that they do not trust.
+`_repr_html_` methods call `render`. The HTML inherits the notebook's colours and has translucent
+borders, so it is readable in light and dark themes. Styles are attributes, because notebooks
+remove style elements from untrusted documents.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bottega.errors import ImageError
 if TYPE_CHECKING:
     from jinja2 import Template
 
-LONGEST = 300  # characters of a text
-MAX_IMAGES = 8  # images of a row
+MAX_TEXT = 300  # characters
+MAX_IMAGES = 8  # per row
 SIDE = 96  # of a thumbnail, in pixels
 REFRESH_SECONDS = 0.2
 
 
 def render(macro: str, *values: object) -> str:
-    """Return the HTML of values by a macro of notebook.html."""
+    """Return the HTML of values, rendered by a macro of notebook.html."""
     return str(getattr(_template().module, macro)(*values))
 
 
@@ -37,22 +37,24 @@ def _template() -> Template:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters.update(cut=cut, number=number)
-    environment.globals.update(thumbnail=thumbnail, most=MAX_IMAGES, tiny=pixels.TINY)
+    environment.globals.update(thumbnail=thumbnail, max_images=MAX_IMAGES, tiny=pixels.TINY)
     text = files("bottega").joinpath("notebook.html").read_text(encoding="utf-8")
     return environment.from_string(text)
 
 
-def cut(value: object, length: int = LONGEST) -> str:
+def cut(value: object, length: int = MAX_TEXT) -> str:
+    """Return the text of a value, truncated to `length` characters."""
     text = str(value)
     return text if len(text) <= length else f"{text[:length]} […]"
 
 
 def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with fixed decimals, a dash for None."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def thumbnail(image: Any, side: int = SIDE) -> str | None:
-    """Return an image's thumbnail as a data URL, None for a damaged image."""
+    """Return a thumbnail of at most `side` pixels as a data URL, None for a damaged image."""
     try:
         return pixels.data_url(pixels.thumbnail(image.decode(at_least=side), side))
     except ImageError:
@@ -60,7 +62,7 @@ def thumbnail(image: Any, side: int = SIDE) -> str | None:
 
 
 def is_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
+    """Return whether this process is a notebook kernel."""
     from rich.console import Console  # slow to import
 
     return Console().is_jupyter
@@ -68,7 +70,8 @@ def is_notebook() -> bool:
 
 @contextmanager
 def progress_bar(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yield a function that advances a bar in the notebook by one step. It needs no widgets."""
+    """Yield a function that advances a progress bar in the notebook by one step, without
+    widgets."""
     from IPython.display import HTML, display  # installed in every notebook
 
     started = shown = time.monotonic()

@@ -50,7 +50,7 @@ def test_links_of_pages_lead_to_pages(pages: Path) -> None:
 
 
 def test_links_of_the_readme_lead_to_files_and_headings() -> None:
-    """The README is no page of the site, so the strict build does not check it."""
+    """The README is not a page of the site, so the strict build does not check it."""
     text = FENCED.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
     links = re.findall(r"(?:\]\(|src=\")((?!https?:)[^()\s\"]+)", text)
     assert len(links) > 20
@@ -63,12 +63,12 @@ def test_links_of_the_readme_lead_to_files_and_headings() -> None:
 
 
 def test_links_out_of_the_documents_become_links_between_pages(tmp_path: Path) -> None:
-    places = {path: place for place, path in sources()}
+    targets = {path: target for target, path in sources()}
     linked: set[Path] = set()
     page = DOCS / "experiments" / "racc.md"
-    text = page_text(page, "experiments/racc.md", places, linked)
+    text = page_text(page, "experiments/racc.md", targets, linked)
     assert "](../models/compressor.md)" in text and not linked
-    text = page_text(DOCS / "gateway.md", "gateway.md", places, linked)
+    text = page_text(DOCS / "gateway.md", "gateway.md", targets, linked)
     assert "](files/examples-bottega-toml.md)" in text
     assert {path.name for path in linked} >= {"bottega.toml", "Dockerfile"}
 

@@ -55,7 +55,7 @@ class Console:
         return gateway_routes(server, open_base, forget, token=token)
 
     def link(self, url: str, protected: bool) -> str | None:
-        """Return the address to print, None if there is no console or nobody can log in."""
+        """Return the address to print, None if there is no console or no login."""
         page = url.removesuffix("/v1") + "/ui/login"
         if not self.enabled or self.missing is not None:
             return None
