@@ -53,7 +53,7 @@ async def opened(url: str, address: str) -> None:
         await browser.open(url, READY)
         print(f"open and ready: {time.perf_counter() - start:.1f} s")
         print(f"a filter over all items: {await browser.evaluate(SEARCH):.0f} ms")
-        print(f"complaints: {browser.complaints or 'none'}")
+        print(f"complaints: {browser.page_errors or 'none'}")
 
 
 if __name__ == "__main__":

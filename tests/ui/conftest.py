@@ -108,7 +108,7 @@ def log_in(page: Page, url: str, key: str | None = None, *, read_only: bool = Fa
         page.goto(f"{url}/login?token={TOKEN}")
         return
     page.goto(f"{url}/login")
-    page.get_by_label("Key of this gateway").fill(key)
+    page.get_by_label("Key").fill(key)
     if read_only:
         page.get_by_label("Read-only session").check()
     page.get_by_role("button", name="Log in").click()

@@ -68,8 +68,8 @@ class RecordedRequest:
 class RequestPages:
     """Handlers of the requests. Without a `ledger` they show only traces, without `traces` only
     ledger rows. `account_names` returns the names of accounts by id, `base_image` an image of a
-    namespace's knowledge base by its SHA-256. Without a `client`, requests
-    cannot be repeated; without `feedback`, they cannot be rated."""
+    namespace's knowledge base by its SHA-256. Without a `client`, requests cannot be
+    repeated; without `feedback`, they cannot be rated."""
 
     ledger: Ledger | None
     traces: TraceStore | None
