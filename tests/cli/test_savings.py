@@ -44,7 +44,7 @@ def test_figures_are_printed_with_n(run: Run, tmp_path: Path) -> None:
     assert "n = 1 shadow samples" in printed.out
     assert "an estimate: 80 requests not answered by the master" in printed.err
     assert "(n = 20)" in printed.err
-    assert "20 of them in namespaces where it gave none" in printed.err
+    assert "20 of them, in namespaces without such answers" in printed.err
 
 
 def test_savings_are_printed_as_json(run: Run, tmp_path: Path) -> None:
