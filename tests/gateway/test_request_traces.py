@@ -51,7 +51,7 @@ async def test_images_are_optional(tmp_path: Path, images: bool) -> None:
 
 async def test_waiting_images_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(solid_image(1).data)
-    monkeypatch.setattr("bottega.gateway.request_traces.MAX_WAITING_BYTES", size * 3 // 2)
+    monkeypatch.setattr("bottega.gateway.request_traces.MAX_PENDING_BYTES", size * 3 // 2)
     traces = RequestTraces(TraceStore.open(tmp_path / "t.db"), images=True, keep_days=1e9)
     with closing(traces):
         for shade in (1, 2):
