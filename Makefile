@@ -7,7 +7,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Commands and test workers read modules that an earlier process compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check types snippets lint docs format models clean
+.PHONY: install demo test check types snippets lint docs format models clean
+
+# Everything that the targets below need. Each of them installs it if it is missing.
+install: $(VENV)/dev
 
 demo: $(VENV)/local
 	$(BIN)/bottega demo

@@ -216,6 +216,7 @@ def test_sighup_reloads_all_workers_without_an_error(
     assert [code for _, code in REPLACED.findall(err)] == ["0"]
 
 
+@pytest.mark.slow
 def test_sigterm_lets_requests_of_all_workers_finish(
     endpoint: Server, tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

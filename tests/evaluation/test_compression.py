@@ -31,7 +31,7 @@ NAMES = ("zero-shot", "concat", "racc", "racc-oracle", "racc-flat", "racc-swappe
 
 @pytest.fixture(scope="module")
 def facts() -> Benchmark:
-    return load_benchmark("facts", seed=0, limit=8)
+    return load_benchmark("facts", seed=0, limit=4)
 
 
 def settings(generator: Generator) -> Classifier:

@@ -21,7 +21,7 @@ from tests.server import Server, reply
 
 @pytest.fixture(scope="module")
 def facts() -> Benchmark:
-    return load_benchmark("facts", seed=0, limit=8)
+    return load_benchmark("facts", seed=0, limit=5)
 
 
 def planned_method(name: str, data: Benchmark, generator: Generator) -> Method:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -31,14 +32,18 @@ def draft(prompt: Prompt) -> str:
     return "a shade of a home"
 
 
+TEXT = cache(TokenEmbedder.bundled)
+TOKENS = cache(bundled_token_embedder)
+
+
 def retrieval_of(name: RetrievalName, progress: list[int] | None = None) -> CacheRetrieval:
     generator = ScriptedGenerator(draft)
     steps = [] if progress is None else progress
     return CacheRetrieval(
         name,
         image=PixelEmbedder(),
-        text=TokenEmbedder.bundled(),
-        tokens=CachingTokenEmbedder(bundled_token_embedder(), steps.append),
+        text=TEXT(),
+        tokens=CachingTokenEmbedder(TOKENS(), steps.append),
         draft=DraftModel(generator, InterleavedPrompter()),
         exclude=EXCLUDE,
     )

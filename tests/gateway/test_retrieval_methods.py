@@ -66,7 +66,13 @@ def test_every_method_shows_the_masters_answer(
     assert stored.tags.get("keywords") == ("mercury" if tagged else None)
 
 
-SWITCHES = (("probe", "dual"), ("dual", "probe"), ("dual", "keyword-hashtag"), ("nearest", "probe"))
+SWITCHES = (
+    ("dual", "probe"),
+    *(
+        pytest.param(*methods, marks=pytest.mark.slow)
+        for methods in (("probe", "dual"), ("dual", "keyword-hashtag"), ("nearest", "probe"))
+    ),
+)
 
 
 @pytest.mark.parametrize(("before", "after"), SWITCHES)

@@ -51,7 +51,13 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_reuse, "MIN_SAVED_TOKENS", 1)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("llava", "qwen2_5_vl") else [])
+        for name in FAMILIES
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return FAMILIES[request.param](tmp_path_factory.mktemp("model") / request.param)
 
@@ -367,7 +373,7 @@ def test_random_prompt_families_give_equal_replies(
 
 
 async def test_the_apprentice_gives_equal_replies() -> None:
-    task = AttributeTask(examples=12, queries=40).generate(3)
+    task = AttributeTask(examples=12, queries=20).generate(3)
     rng, prompt = random.Random(0), InterleavedPrompter(show_choices=False)
     prompts = [
         prompt(item.query, [Candidate(one, 1.0) for one in rng.sample(task.knowledge[:4], 3)])
@@ -376,7 +382,7 @@ async def test_the_apprentice_gives_equal_replies() -> None:
     replies = []
     for keep in (0, 16):
         model = TransformersGenerator(bundled_folder("apprentice"), threads=1, prefix_cache_mb=keep)
-        waves = [await generate_all(model, prompts[i : i + 5]) for i in range(0, 40, 5)]
+        waves = [await generate_all(model, prompts[i : i + 5]) for i in range(0, 20, 5)]
         replies.append([reply for wave in waves for reply in wave])
         assert keep == 0 or reader_of(model).enabled
         await model.aclose()
