@@ -265,13 +265,27 @@ def test_the_oldest_images_beyond_a_limit_are_deleted(traces: TraceStore) -> Non
     assert traces.summary().count == 3
 
 
+def test_an_interrupted_or_lost_image_is_absent_until_it_is_written_again(tmp_path: Path) -> None:
+    image = solid_image(1)
+    file = tmp_path / "traces.db-images" / image.sha256
+    with closing(TraceStore.open(tmp_path / "traces.db")) as opened:
+        for write in (
+            lambda: file.write_bytes(image.data[:-1]),
+            lambda: file.unlink(),
+            lambda: file.write_bytes(bytes(len(image.data))),
+        ):
+            opened.write([answered("a", 1.0, "?", "x")], images=True)
+            assert opened.image(image.sha256) == image
+            write()
+            assert opened.image(image.sha256) is None
+        assert opened.image("../traces.db") is None
+
+
 def test_traces_of_the_first_format_are_found(tmp_path: Path) -> None:
     path = tmp_path / "traces.db"
     with closing(TraceStore.open(path)) as opened:
         opened.write([answered("a", 1.0, "Which bird?", "a parrot")])
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(
-            "DROP TABLE trace_texts; DROP TABLE trace_images; PRAGMA user_version = 1"
-        )
+        connection.executescript("DROP TABLE trace_texts; PRAGMA user_version = 1")
     with closing(TraceStore.open(path)) as opened:
         assert [one.id for one in opened.search("parrot")] == ["a"]

@@ -40,12 +40,6 @@ TRACE_STORE = FileKind(
         ) WITHOUT ROWID;
         INSERT INTO trace_texts SELECT id, time, '', '', body FROM traces;
         CREATE INDEX trace_texts_by_time ON trace_texts (time);
-        CREATE TABLE trace_images (
-            sha256 TEXT PRIMARY KEY,
-            time REAL NOT NULL,
-            data BLOB NOT NULL
-        );
-        CREATE INDEX trace_images_by_time ON trace_images (time);
         """,
     ),
 )

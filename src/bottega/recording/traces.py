@@ -12,6 +12,7 @@ from bottega._util.postgres import postgres_url
 from bottega.errors import NotFoundError
 from bottega.image import Image, path_text
 from bottega.recording.stored_traces import StoredTrace, from_json, json_text, stored_trace
+from bottega.recording.trace_images import ImageFolder, ImageTable, TraceImages
 from bottega.recording.trace_tables import (
     TRACE_STORE,
     DatabaseTables,
@@ -33,15 +34,6 @@ INSERT_TEXT = (
     "INSERT INTO trace_texts (id, time, namespace, tier, text) VALUES (?1, ?2, ?3, ?4, ?5)"
     " ON CONFLICT (id) DO UPDATE SET time = excluded.time, namespace = excluded.namespace,"
     " tier = excluded.tier, text = excluded.text"
-)
-INSERT_IMAGE = (
-    "INSERT INTO trace_images (sha256, time, data) VALUES (?1, ?2, ?3)"
-    " ON CONFLICT (sha256) DO UPDATE SET time = excluded.time"
-)
-DELETE_IMAGES = (
-    "DELETE FROM trace_images WHERE sha256 IN (SELECT sha256 FROM (SELECT sha256,"
-    " sum(length(data)) OVER (ORDER BY time DESC, sha256) AS total FROM trace_images) AS sums"
-    " WHERE total > ?1)"
 )
 SUMS = (
     "SELECT count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0),"
@@ -70,29 +62,35 @@ class TraceStore:
     A process crash loses no trace. A file has a write-ahead log with `synchronous=NORMAL`: a
     machine crash may lose its last traces but never damages it. Traces have texts and sha256s of
     images, no image bytes unless `write` is called with `images`; lone surrogates become U+FFFD. A
-    trace with an existing id replaces the old one. All methods but the call block.
+    trace with an existing id replaces the old one. Images of a file are in a folder beside it. All
+    methods but the call block.
     """
 
-    def __init__(self, path: Path | str, tables: TraceTables) -> None:
+    def __init__(self, path: Path | str, tables: TraceTables, images: TraceImages) -> None:
         self.path = path  # or the address of the database, without user and password
         self._tables = tables
+        self._images = images
 
     @classmethod
     def open(cls, path: str | Path) -> TraceStore:
         """Open or create a file, or the tables of a `postgresql://` URL."""
         if (url := postgres_url(path)) is not None:
             tables = DatabaseTables(url)
-            store = cls(tables.name, tables)
+            store = cls(tables.name, tables, ImageTable(tables))
             store.summary()  # connects
             return store
-        return cls(Path(path), FileTables(Path(path)))
+        path = Path(path)
+        return cls(path, FileTables(path), ImageFolder(path.with_name(f"{path.name}-images")))
 
     async def __call__(self, trace: Trace, /) -> None:
         await asyncio.to_thread(self.write, [trace])
 
     def write(self, traces: Iterable[Trace], *, namespace: str = "", images: bool = False) -> None:
         """Store traces in one transaction, with the images of their queries if `images`."""
-        self._tables.write([one for trace in traces for one in _rows(trace, namespace, images)])
+        traces = list(traces)
+        if images:
+            self._images.put({image: one.time for one in traces for image in one.query.images})
+        self._tables.write([row for trace in traces for row in _rows(trace, namespace)])
 
     def list(self, limit: int = 20) -> StoredTraces:
         """Return the newest traces, the newest first."""
@@ -161,17 +159,14 @@ class TraceStore:
 
     def image(self, sha256: str) -> Image | None:
         """Return the image with this sha256, None if it is not stored."""
-        rows = self._tables.execute("SELECT data FROM trace_images WHERE sha256 = ?1", sha256)
-        return Image.from_bytes(bytes(rows[0][0])) if rows else None
+        return self._images.get(sha256)
 
     def prune(self, before: float, *, image_bytes: int | None = None) -> int:
         """Delete traces older than `before` in unix seconds, images last stored before it, and then
         the oldest images beyond `image_bytes` in total. Return the number of deleted traces."""
         rows = self._tables.execute("DELETE FROM traces WHERE time < ?1 RETURNING 1", before)
         self._tables.execute("DELETE FROM trace_texts WHERE time < ?1", before)
-        self._tables.execute("DELETE FROM trace_images WHERE time < ?1", before)
-        if image_bytes is not None:
-            self._tables.execute(DELETE_IMAGES, image_bytes)
+        self._images.prune(before, image_bytes)
         return len(rows)
 
     def summary(self) -> TraceSummary:
@@ -196,7 +191,7 @@ class TraceStore:
             return [from_json(body) for (body,) in rows]
 
 
-def _rows(trace: Trace, namespace: str, images: bool) -> Iterator[Statement]:
+def _rows(trace: Trace, namespace: str) -> Iterator[Statement]:
     """Yield the statements that store a trace."""
     kept = stored_trace(trace)
     usage = kept.usage
@@ -208,8 +203,6 @@ def _rows(trace: Trace, namespace: str, images: bool) -> Iterator[Statement]:
     texts = "\n".join((kept.question, kept.answer.text, *kept.files))
     text = path_text(texts).casefold().replace("\0", "")
     yield INSERT_TEXT, (trace.id, trace.time, namespace, trace.tier, text)
-    for image in trace.query.images if images else ():
-        yield INSERT_IMAGE, (image.sha256, trace.time, image.data)
 
 
 def _escaped(text: str) -> str:
