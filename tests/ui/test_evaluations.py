@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -23,7 +24,7 @@ from bottega.errors import NotFoundError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.report.runs import read_run
+from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import RunState, evaluate
 from bottega.evaluation.stream_plan import StreamConfig
@@ -40,6 +41,7 @@ from tests.server import Server
 from tests.ui.conftest import TOKEN, console, log_in, serious_findings
 from tests.ui.test_pages import ADMIN, TEAM
 
+WAITING = "This page reloads"
 DATA = benchmark(12, examples=6, side=16)
 SETTINGS = {"benchmark": "animals", "model": "m", "seed": 0, "metrics": ["accuracy"]}
 
@@ -62,6 +64,13 @@ class Client:
         self.get(f"/login?token={TOKEN}")
 
     def get(self, path: str, **params: object) -> tuple[int, str]:
+        """Return status and text of a page when its run has been read."""
+        while True:
+            status, text = self.load(path, **params)
+            if WAITING not in text:
+                return status, text
+
+    def load(self, path: str, **params: object) -> tuple[int, str]:
         query = f"?{urlencode(params)}" if params else ""
         try:
             with self._opener.open(f"{self._url}{path}{query}") as reply:
@@ -222,6 +231,30 @@ def test_a_loaded_run_is_kept_until_it_changes(tmp_path: Path) -> None:
     asyncio.run(store_run(tmp_path / "run", DATA, methods[:2]))
     assert library.load("run").run.methods == (("zero-shot", 0), ("random", 3))
     assert library.report("run") != report
+
+
+def test_pages_answer_while_a_run_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proceed, method = threading.Event(), three_methods(DATA)[0]
+
+    def slow(folder: Path, **parts: bool) -> StoredRun:
+        assert proceed.wait(30)
+        return read_run(folder, **parts)
+
+    monkeypatch.setattr("bottega.ui.evaluation_runs.read_run", slow)
+    monkeypatch.setattr("bottega.ui.evaluation_runs.PATIENCE", 0.0)
+    asyncio.run(store_run(tmp_path / "run", DATA, [method]))
+    with evaluations(tmp_path) as url:
+        client = Client(url)
+        for path in ("run", "report"):
+            assert WAITING in client.load(f"/evaluations/{path}", run="run")[1]
+        proceed.set()
+        assert "zero-shot" in client.get("/evaluations/run", run="run")[1]
+        proceed.clear()
+        with closing(RunStore.open(tmp_path / "run", SETTINGS, DATA.items)) as store:
+            store.plan([method.key])
+            _, text = client.load("/evaluations/run", run="run")
+            assert "running" in text and "zero-shot" in text  # the figures so far
+            proceed.set()
 
 
 def test_only_admins_see_evaluations(endpoint: Server, folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +19,20 @@ from bottega.image import Image
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
+from bottega.ui.background import BackgroundComputations
 from bottega.ui.base_analysis import (
     BaseAnalyses,
+    Neighbourhood,
     embedding_map,
     likely_wrong_labels,
     near_duplicates,
     neighbourhood,
+    principal_components,
 )
 from tests.builders import solid_image
 from tests.knowledge.doubles import damaged_image, text_example
 from tests.ui.base_console import TOKEN, Elements, base_console
-from tests.ui.conftest import log_in
+from tests.ui.conftest import log_in, serious_findings
 
 MARKUP = st.builds(
     "{}{}{}".format,
@@ -140,20 +144,57 @@ def test_neighbours_show_near_duplicates_and_wrong_labels() -> None:
 
 
 def test_the_map_is_computed_once_for_each_state() -> None:
-    analyses = BaseAnalyses()
+    analyses = BaseAnalyses(BackgroundComputations(wait_seconds=30))
     with KnowledgeBase.open(":memory:", PixelEmbedder()) as base:
-        assert analyses.map(base, "").points == ()
+        empty = analyses.map(base, "")
+        assert empty is not None and empty.points == ()
         base.add(labelled("same", *(solid_image(9, (n, n)) for n in (8, 16, 24))))
         assert len({(p.x, p.y) for p in embedding_map(base).points}) == 1  # equal vectors
         base.add(one for n in range(9) for one in labelled(f"label {n}", noisy(n, 25 * n)))
         first = analyses.map(base, "")
-        assert analyses.map(base, "") is first
+        assert first is not None and analyses.map(base, "") is first
         assert len(first.points) == first.total == 12
         assert first.legend[0][2] == 3
         assert sum(number for _, _, number in first.legend) == 12
         assert all(0 <= p.x <= first.width and 0 <= p.y <= first.height for p in first.points)
         base.delete(base.ids()[:1])
-        assert analyses.map(base, "") is not first
+        second = analyses.map(base, "")
+        assert second is not None and len(second.points) == 11
+
+
+def test_the_map_has_the_directions_of_greatest_variance() -> None:
+    rng = np.random.default_rng(1)
+    directions, _ = np.linalg.qr(rng.normal(size=(40, 40)))
+    spread = np.array([9.0, 5.0, *np.linspace(1, 0.1, 38)])
+    vectors = (rng.normal(size=(300, 40)) * spread @ directions.T + 3).astype(np.float32)
+    centred = vectors - vectors.mean(axis=0)
+    left, lengths, _ = np.linalg.svd(centred.astype(np.float64), full_matrices=False)
+    found, share = principal_components(vectors)
+    for number in range(2):
+        expected = left[:, number] * lengths[number]
+        sign = np.sign(found[:, number] @ expected)
+        np.testing.assert_allclose(sign * found[:, number], expected, atol=1e-2)
+    assert share == pytest.approx((lengths[:2] ** 2).sum() / (lengths**2).sum(), rel=1e-4)
+
+
+def test_a_page_reloads_until_its_analysis_is_computed(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proceed = threading.Event()
+
+    def slow(base: KnowledgeBase) -> Neighbourhood:
+        assert proceed.wait(30)
+        return neighbourhood(base)
+
+    monkeypatch.setattr("bottega.ui.base_analysis.neighbourhood", slow)
+    with base_console(tmp_path) as served:
+        served.base().add(labelled("x", *(noisy(n, 40) for n in range(4))))
+        log_in(page, served.url)
+        page.goto(f"{served.url}/knowledge/duplicates")
+        expect(page.locator("main .notice")).to_contain_text("4 examples are being compared")
+        assert serious_findings(page) == []
+        proceed.set()
+        expect(page.get_by_text("4 of 4 examples were compared")).to_be_visible(timeout=10_000)
 
 
 def test_texts_never_become_elements(tmp_path: Path) -> None:

@@ -1,33 +1,36 @@
 """Analysis of a knowledge base's vectors: map, near-duplicates and likely wrong labels.
 
-Each analysis reads at most `SAMPLE` examples. It is cached until the knowledge base changes.
+Each analysis reads at most `SAMPLE` examples. It is computed in the background and cached until the
+knowledge base changes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.decomposition import PCA
 
 from bottega._util.caching import LRUCache
 from bottega.knowledge import KnowledgeBase
-from bottega.openai_api.errors import ApiError
+from bottega.protocols import Vectors
+from bottega.ui.background import BackgroundComputations
 
 SAMPLE = 2000  # examples
 NEIGHBOURS = 6
+BLOCK = 256  # examples whose neighbours are searched at once, while requests wait
 MAX_CACHED = 16  # analyses
-WAIT_SECONDS = 20.0  # for an analysis of another request
+SUBSPACE, ITERATIONS = 10, 7
 COLOURS = 8
 OTHER = "other labels"
 WIDTH, HEIGHT, MARGIN = 720, 480, 12  # pixels
 
 Points = NDArray[np.float64]
 LabelsById = Mapping[str, tuple[str, ...]]
+Analysis = TypeVar("Analysis")
 
 
 @dataclass(frozen=True)
@@ -79,41 +82,35 @@ class WrongLabel:
 
 @dataclass
 class BaseAnalyses:
-    """Cache of at most `MAX_CACHED` analyses. Computes one at a time."""
+    """Cache of at most `MAX_CACHED` analyses, computed one at a time in the background. Methods
+    return None during the computation."""
 
-    _cache: LRUCache[tuple[str, str, str], tuple[int, object]] = field(
+    background: BackgroundComputations = field(default_factory=BackgroundComputations)
+    _cache: LRUCache[object, tuple[int, object]] = field(
         default_factory=lambda: LRUCache(MAX_CACHED)
     )
-    _lock: Lock = field(default_factory=Lock)
 
-    def map(self, base: KnowledgeBase, namespace: str) -> EmbeddingMap:
-        found = self._current(base, namespace, "map")
-        assert isinstance(found, EmbeddingMap)
-        return found
+    def map(self, base: KnowledgeBase, namespace: str) -> EmbeddingMap | None:
+        return self._current(base, namespace, embedding_map)
 
-    def neighbourhood(self, base: KnowledgeBase, namespace: str) -> Neighbourhood:
-        found = self._current(base, namespace, "neighbours")
-        assert isinstance(found, Neighbourhood)
-        return found
+    def neighbourhood(self, base: KnowledgeBase, namespace: str) -> Neighbourhood | None:
+        return self._current(base, namespace, neighbourhood)
 
-    def _current(self, base: KnowledgeBase, namespace: str, kind: str) -> object:
-        key = (namespace, kind, ",".join(str(view.number) for view in base.views().values()))
-        change = base.last_change()  # read first: a concurrent change invalidates the result
+    def _current(
+        self, base: KnowledgeBase, namespace: str, analyse: Callable[[KnowledgeBase], Analysis]
+    ) -> Analysis | None:
+        key = (namespace, analyse, *(view.number for view in base.views().values()))
         found = self._cache.get(key)
-        if found is not None and found[0] == change:
-            return found[1]
-        if not self._lock.acquire(timeout=WAIT_SECONDS):
-            raise ApiError(
-                "another analysis is being computed", status=503, hint="reload in a moment"
-            )
-        try:
-            found = self._cache.get(key)
-            if found is None or found[0] != change:
-                computed = embedding_map(base) if kind == "map" else neighbourhood(base)
-                self._cache.put(key, found := (change, computed))
-            return found[1]
-        finally:
-            self._lock.release()
+        if found is not None and found[0] == base.last_change():
+            return cast(Analysis, found[1])
+
+        def compute() -> Analysis:
+            change = base.last_change()  # read first: a concurrent change invalidates the result
+            computed = analyse(base)
+            self._cache.put(key, (change, computed))
+            return computed
+
+        return self.background.result(key, compute)
 
 
 def labels_by_id(base: KnowledgeBase) -> dict[str, tuple[str, ...]]:
@@ -131,15 +128,10 @@ def embedding_map(base: KnowledgeBase) -> EmbeddingMap:
     if len(ids) < 3:
         return EmbeddingMap((), (), 0.0, total)
     vectors = base.vectors(ids)
-    components = min(2, vectors.shape[1])
-    analysis = PCA(components, svd_solver="randomized", random_state=0)
-    positions = np.zeros((len(ids), 2))
-    with np.errstate(all="ignore"):  # equal vectors have no variance
-        positions[:, :components] = analysis.fit_transform(vectors)
-        share = float(np.nan_to_num(analysis.explained_variance_ratio_).sum())
+    positions, share = principal_components(vectors)
     rounding = 1e-5 * float(np.abs(vectors).max())
     positions[:, np.ptp(positions, axis=0) < rounding] = 0
-    positions = _scaled(np.nan_to_num(positions))
+    positions = _scaled(positions)
     labels = labels_by_id(base)
     named = [", ".join(labels.get(id, ())) for id in ids]
     counts = Counter(named)
@@ -158,6 +150,26 @@ def embedding_map(base: KnowledgeBase) -> EmbeddingMap:
     return EmbeddingMap(points, legend, share, total)
 
 
+def principal_components(vectors: Vectors) -> tuple[Points, float]:
+    """Return the first two principal components (n, 2), and their share of the variance.
+
+    Randomized subspace iteration: Halko, Martinsson and Tropp, SIAM Review 53 (2011).
+    """
+    centred = vectors - vectors.mean(axis=0)
+    found = np.zeros((len(vectors), 2))
+    variance = float((centred**2).sum())
+    if not variance:
+        return found, 0.0
+    start = np.random.default_rng(0).normal(size=(centred.shape[1], SUBSPACE))
+    basis, _ = np.linalg.qr(start.astype(np.float32))
+    for _ in range(ITERATIONS):
+        basis, _ = np.linalg.qr(centred.T @ (centred @ basis))
+    left, lengths, _ = np.linalg.svd(centred @ basis, full_matrices=False)
+    count = min(2, len(lengths))
+    found[:, :count] = left[:, :count] * lengths[:count]
+    return found, float((lengths[:count] ** 2).sum()) / variance
+
+
 def _scaled(positions: Points) -> Points:
     """Scale points (n, 2) equally in both directions to fill the map."""
     low, high = positions.min(axis=0), positions.max(axis=0)
@@ -171,8 +183,10 @@ def _scaled(positions: Points) -> Points:
 def neighbourhood(base: KnowledgeBase) -> Neighbourhood:
     """Return the neighbours of at most `SAMPLE` examples among all examples."""
     ids = base.sample_ids(SAMPLE)
-    found = base.neighbours(ids, NEIGHBOURS)
-    nearest = dict(zip(ids, found, strict=True))
+    nearest: dict[str, Sequence[tuple[str, float]]] = {}
+    for start in range(0, len(ids), BLOCK):
+        block = ids[start : start + BLOCK]
+        nearest.update(zip(block, base.neighbours(block, NEIGHBOURS), strict=True))
     return Neighbourhood(nearest, labels_by_id(base), len(base))
 
 

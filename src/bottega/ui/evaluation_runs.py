@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -70,12 +69,13 @@ class RunLibrary:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
-        self._loaded: LRUCache[Path, LoadedRun] = LRUCache(MAX_LOADED, lambda one: one.size)
+        self._loaded: LRUCache[tuple[Path, bool], LoadedRun] = LRUCache(
+            MAX_LOADED, lambda one: one.size
+        )
         self._progress: LRUCache[Path, tuple[FileState, RunProgress]] = LRUCache(MAX_PROGRESS)
         self._reports: LRUCache[Path, tuple[FileState, bytes]] = LRUCache(
             MAX_REPORTS, lambda one: len(one[1])
         )
-        self._loading = threading.Lock()
 
     def folders(self) -> dict[str, Path]:
         """Return the folders of all runs by name."""
@@ -109,48 +109,57 @@ class RunLibrary:
         self._progress.put(folder, (state, found))
         return found
 
-    def load(self, name: str) -> LoadedRun:
-        """Return a run with its results, which may be a few seconds old for a run in progress.
-        Raises `NotFoundError` and `StoreError`."""
+    def cached(self, folder: Path, *, traces: bool = True) -> LoadedRun | None:
+        """Return a run as it was last loaded, None if it is not cached."""
+        return self._loaded.get((folder, traces))
+
+    def current(self, folder: Path, *, traces: bool = True) -> LoadedRun | None:
+        """Return a cached run, which may be a few seconds old for a run in progress; None if it
+        must be loaded. Raises `StoreError`."""
+        cached = self.cached(folder, traces=traces)
+        if cached is not None and (cached.state == file_state(folder) or _is_recent(cached)):
+            return cached
+        return None
+
+    def load(self, name: str, *, traces: bool = True) -> LoadedRun:
+        """Return a run with its results (`read_run` explains `traces`), from the cache if it is
+        current. Raises `NotFoundError` and `StoreError`."""
         folder = self.folder(name)
-        with self._loading:  # concurrent requests for a run load it once
-            state, cached = file_state(folder), self._loaded.get(folder)
-            if cached is not None and (cached.state == state or _is_recent(cached)):
-                return cached
-            begun = time.monotonic()
-            run = read_run(folder, thumbnails=False)
-            of_streams = is_stream_run(run)
-            found = LoadedRun(
-                name,
-                run,
-                thumbnail_names(folder),
-                state,
-                None if of_streams else sections({name: run})[0],
-                stream_section(name, run) if of_streams else None,
-                begun,
-            )
-            found = replace(found, seconds=time.monotonic() - begun)
-            self._loaded.put(folder, found)
-            return found
+        if (cached := self.current(folder, traces=traces)) is not None:
+            return cached
+        state, begun = file_state(folder), time.monotonic()
+        run = read_run(folder, thumbnails=False, traces=traces)
+        of_streams = is_stream_run(run)
+        found = LoadedRun(
+            name,
+            run,
+            thumbnail_names(folder),
+            state,
+            None if of_streams else sections({name: run})[0],
+            stream_section(name, run) if of_streams else None,
+            begun,
+        )
+        found = replace(found, seconds=time.monotonic() - begun)
+        self._loaded.put((folder, traces), found)
+        return found
 
     def report(self, name: str) -> bytes:
         """Return the page of `bottega report`. Raises `NotFoundError` and `StoreError`."""
         folder = self.folder(name)
-        with self._loading:
-            state, cached = file_state(folder), self._reports.get(folder)
-            if cached is not None and cached[0] == state:
-                return cached[1]
-            run = read_run(folder)
-            streams = [stream_section(name, run)] if is_stream_run(run) else []
-            text = render(
-                [] if streams else sections({name: run}),
-                streams,
-                title=f"Report: {name}",
-                made="Created by the console",
-            )
-            page = text.encode(errors="replace")
-            self._reports.put(folder, (state, page))
-            return page
+        state, cached = file_state(folder), self._reports.get(folder)
+        if cached is not None and cached[0] == state:
+            return cached[1]
+        run = read_run(folder)
+        streams = [stream_section(name, run)] if is_stream_run(run) else []
+        text = render(
+            [] if streams else sections({name: run}),
+            streams,
+            title=f"Report: {name}",
+            made="Created by the console",
+        )
+        page = text.encode(errors="replace")
+        self._reports.put(folder, (state, page))
+        return page
 
 
 def _is_recent(cached: LoadedRun) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from bottega.evaluation.report.runs import read_thumbnail
 from bottega.evaluation.report.sections import Section
 from bottega.openai_api.errors import ApiError
 from bottega.pixels import media_type
+from bottega.ui.background import RELOAD_SECONDS, BackgroundComputations
 from bottega.ui.evaluation_items import DISAGREE, OUTCOMES, ItemFilter, answer_of
 from bottega.ui.evaluation_runs import LoadedRun, RunLibrary, changed_at
 from bottega.ui.pages import HEADERS, IMAGE_HEADERS, Link, Page, Renderer, Result, Visit
@@ -44,6 +46,7 @@ class EvaluationPages:
     """Handlers of the evaluations. `library` is None if no folder of runs is set."""
 
     library: RunLibrary | None
+    background: BackgroundComputations = field(default_factory=BackgroundComputations)
 
     def browse(self, visit: Visit) -> Result:
         visit.require(visit.user.sees_all, "see evaluations")
@@ -71,7 +74,10 @@ class EvaluationPages:
         )
 
     def show(self, visit: Visit) -> Result:
-        loaded, progress = self._open(visit)
+        opened = self._open(visit, traces=False)
+        if opened is None:
+            return _waiting(visit)
+        loaded, progress = opened
         values = {
             "title": loaded.name,
             "name": loaded.name,
@@ -89,7 +95,10 @@ class EvaluationPages:
         return Page("evaluation.html", values)
 
     def items(self, visit: Visit) -> Result:
-        loaded, _ = self._open(visit)
+        opened = self._open(visit)
+        if opened is None:
+            return _waiting(visit)
+        loaded, _ = opened
         section = _section_of(loaded)
         chosen = _filter(visit, section)
         matches = chosen.matches(section)
@@ -112,7 +121,10 @@ class EvaluationPages:
         )
 
     def item(self, visit: Visit) -> Result:
-        loaded, _ = self._open(visit)
+        opened = self._open(visit)
+        if opened is None:
+            return _waiting(visit)
+        loaded, _ = opened
         section = _section_of(loaded)
         index = visit.number("index", 0)
         if index >= len(section.items):
@@ -150,7 +162,11 @@ class EvaluationPages:
     def report(self, visit: Visit) -> Result:
         """Return the page of `bottega report`, which its own content security policy isolates from
         the console."""
-        page = self._library(visit).report(visit.value("run"))
+        library, name = self._library(visit), visit.value("run")
+        folder = library.folder(name)
+        page = self.background.result((folder, "report"), partial(library.report, name))
+        if page is None:
+            return _waiting(visit)
         headers = {**HEADERS, "content-security-policy": content_policy()}
         return Response(page, 200, headers, "text/html; charset=utf-8")
 
@@ -171,9 +187,23 @@ class EvaluationPages:
             )
         return self.library
 
-    def _open(self, visit: Visit) -> tuple[LoadedRun, RunProgress]:
+    def _open(self, visit: Visit, *, traces: bool = True) -> tuple[LoadedRun, RunProgress] | None:
+        """Return the chosen run, None while it is being loaded. A run in progress is shown as it
+        was meanwhile. Raises `ApiError`, `NotFoundError` and `StoreError`."""
         library, name = self._library(visit), visit.value("run")
-        return library.load(name), library.progress(library.folder(name))
+        folder = library.folder(name)
+        progress = library.progress(folder)
+        loaded = library.current(folder, traces=traces) or self.background.result(
+            (folder, traces), partial(library.load, name, traces=traces)
+        )
+        if loaded is None and progress.running:
+            loaded = library.cached(folder, traces=traces)
+        return None if loaded is None else (loaded, progress)
+
+
+def _waiting(visit: Visit) -> Page:
+    values = {"title": visit.value("run")}
+    return Page("evaluation_waiting.html", values, reload_seconds=RELOAD_SECONDS)
 
 
 def evaluation_routes(renderer: Renderer, library: RunLibrary | None) -> list[Route]:

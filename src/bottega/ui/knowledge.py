@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from starlette.routing import Route
@@ -15,6 +15,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.loaders.folders import label_text
 from bottega.openai_api.errors import ApiError
 from bottega.types import IMAGE_QUESTION, Example, Query
+from bottega.ui.background import RELOAD_SECONDS
 from bottega.ui.base_analysis import NEIGHBOURS, BaseAnalyses, likely_wrong_labels, near_duplicates
 from bottega.ui.bases import NamespacePages, existing, paged, uploaded_image
 from bottega.ui.pages import MAX_FILES, Page, Renderer, Result, Visit
@@ -52,12 +53,16 @@ class KnowledgePages(NamespacePages):
     def map(self, visit: Visit) -> Result:
         base = self.base(visit)
         found = self.analyses.map(base, visit.namespace)
+        if found is None:
+            return self._waiting(visit, base)
         return self._page(visit, base, "knowledge_map.html", {"map": found})
 
     def duplicates(self, visit: Visit) -> Result:
         base = self.base(visit)
         threshold = _threshold(visit)
         found = self.analyses.neighbourhood(base, visit.namespace)
+        if found is None:
+            return self._waiting(visit, base)
         pairs = near_duplicates(found, threshold)
         shown = pairs[:MAX_LISTED]
         values = {
@@ -72,6 +77,8 @@ class KnowledgePages(NamespacePages):
     def wrong_labels(self, visit: Visit) -> Result:
         base = self.base(visit)
         found = self.analyses.neighbourhood(base, visit.namespace)
+        if found is None:
+            return self._waiting(visit, base)
         wrong = likely_wrong_labels(found)
         shown = wrong[:MAX_LISTED]
         values = {
@@ -100,6 +107,10 @@ class KnowledgePages(NamespacePages):
     def _form(self, visit: Visit, values: dict[str, object]) -> Page:
         empty = {"added": None, "failed": (), "question": IMAGE_QUESTION, "max_files": MAX_FILES}
         return self._page(visit, self.base(visit), "knowledge_add.html", {**empty, **values})
+
+    def _waiting(self, visit: Visit, base: KnowledgeBase) -> Page:
+        page = self._page(visit, base, "knowledge_waiting.html", {"examples": len(base)})
+        return replace(page, reload_seconds=RELOAD_SECONDS)
 
     def _page(
         self, visit: Visit, base: KnowledgeBase, template: str, values: dict[str, object]

@@ -107,11 +107,13 @@ class Visit:
 
 @dataclass(frozen=True)
 class Page:
-    """Template with its values, and the status of the response."""
+    """Template with its values, and the status of the response. The browser reloads the page after
+    `reload_seconds`, unless 0."""
 
     template: str
     values: Mapping[str, object] = field(default_factory=dict)
     status: int = 200
+    reload_seconds: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,8 @@ class Renderer:
             message=request.query_params.get("message", ""),
             **page.values,
         )
-        return Response(text, page.status, HEADERS, "text/html; charset=utf-8")
+        headers = {"refresh": str(page.reload_seconds)} if page.reload_seconds else {}
+        return Response(text, page.status, HEADERS | headers, "text/html; charset=utf-8")
 
     def route(self, path: str, handler: Handler, *, method: str = "GET") -> Route:
         """Return the route of a page that needs a session."""

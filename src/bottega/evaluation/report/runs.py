@@ -72,8 +72,9 @@ class StoredRun:
         return in_table_order({*self.answers, *self.failures})
 
 
-def read_run(folder: Path, *, thumbnails: bool = True) -> StoredRun:
-    """Read a run without changing it, even while it is in progress. Raises `StoreError`."""
+def read_run(folder: Path, *, thumbnails: bool = True, traces: bool = True) -> StoredRun:
+    """Read a run without changing it, even while it is in progress. Without `traces`, which take
+    most of the time, answers have no replies and demonstrations. Raises `StoreError`."""
     with opened_run(folder) as (connection, settings):
         items = tuple(_items(connection))
         images = connection.execute("SELECT sha256, data FROM thumbnails") if thumbnails else ()
@@ -81,7 +82,7 @@ def read_run(folder: Path, *, thumbnails: bool = True) -> StoredRun:
             folder,
             {name: value for name, value in settings.items() if name != PLANNED},
             items,
-            _answers(connection, items),
+            _answers(connection, items, "trace" if traces else "NULL"),
             _failures(connection),
             dict(images),
         )
@@ -151,12 +152,12 @@ def _items(connection: sqlite3.Connection) -> Iterator[Item]:
 
 
 def _answers(
-    connection: sqlite3.Connection, items: tuple[Item, ...]
+    connection: sqlite3.Connection, items: tuple[Item, ...], trace_column: str
 ) -> dict[Key, dict[int, RecordedAnswer]]:
     found: defaultdict[Key, dict[int, RecordedAnswer]] = defaultdict(dict)
     rows = connection.execute(
-        "SELECT method, shots, place, answer, scores, seconds, trace, tier, calls, prompt_tokens,"
-        " completion_tokens, cost_usd FROM answers ORDER BY method, shots, place"
+        f"SELECT method, shots, place, answer, scores, seconds, {trace_column}, tier, calls,"
+        " prompt_tokens, completion_tokens, cost_usd FROM answers ORDER BY method, shots, place"
     )
     for method, shots, index, answer, scores, seconds, trace, *costs in rows:
         scored = ScoredAnswer(
