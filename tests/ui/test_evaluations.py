@@ -241,7 +241,7 @@ def test_pages_answer_while_a_run_is_read(tmp_path: Path, monkeypatch: pytest.Mo
         return read_run(folder, **parts)
 
     monkeypatch.setattr("bottega.ui.evaluation_runs.read_run", slow)
-    monkeypatch.setattr("bottega.ui.evaluation_runs.PATIENCE", 0.0)
+    monkeypatch.setattr("bottega.ui.evaluation_runs.RELOAD_FACTOR", 0.0)
     asyncio.run(store_run(tmp_path / "run", DATA, [method]))
     with evaluations(tmp_path) as url:
         client = Client(url)
