@@ -12,7 +12,8 @@ from bottega.evaluation.planning import plan
 from bottega.evaluation.retrieval import EXCLUDE, bundled_token_embedder
 from bottega.evaluation.retriever_factory import retriever_factory
 from bottega.evaluation.runner import Result, evaluate
-from bottega.evaluation.searchers import MethodContext, max_search_calls
+from bottega.evaluation.search_config import SearchConfig, search_config
+from bottega.evaluation.searchers import MethodContext
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import (
     KnowledgeBase,
@@ -29,7 +30,7 @@ from bottega.recipes.cache_retrieval import CacheRetrieval, RetrievalName
 from bottega.types import Candidate, Prompt, Query
 from tests.builders import example
 
-ROLLOUTS = 4
+SEARCH = SearchConfig(rollouts=4)
 ANIMALS = ("cat", "dog", "cow")
 EXAMPLES = tuple(example(ANIMALS[i % 3], 40 * i) for i in range(12))
 QUERIES = tuple(example(ANIMALS[i % 3], 7 + 300 * i) for i in range(3))
@@ -53,7 +54,7 @@ async def run(
         knowledge.add(DATA.knowledge)
         names = ["rcts", name] if name == "majority" else [name]
         planned = plan(
-            RunConfig(methods=names, shots=[2], samples=samples, rollouts=ROLLOUTS),
+            RunConfig(methods=names, shots=[2], samples=samples, search=SEARCH),
             DATA,
             knowledge,
             settings,
@@ -69,7 +70,7 @@ async def test_search_calls_are_counted_and_limited(name: str) -> None:
     assert (method.name, result.n, result.shots) == (name, 3, 2)
     sampled = sum(call.sampling.n for call in script.calls)
     assert result.calls == sampled > 3
-    assert sampled <= 3 * max_search_calls(script, ROLLOUTS)
+    assert sampled <= 3 * SEARCH.max_calls(script)
     assert result.prompt_tokens > 0
     everything = sum(len(words(call.prompt)) for call in script.calls)
     assert result.prompt_tokens >= everything
@@ -83,7 +84,7 @@ def words(prompt: Prompt) -> list[str]:
 async def test_majority_uses_the_search_budget_by_default() -> None:
     script = TurnsOnlyGenerator(repeat_last_answer)
     await run("majority", script)
-    assert script.calls[-1].sampling.n == max_search_calls(script, ROLLOUTS) == 1 + 4 + 15
+    assert script.calls[-1].sampling.n == SEARCH.max_calls(script) == 1 + 4 + 15
     await run("majority", script, samples=3)
     assert script.calls[-1].sampling.n == 3
 
@@ -118,7 +119,7 @@ async def test_search_selects_from_the_twenty_nearest_candidates(
         knowledge.add(data.knowledge)
         recorder = RecordingRetriever(retriever_factory(retrieval)(data, knowledge))
         [method] = plan(
-            RunConfig(methods=["rcts"], shots=[3], rollouts=2),
+            RunConfig(methods=["rcts"], shots=[3], search=SearchConfig(rollouts=2)),
             data,
             knowledge,
             settings,
@@ -137,8 +138,28 @@ async def test_search_selects_from_the_twenty_nearest_candidates(
 
 
 def test_reasoning_model_needs_more_search_calls() -> None:
-    assert max_search_calls(ScriptedGenerator([]), 10) == 111
-    assert max_search_calls(TurnsOnlyGenerator([]), 10) == 26
+    assert SearchConfig().max_calls(ScriptedGenerator([])) == 111
+    assert SearchConfig().max_calls(TurnsOnlyGenerator([])) == 26
+    assert SearchConfig(reward="both").max_calls(TurnsOnlyGenerator([])) == 111
+    assert SearchConfig(reward="mutual", rollouts=2).max_calls(ScriptedGenerator([])) == 13
+
+
+def test_the_released_preset_is_that_of_the_benchmark() -> None:
+    released = search_config("released", "mmmu:folder", rollouts=3, alpha=None)
+    assert (released.variant, released.alpha, released.rollouts) == ("released", 0.5, 3)
+    assert search_config("released", "scienceqa:folder").alpha == 0.2
+    assert search_config("released", "vsr-mc:folder").reward == "mutual"
+    assert search_config("released", "mmmu:folder", alpha=0.8).alpha == 0.8
+    assert search_config("paper", "vizwiz:folder") == SearchConfig()
+    # One answer, and five samples of each of five questions.
+    assert search_config("released", "vizwiz:folder").max_calls(ScriptedGenerator([])) == 1 + 10 * 26
+
+
+def test_records_name_only_settings_that_differ() -> None:
+    assert SearchConfig(rollouts=7).record() == {"rollouts": 7}
+    assert SearchConfig().record() == {"rollouts": 10}
+    changed = search_config("released", "mmmu:folder").record()
+    assert changed == {"rollouts": 10, "search": {"alpha": 0.5, "variant": "released"}}
 
 
 @pytest.mark.parametrize("name", SEARCH_METHODS)
@@ -149,7 +170,7 @@ async def test_search_fetches_at_least_as_many_as_it_shows(name: str) -> None:
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         plain = visual_rag(knowledge, model, labels=ANIMALS)
     fetched = [
-        build(plain, MethodContext(DATA, model, RunConfig(rollouts=ROLLOUTS), shots=shots)).fetch
+        build(plain, MethodContext(DATA, model, RunConfig(search=SEARCH), shots=shots)).fetch
         for shots in (2, 25)
     ]
     assert fetched == [20, 25]

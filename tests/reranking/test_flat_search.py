@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,20 @@ async def test_random_sequences_differ_and_follow_the_seed() -> None:
     leaves = [leaf(child) for child in found.tree.root.children]
     best = max(one.value for one in leaves)
     assert found.answer == next(one.answer for one in leaves if one.value == best)
+
+
+async def test_similar_sequences_begin_with_the_nearest_and_follow_the_scores() -> None:
+    examples = candidates("cat", "dog", "cow", "cat", "dog")
+    likely = [replace(one, score=1.0 if i < 3 else -1e3) for i, one in enumerate(examples)]
+    model = ScriptedGenerator(last_shown)
+    found = await search(model, "similar", branches=9).search(QUERY, likely, 2)
+    assert found.tree is not None
+    shown = [
+        [node.candidate, node.children[0].candidate] for node in found.tree.root.children
+    ]
+    assert shown[0] == likely[:2]
+    assert all(one in likely[:3] for sequence in shown for one in sequence)
+    assert len({tuple(map(id, sequence)) for sequence in shown}) > 3
 
 
 def prompt_of(prompt: Prompt) -> list[str]:

@@ -78,6 +78,14 @@ async def test_unanimous_answer_needs_no_reward() -> None:
     assert [leaf.visits for leaf in leaves(found.tree.root)] == [0, 0]
 
 
+async def test_a_unanimous_answer_is_searched_without_early_stopping() -> None:
+    model = ScriptedGenerator(lambda prompt: "I see.\nAnswer: left")
+    search = replace(rcts(model, reward=later_is_better, rollouts=4), early_stop=False)
+    found = await search.search(QUERY, candidates(5), 2)
+    assert found.tree is not None
+    assert (found.tree.ended, found.tree.root.visits) == ("rollouts", 4)
+
+
 async def test_two_agreeing_answers_still_need_rewards() -> None:
     """Early stopping needs three answers: the query alone, the nearest, and a sampled branch."""
     model = ScriptedGenerator(lambda prompt: "I see.\nAnswer: left")

@@ -25,11 +25,16 @@ from bottega.cli.components import (
 from bottega.cli.eval_options import (
     SHOTS,
     AllowOverlapOption,
+    AlphaOption,
     AnswersFromOption,
     BudgetOption,
+    ChildrenOption,
     ConcurrencyOption,
+    EarlyStopOption,
     EmbedOption,
     EmbedTextOption,
+    ExplorationOption,
+    FetchOption,
     GroupsOption,
     HyperOption,
     KnowledgePerClassOption,
@@ -40,17 +45,20 @@ from bottega.cli.eval_options import (
     MetricOption,
     OutOption,
     PassagesOption,
+    PresetOption,
     QuestionOption,
     RationalesFromOption,
     RationalesOption,
     RerankOption,
     RetrieveOption,
+    RewardOption,
     RolloutsOption,
     RoundSizeOption,
     SamplesOption,
     ShotsOption,
     StoreOption,
     UnparsableOption,
+    VariantOption,
 )
 from bottega.cli.evaluation_output import (
     answer_store,
@@ -97,7 +105,7 @@ from bottega.evaluation.benchmarks.loading import (
     with_label_noise,
 )
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.config import ROLLOUTS, RunConfig
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.evaluation.planning import (
@@ -111,6 +119,7 @@ from bottega.evaluation.planning import (
 from bottega.evaluation.prompts import methods_with_rationales, with_rationales
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import RunState
+from bottega.evaluation.search_config import search_config
 from bottega.generation import TransformersGenerator
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import ModelSpec, check_model, default_embedder, model_for
@@ -142,7 +151,15 @@ def evaluate(
     rerank: RerankOption = "none",
     seed: Seed = 0,
     samples: SamplesOption = None,
-    rollouts: RolloutsOption = ROLLOUTS,
+    preset: PresetOption = "paper",
+    rollouts: RolloutsOption = None,
+    reward: RewardOption = None,
+    alpha: AlphaOption = None,
+    fetch: FetchOption = None,
+    children: ChildrenOption = None,
+    exploration: ExplorationOption = None,
+    variant: VariantOption = None,
+    early_stop: EarlyStopOption = True,
     rationales: RationalesOption = None,
     rationales_from: RationalesFromOption = None,
     answers_from: AnswersFromOption = None,
@@ -175,8 +192,8 @@ def evaluate(
     counts ties as wrong; logreg fits a logistic regression to all labelled vectors. top-k shows the
     nearest examples, the same as visual-rag for labelled images; majority and best-of-n choose
     among several samples of its reply. in-context shows all examples, oracle the gold passage among
-    others. rcts searches for helpful examples; rcts-random and rcts-best-of-n have its reward and
-    its budget without a tree. concat shows passages, racc compresses them; racc-oracle and
+    others. rcts searches for helpful examples; rcts-flat, rcts-random and rcts-best-of-n have its
+    reward and its budget without a tree. concat shows passages, racc compresses them; racc-oracle and
     racc-flat change the retrieval scores, racc-swapped reads the passages of another item.
     candidates answers from each passage separately and chooses the answer with the best joint
     probability; kv-reuse puts the keys and values of each passage before the question. swap-image
@@ -206,7 +223,18 @@ def evaluate(
         order=order,
         seed=seed,
         samples=samples,
-        rollouts=rollouts,
+        search=search_config(
+            preset,
+            benchmark,
+            rollouts=rollouts,
+            reward=reward,
+            alpha=alpha,
+            fetch=fetch,
+            children=children,
+            exploration=exploration,
+            variant=variant,
+            early_stop=early_stop,
+        ),
         rationales=rationales,
         answers_from=answers_from,
         synonyms=synonyms,

@@ -12,11 +12,14 @@ from bottega._util.locations import StoreLocation
 from bottega.cli.method_actor import ANSWER_TOKENS
 from bottega.cli.options import knowledge_option
 from bottega.evaluation.methods import LABEL_METHODS, METHODS
+from bottega.evaluation.search_config import Preset, RewardName, SearchConfig
 from bottega.evaluation.searchers import SAMPLES
 from bottega.recipes.visual_rag import LABEL_TOKENS
+from bottega.reranking import Variant
 from bottega.types import IMAGE_QUESTION
 
 SHOTS = "5,10,20"
+PAPER = SearchConfig()
 
 QuestionOption = Annotated[
     str | None,
@@ -120,7 +123,77 @@ SamplesOption = Annotated[
         show_default=f"{SAMPLES}; with rcts the maximum calls of its search",
     ),
 ]
-RolloutsOption = Annotated[int, Option(metavar="N", min=1, help="Rollouts of rcts for each item.")]
+PresetOption = Annotated[
+    Preset,
+    Option(
+        "--preset",
+        metavar="paper|released",
+        help="Settings of rcts and its controls: those of the paper, or of the authors' code for "
+        "this benchmark. The options below change them.",
+    ),
+]
+RolloutsOption = Annotated[
+    int | None,
+    Option(metavar="N", min=1, help="Branches of a search.", show_default=str(PAPER.rollouts)),
+]
+RewardOption = Annotated[
+    RewardName | None,
+    Option(
+        metavar="self|mutual|both|ensemble",
+        help="Reward of an answer: self-consistency (eq. 7), the accuracy on retrieved examples "
+        "(eq. 8), both (eq. 9), or the share of other samples with the same answer.",
+        show_default="both; ensemble for models that give no rationales",
+    ),
+]
+AlphaOption = Annotated[
+    float | None,
+    Option(
+        metavar="X",
+        min=0,
+        max=1,
+        help="Weight of self-consistency in the reward (eq. 9).",
+        show_default=f"{PAPER.alpha}; 0.5 on mmmu if released",
+    ),
+]
+FetchOption = Annotated[
+    int | None,
+    Option(
+        metavar="N",
+        min=1,
+        help="Retrieved examples from which a search selects.",
+        show_default=str(PAPER.fetch),
+    ),
+]
+ChildrenOption = Annotated[
+    int | None,
+    Option(
+        metavar="N",
+        min=1,
+        help="Maximum children of a node of the tree.",
+        show_default=str(PAPER.children),
+    ),
+]
+ExplorationOption = Annotated[
+    float | None,
+    Option(
+        metavar="X", min=0, help="Factor c of eq. 11.", show_default=str(PAPER.exploration)
+    ),
+]
+VariantOption = Annotated[
+    Variant | None,
+    Option(
+        metavar="paper|released",
+        help="Where the paper and the authors' code differ, follow this one.",
+        show_default="as --preset",
+    ),
+]
+EarlyStopOption = Annotated[
+    bool,
+    Option(
+        "--early-stop/--no-early-stop",
+        help="End the search of rcts when its first three answers agree.",
+    ),
+]
 RationalesOption = Annotated[
     bool | None,
     Option(
@@ -217,8 +290,12 @@ PANELS = {
         *("allow_overlap", "synonyms", "unparsable", "seed"),
     ),
     "Methods": (
-        *("methods", "shots", "samples", "rollouts", "round_size"),
+        *("methods", "shots", "samples", "round_size"),
         *("compressor", "hyper", "store"),
+    ),
+    "Search of rcts and its controls": (
+        *("preset", "rollouts", "reward", "alpha", "fetch"),
+        *("children", "exploration", "variant", "early_stop"),
     ),
     "Model": ("model", "max_tokens", "stop", "price", "budget"),
     "Retrieval": ("embed", "retrieve", "embed_text", "metric", "groups", "rerank"),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bottega._util.locations import StoreLocation
 from bottega.errors import LoadError
+from bottega.evaluation.search_config import SearchConfig
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.index import Metric
 from bottega.recipes.racc import COMPRESSOR, STORE
-
-ROLLOUTS = 10
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class RunConfig:
     order: str = "nearest-last"
     seed: int = 0
     samples: int | None = None
-    rollouts: int = ROLLOUTS
+    search: SearchConfig = field(default_factory=SearchConfig)
     rationales: bool | None = None
     answers_from: StoreLocation | None = None
     synonyms: Path | None = None
@@ -77,7 +76,7 @@ class RunConfig:
             "order": self.order,
             "seed": self.seed,
             "samples": self.samples,
-            "rollouts": self.rollouts,
+            **self.search.record(),
             "rationales": self.rationales,
             "compressor": None if self.compressor is None else str(self.compressor),
             "hyper": hyper,

@@ -87,7 +87,7 @@ BASELINES = (
     *(REFERENCE, LOGREG, "vote", "vote-strict", "nearest"),
     *("top-k", "random", "zero-shot"),
 )
-EQUAL_COST = ("majority", "best-of-n", "rcts-random", "rcts-best-of-n")
+EQUAL_COST = ("majority", "best-of-n", "rcts-flat", "rcts-random", "rcts-best-of-n")
 RACC_BASELINES = ("concat", "racc-flat", "racc-swapped", "zero-shot")
 
 _SPECS = (
@@ -136,6 +136,12 @@ _SPECS = (
         match_search_cost=True,
     ),
     MethodSpec(
+        "rcts-flat",
+        build=flat_search("similar"),
+        baselines=(*BASELINES, "rcts-random"),
+        match_search_cost=True,
+    ),
+    MethodSpec(
         "rcts-random", build=flat_search("random"), baselines=BASELINES, match_search_cost=True
     ),
     MethodSpec(
@@ -160,5 +166,5 @@ LABEL_METHODS = (*PAPER_METHODS, "nearest", "knn", LOGREG)
 PASSAGE_METHODS = ("zero-shot", "random", "oracle")
 CHOICE_METHODS = ("zero-shot", "random", "top-k")
 NEEDS_GOLD_PASSAGES = ("oracle", "racc-oracle")
-SEARCH_METHODS = ("rcts", "rcts-random", "rcts-best-of-n")
+SEARCH_METHODS = ("rcts", "rcts-flat", "rcts-random", "rcts-best-of-n")
 COMPRESSION_METHODS = tuple(spec.name for spec in _SPECS if spec.compresses)

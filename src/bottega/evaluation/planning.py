@@ -35,7 +35,7 @@ from bottega.evaluation.retrieval import (
     pools,
 )
 from bottega.evaluation.retriever_factory import BY_VECTORS, RetrieverFactory
-from bottega.evaluation.searchers import SAMPLES, MethodContext, max_search_calls
+from bottega.evaluation.searchers import SAMPLES, MethodContext
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import suggestion
@@ -98,10 +98,8 @@ def method_keys(config: RunConfig, data: Benchmark) -> list[MethodKey]:
 
 def max_calls(config: RunConfig, data: Benchmark, settings: Classifier) -> int:
     """Return the maximum number of completions of a run, without drafts of its retrieval."""
-    samples, search = (
-        _samples(config, settings),
-        max_search_calls(settings.generator, config.rollouts),
-    )
+    samples = _samples(config, settings)
+    search = config.search.max_calls(settings.generator)
     calls = 0
     for name in dict.fromkeys(config.methods):
         spec = METHODS[name]
@@ -258,7 +256,7 @@ def _samples(config: RunConfig, settings: Classifier) -> int:
         return config.samples
     if set(SEARCH_METHODS).isdisjoint(config.methods):
         return SAMPLES
-    return max_search_calls(settings.generator, config.rollouts)
+    return config.search.max_calls(settings.generator)
 
 
 def _shots(spec: MethodSpec, shots: Sequence[int], data: Benchmark) -> Iterable[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
@@ -12,21 +11,26 @@ from bottega.evaluation.retrieval import RescoredRetriever, SwappedRetriever, go
 from bottega.generation import OpenAIGenerator, TransformersGenerator
 from bottega.parsing import same_answer
 from bottega.pipeline import Pipeline
+from bottega.evaluation.search_config import ENSEMBLE, PROBES
 from bottega.protocols import Generator, Reranker, Retriever, Searcher, turns_only
-from bottega.recipes import default_reward, kv_reuse_searcher
+from bottega.prompting import ConclusionPrompter, ContinuationPrompter
+from bottega.recipes import kv_reuse_searcher
 from bottega.recipes.racc import bundled_compressor_for, compression_searcher
 from bottega.reranking import (
     EnsembleReward,
     FlatSearch,
     JointChoiceSearch,
+    MutualReward,
     RewardFunction,
+    SelfConsistencyReward,
     TreeSearch,
+    WeightedReward,
 )
-from bottega.types import Answer, Candidate, Query, SearchResult
+from bottega.reranking.flat_search import Sequences
+from bottega.types import Answer, Candidate, Query, Sampling, SearchResult
 
-FETCH = 20
-SELF, MUTUAL, ENSEMBLE = 5, 5, 15
 SAMPLES = 5
+REWARD_TEMPERATURE = 0.8
 # Of Wang et al., Self-Consistency Improves Chain of Thought Reasoning in Language Models (2023).
 TEMPERATURE = 0.7
 GOLD_SCORE = 1000.0  # above all other scores, on any scale
@@ -47,40 +51,36 @@ class MethodContext:
 PipelineBuilder = Callable[[Pipeline, MethodContext], Pipeline]
 
 
-def max_search_calls(generator: Generator, rollouts: int) -> int:
-    """Return the maximum number of completions of one RCTS search.
-
-    It requests the zero-shot answer, an answer for each branch, and the calls of its reward.
-    """
-    if turns_only(generator):
-        return 1 + rollouts + ENSEMBLE
-    return 1 + rollouts * (1 + SELF + MUTUAL)
-
-
 def tree_search(pipeline: Pipeline, context: MethodContext) -> Pipeline:
     """Replace the reranker by RCTS's tree search."""
+    config = context.config.search
     search = TreeSearch(
         context.generator,
         prompt=pipeline.prompt,
         parse=pipeline.parse,
         reward=_reward(pipeline, context),
-        rollouts=context.config.rollouts,
+        rollouts=config.rollouts,
+        children=config.children,
+        exploration=config.exploration,
+        variant=config.variant,
+        early_stop=config.early_stop,
         sampling=pipeline.sampling,
         agree=same_answer,
         seed=context.config.seed,
-        max_calls=max_search_calls(context.generator, context.config.rollouts),
+        max_calls=config.max_calls(context.generator),
     )
-    return replace(pipeline, fetch=max(FETCH, context.shots), search=search)
+    return replace(pipeline, fetch=max(config.fetch, context.shots), search=search)
 
 
-def flat_search(sequences: Literal["random", "nearest"]) -> PipelineBuilder:
+def flat_search(sequences: Sequences) -> PipelineBuilder:
     """Return a builder of the search without a tree, with RCTS's reward, branches and calls.
 
-    "nearest" samples several answers over the nearest examples, "random" tries random sequences.
+    "nearest" samples several answers over the nearest examples, "random" tries random sequences,
+    "similar" those that a tree of unlimited width would begin with.
     """
 
     def build(pipeline: Pipeline, context: MethodContext) -> Pipeline:
-        sampling = pipeline.sampling
+        config, sampling = context.config.search, pipeline.sampling
         if sequences == "nearest":
             sampling = replace(sampling, temperature=TEMPERATURE)
         search = FlatSearch(
@@ -89,29 +89,41 @@ def flat_search(sequences: Literal["random", "nearest"]) -> PipelineBuilder:
             parse=pipeline.parse,
             reward=_reward(pipeline, context),
             sequences=sequences,
-            branches=context.config.rollouts,
+            branches=config.rollouts,
             sampling=sampling,
             seed=context.config.seed,
-            max_calls=max_search_calls(context.generator, context.config.rollouts),
+            max_calls=config.max_calls(context.generator),
         )
-        return replace(pipeline, fetch=max(FETCH, context.shots), search=search)
+        return replace(pipeline, fetch=max(config.fetch, context.shots), search=search)
 
     return build
 
 
 def _reward(pipeline: Pipeline, context: MethodContext) -> RewardFunction:
-    """Return RCTS's reward (eq. 9), or an `EnsembleReward` for a model that gives no rationales."""
-    if not turns_only(context.generator):
-        return default_reward(pipeline.prompt, pipeline.parse, sampling=pipeline.sampling)
-    return EnsembleReward(
-        pipeline.prompt,
-        pipeline.parse,
-        shots=context.shots,
-        n=ENSEMBLE,
-        sampling=pipeline.sampling,
-        agree=same_answer,
-        seed=context.config.seed,
+    """Return the reward of the settings: eq. 7, 8, 9, or an `EnsembleReward`."""
+    config, generator = context.config.search, context.generator
+    prompt, parse = pipeline.prompt, pipeline.parse
+    name = config.reward_for(generator)
+    if name == "ensemble":
+        return EnsembleReward(
+            prompt,
+            parse,
+            shots=context.shots,
+            n=ENSEMBLE,
+            sampling=pipeline.sampling,
+            agree=same_answer,
+            seed=context.config.seed,
+        )
+    conclude = ContinuationPrompter(prompt) if turns_only(generator) else ConclusionPrompter()
+    sampling = Sampling(REWARD_TEMPERATURE, pipeline.sampling.max_tokens)
+    own = SelfConsistencyReward(
+        conclude, parse, n=PROBES, sampling=sampling, agree=same_answer, variant=config.variant
     )
+    mutual = MutualReward(
+        prompt, parse, n=PROBES, sampling=sampling, agree=same_answer, variant=config.variant
+    )
+    parts: dict[str, RewardFunction] = {"self": own, "mutual": mutual}
+    return parts.get(name) or WeightedReward(own, mutual, config.alpha)
 
 
 def sampling_choice(choose: Callable[[Sequence[Answer]], Answer]) -> PipelineBuilder:

@@ -23,7 +23,7 @@ from bottega.reranking.search_budget import (
     gather_affordable,
     gather_all,
 )
-from bottega.reranking.selection import check_depth, check_scores
+from bottega.reranking.selection import check_depth, check_scores, sample_by_score
 from bottega.types import (
     Answer,
     Candidate,
@@ -37,7 +37,7 @@ from bottega.types import (
     SearchTree,
 )
 
-Sequences = Literal["random", "nearest"]
+Sequences = Literal["random", "similar", "nearest"]
 Shown = tuple[Candidate, ...]
 
 
@@ -59,9 +59,11 @@ class FlatSearch:
     equals.
 
     `sequences="nearest"` shows the k nearest candidates, the nearest last, and samples all answers
-    in one request: best of n. `"random"` shows k random candidates per answer, ordered by the seed,
-    and samples one answer for each. The budget works as in `TreeSearch`: the first answer is scored
-    before others are requested, to learn how many fit.
+    in one request: best of n. The others sample one answer for each sequence. `"random"` shows k
+    random candidates, ordered by the seed. `"similar"` has the branches of `TreeSearch` without its
+    tree: the nearest k candidates, the nearest first, then sequences drawn by score (eq. 6). The
+    budget works as in `TreeSearch`: the first answer is scored before others are requested, to
+    learn how many fit.
     """
 
     generator: Generator
@@ -81,7 +83,8 @@ class FlatSearch:
         check_budget(self.max_calls, self.max_tokens)
         if self.sequences not in get_args(Sequences):
             raise SettingError(
-                f"unknown sequences, got {self.sequences!r}", hint='use "random" or "nearest"'
+                f"unknown sequences, got {self.sequences!r}",
+                hint='use "random", "similar" or "nearest"',
             )
 
     async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
@@ -146,7 +149,12 @@ class FlatSearch:
         if self.sequences == "nearest":
             return list(enumerate([tuple(reversed(candidates[:k]))] * self.branches))
         rng, count = query_rng(query, self.seed), min(k, len(candidates))
-        return [(i, tuple(rng.sample(candidates, count))) for i in range(self.branches)]
+        if self.sequences == "random":
+            drawn = [rng.sample(candidates, count) for _ in range(self.branches)]
+        else:
+            more = [sample_by_score(candidates, k, rng) for _ in range(self.branches - 1)]
+            drawn = [list(candidates[:k]), *more]
+        return [(i, tuple(sequence)) for i, sequence in enumerate(drawn)]
 
     async def _wave(
         self,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from random import Random
 from typing import Literal, Protocol, get_args
 
 from bottega._util.identity import query_rng
 from bottega.errors import SettingError, check_count, check_fraction
 from bottega.protocols import Candidates, Parser, Prompter
 from bottega.reranking.search_budget import BudgetedGenerator, gather_all
-from bottega.reranking.selection import scaled
+from bottega.reranking.selection import sample_by_score
 from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
 
 AgreementFunction = Callable[[Answer, Answer, Query], float]
@@ -242,18 +241,9 @@ class EnsembleReward:
         if not candidates:
             return UNAVAILABLE
         rng = query_rng(query, f"ensemble:{self.seed}")  # independent of the branches
-        shown = [self._sample(candidates, rng) for _ in range(self.n)]
+        shown = [sample_by_score(candidates, self.shots, rng) for _ in range(self.n)]
         prompts = [self.prompt(query, sample) for sample in shown]
         replies = await gather_all(generator.generate(prompt, self.sampling) for prompt in prompts)
         answers = [self.parse(query, reply.completions[0]) for reply in replies]
         agreeing = share(answers, answer, query, self.agree)
         return RewardValue(agreeing, {"ensemble": agreeing})
-
-    def _sample(self, candidates: Candidates, rng: Random) -> list[Candidate]:
-        left, weights = list(candidates), scaled([one.score for one in candidates])
-        sample: list[Candidate] = []
-        while left and len(sample) < self.shots:
-            index = rng.choices(range(len(left)), weights)[0]
-            sample.append(left.pop(index))
-            weights.pop(index)
-        return sample

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from random import Random
 from typing import Literal
 
 import numpy as np
@@ -195,3 +196,15 @@ def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
     least = min(scores, default=0.0) / 2
     span = max(scores, default=0.0) / 2 - least + more_span / 2
     return [((score / 2 - least) / span if span else 1.0) + LEAST_WEIGHT for score in scores]
+
+
+def sample_by_score(candidates: Candidates, k: int, random: Random) -> list[Candidate]:
+    """Return up to k candidates, drawn one after another with their scaled scores as weights (RCTS,
+    eq. 6)."""
+    left, weights = list(candidates), scaled([one.score for one in candidates])
+    sample: list[Candidate] = []
+    while left and len(sample) < k:
+        index = random.choices(range(len(left)), weights)[0]
+        sample.append(left.pop(index))
+        weights.pop(index)
+    return sample

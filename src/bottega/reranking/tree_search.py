@@ -246,8 +246,8 @@ class TreeSearch:
     scores the answers.
 
     It first answers without demonstrations, with the nearest candidates, and with a sampled branch.
-    If the three answers agree, it returns that of the nearest candidates, without a reward.
-    Otherwise it answers and scores `rollouts` branches, these two included (10 in the paper; the
+    If the three answers agree and `early_stop` is set, it returns that of the nearest candidates,
+    without a reward. Otherwise it answers and scores `rollouts` branches, these two included (10 in the paper; the
     released settings have 8 without the first two). The result is the answer of the branch with the
     largest sum of values. `children` is the width of the tree; `MonteCarloTree` describes the two
     variants. A branch shows its demonstrations in the order of their selection.
@@ -271,6 +271,7 @@ class TreeSearch:
     parallel: int = 1
     exploration: float = 0.5
     variant: Variant = "paper"
+    early_stop: bool = True
     sampling: Sampling = field(default_factory=Sampling)
     agree: AgreementFunction = exact_agreement
     seed: int = 0
@@ -368,7 +369,7 @@ class TreeSearchRun:
     def _agree(self, answers: Sequence[Answer]) -> bool:
         """Whether the answers of root, greedy and sampled branch agree (early stopping, appendix
         A)."""
-        return len(answers) == 3 and all(
+        return self.how.early_stop and len(answers) == 3 and all(
             one.valid and other.valid and self.how.agree(one, other, self.query) == 1
             for one, other in combinations(answers, 2)
         )

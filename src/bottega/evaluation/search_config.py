@@ -1,0 +1,85 @@
+"""Settings of the searches of an evaluation: RCTS and its controls."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from bottega.errors import check_count, check_fraction
+from bottega.protocols import Generator, turns_only
+from bottega.reranking import Variant
+
+RewardName = Literal["self", "mutual", "both", "ensemble"]
+Preset = Literal["paper", "released"]
+
+PROBES = 5  # samples of eq. 7, and questions of eq. 8
+RELEASED_SAMPLES = 5  # of each question of eq. 8 in the released code
+ENSEMBLE = 15
+# The released settings weight both rewards equally on MMMU, and have no self-consistency for these.
+HALF_SELF = ("mmmu",)
+MUTUAL_ONLY = ("vsr", "vsr-mc", "vizwiz")
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """Settings of `rcts` and, where they have them, of its controls; the defaults are the paper's.
+
+    `reward` None is "both" (eq. 9, with `alpha`), or "ensemble" for models that give no rationales.
+    `fetch` is the number of candidates N, `children` the width of the tree, `rollouts` the number
+    of branches P, `early_stop` the end of a search whose first three answers agree (appendix A).
+    """
+
+    rollouts: int = 10
+    fetch: int = 20
+    reward: RewardName | None = None
+    alpha: float = 0.2
+    children: int = 3
+    exploration: float = 0.5
+    variant: Variant = "paper"
+    early_stop: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("rollouts", "fetch", "children"):
+            check_count(name, getattr(self, name))
+        check_fraction("alpha", self.alpha)
+
+    def reward_for(self, generator: Generator) -> RewardName:
+        """Return the name of the reward for this generator."""
+        return self.reward or ("ensemble" if turns_only(generator) else "both")
+
+    def max_calls(self, generator: Generator) -> int:
+        """Return the maximum number of completions of one search: the zero-shot answer, an answer
+        for each branch, and the calls of the reward."""
+        reward = self.reward_for(generator)
+        if reward == "ensemble":
+            return 1 + self.rollouts + ENSEMBLE
+        own = PROBES if reward in ("self", "both") else 0
+        mutual = PROBES if reward in ("mutual", "both") else 0
+        if self.variant == "released":
+            mutual *= RELEASED_SAMPLES
+        return 1 + self.rollouts * (1 + own + mutual)
+
+    def record(self) -> dict[str, object]:
+        """Return the settings that differ from the defaults, and the number of rollouts."""
+        defaults, settings = asdict(SearchConfig()), asdict(self)
+        changed = {name: settings[name] for name in defaults if name != "rollouts" and settings[name] != defaults[name]}
+        return {"rollouts": self.rollouts, **({"search": changed} if changed else {})}
+
+
+def search_config(preset: Preset, benchmark: str, **settings: Any) -> SearchConfig:
+    """Return the settings of a preset, changed by those `settings` that are not None.
+
+    "released" are the authors' settings for `benchmark`, a spec such as "mmmu:FOLDER": their code
+    where it differs from the paper, 8 branches after the first two, alpha 0.5 on MMMU, and the
+    mutual reward alone on VSR and VizWiz.
+    """
+    config = SearchConfig()
+    if preset == "released":
+        name = benchmark.partition(":")[0]
+        config = replace(
+            config,
+            variant="released",
+            alpha=0.5 if name in HALF_SELF else config.alpha,
+            reward="mutual" if name in MUTUAL_ONLY else None,
+        )
+    return replace(config, **{name: value for name, value in settings.items() if value is not None})
