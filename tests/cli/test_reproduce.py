@@ -17,6 +17,7 @@ from bottega.knowledge import KnowledgeBase, TokenEmbedder
 from bottega.types import Example
 from tests.builders import solid_image
 from tests.cli.conftest import Run
+from tests.evaluation.benchmarks import test_mathvision, test_scienceqa, test_vizwiz, test_vsr
 from tests.paths import ROOT
 
 pa = pytest.importorskip("pyarrow")
@@ -83,16 +84,40 @@ def write_answers(file: str, benchmark: str, model: str) -> None:
         knowledge.set_note(NOTE, model)
 
 
+def write_reasoning_sets(root: Path) -> None:
+    """The sets of RCTS other than MMMU."""
+    for name in ("ScienceQA", "MathVision", "VizWiz", "VSR"):
+        (root / name).mkdir()
+    test_scienceqa.published(root / "ScienceQA")
+    test_mathvision.published(root / "MathVision")
+    test_vizwiz.published(root / "VizWiz")
+    test_vsr.published(root / "VSR" / "splits" / "random")
+
+
+def write_rationales(file: str) -> None:
+    with KnowledgeBase.open(file) as knowledge:
+        for id in knowledge.ids():
+            knowledge.annotate(id, rationale="Fur.")
+
+
 def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
     write_mmmu(tmp_path / "MMMU")
     for task in ("clevr", "textocr"):
         write_vl_icl(tmp_path / "VL-ICL", task)
     for name in SETS:
         write_manyicl(tmp_path / name)
+    write_reasoning_sets(tmp_path)
     planned = 0
     for command in COMMANDS:
         if command[0] == "report":
-            assert {f"--out {one}" for one in command[1:9]} <= _outs()
+            assert {f"--out {one}" for one in command[1 : command.index("--out")]} <= _outs()
+            continue
+        if command[0] == "add":
+            assert run(*command).code == 0
+            continue
+        if command[0] == "rationales":
+            assert run(*command, "--help").code == 0  # after all options are parsed
+            write_rationales(command[1])
             continue
         done = run(*command, "--dry-run")
         assert done.code == 0, (command, done.err)
@@ -101,7 +126,7 @@ def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
         if command[0] == "answer":
             write_answers(command[1], command[2], command[command.index("--model") + 1])
         planned += 1
-    assert planned >= 20
+    assert planned >= 36
 
 
 def _outs() -> set[str]:

@@ -152,7 +152,8 @@ def test_the_released_preset_is_that_of_the_benchmark() -> None:
     assert search_config("released", "mmmu:folder", alpha=0.8).alpha == 0.8
     assert search_config("paper", "vizwiz:folder") == SearchConfig()
     # One answer, and five samples of each of five questions.
-    assert search_config("released", "vizwiz:folder").max_calls(ScriptedGenerator([])) == 1 + 10 * 26
+    calls = search_config("released", "vizwiz:folder").max_calls(ScriptedGenerator([]))
+    assert calls == 1 + 10 * 26
 
 
 def test_records_name_only_settings_that_differ() -> None:

@@ -107,9 +107,7 @@ async def test_similar_sequences_begin_with_the_nearest_and_follow_the_scores() 
     model = ScriptedGenerator(last_shown)
     found = await search(model, "similar", branches=9).search(QUERY, likely, 2)
     assert found.tree is not None
-    shown = [
-        [node.candidate, node.children[0].candidate] for node in found.tree.root.children
-    ]
+    shown = [[node.candidate, node.children[0].candidate] for node in found.tree.root.children]
     assert shown[0] == likely[:2]
     assert all(one in likely[:3] for sequence in shown for one in sequence)
     assert len({tuple(map(id, sequence)) for sequence in shown}) > 3

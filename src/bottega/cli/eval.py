@@ -188,16 +188,17 @@ def evaluate(
     A folder without train/ and test/ is split by the seed: a quarter of each class is evaluated.
     Results of completed methods are printed and written even if a later method fails.
 
-    vote, nearest and knn choose a label among the retrieved examples without a model; vote-strict
-    counts ties as wrong; logreg fits a logistic regression to all labelled vectors. top-k shows the
-    nearest examples, the same as visual-rag for labelled images; majority and best-of-n choose
-    among several samples of its reply. in-context shows all examples, oracle the gold passage among
-    others. rcts searches for helpful examples; rcts-flat, rcts-random and rcts-best-of-n have its
-    reward and its budget without a tree. concat shows passages, racc compresses them; racc-oracle and
-    racc-flat change the retrieval scores, racc-swapped reads the passages of another item.
-    candidates answers from each passage separately and chooses the answer with the best joint
-    probability; kv-reuse puts the keys and values of each passage before the question. swap-image
-    and swap-question are visual-rag with the image or the question of another item.
+    vote, nearest and knn choose a label among the retrieved examples without a model; vote-
+    strict counts ties as wrong; logreg fits a logistic regression to all labelled vectors.
+    top-k shows the nearest examples, the same as visual-rag for labelled images; majority and
+    best-of-n choose among several samples of its reply. in-context shows all examples, oracle
+    the gold passage among others. rcts searches for helpful examples; rcts-flat, rcts-random
+    and rcts-best-of-n have its reward and its budget without a tree. concat shows passages,
+    racc compresses them; racc-oracle and racc-flat change the retrieval scores, racc-swapped
+    reads the passages of another item. candidates answers from each passage separately and
+    chooses the answer with the best joint probability; kv-reuse puts the keys and values of
+    each passage before the question. swap-image and swap-question are visual-rag with the image
+    or the question of another item.
     """
     benchmark = with_options(benchmark, question, unparsable)
     own_embed, own_shots, own_order = evaluation_defaults(benchmark)

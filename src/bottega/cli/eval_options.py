@@ -175,9 +175,7 @@ ChildrenOption = Annotated[
 ]
 ExplorationOption = Annotated[
     float | None,
-    Option(
-        metavar="X", min=0, help="Factor c of eq. 11.", show_default=str(PAPER.exploration)
-    ),
+    Option(metavar="X", min=0, help="Factor c of eq. 11.", show_default=str(PAPER.exploration)),
 ]
 VariantOption = Annotated[
     Variant | None,

@@ -62,7 +62,8 @@ class SearchConfig:
     def record(self) -> dict[str, object]:
         """Return the settings that differ from the defaults, and the number of rollouts."""
         defaults, settings = asdict(SearchConfig()), asdict(self)
-        changed = {name: settings[name] for name in defaults if name != "rollouts" and settings[name] != defaults[name]}
+        del settings["rollouts"]
+        changed = {name: value for name, value in settings.items() if value != defaults[name]}
         return {"rollouts": self.rollouts, **({"search": changed} if changed else {})}
 
 

@@ -247,10 +247,10 @@ class TreeSearch:
 
     It first answers without demonstrations, with the nearest candidates, and with a sampled branch.
     If the three answers agree and `early_stop` is set, it returns that of the nearest candidates,
-    without a reward. Otherwise it answers and scores `rollouts` branches, these two included (10 in the paper; the
-    released settings have 8 without the first two). The result is the answer of the branch with the
-    largest sum of values. `children` is the width of the tree; `MonteCarloTree` describes the two
-    variants. A branch shows its demonstrations in the order of their selection.
+    without a reward. Otherwise it answers and scores `rollouts` branches, these two included (10 in
+    the paper; the released settings have 8 without the first two). The result is the answer of the
+    branch with the largest sum of values. `children` is the width of the tree; `MonteCarloTree`
+    describes the two variants. A branch shows its demonstrations in the order of their selection.
 
     `parallel` branches are selected in sequence, answered and scored concurrently, and added to the
     tree in the order of their selection. The result depends on the seed and on the replies, never
@@ -369,9 +369,13 @@ class TreeSearchRun:
     def _agree(self, answers: Sequence[Answer]) -> bool:
         """Whether the answers of root, greedy and sampled branch agree (early stopping, appendix
         A)."""
-        return self.how.early_stop and len(answers) == 3 and all(
-            one.valid and other.valid and self.how.agree(one, other, self.query) == 1
-            for one, other in combinations(answers, 2)
+        return (
+            self.how.early_stop
+            and len(answers) == 3
+            and all(
+                one.valid and other.valid and self.how.agree(one, other, self.query) == 1
+                for one, other in combinations(answers, 2)
+            )
         )
 
     def _next_leaves(self, limit: int) -> list[TreeNode]:

@@ -29,19 +29,23 @@ def problem(number: int, **changed: object) -> dict[str, object]:
     } | changed
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "data").mkdir()
+def published(root: Path) -> Path:
+    (root / "images").mkdir()
+    (root / "data").mkdir()
     letters = problem(2, options=["A", "B", "C", "D", "E"], answer="E")
     values = problem(3, options=["1", r"$\frac{1}{2}$"], answer="B", solution="Halve it.")
     rows = [problem(1), letters, values, problem(4)]
     for row in rows:
-        (tmp_path / str(row["image"])).write_bytes(solid_image(int(str(row["id"]))).data)
+        (root / str(row["image"])).write_bytes(solid_image(int(str(row["id"]))).data)
     for split, part in (("test", rows), ("testmini", rows[:3])):
         text = "\n".join(map(json.dumps, part))
-        (tmp_path / "data" / f"{split}.jsonl").write_text(text, "utf-8")
-    return tmp_path
+        (root / "data" / f"{split}.jsonl").write_text(text, "utf-8")
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return published(tmp_path)
 
 
 def test_query_set_and_examples_are_disjoint(root: Path) -> None:

@@ -31,19 +31,24 @@ def caption(number: int, label: int = 1) -> dict[str, object]:
     }
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """Write the upstream layout: splits two levels below the image folder, which may be COCO's."""
-    folder = tmp_path / "splits" / "random"
-    folder.mkdir(parents=True)
+def published(folder: Path) -> Path:
+    """Write a split whose images are in COCO's folders or directly in `images`."""
+    folder.mkdir(parents=True, exist_ok=True)
     for split, numbers in (("train", range(7)), ("dev", range(7, 9)), ("test", range(9, 13))):
         rows = [caption(n, label=int(n % 4 != 0)) for n in numbers]
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    (tmp_path / "images" / "train2017").mkdir(parents=True)
+    images = folder.parents[1] / "images"
+    (images / "train2017").mkdir(parents=True)
     for n in range(13):
         subfolder = "train2017" if n % 2 else ""
-        (tmp_path / "images" / subfolder / f"{n}.png").write_bytes(solid_image(n).data)
+        (images / subfolder / f"{n}.png").write_bytes(solid_image(n).data)
     return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Write the upstream layout: splits two levels below the image folder."""
+    return published(tmp_path / "splits" / "random")
 
 
 def test_captions_become_true_or_false_questions(root: Path) -> None:
