@@ -188,8 +188,8 @@ def evaluate(
     A folder without train/ and test/ is split by the seed: a quarter of each class is evaluated.
     Results of completed methods are printed and written even if a later method fails.
 
-    vote, nearest and knn choose a label among the retrieved examples without a model; vote-
-    strict counts ties as wrong; logreg fits a logistic regression to all labelled vectors.
+    vote, nearest and knn choose a label among the retrieved examples without a model;
+    vote-strict counts ties as wrong; logreg fits a logistic regression to all labelled vectors.
     top-k shows the nearest examples, the same as visual-rag for labelled images; majority and
     best-of-n choose among several samples of its reply. in-context shows all examples, oracle
     the gold passage among others. rcts searches for helpful examples; rcts-flat, rcts-random
