@@ -287,7 +287,7 @@ def test_a_key_expires(opened: Accounts, monkeypatch: pytest.MonkeyPatch) -> Non
     assert opened.authenticate(token) == opened.find(account.id) == account
     monkeypatch.setattr(time, "time", lambda: now + 61)
     assert opened.authenticate(token) is opened.find(account.id) is None
-    assert opened.signing_key(account.id) is None
+    assert opened.signing_keys(account.id) is None and opened.sign_in(token) is None
     opened.update(account.id, expires=None)
     assert opened.authenticate(token) is not None
 
@@ -333,3 +333,18 @@ def test_other_handles_see_changed_and_rotated_keys(tmp_path: Path) -> None:
         _, new = one.rotate(account.id)
         two.list()
         assert two.authenticate(token) is None and two.authenticate(new) is not None
+
+
+def test_sessions_of_a_kept_key_end_with_it(
+    opened: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, first = opened.add("team-a")
+    _, second = opened.rotate(account.id, keep_seconds=60)
+    old, new = opened.sign_in(first), opened.sign_in(second)
+    keys = opened.signing_keys(account.id)
+    assert old is not None and new is not None and keys is not None
+    assert old[1] != new[1] and {old[1], new[1]} == set(keys[1])
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 61)
+    assert opened.signing_keys(account.id) == (account, [new[1]])
+    assert opened.sign_in(first) is None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from itsdangerous import BadSignature, URLSafeTimedSerializer
+from starlette.requests import Request
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.namespaces import may_use
@@ -66,16 +68,16 @@ class ConsoleUser:
 class AccountReader(Protocol):
     """Accounts of a gateway (`gateway.accounting.accounts.Accounts`)."""
 
-    def authenticate(self, token: str | None) -> Account | None: ...
+    def sign_in(self, token: str) -> tuple[Account, bytes] | None: ...
 
-    def signing_key(self, id: str) -> tuple[Account, bytes] | None: ...
+    def signing_keys(self, id: str) -> tuple[Account, Sequence[bytes]] | None: ...
 
 
 class Sessions:
     """Sessions in signed cookies, without state on the server. Each cookie is signed with a secret
-    derived from the account's key: all gateways that share accounts accept it, and it becomes
-    invalid when the key is revoked. Without keys, users log in with `token`, which is valid until
-    the process ends."""
+    derived from the key of the login: all gateways that share accounts accept it, and it becomes
+    invalid with that key. Without keys, users log in with `token`, which is valid until the process
+    ends."""
 
     def __init__(self, accounts: AccountReader | None, *, token: str | None = None) -> None:
         self._accounts = accounts
@@ -84,36 +86,43 @@ class Sessions:
 
     def login(self, key: str, *, read_only: bool = False) -> str | None:
         """Return a cookie for a key or the token, None if it is not valid."""
-        if self.token is not None and hmac.compare_digest(key.encode(), self.token.encode()):
+        given = key.encode(errors="replace")
+        if self.token is not None and hmac.compare_digest(given, self.token.encode()):
             return self._cookie(LOCAL, self._local_secret, read_only)
-        account = None if self._accounts is None else self._accounts.authenticate(key)
-        found = None if account is None else self._secret(account.id)
+        found = None if self._accounts is None else self._accounts.sign_in(key)
         return None if found is None else self._cookie(found[0].id, found[1], read_only)
 
     def user(self, cookie: str | None) -> ConsoleUser | None:
         """Return the owner of a cookie, None if it is not valid or has expired."""
         id, _, signed = (cookie or "").partition(".")
-        found = self._secret(id)
+        found = self._secrets(id)
         if found is None:
             return None
-        account, secret = found
+        account, valid = found
         try:
-            read_only = _serializer(secret).loads(signed, max_age=SESSION_SECONDS)
+            read_only = _serializer(*valid).loads(signed, max_age=SESSION_SECONDS)
         except BadSignature:
             return None
         return ConsoleUser(account, not (read_only or account.viewer), is_local=id == LOCAL)
 
-    def _secret(self, id: str) -> tuple[Account, bytes] | None:
+    def _secrets(self, id: str) -> tuple[Account, Sequence[bytes]] | None:
         if id == LOCAL and self.token is not None:
-            return ANONYMOUS, self._local_secret
-        return None if self._accounts is None else self._accounts.signing_key(id)
+            return ANONYMOUS, [self._local_secret]
+        return None if self._accounts is None else self._accounts.signing_keys(id)
 
     def _cookie(self, id: str, secret: bytes, read_only: bool) -> str:
         return f"{id}.{_serializer(secret).dumps(read_only)}"
 
 
-def _serializer(secret: bytes) -> URLSafeTimedSerializer:
-    return URLSafeTimedSerializer(secret, salt="bottega console session")
+def _serializer(*valid: bytes) -> URLSafeTimedSerializer:
+    return URLSafeTimedSerializer(list(valid), salt="bottega console session")
+
+
+def cookie_name(request: Request) -> str:
+    """Return the name of the cookie. Browsers send cookies of a host to all of its ports, where
+    other consoles may run."""
+    port = request.url.port
+    return COOKIE if port is None else f"{COOKIE}_{port}"
 
 
 def new_token() -> str:

@@ -173,8 +173,8 @@ class AccountFile:
 
 class Accounts:
     """Accounts in gateway.db, or in PostgreSQL if `location` is a URL. A key is 256 random bits;
-    only its SHA-256 is stored, so it cannot be shown again. `authenticate`, `find` and
-    `signing_key` read memory only: a thread refreshes it within a second of a change by any
+    only its SHA-256 is stored, so it cannot be shown again. `authenticate`, `find`, `sign_in` and
+    `signing_keys` read memory only: a thread refreshes it within a second of a change by any
     process, until `close`. All other methods block and raise `StoreError`."""
 
     def __init__(self, location: str | Path, *, create: bool = True) -> None:
@@ -214,13 +214,26 @@ class Accounts:
         account = self._accounts.get(id, NO_ACCOUNT).account
         return account if account.is_valid(time.time()) else None
 
-    def signing_key(self, id: str) -> tuple[Account, bytes] | None:
-        """Return the account with this id and a secret derived from its key, None if the id is
-        unknown or the key is revoked or expired."""
+    def sign_in(self, token: str) -> tuple[Account, bytes] | None:
+        """Return the account of a key and a secret derived from this key, None if the key is
+        unknown, revoked or expired."""
+        account, found = self.authenticate(token), TOKEN.fullmatch(token)
+        if account is None or found is None:
+            return None
+        return account, _signing_key(sha256(found[2].encode()).digest())
+
+    def signing_keys(self, id: str) -> tuple[Account, Sequence[bytes]] | None:
+        """Return the account with this id and the secrets derived from its valid keys, two after a
+        rotation that keeps the old key. None if the id is unknown or the key is revoked or
+        expired."""
         account = self.find(id)
         if account is None:
             return None
-        return account, hmac.digest(self._accounts[id].digest, b"bottega signing key", "sha256")
+        stored = self._accounts[id]
+        valid = [stored.digest]
+        if stored.previous is not None and time.time() < stored.previous_until:
+            valid.append(stored.previous)
+        return account, [_signing_key(digest) for digest in valid]
 
     def add(
         self,
@@ -346,6 +359,10 @@ class Accounts:
             if found is not None:
                 # One assignment: `authenticate` reads the mapping without the lock.
                 self._accounts = {stored.account.id: stored for stored in found}
+
+
+def _signing_key(digest: bytes) -> bytes:
+    return hmac.digest(digest, b"bottega signing key", "sha256")
 
 
 def _row(settings: Mapping[str, Any]) -> dict[str, object]:
