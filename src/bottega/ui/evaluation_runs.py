@@ -175,10 +175,17 @@ def changed_at(folder: Path) -> float:
         return 0.0
 
 
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / FILE).is_file()
+    except OSError:  # the folder cannot be searched
+        return False
+
+
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     """Yield the run folders at most `depth` levels below a folder. Unreadable folders are
     skipped."""
-    if (folder / FILE).is_file():
+    if _is_run(folder):
         yield folder
         return
     if not depth:

@@ -9,7 +9,7 @@ from pathlib import Path
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bottega.errors import BottegaError, NotFoundError, StoreError
+from bottega.errors import BottegaError, NotFoundError
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.report.progress import RunProgress
 from bottega.evaluation.report.render import content_policy, settings_of, stream_view
@@ -220,7 +220,7 @@ def evaluation_routes(renderer: Renderer, library: RunLibrary | None) -> list[Ro
 
 def _section_of(loaded: LoadedRun) -> Section:
     if loaded.section is None:
-        raise StoreError(
+        raise NotFoundError(
             "the console has no list of items for a run of streams",
             hint="open its results or its full report",
         )

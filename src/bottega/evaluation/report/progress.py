@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bottega.errors import StoreError
+from bottega.errors import NotFoundError, StoreError
 from bottega.evaluation.report.runs import Key, in_table_order, opened_run
 from bottega.evaluation.run_store import FILE, ORDERS, PLANNED, is_running
 from bottega.evaluation.stream_plan import StreamConfig
@@ -74,7 +74,7 @@ def read_progress(folder: Path) -> RunProgress:
 
 def file_state(folder: Path) -> FileState:
     """Return the state of the files of a run; it changes with each stored answer. Raises
-    `StoreError` if the run does not exist."""
+    `NotFoundError` if the run does not exist."""
     found = []
     for path in (folder / FILE, folder / f"{FILE}-wal"):
         try:
@@ -88,7 +88,7 @@ def file_state(folder: Path) -> FileState:
             ) from error
         found.append((status.st_mtime_ns, status.st_size))
     if not found:
-        raise StoreError(
+        raise NotFoundError(
             f"the run in {folder} does not exist any more", hint="check the folder of runs"
         )
     return tuple(found)

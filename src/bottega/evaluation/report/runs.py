@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from bottega.errors import StoreError
+from bottega.errors import NotFoundError
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.run_store import BUSY_SECONDS, FILE, PLANNED, RUN_FILE
@@ -107,7 +107,7 @@ def opened_run(folder: Path) -> Iterator[tuple[sqlite3.Connection, dict[str, Any
     path = folder / FILE
     name = path_text(path)
     if not path.is_file():
-        raise StoreError(
+        raise NotFoundError(
             f"{path_text(folder)} holds no run",
             hint="pass a folder of --out of bottega eval or stream",
         )
@@ -118,7 +118,7 @@ def opened_run(folder: Path) -> Iterator[tuple[sqlite3.Connection, dict[str, Any
     ):
         settings = dict(connection.execute("SELECT name, value FROM settings"))
         if not settings.keys() - {PLANNED}:
-            raise StoreError(f"{name} holds no run yet", hint="wait until the run has started")
+            raise NotFoundError(f"{name} holds no run yet", hint="wait until the run has started")
         yield connection, {key: orjson.loads(value) for key, value in settings.items()}
 
 
