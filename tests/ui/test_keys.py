@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import time
 import urllib.error
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,21 @@ def test_only_admins_see_keys_and_viewers_change_none(
         with refused.value as error:
             assert error.code == 403
     page_errors.clear()  # the 403 of the page
+
+
+def test_saving_a_key_unchanged_keeps_what_its_form_cannot_show(
+    page: Page, endpoint: Server, tmp_path: Path
+) -> None:
+    with console(tmp_path, endpoint, ADMIN, TEAM) as served:
+        accounts = served.server.accounts
+        ann = accounts.list()[1]
+        for expires in (time.time() + 3600, 1e12):  # and after the year 9999
+            strict = accounts.update(ann.id, tiers=(), expires=expires)
+            log_in(page, served.url, served.keys["boss"])
+            page.goto(f"{served.url}/keys")
+            row = page.locator(f"#key-{ann.id}")
+            row.locator("summary").click()
+            row.get_by_label("Requests per minute").fill("9")
+            row.get_by_role("button", name="Save").click()
+            expect(page.get_by_role("status").last).to_have_text("Changed the key of ann")
+            assert accounts.find(ann.id) == replace(strict, requests_per_minute=9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ NUMBERS = {
 }
 MANAGE = "manage keys"
 MAX_KEEP_HOURS = 24 * 30
+MAX_DAY = datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,24 @@ class KeyPages:
     def change(self, visit: Visit) -> Result:
         visit.require(visit.user.can_administer, MANAGE)
         settings = {"can_store": visit.value("can_store") == "yes", **_limits(visit)}
-        account = self.accounts.update(_id(visit), **settings)
+        old = self.accounts.find(visit.part("id"))
+        # The form cannot show these settings exactly: an unchanged field keeps them.
+        if old is not None and old.tiers == () and settings["tiers"] is None:
+            settings["tiers"] = ()
+        if old is not None and _day(old.expires) == visit.value("expires").strip():
+            settings["expires"] = old.expires
+        account = self.accounts.update(visit.part("id"), **settings)
         return Redirect("/keys", f"Changed the key of {account.name}")
 
     def rotate(self, visit: Visit) -> Result:
         visit.require(visit.user.can_administer, MANAGE)
         hours = visit.number("keep_hours", 0, most=MAX_KEEP_HOURS)
-        account, token = self.accounts.rotate(_id(visit), keep_seconds=hours * 3600.0)
+        account, token = self.accounts.rotate(visit.part("id"), keep_seconds=hours * 3600.0)
         return self._page(visit, account, token)
 
     def revoke(self, visit: Visit) -> Result:
         visit.require(visit.user.can_administer, MANAGE)
-        account = self.accounts.revoke(_id(visit))
+        account = self.accounts.revoke(visit.part("id"))
         return Redirect("/keys", f"Revoked the key of {account.name}")
 
     def _page(self, visit: Visit, created: Account | None = None, token: str = "") -> Page:
@@ -115,11 +121,7 @@ def _end_of(day: str) -> float | None:
 
 
 def _day(moment: float | None) -> str:
-    """Return the day (UTC) of the last second before `moment`, "" without an end."""
-    if moment is None or not math.isfinite(moment):
+    """Return the last day before a moment, in UTC, "" for none or one that no form can show."""
+    if moment is None or moment > MAX_DAY:
         return ""
     return f"{datetime.fromtimestamp(moment - 1, UTC):%Y-%m-%d}"
-
-
-def _id(visit: Visit) -> str:
-    return str(visit.request.path_params["id"])
