@@ -20,6 +20,7 @@ from bottega.ui.bases import OpenBase
 from bottega.ui.cache import CachePages, cache_routes
 from bottega.ui.evaluation_runs import RunLibrary
 from bottega.ui.evaluations import EVALUATIONS, evaluation_routes
+from bottega.ui.forms import check_same_origin, is_over_https, read_form
 from bottega.ui.gateway_client import GatewayClient
 from bottega.ui.keys import KeyPages
 from bottega.ui.knowledge import KnowledgePages, knowledge_routes
@@ -31,12 +32,11 @@ from bottega.ui.pages import (
     Page,
     Renderer,
     Visit,
-    check_same_origin,
     error_page,
 )
 from bottega.ui.playground import PlaygroundPage
 from bottega.ui.requests import RequestPages
-from bottega.ui.sessions import COOKIE, SESSION_SECONDS, Sessions
+from bottega.ui.sessions import SESSION_SECONDS, Sessions, cookie_name
 
 # Package, path and media type of the static files by name.
 STATIC = {
@@ -84,6 +84,7 @@ def gateway_routes(
     playground = PlaygroundPage(client, open_base)
     keys = KeyPages(server.accounts, server.ledger)
     page, runs = renderer.route, server.config.console.runs
+    check_namespace = server.gateway.access.check_namespace
     return [
         *common_routes(renderer),
         page("/overview", OverviewPage(server.ledger)),
@@ -97,9 +98,15 @@ def gateway_routes(
         page("/playground", playground.submit, method="POST"),
         *evaluation_routes(renderer, None if runs is None else RunLibrary([runs])),
         *cache_routes(
-            renderer, CachePages(open_base, forget, server.config.feedback.max_corrections)
+            renderer,
+            CachePages(
+                open_base,
+                forget,
+                server.config.feedback.max_corrections,
+                check_namespace=check_namespace,
+            ),
         ),
-        *knowledge_routes(renderer, KnowledgePages(open_base)),
+        *knowledge_routes(renderer, KnowledgePages(open_base, check_namespace=check_namespace)),
         page("/keys", keys.browse),
         page("/keys", keys.add, method="POST"),
         page("/keys/{id}/change", keys.change, method="POST"),
@@ -143,15 +150,19 @@ class LoginPages:
     async def submit(self, request: Request) -> Response:
         try:
             check_same_origin(request)
+            form = await read_form(request, max_bytes=MAX_LOGIN_BYTES, max_files=0)
         except BottegaError as error:
             return self._renderer.render(request, None, error_page(error))
-        async with request.form(max_files=0, max_part_size=MAX_LOGIN_BYTES) as form:
-            key, read_only = str(form.get("key", "")), bool(form.get("read_only"))
-            return self._logged_in(request, key.strip(), read_only, str(form.get("next", "")))
+        key, read_only = str(form.get("key", "")), bool(form.get("read_only"))
+        return self._logged_in(request, key.strip(), read_only, str(form.get("next", "")))
 
     async def logout(self, request: Request) -> Response:
+        try:
+            check_same_origin(request)
+        except BottegaError as error:
+            return self._renderer.render(request, None, error_page(error))
         response = RedirectResponse(f"{ROOT}/login", 303, HEADERS)
-        response.delete_cookie(COOKIE, path=ROOT)
+        response.delete_cookie(cookie_name(request), path=ROOT)
         return response
 
     def _logged_in(self, request: Request, key: str, read_only: bool, wanted: str) -> Response:
@@ -160,11 +171,11 @@ class LoginPages:
             return self._page(request, problem=INVALID_KEY, status=401)
         response = RedirectResponse(_own_path(wanted, self._renderer.home), 303, HEADERS)
         response.set_cookie(
-            COOKIE,
+            cookie_name(request),
             cookie,
             max_age=SESSION_SECONDS,
             path=ROOT,
-            secure=request.url.scheme == "https",
+            secure=is_over_https(request),
             httponly=True,
             samesite="strict",
         )
@@ -182,7 +193,10 @@ class LoginPages:
 
 def _own_path(wanted: str, home: str) -> str:
     """Return `wanted` if it is a path of the console, else `home`."""
-    parts = urlsplit(wanted)
+    try:
+        parts = urlsplit(wanted)
+    except ValueError:
+        return home
     own = not parts.scheme and not parts.netloc and parts.path.startswith(f"{ROOT}/")
     return wanted if own and "\\" not in wanted else home
 

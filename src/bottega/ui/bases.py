@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from starlette.datastructures import UploadFile
 
 from bottega.errors import NotFoundError
+from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.cached_examples import HUMAN, IMPORTED
 from bottega.image import MAX_BYTES, Image
 from bottega.knowledge import KnowledgeBase
@@ -18,7 +20,22 @@ from bottega.ui.pages import Page, Visit
 
 Item = TypeVar("Item")
 OpenBase = Callable[[str], KnowledgeBase]
+# Raises `ApiError` if the key may use no further namespace. Called in the event loop.
+CheckNamespace = Callable[[Account, str], Coroutine[object, object, None]]
 MASTER = "master"
+
+
+async def allow(account: Account, namespace: str) -> None:
+    """Allow all namespaces."""
+
+
+def open_for(visit: Visit, open_base: OpenBase, check: CheckNamespace) -> KnowledgeBase:
+    """Open the knowledge base of the chosen namespace. Raises `ApiError`."""
+    namespace = visit.namespace
+    if not visit.user.sees_all:
+        checking = check(visit.user.account, namespace)
+        asyncio.run_coroutine_threadsafe(checking, visit.loop).result()
+    return open_base(namespace)
 
 
 @dataclass(frozen=True)
@@ -27,17 +44,17 @@ class NamespacePages:
     serves a pipeline of Python code."""
 
     open_base: OpenBase | None
+    check_namespace: CheckNamespace = field(default=allow, kw_only=True)
 
     def base(self, visit: Visit) -> KnowledgeBase:
         """Return the knowledge base of the requested namespace. Raises `ApiError`."""
-        namespace = visit.namespace
         if self.open_base is None:
             raise ApiError(
                 "this gateway serves a pipeline and has no knowledge base of its own",
                 status=404,
                 hint="start it with a configuration: bottega serve --config FILE",
             )
-        return self.open_base(namespace)
+        return open_for(visit, self.open_base, self.check_namespace)
 
     def page(
         self, visit: Visit, base: KnowledgeBase, template: str, values: dict[str, object]

@@ -76,10 +76,10 @@ class CachePages(NamespacePages):
 
     def image(self, visit: Visit) -> Result:
         images = _example(self.base(visit), visit).query.images
-        number = int(visit.request.path_params["number"])
-        if number >= len(images):
-            raise NotFoundError(f"the entry has no image {number}", hint="open the entry's page")
-        return image_response(images[number], visit.number("side", 0, most=1024) or None)
+        for number, image in enumerate(images):
+            if str(number) == visit.part("number"):
+                return image_response(image, visit.number("side", 0, most=1024) or None)
+        raise NotFoundError("the entry has no such image", hint="open the entry's page")
 
     def edit(self, visit: Visit) -> Result:
         """Correct the answer, and the labels and the rationale of an entry that has them."""
@@ -163,7 +163,7 @@ def cache_routes(renderer: Renderer, pages: CachePages) -> list[Route]:
         page("/cache/export", pages.export),
         page("/cache/{id}", pages.show),
         page("/cache/{id}", pages.edit, method="POST"),
-        page("/cache/{id}/images/{number:int}", pages.image),
+        page("/cache/{id}/images/{number}", pages.image),
         page("/cache/{id}/pin", pages.pin, method="POST"),
         page("/cache/{id}/unpin", pages.unpin, method="POST"),
         page("/cache/{id}/delete", pages.delete, method="POST"),
@@ -171,7 +171,7 @@ def cache_routes(renderer: Renderer, pages: CachePages) -> list[Route]:
 
 
 def _example(base: KnowledgeBase, visit: Visit) -> Example:
-    return base.get(str(visit.request.path_params["id"]))
+    return base.get(visit.part("id"))
 
 
 def _redirect(visit: Visit, path: str, message: str) -> Redirect:

@@ -18,7 +18,8 @@ from bottega.types import IMAGE_QUESTION, Example, Query
 from bottega.ui.background import RELOAD_SECONDS
 from bottega.ui.base_analysis import NEIGHBOURS, BaseAnalyses, likely_wrong_labels, near_duplicates
 from bottega.ui.bases import NamespacePages, existing, paged, uploaded_image
-from bottega.ui.pages import MAX_FILES, Page, Renderer, Result, Visit
+from bottega.ui.forms import MAX_FILES
+from bottega.ui.pages import Page, Renderer, Result, Visit
 
 PAGE_SIZE = 60
 MAX_LISTED = 60

@@ -7,11 +7,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from threading import BoundedSemaphore
-from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, PrefixLoader, StrictUndefined
 from starlette.datastructures import FormData, UploadFile
@@ -21,11 +21,13 @@ from starlette.routing import Route
 
 from bottega.errors import BottegaError
 from bottega.evaluation.report.payload import thumbnail
-from bottega.gateway.errors import status_of
+from bottega.gateway.accounting.database import text_of
+from bottega.gateway.errors import status_of, to_api_error
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.pixels import media_type
-from bottega.ui.sessions import COOKIE, ConsoleUser, Sessions
+from bottega.ui.forms import check_same_origin, read_form
+from bottega.ui.sessions import ConsoleUser, Sessions, cookie_name
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +52,7 @@ REPORT_HEADERS = {
     **HEADERS,
     "content-security-policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
 }
-MAX_FILES = 1000  # per form
-MAX_UPLOAD = 512 << 20  # bytes per form
+THREADS = 32
 DAY = 86_400
 
 
@@ -71,11 +72,16 @@ class Visit:
         return self.user.namespace(self.value("namespace") or None)
 
     def value(self, name: str, default: str = "") -> str:
-        """Return a field of the form, else a parameter of the query string, else `default`."""
+        """Return a field of the form, else a parameter of the query string, else `default`. It has
+        no NUL and no lone surrogates, which databases do not store."""
         found = self.form.get(name)
-        if isinstance(found, str):
-            return found
-        return self.request.query_params.get(name, default)
+        if not isinstance(found, str):
+            found = self.request.query_params.get(name, default)
+        return text_of(found)
+
+    def part(self, name: str) -> str:
+        """Return a part of the path, such as an id."""
+        return text_of(str(self.request.path_params[name]))
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 1_000_000) -> int:
         """Return a whole number, clipped to the bounds; `default` if it is absent. Raises
@@ -145,6 +151,8 @@ class Renderer:
     def __init__(self, links: Sequence[Link], sessions: Sessions) -> None:
         self.sessions = sessions
         self._links = links
+        # Handlers wait for answers of the gateway, which needs the threads of `asyncio.to_thread`.
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bottega-console")
         self._environment = Environment(
             loader=ChoiceLoader(
                 [
@@ -183,31 +191,36 @@ class Renderer:
             path=request.url.path,
             home=self.home,
             param=lambda name: request.query_params.get(name, ""),
-            message=request.query_params.get("message", ""),
+            # A link from elsewhere leads to the login page: it must not choose the text there.
+            message="" if user is None else request.query_params.get("message", ""),
             **page.values,
         )
+        body = text.encode(errors="replace")  # names of files may have lone surrogates
         headers = {"refresh": str(page.reload_seconds)} if page.reload_seconds else {}
-        return Response(text, page.status, HEADERS | headers, "text/html; charset=utf-8")
+        return Response(body, page.status, HEADERS | headers, "text/html; charset=utf-8")
 
     def route(self, path: str, handler: Handler, *, method: str = "GET") -> Route:
         """Return the route of a page that needs a session."""
 
         async def handle(request: Request) -> Response:
-            user = self.sessions.user(request.cookies.get(COOKIE))
+            user = self.sessions.user(request.cookies.get(cookie_name(request)))
             if user is None:
                 return self._login_needed(request)
+            loop = asyncio.get_running_loop()
             try:
                 form = FormData()
                 if request.method == "POST":
                     check_same_origin(request)
                     form = await read_form(request)
-                visit = Visit(request, user, asyncio.get_running_loop(), form)
+                visit = Visit(request, user, loop, form)
                 try:
-                    response = await asyncio.to_thread(self._respond, visit, handler)
+                    response = await loop.run_in_executor(
+                        self._threads, self._respond, visit, handler
+                    )
                 finally:
                     await form.close()
             except BottegaError as error:
-                return self.render(request, user, error_page(error))
+                return self.render(request, user, self._error_page(request, user, error))
             except Exception:
                 log.exception("%s %s failed", request.method, request.url.path)
                 return self.render(request, user, UNEXPECTED)
@@ -226,64 +239,19 @@ class Renderer:
             return result
         return self.render(visit.request, visit.user, result)
 
+    def _error_page(self, request: Request, user: ConsoleUser, error: BottegaError) -> Page:
+        if status_of(error) >= 500 and not isinstance(error, ApiError):
+            log.warning("%s %s failed: %s", request.method, request.url.path, error)
+            if not user.sees_all:  # paths and addresses of the server are for the log
+                error = to_api_error(error)
+        return error_page(error)
+
     def _login_needed(self, request: Request) -> Response:
         # A script that refreshes a page must not show the login form inside it.
         if request.headers.get("x-requested-with") == "console" or request.method != "GET":
-            text = "the session has expired: log in again"
-            return Response(text, 401, HEADERS, "text/plain; charset=utf-8")
+            return self.render(request, None, SESSION_ENDED)
         wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{ROOT}/login{query_string({'next': wanted})}", 303, HEADERS)
-
-
-def check_same_origin(request: Request) -> None:
-    """Reject a form that another site has sent. Raises `ApiError`.
-
-    Browsers set both headers themselves; scripts cannot change them.
-    """
-    site = request.headers.get("sec-fetch-site")
-    origin = request.headers.get("origin")
-    same = site == "same-origin" if site is not None else None
-    if same is None and origin is not None:
-        same = urlsplit(origin).netloc == request.headers.get("host")
-    if not same:
-        raise ApiError(
-            "the request did not come from a page of this console",
-            status=403,
-            hint="open the console in a browser and repeat the action there",
-        )
-
-
-async def read_form(request: Request) -> FormData:
-    """Return the form of at most `MAX_UPLOAD` bytes and `MAX_FILES` files. Raises `ApiError`."""
-    too_large = ApiError(
-        f"the upload is larger than {MAX_UPLOAD >> 20} MiB",
-        status=413,
-        hint="send fewer files at a time, or use bottega add",
-    )
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > MAX_UPLOAD:
-        raise too_large
-    received = 0
-    receive = request.receive
-
-    async def limited() -> Any:
-        nonlocal received
-        message = await receive()
-        received += len(message.get("body", b""))
-        if received > MAX_UPLOAD:
-            raise too_large
-        return message
-
-    request._receive = limited
-    try:
-        return await request.form(max_files=MAX_FILES, max_fields=MAX_FILES, max_part_size=4 << 20)
-    except BottegaError:
-        raise
-    except Exception as error:  # its type depends on the version of the multipart parser
-        raise ApiError(
-            f"the form cannot be read: {error}",
-            hint=f"send at most {MAX_FILES} files at a time",
-        ) from error
 
 
 def error_page(error: BottegaError) -> Page:
@@ -291,6 +259,15 @@ def error_page(error: BottegaError) -> Page:
     return Page("error.html", values, status_of(error))
 
 
+SESSION_ENDED = Page(
+    "error.html",
+    {
+        "title": "Log in again",
+        "problem": "the session has ended, and nothing was changed",
+        "hint": "log in on another page, then return to this form and submit it again",
+    },
+    401,
+)
 UNEXPECTED = Page(
     "error.html",
     {
@@ -305,7 +282,7 @@ UNEXPECTED = Page(
 def query_string(params: Mapping[str, object]) -> str:
     """Return the query string with its question mark, without empty parameters."""
     given = {name: value for name, value in params.items() if value not in (None, "")}
-    return f"?{urlencode(given)}" if given else ""
+    return f"?{urlencode(given, errors='replace')}" if given else ""
 
 
 def format_usd(value: float | None) -> str:
@@ -330,7 +307,10 @@ def format_seconds(value: float | None) -> str:
 
 
 def format_moment(moment: float) -> str:
-    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    try:
+        return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):  # after the year 9999, or damaged
+        return f"{moment:g} s"
 
 
 def format_ago(moment: float) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from bottega.image import Image
-from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.recording import stored_trace
 from bottega.types import Example, Query
+from bottega.ui.bases import OpenBase, open_for
 from bottega.ui.gateway_client import GatewayClient, Outcome, Settings
 from bottega.ui.pages import Page, Result, Visit
 
@@ -24,7 +23,7 @@ class PlaygroundPage:
     None if the gateway serves a pipeline of Python code."""
 
     client: GatewayClient
-    open_base: Callable[[str], KnowledgeBase] | None
+    open_base: OpenBase | None
 
     def show(self, visit: Visit) -> Page:
         return self._page(visit)
@@ -34,9 +33,11 @@ class PlaygroundPage:
         knowledge base."""
         visit.require(visit.user.can_edit, "send requests")
         text = visit.value("question").strip()
+        files = visit.files("images")
+        self.client.gateway.limits.check_size(sum(one.size or 0 for one in files))
         images = [
             Image.from_bytes(one.file.read(MAX_IMAGE_BYTES + 1), source=one.filename)
-            for one in visit.files("images")
+            for one in files
         ]
         if not (text or images):
             raise ApiError("the question is empty", hint="write a question or choose an image")
@@ -64,7 +65,8 @@ class PlaygroundPage:
         tags = {"provenance": "human", "context": ""}
         source = f"console:{visit.user.name}"
         example = Example(Query(text, tuple(images)), answer, tags=tags, source=source)
-        added = self.open_base(visit.namespace).add([example])
+        check = self.client.gateway.access.check_namespace
+        added = open_for(visit, self.open_base, check).add([example])
         return "Added to the knowledge base" if added.new else "Already in the knowledge base"
 
     def _page(self, visit: Visit, outcomes: list[Outcome] | None = None, added: str = "") -> Page:

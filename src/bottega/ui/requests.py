@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from bottega.errors import NotFoundError
+from bottega.errors import ImageError, NotFoundError
 from bottega.evaluation.page import ENDED, image_hashes, render_explanation
 from bottega.gateway.accounting.database import Row
 from bottega.gateway.accounting.ledger import Ledger
@@ -155,7 +155,7 @@ class RequestPages:
         return Redirect(f"/requests/{recorded.id}", message, {"time": repr(recorded.time)})
 
     def image(self, visit: Visit) -> Result:
-        image = self._image(self._visible(visit), str(visit.request.path_params["sha256"]))
+        image = self._image(self._visible(visit), visit.part("sha256"))
         return image_response(image, visit.number("side", 0, most=1024) or None)
 
     def explanation(self, visit: Visit) -> Result:
@@ -165,7 +165,7 @@ class RequestPages:
             raise NotFoundError("the trace of this request is not stored", hint=STORE_HINT)
         images = {}
         for sha256 in image_hashes(recorded.trace):
-            with suppress(NotFoundError):
+            with suppress(NotFoundError, ImageError):  # not stored, or damaged
                 images[sha256] = self._image(recorded, sha256)
         text = render_explanation(recorded.trace, images, absent="they are not stored")
         return Response(text, 200, REPORT_HEADERS, "text/html; charset=utf-8")
@@ -183,7 +183,7 @@ class RequestPages:
     def _visible(self, visit: Visit) -> RecordedRequest:
         """Return the request of the address. Raises `NotFoundError` also if the user may not see
         it: the error must not reveal that it exists."""
-        id = str(visit.request.path_params["id"])
+        id = visit.part("id")
         moment = _moment(visit.value("time"))
         recorded = self._found(id, moment)
         # The ledger and the traces are written in the background.

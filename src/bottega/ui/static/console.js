@@ -30,7 +30,10 @@ async function load(url, options = {}) {
   const headers = { "x-requested-with": "console" };
   const response = await fetch(url, { credentials: "same-origin", ...options, headers });
   if (response.status === 401) throw new Error("Your session has ended. Log in again in another tab; this page keeps its contents.");
-  return { response, page: new DOMParser().parseFromString(await response.text(), "text/html") };
+  const page = new DOMParser().parseFromString(await response.text(), "text/html");
+  // Such as the error page of a proxy.
+  if (!page.querySelector("main")) throw new Error(`The server replied with status ${response.status}. Your input is kept: try again.`);
+  return { response, page };
 }
 
 function explain(error, nextStep) {

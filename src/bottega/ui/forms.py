@@ -1,0 +1,89 @@
+"""Forms: checks of their origin, and reading with limits."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import FormData
+from starlette.requests import Request
+
+from bottega.errors import BottegaError
+from bottega.openai_api.errors import ApiError
+
+MAX_FILES = 1000
+MAX_UPLOAD = 512 << 20
+MAX_FIELD = 4 << 20
+# Forms without files. Some versions of the parser take time quadratic in a field's length.
+MAX_URLENCODED = 8 << 20
+
+
+def check_same_origin(request: Request) -> None:
+    """Reject a form that another site has sent. Raises `ApiError`.
+
+    Browsers set both headers, and scripts cannot change them.
+    """
+    site = request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    same = site == "same-origin" if site is not None else None
+    if same is None and origin is not None:
+        same = _netloc(origin) == request.headers.get("host")
+    if not same:
+        raise ApiError(
+            "the request did not come from a page of this console",
+            status=403,
+            hint="open the console in a browser and repeat the action there",
+        )
+
+
+def is_over_https(request: Request) -> bool:
+    """Return whether the browser uses https, if only up to a proxy that ends TLS."""
+    origin = request.headers.get("origin", "")
+    return request.url.scheme == "https" or origin.startswith("https://")
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+async def read_form(
+    request: Request, *, max_bytes: int = MAX_UPLOAD, max_files: int = MAX_FILES
+) -> FormData:
+    """Read a form with at most `max_bytes`. Raises `ApiError`."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        max_bytes = min(max_bytes, MAX_URLENCODED)
+    too_long = ApiError(
+        f"the upload is longer than {max_bytes:,} bytes",
+        status=413,
+        hint="send fewer files at a time, or use bottega add",
+    )
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > max_bytes:
+        raise too_long
+    received = 0
+    receive = request.receive
+
+    async def limited() -> Any:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > max_bytes:
+            raise too_long
+        return message
+
+    request._receive = limited
+    try:
+        return await request.form(
+            max_files=max_files, max_fields=MAX_FILES, max_part_size=MAX_FIELD
+        )
+    except BottegaError:
+        raise
+    except Exception as error:  # of the multipart parser, by its version
+        reason = getattr(error, "detail", None) or error
+        raise ApiError(
+            f"the form cannot be read: {reason}",
+            hint=f"send at most {max_files} files at a time" if max_files else "send it again",
+        ) from error
