@@ -6,8 +6,12 @@ import asyncio
 import dataclasses
 import io
 import json
+import logging
+import socket
 import sqlite3
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -557,6 +561,26 @@ def test_other_purposes_are_rejected(shared: openai.OpenAI) -> None:
     assert refused.value.param == "purpose"
     with pytest.raises(openai.BadRequestError, match="multipart"):
         shared.post("/files", body={"purpose": "batch"}, cast_to=object)
+    kind = {"content-type": "multipart/form-data", "host": "localhost"}
+    request = urllib.request.Request(f"{shared.base_url}files", b"x", kind)
+    with pytest.raises(urllib.error.HTTPError, match="400") as failed:
+        urllib.request.urlopen(request)
+    with failed.value as reply:
+        assert b"Missing boundary" in reply.read()
+
+
+def test_client_that_leaves_during_an_upload_is_no_error(
+    shared: openai.OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = shared.base_url
+    head = f"POST {url.path}files HTTP/1.1\r\nhost: {url.netloc.decode()}\r\ncontent-length: 99"
+    kind = "content-type: multipart/form-data; boundary=x"
+    with socket.create_connection((url.host, url.port or 80)) as leaving:
+        leaving.sendall(f"{head}\r\n{kind}\r\n\r\n--x\r\n".encode())
+        time.sleep(0.05)
+    shared.models.list()  # after the gateway has noticed
+    time.sleep(0.05)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
@@ -305,7 +305,12 @@ class App:
             *([Route("/metrics", self._exposition)] if metrics is not None else []),
             *more,
         ]
-        handlers = {HTTPException: _send_not_found, ApiError: _send_error, Exception: _send_error}
+        handlers = {
+            HTTPException: _send_not_found,
+            ClientDisconnect: _end_disconnected,
+            ApiError: _send_error,
+            Exception: _send_error,
+        }
         self._rest = Starlette(
             routes=routes, lifespan=lambda app: lifespan(), exception_handlers=handlers
         )
@@ -412,6 +417,10 @@ def error_at(path: str, error: ApiError, **headers: str) -> Response:
 
 async def _send_error(request: Request, error: Exception) -> Response:
     return error_at(request.url.path, to_api_error(error), **{"x-request-id": request_id()})
+
+
+async def _end_disconnected(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)  # no client receives it
 
 
 async def _send_not_found(request: Request, error: Exception) -> Response:

@@ -46,7 +46,10 @@ class EmbeddingsEndpoint:
         gateway = self.gateway
         await gateway.admit(record, headers)
         given = typed(gateway.limits.parse(await body()), dict, "", "an object")
-        inputs = _inputs(given)
+        try:
+            inputs = _inputs(given)
+        except ApiError as error:
+            raise FIELDS.renamed(error, None) from error
         try:
             request = gateway.limits.read(encode_body(_chat_body(inputs)))
             images = await read_images(request.images, gateway.fetch, gateway.limits)

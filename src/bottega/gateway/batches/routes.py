@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -26,7 +26,14 @@ from bottega.gateway.batches.store import BatchStore, storage_full
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import MB, BatchSettings
 from bottega.gateway.errors import FINAL, to_api_error
-from bottega.gateway.translation import optional_field, text_field, typed, unsupported, wrong_value
+from bottega.gateway.translation import (
+    FieldNames,
+    optional_field,
+    text_field,
+    typed,
+    unsupported,
+    wrong_value,
+)
 from bottega.openai_api.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -40,6 +47,7 @@ MAX_METADATA = 16
 PAGE, MAX_PAGE = 20, 100
 FILE_PAGE, MAX_FILE_PAGE = 1000, 10_000
 MIN_SECONDS = 3600
+FIELDS = FieldNames({}, "", "batches reference")
 BATCH_FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata")
 Handler = Callable[[Request, Account, BatchStore], Awaitable[object]]
 
@@ -83,8 +91,8 @@ def _handle(
             )
         try:
             found = await handler(request, account, store)
-        except ApiError:
-            raise
+        except ApiError as error:
+            raise FIELDS.renamed(error, None) from error
         except BottegaError as error:
             log.warning("%s %s failed: %s", request.method, request.url.path[:100], error)
             raise to_api_error(error) from error
@@ -120,8 +128,8 @@ class _BatchHandlers:
         limited = _with_body_limit(request, max_bytes + MAX_FORM_FIELD)
         try:
             form = await limited.form(max_files=1, max_fields=8, max_part_size=MAX_FORM_FIELD)
-        except MultiPartException as error:
-            raise ApiError(f"the form is invalid: {error.message}", hint=UPLOAD) from error
+        except HTTPException as error:
+            raise ApiError(f"the form is invalid: {error.detail}", hint=UPLOAD) from error
         try:
             file = form.get("file")
             if not isinstance(file, UploadFile):
