@@ -29,9 +29,9 @@ from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.recipes import rcts, visual_rag
 from bottega.telemetry import check_exporter, instrument
-from bottega.telemetry.conventions import request_attributes
+from bottega.telemetry.conventions import MAX_CONTENT, content_attributes, request_attributes
 from bottega.telemetry.export import exported_signals
-from bottega.types import Prompt, Query, Trace
+from bottega.types import Completion, Prompt, Query, Trace
 from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder, image_example
 from tests.server import Server, ok, refuse
@@ -235,3 +235,14 @@ def test_integers_that_the_protocol_cannot_hold_are_left_out() -> None:
         "gen_ai.request.top_k": -(2**63),
         "gen_ai.request.top_p": 1e9,
     }
+
+
+def test_captured_texts_are_cut_from_the_first_message_on() -> None:
+    turns = [{"role": "user", "content": letter * 40_000} for letter in "abc"]
+    reply = Completion("d" * 100_000)
+    found = content_attributes(ModelCall("m", fields={"messages": turns}, completions=[reply]))
+    messages = json.loads(str(found["gen_ai.input.messages"]))
+    texts = [part["content"] for message in messages for part in message["parts"]]
+    assert texts == ["", "b" * (MAX_CONTENT - 40_000), "c" * 40_000]
+    [output] = json.loads(str(found["gen_ai.output.messages"]))
+    assert output["parts"][0]["content"] == "d" * MAX_CONTENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import orjson
 
@@ -21,6 +22,7 @@ NUMBER_ATTRIBUTES = {
     "seed": "gen_ai.request.seed",
 }
 INTEGERS = range(-(2**63), 2**63)  # of OTLP; clients may send larger ones, such as a seed
+MAX_CONTENT = 65_536  # characters; thousands of spans may wait in memory for a collector
 ERROR_TYPE = "error.type"
 STATUS_CODE = "http.response.status_code"
 TOKEN_TYPE = "gen_ai.token.type"
@@ -71,35 +73,47 @@ def response_attributes(call: ModelCall) -> Attributes:
 
 
 def content_attributes(call: ModelCall) -> Attributes:
-    """Return the texts of the prompt and of the reply as JSON. Images appear as parts without
-    content."""
+    """Return the texts of the prompt and of the reply as JSON, of each up to `MAX_CONTENT`
+    characters. Images appear as parts without content."""
     given = call.prompt.messages if call.prompt is not None else call.fields.get("messages")
     messages = given if isinstance(given, Sequence) else ()
+    prompt, reply = _Content(), _Content()
+    # The last messages first: they have the question.
+    inputs = [prompt.message(message) for message in reversed(messages)][::-1]
+    outputs = [reply.completion(one) for one in call.completions]
     return {
-        "gen_ai.input.messages": orjson.dumps([*map(_input, messages)]).decode(),
-        "gen_ai.output.messages": orjson.dumps([*map(_output, call.completions)]).decode(),
+        "gen_ai.input.messages": orjson.dumps(inputs).decode(),
+        "gen_ai.output.messages": orjson.dumps(outputs).decode(),
     }
 
 
-def _input(message: Message | Mapping[str, object]) -> dict[str, object]:
-    if isinstance(message, Message):
-        parts = [_text(one) if isinstance(one, str) else {"type": "image"} for one in message.parts]
-        return {"role": message.role, "parts": parts}
-    content = message.get("content")
-    given = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    return {"role": message.get("role"), "parts": [_part(one) for one in given]}
+@dataclass
+class _Content:
+    """Texts of one span, which have `left` characters until they are cut."""
 
+    left: int = MAX_CONTENT
 
-def _part(part: Mapping[str, object]) -> dict[str, object]:
-    if part.get("type") == "text":
-        return _text(str(part.get("text", "")))
-    return {"type": str(part.get("type")).removesuffix("_url")}
+    def message(self, message: Message | Mapping[str, object]) -> dict[str, object]:
+        if isinstance(message, Message):
+            parts = [
+                self.text(one) if isinstance(one, str) else {"type": "image"}
+                for one in message.parts
+            ]
+            return {"role": message.role, "parts": parts}
+        content = message.get("content")
+        given = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+        return {"role": message.get("role"), "parts": [self._part(one) for one in given]}
 
+    def completion(self, completion: Completion) -> dict[str, object]:
+        parts, finish = [self.text(completion.text)], completion.finish_reason
+        return {"role": "assistant", "parts": parts, "finish_reason": finish}
 
-def _output(completion: Completion) -> dict[str, object]:
-    parts = [_text(completion.text)]
-    return {"role": "assistant", "parts": parts, "finish_reason": completion.finish_reason}
+    def text(self, text: str) -> dict[str, object]:
+        shown = text[: self.left]
+        self.left -= len(shown)
+        return {"type": "text", "content": shown}
 
-
-def _text(text: str) -> dict[str, object]:
-    return {"type": "text", "content": text}
+    def _part(self, part: Mapping[str, object]) -> dict[str, object]:
+        if part.get("type") == "text":
+            return self.text(str(part.get("text", "")))
+        return {"type": str(part.get("type")).removesuffix("_url")}
