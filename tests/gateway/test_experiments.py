@@ -180,23 +180,24 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
 def test_report_compares_variants(ledger: Ledger) -> None:
     rng = random.Random(0)
     ledger.set_master("large")
-    for number in range(600):
+    for number in range(1300):
         name, time = rng.choice("ab"), 1000.0 + number
         state: Any = "failed" if name == "a" and number % 10 == 0 else "answered"
         common = (time, f"r{number}", "t", "ns")
-        entry = Entry(*common, "small", "m", state, 2, cost_usd=0.001 if name == "a" else 0.002)
+        cost = (0.001 if name == "a" else 0.002) + rng.choice((-1e-5, 1e-5))
+        entry = Entry(*common, "small", "m", state, 2, cost_usd=cost)
         status = 502 if state == "failed" else 200
         ledger.record(replace(entry, seconds=1.0, variant=f"x:{name}", status=status))
         ledger.record(Entry(*common, "large", "m", "shadow", cost_usd=0.1))
         agrees = 0.9 if name == "b" else 0.2
         ledger.record_shadow(ShadowSample(time, f"r{number}", "ns", 0.5, agrees, 0.0))
-        if number % 3 == 0:
+        if number % 3 == 0 and number < 600:
             ledger.flush()
             rating = float(name == "b")
             add_feedback(ledger, Feedback(time, f"r{number}", "t", "ns", "small", rating))
     rejected = Entry(1.0, "bad", "t", "ns", "", "m", "failed", status=400, variant="x:a")
     ledger.record(rejected)
-    ledger.record(Entry(2000.0, "r", "t", "ns", "small", "m", "answered", variant="other:b"))
+    ledger.record(Entry(3000.0, "r", "t", "ns", "small", "m", "answered", variant="other:b"))
     ledger.flush()
     found = {one.metric: one for one in experiment_report(ledger, "x").comparisons}
     agreement = found["agreement"]
@@ -207,8 +208,9 @@ def test_report_compares_variants(ledger: Ledger) -> None:
     assert found["rating"].difference and (found["rating"].difference.low or 0) > 0.5
     assert found["failed"].a and 0.05 < found["failed"].a.value < 0.2
     assert found["failed"].b and found["failed"].b.value == 0
-    cost = found["cost_usd"].difference
-    assert cost and (cost.value, cost.low, cost.high) == pytest.approx((0.001, 0.001, 0.001))
+    costs, seconds = found["cost_usd"].difference, found["seconds"].difference
+    assert costs and (costs.value, costs.low, costs.high) == pytest.approx((0.001,) * 3, abs=2e-5)
+    assert seconds and (seconds.value, seconds.low) == (0.0, None)  # all are equal
     assert found["master"].a and found["master"].a.value == 0
     assert experiment_report(ledger).experiment == "other"
     with pytest.raises(NotFoundError, match="no request belongs"):

@@ -89,6 +89,8 @@ COSTS: list[Any] = [
     (lambda rng, n: rng.lognormal(0.0, 1.2, n), float(np.exp(1.2**2 / 2))),
     (lambda rng, n: rng.normal(1e6, 1.0, n), 1e6),
     (lambda rng, n: rng.gamma(2.0, 0.001, n) + (rng.random(n) < 0.2) * 0.01, 0.004),
+    (lambda rng, n: 1.0 + 99.0 * (rng.random(n) < 0.01), 1.99),
+    (lambda rng, n: 1.0 + 999.0 * (rng.random(n) < 0.001), 1.999),
 ]
 
 
@@ -98,9 +100,16 @@ def test_asymptotic_intervals_cover_from_their_start(draw: Draw, mean: float) ->
     assert misses(draw, mean, mean_sequence, 1000, 5000, first=MIN_VALUES) <= 0.05
 
 
-def test_asymptotic_intervals_cover_costs() -> None:
-    draw, mean = COSTS[0]
-    assert misses(draw, mean, mean_sequence, 200, 1000, first=MIN_VALUES) <= 0.05
+@pytest.mark.parametrize(("draw", "mean"), [COSTS[0], COSTS[-2]])
+def test_asymptotic_intervals_cover_costs(draw: Draw, mean: float) -> None:
+    assert misses(draw, mean, mean_sequence, 200, 3000) <= 0.05
+
+
+def test_rare_costs_delay_the_asymptotic_interval() -> None:
+    costs = np.resize([1.0] * 99 + [100.0], 3000)
+    low, _ = mean_sequence(costs, 0.05)
+    first = int(np.isfinite(low).argmax())
+    assert 8 <= (costs[:first] > 1).sum() <= 12
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
@@ -127,11 +136,16 @@ def width(estimate: SequentialEstimate) -> float:
 
 
 def test_few_values_have_no_asymptotic_interval() -> None:
-    few = mean_estimate(np.ones(MIN_VALUES - 1))
-    assert few == SequentialEstimate(1.0, None, None, MIN_VALUES - 1)
-    assert mean_estimate(np.ones(MIN_VALUES)) == SequentialEstimate(1.0, 1.0, 1.0, MIN_VALUES)
+    values = np.resize([0.0, 2.0], MIN_VALUES)
+    few = mean_estimate(values[:-2])
+    assert few == SequentialEstimate(1.0, None, None, MIN_VALUES - 2)
+    enough = mean_estimate(values)
+    assert enough is not None and enough.low is not None and 0.5 < enough.low < 1.0
+    # Other costs may follow any number of equal ones.
+    equal = mean_estimate(np.full(5000, 0.7))
+    assert equal is not None and equal.low is None
     assert mean_estimate(np.ones(0)) is bounded_estimate(np.ones(0)) is None
-    assert difference(few, few) == SequentialEstimate(0.0, None, None, 2 * (MIN_VALUES - 1))
+    assert difference(few, few) == SequentialEstimate(0.0, None, None, 2 * (MIN_VALUES - 2))
     assert difference(few, None) is None
 
 

@@ -65,7 +65,7 @@ def report(
     print_table(("mean, 95 % interval", "a", "b", "b - a"), rows)
     note(
         "the intervals are valid at all times, so the experiment may be stopped at any time;"
-        f" those of cost and seconds start at {MIN_VALUES} answers"
+        f" those of cost and seconds start at {MIN_VALUES} answers, later if few are costly"
     )
 
 
