@@ -106,6 +106,11 @@ def test_deeply_nested_inputs_are_rejected(gateway: Harness) -> None:
         embed(gateway, [[{"type": "text", "text": "a", "x": nested(300)}]])
 
 
+def test_too_many_inputs_name_the_limit(gateway: Harness) -> None:
+    with pytest.raises(openai.BadRequestError, match="'input': more than 200 messages"):
+        embed(gateway, ["a"] * 201)
+
+
 def test_unknown_model_names_the_known_one(gateway: Harness) -> None:
     with client(gateway.url) as real, pytest.raises(openai.NotFoundError, match=EMBEDDER):
         real.embeddings.create(model="text-embedding-3-small", input="a")

@@ -131,7 +131,7 @@ class FieldNames:
         if param is not None and origins is not None:
             pattern = re.compile("|".join(map(re.escape, self.names)))
             param = pattern.sub(lambda found: self.names[found[0]], MESSAGE.sub(origin, param))
-            message = message.replace(error.param or param, param)
+            message = message.replace(f"'{error.param}'", f"'{param}'")
         return ApiError(
             message,
             status=error.status,
