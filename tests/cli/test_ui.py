@@ -4,6 +4,7 @@ import asyncio
 import builtins
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import urllib.request
@@ -110,6 +111,16 @@ def test_wrong_targets_are_reported(run: Run, traces: Path, tmp_path: Path) -> N
         result = run("ui", *targets)
         assert (result.code, result.out) == (2, "")
         assert problem in result.err and "hint: pass" in result.err
+
+
+def test_damaged_and_newer_files_end_the_command(run: Run, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "damaged.db").write_bytes(b"SQLite format 3\0" + b"damaged" * 1000)
+    result = run("ui", "damaged.db")
+    assert result.code == 1 and "is not a knowledge base, run or trace store" in result.err
+    with closing(sqlite3.connect(base)) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    result = run("ui", base)
+    assert result.code == 1 and "has format 999" in result.err
 
 
 def test_the_missing_extra_is_named(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from bottega._util.locations import StoreLocation
 from bottega.cli.components import open_embedder
-from bottega.cli.knowledge_files import open_to_add
+from bottega.cli.knowledge_files import open_rows, open_to_add
 from bottega.cli.output import say
 from bottega.errors import needs_extra
 from bottega.knowledge import KnowledgeBase
@@ -52,7 +52,9 @@ def ui(
         if found.traces is not None:
             traces = stack.enter_context(closing(TraceStore.open(found.traces)))
         if found.knowledge is not None:
-            bases = OpenBases(StoreLocation.from_argument(str(found.knowledge)), stack)
+            file = StoreLocation.from_argument(str(found.knowledge))
+            open_rows(file).close()  # a damaged or newer file ends the command, not its pages
+            bases = OpenBases(file, stack)
         url = base_url(listening, listener.getsockname()[1]).removesuffix("/v1")
 
         def announce() -> None:

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from bottega._util.sqlite import FileKind
 from bottega.errors import SettingError
 from bottega.evaluation.run_store import FILE, RUN_FILE
 from bottega.image import Image
@@ -28,6 +29,8 @@ from bottega.ui.pages import Link, Renderer
 from bottega.ui.requests import RequestPages
 from bottega.ui.sessions import Sessions
 
+# A file before its kind is known, for messages about damaged ones.
+ANY_FILE = FileKind("knowledge base, run or trace store", application_id=0, migrations=())
 REQUESTS = Link("/requests", "Requests")
 KNOWLEDGE = Link("/knowledge", "Knowledge base")
 CACHE = Link("/cache", "Cache")
@@ -78,7 +81,7 @@ def _application_id(path: Path) -> int:
     with path.open("rb") as file:
         if not file.read(16).startswith(b"SQLite format 3"):
             return 0
-    with RUN_FILE.connected(path, create=False, busy_seconds=1.0) as connection:
+    with ANY_FILE.connected(path, create=False, busy_seconds=1.0) as connection:
         return int(connection.execute("PRAGMA application_id").fetchone()[0])
 
 
