@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -211,6 +213,17 @@ def test_other_folders_and_damaged_runs_are_reported(folder: Path, tmp_path: Pat
             assert status == 404 and "there is no run" in text
         status, text = client.get("/evaluations/run")
         assert status == 404
+
+
+def test_a_run_with_a_damaged_item_is_reported(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "done", tmp_path / "run")
+    with closing(sqlite3.connect(tmp_path / "run" / FILE)) as connection, connection:
+        connection.execute("UPDATE items SET tags = 'null' WHERE place = 0")
+    with evaluations(tmp_path) as url:
+        client = Client(url)
+        for page in ("run", "items", "report"):
+            _, text = client.get(f"/evaluations/{page}", run="run")
+            assert "is damaged" in text
 
 
 def test_a_deleted_run_is_reported(tmp_path: Path) -> None:

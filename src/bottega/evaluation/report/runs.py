@@ -147,7 +147,7 @@ def _items(connection: sqlite3.Connection) -> Iterator[Item]:
         labels = tuple(orjson.loads(truth))
         query = Query(question, choices=tuple(orjson.loads(choices)), id=str(index))
         several = None if len(labels) == 1 else labels
-        example = Example(query, ", ".join(labels), several, tags=orjson.loads(tags))
+        example = Example(query, ", ".join(labels), several, tags=dict(orjson.loads(tags)))
         yield Item(example, tuple(orjson.loads(images)))
 
 
