@@ -57,9 +57,9 @@ class ImageFolder:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             for image, time in times.items():
                 path = self._folder / image.sha256
-                if not _has_size(path, len(image.data)):
-                    path.write_bytes(image.data)
-                os.utime(path, (time, time))
+                with suppress(FileNotFoundError):  # another process prunes it at this moment
+                    _write(path, image.data)
+                    os.utime(path, (time, time))
 
     def get(self, sha256: str) -> Image | None:
         with os_errors(self._folder):
@@ -90,11 +90,14 @@ class ImageFolder:
         return found
 
 
-def _has_size(path: Path, size: int) -> bool:
+def _write(path: Path, data: bytes) -> None:
+    """Write a file, unless it exists with this size."""
     try:
-        return path.stat().st_size == size
-    except FileNotFoundError:
-        return False
+        with path.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        if path.stat().st_size != len(data):  # an interrupted write
+            path.write_bytes(data)
 
 
 class ImageTable:
