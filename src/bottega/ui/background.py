@@ -1,4 +1,4 @@
-"""Computations in the background, for pages that answer at once."""
+"""Background computations, so pages respond without waiting for them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-WAIT_SECONDS = 0.5
-KEPT_SECONDS = 10.0
-RELOAD_SECONDS = 1
+WAIT_SECONDS = 0.5  # for a result, before a page answers without it
+KEPT_SECONDS = 10.0  # for results that no page has fetched
+RELOAD_SECONDS = 1  # of pages that wait for a result
 Result = TypeVar("Result")
 
 

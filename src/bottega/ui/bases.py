@@ -30,7 +30,7 @@ async def allow(account: Account, namespace: str) -> None:
 
 
 def open_for(visit: Visit, open_base: OpenBase, check: CheckNamespace) -> KnowledgeBase:
-    """Open the knowledge base of the chosen namespace. Raises `ApiError`."""
+    """Return the knowledge base of the requested namespace. Raises `ApiError`."""
     namespace = visit.namespace
     if not visit.user.sees_all:
         checking = check(visit.user.account, namespace)

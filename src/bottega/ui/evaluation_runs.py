@@ -114,8 +114,8 @@ class RunLibrary:
         return self._loaded.get((folder, traces))
 
     def current(self, folder: Path, *, traces: bool = True) -> LoadedRun | None:
-        """Return a cached run, which may be a few seconds old for a run in progress; None if it
-        must be loaded. Raises `StoreError`."""
+        """Return a cached run, None if it must be loaded. A run in progress may be a few seconds
+        old. Raises `StoreError`."""
         cached = self.cached(folder, traces=traces)
         if cached is not None and (cached.state == file_state(folder) or _is_recent(cached)):
             return cached

@@ -188,8 +188,9 @@ class EvaluationPages:
         return self.library
 
     def _open(self, visit: Visit, *, traces: bool = True) -> tuple[LoadedRun, RunProgress] | None:
-        """Return the chosen run, None while it is being loaded. A run in progress is shown as it
-        was meanwhile. Raises `ApiError`, `NotFoundError` and `StoreError`."""
+        """Return the chosen run, None while it is being loaded. While a run in progress is loaded
+        again, its earlier state is returned. Raises `ApiError`, `NotFoundError` and
+        `StoreError`."""
         library, name = self._library(visit), visit.value("run")
         folder = library.folder(name)
         progress = library.progress(folder)

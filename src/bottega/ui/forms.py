@@ -1,4 +1,4 @@
-"""Forms: checks of their origin, and reading with limits."""
+"""Forms of the console: check of their origin, and reading within limits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from starlette.requests import Request
 from bottega.errors import BottegaError
 from bottega.openai_api.errors import ApiError
 
-MAX_FILES = 1000
-MAX_UPLOAD = 512 << 20
-MAX_FIELD = 4 << 20
-# Forms without files. Some versions of the parser take time quadratic in a field's length.
+MAX_FILES = 1000  # per form
+MAX_UPLOAD = 512 << 20  # bytes per form
+MAX_FIELD = 4 << 20  # bytes
+# Bytes of forms without files. Some versions of the parser take time quadratic in a field's length.
 MAX_URLENCODED = 8 << 20
 
 
 def check_same_origin(request: Request) -> None:
     """Reject a form that another site has sent. Raises `ApiError`.
 
-    Browsers set both headers, and scripts cannot change them.
+    Browsers set both headers themselves; scripts cannot change them.
     """
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
@@ -37,7 +37,7 @@ def check_same_origin(request: Request) -> None:
 
 
 def is_over_https(request: Request) -> bool:
-    """Return whether the browser uses https, if only up to a proxy that ends TLS."""
+    """Return whether the browser uses https, also if a proxy terminates TLS."""
     origin = request.headers.get("origin", "")
     return request.url.scheme == "https" or origin.startswith("https://")
 
@@ -55,14 +55,14 @@ async def read_form(
     """Read a form with at most `max_bytes`. Raises `ApiError`."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         max_bytes = min(max_bytes, MAX_URLENCODED)
-    too_long = ApiError(
-        f"the upload is longer than {max_bytes:,} bytes",
+    too_large = ApiError(
+        f"the upload is larger than {max_bytes:,} bytes",
         status=413,
         hint="send fewer files at a time, or use bottega add",
     )
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
-        raise too_long
+        raise too_large
     received = 0
     receive = request.receive
 
@@ -71,7 +71,7 @@ async def read_form(
         message = await receive()
         received += len(message.get("body", b""))
         if received > max_bytes:
-            raise too_long
+            raise too_large
         return message
 
     request._receive = limited
@@ -81,7 +81,7 @@ async def read_form(
         )
     except BottegaError:
         raise
-    except Exception as error:  # of the multipart parser, by its version
+    except Exception as error:  # its type depends on the version of the multipart parser
         reason = getattr(error, "detail", None) or error
         raise ApiError(
             f"the form cannot be read: {reason}",

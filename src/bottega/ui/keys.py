@@ -121,7 +121,7 @@ def _end_of(day: str) -> float | None:
 
 
 def _day(moment: float | None) -> str:
-    """Return the last day before a moment, in UTC, "" for none or one that no form can show."""
+    """Return the day (UTC) of the last second before `moment`, "" if a form cannot show it."""
     if moment is None or moment > MAX_DAY:
         return ""
     return f"{datetime.fromtimestamp(moment - 1, UTC):%Y-%m-%d}"
