@@ -96,6 +96,13 @@ class KeyValues:
         return cache
 
 
+def reading_model(model: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the model that accepts these inputs: BLIP's wrappers reject text without images, and
+    their language models accept it."""
+    needs_image = model.main_input_name == "pixel_values" and "pixel_values" not in inputs
+    return model.language_model if needs_image else model
+
+
 def decoder_config(model: Any) -> Any:
     """Return the config of the text decoder."""
     return model.config.get_text_config(decoder=True)
@@ -140,10 +147,8 @@ class Batch:
         self._check(inputs)
         self.inputs = dict(inputs)
         self.ids, self.mask = inputs["input_ids"], inputs["attention_mask"]
-        self.target: Any = model
-        if self.model.main_input_name == "pixel_values" and "pixel_values" not in inputs:
-            # BLIP's wrappers reject text without images; their language models accept it.
-            self.target = self.model.language_model
+        self.target = reading_model(model, inputs)
+        if self.target is not model:
             self.inputs = {name: self.inputs[name] for name in ("input_ids", "attention_mask")}
 
     @property

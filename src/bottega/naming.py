@@ -111,11 +111,12 @@ def open_model(
     concurrency: int = 16,
     base_url: str | None = None,
     api_key: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Generator:
     """Return the model of a name: `bundled` (the apprentice), `bundled:NAME`, `openai:NAME` or
     `openai-completions:NAME` (at `base_url`, with at most `concurrency` requests at a time), or a
-    Hugging Face id or folder. `base_url` and `api_key` default to OPENAI_BASE_URL and
-    OPENAI_API_KEY. Raises `SettingError`."""
+    Hugging Face id or folder, whose own code runs only with `trust_remote_code`. `base_url` and
+    `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY. Raises `SettingError`."""
     check_model(spec)
     for prefix, endpoint in ((REMOTE, OpenAIGenerator), (COMPLETIONS, OpenAICompletionsGenerator)):
         if spec.startswith(prefix):
@@ -130,7 +131,7 @@ def open_model(
     if spec.startswith(f"{BUNDLED}:"):
         return bundled(spec.removeprefix(f"{BUNDLED}:"))
     # The bundled embedder may have set torch to one thread.
-    return TransformersGenerator(spec, threads=os.cpu_count())
+    return TransformersGenerator(spec, threads=os.cpu_count(), trust_remote_code=trust_remote_code)
 
 
 @dataclass(frozen=True)
@@ -141,12 +142,13 @@ class ModelSpec:
     concurrency: int = 16
     base_url: str | None = field(default=None, repr=False)
     api_key: str | None = field(default=None, repr=False)
+    trust_remote_code: bool = False
 
     @classmethod
-    def of(cls, name: str, *, concurrency: int = 16) -> Self:
+    def of(cls, name: str, *, concurrency: int = 16, trust_remote_code: bool = False) -> Self:
         """Return the model with OPENAI_BASE_URL and OPENAI_API_KEY of this process."""
         if not name.startswith((REMOTE, COMPLETIONS)):
-            return cls(name, concurrency)
+            return cls(name, concurrency, trust_remote_code=trust_remote_code)
         base_url = os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE
         return cls(name, concurrency, base_url, os.environ.get("OPENAI_API_KEY", ""))
 
@@ -161,6 +163,7 @@ class ModelSpec:
             concurrency=self.concurrency,
             base_url=self.base_url,
             api_key=self.api_key,
+            trust_remote_code=self.trust_remote_code,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from bottega._util.native import load_from_hub
 from bottega.errors import BottegaError, GenerationError, ModelLoadError
 from bottega.generation.caches import VisionCache
+from bottega.generation.plain_text import with_plain_text
 from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
 from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
 from bottega.generation.tokenization import (
@@ -25,16 +26,25 @@ from bottega.generation.tokenization import (
     decoded_images,
 )
 from bottega.image import Image
+from bottega.kv_prefix import reading_model
 from bottega.types import Completion, Prefix, Prompt, Sampling, Usage
 
 hf: Any = transformers  # partly annotated
+ONE_IMAGE = (
+    "show no demonstrations or passages with images (--methods racc gives them to the compressor"
+    " one by one), or use a model that takes several images"
+)
 
 
-def load_parts(source: str, dtype: str) -> tuple[Any, Any]:
-    """Load a model and its processor from a folder, the cache or the hub. Raises
-    `ModelLoadError`."""
+def load_parts(source: str, dtype: str, trust_remote_code: bool = False) -> tuple[Any, Any]:
+    """Load a model and its processor from a folder, the cache or the hub. Code of the model's own
+    runs only with `trust_remote_code`. Raises `ModelLoadError`."""
     try:
-        model, processor = load_from_hub(source, lambda local: _load(source, dtype, local))
+        model, processor = load_from_hub(
+            source, lambda local: _load(source, dtype, local, trust_remote_code)
+        )
+    except ModelLoadError:
+        raise
     except Exception as error:  # transformers raises errors of any type
         raise ModelLoadError(
             f"{source} cannot be loaded as a vision-language model: {first_line(error)}",
@@ -45,26 +55,40 @@ def load_parts(source: str, dtype: str) -> tuple[Any, Any]:
         raise ModelLoadError(
             f"{source} has no image processor", hint="use a model that takes images"
         )
-    return model, processor
+    return model, with_plain_text(model, processor)
 
 
-def _load(source: str, dtype: str, local_files_only: bool) -> tuple[Any, Any]:
+def _load(
+    source: str, dtype: str, local_files_only: bool, trust_remote_code: bool
+) -> tuple[Any, Any]:
+    # Without an explicit False, transformers asks on the terminal whether to run the code.
+    options = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
     try:
-        processor = hf.AutoProcessor.from_pretrained(source, local_files_only=local_files_only)
+        return _loaded_parts(source, dtype, options)
+    except ValueError as error:
+        if trust_remote_code or "trust_remote_code" not in str(error):
+            raise
+        raise ModelLoadError(
+            f"{source} needs code of its own, which is not trusted",
+            hint="read that code; to run it, add --trust-remote-code, in Python"
+            " trust_remote_code=True",
+        ) from error
+
+
+def _loaded_parts(source: str, dtype: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    try:
+        processor = hf.AutoProcessor.from_pretrained(source, **options)
     except ImportError as error:
         if "torchvision" not in str(error).lower():
             raise
         # Many families (Qwen-VL, SmolVLM) also accept videos, which need torchvision.
-        processor = _images_only(source, local_files_only)
-    model = hf.AutoModelForImageTextToText.from_pretrained(
-        source, dtype=dtype, local_files_only=local_files_only
-    )
-    return model, processor
+        processor = _images_only(source, options)
+    return hf.AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, **options), processor
 
 
-def _images_only(source: str, local_files_only: bool) -> Any:
+def _images_only(source: str, options: Mapping[str, Any]) -> Any:
     def part(kind: Any) -> Any:
-        return kind.from_pretrained(source, local_files_only=local_files_only)
+        return kind.from_pretrained(source, **options)
 
     parts = {"image_processor": part(hf.AutoImageProcessor), "tokenizer": part(hf.AutoTokenizer)}
     family: Any = PROCESSOR_MAPPING[type(part(hf.AutoConfig))]
@@ -89,6 +113,12 @@ def first_line(error: Exception) -> str:
     return text[0][:200] if text else type(error).__name__
 
 
+def _generating_parts(model: Any) -> list[Any]:
+    """Return the model, and the language model to which BLIP's wrappers delegate `generate`."""
+    language_model = getattr(model, "language_model", None)
+    return [model, *([language_model] if hasattr(language_model, "generation_config") else [])]
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """Loaded vision-language model with its processor and caches. Its methods block."""
@@ -101,27 +131,39 @@ class LoadedModel:
     reader: BatchReader | None = None
 
     @classmethod
-    def load(cls, source: str, device: str | None, dtype: str, cache_bytes: int = 0) -> LoadedModel:
+    def load(
+        cls,
+        source: str,
+        device: str | None,
+        dtype: str,
+        cache_bytes: int = 0,
+        trust_remote_code: bool = False,
+    ) -> LoadedModel:
         """Load a model; `cache_bytes` is the memory for prefixes that prompts share."""
         target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         # Half precision is slow on CPUs, and some kernels do not have it.
         precision = "float32" if dtype == "auto" and target.type == "cpu" else dtype
-        model, processor = load_parts(source, precision)
+        model, processor = load_parts(source, precision, trust_remote_code)
         processor.tokenizer.padding_side = "left"
         if processor.tokenizer.pad_token is None:
             processor.tokenizer.pad_token = processor.tokenizer.eos_token
-        found = model.generation_config.eos_token_id
-        several = found if isinstance(found, list) else [found]
-        ends = frozenset({*several, processor.tokenizer.eos_token_id} - {None})
+        ends = {processor.tokenizer.eos_token_id}
         model = model.to(target).eval()
-        # `generate` would apply the model's own settings: a repetition penalty lowers the
-        # probability of the labels in the demonstrations.
-        model.generation_config = hf.GenerationConfig()
+        for part in _generating_parts(model):
+            found = part.generation_config.eos_token_id
+            ends |= {*(found if isinstance(found, list) else [found])}
+            # `generate` would apply the model's own settings: a repetition penalty lowers the
+            # probability of the labels in the demonstrations.
+            part.generation_config = hf.GenerationConfig()
         vision_cache = VisionCache.for_model(model, processor)
         reader = BatchReader.for_model(model, processor, vision_cache, cache_bytes)
-        return cls(
-            model, processor, ends, ControlTokens.for_processor(processor), vision_cache, reader
-        )
+        control = ControlTokens.for_processor(processor)
+        return cls(model, processor, frozenset(ends - {None}), control, vision_cache, reader)
+
+    @property
+    def max_images(self) -> int | None:
+        """Maximum images of a prompt, None without a limit."""
+        return getattr(self.processor, "max_images", None)
 
     def render(
         self, prompt: Prompt, sampling: Sampling, prefix: Prefix | None = None
@@ -129,6 +171,11 @@ class LoadedModel:
         parts = [part for message in prompt.messages for part in message.parts]
         images = tuple(part for part in parts if isinstance(part, Image))
         prefilled = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
+        if self.max_images is not None and len(images) > self.max_images:
+            raise GenerationError(
+                f"the model takes {self.max_images} image per prompt, got {len(images)}",
+                hint=ONE_IMAGE,
+            )
         try:
             text = self.processor.apply_chat_template(
                 [
@@ -234,9 +281,9 @@ class LoadedModel:
         return inputs, prompt_tokens
 
     def _generate(self, inputs: Any, rows: Sequence[SampleRow]) -> list[tuple[Completion, int]]:
-        length = inputs["input_ids"].shape[1]
+        length = self._prompt_length(inputs)
         sampler = GumbelSampler(rows, self.model.device)
-        output = self.model.generate(
+        output = reading_model(self.model, inputs).generate(
             **inputs,
             generation_config=self._settings(max(row.sampling.max_tokens for row in rows)),
             logits_processor=[sampler],
@@ -249,6 +296,14 @@ class LoadedModel:
             for tokens, values, row in zip(new.tolist(), logprobs, rows, strict=True)
         ]
 
+    def _prompt_length(self, inputs: Mapping[str, Any]) -> int:
+        """Return the length of the prompt in the output of `generate`: that of an encoder-decoder
+        begins with the decoder's tokens."""
+        if not self.model.config.get_text_config().is_encoder_decoder:
+            return int(inputs["input_ids"].shape[1])
+        begun = inputs.get("decoder_input_ids")
+        return 1 if begun is None else int(begun.shape[1])
+
     def _prefilled(self, inputs: Any, samples: int) -> dict[str, Any] | None:
         """Read each prompt once and return the inputs with each row repeated `samples` times.
 
@@ -258,14 +313,16 @@ class LoadedModel:
         if inputs["input_ids"].shape[1] == 1:
             return None
         settings = self._settings(1, return_dict_in_generate=True)
-        cache = self.model.generate(**inputs, generation_config=settings).past_key_values
+        reader = reading_model(self.model, inputs)
+        cache = reader.generate(**inputs, generation_config=settings).past_key_values
         if not all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None])):
             return None
         cache.crop(-1)  # `generate` must read at least one token
         cache.batch_repeat_interleave(samples)
-        if (deltas := getattr(self.model.model, "rope_deltas", None)) is not None:
+        base = self.model.base_model
+        if (deltas := getattr(base, "rope_deltas", None)) is not None:
             # Qwen keeps the position offsets, one per row, on the model between the two calls.
-            self.model.model.rope_deltas = deltas.repeat_interleave(samples, dim=0)
+            base.rope_deltas = deltas.repeat_interleave(samples, dim=0)
         kept = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         return {
             **{name: rows.repeat_interleave(samples, dim=0) for name, rows in kept.items()},
@@ -296,7 +353,9 @@ class LoadedModel:
         return ids | self.vision_cache.model_inputs([features[sha] for sha in images])
 
     def _settings(self, max_tokens: int, **more: bool) -> Any:
+        start = getattr(self.model.config.get_text_config(), "decoder_start_token_id", None)
         return hf.GenerationConfig(
+            decoder_start_token_id=start,
             max_new_tokens=max_tokens,
             do_sample=False,
             eos_token_id=sorted(self.ends),

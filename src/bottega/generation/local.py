@@ -54,7 +54,8 @@ class TransformersGenerator:
 
     A common prefix of several prompts is read once. Its states stay in the model's memory between
     batches, up to `prefix_cache_mb` megabytes; the states of the current batch come on top. With 0
-    every prompt is read completely. Control tokens in user text reach the model as plain
+    every prompt is read completely. A model with Python code of its own is loaded only with
+    `trust_remote_code`, which runs that code. Control tokens in user text reach the model as plain
     characters. Raises `ModelLoadError`, `GenerationError`, and `ImageError` for a damaged image.
     """
 
@@ -69,6 +70,7 @@ class TransformersGenerator:
         threads: int | None = None,
         turns_only: bool = False,
         prefix_cache_mb: int = 256,
+        trust_remote_code: bool = False,
     ) -> None:
         for option, value, least in (
             ("max_batch", max_batch, 1),
@@ -84,6 +86,7 @@ class TransformersGenerator:
         self.name = name or "local:" + (path.resolve().name if path.exists() else str(model))
         self.turns_only = turns_only
         self._device, self._dtype, self._keep = device, dtype, prefix_cache_mb * 1024 * 1024
+        self._trust_remote_code = trust_remote_code
         self._max_batch, self._threads = max_batch, threads
         self._loaded: LoadedModel | None = None
         self._waiting: list[Request] = []
@@ -155,7 +158,9 @@ class TransformersGenerator:
                     from bottega.generation.loaded import LoadedModel
                 if self._threads is not None:
                     torch.set_num_threads(self._threads)
-                self._loaded = LoadedModel.load(self._source, self._device, self._dtype, self._keep)
+                self._loaded = LoadedModel.load(
+                    self._source, self._device, self._dtype, self._keep, self._trust_remote_code
+                )
         return self._loaded
 
     def _answer_next_batch(self) -> None:

@@ -72,8 +72,8 @@ def prefixed_inputs(
     batch = Batch(model, {**inputs, "attention_mask": mask})
     layers = zip(*(one.layers for one in prefixes), strict=True)
     prefix = KeyValues(tuple((_stack(layer, 0), _stack(layer, 1)) for layer in layers))
-    if hasattr(model.model, "rope_deltas"):
-        model.model.rope_deltas = None  # Qwen would reuse those of the last call
+    if hasattr(model.base_model, "rope_deltas"):
+        model.base_model.rope_deltas = None  # Qwen would reuse those of the last call
     cache = batch.cache(batch.fit(prefix))
     return {**batch.with_dummies(prefix.length), "past_key_values": cache}
 
