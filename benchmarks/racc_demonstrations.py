@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.racc_start import MemoizedObjective, initialize
 from bottega.bundled import bundled_folder
-from bottega.cli.compressor_training import StoreBuilder
+from bottega.cli.store_building import CompressorFactory, StoreBuilder
 from bottega.compression import CompressorConfig, save
 from bottega.compression.objective import TrainingConfig, TrainingExample
 from bottega.compression.training import train
@@ -133,7 +133,9 @@ def train_variant(variant: Variant, examples: AlternatingBatches, out: Path) -> 
 
 def stored(knowledge: KnowledgeBase, folder: Path) -> Path:
     """Store of all demonstrations, compressed once."""
-    with closing(StoreBuilder(folder, BUNDLED, folder / "store", int8=False)) as builder:
+    with closing(
+        StoreBuilder(CompressorFactory(folder, BUNDLED), folder / "store", int8=False)
+    ) as builder:
         builder.build((str(example.id), example) for example in knowledge)
     return folder / "store"
 

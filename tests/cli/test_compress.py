@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bottega.bundled import bundled_folder
-from bottega.cli.compress import load_plan
+from bottega.cli.compressor_plan import load_plan
 from bottega.compression import CompressorConfig, Manifest, PassageStore, load, save
 from bottega.compression.objective import TrainingObjective
 from bottega.errors import StoreError

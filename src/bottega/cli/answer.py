@@ -28,6 +28,7 @@ from bottega.cli.options import (
     PromptStyle,
     Stop,
     TraceFile,
+    TrustRemoteCode,
     knowledge_option,
     parse_stop,
 )
@@ -177,6 +178,7 @@ def ask(
     namespace: Namespace = "",
     by: By = None,
     model: DefaultModel = None,
+    trust_remote_code: TrustRemoteCode = False,
     embed: Embed = None,
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of the answer.")] = 512,
     stop: Stop = None,
@@ -191,7 +193,7 @@ def ask(
         raise SettingError(f"question is empty, got {question!r}", hint="write a question")
     sampling = Sampling(max_tokens=max_tokens, stop=parse_stop(stop))
     query = Query(question, tuple(Image.open(path) for path in image or ()))
-    generator = open_model(model) if model else None
+    generator = open_model(model, trust_remote_code=trust_remote_code) if model else None
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
     generator = generator or open_model(
         default_model(knowledge.embedder()) if knowledge else default_master(query.images)

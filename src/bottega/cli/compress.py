@@ -4,119 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt
 from typer import Argument, Exit, Option, Typer
 
-from bottega._util.settings import (
-    FilePath,
-    SettingPath,
-    check_names,
-    one_of,
-    read_settings,
-    read_toml,
-)
 from bottega.cli.components import LOCAL, check_executor, local_model, open_executor
+from bottega.cli.compressor_plan import load_plan
 from bottega.cli.knowledge_files import check_filled, open_rows
-from bottega.cli.options import CompressorFolder, Json, KnowledgeFile, Namespace, On, WorkerCount
+from bottega.cli.options import (
+    CompressorFolder,
+    Json,
+    KnowledgeFile,
+    Namespace,
+    On,
+    TrustRemoteCode,
+    WorkerCount,
+)
 from bottega.cli.output import note, print_json, say
 from bottega.cli.progress import Step, progress
 from bottega.evaluation.examples import is_passage
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch
-from bottega.recipes.cache_retrieval import BY_DRAFT
-from bottega.recipes.cache_retrieval import RETRIEVE as ALL_RETRIEVE
 from bottega.recipes.racc import bundled_compressor_for
 from bottega.types import Example
-
-if TYPE_CHECKING:
-    from bottega.compression import CompressorConfig
-    from bottega.compression.objective import TrainingConfig
-
-
-RETRIEVE = tuple(name for name in ALL_RETRIEVE if name not in BY_DRAFT)
-HELP = "see docs/compression.md for a complete file"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a training. `hyper` is the model that compresses, `model` by default; `layer` is
-    the layer of `hyper` whose states are read. `calibrate` training examples set the scales before
-    the first step; 0 disables it."""
-
-    benchmark: str
-    out: FilePath
-    model: str = BUNDLED
-    hyper: str | None = None
-    layer: int = -1
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
-    passages: str | None = None
-    retrieve: Annotated[str, one_of(*RETRIEVE)] = "hybrid"
-    embed: str = BUNDLED
-    shots: PositiveInt = 5
-    hard_negatives: Annotated[float, Field(ge=0, le=1)] = 0.5
-    batch: PositiveInt = 2
-    calibrate: NonNegativeInt = 256
-    validate: NonNegativeInt = 0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Settings, architecture and optimizer of a training. The models set the architecture's width
-    and geometry later."""
-
-    settings: Settings
-    compressor: CompressorConfig
-    training: TrainingConfig
-
-
-def load_plan(file: Path) -> Plan:
-    """Read the TOML file. Raises `SettingError` for errors visible before a model is loaded."""
-    check_torch()
-    from bottega.compression import CompressorConfig
-    from bottega.compression.objective import TrainingConfig
-    from bottega.compression.persistence import RENAMED
-    from bottega.kv_prefix import Geometry
-
-    document, path = read_toml(file, hint=HELP), SettingPath(str(file))
-    names = [one.name for one in fields(Settings)]
-    check_names(document, [*names, "compressor", "training"], path, RENAMED)
-    top = {name: value for name, value in document.items() if name in names}
-    plan = Plan(
-        read_settings(Settings, top, path, missing=HELP),
-        training=read_settings(
-            TrainingConfig,
-            document.get("training", {}),
-            path / "training",
-            missing=HELP,
-            renamed=RENAMED,
-        ),
-        compressor=read_settings(
-            CompressorConfig,
-            document.get("compressor", {}),
-            path / "compressor",
-            width=0,
-            geometry=Geometry(0, 0, 0),
-        ),
-    )
-    out, validate_every = plan.settings.out, plan.training.validate_every
-    if not str(top["out"]).strip() or (out.exists() and not out.is_dir()):
-        problem = "must be a folder, got a file" if out.is_file() else "is empty"
-        raise (path / "out").error(problem, hint='name a folder: out = "compressor"')
-    if plan.settings.validate and not validate_every:
-        raise (path / "validate").error(
-            "needs validate_every in [training]",
-            hint="set validate_every = 100 in [training]",
-        )
-    if validate_every and not plan.settings.validate:
-        raise (path / "training" / "validate_every").error(
-            "needs validation questions", hint="set validate = 50"
-        )
-    return plan
-
 
 compress = Typer(
     no_args_is_help=True, help="Train a passage compressor (RACC) and pre-compress passages."
@@ -129,12 +40,38 @@ def train(
         Path,
         Argument(metavar="CONFIG", help="TOML file; see docs/compression.md for a complete one."),
     ],
+    model: Annotated[
+        str | None,
+        Option(metavar="NAME", help="The frozen base model: bundled, a folder, a Hugging Face id."),
+    ] = None,
+    hyper: Annotated[
+        str | None,
+        Option(metavar="NAME", help="The frozen model that compresses (default: the base model)."),
+    ] = None,
+    out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder of the compressor.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change a setting of the file, e.g. training.prdb=false; may be repeated.",
+        ),
+    ] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    dry_run: Annotated[
+        bool,
+        Option("--dry-run", help="Read the data, check the settings, and load and train nothing."),
+    ] = False,
 ) -> None:
     """Train a compressor for a frozen model. After Ctrl-C, the same command resumes."""
-    plan = load_plan(config)
-    from bottega.cli.compressor_training import train_compressor
+    options = {"model": model, "hyper": hyper, "out": None if out is None else str(out)}
+    plan = load_plan(config, changes or (), options)
+    from bottega.cli.compressor_training import print_data, train_compressor
 
-    if not train_compressor(plan):
+    if dry_run:
+        print_data(plan)
+        return
+    if not train_compressor(plan, trust_remote_code=trust_remote_code):
         note("stopped; repeat the command to resume")
         raise Exit(130)
     settings = plan.settings
@@ -159,6 +96,7 @@ def build(
     int8: Annotated[
         bool, Option("--int8", help="Store one byte per number instead of two; report the loss.")
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     all_examples: Annotated[
         bool,
         Option("--all", help="Include examples with an answer; the answer is compressed too."),
@@ -172,14 +110,15 @@ def build(
     interruption or changes, the same command compresses the rest."""
     check_torch()
     check_executor(on, workers)
-    from bottega.cli.compressor_training import StoreBuilder
+    from bottega.cli.store_building import CompressorFactory, StoreBuilder
 
     folder = compressor or bundled_compressor_for(local_model(model))
+    factory = CompressorFactory(folder, model, trust_remote_code)
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
         with (
             open_executor(on, workers) as executor,
-            closing(StoreBuilder(folder, model, store, int8=int8, executor=executor)) as builder,
+            closing(StoreBuilder(factory, store, int8=int8, executor=executor)) as builder,
             progress("compressing", len(knowledge)) as step,
         ):
             builder.build(_chosen(knowledge, all_examples, step), step)

@@ -1,35 +1,21 @@
-"""Training of compressors and compression of passages with a model in this process."""
+"""Training of compressors with models in this process."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import MISSING, asdict, fields, replace
 from types import FrameType
 
-import torch
-from torch import Tensor
-
-from bottega._util.event_loops import BACKGROUND_LOOP
-from bottega._util.executor import Executor, LocalExecutor, batched, computed_ahead
 from bottega.cli.components import check_retrieve, local_model, open_retrieval
-from bottega.cli.compress import Plan, Settings
+from bottega.cli.compressor_plan import Plan, Settings
 from bottega.cli.method_actor import check_images, filled_knowledge
 from bottega.cli.output import note, say, waiting, warn
 from bottega.cli.progress import progress
-from bottega.compression import (
-    InputBuilder,
-    Manifest,
-    PassageCompressor,
-    PassageStore,
-    RaccModel,
-    load,
-    save,
-)
+from bottega.cli.store_building import load_model
+from bottega.compression import RaccModel, save
 from bottega.compression.objective import TrainingExample, TrainingObjective
 from bottega.compression.persistence import SETTINGS, fingerprint, same_model, with_current_names
 from bottega.compression.training import CHECKPOINT, TrainingProgress, train
@@ -45,166 +31,66 @@ from bottega.evaluation.training_data import (
     GoldPassageSampler,
     RetrievedPassageSampler,
     TrainingSampler,
+    check_training_images,
     names_gold_passages,
     passages_of,
     split_validation,
     training_items,
 )
 from bottega.generation import TransformersGenerator
-from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
-from bottega.recipes.racc_training import new_compressor, training_objective
-from bottega.types import Example
+from bottega.recipes.racc_training import check_answers, new_compressor, training_objective
 
-BATCH = 64
-AHEAD = 2  # calls per worker: one is computed while the next one is sent
+# `preset` is recorded as the settings that it sets.
+UNRECORDED = ("out", "preset")
+_DEFAULTS = {one.name: one.default for one in fields(Settings) if one.default is not MISSING}
 SETTINGS_FILE, LOSSES = "training.json", "losses.jsonl"
 PROGRESS_LINES = 20
 
 
-def load_model(generator: TransformersGenerator) -> LoadedModel:
-    async def load() -> LoadedModel:
-        try:
-            await generator.load()
-            return generator.loaded
-        finally:
-            await generator.aclose()  # ends its thread; the model stays usable
-
-    with waiting(f"loading {generator.name}"):
-        return asyncio.run(load())
-
-
-class CompressorActor:
-    """Trained compressor with its model. The digest of its weights must be `digest`."""
-
-    def __init__(self, folder: Path, model: LoadedModel, digest: str) -> None:
-        saved = load(folder)
-        if saved.digest != digest:
-            raise SettingError(
-                f"the compressor in {folder} differs between this process and a worker",
-                hint="copy the folder to all machines of the cluster",
-            )
-        self._compressor = PassageCompressor(
-            saved.racc, saved.open_hyper(model.model), InputBuilder(model.encode, model.ends)
-        )
-
-    async def __call__(self, passages: Sequence[Example], /) -> Tensor:
-        return await asyncio.to_thread(self._compress, passages)
-
-    def _compress(self, passages: Sequence[Example]) -> Tensor:
-        with torch.no_grad():
-            return self._compressor.compress(passages).cpu()
-
-    async def aclose(self) -> None:
-        pass
+def print_data(plan: Plan) -> None:
+    """Print the data and the steps of a training that is not started."""
+    settings = plan.settings
+    _open_models(settings)  # checks their names
+    data = _read_benchmark(settings)
+    _, held_out = split_validation(training_items(data), settings.validate, settings.seed)
+    _print_questions(data, len(held_out))
+    config = plan.compressor
+    say(
+        f"{settings.hyper or settings.model} compresses a passage into {config.document_prompts}"
+        f" prompts, and {settings.shots} passages and a question into {config.query_prompts}"
+        f" positions before {settings.model}; {_steps(plan)}"
+    )
 
 
-@dataclass(frozen=True)
-class CompressorFactory:
-    """Factory of a `CompressorActor` from the name of its model."""
-
-    folder: Path
-    model: str
-    digest: str
-
-    def __call__(self) -> CompressorActor:
-        return CompressorActor(self.folder, load_model(local_model(self.model)), self.digest)
+def _open_models(
+    settings: Settings, trust_remote_code: bool = False
+) -> tuple[TransformersGenerator, TransformersGenerator | None]:
+    """Return base model and hyper model, not loaded yet; None for the base model."""
+    check_retrieve(settings.retrieve, settings.embed)
+    base = local_model(settings.model, trust_remote_code)
+    return base, local_model(settings.hyper, trust_remote_code) if settings.hyper else None
 
 
-class StoreBuilder:
-    """Builder of a store of compressed passages by workers. Raises `LoadError` for another model
-    and `StoreError` for a store of another compressor."""
-
-    def __init__(
-        self,
-        compressor: Path,
-        model: str,
-        folder: Path,
-        *,
-        int8: bool,
-        executor: Executor | None = None,
-    ) -> None:
-        saved = load(compressor)
-        self._config, self._int8 = saved.racc.config, int8
-        prompts, width = self._config.document_prompts, self._config.width
-        manifest = Manifest(saved.digest, prompts, width, "int8" if int8 else "fp16")
-        self.store = PassageStore(folder, manifest)
-        factory = CompressorFactory(compressor, model, saved.digest)
-        # One call at a time: a model computes one batch.
-        self._workers = (executor or LocalExecutor()).start(factory, concurrency=1)
-        self._ahead = 1 if executor is None else AHEAD * executor.count
-        self._ids: set[str] = set()
-        self._compressed, self._text_bytes = 0, 0
-        self._errors: list[float] = []
-
-    def build(
-        self, passages: Iterable[tuple[str, Example]], done: Callable[[int], None] = lambda n: None
-    ) -> None:
-        """Compress new and changed passages, given with their ids; `done` gets the number of
-        processed passages since its last call."""
-        batches = batched(passages, BATCH)
-        with self.store.building():
-            for batch, rows in computed_ahead(batches, self._compress, self._ahead):
-                self._add(batch, rows)
-                done(len(batch))
-
-    def close(self) -> None:
-        """End the workers."""
-        BACKGROUND_LOOP.run(self._workers.aclose())
-
-    def _compress(self, batch: Sequence[tuple[str, Example]]) -> Tensor | None:
-        missing = self.store.missing(batch)
-        return BACKGROUND_LOOP.run(self._workers(missing)) if missing else None
-
-    def _add(
-        self, batch: Sequence[tuple[str, Example]], compress: Callable[[], Tensor | None]
-    ) -> None:
-        self._ids |= {id for id, _ in batch}
-        for _, one in batch:
-            self._text_bytes += len(f"{one.query.text}{one.reply}".encode())
-        missing, rows = self.store.missing(batch), compress()
-        if rows is None:
-            return
-        self._compressed += self.store.add(batch, lambda passages: rows)
-        if self._int8:
-            identities = {id(one) for one in missing}
-            stored = self.store.get([pair for pair in batch if id(pair[1]) in identities])
-            half = rows.half().float().flatten(1)
-            norm = torch.linalg.vector_norm
-            self._errors += (norm(stored.flatten(1) - half, dim=1) / norm(half, dim=1)).tolist()
-
-    def summary(self) -> dict[str, float | None]:
-        """Return counts and sizes in bytes per passage. `int8_error` is the mean of |int8 - fp16| /
-        |fp16| over the passages compressed now."""
-        numbers, count = self._config.document_prompts * self._config.width, len(self._ids)
-        return {
-            "passages": count,
-            "compressed": self._compressed,
-            "kept": len(self.store),
-            "text_bytes": self._text_bytes / count if count else None,
-            "fp16_bytes": 2 * numbers,
-            "int8_bytes": numbers + 4 * self._config.document_prompts,
-            "int8_error": sum(self._errors) / len(self._errors) if self._errors else None,
-        }
-
-
-def train_compressor(plan: Plan) -> bool:
+def train_compressor(plan: Plan, *, trust_remote_code: bool = False) -> bool:
     """Train as planned and return whether the training finished."""
     settings = plan.settings
-    check_retrieve(settings.retrieve, settings.embed)
-    base = local_model(settings.model)
-    hyper = local_model(settings.hyper) if settings.hyper else None
+    base, hyper = _open_models(settings, trust_remote_code)
     data = _read_benchmark(settings)
     model = load_model(base)
+    hyper_model = load_model(hyper) if hyper else None
+    check_training_images(data, model, hyper_model, distill=plan.training.distill)
     objective = training_objective(
-        model, load_model(hyper) if hyper else None, layer=settings.layer
+        model, hyper_model, layer=settings.layer, answer_tokens=settings.answer_tokens
     )
+    if not plan.training.distill:
+        check_answers(objective, training_items(data))
     config = replace(
         plan.compressor, width=objective.hyper.width, geometry=Geometry.of(objective.base)
     )
     with _training_examples(settings, data) as (sampler, held_out):
         _check_folder(replace(plan, compressor=config), objective, data)
-        racc = new_compressor(config, objective, seed=plan.training.seed)
+        racc = new_compressor(config, objective, seed=plan.training.seed, pipe=settings.pipe)
         _print_plan(plan, racc, data, len(held_out))
         if (settings.out / CHECKPOINT).exists():
             note(f"resuming from the checkpoint in {settings.out}")
@@ -216,7 +102,13 @@ def train_compressor(plan: Plan) -> bool:
                 objective.calibrate(racc, examples)
         finished = _train(racc, objective, sampler, held_out, plan)
     if finished:
-        save(racc, settings.out, hyper=objective.hyper, base=objective.base)
+        save(
+            racc,
+            settings.out,
+            hyper=objective.hyper,
+            base=objective.base,
+            tokenizers=objective.tokenizers,
+        )
     return finished
 
 
@@ -273,12 +165,13 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
     `LoadError`."""
     out = plan.settings.out
     settings = {
-        **{name: value for name, value in asdict(plan.settings).items() if name != "out"},
+        **{name: value for name, value in asdict(plan.settings).items() if name not in UNRECORDED},
         "compressor": asdict(plan.compressor),
         "training": asdict(plan.training),
         "data": benchmark.fingerprint(data),
         "hyper": fingerprint(objective.hyper.model),
         "base": fingerprint(objective.base),
+        "tokenizers": objective.tokenizers,
     }
     file = out / SETTINGS_FILE
     if not file.exists():
@@ -291,7 +184,9 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
         file.write_text(json.dumps(settings, indent=2) + "\n")
         return
     try:
-        stored = with_current_names(json.loads(file.read_text()))
+        # Earlier versions lack the newer settings, and trained with today's defaults.
+        later = {**_DEFAULTS, "tokenizers": objective.tokenizers}
+        stored = {**later, **with_current_names(json.loads(file.read_text()))}
     except (ValueError, AttributeError) as error:
         raise LoadError(
             f"{file} is damaged", hint=f"delete {out} and run the command again"
@@ -323,14 +218,20 @@ def _print_plan(plan: Plan, racc: RaccModel, data: Benchmark, held_out: int) -> 
         f" fp16), and {settings.shots} passages and a question into {config.query_prompts}"
         f" positions before {settings.model}"
     )
+    _print_questions(data, held_out)
+    say(f"{sum(one.numel() for one in racc.parameters())} parameters, {_steps(plan)}")
+
+
+def _print_questions(data: Benchmark, held_out: int) -> None:
     say(
         f"{data.name}: {len(training_items(data)) - held_out} training questions, {held_out}"
-        f" validation questions, {len(passages)} passages"
+        f" validation questions, {len(passages_of(data))} passages"
     )
-    say(
-        f"{sum(one.numel() for one in racc.parameters())} parameters, {plan.training.steps} steps"
-        f" of {settings.batch * plan.training.accumulate} examples; output folder {settings.out}"
-    )
+
+
+def _steps(plan: Plan) -> str:
+    count = plan.settings.batch * plan.training.accumulate
+    return f"{plan.training.steps} steps of {count} examples; output folder {plan.settings.out}"
 
 
 def _train(

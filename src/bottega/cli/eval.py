@@ -93,6 +93,7 @@ from bottega.cli.options import (
     Stop,
     Synonyms,
     TraceFile,
+    TrustRemoteCode,
     WorkerCount,
     parse_numbers,
     parse_stop,
@@ -140,6 +141,7 @@ def evaluate(
     kb_share: KnowledgeShareOption = 1.0,
     limit: ItemLimit = None,
     model: DefaultModel = None,
+    trust_remote_code: TrustRemoteCode = False,
     embed: EmbedOption = None,
     retrieve: RetrieveOption = "image",
     embed_text: EmbedTextOption = None,
@@ -254,7 +256,7 @@ def evaluate(
     check_output(json)
     check_executor(on, workers)
     check_compressor(config, hyper)
-    hyper_model = None if hyper is None else local_model(hyper)
+    hyper_model = None if hyper is None else local_model(hyper, trust_remote_code)
     Budget(budget)  # fail before anything is loaded
     if model:
         check_model(model)  # before the benchmark is read
@@ -276,7 +278,11 @@ def evaluate(
     config = replace(
         config, methods=config.methods or default_methods(data, retrieve), max_tokens=tokens
     )
-    spec = ModelSpec.of(model or model_for(config.embed), concurrency=concurrency)
+    spec = ModelSpec.of(
+        model or model_for(config.embed),
+        concurrency=concurrency,
+        trust_remote_code=trust_remote_code,
+    )
     settings = open_classifier(config, spec, price)
     if dry_run:
         check_benchmark_fit(config.methods, data, retrieve)

@@ -295,7 +295,7 @@ PANELS = {
         *("preset", "rollouts", "reward", "alpha", "fetch"),
         *("children", "exploration", "variant", "early_stop"),
     ),
-    "Model": ("model", "max_tokens", "stop", "price", "budget"),
+    "Model": ("model", "trust_remote_code", "max_tokens", "stop", "price", "budget"),
     "Retrieval": ("embed", "retrieve", "embed_text", "metric", "groups", "rerank"),
     "Prompt": ("prompt", "order", "rationales", "rationales_from", "answers_from"),
     "Run and results": ("out", "json", "traces", "concurrency", "on", "workers", "dry_run"),

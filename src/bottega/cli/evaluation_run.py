@@ -16,12 +16,13 @@ from bottega._util.postgres import is_postgres_url
 from bottega._util.tracing import use_tracer
 from bottega.cli.components import open_recorder
 from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
-from bottega.cli.output import note, warn
+from bottega.cli.output import note, waiting, warn
 from bottega.cli.progress import CallCounter, progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.image_limits import check_prompt_images, images_per_prompt
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
 from bottega.evaluation.planning import (
     check_benchmark_fit,
@@ -33,7 +34,7 @@ from bottega.evaluation.report.payload import keep_thumbnails
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import Result, RunState, evaluate
 from bottega.generation import TransformersGenerator
-from bottega.protocols import Recorder
+from bottega.protocols import Generator, Recorder
 from bottega.recipes import Classifier
 from bottega.types import Query
 
@@ -69,6 +70,8 @@ def run_methods(
     earlier ones. `report` receives one line per method. With `executor`, its workers answer with
     the actors of `remote`."""
     check_benchmark_fit(config.methods, data, config.retrieve)
+    if executor is None:
+        _check_images(data, config, settings.generator)
     if isinstance(state.store, RunStore):
         state.store.plan(method_keys(config, data))
     available = max_demonstrations(data)
@@ -91,6 +94,16 @@ def run_methods(
             for m in methods
         ]
         asyncio.run(_run_all(data, methods, counters, workers, config, state, runs, report))
+
+
+def _check_images(data: Benchmark, config: RunConfig, generator: Generator) -> None:
+    """Raise `SettingError` before the work if the model takes fewer images than its prompts have.
+    Only loading a model tells its limit."""
+    count = images_per_prompt(config.methods, config.shots, data)
+    if count > 1 and isinstance(generator, TransformersGenerator) and not generator.turns_only:
+        with waiting(f"loading {generator.name}"):
+            asyncio.run(generator.load())
+        check_prompt_images(count, generator.loaded, generator.name)
 
 
 def _methods(

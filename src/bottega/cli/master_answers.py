@@ -29,6 +29,7 @@ from bottega.cli.options import (
     PriceOption,
     Seed,
     Synonyms,
+    TrustRemoteCode,
     WorkerCount,
 )
 from bottega.cli.output import note, noting_interruption, plural, say, warn
@@ -64,6 +65,7 @@ def answer(
     file: KnowledgeFile,
     benchmark: BenchmarkSpec,
     model: Annotated[str, Option(help=f"The master: {MODELS_HELP}")],
+    trust_remote_code: TrustRemoteCode = False,
     limit: Annotated[
         int | None, Option(min=1, help="Answer only the first labelled questions.")
     ] = None,
@@ -113,7 +115,7 @@ def answer(
             note(
                 f"{file} already answers {before} of {plural(len(questions), 'labelled question')}"
             )
-        spec = ModelSpec.of(model, concurrency=concurrency)
+        spec = ModelSpec.of(model, concurrency=concurrency, trust_remote_code=trust_remote_code)
         check_priced(spec.open().name, limits, open_prices(price))
         master = MasterFactory(spec, data.labels, data.parse, max_tokens, price)
         keep = CacheRecorder(knowledge, stored_tiers={MASTER})

@@ -178,7 +178,9 @@ class MethodFactory:
             self.data,
             open_classifier(self.config, self.model, self.price),
             self.config,
-            hyper=None if self.hyper is None else local_model(self.hyper),
+            hyper=None
+            if self.hyper is None
+            else local_model(self.hyper, self.model.trust_remote_code),
             on_error=warnings.append,
             warnings=warnings,
         )

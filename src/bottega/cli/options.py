@@ -169,6 +169,13 @@ MODELS_HELP = (
     "or folder."
 )
 Model = Annotated[str, Option(metavar="NAME", help=MODELS_HELP)]
+TrustRemoteCode = Annotated[
+    bool,
+    Option(
+        "--trust-remote-code",
+        help="Run the Python code that a model's folder or repository contains.",
+    ),
+]
 DefaultModel = Annotated[
     str | None,
     Option(

@@ -3,6 +3,9 @@ paper's hyperMLLM)."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -205,6 +208,8 @@ def sentence_prompts(hyper: HyperModel, ids: Tensor, count: int) -> Tensor:
 
 
 QUESTION = Message("user", ("?",))
+# Text whose tokens tell tokenizers apart.
+ALL_CHARACTERS = " ".join(["The quick brown fox jumps over the lazy dog;", *string.printable[:94]])
 
 
 class PromptEncoder(Protocol):
@@ -224,6 +229,13 @@ class InputBuilder:
     def __init__(self, encode: PromptEncoder, ends: frozenset[int]) -> None:
         self._encode, self._ends = encode, ends
         self._without = rows(encode([Prompt((QUESTION,))]))[0]
+
+    @property
+    def tokenizer(self) -> str:
+        """Digest of the tokens of a fixed text. The chat template is not part of it: some contain
+        the date."""
+        [ids] = rows(self.passages([Example(Query(ALL_CHARACTERS), "")]))
+        return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
 
     def passages(self, passages: Sequence[Example]) -> Inputs:
         """Return the tokens of passages that either all have images or all have none."""
@@ -274,7 +286,8 @@ class InputBuilder:
         """Return the tokens of each answer after another word. Byte-level tokenizers put the space
         before a word into its first token; the tokens of `answers` lack that space."""
         texts = [Prompt((Message("user", (f"{QUESTION.parts[0]} {one}",)),)) for one in answers]
-        return [_between(self._without, ids) for ids in rows(self._encode(texts))]
+        found = rows(self._encode(texts))
+        return [ids[inserted(ids, self._without, frozenset())] for ids in found]
 
     def with_passages(
         self, queries: Sequence[Query], passages: Sequence[Sequence[Example]]
@@ -319,6 +332,8 @@ def inserted(ids: Sequence[int], without: Sequence[int], ends: frozenset[int]) -
     for index in range(start, latest):
         if ids[index] in ends:
             start = index + 1
+    # A tokenizer may join the ends to other tokens, so neither side of the span is equal.
+    start = min(start, latest)
     return slice(start, start + len(ids) - len(without))
 
 

@@ -134,6 +134,11 @@ class TrainingObjective:
     def __post_init__(self) -> None:
         self.base.requires_grad_(False).eval()  # `HyperModel` freezes the other model
 
+    @property
+    def tokenizers(self) -> dict[str, str]:
+        """Digests of the tokenizers of both models, for `persistence.save`."""
+        return {"hyper": self.inputs.tokenizer, "base": self.base_inputs.tokenizer}
+
     def calibrate(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> None:
         """Set the scales of hidden states and scores from a few hundred examples. If the base model
         has rotary positions, also fit the modulation to its own prefixes of relevant passages.

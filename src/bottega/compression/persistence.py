@@ -6,15 +6,16 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bottega.compression.hyper_model import HyperModel
+from bottega.compression.hyper_model import HyperModel, InputBuilder
 from bottega.compression.model import CompressorConfig, RaccModel
 from bottega.errors import LoadError, SettingError
 from bottega.kv_prefix import Geometry
@@ -104,14 +105,15 @@ def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class SavedCompressor:
     """Compressor loaded from a folder. `digest` identifies the weights and their use. `hyper` and
-    `base` are fingerprints of the two frozen models; `layer` is the layer of `hyper` whose states
-    are read."""
+    `base` are fingerprints of the two frozen models, `tokenizers` the digests of their tokenizers,
+    empty in files of earlier versions; `layer` is the layer of `hyper` whose states are read."""
 
     racc: RaccModel
     digest: str
     hyper: str
     base: str
     layer: int
+    tokenizers: Mapping[str, str] = field(default_factory=dict)
 
     def open(self, hyper: Any, base: Any) -> HyperModel:
         """Return the hyper model, ready to compress. Raises `LoadError` for other models than those
@@ -131,6 +133,16 @@ class SavedCompressor:
             )
         return hyper_model
 
+    def check_tokenizers(self, **inputs: InputBuilder) -> None:
+        """Raise `LoadError` for inputs (`hyper`, `base`) of other tokenizers than in training: a
+        model would read other words."""
+        for name, builder in inputs.items():
+            if self.tokenizers.get(name, builder.tokenizer) != builder.tokenizer:
+                raise LoadError(
+                    f"this compressor was trained with another tokenizer of the {name} model",
+                    hint="restore the tokenizer files of the model, or train the compressor again",
+                )
+
 
 def _check(name: str, model: Any, wanted: str) -> None:
     if not same_model(fingerprint(model), wanted):
@@ -140,9 +152,17 @@ def _check(name: str, model: Any, wanted: str) -> None:
         )
 
 
-def save(racc: RaccModel, folder: Path, *, hyper: HyperModel, base: Any, half: bool = True) -> None:
-    """Write weights, by default in half precision, and settings into `folder`. Raises
-    `SettingError` for weights that are not finite."""
+def save(
+    racc: RaccModel,
+    folder: Path,
+    *,
+    hyper: HyperModel,
+    base: Any,
+    half: bool = True,
+    tokenizers: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write weights, by default in half precision, and settings into `folder`. `tokenizers` are
+    those of `TrainingObjective`. Raises `SettingError` for weights that are not finite."""
     buffers = dict(racc.named_buffers())
     weights = {}
     for name, weight in racc.state_dict().items():
@@ -157,10 +177,17 @@ def save(racc: RaccModel, folder: Path, *, hyper: HyperModel, base: Any, half: b
         )
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / WEIGHTS)
-    save_settings(racc.config, folder, hyper=hyper, base=base)
+    save_settings(racc.config, folder, hyper=hyper, base=base, tokenizers=tokenizers)
 
 
-def save_settings(config: CompressorConfig, folder: Path, *, hyper: HyperModel, base: Any) -> None:
+def save_settings(
+    config: CompressorConfig,
+    folder: Path,
+    *,
+    hyper: HyperModel,
+    base: Any,
+    tokenizers: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Write the architecture and the fingerprints of the two models, without the weights."""
     settings = {
         "version": VERSION,
@@ -168,6 +195,7 @@ def save_settings(config: CompressorConfig, folder: Path, *, hyper: HyperModel, 
         "layer": hyper.layer,
         "hyper": fingerprint(hyper.model),
         "base": fingerprint(base),
+        "tokenizers": dict(tokenizers),
     }
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
@@ -186,6 +214,7 @@ def load(folder: str | Path) -> SavedCompressor:
         if not all(map(math.isfinite, (*_parsed(hyper)[1], *_parsed(base)[1]))):
             raise ValueError("the fingerprints of its models are malformed")
         weights = with_current_names(load_file(path / WEIGHTS))
+        tokenizers = {name: str(one) for name, one in settings.get("tokenizers", {}).items()}
         geometry = settings["compressor"]["geometry"].items()
         sizes = Geometry(**{name: _integer(value, name) for name, value in geometry})
         config = CompressorConfig(**{**settings["compressor"], "geometry": sizes})
@@ -196,7 +225,7 @@ def load(folder: str | Path) -> SavedCompressor:
             f"{path} holds no readable compressor: {reason}",
             hint="name a folder that `bottega compress train` wrote, or train again",
         ) from error
-    return SavedCompressor(racc, digest(racc, layer), hyper, base, layer)
+    return SavedCompressor(racc, digest(racc, layer), hyper, base, layer, tokenizers)
 
 
 def _built(config: CompressorConfig, weights: Mapping[str, Tensor]) -> RaccModel:

@@ -12,7 +12,10 @@ from bottega.compression.objective import TrainingExample
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, answers_of, gives_answer
 from bottega.evaluation.examples import is_passage, names_passages
+from bottega.evaluation.image_limits import HINT as IMAGES_HINT
+from bottega.evaluation.image_limits import most_images
 from bottega.evaluation.retrieval import bundled_token_embedder, late_interaction_score
+from bottega.generation.loaded import LoadedModel
 from bottega.protocols import MultiVectorEmbedder, Retriever, Vectors
 from bottega.types import Candidate, Example
 
@@ -181,6 +184,29 @@ def passages_of(data: Benchmark) -> tuple[Example, ...]:
             hint='set passages = "FILE", or benchmark = "facts"',
         )
     return found
+
+
+def check_training_images(
+    data: Benchmark, base: LoadedModel, hyper: LoadedModel | None, *, distill: bool
+) -> None:
+    """Raise `SettingError` for more images than the models of a training take: those of a question
+    or of a passage, and with `distill` those of all passages in one prompt."""
+    limits = [model.max_images for model in (base, hyper or base) if model.max_images is not None]
+    if not limits:
+        return
+    passages = passages_of(data)
+    most = most_images([*passages, *training_items(data)])
+    if most > min(limits):
+        raise SettingError(
+            f"the model takes {min(limits)} image per question or passage, got {most}",
+            hint=IMAGES_HINT,
+        )
+    if distill and base.max_images is not None and most_images(passages):
+        raise SettingError(
+            "distill needs the images of all passages in one prompt, but the base model takes"
+            f" {base.max_images}",
+            hint=f"set distill = false, or {IMAGES_HINT}",
+        )
 
 
 def split_validation(

@@ -208,8 +208,9 @@ class CompressorLoader:
                     self.store, saved.digest, config.document_prompts, config.width
                 )
                 passages = PassageStore(self.store, manifest)
-            hyper = saved.open(model.model, self.base.loaded.model)
-            self.loaded = PassageCompressor(
-                saved.racc, hyper, InputBuilder(model.encode, model.ends), passages
-            )
+            base = self.base.loaded
+            hyper = saved.open(model.model, base.model)
+            inputs = InputBuilder(model.encode, model.ends)
+            saved.check_tokenizers(hyper=inputs, base=InputBuilder(base.encode, base.ends))
+            self.loaded = PassageCompressor(saved.racc, hyper, inputs, passages)
         return self.loaded

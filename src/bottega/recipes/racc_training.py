@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from bottega.errors import SettingError
 from bottega.generation.loaded import LoadedModel
 from bottega.types import Example, Query
 
+ANSWERS = 256  # per call of the tokenizer
 # PIPE: the paper's sentence for documents, and our sentence for queries.
 HARD_PROMPTS = (
     "Summarize the key information of the given passage in a concise manner.",
@@ -26,11 +29,15 @@ HARD_PROMPTS = (
 
 
 def training_objective(
-    base: LoadedModel, hyper: LoadedModel | None = None, *, layer: int = -1
+    base: LoadedModel,
+    hyper: LoadedModel | None = None,
+    *,
+    layer: int = -1,
+    answer_tokens: int = 16,
 ) -> TrainingObjective:
     """Return the training objective: `hyper` compresses for `base`, and defaults to `base`. `layer`
-    is the layer whose hidden states are read, see `HyperModel`. Raises `SettingError` for a layer
-    that does not exist."""
+    is the layer whose hidden states are read, see `HyperModel`; answers have at most
+    `answer_tokens` tokens. Raises `SettingError` for a layer that does not exist."""
     texts = InputBuilder(base.encode, base.ends)
     hyper_model = HyperModel((hyper or base).model, layer=layer)
     if not hyper_model.has_layer:
@@ -44,17 +51,36 @@ def training_objective(
         base.model,
         texts,
         min(base.ends),
+        answer_tokens,
     )
+
+
+def check_answers(objective: TrainingObjective, questions: Sequence[Example]) -> None:
+    """Raise `SettingError` for an annotated answer that is longer than the limit of the
+    objective."""
+    limit = objective.most_answer_tokens
+    answers = {one.answer for one in questions}
+    # A token is at least a byte: most answers need no tokenizer.
+    long = sorted(one for one in answers if len(one.encode()) > limit)
+    for start in range(0, len(long), ANSWERS):
+        some = long[start : start + ANSWERS]
+        for answer, ids in zip(some, objective.base_inputs.answers_in_text(some), strict=True):
+            if len(ids) > limit:
+                raise SettingError(
+                    f"an annotated answer must have at most {limit} tokens, got {len(ids)}:"
+                    f" {answer[:60]!r}",
+                    hint=f"set answer_tokens = {len(ids)}, or shorten the answers",
+                )
 
 
 def new_compressor(
-    config: CompressorConfig, objective: TrainingObjective, *, seed: int = 0
+    config: CompressorConfig, objective: TrainingObjective, *, seed: int = 0, pipe: bool = True
 ) -> RaccModel:
-    """Return a compressor with initial weights, which `TrainingObjective.calibrate` calibrates."""
+    """Return a compressor with initial weights, which `TrainingObjective.calibrate` calibrates.
+    With `pipe`, appended prompts start as the embeddings of a sentence, else they are random."""
     torch.manual_seed(seed)
-    return RaccModel(
-        config, None if config.prompting == "reading" else _hard_prompts(config, objective)
-    )
+    hard = pipe and config.prompting != "reading"
+    return RaccModel(config, _hard_prompts(config, objective) if hard else None)
 
 
 def _hard_prompts(config: CompressorConfig, objective: TrainingObjective) -> tuple[Tensor, Tensor]:
