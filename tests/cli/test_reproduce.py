@@ -14,10 +14,18 @@ from bottega.cli.master_answers import MASTER, NOTE
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.master_answers import labelled_questions
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
+from bottega.recipes.racc import COMPRESSOR, STORE
 from bottega.types import Example
 from tests.builders import solid_image
 from tests.cli.conftest import Run
-from tests.evaluation.benchmarks import test_mathvision, test_scienceqa, test_vizwiz, test_vsr
+from tests.evaluation.benchmarks import (
+    test_aokvqa,
+    test_mathvision,
+    test_okvqa,
+    test_scienceqa,
+    test_vizwiz,
+    test_vsr,
+)
 from tests.paths import ROOT
 
 pa = pytest.importorskip("pyarrow")
@@ -29,6 +37,7 @@ COMMANDS = [
     for block in re.findall(r"^```bash\n(.*?)^```", PAGE.read_text("utf-8"), re.S | re.M)
     for line in block.splitlines()
 ]
+CONFIGS = dict(re.findall(r"^```toml\n# (\S+)\n(.*?)^```", PAGE.read_text("utf-8"), re.S | re.M))
 SETS = ("HAM10000", "FIVES", "CheXpert", "TerraIncognita", "UCMerced", "EuroSAT", "Pets", "DTD")
 
 
@@ -100,6 +109,34 @@ def write_rationales(file: str) -> None:
             knowledge.annotate(id, rationale="Fur.")
 
 
+def write_passages(root: Path) -> None:
+    """The sets and passages of RACC, and the settings on the page."""
+    test_okvqa.published(root / "OKVQA", train2014=[1, 2, 3], val2014=[7])
+    questions = [test_aokvqa.question(number) for number in (1, 2, 7)]
+    test_aokvqa.published(root / "AOKVQA", questions[:2], questions[2:])
+    texts = [f"Surfers swim in sea {number}." for number in range(5)]
+    rows = ["kid,text", *(f"{number},{text}" for number, text in enumerate(texts))]
+    (root / "okvqa_full_corpus.csv").write_text("\n".join(rows))
+    (root / "wit.jsonl").write_text("\n".join(f'{{"text": "{text}"}}' for text in texts))
+    for name, text in CONFIGS.items():
+        (root / name).write_text(text)
+
+
+def compress(run: Run, command: list[str]) -> None:
+    """Plan a training, or parse a build; write the names of their files."""
+    if command[1] == "build":
+        assert run(*command, "--help").code == 0  # after all options are parsed
+        folder, files = command[command.index("--store") + 1], (STORE,)
+    else:
+        done = run(*command, "--dry-run")
+        assert done.code == 0, (command, done.err)
+        assert re.search(r"\d training questions.*\d steps of 2 examples", done.out, re.S), done.out
+        folder, files = command[command.index("--out") + 1], COMPRESSOR
+    Path(folder).mkdir()
+    for name in files:
+        Path(folder, name).touch()
+
+
 def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
     write_mmmu(tmp_path / "MMMU")
     for task in ("clevr", "textocr"):
@@ -107,6 +144,7 @@ def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
     for name in SETS:
         write_manyicl(tmp_path / name)
     write_reasoning_sets(tmp_path)
+    write_passages(tmp_path)
     planned = 0
     for command in COMMANDS:
         if command[0] == "report":
@@ -119,6 +157,9 @@ def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
             assert run(*command, "--help").code == 0  # after all options are parsed
             write_rationales(command[1])
             continue
+        if command[0] == "compress":
+            compress(run, command)
+            continue
         done = run(*command, "--dry-run")
         assert done.code == 0, (command, done.err)
         assert re.search(r"\d calls?", done.out), done.out
@@ -126,7 +167,7 @@ def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
         if command[0] == "answer":
             write_answers(command[1], command[2], command[command.index("--model") + 1])
         planned += 1
-    assert planned >= 36
+    assert planned >= 46
 
 
 def _outs() -> set[str]:

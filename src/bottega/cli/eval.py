@@ -284,12 +284,12 @@ def evaluate(
         trust_remote_code=trust_remote_code,
     )
     settings = open_classifier(config, spec, price)
+    data = passages_only(data, config.methods)
     if dry_run:
         check_benchmark_fit(config.methods, data, retrieve)
         calls = max_calls(config, data, replace(settings, labels=data.labels))
         print_plan(data, [settings.generator.name], calls, drafts=retrieve in BY_DRAFT)
         return
-    data = passages_only(data, config.methods)
     remote = None if on == LOCAL else MethodFactory(data, config, spec, price, hyper)
     with open_executor(on, workers) as executor:
         if executor and remote:
