@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bottega.compression import load
 from tests.builders import solid_image
 from tests.cli.conftest import Run
 from tests.generation import tiny_blip
@@ -136,6 +137,8 @@ def test_several_images_in_a_prompt_are_refused_before_the_work(
     asked = run("ask", "What is it?", *name, *images)
     assert (asked.code, "takes 1 image per prompt, got 2" in asked.err) == (1, True)
     assert run("ask", "What is it?", *name, *images[:2], "--max-tokens", 2).code == 0
+    answered = run("answer", "answers.db", "jsonl:data", *name, "--max-tokens", 2)
+    assert (answered.code, "answers.db" in answered.out) == (0, True), answered.err
 
 
 def test_another_tokenizer_is_refused(run: Run, models: dict[str, Path], tmp_path: Path) -> None:
@@ -150,7 +153,23 @@ def test_another_tokenizer_is_refused(run: Run, models: dict[str, Path], tmp_pat
     ):
         refused = run(*command)
         assert (refused.code, "another tokenizer of the hyper model" in refused.err) == (1, True)
-    assert not Path("store", "rows.bin").exists()
+    assert not Path("store").exists()
+
+
+def test_training_of_an_earlier_version_continues(run: Run, models: dict[str, Path]) -> None:
+    train = ("compress", "train", "c.toml", "--model", models["blip2_opt"])
+    assert run(*train).code == 0
+    record, saved = (Path("made", name) for name in ("training.json", "compressor.json"))
+    for file in (record, saved):
+        values = json.loads(file.read_text())
+        later = ("pipe", "answer_tokens", "tokenizers")
+        file.write_text(json.dumps({n: one for n, one in values.items() if n not in later}))
+    assert load("made").tokenizers == {}
+    assert figures(run, "--methods", "racc", *train[3:], "--compressor", "made")["racc"]["n"] == 1
+    again = run(*train)
+    assert (again.code, "resuming from the checkpoint" in again.err) == (0, True)
+    refused = run(*train, "--set", "pipe=false")
+    assert (refused.code, "another pipe" in refused.err) == (1, True)
 
 
 def test_long_gold_answers_are_refused(run: Run, models: dict[str, Path]) -> None:

@@ -126,12 +126,12 @@ def compress(run: Run, command: list[str]) -> None:
     """Plan a training, or parse a build; write the names of their files."""
     if command[1] == "build":
         assert run(*command, "--help").code == 0  # after all options are parsed
-        folder, files = command[command.index("--store") + 1], (STORE,)
+        folder, files = command[command.index("--store") + 1], [STORE]
     else:
         done = run(*command, "--dry-run")
         assert done.code == 0, (command, done.err)
         assert re.search(r"\d training questions.*\d steps of 2 examples", done.out, re.S), done.out
-        folder, files = command[command.index("--out") + 1], COMPRESSOR
+        folder, files = command[command.index("--out") + 1], [*COMPRESSOR]
     Path(folder).mkdir()
     for name in files:
         Path(folder, name).touch()

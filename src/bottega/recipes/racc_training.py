@@ -60,8 +60,8 @@ def check_answers(objective: TrainingObjective, questions: Sequence[Example]) ->
     objective."""
     limit = objective.most_answer_tokens
     answers = {one.answer for one in questions}
-    # A token is at least a byte: most answers need no tokenizer.
-    long = sorted(one for one in answers if len(one.encode()) > limit)
+    # A token is at least a byte of the answer with a space before it: most need no tokenizer.
+    long = sorted(one for one in answers if len(one.encode()) >= limit)
     for start in range(0, len(long), ANSWERS):
         some = long[start : start + ANSWERS]
         for answer, ids in zip(some, objective.base_inputs.answers_in_text(some), strict=True):
