@@ -96,7 +96,8 @@ def test_models_train_build_and_evaluate_by_name(
     run: Run, models: dict[str, Path], base: str, hyper: str | None
 ) -> None:
     names = ["--model", models[base], *(["--hyper", models[hyper]] if hyper else [])]
-    trained = run("compress", "train", "c.toml", *names)
+    distilled = f"training.distill={str(bool(hyper)).lower()}"
+    trained = run("compress", "train", "c.toml", *names, "--set", distilled)
     assert trained.code == 0, trained.err
     assert "3 training questions, 0 validation questions, 4 passages" in trained.out
     assert "step 2: loss" in trained.err

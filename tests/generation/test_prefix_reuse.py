@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from bottega.bundled import bundled_folder
 from bottega.errors import GenerationError, ImageError, SettingError
 from bottega.generation import TransformersGenerator, prefix_reuse
-from bottega.generation.loaded import load_parts
+from bottega.generation.model_files import load_parts
 from bottega.generation.prefix_reuse import BatchReader, PrefixInputBuilder
 from bottega.image import Image
 from bottega.prompting import InterleavedPrompter

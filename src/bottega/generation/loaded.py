@@ -10,12 +10,10 @@ from typing import Any
 import torch
 import transformers
 from transformers.cache_utils import DynamicLayer
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-from bottega._util.native import load_from_hub
-from bottega.errors import BottegaError, GenerationError, ModelLoadError
+from bottega.errors import BottegaError, GenerationError
 from bottega.generation.caches import VisionCache
-from bottega.generation.plain_text import with_plain_text
+from bottega.generation.model_files import first_line, load_parts
 from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
 from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
 from bottega.generation.tokenization import (
@@ -34,83 +32,6 @@ ONE_IMAGE = (
     "show no demonstrations or passages with images (--methods racc gives them to the compressor"
     " one by one), or use a model that takes several images"
 )
-
-
-def load_parts(source: str, dtype: str, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """Load a model and its processor from a folder, the cache or the hub. Code of the model's own
-    runs only with `trust_remote_code`. Raises `ModelLoadError`."""
-    try:
-        model, processor = load_from_hub(
-            source, lambda local: _load(source, dtype, local, trust_remote_code)
-        )
-    except ModelLoadError:
-        raise
-    except Exception as error:  # transformers raises errors of any type
-        raise ModelLoadError(
-            f"{source} cannot be loaded as a vision-language model: {first_line(error)}",
-            hint="pass the folder or hub id of an image-text-to-text model; "
-            "a hub id needs network access or a filled cache",
-        ) from error
-    if not hasattr(processor, "image_processor"):
-        raise ModelLoadError(
-            f"{source} has no image processor", hint="use a model that takes images"
-        )
-    return model, with_plain_text(model, processor)
-
-
-def _load(
-    source: str, dtype: str, local_files_only: bool, trust_remote_code: bool
-) -> tuple[Any, Any]:
-    # Without an explicit False, transformers asks on the terminal whether to run the code.
-    options = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
-    try:
-        return _loaded_parts(source, dtype, options)
-    except ValueError as error:
-        if trust_remote_code or "trust_remote_code" not in str(error):
-            raise
-        raise ModelLoadError(
-            f"{source} needs code of its own, which is not trusted",
-            hint="read that code; to run it, add --trust-remote-code, in Python"
-            " trust_remote_code=True",
-        ) from error
-
-
-def _loaded_parts(source: str, dtype: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    try:
-        processor = hf.AutoProcessor.from_pretrained(source, **options)
-    except ImportError as error:
-        if "torchvision" not in str(error).lower():
-            raise
-        # Many families (Qwen-VL, SmolVLM) also accept videos, which need torchvision.
-        processor = _images_only(source, options)
-    return hf.AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, **options), processor
-
-
-def _images_only(source: str, options: Mapping[str, Any]) -> Any:
-    def part(kind: Any) -> Any:
-        return kind.from_pretrained(source, **options)
-
-    parts = {"image_processor": part(hf.AutoImageProcessor), "tokenizer": part(hf.AutoTokenizer)}
-    family: Any = PROCESSOR_MAPPING[type(part(hf.AutoConfig))]
-
-    def arguments(cls: Any, /, *_: object, **__: object) -> list[object]:
-        return [parts.get(name) for name in cls.get_attributes()]
-
-    def check(self: object, name: str, argument: object) -> None:
-        """Skip the library's check, which rejects absent parts."""
-
-    # A subclass leaves the library's class unchanged for other code in this process.
-    overrides = {
-        "_get_arguments_from_pretrained": classmethod(arguments),
-        "check_argument_for_proper_class": check,
-    }
-    return part(type(family.__name__, (family,), overrides))
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of the error message, at most 200 characters."""
-    text = str(error).strip().splitlines()
-    return text[0][:200] if text else type(error).__name__
 
 
 def _generating_parts(model: Any) -> list[Any]:

@@ -75,7 +75,9 @@ def prefixed_inputs(
     if hasattr(model.base_model, "rope_deltas"):
         model.base_model.rope_deltas = None  # Qwen would reuse those of the last call
     cache = batch.cache(batch.fit(prefix))
-    return {**batch.with_dummies(prefix.length), "past_key_values": cache}
+    arguments = batch.with_dummies(prefix.length)
+    arguments.pop("decoder_start_token_id", None)  # the generation settings name it
+    return {**arguments, "past_key_values": cache}
 
 
 def _stack(layer: Sequence[Sequence[Any]], part: int) -> torch.Tensor:
