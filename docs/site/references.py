@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from bottega.cli.app import app
 from bottega.gateway.config.loading import SECTIONS
-from bottega.gateway.config.settings import TierSettings
+from bottega.gateway.config.tiers import TierSettings
 from docs.site.pages import ROOT
 
 PACKAGE = ROOT / "src" / "bottega"

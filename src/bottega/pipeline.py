@@ -245,6 +245,7 @@ class Pipeline:
             cost_usd=self._cost(spent),
             dismissed=tuple(one.reply for _, one in dismissed),
             tree=found.tree,
+            compression=found.compression,
         )
         if self.record is not None:
             with span("record"):

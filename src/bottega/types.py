@@ -215,15 +215,26 @@ class SearchTree:
 
 
 @dataclass(frozen=True)
+class Compression:
+    """Compression of the shown passages into a KV prefix: names of the compressor and of the store
+    (None if they were compressed on demand), and the number of `tokens` of the prefix."""
+
+    compressor: str
+    store: str | None
+    tokens: int
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """The demonstrations shown, in order, and the model's answer with them. `tree` is the search
-    that chose them, None if no search ran."""
+    that chose them, None if no search ran. With `compression`, they were shown as a KV prefix."""
 
     shown: tuple[Candidate, ...]
     prompt: Prompt
     reply: Reply
     answer: Answer
     tree: SearchTree | None = None
+    compression: Compression | None = None
 
 
 @dataclass(frozen=True)
@@ -232,7 +243,8 @@ class Trace:
 
     `seconds` is the wall time of the whole answer. `dismissed` are the replies of earlier tiers,
     whose answers led to an escalation. `cost_usd` includes them and all requests of a search; it is
-    None if a price is unknown. `tree` is the search that chose the candidates.
+    None if a price is unknown. `tree` is the search that chose the candidates. With `compression`,
+    the candidates are passages that the model read as a KV prefix, not in the prompt.
     """
 
     id: str
@@ -247,6 +259,7 @@ class Trace:
     cost_usd: float | None = None
     dismissed: tuple[Reply, ...] = ()
     tree: SearchTree | None = None
+    compression: Compression | None = None
 
     @property
     def usage(self) -> Usage:

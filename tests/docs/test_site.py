@@ -12,7 +12,7 @@ import typer
 
 from bottega.cli.app import app
 from bottega.gateway.config.loading import SECTIONS
-from bottega.gateway.config.settings import TierSettings
+from bottega.gateway.config.tiers import TierSettings
 from docs.site.diagrams import DIAGRAMS
 from docs.site.navigation import NOTEBOOK_PAGE, write_config
 from docs.site.pages import DOCS, FENCED, ROOT, page_text, sources, stage

@@ -7,7 +7,8 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.gateway.config.loading import SECTIONS, load_config, parse_config
-from bottega.gateway.config.settings import Config, TierSettings
+from bottega.gateway.config.settings import Config
+from bottega.gateway.config.tiers import TierSettings
 from tests.paths import ROOT
 
 EXAMPLE = ROOT / "examples" / "bottega.toml"

@@ -14,6 +14,15 @@ from typer import Argument, Exit, Option
 
 from bottega._util.event_loops import for_each
 from bottega._util.locations import StoreLocation
+from bottega.cli.answer_search import (
+    AskCompressor,
+    AskStore,
+    SearchCalls,
+    SearchChoice,
+    SearchOption,
+    SearchSeconds,
+    SearchTokens,
+)
 from bottega.cli.components import NO_TRACES, open_prices, open_prompt, open_recorder
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
@@ -180,6 +189,12 @@ def ask(
     model: DefaultModel = None,
     trust_remote_code: TrustRemoteCode = False,
     embed: Embed = None,
+    search: SearchOption = "none",
+    search_calls: SearchCalls = None,
+    search_tokens: SearchTokens = None,
+    search_seconds: SearchSeconds = None,
+    compressor: AskCompressor = None,
+    store: AskStore = None,
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of the answer.")] = 512,
     stop: Stop = None,
     price: PriceOption = None,
@@ -189,6 +204,8 @@ def ask(
     """Ask a question, with similar examples as demonstrations if --kb is given."""
     if kb is None and (namespace or by):
         raise SettingError("--namespace and --by need a knowledge base", hint="add --kb K.db")
+    choice = SearchChoice(search, search_calls, search_tokens, search_seconds, compressor, store)
+    choice.check(has_knowledge=kb is not None)
     if not question.strip():
         raise SettingError(f"question is empty, got {question!r}", hint="write a question")
     sampling = Sampling(max_tokens=max_tokens, stop=parse_stop(stop))
@@ -202,12 +219,19 @@ def ask(
     shots = shots or (tuned.shots if tuned else ASK_SHOTS)
     if knowledge:
         share_features(generator, knowledge)
+    prompt = InterleavedPrompter(show_choices=False)
+    rerank = TopKReranker(tuned.order if tuned else NEAREST_LAST)
+    searcher = choice.searcher(
+        generator, shots=shots, prompt=prompt, parse=last_answer, rerank=rerank, sampling=sampling
+    )
     with open_recorder(traces) as record:
         pipeline = Pipeline(
             route=FixedRouter(Tier(generator.name, generator, shots if knowledge else 0)),
             retrieve=DenseRetriever(knowledge.search) if knowledge else None,
-            rerank=TopKReranker(tuned.order if tuned else NEAREST_LAST),
-            prompt=InterleavedPrompter(show_choices=False),
+            rerank=rerank,
+            search=searcher,
+            fetch=choice.fetch(shots),
+            prompt=prompt,
             parse=last_answer,
             record=record,
             price=open_prices(price),
@@ -220,6 +244,8 @@ def ask(
         print_json(_answer(trace))
         return
     say(trace.answer.text)
+    if trace.tree is not None:
+        note(f"{trace.tree.calls} completions; show the search with bottega explain {trace.id}")
     if knowledge is None:
         _note_missing(generator.name, trace)
     questions = {one.example.query.text for one in trace.candidates}

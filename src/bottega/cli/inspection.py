@@ -329,6 +329,9 @@ def print_trace(trace: StoredTrace) -> None:
     rows = [(d.order, d.answer, d.score, d.id) for d in trace.demonstrations]
     if rows:
         print_table(("position", "answer", "score", "example"), rows)
+    if (one := trace.compression) is not None:
+        store = f", store {one.store}" if one.store else ""
+        say(f"prefix:   {one.tokens} tokens by the compressor {one.compressor}{store}")
     for completion in trace.completions:
         say(f"reply:    {completion.text}")
     confidence = trace.answer.confidence

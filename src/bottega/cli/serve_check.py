@@ -12,7 +12,8 @@ from bottega.cli.output import say
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.config.loading import MASTER_RATE, MIN_SIMILARITY, PARAMETERS
-from bottega.gateway.config.settings import Config, TierSettings
+from bottega.gateway.config.settings import Config
+from bottega.gateway.config.tiers import TierSettings
 from bottega.gateway.running.cache_views import cache_location
 from bottega.gateway.running.process import base_url
 from bottega.gateway.running.tiers import OPENAI, key_variable
@@ -82,6 +83,12 @@ def _tier(
         yield "  key", f"{variable} {state}" if variable else "none"
     yield "  shots", _shots(config.shots(tier))
     yield "  supports", _capabilities(tier)
+    if tier.search != "none":
+        calls = f"{tier.search_calls} completions" if tier.search_calls else "10 rollouts"
+        tokens = f", {tier.search_tokens:,} tokens" if tier.search_tokens else ""
+        yield "  search", f"{tier.search}: {calls}{tokens}, {tier.search_seconds:g} s"
+    if tier.passages is not None:
+        yield "  passages", f"{tier.passages}, compressor: {tier.compressor or 'bundled'}"
     if tier.price:
         yield "  price", _per_million(tier.price)
     elif not tier.is_remote:

@@ -27,7 +27,15 @@ from bottega.compression.store import PassageStore
 from bottega.errors import SettingError
 from bottega.kv_prefix import KEEP_NO_LOGITS, Batch, KeyValues, decoder_config, fresh_rope_offsets
 from bottega.protocols import Generator, Parser, PrefixGenerator, Prompter
-from bottega.types import Candidate, Example, Prefix, Query, Sampling, SearchResult
+from bottega.types import (
+    Candidate,
+    Compression,
+    Example,
+    Prefix,
+    Query,
+    Sampling,
+    SearchResult,
+)
 
 LOWEST = -1e30  # finite in single precision after any temperature
 CACHED_IMAGES = 1000  # 100 MB with the paper's 12 prompts of 2048 numbers
@@ -61,6 +69,14 @@ class PassageCompressor:
             scores = torch.tensor([relative_scores([one.score for one in shown])])
             return to_prefix(self._racc(documents, prompts, scores))
 
+    def stored(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates that the store holds with their current content; all without a
+        store."""
+        if self._store is None:
+            return list(candidates)
+        missing = self._store.missing([_named(one.example) for one in candidates])
+        return [one for one in candidates if one.example not in missing]
+
     def compress(self, passages: Sequence[Example]) -> Tensor:
         """Return prompts (passages, prompts, width). Passages may have images."""
         return self._racc.compress(self._hyper, self._inputs, passages)
@@ -81,8 +97,12 @@ class PassageCompressor:
         passages = [one.example for one in shown]
         if self._store is None:
             return self.compress(passages)
-        named = [(str(one.id or one.query.id), one) for one in passages]
-        return self._store.get(named).to(self._hyper.device)
+        return self._store.get([_named(one) for one in passages]).to(self._hyper.device)
+
+
+def _named(passage: Example) -> tuple[str, Example]:
+    """Return a passage with its id in a store."""
+    return str(passage.id or passage.query.id), passage
 
 
 def relative_scores(scores: Sequence[float]) -> list[float]:
@@ -113,7 +133,8 @@ PrefixFunction = Callable[[Query, Sequence[Candidate]], Awaitable[Prefix]]
 
 class PrefixSearcher:
     """Searcher that gives the model its candidates as a KV prefix instead of as text. Use it as the
-    `search` of a pipeline. Without candidates the model answers without a prefix."""
+    `search` of a pipeline. Without candidates the model answers without a prefix. `describe`
+    returns the compression for the trace."""
 
     def __init__(
         self,
@@ -123,8 +144,9 @@ class PrefixSearcher:
         prompt: Prompter,
         parse: Parser,
         sampling: Sampling | None = None,
+        describe: Callable[[Prefix], Compression] | None = None,
     ) -> None:
-        self._make_prefix, self._base = make_prefix, base
+        self._make_prefix, self._base, self._describe = make_prefix, base, describe
         self._prompt, self._parse = prompt, parse
         self._sampling = sampling or Sampling()
 
@@ -135,11 +157,15 @@ class PrefixSearcher:
             raise SettingError(f"k must be at least 1, got {k}", hint="set k to 1 or more")
         shown = tuple(candidates[:k])
         generator: Generator = self._base
+        compression = None
         if shown:
-            generator = self._base.with_prefix(await self._make_prefix(query, shown))
+            prefix = await self._make_prefix(query, shown)
+            generator = self._base.with_prefix(prefix)
+            compression = self._describe(prefix) if self._describe else None
         prompt = self._prompt(query, ())
         reply = await generator.generate(prompt, self._sampling)
-        return SearchResult(shown, prompt, reply, self._parse(query, reply.completions[0]))
+        answer = self._parse(query, reply.completions[0])
+        return SearchResult(shown, prompt, reply, answer, compression=compression)
 
 
 class OneTokenCompressor(nn.Module):

@@ -124,7 +124,8 @@ MAX_LONGEST_FACTOR = 8
 @dataclass
 class Bill:
     """Bill that adds the cost of each upstream call to the request's `record`. The expected cost
-    of a call is reserved from `reserve` until one of the other methods books or releases it."""
+    of a call is reserved from `reserve` until one of the other methods books or releases it. A call
+    that `is_paid` is not booked again."""
 
     record: RequestRecord
     request: ChatRequest
@@ -135,15 +136,23 @@ class Bill:
         """Reserve the largest expected cost of the call, unless it is free. Raises `BudgetError` if
         the cost exceeds the rest of the budget."""
         if self.record.reservation is not None and not self.is_free(call):
-            longest = min(
-                self.estimates.longest(call.model), MAX_LONGEST_FACTOR * call.served.output_tokens
-            )
-            largest_usage = Usage(self._max_prompt(call), allowed_output(call, longest))
+            largest_usage = Usage(self._max_prompt(call), self._max_output(call))
             await self.record.reservation.reserve(self.price(call.model, largest_usage) or 0.0)
+
+    async def reserve_search(self, call: UpstreamCall, completions: int) -> None:
+        """Reserve the largest expected cost of a search of this many completions like `call`, whose
+        prompts may also contain an earlier reply. Raises `BudgetError` like `reserve`."""
+        if self.record.reservation is not None and not self.is_free(call):
+            output = self._max_output(call)
+            largest_usage = Usage(self._max_prompt(call) + output, output)
+            each = self.price(call.model, largest_usage) or 0.0
+            await self.record.reservation.reserve(completions * each)
 
     def paid(self, call: UpstreamCall, usage: Usage | None, seconds: float | None = None) -> None:
         """Book a call by the usage that the upstream reported. `seconds` is the time of a complete
         reply, None for a stream."""
+        if call.is_paid:
+            return
         if usage is None or not usage.prompt_tokens + usage.completion_tokens:
             # Every request has tokens: zero means not counted, so the cost is unknown.
             self._add(call, Usage(), 0.0 if self.is_free(call) else None)
@@ -161,13 +170,14 @@ class Bill:
 
     def failed(self) -> None:
         """Release the reservation: an upstream that fails is assumed to charge nothing."""
-        if self.record.reservation is not None:
-            self.record.reservation.settle(0.0)
+        self._settle(0.0)
 
     def cut_off(self, call: UpstreamCall, seconds: float, steps: Sequence[bytes] = ()) -> None:
         """Book a call that ended early: by the last usage of its stream, else by its prompt and
         text so far. `seconds` is the time until the first text, or until the end without one: the
         model may have generated hidden reasoning, which is estimated from it."""
+        if call.is_paid:
+            return
         usage = reported_usage(steps)
         if usage is None:
             output = count_tokens(steps) + self.estimates.generated(call.model, seconds)
@@ -185,6 +195,10 @@ class Bill:
     def _non_ascii_bytes(self, call: UpstreamCall) -> int:
         return expected_non_ascii_bytes(self.request, call.shown)
 
+    def _max_output(self, call: UpstreamCall) -> int:
+        longest = self.estimates.longest(call.model)
+        return allowed_output(call, min(longest, MAX_LONGEST_FACTOR * call.served.output_tokens))
+
     def _max_prompt(self, call: UpstreamCall) -> int:
         expected, more = self._expected(call), self._non_ascii_bytes(call)
         return self.estimates.max_prompt(call.model, expected, more)
@@ -197,8 +211,23 @@ class Bill:
         # One call of unknown cost makes the total unknown; the budget counts it as free.
         unknown = cost is None or record.cost_usd is None
         record.cost_usd = None if unknown else (record.cost_usd or 0.0) + (cost or 0.0)
-        if record.reservation is not None:
-            record.reservation.settle(cost or 0.0)
+        self._settle(cost or 0.0)
+
+    def _settle(self, usd: float) -> None:
+        if self.record.reservation is not None:
+            self.record.reservation.settle(usd)
+
+
+@dataclass
+class SearchBill(Bill):
+    """Bill of one completion of a search. `reserve_search` has reserved its cost already."""
+
+    async def reserve(self, call: UpstreamCall) -> None:
+        """Do nothing."""
+
+    def _settle(self, usd: float) -> None:
+        if self.record.reservation is not None:
+            self.record.reservation.pay(usd)
 
 
 def allowed_output(call: UpstreamCall, usual: int = 0) -> int:

@@ -15,12 +15,13 @@ from bottega._util.caching import LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
-from bottega.gateway.completion import ChatJob, ChatResult, ChatStream, Completer, TenantQuery
+from bottega.gateway.completion import Completer
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
 from bottega.gateway.errors import to_api_error, unknown_key
 from bottega.gateway.experiments import Experiment
 from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.image_fetcher import check_passed_urls
+from bottega.gateway.jobs import ChatJob, ChatResult, ChatStream, TenantQuery
 from bottega.gateway.namespaces import namespace_of
 from bottega.gateway.ports import (
     ANONYMOUS,

@@ -6,19 +6,12 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Collection,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, cast
 
 import orjson
 
@@ -32,7 +25,6 @@ from bottega.errors import (
 )
 from bottega.gateway.accounting.limiter import BudgetError
 from bottega.gateway.calls import (
-    Bill,
     augmented,
     fitting,
     prompted,
@@ -43,7 +35,8 @@ from bottega.gateway.calls import (
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.drafts import SEND
 from bottega.gateway.errors import MisconfiguredError, unsupported_request
-from bottega.gateway.ports import RequestRecord, ServedTier, Tenant, UpstreamCall
+from bottega.gateway.jobs import ChatJob, ChatResult, ChatStream, replayed_chunks
+from bottega.gateway.ports import PrefixUpstream, ServedTier, TierPassages, UpstreamCall
 from bottega.gateway.reasoning import (
     HiddenChunks,
     Trim,
@@ -52,7 +45,7 @@ from bottega.gateway.reasoning import (
     trim_stream,
     with_instruction,
 )
-from bottega.gateway.requests import Overrides
+from bottega.gateway.request_search import RequestSearch, may_search
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
 from bottega.openai_api.client import CallState, track_call
@@ -60,8 +53,9 @@ from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import DataUrl
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
-from bottega.pipeline import Pipeline, run
+from bottega.pipeline import run
 from bottega.protocols import turns_only
+from bottega.recipes.limited_search import SearchError
 from bottega.types import Candidate, Prompt, Query
 
 log = logging.getLogger(__name__)
@@ -71,71 +65,6 @@ CHEAP = (None, "background")
 # Tiers that may answer for one that failed: all, more expensive ones, none.
 Fallback = Literal["any", "up", "never"]
 TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
-
-
-@dataclass(slots=True)
-class ChatJob:
-    """One request. `bypass` is the reason why it gets no demonstrations. Without a `query`, the
-    client's body is forwarded unchanged; without a `key`, the reply is not repeated.
-    `may_use_master`: whether a request without a query may reach the master."""
-
-    request: ChatRequest
-    overrides: Overrides
-    bill: Bill
-    bypass: str | None = None
-    may_use_master: bool = True
-    query: TenantQuery | None = None
-    key: str | None = None
-
-    @property
-    def record(self) -> RequestRecord:
-        return self.bill.record
-
-    @property
-    def escalates(self) -> bool:
-        """Whether the pipeline may send this request on to another tier after an answer."""
-        return (
-            self.query is not None
-            and self.query.pipeline.escalate is not None
-            and self.overrides.tier is None
-            and self.request.body.get("n") in (None, 1)
-        )
-
-
-@dataclass(slots=True)
-class TenantQuery:
-    """Query of a request and the tenant whose examples it may get. `images` are all images of the
-    request by URL."""
-
-    query: Query
-    tenant: Tenant
-    images: Mapping[str, Image]
-
-    @property
-    def pipeline(self) -> Pipeline:
-        return self.tenant.pipeline
-
-
-@dataclass(slots=True)
-class ChatResult:
-    """Complete reply. `dismissed` are the earlier replies of tiers that were not confident
-    enough, `failed` the names of tiers that failed."""
-
-    call: UpstreamCall
-    completed: ChatCompletion
-    dismissed: tuple[tuple[UpstreamCall, ChatCompletion], ...] = ()
-    failed: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class ChatStream:
-    """Stream of a reply that has begun; `chunks` includes the first chunk. `started` is the
-    `perf_counter` time at which the upstream call started."""
-
-    call: UpstreamCall
-    chunks: AsyncGenerator[bytes]
-    started: float
-    failed: tuple[str, ...] = ()
 
 
 Outcome = TypeVar("Outcome", bound=ChatResult | ChatStream)
@@ -159,7 +88,7 @@ class Completer:
         """Return the routed tier's answer, or that of a fallback. Raises the last tier's
         `GenerationError` if all fail, `SettingError` if a tier does not support the request, or
         `BudgetError` if the key's budget does not allow it."""
-        steps = _JobSteps(self, job, self.call_upstream)
+        steps = _JobSteps(self, job, self.call_upstream, lambda result: result)
         SEND.set(partial(self._draft, job))
         try:
             result, _ = await run(steps)
@@ -179,7 +108,7 @@ class Completer:
     async def stream(self, job: ChatJob) -> ChatStream:
         """Return the stream of the routed tier, or of a fallback: another tier may answer until the
         first event. Raises like `complete`."""
-        steps = _JobSteps(self, job, self._open_stream)
+        steps = _JobSteps(self, job, self._open_stream, partial(_stream_of, job))
         SEND.set(partial(self._draft, job))
         stream, _ = await run(steps)
         return replace(stream, failed=tuple(steps.failed))
@@ -299,6 +228,14 @@ def _trimmer(job: ChatJob, call: UpstreamCall) -> Trim:
     return partial(trim_reply, read=partial(query.pipeline.parse, query.query))
 
 
+def _stream_of(job: ChatJob, result: ChatResult) -> ChatStream:
+    """Return the stream of a complete reply."""
+    call, completed = result.call, result.completed
+    if call.reasons:
+        completed, call.rationale = _trimmer(job, call)(completed)
+    return ChatStream(call, replayed_chunks(completed.payload), perf_counter())
+
+
 @asynccontextmanager
 async def _reserved(
     job: ChatJob, call: UpstreamCall, hidden: HiddenChunks | None = None
@@ -328,8 +265,10 @@ class _JobSteps(Generic[Outcome]):
         completer: Completer,
         job: ChatJob,
         send: Callable[[ChatJob, UpstreamCall], Awaitable[Outcome]],
+        to_outcome: Callable[[ChatResult], Outcome],
     ) -> None:
         self._completer, self._job, self._send = completer, job, send
+        self._to_outcome = to_outcome
         self._waiting: list[ServedTier] = []
         self._call: UpstreamCall | None = None
         self._without_examples = False
@@ -345,6 +284,8 @@ class _JobSteps(Generic[Outcome]):
         query, overrides, tier = self._job.query, self._job.overrides, served.tier
         if self._without_examples or query is None or not overrides.retrieve:
             return []
+        if served.passages is not None:
+            return []  # passages are not in the prompt
         if overrides.shots is not None and tier.shots:
             tier = replace(tier, shots=overrides.shots)
         try:
@@ -359,7 +300,71 @@ class _JobSteps(Generic[Outcome]):
 
     async def generate(self, served: ServedTier, shown: list[Candidate]) -> Outcome:
         self._call = None  # an error before the call has no tier to replace
-        job, kept = self._job, fitting(shown, self._job.request, served.capabilities)
+        job = self._job
+        kept = fitting(shown, job.request, served.capabilities)
+        if kept and may_search(job, served):
+            found = await self._search(served, len(kept))
+            if found is not None:
+                return self._to_outcome(found)
+        self._call = await self._build_call(served, kept)
+        if served.passages is not None and not self._without_examples:
+            self._call = await self._with_passages(self._call, served.passages)
+        return await self._send(job, self._call)
+
+    async def _with_passages(self, call: UpstreamCall, passages: TierPassages) -> UpstreamCall:
+        """Return the call with compressed passages, unchanged if none can be read."""
+        query, overrides, shots = self._job.query, self._job.overrides, call.served.tier.shots
+        shots = shots if overrides.shots is None else overrides.shots
+        if query is None or query.pipeline.retrieve is None or not (overrides.retrieve and shots):
+            return call
+        try:
+            found = await query.pipeline.retrieve(query.query, max(passages.fetch, shots))
+            read = await passages.read(query.query, found, shots)
+        except ApiError:
+            raise
+        except BottegaError as error:
+            self._job.record.degraded = True
+            self._completer.warn("no passages", error)
+            return call
+        if read is None:
+            return call
+        shown, prefix, compression = read
+        upstream = cast(PrefixUpstream, call.served.upstream).with_prefix(prefix)
+        served = replace(call.served, upstream=upstream)
+        return replace(call, served=served, shown=tuple(shown), compression=compression)
+
+    async def _search(self, served: ServedTier, shots: int) -> ChatResult | None:
+        """Return the answer that the tier's search finds, None if it finds none: the nearest
+        demonstrations are used."""
+        job, completer = self._job, self._completer
+        assert served.search is not None and job.query is not None
+        search = RequestSearch(
+            job,
+            job.query,
+            served,
+            served.search,
+            partial(self._build_call, served),
+            completer.call_upstream,
+            completer.encode,
+            completer.data_url,
+        )
+        try:
+            with span("search"):
+                found = await search.run(shots)
+        except (SearchError, BudgetError) as error:
+            job.record.search = error.reason if isinstance(error, SearchError) else "budget"
+            # A repeat of the request searches again.
+            job.record.degraded = True
+            completer.warn("no search result", error)
+            return None
+        if job.record.has_left():
+            raise asyncio.CancelledError
+        job.record.search = "rcts"
+        return found
+
+    async def _build_call(self, served: ServedTier, shown: Sequence[Candidate]) -> UpstreamCall:
+        """Return the call of a tier with these demonstrations."""
+        job, kept = self._job, list(shown)
         prompt: Prompt | None = None
         reasons = served.reasons and job.query is not None and may_reason(job.request)
         if turns_only(served.tier.generator):
@@ -376,8 +381,7 @@ class _JobSteps(Generic[Outcome]):
                 body = await self._completer.encode(images, work)
         if served.asks and job.escalates:
             body = {**body, **served.asks}
-        self._call = UpstreamCall(served, body, tuple(kept), prompt, reasons=reasons)
-        return await self._send(job, self._call)
+        return UpstreamCall(served, body, tuple(kept), prompt, reasons=reasons)
 
     def _last_turn(self) -> Query:
         """Return the query without the images of earlier turns, which stay in those turns."""

@@ -12,25 +12,20 @@ from bottega._util.identity import identity
 from bottega._util.tracing import span
 from bottega.errors import BottegaError, GenerationError
 from bottega.gateway.accounting.limiter import BudgetError, TokenEstimates
-from bottega.gateway.calls import Bill, answer_text, fitting
-from bottega.gateway.completion import ChatJob, ChatResult, Completer, TenantQuery
+from bottega.gateway.calls import Bill, fitting
+from bottega.gateway.completion import Completer
+from bottega.gateway.jobs import ChatJob, ChatResult, TenantQuery
 from bottega.gateway.ports import RequestRecord, ServedTier, UpstreamCall
+from bottega.gateway.request_prompts import request_prompt
 from bottega.gateway.response_cache import CachedReply, ReplyCache, is_repeatable
 from bottega.gateway.telemetry.logs import WarningLogger
-from bottega.image import Image
-from bottega.openai_api.request import (
-    INSTRUCTION_ROLES,
-    ChatMessage,
-    ChatRequest,
-    ImagePart,
-    TextPart,
-)
+from bottega.openai_api.request import ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.parsing import strip_thinking
 from bottega.protocols import Pricer
 from bottega.recording.recorders import is_abstention
 from bottega.routing import AgreementPair
-from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
+from bottega.types import Candidate, Example, Reply, Trace, Usage
 
 
 @dataclass(frozen=True)
@@ -109,6 +104,8 @@ class Finalizer:
 
 def _trace(job: ChatJob, query: TenantQuery, result: ChatResult) -> Trace:
     call, completed, record = result.call, result.completed, job.record
+    # Compressed passages are not in the prompt.
+    shown = call.shown if call.compression is None else ()
     answer = query.pipeline.parse_reply(query.query, completed.completions)
     return Trace(
         id=record.request_id,
@@ -116,41 +113,19 @@ def _trace(job: ChatJob, query: TenantQuery, result: ChatResult) -> Trace:
         query=query.query,
         tier=call.served.name,
         candidates=call.shown,
-        prompt=call.prompt or _prompt(job.request, query, call.shown),
+        prompt=call.prompt or request_prompt(job.request, query.images, shown),
         reply=_reply(completed),
         answer=replace(answer, rationale=call.rationale or answer.rationale),
         seconds=record.seconds,
         cost_usd=record.cost_usd,
         dismissed=tuple(_reply(one) for _, one in result.dismissed),
+        tree=call.tree,
+        compression=call.compression,
     )
 
 
 def _reply(completed: ChatCompletion) -> Reply:
     return Reply(completed.model, completed.completions, completed.usage or Usage())
-
-
-def _prompt(request: ChatRequest, query: TenantQuery, shown: Sequence[Candidate]) -> Prompt:
-    """Return the request with its demonstrations as a prompt."""
-    messages = [_message(message, query) for message in request.messages]
-    turns = []
-    for example in (one.example for one in shown):
-        images, text = example.query.images, example.query.text
-        turns.append(Message("user", (text, *images) if request.text_first else (*images, text)))
-        turns.append(Message("assistant", (answer_text(example),)))
-    count = request.instruction_count
-    return Prompt((*messages[:count], *turns, *messages[count:]))
-
-
-def _message(message: ChatMessage, query: TenantQuery) -> Message:
-    parts: list[str | Image] = []
-    for part in message.parts or ():
-        if isinstance(part, TextPart):
-            parts.append(part.text)
-        elif isinstance(part, ImagePart):
-            parts.append(query.images[part.url])
-    if message.role in INSTRUCTION_ROLES:
-        return Message("system", tuple(parts))
-    return Message("assistant" if message.role == "assistant" else "user", tuple(parts))
 
 
 log = logging.getLogger(__name__)

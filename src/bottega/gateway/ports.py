@@ -16,8 +16,9 @@ from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
 from bottega.pipeline import Pipeline
 from bottega.protocols import Prompter, Tier, Vectors
+from bottega.recipes.limited_search import FETCH, SearchLimits
 from bottega.routing import ShadowSampler
-from bottega.types import Candidate, Example, Prompt, Query, Usage
+from bottega.types import Candidate, Compression, Example, Prefix, Prompt, Query, SearchTree, Usage
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class ServedTier:
     fields, which override the client's. A request without a token limit gets `max_tokens`; if that
     is None, it is expected to generate at most `output_tokens`. `prompt` is set for the tiers of a
     user's pipeline; without it the demonstrations become turns before the client's own. With
-    `reasons`, the tier is instructed to reason before its answers."""
+    `reasons`, the tier is instructed to reason before its answers. With `search`, a tree search
+    selects its demonstrations. With `passages`, it reads them as a KV prefix."""
 
     tier: Tier
     upstream: Upstream
@@ -84,10 +86,18 @@ class ServedTier:
     max_tokens: int | None = None
     prompt: Prompter | None = None
     reasons: bool = False
+    search: SearchLimits | None = None
+    passages: TierPassages | None = None
 
     @property
     def name(self) -> str:
         return self.tier.name
+
+    @property
+    def max_candidates(self) -> int:
+        """Return the number of candidates that the tier retrieves."""
+        searched = 0 if self.search is None else FETCH
+        return max(self.tier.shots, searched, 0 if self.passages is None else self.passages.fetch)
 
 
 @dataclass(slots=True)
@@ -95,7 +105,9 @@ class UpstreamCall:
     """One upstream call: the tier, the body sent to it, and the demonstrations and the pipeline's
     prompt in that body. `cost_usd` is set after the call, None if unknown. `abandoned` means that
     the client left before the reply. With `reasons` the reply contains reasoning, of which the
-    client gets the final answer alone; `rationale` is the rest."""
+    client gets the final answer alone; `rationale` is the rest. `is_paid` means that the bill
+    contains its cost already. `tree` is the search whose chosen answer this is. With `compression`,
+    the demonstrations are passages that the model reads as a KV prefix."""
 
     served: ServedTier
     body: Body
@@ -105,6 +117,9 @@ class UpstreamCall:
     abandoned: bool = False
     reasons: bool = False
     rationale: str | None = None
+    is_paid: bool = False
+    tree: SearchTree | None = None
+    compression: Compression | None = None
 
     @property
     def model(self) -> str:
@@ -113,6 +128,26 @@ class UpstreamCall:
     @property
     def similarity(self) -> float | None:
         return max((one.score for one in self.shown), default=None)
+
+
+class PrefixUpstream(Upstream, Protocol):
+    """Upstream in this process that can put a KV prefix in front of every prompt."""
+
+    def with_prefix(self, prefix: Prefix, /) -> Upstream: ...
+
+
+class TierPassages(Protocol):
+    """Compressed passages of a local tier; `fetch` is the number of candidates to retrieve."""
+
+    @property
+    def fetch(self) -> int: ...
+
+    async def read(
+        self, query: Query, candidates: Sequence[Candidate], k: int, /
+    ) -> tuple[list[Candidate], Prefix, Compression] | None:
+        """Return up to `k` of the candidates that are compressed, with their prefix; None if none
+        of them is. Raises `StoreError`."""
+        ...
 
 
 class ExampleWriter(Protocol):
@@ -181,6 +216,7 @@ class RequestRecord:
     reason: str = ""  # for a failure, or for passing through without routing
     shots: int = 0
     similarity: float | None = None
+    search: str = ""  # "rcts", or why a search had no result
     usage: Usage = NO_USAGE
     cost_usd: float | None = 0.0
     dismissed_usd: float = 0.0
@@ -231,6 +267,8 @@ def headers_of(record: RequestRecord) -> dict[str, str]:
         headers["x-bottega-fallback"] = record.fallback
     if record.state == "passed_through":
         headers["x-bottega-passed"] = record.reason
+    if record.search:
+        headers["x-bottega-search"] = record.search
     if record.similarity is not None:
         headers["x-bottega-similarity"] = f"{record.similarity:.4f}"
     if record.usage.prompt_tokens or record.state == "replayed":

@@ -8,14 +8,14 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import orjson
 
 from bottega.errors import RejectedError, SettingError
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import MisconfiguredError
-from bottega.gateway.ports import Upstream
+from bottega.gateway.ports import PrefixUpstream, Upstream
 from bottega.gateway.telemetry.metrics import Histogram
 from bottega.image import Image
 from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
@@ -32,8 +32,8 @@ from bottega.openai_api.request import (
 from bottega.openai_api.response import ChatCompletion, completion_json, error_body
 from bottega.openai_api.streams import to_chunks
 from bottega.openai_api.transport import Timeouts
-from bottega.protocols import Generator
-from bottega.types import Message, Prompt, Role, Sampling
+from bottega.protocols import Generator, PrefixGenerator
+from bottega.types import Message, Prefix, Prompt, Role, Sampling
 
 LONGEST_WAIT = 8.0
 LONGEST_TOTAL = 20.0
@@ -204,6 +204,13 @@ class LocalUpstream:
         for payload in to_chunks(completed.payload, include_usage=True):
             yield payload
 
+    def with_prefix(self, prefix: Prefix, /) -> LocalUpstream:
+        """Return an upstream of the same model that puts a KV prefix in front of every prompt."""
+        generator = cast(PrefixGenerator, self._generator).with_prefix(prefix)
+        upstream = LocalUpstream(generator, sampling=self._sampling)
+        upstream.decoding = self.decoding
+        return upstream
+
     async def check(self) -> None:
         """Loads the model if it is not loaded yet."""
         if isinstance(self._generator, Loads):
@@ -333,6 +340,11 @@ class TimedUpstream:
     @property
     def model(self) -> str:
         return self._upstream.model
+
+    def with_prefix(self, prefix: Prefix, /) -> TimedUpstream:
+        return TimedUpstream(
+            cast(PrefixUpstream, self._upstream).with_prefix(prefix), self._seconds
+        )
 
     async def complete(self, body: Body, /) -> ChatCompletion:
         start = perf_counter()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bottega.bundled import bundled_compressor
 from bottega.errors import LoadError, SettingError, StoreError
@@ -25,11 +25,14 @@ from bottega.protocols import (
     Tier,
 )
 from bottega.retrieval import DenseRetriever
-from bottega.types import Candidate, Prefix, Query, Sampling
+from bottega.types import Candidate, Compression, Prefix, Query, Sampling
 
 if TYPE_CHECKING:
-    from bottega.compression import KVReuse, PassageCompressor
+    from bottega.compression import KVReuse, PassageCompressor, PassageStore
+    from bottega.compression.persistence import SavedCompressor
     from bottega.generation.loaded import LoadedModel
+
+Result = TypeVar("Result")
 
 
 def kv_reuse_searcher(
@@ -139,12 +142,31 @@ def compression_searcher(
     sampling: Sampling,
 ) -> Searcher:
     """Return the `search` of `racc`, which replaces shown passages by a compressed prefix."""
-    check_compressor_files(compressor, store)
-    model = require_local(base)
+    loader = compressor_loader(compressor, base, hyper=hyper, store=store)
     from bottega.compression import PrefixSearcher
 
-    loader = CompressorLoader(Path(compressor), model, hyper or model, store)
-    return PrefixSearcher(loader, model, prompt=prompt, parse=parse, sampling=sampling)
+    return PrefixSearcher(
+        loader,
+        loader.base,
+        prompt=prompt,
+        parse=parse,
+        sampling=sampling,
+        describe=loader.compression,
+    )
+
+
+def compressor_loader(
+    compressor: str | Path,
+    base: Generator,
+    *,
+    hyper: TransformersGenerator | None = None,
+    store: str | Path | None = None,
+) -> CompressorLoader:
+    """Return the compressor, not loaded yet. Raises `LoadError`, `StoreError` for missing folders,
+    and `SettingError` for a base that is not in this process."""
+    check_compressor_files(compressor, store)
+    model = require_local(base)
+    return CompressorLoader(Path(compressor).expanduser(), model, hyper or model, store)
 
 
 def check_compressor_files(compressor: str | Path | None, store: str | Path | None) -> None:
@@ -179,38 +201,73 @@ def require_local(base: Generator) -> TransformersGenerator:
 class CompressorLoader:
     """Compressor that is loaded at the first query, in the thread of the hyper model."""
 
-    compressor: Path
+    folder: Path
     base: TransformersGenerator
     hyper: TransformersGenerator
     store: str | Path | None = None
     loaded: PassageCompressor | None = None
 
     async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
-        if self.loaded is None:
-            await self.base.load()
-        return await self.hyper.run(lambda model: self.load(model).prefix(query, shown))
+        return await self._run(lambda compressor: compressor.prefix(query, shown))
+
+    async def stored_prefix(
+        self, query: Query, candidates: Sequence[Candidate], k: int
+    ) -> tuple[list[Candidate], Prefix] | None:
+        """Return up to `k` of the candidates that the store holds, with their prefix; None if it
+        holds none."""
+
+        def read(compressor: PassageCompressor) -> tuple[list[Candidate], Prefix] | None:
+            shown = compressor.stored(candidates)[:k]
+            return (shown, compressor.prefix(query, shown)) if shown else None
+
+        return await self._run(read)
+
+    async def open(self) -> None:
+        """Load the models and the compressor. Raises `LoadError` for a compressor of other models,
+        and `StoreError` for a store of another compressor."""
+        self.check()  # before the models, whose loading may take minutes
+        await self._run(lambda compressor: None)
+
+    def check(self) -> None:
+        """Raise `LoadError` for a damaged compressor, `StoreError` for a store of another one."""
+        self._open_store(self._saved())
+
+    def compression(self, prefix: Prefix) -> Compression:
+        """Describe the compression for a trace."""
+        bundled = self.base.name.startswith(BUNDLED) and self.folder == bundled_compressor()
+        store = None if self.store is None else str(self.store)
+        return Compression("bundled" if bundled else str(self.folder), store, prefix.length)
 
     def load(self, model: LoadedModel) -> PassageCompressor:
         if self.loaded is None:
-            from bottega.compression import (
-                InputBuilder,
-                Manifest,
-                PassageCompressor,
-                PassageStore,
-                load,
-            )
+            from bottega.compression import InputBuilder, PassageCompressor
 
-            saved = load(self.compressor)
-            config = saved.racc.config
-            passages = None
-            if self.store is not None:
-                manifest = Manifest.for_store(
-                    self.store, saved.digest, config.document_prompts, config.width
-                )
-                passages = PassageStore(self.store, manifest)
+            saved = self._saved()
+            passages = self._open_store(saved)
             base = self.base.loaded
             hyper = saved.open(model.model, base.model)
             inputs = InputBuilder(model.encode, model.ends)
             saved.check_tokenizers(hyper=inputs, base=InputBuilder(base.encode, base.ends))
             self.loaded = PassageCompressor(saved.racc, hyper, inputs, passages)
         return self.loaded
+
+    async def _run(self, work: Callable[[PassageCompressor], Result]) -> Result:
+        if self.loaded is None:
+            await self.base.load()
+        return await self.hyper.run(lambda model: work(self.load(model)))
+
+    def _saved(self) -> SavedCompressor:
+        from bottega.compression import load
+
+        return load(self.folder)
+
+    def _open_store(self, saved: SavedCompressor) -> PassageStore | None:
+        if self.store is None:
+            return None
+        from bottega.compression import Manifest, PassageStore
+
+        config = saved.racc.config
+        manifest = Manifest.for_store(
+            self.store, saved.digest, config.document_prompts, config.width
+        )
+        return PassageStore(self.store, manifest)

@@ -16,6 +16,7 @@ from bottega.types import (
     Answer,
     Candidate,
     Completion,
+    Compression,
     Role,
     SearchNode,
     SearchTree,
@@ -193,6 +194,7 @@ class StoredTrace:
     tree: StoredTree | None = None
     context: str = ""
     files: tuple[str, ...] = ()
+    compression: Compression | None = None
 
 
 def stored_trace(trace: Trace) -> StoredTrace:
@@ -221,6 +223,7 @@ def stored_trace(trace: Trace) -> StoredTrace:
         None if tree is None else stored_tree(tree),
         query.context,
         tuple(image.source for image in query.images if image.source),
+        trace.compression,
     )
 
 
@@ -267,4 +270,6 @@ def from_json(text: str) -> StoredTrace:
     }
     if (tree := row.get("tree")) is not None:  # older traces have none
         row["tree"] = read_tree(tree)
+    if (compression := row.get("compression")) is not None:
+        row["compression"] = Compression(**compression)
     return StoredTrace(**row)

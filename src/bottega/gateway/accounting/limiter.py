@@ -239,6 +239,10 @@ class Reservation:
         """Replace the reserved amount with the cost of the call in US dollars, 0 if it failed."""
         self.reserved, self.paid = 0.0, self.paid + usd
 
+    def pay(self, usd: float) -> None:
+        """Count the cost of one of several calls that were reserved together."""
+        self.reserved, self.paid = max(0.0, self.reserved - usd), self.paid + usd
+
     def release(self) -> None:
         """End the reservation."""
         self._limiter.release(self)

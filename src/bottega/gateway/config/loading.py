@@ -33,17 +33,18 @@ from bottega.gateway.config.settings import (
     ShadowSettings,
     StateSettings,
     TelemetrySettings,
-    TierSettings,
     TraceSettings,
     is_server_url,
     reject_secrets,
     sample_url,
 )
+from bottega.gateway.config.tiers import TierSettings
 from bottega.gateway.experiments import has_only_variant_options, read_variant
 from bottega.gateway.requests import has_port
 from bottega.naming import COMPLETIONS, REMOTE
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import SERVICE_TIER
+from bottega.reranking.selection import MAX_SHOWN
 
 # Settings that each router reads, and those of which it needs exactly one.
 PARAMETERS = {
@@ -246,6 +247,57 @@ def _check_tiers(config: Config, path: SettingPath) -> None:
                 f"is missing: published prices do not depend on {SERVICE_TIER}",
                 hint="set price = [1.0, 4.0], in US dollars per million tokens",
             )
+        _check_search(config, tier, path / "tiers" / tier.name)
+        _check_passages(config, tier, path / "tiers" / tier.name)
+
+
+def _check_search(config: Config, tier: TierSettings, path: SettingPath) -> None:
+    if tier.search == "none":
+        defaults = TierSettings(tier.name, tier.model)
+        for name in ("search_calls", "search_tokens", "search_seconds"):
+            if getattr(tier, name) != getattr(defaults, name):
+                raise (path / name).error(
+                    "has no effect without a search", hint='write search = "rcts"'
+                )
+        return
+    if not config.shots(tier):
+        raise (path / "search").error(
+            "needs demonstrations, and the tier has 0 shots", hint="write shots = 3"
+        )
+    if config.shots(tier) > MAX_SHOWN:
+        raise (path / "shots").error(
+            f"must be at most {MAX_SHOWN} with a search, got {config.shots(tier)}",
+            hint="write shots = 3",
+        )
+    if config.route.samples is not None:
+        raise (path / "search").error(
+            "must not be set together with route.samples: each completion would be sampled"
+            f" {config.route.samples} times",
+            hint="remove route.samples; the confidence is then the reply's probability",
+        )
+
+
+def _check_passages(config: Config, tier: TierSettings, path: SettingPath) -> None:
+    if tier.passages is None:
+        if tier.compressor is not None:
+            raise (path / "compressor").error(
+                "has no effect without passages",
+                hint='write passages = "FOLDER", a store of bottega compress build',
+            )
+        return
+    if tier.is_remote:
+        raise (path / "passages").error(
+            "needs a model in this process: a KV prefix cannot be sent over HTTP",
+            hint='write model = "bundled", or a Hugging Face id or folder',
+        )
+    if tier.search != "none":
+        raise (path / "passages").error(
+            "must not be set together with a search", hint="remove passages or search"
+        )
+    if not config.shots(tier):
+        raise (path / "passages").error(
+            "are not read, since the tier has 0 shots", hint="write shots = 5"
+        )
 
 
 def _check_retrieval(config: Config, path: SettingPath) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,8 +15,8 @@ from bottega._util.postgres import is_postgres_url
 from bottega._util.settings import FilePath, SettingPath, TextList
 from bottega._util.valkey import is_valkey_url
 from bottega.errors import SettingError
+from bottega.gateway.config.tiers import TierSettings
 from bottega.knowledge.milvus.url import is_milvus_url
-from bottega.naming import REMOTE
 from bottega.openai_api.endpoint import is_loopback
 
 # Narrower than the pattern that redacts logs: a model may be named `key-frames`.
@@ -26,7 +26,6 @@ SECRET = re.compile(
 )
 Port = Annotated[int, Field(ge=0, le=65535)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Prices = Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
 
 
@@ -83,46 +82,6 @@ class ServerSettings:
     @property
     def is_loopback(self) -> bool:
         return is_loopback(self.host)
-
-
-@dataclass(frozen=True)
-class TierSettings:
-    """[tiers.NAME]: one model. None means a default that depends on the model or on its position
-    among the tiers. With `image_urls` its server fetches images by URL. `max_tokens` is the limit
-    of a request that has none. If neither sets a limit, `output_tokens` are reserved from a key's
-    budget."""
-
-    name: str
-    model: str
-    base_url: str | None = None
-    api_key_env: str | None = None
-    store_answers: bool | None = None
-    shots: NonNegativeInt | None = None
-    images: NonNegativeInt | None = None
-    tools: bool | None = None
-    audio: bool = False
-    image_urls: bool = False
-    context: PositiveInt | None = None
-    price: Prices | None = None
-    output_tokens: PositiveInt = 4096
-    max_tokens: PositiveInt | None = None
-    timeout: PositiveFloat = 120.0
-    retries: NonNegativeInt = 2
-    concurrency: PositiveInt = 16
-    extra_body: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def is_remote(self) -> bool:
-        return self.model.startswith(REMOTE)
-
-    @property
-    def takes_tools(self) -> bool:
-        return self.is_remote if self.tools is None else self.tools
-
-    @property
-    def upstream_name(self) -> str:
-        """Return the model's name at the endpoint."""
-        return self.model.removeprefix(REMOTE)
 
 
 @dataclass(frozen=True)

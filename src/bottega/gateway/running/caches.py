@@ -279,7 +279,8 @@ class NamespaceOpener:
             search = self.retrieval.retriever(base)
         if self.config.cache.retrieve == "bm25":
             search = BM25Retriever(base, exclude="same-question")
-        max_shots = max(1, *(tier.shots for tier in self.tier_set.tiers))
+        # One search for all: routers, demonstrations, searches and passages.
+        max_shots = max(1, *(one.max_candidates for one in self.tier_set.served))
         budgeted = BudgetedRetriever(search, self.decoding, self.metrics.retrieval.time)
         return SharedRetriever(EmptyTolerantRetriever(SameContextFilter(budgeted)), min_k=max_shots)
 

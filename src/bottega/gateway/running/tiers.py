@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bottega.errors import SettingError
-from bottega.gateway.config.settings import Config, TierSettings
+from bottega.errors import LoadError, SettingError, StoreError
+from bottega.gateway.config.settings import Config
+from bottega.gateway.config.tiers import TierSettings
 from bottega.gateway.decode_budget import DecodeBudget
+from bottega.gateway.passages import open_passages
 from bottega.gateway.ports import ServedTier, Tenant, TierCapabilities, Upstream
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.gateway.upstreams import HttpUpstream, LocalUpstream, TimedUpstream
@@ -24,6 +26,7 @@ from bottega.openai_api.request import Body
 from bottega.pipeline import Pipeline
 from bottega.prompting import CachePrompter, ReasoningPrompter
 from bottega.protocols import Generator, Pricer, Tier, turns_only
+from bottega.recipes.limited_search import SearchLimits
 from bottega.recording import PriceTable, TokenPrice
 from bottega.types import Sampling, Usage
 
@@ -78,8 +81,9 @@ class TierSet:
 
 
 def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
-    """Build the tiers without loading or calling a model. Raises `SettingError`, and
-    `MissingDependencyError` for a package that the tiers or the cache need."""
+    """Build the tiers without calling a model. Only models with `passages` are loaded, to compare
+    them with their compressors. Raises `SettingError`, and `MissingDependencyError` for a package
+    that the tiers or the cache need."""
     with _prefixed_errors(f"{config.file}: cache.embed"):
         check_embedder(config.cache.embed)
     with _prefixed_errors(f"{config.file}: cache.embed_text"):
@@ -158,6 +162,11 @@ def _served(tier: TierSettings, key: str, config: Config) -> ServedTier:
     asks = REMOTE_CONFIDENCE_FIELDS if tier.is_remote else LOCAL_CONFIDENCE_FIELDS
     if config.route.samples is not None:
         asks = {"n": config.route.samples}
+    search = _search_limits(tier, generator, config.file)
+    passages = None
+    if tier.passages is not None:
+        with _prefixed_errors(f"{config.file}: tiers.{tier.name}.passages"):
+            passages = open_passages(tier.passages, tier.compressor, generator)
     return ServedTier(
         Tier(tier.name, generator, config.shots(tier)),
         upstream,
@@ -167,14 +176,31 @@ def _served(tier: TierSettings, key: str, config: Config) -> ServedTier:
         tier.output_tokens,
         tier.max_tokens,
         reasons=config.cache.reasoning and not turns_only(generator),
+        search=search,
+        passages=passages,
     )
+
+
+def _search_limits(tier: TierSettings, generator: Generator, file: str) -> SearchLimits | None:
+    """Return the limits of the tier's search, None without one. Raises `SettingError` for a budget
+    smaller than one rollout."""
+    if tier.search == "none":
+        return None
+    limits = SearchLimits(
+        tier.search_calls, tier.search_tokens, tier.search_seconds, brief=turns_only(generator)
+    )
+    limits.check(
+        lambda name: f"{file}: tiers.{tier.name}.search_{name}",
+        tier.max_tokens or tier.output_tokens,
+    )
+    return limits
 
 
 @contextmanager
 def _prefixed_errors(setting: str) -> Iterator[None]:
     try:
         yield
-    except SettingError as error:
+    except (SettingError, LoadError, StoreError) as error:
         raise SettingError(f"{setting}: {error}", hint=error.hint) from error
 
 

@@ -1,0 +1,148 @@
+"""Searches of `bottega ask`: RCTS with a budget, and compressed passages (RACC)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Option
+
+from bottega.cli.output import note
+from bottega.errors import SettingError
+from bottega.naming import check_torch
+from bottega.protocols import Generator, Parser, Prompter, Reranker, Searcher, turns_only
+from bottega.recipes import compression_searcher
+from bottega.recipes.limited_search import (
+    FETCH,
+    SECONDS,
+    LimitedSearcher,
+    SearchError,
+    SearchLimits,
+)
+from bottega.recipes.racc import bundled_compressor_for, compressor_loader, require_local
+from bottega.reranking import check_depth
+from bottega.types import Sampling
+
+SearchOption = Annotated[
+    Literal["none", "rcts"],
+    Option(
+        "--search",
+        metavar="none|rcts",
+        help="rcts: select the demonstrations of --kb by a tree search, with many completions.",
+    ),
+]
+SearchCalls = Annotated[
+    int | None,
+    Option(
+        metavar="N",
+        min=1,
+        help="Maximum completions of the search.",
+        show_default="those of 10 rollouts",
+    ),
+]
+SearchTokens = Annotated[
+    int | None,
+    Option(metavar="N", min=1, help="Maximum tokens of the search.", show_default="no limit"),
+]
+SearchSeconds = Annotated[
+    float | None,
+    Option(
+        metavar="X",
+        help="Time limit of the search; afterwards the nearest examples are shown.",
+        show_default=f"{SECONDS:g}",
+    ),
+]
+AskCompressor = Annotated[
+    Path | None,
+    Option(
+        "--compressor",
+        metavar="FOLDER",
+        help="Show the examples of --kb as a KV prefix (racc): a folder written by `bottega"
+        " compress train`. The bundled apprentice has its own.",
+    ),
+]
+AskStore = Annotated[
+    Path | None,
+    Option(
+        "--store",
+        metavar="FOLDER",
+        help="Read the examples of --kb from a store of `bottega compress build` (racc). Default:"
+        " compress on demand.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class SearchChoice:
+    """Options of `bottega ask` that replace the nearest demonstrations."""
+
+    search: Literal["none", "rcts"]
+    calls: int | None
+    tokens: int | None
+    seconds: float | None
+    compressor: Path | None
+    store: Path | None
+
+    @property
+    def compresses(self) -> bool:
+        return self.compressor is not None or self.store is not None
+
+    def fetch(self, shots: int) -> int:
+        """Return the number of candidates to retrieve."""
+        return shots if self.search == "none" else max(FETCH, shots)
+
+    def check(self, has_knowledge: bool) -> None:
+        """Raise `SettingError` for options that exclude or need each other."""
+        limits = {"calls": self.calls, "tokens": self.tokens, "seconds": self.seconds}
+        given = next((name for name, value in limits.items() if value is not None), None)
+        if self.search == "none" and given:
+            raise SettingError(f"--search-{given} needs a search", hint="add --search rcts")
+        if self.seconds is not None and not self.seconds > 0:
+            raise SettingError(
+                f"--search-seconds must be above 0, got {self.seconds:g}",
+                hint=f"set e.g. --search-seconds {SECONDS:g}",
+            )
+        if self.search != "none" and self.compresses:
+            raise SettingError(
+                "--search cannot be used with --compressor or --store", hint="remove one of them"
+            )
+        if (self.search != "none" or self.compresses) and not has_knowledge:
+            name = "--search" if self.search != "none" else "--compressor and --store"
+            raise SettingError(f"{name} needs a knowledge base", hint="add --kb K.db")
+
+    def searcher(
+        self,
+        generator: Generator,
+        *,
+        shots: int,
+        prompt: Prompter,
+        parse: Parser,
+        rerank: Reranker,
+        sampling: Sampling,
+    ) -> Searcher | None:
+        """Return the search, None for the nearest demonstrations. Raises `SettingError` for a
+        budget smaller than one rollout or a model that is not local, `LoadError` and `StoreError`
+        for folders that do not belong together."""
+        if self.compresses:
+            check_torch()
+            folder = self.compressor or bundled_compressor_for(require_local(generator))
+            compressor_loader(folder, generator, store=self.store).check()
+            return compression_searcher(
+                folder, generator, store=self.store, prompt=prompt, parse=parse, sampling=sampling
+            )
+        if self.search == "none":
+            return None
+        check_depth(shots)
+        limits = SearchLimits(
+            self.calls, self.tokens, self.seconds or SECONDS, brief=turns_only(generator)
+        )
+        limits.check(lambda name: f"--search-{name}", sampling.max_tokens)
+        tree = limits.tree_search(
+            generator, prompt=prompt, parse=parse, shots=shots, sampling=sampling
+        )
+        return LimitedSearcher(tree, limits, rerank, on_error=_note_fallback)
+
+
+def _note_fallback(error: SearchError) -> None:
+    note(f"{error}; the nearest examples are shown instead ({error.hint})")

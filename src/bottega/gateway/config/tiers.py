@@ -1,0 +1,63 @@
+"""Settings of a tier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from bottega._util.settings import FilePath
+from bottega.naming import REMOTE
+from bottega.recipes.limited_search import SECONDS
+
+Prices = Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)]
+
+
+@dataclass(frozen=True)
+class TierSettings:
+    """[tiers.NAME]: one model. None means a default that depends on the model or on its position
+    among the tiers. With `image_urls` its server fetches images by URL. `max_tokens` is the limit
+    of a request that has none. If neither sets a limit, `output_tokens` are reserved from a key's
+    budget. With `search`, a tree search selects the demonstrations; its limits are
+    `search_calls` completions, `search_tokens` and `search_seconds`. `passages` is a store of
+    passages that `compressor` has compressed for a local model."""
+
+    name: str
+    model: str
+    base_url: str | None = None
+    api_key_env: str | None = None
+    store_answers: bool | None = None
+    shots: NonNegativeInt | None = None
+    images: NonNegativeInt | None = None
+    tools: bool | None = None
+    audio: bool = False
+    image_urls: bool = False
+    context: PositiveInt | None = None
+    price: Prices | None = None
+    output_tokens: PositiveInt = 4096
+    max_tokens: PositiveInt | None = None
+    timeout: PositiveFloat = 120.0
+    retries: NonNegativeInt = 2
+    concurrency: PositiveInt = 16
+    search: Literal["none", "rcts"] = "none"
+    search_calls: PositiveInt | None = None
+    search_tokens: PositiveInt | None = None
+    search_seconds: PositiveFloat = SECONDS
+    passages: FilePath | None = None
+    compressor: FilePath | None = None
+    extra_body: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.model.startswith(REMOTE)
+
+    @property
+    def takes_tools(self) -> bool:
+        return self.is_remote if self.tools is None else self.tools
+
+    @property
+    def upstream_name(self) -> str:
+        """Return the model's name at the endpoint."""
+        return self.model.removeprefix(REMOTE)
