@@ -108,8 +108,8 @@ class SearchChoice:
                 "--search cannot be used with --compressor or --store", hint="remove one of them"
             )
         if (self.search != "none" or self.compresses) and not has_knowledge:
-            name = "--search" if self.search != "none" else "--compressor and --store"
-            raise SettingError(f"{name} needs a knowledge base", hint="add --kb K.db")
+            subject = "--compressor and --store need" if self.compresses else "--search needs"
+            raise SettingError(f"{subject} a knowledge base", hint="add --kb K.db")
 
     def searcher(
         self,
