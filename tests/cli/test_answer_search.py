@@ -147,11 +147,10 @@ def test_ask_answers_from_compressed_passages(run: Run, facts: None) -> None:
         assert len(trace.demonstrations) == 4 and len(trace.messages) == 1
         line = "8 tokens by the compressor bundled" + (f", store {store}" if store else "")
         assert f"{line}\n" in run("log", trace.id).out
-    _refuse_folders(run, ask)
 
 
-def _refuse_folders(run: Run, ask: tuple[object, ...]) -> None:
-    Path("traces.db").unlink()
+def test_folders_that_do_not_belong_together_are_refused(run: Run, facts: None) -> None:
+    ask = ("ask", ITEM.query.text, "-i", "query.png", "--kb", "k.db")
     manifest = Path("store/manifest.json")
     document = orjson.loads(manifest.read_bytes())
     manifest.write_bytes(orjson.dumps(document | {"compressor": "0123456789abcdef"}))

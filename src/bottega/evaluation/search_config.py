@@ -7,14 +7,13 @@ from typing import Any, Literal
 
 from bottega.errors import check_count, check_fraction
 from bottega.protocols import Generator, turns_only
+from bottega.recipes.limited_search import ENSEMBLE, PROBES
 from bottega.reranking import Variant
 
 RewardName = Literal["self", "mutual", "both", "ensemble"]
 Preset = Literal["paper", "released"]
 
-PROBES = 5  # samples of eq. 7, and questions of eq. 8
 RELEASED_SAMPLES = 5  # of each question of eq. 8 in the released code
-ENSEMBLE = 15
 # The released settings weight both rewards equally on MMMU, and have no self-consistency for these.
 HALF_SELF = ("mmmu",)
 MUTUAL_ONLY = ("vsr", "vsr-mc", "vizwiz")

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.retrieval import RescoredRetriever, SwappedRetriever, gold_passages
-from bottega.evaluation.search_config import ENSEMBLE, PROBES
 from bottega.generation import OpenAIGenerator, TransformersGenerator
 from bottega.parsing import same_answer
 from bottega.pipeline import Pipeline
 from bottega.prompting import ConclusionPrompter, ContinuationPrompter
 from bottega.protocols import Generator, Reranker, Retriever, Searcher, turns_only
 from bottega.recipes import kv_reuse_searcher
+from bottega.recipes.limited_search import ENSEMBLE, PROBES
 from bottega.recipes.racc import bundled_compressor_for, compression_searcher
 from bottega.reranking import (
     EnsembleReward,
