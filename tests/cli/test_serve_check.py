@@ -57,6 +57,23 @@ def block(lines: list[str], first: str, number: int) -> list[str]:
     return lines[start : start + number]
 
 
+def test_a_search_is_printed_and_its_budget_is_checked(run: Run) -> None:
+    search = 'shots = 2\nsearch = "rcts"\nsearch_tokens = 400000\nsearch_seconds = 30'
+    text = TIERS.replace("shots = 2", search)
+    assert "search rcts: 10 rollouts, 400,000 tokens, 30 s" in printed(run, text)
+    Path("bottega.toml").write_text(text.replace("400000", "4000"))
+    done = run("serve", "--check")
+    assert (done.code, "budget smaller than one rollout" in done.err) == (2, True)
+
+
+def test_missing_passages_are_refused(run: Run) -> None:
+    local = '[tiers.local]\nmodel = "bundled"\npassages = "town.racc"\n[tiers.middle]'
+    Path("bottega.toml").write_text(TIERS.replace("[tiers.middle]", local))
+    done = run("serve", "--check")
+    assert "town.racc, compressor: bundled" in done.out
+    assert (done.code, "no compressed passages in town.racc" in done.err) == (2, True)
+
+
 def test_tier_settings_are_printed(run: Run) -> None:
     lines = printed(run, TIERS)
     assert block(lines, "tiers.apprentice", 8) == [

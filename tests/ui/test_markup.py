@@ -18,7 +18,17 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from bottega.gateway.accounting.ledger import Entry
-from bottega.types import Answer, Candidate, Completion, Example, Message, Prompt, Query, Reply
+from bottega.types import (
+    Answer,
+    Candidate,
+    Completion,
+    Compression,
+    Example,
+    Message,
+    Prompt,
+    Query,
+    Reply,
+)
 from tests.builders import solid_image
 from tests.recording.test_traces import trace
 from tests.server import Server
@@ -109,9 +119,11 @@ def test_requests_show_texts_as_texts(served: Console) -> None:
             reply=Reply(name, (Completion(answer),)),
             answer=Answer(answer, rationale=label),
             tier=name,
+            compression=Compression(label, name, 8),
         )
         store.write([one])
         text = asyncio.run(pages(served, "requests?text=", "requests/req_1"))
+        assert "KV prefix of 8 tokens" in text
         text += asyncio.run(pages(served, "requests/req_1/explanation", policy="img-src data:"))
         assert markup_of(text) == []
 
