@@ -115,3 +115,26 @@ async def test_a_reasoning_model_accepts_more_labels_than_letters(
     labels = ("cat", "dog", *(f"kind {i}" for i in range(28)))
     trace = await rcts(knowledge, ScriptedGenerator(follows), labels=labels, seed=1).trace(QUERY)
     assert any("self" in leaf.rewards for leaf in leaves(trace.tree))
+
+
+def reasons(prompt: Prompt) -> str:
+    """Follow the instructions of the prompt: reasons, or the choice that the reasons name."""
+    asked = str(prompt.messages[-1].parts[-1])
+    if "THOUGHT PROCESS" in asked:
+        return asked.partition("is a ")[2].partition(".")[0]
+    assert asked.rstrip().endswith('begins with "Answer:".')
+    shown = [str(m.parts[0]) for m in prompt.messages if m.role == "assistant"]
+    assert all("Answer: " in one for one in shown)
+    first = shown[0].rpartition("Answer: ")[2] if shown else ""
+    # The reasons for a "dog" lead to another answer.
+    return f"It is a {'cow' if first == 'dog' else first}.\nAnswer: {first or 'cow'}"
+
+
+async def test_the_default_prompt_asks_for_rationales_that_the_self_reward_reads() -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        opened.add(image_example(40 * i, "cat" if i % 2 else "dog") for i in range(24))
+        model = ScriptedGenerator(reasons, name="m")
+        trace = await rcts(opened, model, labels=("cat", "dog", "cow"), seed=1).trace(QUERY)
+    own = {leaf.answer and leaf.answer.text: leaf.rewards["self"] for leaf in leaves(trace.tree)}
+    assert own == {"cat": 1.0, "dog": 0.0}
+    assert all(leaf.answer and leaf.answer.rationale for leaf in leaves(trace.tree))

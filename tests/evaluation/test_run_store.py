@@ -170,6 +170,21 @@ def test_run_with_former_option_names_is_resumed(tmp_path: Path) -> None:
         open_store(tmp_path, benchmark="rules:symbols=2,examples=8,queries=5")
 
 
+def test_a_scienceqa_run_with_given_rationales_is_not_resumed_without_them(tmp_path: Path) -> None:
+    with open_store(tmp_path, benchmark="scienceqa:DIR") as store:
+        stored = store._read("SELECT value FROM settings WHERE name = 'benchmark'")
+        assert stored == [('"scienceqa:DIR,rationales=none"',)]
+        # As earlier versions stored it.
+        store._connection.execute(
+            "UPDATE settings SET value = '\"scienceqa:DIR\"' WHERE name = 'benchmark'"
+        )
+        store._connection.commit()
+    with pytest.raises(SettingError, match="rationales=given, got scienceqa:DIR,rationales=none"):
+        open_store(tmp_path, benchmark="scienceqa:DIR")
+    with open_store(tmp_path, benchmark="scienceqa:DIR,rationales=given"):
+        pass
+
+
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [

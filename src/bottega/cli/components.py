@@ -32,7 +32,7 @@ from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.embedders.workers import WorkerEmbedders
 from bottega.knowledge.index import Metric
 from bottega.parsing import SynonymParser
-from bottega.prompting import AppendixAPrompter, InterleavedPrompter
+from bottega.prompting import AppendixAPrompter, InterleavedPrompter, ReasoningPrompter
 from bottega.protocols import (
     Embedder,
     Generator,
@@ -64,9 +64,10 @@ def open_prompt(name: str) -> Prompter | None:
         "auto": None,
         "paper": AppendixAPrompter(),
         "interleaved": InterleavedPrompter(),
+        "reasoned": ReasoningPrompter(),
     }
     if name not in prompts:
-        hint = f"{naming.suggestion(name, prompts)}use auto, paper or interleaved"
+        hint = f"{naming.suggestion(name, prompts)}use auto, paper, interleaved or reasoned"
         raise SettingError(f"prompt is unknown, got {name!r}", hint=hint)
     return prompts[name]
 
@@ -97,9 +98,9 @@ def open_executor(on: str, workers: int | None) -> Iterator[Executor | None]:
 
 def check_prompt(name: str, generator: Generator) -> None:
     """Raise `SettingError` for a prompt that the model was not trained to read."""
-    if name == "paper" and turns_only(generator):
+    if name in ("paper", "reasoned") and turns_only(generator):
         raise SettingError(
-            f"{generator.name} reads demonstrations as turns, got --prompt paper",
+            f"{generator.name} reads brief turns only, got --prompt {name}",
             hint="remove --prompt",
         )
 

@@ -199,7 +199,8 @@ PromptStyle = Annotated[
     Option(
         "--prompt",
         metavar="NAME",
-        help="paper (Visual RAG, appendix A), interleaved (turns), or auto (by model).",
+        help="paper (Visual RAG, appendix A), interleaved (turns), reasoned (turns that ask for the "
+        "reasons before the answer), or auto (by model; reasoned for rcts).",
     ),
 ]
 ORDER_HELP = "Demonstration order: nearest-last, nearest-first or shuffled."

@@ -17,7 +17,7 @@ from bottega._util.durable_files import is_locked, lock_file
 from bottega._util.identity import image_hashes
 from bottega._util.sqlite import FileKind
 from bottega.errors import BottegaError, SettingError, StoreError
-from bottega.evaluation.benchmarks.source import current_spec
+from bottega.evaluation.benchmarks.source import current_spec, explicit_spec
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
@@ -305,9 +305,12 @@ class RunStore(AnswerStore):
 
     def _begin(self, settings: Mapping[str, object], items: tuple[Example, ...]) -> None:
         wanted = {name: json_text(value) for name, value in settings.items()}
+        if BENCHMARK in settings:
+            wanted[BENCHMARK] = json_text(explicit_spec(str(settings[BENCHMARK])))
         found = dict(self._read("SELECT name, value FROM settings"))
         if BENCHMARK in found:
-            found[BENCHMARK] = json_text(current_spec(str(orjson.loads(found[BENCHMARK]))))
+            stored = current_spec(str(orjson.loads(found[BENCHMARK])))
+            found[BENCHMARK] = json_text(explicit_spec(stored, "given"))
         names = (*wanted, *(name for name in OPTIONAL if name in found and name not in wanted))
         differing = [name for name in names if found and found.get(name) != wanted.get(name)]
         if differing:

@@ -183,15 +183,23 @@ class LetteredPrompter:
 class ReasoningPrompter:
     """Prompter like `InterleavedPrompter` that asks for reasoning before the answer.
 
-    The answer goes on a line of its own. Use the same prompt for a master and for an apprentice,
-    which learns from the master's answers.
+    The answer goes on a line of its own; a demonstration without a rationale is that line alone.
+    Use the same prompt for a master and for an apprentice, which learns from the master's answers.
     """
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
         choices = f"\nChoose one of these:\n{_listed(query.choices)}" if query.choices else ""
         text = f"{query.text}{choices}\n{ASK_REASONING}"
         shown = InterleavedPrompter(show_choices=False)
-        return shown(replace(query, text=text), demonstrations)
+        return shown(replace(query, text=text), [_with_answer_line(one) for one in demonstrations])
+
+
+def _with_answer_line(candidate: Candidate) -> Candidate:
+    """Return the candidate with its answer as the line that `ReasoningPrompter` asks for."""
+    example = candidate.example
+    if example.rationale or not example.answer:
+        return candidate
+    return replace(candidate, example=replace(example, answer=f"Answer: {example.answer}"))
 
 
 @dataclass(frozen=True)

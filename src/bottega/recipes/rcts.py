@@ -8,7 +8,7 @@ from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser, same_answer
 from bottega.pipeline import FixedRouter, Pipeline
-from bottega.prompting import ConclusionPrompter, ContinuationPrompter, InterleavedPrompter
+from bottega.prompting import ConclusionPrompter, ContinuationPrompter, ReasoningPrompter
 from bottega.protocols import (
     Generator,
     Parser,
@@ -32,7 +32,9 @@ from bottega.reranking import (
     check_depth,
 )
 from bottega.retrieval import DenseRetriever
-from bottega.types import Prompt, Query, Sampling
+from bottega.types import Completion, Prompt, Query, Sampling
+
+ASK_CHOICE = "Answer with one of these choices and nothing else."
 
 
 def rcts(
@@ -64,8 +66,9 @@ def rcts(
 
     The reward of an answer is `alpha` times its self-consistency (how reliably it follows from its
     own rationale), plus `1 - alpha` times its mutual reward (the accuracy on retrieved labelled
-    examples with the answer as a demonstration). Without a rationale only the mutual reward counts;
-    `reward=EnsembleReward(...)` may then be better. `agree` compares two answers: by their kind by
+    examples with the answer as a demonstration). `prompt` asks for the rationale by default
+    (`ReasoningPrompter`), or is brief turns for a generator that reads only these. Without a
+    rationale only the mutual reward counts; `reward=EnsembleReward(...)` may then be better. `agree` compares two answers: by their kind by
     default, or always by choice, number or words. The paper retrieves by late interaction
     (`retrieve=DenseRetriever(LateInteractionIndex(...).search)`); the default is the search of
     `knowledge`. `parallel` branches are tried concurrently; 1 is the paper's order. `max_calls`
@@ -78,7 +81,7 @@ def rcts(
             hint="raise fetch well above shots, or lower shots",
         )
     brief = turns_only(generator)
-    prompt = prompt or (default_prompter(generator) if brief else InterleavedPrompter())
+    prompt = prompt or (default_prompter(generator) if brief else ReasoningPrompter())
     parse = parse or LabelParser()
     sampling = sampling or Sampling(max_tokens=512)
     return Pipeline(
@@ -129,10 +132,24 @@ def default_reward(
 ) -> WeightedReward:
     """Return the paper's reward (eq. 9), sampled at temperature 0.8 with the `max_tokens` of
     `sampling`. `conclude` builds the prompt that asks for an answer from a rationale, by default
-    with the paper's text; use `ContinuationPrompter(prompt)` for a model with brief turns only."""
+    `conclusion_prompter(parse)`; use `ContinuationPrompter(prompt)` for a model with brief turns
+    only."""
     samples = Sampling(0.8, (sampling or Sampling(max_tokens=512)).max_tokens)
     own = SelfConsistencyReward(
-        conclude or ConclusionPrompter(), parse, sampling=samples, agree=agree, variant=variant
+        conclude or conclusion_prompter(parse),
+        parse,
+        sampling=samples,
+        agree=agree,
+        variant=variant,
     )
     mutual = MutualReward(prompt, parse, sampling=samples, agree=agree, variant=variant)
     return WeightedReward(own, mutual, alpha)
+
+
+def conclusion_prompter(parse: Parser) -> ConclusionPrompter:
+    """Return the prompter with the paper's text that asks for a letter if `parse` reads letters,
+    else for one of the choices (`LabelParser`)."""
+    query = Query("", choices=("left", "right"))
+    if parse(query, Completion("B")).text == "right":
+        return ConclusionPrompter()
+    return ConclusionPrompter(option="- {choice}", letter_instruction=ASK_CHOICE)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bottega.errors import BottegaError, LoadError
+from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.evaluation.benchmark import fingerprint
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import Source
@@ -66,12 +67,21 @@ def test_questions_with_and_without_images(tmp_path: Path, images: str) -> None:
         Query("What is this?", (solid_image(5),), ("red", "blue"), "5"),
     ]
     assert [e.answer for e in data.items] == ["the sun", "red"]
-    first = data.knowledge[0]
-    assert (first.query.images, first.rationale) == (
-        (solid_image(1),),
-        "Sizes differ.\nThe moon is.",
+    assert data.knowledge[0].query.images == (solid_image(1),)
+    assert data.knowledge[0].tags["topic"] == "physics"
+
+
+def test_lectures_and_solutions_are_rationales_on_request(tmp_path: Path) -> None:
+    spec = f"scienceqa:{published(tmp_path)}"
+    generated, given = (
+        scienceqa(Source(f"{spec}{options}", 0)) for options in ("", ",rationales=given")
     )
-    assert first.tags["topic"] == "physics"
+    assert [one.rationale for one in (*generated.knowledge, *generated.items)] == [None] * 5
+    rationales = [one.rationale for one in given.knowledge]
+    assert rationales == ["Sizes differ.\nThe moon is.", None, None]
+    assert fingerprint(generated) != fingerprint(given)
+    with pytest.raises(SettingError, match="rationales is unknown, got 'gold'"):
+        scienceqa(Source(f"{spec},rationales=gold", 0))
 
 
 def test_replies_are_parsed_and_scored(tmp_path: Path) -> None:

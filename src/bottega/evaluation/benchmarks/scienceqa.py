@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 
-from bottega.errors import ImageError, LoadError, error_handler
+from bottega.errors import ImageError, LoadError, OnError, error_handler
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import Source
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
     Row,
@@ -26,17 +27,22 @@ from bottega.prompting import SCIENCE_QA, SCIENCE_QA_REASONED
 from bottega.types import Example, Query
 
 TAGS = ("subject", "topic", "category", "grade")
+OPTIONS = {"rationales": ("none", "given")}
 
 
 def scienceqa(source: Source) -> Benchmark:
     """Load ScienceQA: test (4,241 items), with train and validation (16,967) as the knowledge base.
 
     The source is a folder with the published `problems.json` and `pid_splits.json`, or a table in
-    the layout of `derek-thomas/ScienceQA`.
+    the layout of `derek-thomas/ScienceQA`. Lecture and solution are explanations by people; with
+    `rationales=given` they are the rationales of the examples, otherwise examples have none.
     """
-    folder = Path(source.location)
+    location, options = read_location(source, OPTIONS)
+    folder = Path(location)
     published = (folder / "problems.json").is_file()
-    read = _published(folder, source) if published else _tables(source)
+    read = _published(folder, source.on_error) if published else _tables(location, source.on_error)
+    if options["rationales"] == "none":
+        read = {split: [replace(one, rationale=None) for one in read[split]] for split in read}
     return Benchmark(
         source.spec,
         (*read["train"], *read["val"]),
@@ -47,29 +53,29 @@ def scienceqa(source: Source) -> Benchmark:
     )
 
 
-def _tables(source: Source) -> Mapping[str, list[Example]]:
+def _tables(location: str, on_error: OnError | None) -> Mapping[str, list[Example]]:
     def make(row: Row, name: str) -> Example:
-        return _example(row, source.location, name, row.get("image"), None)
+        return _example(row, location, name, row.get("image"), None)
 
     splits = {"train": "train", "val": "validation", "test": "test"}
     return {
-        ours: read_examples(source.location, theirs, make, on_error=source.on_error)
+        ours: read_examples(location, theirs, make, on_error=on_error)
         for ours, theirs in splits.items()
     }
 
 
-def _published(folder: Path, source: Source) -> Mapping[str, list[Example]]:
+def _published(folder: Path, on_error: OnError | None) -> Mapping[str, list[Example]]:
     problems, splits = _object(folder / "problems.json"), _object(folder / "pid_splits.json")
     return {
-        split: list(_examples(folder, texts(splits, split), problems, split, source))
+        split: list(_examples(folder, texts(splits, split), problems, split, on_error))
         for split in ("train", "val", "test")
     }
 
 
 def _examples(
-    folder: Path, pids: Iterable[str], problems: Row, split: str, source: Source
+    folder: Path, pids: Iterable[str], problems: Row, split: str, on_error: OnError | None
 ) -> Iterable[Example]:
-    report = error_handler(source.on_error)
+    report = error_handler(on_error)
     for pid in pids:
         name = f"{path_text(folder)}, problem {pid}"
         try:

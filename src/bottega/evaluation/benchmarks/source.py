@@ -57,6 +57,16 @@ def current_spec(spec: str) -> str:
     return kind + colon + rest[:start] + options
 
 
+def explicit_spec(spec: str, rationales: str = "none") -> str:
+    """Return a specification of ScienceQA with its option `rationales`, others unchanged.
+
+    Runs record it: before the option existed, the examples had the given rationales.
+    """
+    if not spec.startswith("scienceqa:") or re.search(r",\s*rationales\s*=", spec):
+        return spec
+    return f"{spec},rationales={rationales}"
+
+
 # Python refuses to parse thousands of digits; no option needs more than a billion.
 MAX_DIGITS = 9
 LOCATION = re.compile(r"(.*?)(?:,(\s*\w+\s*=.*))?", re.DOTALL)
