@@ -125,9 +125,9 @@ def reasons(prompt: Prompt) -> str:
     assert asked.rstrip().endswith('begins with "Answer:".')
     shown = [str(m.parts[0]) for m in prompt.messages if m.role == "assistant"]
     assert all("Answer: " in one for one in shown)
-    first = shown[0].rpartition("Answer: ")[2] if shown else ""
+    last = shown[-1].rpartition("Answer: ")[2] if shown else ""
     # The reasons for a "dog" lead to another answer.
-    return f"It is a {'cow' if first == 'dog' else first}.\nAnswer: {first or 'cow'}"
+    return f"It is a {'cow' if last == 'dog' else last}.\nAnswer: {last or 'cow'}"
 
 
 async def test_the_default_prompt_asks_for_rationales_that_the_self_reward_reads() -> None:

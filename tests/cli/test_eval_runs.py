@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sqlite3
 from pathlib import Path
 
 import orjson
@@ -177,3 +179,50 @@ def test_custom_jsonl_data_are_evaluated(run: Run, served: Server) -> None:
         run("eval", "jsonl:free", "--methods", "top-k", "--retrieve", "text", *options[2:]).code
         == 0
     )
+
+
+RCTS = ("--methods", "top-k,rcts", "--shots", 1, "--rollouts", 2, "--model", "openai:m")
+
+
+async def reasoner(request: web.Request) -> web.StreamResponse:
+    """Give a reason that leads to the answer "leaf" only, where the prompt asks for reasons."""
+    body = str((await request.json())["messages"])
+    name = "leaf" if "Answer: leaf" in body else "sky"
+    reply = f"It is green.\nAnswer: {name}" if "Explain your reasoning" in body else "leaf"
+    return await ok(*[reply] * (await request.json()).get("n", 1))(request)
+
+
+def test_rcts_rewards_the_reasons_for_its_answers(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [reasoner]
+    evaluation = ("eval", f"image-folder:{pets}", *RCTS, "--out", "kept", "--json", "f")
+    done = run(*evaluation, "--traces", "t.db")
+    assert done.code == 0, done.err
+    shown = orjson.loads(Path("f").read_bytes())["shown"]
+    assert shown["rcts"] == {"rationales": "none", "prompt": "reasoned", "max_tokens": "512"}
+    assert shown["top-k"] == {"rationales": "none"}
+    with sqlite3.connect("kept/run.db") as run_file:
+        trees = run_file.execute("SELECT json_extract(trace, '$.tree') FROM answers").fetchall()
+    rewards = set(re.findall(r'"self":([0-9.]+)', str(trees)))
+    assert {float(reward) for reward in rewards} == {0.0, 1.0}
+    # Labels need 64 tokens, reasons more.
+    asked = {bool("Explain" in str(body)): body["max_tokens"] for body in served.bodies[:6]}
+    assert asked == {False: 64, True: 512}
+    run("report", "kept", "--out", "page")
+    assert "rcts (rationales none, prompt reasoned" in Path("page/index.html").read_text()
+    assert "top-k (rationales none)" in Path("page/results.md").read_text()
+
+
+def test_answers_with_another_default_prompt_are_not_resumed(
+    run: Run, pets: Path, served: Server
+) -> None:
+    served.answers = [reasoner]
+    evaluation = ("eval", f"image-folder:{pets}", *RCTS, "--out", "kept")
+    assert run(*evaluation).code == 0
+    with sqlite3.connect("kept/run.db") as run_file:  # as an earlier version stored it
+        run_file.execute("DELETE FROM settings WHERE name = 'shown'")
+    run_file.close()
+    refused = run(*evaluation)
+    assert refused.code == 2
+    assert "kept holds answers of rcts with prompt unset, got reasoned" in refused.err
+    others = ("--methods", "top-k", *RCTS[2:], "--out", "kept")
+    assert run("eval", f"image-folder:{pets}", *others).code == 0

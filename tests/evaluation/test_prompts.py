@@ -8,10 +8,27 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.controls import corrupt, label_confusion
-from bottega.evaluation.prompts import methods_with_rationales, prompt_for, with_rationales
+from bottega.evaluation.prompts import (
+    asks_for_reasons,
+    describe_methods,
+    method_settings,
+    methods_with_rationales,
+    prompt_for,
+    rationale_source,
+    with_rationales,
+)
 from bottega.generation import ScriptedGenerator
-from bottega.prompting import MMMU, MMMU_REASONED, VIZ_WIZ, AppendixAPrompter, InterleavedPrompter
+from bottega.prompting import (
+    MMMU,
+    MMMU_REASONED,
+    VIZ_WIZ,
+    AppendixAPrompter,
+    InterleavedPrompter,
+    LetteredPrompter,
+    ReasoningPrompter,
+)
 from bottega.protocols import Prompter
 from bottega.recipes import Classifier
 from bottega.types import Candidate, Example, Query
@@ -109,3 +126,41 @@ def test_rationales_come_from_matching_examples() -> None:
     for data, sources in ((wrong, others[:1]), (PLAIN, []), (PLAIN, [PLAIN.knowledge[0]])):
         with pytest.raises(SettingError):
             with_rationales(data, sources)
+
+
+def test_methods_with_a_reward_ask_for_reasons_unless_a_prompt_is_published() -> None:
+    reward = {"rcts", "rcts-random", "majority", "best-of-n"}
+    for prompt in (None, LetteredPrompter()):
+        own = replace(DATA, prompt=prompt, rationale_prompt=None)
+        asking = {name for name in METHODS if asks_for_reasons(name, own, DEFAULTS)}
+        assert asking == reward
+        used = {name: prompt_for(name, own, DEFAULTS) for name in METHODS}
+        assert {name for name in used if isinstance(used[name], ReasoningPrompter)} == reward
+        for settings in (
+            Classifier(TurnsOnlyGenerator([]), ()),
+            Classifier(MODEL, (), prompt=AppendixAPrompter()),
+        ):
+            assert not any(asks_for_reasons(name, own, settings) for name in METHODS)
+    assert not any(asks_for_reasons(name, DATA, DEFAULTS) for name in METHODS)
+
+
+def test_reasons_have_a_token_limit_of_their_own() -> None:
+    own = replace(DATA, prompt=None, rationale_prompt=None)
+    config = RunConfig(methods=("top-k", "rcts", "zero-shot"), reasoning_tokens=300)
+    limits = [
+        method_settings(name, own, DEFAULTS, config).sampling.max_tokens for name in config.methods
+    ]
+    assert limits == [64, 300, 64]
+    assert describe_methods(own, DEFAULTS, config, "given") == {
+        "top-k": {"rationales": "none"},  # appendix A shows none
+        "rcts": {"rationales": "given", "prompt": "reasoned", "max_tokens": "300"},
+    }
+
+
+def test_rationales_are_given_or_generated() -> None:
+    generated = replace(EXAMPLE, tags={"rationale_accuracy": "1"})
+    sources = [
+        rationale_source(replace(DATA, knowledge=examples))
+        for examples in ((EXAMPLE,), (generated,), (generated, EXAMPLE), PLAIN.knowledge)
+    ]
+    assert sources == ["given", "generated", "generated and given", "none"]

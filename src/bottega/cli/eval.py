@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -117,7 +117,14 @@ from bottega.evaluation.planning import (
     max_calls,
     passages_only,
 )
-from bottega.evaluation.prompts import methods_with_rationales, with_rationales
+from bottega.evaluation.prompts import (
+    NONE,
+    RATIONALES,
+    Description,
+    describe_methods,
+    rationale_source,
+    with_rationales,
+)
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import RunState
 from bottega.evaluation.search_config import search_config
@@ -260,7 +267,7 @@ def evaluate(
     Budget(budget)  # fail before anything is loaded
     if model:
         check_model(model)  # before the benchmark is read
-    data, skipped = _load(config, rationales_from)
+    data, skipped, source = _load(config, rationales_from)
     data = with_synonyms(data, synonyms)
     if answers_from is not None:
         data = stored_answers(data, answers_from)
@@ -274,9 +281,12 @@ def evaluate(
     if embed is None and retrieve != "hybrid":
         images = chain.from_iterable(example.query.images for example in data.knowledge)
         config = replace(config, embed=default_embedder(images))
-    tokens = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
+    brief = data.labels and prompt != "reasoned"
     config = replace(
-        config, methods=config.methods or default_methods(data, retrieve), max_tokens=tokens
+        config,
+        methods=config.methods or default_methods(data, retrieve),
+        max_tokens=max_tokens or (LABEL_TOKENS if brief else ANSWER_TOKENS),
+        reasoning_tokens=max_tokens or ANSWER_TOKENS,
     )
     spec = ModelSpec.of(
         model or model_for(config.embed),
@@ -290,16 +300,20 @@ def evaluate(
         calls = max_calls(config, data, replace(settings, labels=data.labels))
         print_plan(data, [settings.generator.name], calls, drafts=retrieve in BY_DRAFT)
         return
+    shown = describe_methods(data, settings, config, source)
     remote = None if on == LOCAL else MethodFactory(data, config, spec, price, hyper)
     with open_executor(on, workers) as executor:
         if executor and remote:
             remote = replace(remote, model=spec.share(executor.count))
         run = partial(run_methods, hyper=hyper_model, executor=executor, remote=remote)
-        _compare(data, config, settings, hyper_model, skipped, budget, out, json, traces, run)
+        _compare(
+            data, config, settings, shown, hyper_model, skipped, budget, out, json, traces, run
+        )
 
 
-def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmark, int]:
-    """Return the benchmark and the number of unreadable examples, each with a warning."""
+def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmark, int, str]:
+    """Return the benchmark, the number of unreadable examples, each with a warning, and the source
+    of the rationales."""
     skipped = SkippedExamples()
     data = load_benchmark(
         config.benchmark,
@@ -313,17 +327,21 @@ def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmar
     )
     if config.passages is not None:
         data = with_passages(data, config.passages, on_error=skipped)
+    source = rationale_source(data)
     if rationales is not None:
         with open_rows(rationales) as knowledge:
             data, found = with_rationales(data, knowledge)
+        others = found < sum(one.rationale is not None for one in data.knowledge)
+        source = f"{source} and from {rationales}" if others else f"from {rationales}"
         note(f"rationales for {found} of {len(data.knowledge)} labelled examples from {rationales}")
-    return data, len(skipped)
+    return data, len(skipped), source
 
 
 def _compare(
     data: Benchmark,
     config: RunConfig,
     settings: Classifier,
+    shown: Mapping[str, Description],
     hyper: TransformersGenerator | None,
     skipped: int,
     budget: float | None,
@@ -336,13 +354,16 @@ def _compare(
     record = config.record(
         model=settings.generator.name, hyper=hyper.name if hyper else None, skipped=skipped
     )
-    with_rationales = methods_with_rationales(config.methods, data, settings, config.rationales)
+    explained = [name for name, what in shown.items() if what[RATIONALES] != NONE]
     runs: list[MethodResult] = []
     with (
         answer_store(out, record, data) as store,
         noting_interruption(lambda: stored_text(store, out)),
     ):
-        spent, highest = store.spent() if isinstance(store, RunStore) else (0.0, 0.0)
+        spent, highest = 0.0, 0.0
+        if isinstance(store, RunStore):
+            store.describe(shown)
+            spent, highest = store.spent()
         drafts, price = out and out / DRAFTS, settings.price or PriceTable()
         if drafts is not None:
             spent += cost_of_drafts(drafts, settings.generator, price)
@@ -352,8 +373,8 @@ def _compare(
         try:
             run(data, settings, config, runs, state=state, traces=traces, drafts_file=drafts)
         finally:
-            report_results(data, {**record, "explained": with_rationales}, runs, json)
-            note_rationales(with_rationales, runs)
+            report_results(data, {**record, "explained": explained, "shown": shown}, runs, json)
+            note_rationales(explained, runs)
             report_failures(store, out)
     if skipped:
         say(f"{skipped} unreadable examples are excluded")

@@ -199,7 +199,7 @@ PromptStyle = Annotated[
     Option(
         "--prompt",
         metavar="NAME",
-        help="paper (Visual RAG, appendix A), interleaved (turns), reasoned (turns that ask for the "
+        help="paper (Visual RAG, appendix A), interleaved (turns), reasoned (turns that ask for "
         "reasons before the answer), or auto (by model; reasoned for rcts).",
     ),
 ]

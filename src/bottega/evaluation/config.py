@@ -20,9 +20,10 @@ class RunConfig:
     """Settings of an evaluation run, for the command line, the runner and the run store.
 
     `samples` None: as many as a search among the methods may request, else 5. `rationales` None:
-    as `prompts.prompt_for` decides. `hyper` names the model that compresses if `model` does not.
-    `concurrency` limits concurrent queries; `round_size` splits the items, in their order, into
-    rounds, between which a method may learn.
+    as `prompts.prompt_for` decides. `reasoning_tokens` replaces `max_tokens` for methods that ask
+    for reasons by default (`prompts.asks_for_reasons`). `hyper` names the model that compresses if
+    `model` does not. `concurrency` limits concurrent queries; `round_size` splits the items, in
+    their order, into rounds, between which a method may learn.
     """
 
     benchmark: str = ""
@@ -52,6 +53,7 @@ class RunConfig:
     hyper: str | None = None
     store: Path | None = None
     max_tokens: int | None = None
+    reasoning_tokens: int | None = None
     stop: tuple[str, ...] = ()
     round_size: int | None = None
     concurrency: int = 32

@@ -26,7 +26,7 @@ from bottega.evaluation.methods import (
     MethodSpec,
 )
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, pipeline_method
-from bottega.evaluation.prompts import prompt_for
+from bottega.evaluation.prompts import method_settings
 from bottega.evaluation.retrieval import (
     EpisodeRetriever,
     LateInteractionScorer,
@@ -77,7 +77,7 @@ def plan(
         if spec.retrieval == "vectors":
             planned.append(_logistic_method(data, knowledge, settings.multi_label, config.seed))
             continue
-        asking = replace(settings, prompt=prompt_for(name, data, settings, config.rationales))
+        asking = method_settings(name, data, settings, config)
         retrieve = _retriever(spec, data, knowledge, config.seed, search)
         swapped = _swapped(spec, data, asking, config.seed)
         for shots in _shots(spec, config.shots, data):

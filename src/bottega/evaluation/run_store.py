@@ -33,6 +33,7 @@ OPTIONAL = (
 DATA, BENCHMARK = "data", "benchmark"
 ORDERS = "item_orders"  # the setting that only runs of streams have
 PLANNED = "planned"  # a note: the methods of the last command
+SHOWN = "shown"  # a note: what the demonstrations of each method show
 # Settings that follow from others, named only if nothing else differs.
 DERIVED = (DATA, ORDERS, "metrics", "model", "cold", "embedder", "embed")
 OPTIONS = {
@@ -285,6 +286,30 @@ class RunStore(AnswerStore):
     def plan(self, keys: Sequence[MethodKey]) -> None:
         """Store the methods that the command evaluates, from which readers tell its progress."""
         self.note(PLANNED, keys)
+
+    def describe(self, shown: Mapping[str, Mapping[str, str]]) -> None:
+        """Store what the demonstrations of each method show.
+
+        Raises `SettingError` for a method whose stored answers have another prompt. An equal
+        record of the run does not imply an equal prompt: earlier versions had other defaults.
+        """
+        stored = self._read("SELECT value FROM settings WHERE name = ?", SHOWN)
+        before: dict[str, dict[str, str]] = orjson.loads(stored[0][0]) if stored else {}
+        answered = [name for (name,) in self._read("SELECT DISTINCT method FROM answers")]
+        for name in (name for name in shown if name in answered):
+            past, now = before.get(name, {}), shown[name]
+            # The fingerprint of the data covers the rationales.
+            keys = [key for key in (*now, *past) if key != "rationales"]
+            differing = [key for key in keys if past.get(key) != now.get(key)]
+            if differing:
+                key = differing[0]
+                raise SettingError(
+                    f"{self.path.parent} holds answers of {name} with"
+                    f" {key.replace('_', ' ')} {past.get(key, 'unset')},"
+                    f" got {now.get(key, 'unset')}",
+                    hint=f"set another --out folder, or remove {name} from --methods",
+                )
+        self.note(SHOWN, {**before, **shown})
 
     def note(self, name: str, value: object) -> str | None:
         """Store a value of the run and return the text of the one before. It is no setting: it may

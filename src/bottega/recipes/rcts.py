@@ -68,8 +68,9 @@ def rcts(
     own rationale), plus `1 - alpha` times its mutual reward (the accuracy on retrieved labelled
     examples with the answer as a demonstration). `prompt` asks for the rationale by default
     (`ReasoningPrompter`), or is brief turns for a generator that reads only these. Without a
-    rationale only the mutual reward counts; `reward=EnsembleReward(...)` may then be better. `agree` compares two answers: by their kind by
-    default, or always by choice, number or words. The paper retrieves by late interaction
+    rationale only the mutual reward counts; `reward=EnsembleReward(...)` may then be better.
+    `agree` compares two answers: by their kind by default, or always by choice, number or words.
+    The paper retrieves by late interaction
     (`retrieve=DenseRetriever(LateInteractionIndex(...).search)`); the default is the search of
     `knowledge`. `parallel` branches are tried concurrently; 1 is the paper's order. `max_calls`
     and `max_tokens` limit one query. A given `search`, such as a `FlatSearch`, is used unchanged.

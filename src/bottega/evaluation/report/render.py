@@ -18,6 +18,7 @@ from bottega import __version__
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.charts import Chart, by_cost, by_shots
 from bottega.evaluation.page import page_environment, style_sheet
+from bottega.evaluation.report.demonstrations import demonstration_texts, description_text
 from bottega.evaluation.report.payload import payload
 from bottega.evaluation.report.plots import cost_axis, cost_series, plot, plot_streams, shots_of
 from bottega.evaluation.report.references import Reference, references
@@ -45,7 +46,7 @@ from bottega.evaluation.report.tables import (
 )
 from bottega.evaluation.report.visual_rag import Efficiency, average_rows, efficiency
 from bottega.evaluation.retrieval import EXCLUSION_RULE
-from bottega.evaluation.run_store import ORDERS
+from bottega.evaluation.run_store import ORDERS, SHOWN
 from bottega.image import path_text
 
 SCRIPTS = ("comparison.js", "items.js")
@@ -60,6 +61,7 @@ class SectionView:
     """Section with its charts and counts."""
 
     section: Section
+    demonstrations: Sequence[str]
     shots: Chart | None
     costs: Chart | None
     efficiency: Sequence[Efficiency]
@@ -153,6 +155,7 @@ def _section_view(section: Section) -> SectionView:
     errors = Counter(error for row in section.rows for error in row.failures.values())
     return SectionView(
         section,
+        demonstration_texts(section),
         by_shots(shots_of(section), f"{metric} by number of demonstrations") if answered else None,
         by_cost(cost_series(section), f"{metric} by cost", cost_axis(section))
         if answered
@@ -181,10 +184,14 @@ def settings_of(section: Section) -> dict[str, list[Any]]:
     names = dict.fromkeys([*FIRST, *(name for run in runs for name in run.settings)])
     shown_above = ("benchmark", "metrics")
     return {
-        name: [run.settings.get(name) for run in runs]
+        name: [_setting(name, run.settings.get(name)) for run in runs]
         for name in names
         if name not in shown_above and any(name in run.settings for run in runs)
     }
+
+
+def _setting(name: str, value: Any) -> Any:
+    return description_text(value) if name == SHOWN and value else value
 
 
 PAGE, CSV, MARKDOWN = "index.html", "results.csv", "results.md"

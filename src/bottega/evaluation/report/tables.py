@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
+from bottega.evaluation.report.demonstrations import demonstration_texts
 from bottega.evaluation.report.references import references
 from bottega.evaluation.report.sections import Row, Section
 from bottega.evaluation.report.streams import COLUMNS as STREAM_COLUMNS
@@ -40,6 +41,7 @@ def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
         parts += ["## Across benchmarks", "Best number of shots.", _table(head, cells)]
     for section in sections:
         parts += [f"## {_escaped(section.benchmark)}", f"{section.item_count:,} items."]
+        parts += [f"Demonstrations: {_escaped(text)}." for text in demonstration_texts(section)]
         parts.append(_table(*_figures(section)))
         if needed := efficiency(section):
             head = ("method", "baseline", "shots", "baseline shots", "ratio", "gain")
