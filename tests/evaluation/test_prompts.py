@@ -10,6 +10,7 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.controls import corrupt, label_confusion
+from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.prompts import (
     asks_for_reasons,
     describe_methods,
@@ -164,3 +165,23 @@ def test_rationales_are_given_or_generated() -> None:
         for examples in ((EXAMPLE,), (generated,), (generated, EXAMPLE), PLAIN.knowledge)
     ]
     assert sources == ["given", "generated", "generated and given", "none"]
+
+
+def test_search_settings_that_no_option_sets_are_described() -> None:
+    metric = vqa_accuracy({"e": ["a"] * 10})
+    data, config = replace(DATA, reward_metric=metric), RunConfig(methods=("rcts", "top-k"))
+    rated = {"mutual_reward": "vqa_accuracy_original"}
+    described = describe_methods(data, DEFAULTS, config, "given")
+    assert described["rcts"] == {
+        "rationales": "given",
+        "zero_shot_prompt": "without reasons",
+        **rated,
+    }
+    assert described["top-k"] == {"rationales": "none"}
+    # Annotators would give away the answers that are hidden.
+    hidden = describe_methods(data, DEFAULTS, replace(config, label_noise=0.5), "given")
+    assert "mutual_reward" not in hidden["rcts"]
+    best = RunConfig(methods=("rcts-best-of-n",), order="nearest-first")
+    assert describe_methods(PLAIN, DEFAULTS, best, "none") == {
+        "rcts-best-of-n": {"rationales": "none", "order": "nearest-first"}
+    }

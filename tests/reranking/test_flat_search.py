@@ -74,6 +74,13 @@ async def test_best_of_n_samples_all_answers_in_one_request() -> None:
     assert path_of(found)[-1].rewards == {"mutual": 0.8}
 
 
+async def test_best_of_n_shows_the_requested_order() -> None:
+    model = ScriptedGenerator(["cat", "cow", "yes", "yes", "yes"])
+    first = replace(search(model, "nearest", branches=2), order="nearest-first")
+    shown = await first(QUERY, CANDIDATES, 2)
+    assert [one.example.answer for one in shown] == ["cat", "dog"]
+
+
 async def test_as_a_reranker_it_returns_the_demonstrations_of_the_search() -> None:
     model = ScriptedGenerator(["cat", "cow", "dog", "cow", "yes", "yes", "yes"])
     shown = await search(model, "nearest", branches=4)(QUERY, CANDIDATES, 2)

@@ -340,3 +340,11 @@ def test_at_least_one_sample_is_required() -> None:
     assert own(n=1) and mutual(n=1, samples=1)
     with pytest.raises(SettingError, match="samples must be at least 1, got 0"):
         mutual(samples=0)
+
+
+async def test_mutual_reward_can_be_the_mean_of_soft_scores() -> None:
+    scores = {"cat": 0.9, "dog": 0.3}
+    reward = mutual(score=lambda example, answer: scores[answer.text])
+    model = ScriptedGenerator(["cat", "cat", "dog", "dog"])
+    result = await reward(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
+    assert result.value == result.parts["mutual"] == pytest.approx(0.6)

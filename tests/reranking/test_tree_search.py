@@ -10,6 +10,7 @@ import pytest
 from bottega.errors import SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.pipeline import FixedRouter, Pipeline
+from bottega.prompting import PromptTemplate
 from bottega.protocols import Tier
 from bottega.recording.stored_traces import read_tree, stored_tree
 from bottega.reranking import Variant
@@ -223,3 +224,13 @@ async def test_search_depth_is_limited_by_recording() -> None:
     assert read_tree(orjson.loads(orjson.dumps(stored_tree(tree)))).path == tree.path
     with pytest.raises(SettingError, match="101"):
         await deep.search(QUERY, candidates(101), 101)
+
+
+async def test_the_answer_without_demonstrations_may_have_a_prompt_of_its_own() -> None:
+    model = ScriptedGenerator(repeated)
+    zero_shot = PromptTemplate(instruction="Be brief.")
+    search = replace(rcts(model, reward=later_is_better, rollouts=2), zero_shot_prompt=zero_shot)
+    await search.search(QUERY, candidates(5), 2)
+    brief = [call.prompt for call in model.calls if "Be brief." in str(call.prompt)]
+    assert brief == [zero_shot(QUERY, [])]
+    assert len(model.calls) == 3

@@ -212,7 +212,7 @@ def evaluate(
     benchmark = with_options(benchmark, question, unparsable)
     own_embed, own_shots, own_order = evaluation_defaults(benchmark)
     embed = embed or (own_embed if retrieve == "image" else None)
-    shots, order = shots or own_shots or SHOTS, order or own_order or NEAREST_LAST
+    shots, order = shots or own_shots or SHOTS, order or own_order
     config = RunConfig(
         benchmark=benchmark,
         methods=tuple(name.strip() for name in methods.split(",")) if methods else (),
@@ -230,7 +230,7 @@ def evaluate(
         metric=metric,
         groups=groups,
         prompt=prompt,
-        order=order,
+        order=order or NEAREST_LAST,
         seed=seed,
         samples=samples,
         search=search_config(
@@ -281,6 +281,8 @@ def evaluate(
     if embed is None and retrieve != "hybrid":
         images = chain.from_iterable(example.query.images for example in data.knowledge)
         config = replace(config, embed=default_embedder(images))
+    if order is None and answers_from is None:
+        config = replace(config, order=data.order)
     brief = data.labels and prompt != "reasoned"
     config = replace(
         config,

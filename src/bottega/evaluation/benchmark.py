@@ -12,6 +12,7 @@ from bottega.evaluation.metrics.metric import Accuracy, MacroF1, Metric
 from bottega.evaluation.metrics.vqa import AnnotatorAgreement
 from bottega.parsing import LabelParser
 from bottega.protocols import Parser, Prompter
+from bottega.reranking import DemonstrationOrder
 from bottega.types import Example
 
 
@@ -23,7 +24,9 @@ class Benchmark:
     queries to their episodes; an item may be shown examples of its own episode only. It is empty
     without episodes. `corrupted_count` examples have a wrong answer; it is None without label
     noise. The first metric compares methods. `prompt` suits the questions, None selects the model's
-    default; `rationale_prompt` replaces it where demonstrations show rationales. With
+    default; `rationale_prompt` replaces it where demonstrations show rationales. `order` is that of
+    demonstrations in the paper of the benchmark's figures. `reward_metric` scores answers to
+    examples in RCTS's mutual reward; None compares them with the example's answer. With
     `needs_answers`, the examples are questions without published answers.
     """
 
@@ -39,6 +42,8 @@ class Benchmark:
     prompt: Prompter | None = field(default=None, compare=False)
     rationale_prompt: Prompter | None = field(default=None, compare=False)
     needs_answers: bool = False
+    order: DemonstrationOrder = field(default="nearest-last", compare=False)
+    reward_metric: Metric | None = field(default=None, compare=False)
 
 
 def labelled_benchmark(

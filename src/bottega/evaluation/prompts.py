@@ -9,7 +9,8 @@ from bottega._util.identity import image_hashes
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods import METHODS
+from bottega.evaluation.methods import METHODS, SEARCH_METHODS
+from bottega.evaluation.searchers import reward_metric
 from bottega.prompting import LetteredPrompter, ReasoningPrompter
 from bottega.protocols import Prompter, turns_only
 from bottega.rationales import ACCURACY
@@ -104,9 +105,25 @@ def describe_methods(
     for name in dict.fromkeys(config.methods):
         if METHODS[name].shows_demonstrations:
             found[name] = {RATIONALES: source if name in explained else NONE}
-            if asks_for_reasons(name, data, settings):
-                tokens = method_settings(name, data, settings, config).sampling.max_tokens
-                found[name] |= {"prompt": "reasoned", "max_tokens": str(tokens)}
+            found[name] |= _differences(name, data, settings, config)
+    return found
+
+
+def _differences(
+    name: str, data: Benchmark, settings: Classifier, config: RunConfig
+) -> Description:
+    """Return what differs from the defaults of the run, which its record holds."""
+    asking = method_settings(name, data, settings, config)
+    found: Description = {}
+    if asks_for_reasons(name, data, settings):
+        found |= {"prompt": "reasoned", "max_tokens": str(asking.sampling.max_tokens)}
+    if name == "rcts" and data.rationale_prompt and asking.prompt is data.rationale_prompt:
+        found["zero_shot_prompt"] = "without reasons"
+    metric = reward_metric(data, config)
+    if metric and name in SEARCH_METHODS and not turns_only(settings.generator):
+        found["mutual_reward"] = metric.name
+    if name == "rcts-best-of-n" and config.order != "nearest-last":
+        found["order"] = config.order
     return found
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.retrieval import RescoredRetriever, SwappedRetriever, gold_passages
 from bottega.generation import OpenAIGenerator, TransformersGenerator
 from bottega.parsing import same_answer
 from bottega.pipeline import Pipeline
-from bottega.prompting import ConclusionPrompter, ContinuationPrompter
+from bottega.prompting import ContinuationPrompter
 from bottega.protocols import Generator, Reranker, Retriever, Searcher, turns_only
 from bottega.recipes import kv_reuse_searcher
 from bottega.recipes.limited_search import ENSEMBLE, PROBES
 from bottega.recipes.racc import bundled_compressor_for, compression_searcher
+from bottega.recipes.rcts import conclusion_prompter
 from bottega.reranking import (
+    DemonstrationOrder,
     EnsembleReward,
     FlatSearch,
     JointChoiceSearch,
@@ -68,8 +72,21 @@ def tree_search(pipeline: Pipeline, context: MethodContext) -> Pipeline:
         agree=same_answer,
         seed=context.config.seed,
         max_calls=config.max_calls(context.generator),
+        zero_shot_prompt=context.data.prompt if shows_rationales(pipeline, context) else None,
     )
     return replace(pipeline, fetch=max(config.fetch, context.shots), search=search)
+
+
+def shows_rationales(pipeline: Pipeline, context: MethodContext) -> bool:
+    """Return whether the pipeline has the benchmark's prompt with rationales."""
+    own = context.data.rationale_prompt
+    return own is not None and pipeline.prompt is own
+
+
+def reward_metric(data: Benchmark, config: RunConfig) -> Metric | None:
+    """Return the metric of the mutual reward; None if the examples show other answers than those of
+    its annotators."""
+    return None if config.answers_from or config.label_noise else data.reward_metric
 
 
 def flat_search(sequences: Sequences) -> PipelineBuilder:
@@ -93,6 +110,7 @@ def flat_search(sequences: Sequences) -> PipelineBuilder:
             sampling=sampling,
             seed=context.config.seed,
             max_calls=config.max_calls(context.generator),
+            order=cast(DemonstrationOrder, context.config.order),
         )
         return replace(pipeline, fetch=max(config.fetch, context.shots), search=search)
 
@@ -114,13 +132,20 @@ def _reward(pipeline: Pipeline, context: MethodContext) -> RewardFunction:
             agree=same_answer,
             seed=context.config.seed,
         )
-    conclude = ContinuationPrompter(prompt) if turns_only(generator) else ConclusionPrompter()
+    conclude = ContinuationPrompter(prompt) if turns_only(generator) else conclusion_prompter(parse)
     sampling = Sampling(REWARD_TEMPERATURE, pipeline.sampling.max_tokens)
     own = SelfConsistencyReward(
         conclude, parse, n=PROBES, sampling=sampling, agree=same_answer, variant=config.variant
     )
+    metric = reward_metric(context.data, context.config)
     mutual = MutualReward(
-        prompt, parse, n=PROBES, sampling=sampling, agree=same_answer, variant=config.variant
+        prompt,
+        parse,
+        n=PROBES,
+        sampling=sampling,
+        agree=same_answer,
+        variant=config.variant,
+        score=None if metric is None else metric.score,
     )
     parts: dict[str, RewardFunction] = {"self": own, "mutual": mutual}
     return parts.get(name) or WeightedReward(own, mutual, config.alpha)

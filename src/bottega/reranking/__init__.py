@@ -4,6 +4,7 @@ from bottega.reranking.flat_search import FlatSearch, JointChoiceSearch
 from bottega.reranking.rewards import (
     AgreementFunction,
     EnsembleReward,
+    ExampleScore,
     MutualReward,
     RewardFunction,
     RewardValue,
@@ -30,6 +31,7 @@ __all__ = [
     "BudgetedGenerator",
     "DemonstrationOrder",
     "EnsembleReward",
+    "ExampleScore",
     "FlatSearch",
     "GatedReranker",
     "JointChoiceSearch",

@@ -23,7 +23,13 @@ from bottega.reranking.search_budget import (
     gather_affordable,
     gather_all,
 )
-from bottega.reranking.selection import check_depth, check_scores, sample_by_score
+from bottega.reranking.selection import (
+    DemonstrationOrder,
+    check_depth,
+    check_scores,
+    order_demonstrations,
+    sample_by_score,
+)
 from bottega.types import (
     Answer,
     Candidate,
@@ -58,12 +64,12 @@ class FlatSearch:
     """Searcher that takes the best of `branches` concurrent answers by `reward`; the first of
     equals.
 
-    `sequences="nearest"` shows the k nearest candidates, the nearest last, and samples all answers
-    in one request: best of n. The others sample one answer for each sequence. `"random"` shows k
-    random candidates, ordered by the seed. `"similar"` has the branches of `TreeSearch` without its
-    tree: the nearest k candidates, the nearest first, then sequences drawn by score (eq. 6). The
-    budget works as in `TreeSearch`: the first answer is scored before others are requested, to
-    learn how many fit.
+    `sequences="nearest"` shows the k nearest candidates in `order`, and samples all answers in one
+    request: best of n. The others sample one answer for each sequence. `"random"` shows k random
+    candidates, ordered by the seed. `"similar"` has the branches of `TreeSearch` without its tree:
+    the nearest k candidates, the nearest first, then sequences drawn by score (eq. 6). The budget
+    works as in `TreeSearch`: the first answer is scored before others are requested, to learn how
+    many fit.
     """
 
     generator: Generator
@@ -77,6 +83,7 @@ class FlatSearch:
     seed: int = 0
     max_calls: int | None = None
     max_tokens: int | None = None
+    order: DemonstrationOrder = "nearest-last"
 
     def __post_init__(self) -> None:
         check_count("branches", self.branches)
@@ -147,7 +154,8 @@ class FlatSearch:
 
     def _sequences(self, query: Query, candidates: Candidates, k: int) -> list[tuple[int, Shown]]:
         if self.sequences == "nearest":
-            return list(enumerate([tuple(reversed(candidates[:k]))] * self.branches))
+            shown = order_demonstrations(candidates[:k], self.order, query, self.seed)
+            return list(enumerate([tuple(shown)] * self.branches))
         rng, count = query_rng(query, self.seed), min(k, len(candidates))
         if self.sequences == "random":
             drawn = [rng.sample(candidates, count) for _ in range(self.branches)]

@@ -14,6 +14,7 @@ from bottega.reranking.selection import sample_by_score
 from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
 
 AgreementFunction = Callable[[Answer, Answer, Query], float]
+ExampleScore = Callable[[Example, Answer], float]
 Variant = Literal["paper", "released"]
 
 SAMPLED = Sampling(temperature=0.8)
@@ -95,9 +96,10 @@ class MutualReward:
     """Mutual reward (eq. 8).
 
     The query with its answer is the demonstration for the first `n` labelled candidates. The reward
-    is the share of correct answers to them. Each candidate is sampled once (eq. 8), with
-    `variant="released"` 5 times in one request, or `samples` times. Without labelled candidates the
-    reward is unavailable.
+    is the share of correct answers to them, or the mean of `score(example, answer)`, such as the
+    soft accuracy of a question with several annotators. Each candidate is sampled once (eq. 8),
+    with `variant="released"` 5 times in one request, or `samples` times. Without labelled
+    candidates the reward is unavailable.
     """
 
     prompt: Prompter
@@ -108,6 +110,7 @@ class MutualReward:
     sampling: Sampling = SAMPLED
     agree: AgreementFunction = exact_agreement
     variant: Variant = "paper"
+    score: ExampleScore | None = None
 
     def __post_init__(self) -> None:
         check_count("n", self.n)
@@ -135,6 +138,8 @@ class MutualReward:
         option = (example.answer,) if example.answer in query.choices else ()
         gold = Answer(example.answer, labels=example.labels or option)
         answers = [self.parse(query, one) for one in reply.completions]
+        if self.score is not None:
+            return sum(self.score(example, one) for one in answers) / len(answers)
         return share(answers, gold, query, self.agree)
 
 

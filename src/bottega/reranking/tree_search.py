@@ -252,6 +252,9 @@ class TreeSearch:
     branch with the largest sum of values. `children` is the width of the tree; `MonteCarloTree`
     describes the two variants. A branch shows its demonstrations in the order of their selection.
 
+    `zero_shot_prompt` replaces `prompt` for the answer without demonstrations, for example where
+    `prompt` asks for a rationale and the zero-shot prompt of a benchmark does not.
+
     `parallel` branches are selected in sequence, answered and scored concurrently, and added to the
     tree in the order of their selection. The result depends on the seed and on the replies, never
     on their order. 1 is the paper's order.
@@ -278,6 +281,7 @@ class TreeSearch:
     max_calls: int | None = None
     max_tokens: int | None = None
     count: Callable[[Prompt], int] = most_prompt_tokens
+    zero_shot_prompt: Prompter | None = None
 
     def __post_init__(self) -> None:
         check_count("rollouts", self.rollouts)
@@ -394,7 +398,10 @@ class TreeSearchRun:
         """Answer the nodes; return those that the budget allowed and discard the others."""
 
         async def ask(node: TreeNode) -> tuple[Prompt, Reply]:
-            prompt = self.how.prompt(self.query, self.tree.demonstrations(node))
+            build = self.how.prompt
+            if node is self.tree.root:
+                build = self.how.zero_shot_prompt or build
+            prompt = build(self.query, self.tree.demonstrations(node))
             return prompt, await self.budgeted.generate(prompt, self.how.sampling)
 
         replies = await self._within_budget("answer", [ask(node) for node in nodes])

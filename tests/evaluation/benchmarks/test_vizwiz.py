@@ -122,3 +122,13 @@ def test_rows_without_answers_or_images_are_reported(tmp_path: Path) -> None:
         True,
         True,
     ]
+
+
+def test_examples_are_scored_by_all_annotators(tmp_path: Path) -> None:
+    data = load_benchmark(f"vizwiz:{published(tmp_path)}", seed=0)
+    [example], metric = data.knowledge, data.reward_metric
+    assert metric is not None
+    # Eight annotators wrote "beer", two "soup".
+    scores = [metric.score(example, Answer(said)) for said in ("Beer.", "soup", "wine")]
+    assert scores == [1.0, pytest.approx((8 * 2 / 3 + 2 * 1 / 3) / 10), 0.0]
+    assert data.order == "nearest-first"

@@ -80,6 +80,7 @@ def mmmu(source: Source) -> Benchmark:
         ),
         prompt=MMMU,
         rationale_prompt=MMMU_REASONED,
+        order="nearest-first",
         needs_answers=from_test,
     )
 
@@ -161,6 +162,7 @@ def mathvision(source: Source) -> Benchmark:
         parse=OfficialMathVisionParser(parse) if is_official else parse,
         prompt=MATH_V,
         rationale_prompt=MATH_V_REASONED,
+        order="nearest-first",
     )
 
 

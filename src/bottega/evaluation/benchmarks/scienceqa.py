@@ -50,6 +50,7 @@ def scienceqa(source: Source) -> Benchmark:
         parse=RationaleParser(ChoiceParser(whole_words=True)),
         prompt=SCIENCE_QA,
         rationale_prompt=SCIENCE_QA_REASONED,
+        order="nearest-first",
     )
 
 

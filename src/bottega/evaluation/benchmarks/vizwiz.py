@@ -64,6 +64,8 @@ def vizwiz(source: Source) -> Benchmark:
         metrics=_metrics(items),
         parse=RationaleParser(LabelParser()),
         prompt=VIZ_WIZ,
+        order="nearest-first",
+        reward_metric=vqa_accuracy(references(shown), "always-normalised"),
     )
 
 

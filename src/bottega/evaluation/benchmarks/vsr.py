@@ -84,6 +84,7 @@ def vsr_mc(source: Source) -> Benchmark:
         items,
         parse=RationaleParser(ChoiceParser(whole_words=True)),
         prompt=VSR_MC,
+        order="nearest-first",
     )
 
 
