@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
+from math import ceil
 from typing import Protocol
 
 from bottega._util.event_loops import for_each
@@ -19,6 +20,7 @@ from bottega.types import Answer, Example, Prompt, Query, Reply, Sampling, Usage
 
 ASK_LETTERS = "Answer with the letters of all right choices, separated by commas, or say none."
 
+FRESH_SEED = 1_000_003  # far from the seeds of the predictions that select a rationale
 Compare = Callable[[Answer, Answer, Query], float]
 
 
@@ -26,7 +28,8 @@ Compare = Callable[[Answer, Answer, Query], float]
 class RationaleResult:
     """Result for one example.
 
-    `score` is the share of correct predictions with the best candidate. `rationale` is None if no
+    `score` is the share of correct predictions with the best candidate; because they selected it,
+    it is optimistic. `fresh_score` is that of new predictions. `rationale` is None if no
     candidate led to a correct prediction, or after an `error`. `tried` holds the scores of all
     verified candidates, in order. `calls` counts completions. `cost_usd` covers all replies and is
     None if a price is unknown. `at_most_usd` is the cost if all candidates had been verified, each
@@ -35,6 +38,7 @@ class RationaleResult:
 
     rationale: str | None = None
     score: float = 0.0
+    fresh_score: float | None = None
     tried: tuple[float, ...] = ()
     requests: int = 0
     calls: int = 0
@@ -67,7 +71,9 @@ class RationaleGenerator:
     The paper verifies all candidates. With `stop_early`, as in its released code, verification
     stops at the first candidate with only correct predictions; candidates are verified concurrently
     in waves of 1, 2, 4 and so on. Empty candidates, and those that were cut, filtered or refused,
-    are dropped. Raises `SettingError` for a model that answers in a word (`turns_only`, as the
+    are dropped. With `fresh`, one more request makes that many new predictions with the rationale
+    that was kept, with another seed: `score` is optimistic, `fresh_score` is not. Raises
+    `SettingError` for a model that answers in a word (`turns_only`, as the
     bundled models).
     """
 
@@ -76,6 +82,7 @@ class RationaleGenerator:
     candidates: int = 10
     predictions: int = 10
     stop_early: bool = True
+    fresh: int = 0
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7, max_tokens=512))
     explain: Callable[[Example], Prompt] = field(default_factory=ExplanationPrompter)
     conclude: Callable[[Query, str], Prompt] | None = None
@@ -92,9 +99,13 @@ class RationaleGenerator:
 
     async def make(self, example: Example) -> RationaleResult:
         """Generate the rationale of one example. Model errors are in the result, with the cost."""
-        bill = _Bill(self.price, self.candidates)
+        bill = _Bill(self.price, self.candidates + ceil(self.fresh / self.predictions))
         try:
             found = await self._best(example, bill)
+            if self.fresh and found.rationale is not None:
+                found = replace(
+                    found, fresh_score=await self._fresh_score(example, found.rationale, bill)
+                )
         except BottegaError as error:
             found = RationaleResult(error=error)
         return bill.total(found)
@@ -142,13 +153,21 @@ class RationaleGenerator:
             yield candidates[start : start + size]
             start, size = start + size, 2 * size
 
-    async def _score(self, example: Example, rationale: str, bill: _Bill) -> float:
+    async def _fresh_score(self, example: Example, rationale: str, bill: _Bill) -> float:
+        seed = (self.sampling.seed or 0) + FRESH_SEED
+        sampling = replace(self.sampling, n=self.fresh, seed=seed)
+        return await self._score(example, rationale, bill, sampling)
+
+    async def _score(
+        self, example: Example, rationale: str, bill: _Bill, sampling: Sampling | None = None
+    ) -> float:
         labels = (example.answer,) if example.labels is None else example.labels
         single = len(labels) == 1
         default = ConclusionPrompter(letter_instruction=ASK_LETTER if single else ASK_LETTERS)
         conclude, parse = self.conclude or default, self.parse or FinalAnswerParser()
         prompt = _build_prompt(lambda: conclude(example.query, rationale))
-        reply = await self.generator.generate(prompt, replace(self.sampling, n=self.predictions))
+        sampling = sampling or replace(self.sampling, n=self.predictions)
+        reply = await self.generator.generate(prompt, sampling)
         bill.replies.append(reply)
         expected = Answer(example.answer, labels=labels)
         # Without choices, the parser keeps a list of labels unchanged.
@@ -172,7 +191,7 @@ class _Bill:
     """Replies for one example and their cost."""
 
     price: Pricer | None
-    candidates: int
+    verifications: int  # at most, in requests of `predictions`
     replies: list[Reply] = field(default_factory=list)
 
     def total(self, result: RationaleResult) -> RationaleResult:
@@ -192,7 +211,7 @@ class _Bill:
                 sum(usage.cached_tokens for usage in usages),
             ),
             cost_usd=None if None in costs else sum(priced),
-            at_most_usd=writing + self.candidates * verifying,
+            at_most_usd=writing + self.verifications * verifying,
         )
 
 

@@ -258,3 +258,28 @@ def test_a_missing_file_is_reported(run: Run, kb: Path) -> None:
     done = run("rationales", "no.db", "--model", "openai:m")
     assert done.code == 1
     assert "no.db" in done.err
+
+
+async def luckier_at_first(request: web.Request) -> web.StreamResponse:
+    """Predict the right answer twice in requests for two predictions, once in those for three."""
+    body = await request.json()
+    if "**Answer:**" in str(body["messages"][-1]["content"]):
+        return await ok("Think.")(request)
+    return await ok(*(["yes", "yes"] if body["n"] == 2 else ["yes", "no", "no"]))(request)
+
+
+def test_fresh_predictions_stand_beside_the_optimistic_ones(
+    run: Run, kb: Path, served: Server
+) -> None:
+    served.answers = [luckier_at_first]
+    done = run(*COMMAND, "--candidates", 1, "--limit", 2, "--fresh", 3, "--json")
+    assert done.code == 0, done.err
+    row = done.json["rows"]["this run"]  # type: ignore[index]
+    assert {of: (figure["n"], figure["accuracy"]) for of, figure in row.items()} == {
+        "entries": (2, 1.0),
+        "kept": (2, 1.0),
+        "candidates": (2, 1.0),
+        "fresh entries": (2, pytest.approx(1 / 3)),
+        "fresh kept": (2, pytest.approx(1 / 3)),
+    }
+    assert "fresh" in run(*COMMAND, "--candidates", 1, "--again", "--fresh", 3, "--limit", 1).out

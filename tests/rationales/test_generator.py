@@ -201,3 +201,20 @@ def test_a_turns_only_model_is_refused() -> None:
     with pytest.raises(SettingError, match="bundled:apprentice answers in a word") as caught:
         RationaleGenerator(brief)
     assert "openai:" in caught.value.hint
+
+
+async def test_fresh_predictions_are_those_of_the_kept_rationale_with_another_seed() -> None:
+    model = RationaleModel({"a": ["A"] * 4, "b": ["B", "B", "A", "A"]})
+    found = await made(model, fresh=8, sampling=Sampling(temperature=0.7, seed=3))
+    assert (found.rationale, found.score, found.fresh_score) == ("b", 0.5, 0.5)
+    assert model.predicted == ["a", "b", "b"]
+    assert [one.n for one in model.samplings] == [2, 4, 4, 8]
+    *selecting, fresh = (one.seed for one in model.samplings)
+    assert fresh not in selecting
+    # Writing, two verifications, and fresh predictions twice as many as one verifies.
+    assert (found.requests, found.at_most_usd) == (4, 1 + 2 + 2)
+
+
+async def test_fresh_predictions_need_a_kept_rationale() -> None:
+    found = await made(RationaleModel({"a": ["A"] * 4}), fresh=4)
+    assert (found.rationale, found.fresh_score, found.requests) == (None, None, 2)

@@ -47,6 +47,10 @@ EXPLAINED = (
     " predictions selected; and over the mean of all tested candidates"
 )
 
+FRESH = (
+    "fresh entries and fresh kept are the same from new predictions, which selected no rationale"
+)
+
 Figure = Mapping[str, float | int | None]
 
 
@@ -68,6 +72,10 @@ class Run:
         return [one.score for one in self.made if one.rationale is not None]
 
     @property
+    def fresh_scores(self) -> list[float]:
+        return [one.fresh_score for one in self.made if one.fresh_score is not None]
+
+    @property
     def failed(self) -> int:
         return sum(one.error is not None for one in self.made)
 
@@ -87,6 +95,10 @@ def report(found: PendingRationales, run: Run, json: bool) -> None:
     # Candidate scores are not stored, so only this run has them.
     tested = [fmean(one.tried) for one in run.made if one.tried and one.error is None]
     rows = {"this run": {**_row(run.scores, run.rejected), "candidates": _figure(tested)}}
+    fresh = run.fresh_scores
+    if fresh:
+        row = _row(fresh, run.rejected)
+        rows["this run"] |= {f"fresh {of}": figure for of, figure in row.items()}
     rejected = found.rejected + run.rejected
     if found.scores or found.rejected:
         rows["with earlier ones"] = _row([*found.scores, *run.scores], rejected)
@@ -118,7 +130,7 @@ def report(found: PendingRationales, run: Run, json: bool) -> None:
         note(f"{rejected} examples have no rationale with the right answer; retry with --again")
     note(
         f"{left} examples remain (without --limit), {found.given} came with a rationale,"
-        f" {found.passages} have no answer; {EXPLAINED}"
+        f" {found.passages} have no answer; {EXPLAINED}{f'; {FRESH}' if fresh else ''}"
     )
 
 
@@ -140,6 +152,15 @@ def rationales(
     ],
     candidates: Annotated[int, Option(min=1, help="Candidate rationales for each example.")] = 10,
     predictions: Annotated[int, Option(min=1, help="Predicted answers for each candidate.")] = 10,
+    fresh: Annotated[
+        int,
+        Option(
+            metavar="N",
+            min=0,
+            help="Predict N new answers with each rationale that is kept, and report their accuracy"
+            " beside that of the predictions that selected it.",
+        ),
+    ] = 0,
     all_candidates: Annotated[
         bool, Option("--all-candidates", help="Verify all candidates, even after a perfect one.")
     ] = False,
@@ -175,6 +196,7 @@ def rationales(
         spec,
         candidates=candidates,
         predictions=predictions,
+        fresh=fresh,
         stop_early=not all_candidates,
         max_tokens=max_tokens,
         price=price,
@@ -226,6 +248,7 @@ class RationaleFactory:
     model: ModelSpec
     candidates: int
     predictions: int
+    fresh: int
     stop_early: bool
     max_tokens: int
     price: str | None
@@ -236,6 +259,7 @@ class RationaleFactory:
                 self.model.open(),
                 candidates=self.candidates,
                 predictions=self.predictions,
+                fresh=self.fresh,
                 stop_early=self.stop_early,
                 sampling=Sampling(temperature=0.7, max_tokens=self.max_tokens),
                 price=open_prices(self.price),
