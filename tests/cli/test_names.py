@@ -11,6 +11,7 @@ from bottega import naming
 from bottega.cli.components import open_embedder, open_prompt, open_tokens
 from bottega.errors import SettingError
 from bottega.knowledge.embedders import names
+from bottega.knowledge.embedders.flmr import INSTRUCTION
 from bottega.naming import ModelSpec, check_embedder, open_model
 from tests.cli.conftest import Run
 
@@ -98,6 +99,25 @@ def test_a_missing_preflmr_folder_is_rejected(monkeypatch: pytest.MonkeyPatch) -
     for spec in ("flmr:", "flmr:nowhere", "flmr:./nowhere"):
         with pytest.raises(SettingError, match="PreFLMR checkpoint is unknown, got"):
             open_tokens(spec)
+
+
+def test_options_of_preflmr_follow_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[dict[str, object]] = []
+    monkeypatch.setattr(
+        "bottega.cli.components.FlmrEmbedder", lambda name, **given: opened.append(given)
+    )
+    open_tokens(f"flmr:{tmp_path}")
+    open_tokens(f"flmr:{tmp_path},query_tokens=512,choices=yes,instruction=Look, then answer:")
+    names = ("instruction", "query_tokens", "choices")
+    assert [[given[name] for name in names] for given in opened] == [
+        [INSTRUCTION, None, False],
+        ["Look, then answer:", 512, True],
+    ]
+    for options, problem in (("tokens=5", "no option 'tokens'"), ("choices=all", "choices is")):
+        with pytest.raises(SettingError, match=problem):
+            open_tokens(f"flmr:{tmp_path},{options}")
 
 
 def test_a_misspelt_prompt_gets_a_suggestion() -> None:

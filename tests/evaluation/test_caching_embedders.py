@@ -57,5 +57,7 @@ def test_only_query_tokens_are_cached() -> None:
     assert first == [float(rows[0, 0]) for rows in cached.embed_queries(queries)] == [0, 1, 0]
     cached.embed_documents(queries)
     assert counting.inner.embedded == 5
+    cached.embed_queries([Query("a", choices=("b", "c")), Query("a", choices=("b", "c"))])
+    assert counting.inner.embedded == 6  # tokens may include the choices
     assert (cached.fingerprint, cached.dimension) == ("counting-tokens", 2)
     assert cached.embed_queries([]) == []

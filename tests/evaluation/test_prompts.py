@@ -10,6 +10,7 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.controls import corrupt, label_confusion
+from bottega.evaluation.methods import METHODS as ALL_METHODS
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.prompts import (
     asks_for_reasons,
@@ -67,6 +68,10 @@ def test_rationales_can_be_forced_on_or_off() -> None:
     assert methods_with_rationales(METHODS, DATA, DEFAULTS, True) == [
         name for name in METHODS if name in every
     ]
+    every_method = [name for name, spec in ALL_METHODS.items() if spec.shows_demonstrations]
+    assert methods_with_rationales(every_method, DATA, DEFAULTS, True) == every_method
+    own = replace(DATA, prompt=None, rationale_prompt=None)  # appendix A would show none
+    assert methods_with_rationales(every_method, own, DEFAULTS, True) == every_method
     assert all(prompt_for(name, DATA, DEFAULTS, False) is MMMU for name in METHODS)
     assert methods_with_rationales(METHODS, DATA, DEFAULTS, False) == []
 
@@ -105,7 +110,7 @@ def test_prompt_without_rationale_support_is_named() -> None:
         assert methods_with_rationales(["rcts"], data, settings, None) == []
         with pytest.raises(SettingError) as raised:
             methods_with_rationales(["rcts"], data, settings, True)
-        assert "--prompt interleaved" in raised.value.hint
+        assert "interleaved" in raised.value.hint
         assert methods_with_rationales(["zero-shot"], data, settings, True) == []
 
 

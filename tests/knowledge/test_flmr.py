@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 from transformers import BertConfig, BertModel
 
-from bottega.errors import EmbeddingError
+from bottega.errors import EmbeddingError, SettingError
 from bottega.image import Image
 from bottega.knowledge import FlmrEmbedder
 from bottega.protocols import Vectors
@@ -184,3 +185,34 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
 def test_folder_without_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EmbeddingError, match="cannot be loaded"):
         FlmrEmbedder(tmp_path)
+
+
+def test_a_question_may_have_more_tokens_than_the_checkpoint_asks_for(folder: Path) -> None:
+    longer = FlmrEmbedder(folder, instruction="", query_tokens=24)
+    assert embed_query(longer, " ".join(["red"] * 50)).shape == (24, 8)
+    shorter = FlmrEmbedder(folder, instruction="", query_tokens=WORDS)
+    assert shorter.fingerprint == FlmrEmbedder(folder, instruction="").fingerprint
+    assert longer.fingerprint != shorter.fingerprint
+    for count in (3, 4096):
+        with pytest.raises(SettingError, match=f"query_tokens must be from 4 to .*, got {count}"):
+            FlmrEmbedder(folder, query_tokens=count)
+
+
+def test_choices_are_part_of_questions_and_documents(folder: Path, plain: FlmrEmbedder) -> None:
+    embedder = FlmrEmbedder(folder, instruction="", choices=True)
+    query = Query("what is it", choices=("red", "blue"))
+    written = Query("what is it\nChoices: (A) red (B) blue")
+    for embed, reference in (
+        (embedder.embed_queries, plain.embed_queries),
+        (embedder.embed_documents, plain.embed_documents),
+    ):
+        assert np.array_equal(embed([query])[0], reference([written])[0])
+        assert np.array_equal(embed([replace(query, choices=())])[0], reference([query])[0])
+    assert embedder.fingerprint != plain.fingerprint
+
+
+def test_an_instruction_must_end_with_its_colon(folder: Path) -> None:
+    FlmrEmbedder(folder, instruction="Question: ")
+    for instruction in ("Question", "find: this", "find: this:"):
+        with pytest.raises(SettingError, match="instruction must end with its only ':'"):
+            FlmrEmbedder(folder, instruction=instruction)

@@ -22,12 +22,14 @@ from bottega._util.ray_executor import RayExecutor, check_address
 from bottega.cli.output import waiting
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.source import read_options
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.retrieval import EXCLUDE, bundled_token_embedder
 from bottega.evaluation.retriever_factory import CachingEmbedder, CachingTokenEmbedder
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import FlmrEmbedder
 from bottega.knowledge.embedders import names
+from bottega.knowledge.embedders.flmr import INSTRUCTION
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.embedders.workers import WorkerEmbedders
 from bottega.knowledge.index import Metric
@@ -56,6 +58,7 @@ from bottega.retrieval import TfidfKeywordExtractor
 NO_TRACES = "none"
 LOCAL = "local"  # --on
 FLMR = "flmr:"
+FLMR_OPTIONS: dict[str, int | str] = {"query_tokens": 32, "choices": "no"}
 
 
 def open_prompt(name: str) -> Prompter | None:
@@ -191,17 +194,32 @@ def check_rerank(rerank: str, methods: Collection[str]) -> None:
 
 
 def open_tokens(embed: str) -> MultiVectorEmbedder | None:
-    """Return a PreFLMR embedder, with document images as in RCTS; None for the bundled one."""
+    """Return a PreFLMR embedder, with document images as in RCTS; None for the bundled one.
+
+    Options follow the checkpoint: `flmr:DIR,query_tokens=512,choices=yes,instruction=Question:`.
+    The instruction comes last, so it may contain commas. Raises `SettingError`.
+    """
     if not embed.startswith(FLMR):
         return None
-    name = embed.removeprefix(FLMR)
+    spec, given, instruction = embed.removeprefix(FLMR).partition(",instruction=")
+    name, comma, options = spec.partition(",")
+    chosen = read_options("flmr", options if comma else None, FLMR_OPTIONS)
+    if chosen.get("choices", "no") not in ("yes", "no"):
+        raise SettingError(f"choices is unknown, got {chosen['choices']!r}", hint="use yes or no")
     if not naming.is_folder_or_hub_id(name):
         raise SettingError(
             f"PreFLMR checkpoint is unknown, got {name!r}",
             hint="use --embed flmr:FOLDER or flmr:OWNER/NAME",
         )
     with waiting(f"loading the embedder {embed}"):
-        return FlmrEmbedder(name, document_images=True, threads=os.cpu_count())
+        return FlmrEmbedder(
+            name,
+            document_images=True,
+            instruction=instruction if given else INSTRUCTION,
+            query_tokens=int(chosen["query_tokens"]) if "query_tokens" in chosen else None,
+            choices=chosen.get("choices") == "yes",
+            threads=os.cpu_count(),
+        )
 
 
 def open_retrieval(

@@ -63,7 +63,8 @@ EmbedOption = Annotated[
         metavar="NAME",
         help="Embedder: photos, bundled, pixels, photos+pixels:WEIGHT, or a "
         "sentence-transformers id or folder; with --retrieve text: words, minilm, or "
-        "FOLDER:text; with --retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder.",
+        "FOLDER:text; with --retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder, "
+        "with options: flmr:FOLDER,query_tokens=512,choices=yes,instruction=Question:.",
         show_default="photos for photographs if its extra is installed, else bundled",
     ),
 ]

@@ -28,21 +28,26 @@ def method_settings(
 ) -> Classifier:
     """Return the settings with the prompt of a method, and with its limit of tokens."""
     prompt, sampling = prompt_for(name, data, settings, config.rationales), settings.sampling
-    if config.reasoning_tokens is not None and asks_for_reasons(name, data, settings):
+    asks = asks_for_reasons(name, data, settings, config.rationales)
+    if config.reasoning_tokens is not None and asks:
         sampling = replace(sampling, max_tokens=config.reasoning_tokens)
     return replace(settings, prompt=prompt, sampling=sampling)
 
 
-def asks_for_reasons(name: str, data: Benchmark, settings: Classifier) -> bool:
+def asks_for_reasons(
+    name: str, data: Benchmark, settings: Classifier, rationales: bool | None = None
+) -> bool:
     """Return whether the default prompt of a method is `ReasoningPrompter`.
 
-    The reward of RCTS and the methods of equal cost need a rationale. Benchmarks with a published
-    prompt keep it, and models that know turns alone cannot reason.
+    The reward of RCTS and the methods of equal cost need a rationale. With `rationales`, so do all
+    methods whose prompt would otherwise be appendix A, which shows none. Benchmarks with a
+    published prompt keep it, and models that know turns alone cannot reason.
     """
     published = data.prompt is not None and not isinstance(data.prompt, LetteredPrompter)
     if settings.prompt or published or turns_only(settings.generator):
         return False
-    return METHODS[name].match_search_cost
+    hidden = bool(rationales) and data.prompt is None
+    return METHODS[name].match_search_cost or (hidden and METHODS[name].shows_demonstrations)
 
 
 def prompt_for(
@@ -62,7 +67,7 @@ def prompt_for(
         shows = wanted and METHODS[name].shows_demonstrations and _has_rationales(data)
         return data.rationale_prompt if shows else own
     prompt = settings.prompt or own or default_prompter(settings.generator)
-    if asks_for_reasons(name, data, settings):
+    if asks_for_reasons(name, data, settings, rationales):
         prompt = ReasoningPrompter()
     return RationaleRemover(prompt) if rationales is False else prompt
 
@@ -87,7 +92,8 @@ def methods_with_rationales(
     ]
     if rationales and demonstrating and not found:
         raise SettingError(
-            f"the prompt of {data.name} shows no rationales", hint="set --prompt interleaved"
+            f"the prompt of {data.name} shows no rationales",
+            hint="set --prompt reasoned or interleaved",
         )
     return found
 
@@ -115,7 +121,7 @@ def _differences(
     """Return what differs from the defaults of the run, which its record holds."""
     asking = method_settings(name, data, settings, config)
     found: Description = {}
-    if asks_for_reasons(name, data, settings):
+    if asks_for_reasons(name, data, settings, config.rationales):
         found |= {"prompt": "reasoned", "max_tokens": str(asking.sampling.max_tokens)}
     if name == "rcts" and data.rationale_prompt and asking.prompt is data.rationale_prompt:
         found["zero_shot_prompt"] = "without reasons"

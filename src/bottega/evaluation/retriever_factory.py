@@ -93,7 +93,7 @@ class CachingTokenEmbedder:
         return self._inner.dimension
 
     def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
-        return _cached(self._cache, queries, self._inner.embed_queries)
+        return _cached(self._cache, queries, self._inner.embed_queries, _key_with_choices)
 
     def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
         made = self._inner.embed_documents(queries)
@@ -106,8 +106,14 @@ def _cached(
     vectors: dict[tuple[str, ...], Vectors],
     queries: Sequence[Query],
     embed: Callable[[Sequence[Query]], Iterable[Vectors]],
+    key: Callable[[Query], tuple[str, ...]] = query_key,
 ) -> list[Vectors]:
-    fresh = {query_key(q): q for q in queries if query_key(q) not in vectors}
+    fresh = {key(q): q for q in queries if key(q) not in vectors}
     if fresh:
         vectors.update(zip(fresh, embed(list(fresh.values())), strict=True))
-    return [vectors[query_key(q)] for q in queries]
+    return [vectors[key(q)] for q in queries]
+
+
+def _key_with_choices(query: Query) -> tuple[str, ...]:
+    """Return the key of a query whose tokens may include its choices (`FlmrEmbedder`)."""
+    return *query_key(query), *query.choices

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega._util.native import load_from_hub
+from bottega.errors import SettingError
 from bottega.knowledge.embedders.sentence import embedding_errors, loading_model, weights_digest
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
@@ -20,12 +21,13 @@ from bottega.types import Query
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bottega.knowledge.embedders.flmr_model import FlmrModel
+    from bottega.knowledge.embedders.flmr_model import FlmrModel, FlmrShape
 
 INSTRUCTION = "Using the provided image, obtain documents that address the subsequent question:"
 QUERY_MARK, DOCUMENT_MARK = "[unused0]", "[unused1]"
 # The mark replaces this token.
 PLACEHOLDER = ". "
+MIN_TOKENS, MAX_TOKENS = 4, 512
 Mask = NDArray[np.bool_]
 
 
@@ -33,13 +35,16 @@ class FlmrEmbedder:
     """Multi-vector embedder from a PreFLMR checkpoint: a folder with its original names and
     tokenizers, or a hub id.
 
-    A question has 32 text tokens, filled up with [MASK]. Each image adds 32 vectors of the whole
-    image and one per patch (256), which attend to the question. Tokens of `instruction`, up to its
-    colon, are dropped; the original keeps zero vectors, which add nothing.
+    A question has `query_tokens` text tokens (default: those of the checkpoint, 32), filled up with
+    [MASK]. Each image adds 32 vectors of the whole image and one per patch (256), which attend to
+    the question. Tokens of `instruction`, up to its colon, are dropped; the original keeps zero
+    vectors, which add nothing. With `choices`, the text of questions and documents includes their
+    choices.
 
     A document is its text without punctuation. `document_images` prepends 32 vectors of each of its
-    images, as RCTS does (sec. 3.2); the released checkpoints were trained on text alone. `threads`
-    sets torch's thread count for the whole process; None keeps it.
+    images, as RCTS does (sec. 3.2); the released checkpoints were trained on text alone. The code
+    of RCTS compares questions with questions: 512 tokens, the instruction "Question:", and choices.
+    `threads` sets torch's thread count for the whole process; None keeps it. Raises `SettingError`.
     """
 
     def __init__(
@@ -48,6 +53,8 @@ class FlmrEmbedder:
         *,
         document_images: bool = False,
         instruction: str = INSTRUCTION,
+        query_tokens: int | None = None,
+        choices: bool = False,
         batch_size: int = 8,
         device: str = "cpu",
         threads: int | None = None,
@@ -76,15 +83,22 @@ class FlmrEmbedder:
             self._images = CLIPImageProcessorPil(
                 size={"shortest_edge": side}, crop_size={"height": side, "width": side}
             )
+        self._query_length = _checked_count(query_tokens, shape)
+        _check_instruction(instruction, shape)
         self._side = side
         self._device = device
         self._instruction = instruction
+        self._choices = choices
         self._document_images = document_images
         self._batch_size = batch_size
         # Fast tokenizers are not thread-safe.
         self._lock = Lock()
         images = "images" if document_images else "text"
         self.fingerprint = f"flmr@{weights_digest(folder)} {images} {instruction!r}"
+        if self._query_length != shape.query_tokens:
+            self.fingerprint += f" {self._query_length} tokens"
+        if choices:
+            self.fingerprint += " choices"
 
     @property
     def dimension(self) -> int:
@@ -106,11 +120,12 @@ class FlmrEmbedder:
         return found
 
     def _queries(self, queries: Sequence[Query]) -> list[Vectors]:
-        texts = [f"{PLACEHOLDER}{self._instruction} {query.text}".rstrip() for query in queries]
-        shape = self._model.shape
+        texts = [
+            f"{PLACEHOLDER}{self._instruction} {self._text(query)}".rstrip() for query in queries
+        ]
         with self._lock:
             ids, attention = _tokens(
-                self._query_tokens, texts, QUERY_MARK, shape.query_tokens, "max_length"
+                self._query_tokens, texts, QUERY_MARK, self._query_length, "max_length"
             )
             ids[ids == self._query_tokens.pad_token_id] = self._query_tokens.mask_token_id
             kept = self._after_instruction(ids)
@@ -122,7 +137,7 @@ class FlmrEmbedder:
         return _joined(word_rows, kept, image_rows, owners, images_first=False)
 
     def _documents(self, queries: Sequence[Query]) -> list[Vectors]:
-        texts = [PLACEHOLDER + query.text for query in queries]
+        texts = [PLACEHOLDER + self._text(query) for query in queries]
         shape = self._model.shape
         with self._lock:
             ids, attention = _tokens(
@@ -137,6 +152,13 @@ class FlmrEmbedder:
         return _joined(
             word_rows, kept, image_rows, owners if image_rows is not None else [], images_first=True
         )
+
+    def _text(self, query: Query) -> str:
+        if not (self._choices and query.choices):
+            return query.text
+        letters = (chr(ord("A") + i) if i < 26 else str(i + 1) for i in range(len(query.choices)))
+        listed = (f"({letter}) {one}" for letter, one in zip(letters, query.choices, strict=True))
+        return f"{query.text}\nChoices: {' '.join(listed)}"
 
     def _after_instruction(self, ids: NDArray[np.int64]) -> Mask:
         """Return a mask of the start, the mark, and the tokens after the end of the instruction."""
@@ -167,6 +189,28 @@ class FlmrEmbedder:
         import torch
 
         return [torch.from_numpy(array).to(self._device) for array in arrays]
+
+
+def _checked_count(count: int | None, shape: FlmrShape) -> int:
+    if count is None:
+        return shape.query_tokens
+    most = shape.text.get("max_position_embeddings", MAX_TOKENS)
+    if not MIN_TOKENS <= count <= most:
+        raise SettingError(
+            f"query_tokens must be from {MIN_TOKENS} to {most}, got {count}",
+            hint=f"set query_tokens to {most} or less",
+        )
+    return count
+
+
+def _check_instruction(instruction: str, shape: FlmrShape) -> None:
+    """Raise `SettingError` if the instruction would end at a colon of the question."""
+    end = shape.instruction_end
+    if instruction and end and instruction.rstrip().find(end) != len(instruction.rstrip()) - 1:
+        raise SettingError(
+            f"instruction must end with its only {end!r}, got {instruction!r}",
+            hint=f"write e.g. Question{end}",
+        )
 
 
 def _tokens(
