@@ -119,10 +119,10 @@ async def test_a_reasoning_model_accepts_more_labels_than_letters(
 
 def reasons(prompt: Prompt) -> str:
     """Follow the instructions of the prompt: reasons, or the choice that the reasons name."""
-    asked = str(prompt.messages[-1].parts[-1])
-    if "THOUGHT PROCESS" in asked:
-        return asked.partition("is a ")[2].partition(".")[0]
-    assert asked.rstrip().endswith('begins with "Answer:".')
+    request = str(prompt.messages[-1].parts[-1])
+    if "THOUGHT PROCESS" in request:
+        return request.partition("is a ")[2].partition(".")[0]
+    assert request.rstrip().endswith('begins with "Answer:".')
     shown = [str(m.parts[0]) for m in prompt.messages if m.role == "assistant"]
     assert all("Answer: " in one for one in shown)
     last = shown[-1].rpartition("Answer: ")[2] if shown else ""

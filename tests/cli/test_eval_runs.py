@@ -205,8 +205,8 @@ def test_rcts_rewards_the_reasons_for_its_answers(run: Run, pets: Path, served: 
     rewards = set(re.findall(r'"self":([0-9.]+)', str(trees)))
     assert {float(reward) for reward in rewards} == {0.0, 1.0}
     # Labels need 64 tokens, reasons more.
-    asked = {bool("Explain" in str(body)): body["max_tokens"] for body in served.bodies[:6]}
-    assert asked == {False: 64, True: 512}
+    limits = {bool("Explain" in str(body)): body["max_tokens"] for body in served.bodies[:6]}
+    assert limits == {False: 64, True: 512}
     run("report", "kept", "--out", "page")
     assert "rcts (rationales none, prompt reasoned" in Path("page/index.html").read_text()
     assert "top-k (rationales none)" in Path("page/results.md").read_text()

@@ -183,7 +183,7 @@ def test_search_settings_that_no_option_sets_are_described() -> None:
         **rated,
     }
     assert described["top-k"] == {"rationales": "none"}
-    # Annotators would give away the answers that are hidden.
+    # Annotators would reveal the answers that are hidden.
     hidden = describe_methods(data, DEFAULTS, replace(config, label_noise=0.5), "given")
     assert "mutual_reward" not in hidden["rcts"]
     best = RunConfig(methods=("rcts-best-of-n",), order="nearest-first")

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperOption
 
 from bottega._util.locations import StoreLocation
 from bottega.cli.method_actor import ANSWER_TOKENS
-from bottega.cli.options import knowledge_option
+from bottega.cli.options import ORDER_HELP, knowledge_option
 from bottega.evaluation.methods import LABEL_METHODS, METHODS
 from bottega.evaluation.search_config import Preset, RewardName, SearchConfig
 from bottega.evaluation.searchers import SAMPLES
@@ -64,7 +64,7 @@ EmbedOption = Annotated[
         help="Embedder: photos, bundled, pixels, photos+pixels:WEIGHT, or a "
         "sentence-transformers id or folder; with --retrieve text: words, minilm, or "
         "FOLDER:text; with --retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder, "
-        "with options: flmr:FOLDER,query_tokens=512,choices=yes,instruction=Question:.",
+        "with the options query_tokens=, choices= and instruction=.",
         show_default="photos for photographs if its extra is installed, else bundled",
     ),
 ]
@@ -105,6 +105,16 @@ GroupsOption = Annotated[
 ]
 LabelNoiseOption = Annotated[
     float, Option(metavar="X", min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
+]
+OrderOption = Annotated[
+    str | None,
+    Option(
+        "--order",
+        metavar="NAME",
+        help=ORDER_HELP,
+        show_default="that of bottega tune; nearest-first for the benchmarks of RCTS, unless "
+        "--answers-from is given; else nearest-last",
+    ),
 ]
 RerankOption = Annotated[
     Literal["none", "cover", "mmr"],

@@ -210,8 +210,7 @@ DefaultOrder = Annotated[
         "--order",
         metavar="NAME",
         help=ORDER_HELP,
-        show_default="that of bottega tune, else nearest-last; eval: nearest-first for the "
-        "benchmarks of RCTS without --answers-from",
+        show_default="that of bottega tune, else nearest-last",
     ),
 ]
 Stop = Annotated[

@@ -126,7 +126,8 @@ def _differences(
     if name == "rcts" and data.rationale_prompt and asking.prompt is data.rationale_prompt:
         found["zero_shot_prompt"] = "without reasons"
     metric = reward_metric(data, config)
-    if metric and name in SEARCH_METHODS and not turns_only(settings.generator):
+    mutual = config.search.reward_for(settings.generator) in ("mutual", "both")
+    if metric and mutual and name in SEARCH_METHODS:
         found["mutual_reward"] = metric.name
     if name == "rcts-best-of-n" and config.order != "nearest-last":
         found["order"] = config.order

@@ -23,7 +23,6 @@ from bottega.protocols import (
 from bottega.recipes.visual_rag import default_prompter
 from bottega.reranking import (
     AgreementFunction,
-    ExampleScore,
     MutualReward,
     RewardFunction,
     SelfConsistencyReward,
@@ -131,12 +130,11 @@ def default_reward(
     variant: Variant = "paper",
     agree: AgreementFunction = same_answer,
     conclude: Callable[[Query, str], Prompt] | None = None,
-    score: ExampleScore | None = None,
 ) -> WeightedReward:
     """Return the paper's reward (eq. 9), sampled at temperature 0.8 with the `max_tokens` of
     `sampling`. `conclude` builds the prompt that asks for an answer from a rationale, by default
     `conclusion_prompter(parse)`; use `ContinuationPrompter(prompt)` for a model with brief turns
-    only. `score` replaces `agree` for the answers to labelled examples (`MutualReward`)."""
+    only."""
     samples = Sampling(0.8, (sampling or Sampling(max_tokens=512)).max_tokens)
     own = SelfConsistencyReward(
         conclude or conclusion_prompter(parse),
@@ -145,9 +143,7 @@ def default_reward(
         agree=agree,
         variant=variant,
     )
-    mutual = MutualReward(
-        prompt, parse, sampling=samples, agree=agree, variant=variant, score=score
-    )
+    mutual = MutualReward(prompt, parse, sampling=samples, agree=agree, variant=variant)
     return WeightedReward(own, mutual, alpha)
 
 

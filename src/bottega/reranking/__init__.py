@@ -4,7 +4,6 @@ from bottega.reranking.flat_search import FlatSearch, JointChoiceSearch
 from bottega.reranking.rewards import (
     AgreementFunction,
     EnsembleReward,
-    ExampleScore,
     MutualReward,
     RewardFunction,
     RewardValue,
@@ -31,7 +30,6 @@ __all__ = [
     "BudgetedGenerator",
     "DemonstrationOrder",
     "EnsembleReward",
-    "ExampleScore",
     "FlatSearch",
     "GatedReranker",
     "JointChoiceSearch",
