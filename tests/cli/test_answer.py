@@ -211,6 +211,23 @@ def test_the_papers_prompt_is_sent_and_its_cost_recorded(
     assert "gpt-4o" in run("log").out
 
 
+def test_a_reasoned_prompt_asks_for_reasons_with_more_tokens(
+    run: Run, pets: Path, served: Server
+) -> None:
+    run("add", "k.db", pets)
+    served.answers = [ok("It is green.\nAnswer: leaf")]
+    classify = ("classify", "k.db", "query.jpg", "--prompt", "reasoned")
+    [answer] = answers(run(*classify, "--model", "openai:m", "--shots", 1, "--json").json)
+    assert answer["answer"] == "leaf"
+    [body] = served.bodies
+    shown, request = body["messages"][1:]
+    assert (shown["content"], body["max_tokens"]) == ("Answer: leaf", 512)
+    assert "Explain your reasoning" in str(request)
+    refused = run(*classify)  # the bundled model
+    assert refused.code == 2
+    assert "reads brief turns only, got --prompt reasoned" in refused.err
+
+
 def test_the_log_shows_and_finds_questions_and_files(run: Run, pets: Path, served: Server) -> None:
     served.answers = [ok("leaf")]
     long = f"Which of {' and '.join(str(number) for number in range(40))} is it?"

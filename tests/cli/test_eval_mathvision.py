@@ -144,7 +144,9 @@ def test_written_rationales_become_demonstrations(
     done = run(*command, "--rationales-from", "kb.db")
     assert done.code == 0, done.err
     assert "labelled examples from kb.db" in done.err
-    assert orjson.loads(Path("f.json").read_bytes())["explained"] == ["random"]
+    document = orjson.loads(Path("f.json").read_bytes())
+    assert document["explained"] == ["random"]
+    assert document["shown"] == {"random": {"rationales": "from kb.db"}}
     messages = [message for body in reasoner.order for message in orjson.loads(body)["messages"]]
     shown = [text_of(message) for message in messages if message["role"] == "assistant"]
     assert len(shown) == 24

@@ -23,7 +23,15 @@ from bottega.cli.answer_search import (
     SearchSeconds,
     SearchTokens,
 )
-from bottega.cli.components import NO_TRACES, open_prices, open_prompt, open_recorder
+from bottega.cli.components import (
+    NO_TRACES,
+    REASONED,
+    REASONING_TOKENS,
+    check_prompt,
+    open_prices,
+    open_prompt,
+    open_recorder,
+)
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
     By,
@@ -99,7 +107,14 @@ def classify(
     embed: Embed = None,
     prompt: PromptStyle = AUTO,
     order: DefaultOrder = None,
-    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = LABEL_TOKENS,
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Maximum tokens of a reply.",
+            show_default=f"{LABEL_TOKENS}, or {REASONING_TOKENS} with --prompt {REASONED}",
+        ),
+    ] = None,
     stop: Stop = None,
     price: PriceOption = None,
     traces: TraceFile = None,
@@ -114,14 +129,15 @@ def classify(
             f"{file} is an image, but the first argument is the knowledge base",
             hint="write bottega classify K.db IMAGE",
         )
-    sampling = Sampling(max_tokens=max_tokens, stop=parse_stop(stop))
+    tokens = max_tokens or (REASONING_TOKENS if prompt == REASONED else LABEL_TOKENS)
+    sampling = Sampling(max_tokens=tokens, stop=parse_stop(stop))
     style, ordered = open_prompt(prompt), parse_order(order or NEAREST_LAST)
     check_method(
         method,
         model=model,
         prompt=None if prompt == AUTO else prompt,
         order=None if order == NEAREST_LAST else order,
-        max_tokens=None if max_tokens == LABEL_TOKENS else max_tokens,
+        max_tokens=max_tokens,
         stop=stop or None,
         price=price,
         traces=None if str(traces) == NO_TRACES else traces,
@@ -142,9 +158,11 @@ def classify(
         if len(labels := knowledge.labels()) == 1:
             note(f"{file} has the label {labels[0]!r} only; add images of other classes")
         if uses_model:
+            generator = generator or open_model(default_model(knowledge.embedder()))
+            check_prompt(prompt, generator)
             pipeline = visual_rag(
                 knowledge,
-                generator or open_model(default_model(knowledge.embedder())),
+                generator,
                 labels=labels,
                 shots=shots,
                 prompt=style,

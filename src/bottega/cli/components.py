@@ -57,6 +57,7 @@ from bottega.retrieval import TfidfKeywordExtractor
 
 NO_TRACES = "none"
 LOCAL = "local"  # --on
+REASONED, REASONING_TOKENS = "reasoned", 512  # a value of --prompt, and its --max-tokens
 FLMR = "flmr:"
 FLMR_OPTIONS: dict[str, int | str] = {"query_tokens": 32, "choices": "no"}
 
@@ -67,7 +68,7 @@ def open_prompt(name: str) -> Prompter | None:
         "auto": None,
         "paper": AppendixAPrompter(),
         "interleaved": InterleavedPrompter(),
-        "reasoned": ReasoningPrompter(),
+        REASONED: ReasoningPrompter(),
     }
     if name not in prompts:
         hint = f"{naming.suggestion(name, prompts)}use auto, paper, interleaved or reasoned"
@@ -101,7 +102,7 @@ def open_executor(on: str, workers: int | None) -> Iterator[Executor | None]:
 
 def check_prompt(name: str, generator: Generator) -> None:
     """Raise `SettingError` for a prompt that the model was not trained to read."""
-    if name in ("paper", "reasoned") and turns_only(generator):
+    if name in ("paper", REASONED) and turns_only(generator):
         raise SettingError(
             f"{generator.name} reads brief turns only, got --prompt {name}",
             hint="remove --prompt",

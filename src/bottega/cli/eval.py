@@ -14,6 +14,8 @@ from bottega._util.locations import StoreLocation
 from bottega.cli.answer import NEAREST_LAST
 from bottega.cli.components import (
     LOCAL,
+    REASONED,
+    REASONING_TOKENS,
     check_executor,
     check_rerank,
     check_retrieval_options,
@@ -283,12 +285,12 @@ def evaluate(
         config = replace(config, embed=default_embedder(images))
     if order is None and answers_from is None:
         config = replace(config, order=data.order)
-    brief = data.labels and prompt != "reasoned"
+    brief = data.labels and prompt != REASONED
     config = replace(
         config,
         methods=config.methods or default_methods(data, retrieve),
         max_tokens=max_tokens or (LABEL_TOKENS if brief else ANSWER_TOKENS),
-        reasoning_tokens=max_tokens or ANSWER_TOKENS,
+        reasoning_tokens=max_tokens or REASONING_TOKENS,
     )
     spec = ModelSpec.of(
         model or model_for(config.embed),
