@@ -134,7 +134,7 @@ def test_variants_answer_and_are_reported(endpoint: Server, tmp_path: Path) -> N
 
 def test_accounts_with_the_same_body_keep_their_variants(endpoint: Server, tmp_path: Path) -> None:
     with closing(Accounts(tmp_path / FILE)) as accounts:
-        keys = [accounts.add(str(number)) for number in range(8)]
+        keys = [accounts.add(str(number)) for number in range(20)]
     experiment = replace(SHOTS, name="who", unit="account", b=Overrides(master_rate=1.0))
     expected = {variant(experiment, account) for account, _ in keys}
     assert len(expected) == 2
