@@ -59,6 +59,7 @@ JOINED_WEIGHTS = (0.2, 0.4, 0.6)  # of the pixels
 DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
 DISPATCHED[f"{BUNDLED}:{BY_KIND}-master"] = (PHOTOS_MASTER, "master")
 BUNDLED_MODELS = (BUNDLED, *(f"{BUNDLED}:{name}" for name in MODELS), *DISPATCHED)
+SIMULATED = "simulated:codes"
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -123,6 +124,10 @@ def open_model(
             name = spec.removeprefix(prefix)
             return endpoint(name, base_url=base_url, api_key=api_key, concurrency=concurrency)
     check_address_space(WITH_TORCH)
+    if spec == SIMULATED:
+        from bottega.tasks.codes import CodeReader  # imports torch
+
+        return CodeReader()
     if spec == BUNDLED:
         return bundled()
     if spec in DISPATCHED:
@@ -172,7 +177,7 @@ def check_model(spec: str) -> None:
     minutes for a misspelt name."""
     if spec in (REMOTE, COMPLETIONS):
         raise SettingError(f"{spec} needs a model name", hint=f"set --model {spec}NAME")
-    if spec in BUNDLED_MODELS or spec.startswith((REMOTE, COMPLETIONS)):
+    if spec in (*BUNDLED_MODELS, SIMULATED) or spec.startswith((REMOTE, COMPLETIONS)):
         return
     if is_folder_or_hub_id(spec):
         return

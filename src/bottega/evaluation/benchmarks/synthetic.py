@@ -1,4 +1,4 @@
-"""Synthetic tasks with options: `glyphs`, `attributes`, `rules`, `facts`. They need torch."""
+"""Synthetic tasks with options. They need torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bottega.tasks.task import TaskData
 
 
-SYNTHETIC = ("glyphs", "attributes", "rules", "facts")
+SYNTHETIC = ("glyphs", "attributes", "rules", "facts", "codes")
 
 
 def synthetic(source: Source) -> Benchmark:
@@ -46,9 +46,9 @@ def task_corruption(spec: str) -> Corruption | None:
 def _maker(kind: str) -> Any:
     with needs_extra("local"):
         from bottega.tasks.attributes import AttributeTask
+        from bottega.tasks.codes import CodeTask
         from bottega.tasks.glyphs import FactTask, GlyphTask
         from bottega.tasks.rules import RuleTask
 
-        return dict(zip(SYNTHETIC, (GlyphTask, AttributeTask, RuleTask, FactTask), strict=True))[
-            kind
-        ]
+        makers = (GlyphTask, AttributeTask, RuleTask, FactTask, CodeTask)
+        return dict(zip(SYNTHETIC, makers, strict=True))[kind]
