@@ -1,9 +1,9 @@
 """RCTS experiments with the bundled apprentice: python -m benchmarks.rcts
 
 Runs tables 2 and 3 of the paper (methods), table 4 (search and rationales), table 5 (alpha) and
-figure 5 (rewards, rollouts) on synthetic rules, scenes and digits, each beside a baseline of equal
-cost without a tree. --replies stores replies by prompt content: a stopped run resumes, and a second
-run sends no requests.
+figure 5 (rewards, rollouts) on synthetic rules, scenes and digits, and on codes with a simulated
+reader, each beside a baseline of equal cost without a tree. --replies stores replies by prompt
+content: a stopped run resumes, and a second run sends no requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orjson
 
 from benchmarks.rcts_figures import SettingResults, draw, overrides, rows, tables
 from benchmarks.rcts_plan import SEARCHES, SETTINGS, MethodConfig, Setting, methods
-from benchmarks.rcts_searches import TaskSetup, apprentice
+from benchmarks.rcts_searches import TaskSetup, model_of
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.runner import evaluate
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 async def measure(setting: Setting, replies: Path) -> SettingResults:
-    model = apprentice(replies)
+    model = model_of(setting, replies)
     measured = SettingResults(setting)
     try:
         for seed in setting.seeds:
@@ -96,7 +96,7 @@ async def _measure_method(measured: SettingResults, task: TaskSetup, config: Met
 async def time_methods(setting: Setting) -> dict[tuple[str, int], float]:
     """Return seconds per query with new requests, by method and concurrency."""
     seconds: dict[tuple[str, int], float] = {}
-    model = apprentice(None)
+    model = model_of(setting, None)
     task = TaskSetup(replace(setting, items=TIMED), setting.seeds[0], model)
     for concurrency in (1, TIMED):
         for config in (

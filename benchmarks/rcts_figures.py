@@ -31,6 +31,7 @@ HEAD = (
     "by seed",
     "less top-k",
     "less rcts-random",
+    "less rcts-flat",
     "invalid",
     "calls",
     "prompt tokens",
@@ -41,7 +42,7 @@ USUAL = MethodConfig("rcts")
 OF_TREES = {
     one.name: getattr(USUAL, one.name)
     for one in fields(MethodConfig)
-    if one.name in ("children", "parallel", "exploration")
+    if one.name in ("children", "parallel", "exploration", "early_stop")
 }
 
 
@@ -127,9 +128,11 @@ def _row(measured: SettingResults, config: MethodConfig) -> Iterator[str]:
     yield _format(measured.estimate(config))
     yield " ".join(f"{accuracy(measured.right(config, [seed])).value:.3f}" for seed in runs)
     plain = MethodConfig("top-k", shots=config.shots, rationales=config.rationales)
-    flat = replace(config, kind="rcts-random", **OF_TREES)
     yield _format(measured.less(config, plain), signed=True)
-    yield _format(measured.less(config, flat), signed=True) if config.kind == "rcts" else ""
+    for kind in ("rcts-random", "rcts-flat"):
+        flat = replace(config, kind=kind, **OF_TREES)
+        searches = config.kind in ("rcts", "rcts-flat")
+        yield _format(measured.less(config, flat), signed=True) if searches else ""
     yield str(sum(not one.answer.valid for one in whole))
     for name in ("calls", "prompt_tokens", "completion_tokens"):
         yield f"{sum(getattr(one, name) for one in whole) / len(whole):.1f}"
@@ -145,6 +148,7 @@ def overrides(config: MethodConfig) -> str:
     reward = [] if config.reward == "none" else [config.reward]
     words = [f"{name} {value}" for name, value in differs.items() if not isinstance(value, bool)]
     words += ["as released"] * config.released + ["no rationales"] * (not config.rationales)
+    words += ["no early stop"] * (not config.early_stop)
     return ", ".join([config.kind, *reward, *words])
 
 

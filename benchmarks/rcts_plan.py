@@ -12,21 +12,34 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 SAMPLES = 36
 
 Kind = Literal[
-    "zero-shot", "random", "top-k", "vote", "majority", "rcts", "rcts-random", "rcts-best-of-n"
+    "zero-shot",
+    "random",
+    "top-k",
+    "vote",
+    "majority",
+    "best-of-n",
+    "rcts",
+    "rcts-random",
+    "rcts-best-of-n",
+    "rcts-flat",
 ]
-SEARCHES: tuple[Kind, ...] = ("rcts", "rcts-random", "rcts-best-of-n")
+SEARCHES: tuple[Kind, ...] = ("rcts", "rcts-random", "rcts-best-of-n", "rcts-flat")
+PAPER_SEARCHES = SEARCHES[:3]
 Rewarding = Literal["weighted", "self", "mutual", "ensemble", "oracle", "none"]
 
 
 @dataclass(frozen=True)
 class Setting:
     """Task with its settings. `reasons`: its labelled examples have rationales. `reward` is that of
-    its ablations, which run if `deep`. `only` replaces the list of methods.
+    its ablations, which run if `deep`. `only` replaces the list of methods. `simulated` tasks are
+    answered by their simulated reader instead of the apprentice.
     """
 
     name: str
     spec: str
     retrieve: str = "image"
+    embed: str = "bundled"
+    simulated: bool = False
     noise: float = 0.0
     per_class: int | None = None
     reasons: bool = False
@@ -60,9 +73,34 @@ class MethodConfig:
     children: int = 3
     parallel: int = 1
     exploration: float = 0.5
+    early_stop: bool = True
     released: bool = False
     rationales: bool = True
     samples: int = 1
+
+
+BUDGETS = (10, 27, 64)  # rollouts
+WIDTHS = (3, 20)
+
+
+def searches_of_codes() -> tuple[MethodConfig, ...]:
+    """Return the tree at each budget and width, with and without early stopping, beside the same
+    draws without a tree and random ones."""
+    return tuple(
+        config
+        for rollouts in BUDGETS
+        for config in (
+            *(
+                MethodConfig(
+                    "rcts", "mutual", rollouts=rollouts, children=width, early_stop=early_stop
+                )
+                for width in WIDTHS
+                for early_stop in (True, False)
+            ),
+            MethodConfig("rcts-flat", "mutual", rollouts=rollouts),
+            MethodConfig("rcts-random", "mutual", rollouts=rollouts),
+        )
+    )
 
 
 SETTINGS = {
@@ -85,6 +123,23 @@ SETTINGS = {
             ),
         ),
         Setting("clean", "rules", reasons=True, reward="weighted", seeds=(0,)),
+        Setting(
+            "codes",
+            "codes",
+            embed="pixels",
+            simulated=True,
+            items=200,
+            only=(
+                MethodConfig("zero-shot"),
+                MethodConfig("top-k"),
+                MethodConfig("majority", samples=SAMPLES),
+                MethodConfig("best-of-n", samples=SAMPLES),
+                MethodConfig("rcts-best-of-n", "mutual"),
+                *searches_of_codes(),
+                MethodConfig("rcts-random", "oracle"),
+                MethodConfig("rcts-flat", "oracle"),
+            ),
+        ),
     )
 }
 ROLLOUTS = (1, 2, 4, 8, 10)
@@ -110,7 +165,7 @@ def headline(setting: Setting) -> list[MethodConfig]:
     return [
         *map(MethodConfig, plain),
         MethodConfig("majority", samples=SAMPLES),
-        *(MethodConfig(kind, reward) for reward in both for kind in SEARCHES),
+        *(MethodConfig(kind, reward) for reward in both for kind in PAPER_SEARCHES),
     ]
 
 

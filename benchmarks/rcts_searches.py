@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.rcts_plan import SEARCHES, MethodConfig, Setting
+from benchmarks.rcts_plan import SEARCHES, Kind, MethodConfig, Setting
 from bottega import (
     Answer,
     Candidate,
@@ -23,6 +23,7 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.planning import plan
 from bottega.evaluation.retrieval import nearest_retriever
+from bottega.naming import SIMULATED, open_model
 from bottega.prompting import ContinuationPrompter
 from bottega.protocols import Generator, Searcher
 from bottega.recipes import Classifier
@@ -38,10 +39,16 @@ from bottega.reranking import (
     Variant,
     WeightedReward,
 )
+from bottega.reranking.flat_search import Sequences
 
 ANSWERS = Sampling(max_tokens=64)
 FETCH = 20
 DRAWS = 15
+SEQUENCES: dict[Kind, Sequences] = {
+    "rcts-random": "random",
+    "rcts-flat": "similar",
+    "rcts-best-of-n": "nearest",
+}
 # As `bottega eval` samples what it chooses from.
 TEMPERATURE = 0.7
 
@@ -52,10 +59,12 @@ class _Brief(ReplayGenerator):
     turns_only = True
 
 
-def apprentice(replies: Path | None) -> Generator:
-    """Return the apprentice with replies stored by request content: methods share equal requests,
-    and a second run sends none.
+def model_of(setting: Setting, replies: Path | None) -> Generator:
+    """Return the model of a setting. The apprentice's replies are stored by request content:
+    methods share equal requests, and a second run sends none.
     """
+    if setting.simulated:
+        return open_model(SIMULATED)
     model = bundled("apprentice", max_batch=64)
     return model if replies is None else _Brief(replies, model)
 
@@ -68,7 +77,7 @@ class TaskSetup:
         self.seed = seed
         self.data = setting.load(seed)
         self._model = model
-        self._embed = open_retrieval(setting.retrieve, "bundled").embedder
+        self._embed = open_retrieval(setting.retrieve, setting.embed).embedder
         self._knowledge = self._opened(lambda one: one)
         self._bare = self._opened(lambda one: replace(one, rationale=None))
         self._right = {_query_key(item.query): item.answer for item in self.data.items}
@@ -115,6 +124,7 @@ class TaskSetup:
                 children=config.children,
                 parallel=config.parallel,
                 exploration=config.exploration,
+                early_stop=config.early_stop,
                 variant="released" if config.released else "paper",
                 sampling=ANSWERS,
                 seed=self.seed,
@@ -125,7 +135,7 @@ class TaskSetup:
             prompt=pipeline.prompt,
             parse=pipeline.parse,
             reward=reward,
-            sequences="nearest" if sampled else "random",
+            sequences=SEQUENCES[config.kind],
             branches=config.rollouts,
             sampling=replace(ANSWERS, temperature=TEMPERATURE if sampled else 0.0),
             seed=self.seed,
