@@ -238,6 +238,16 @@ def test_shadow_samples_cost_and_save_nothing(ledger: Ledger) -> None:
     assert after.master_only.usd.n == 12
 
 
+def test_embeddings_save_nothing(ledger: Ledger) -> None:
+    note(ledger, "master", 0.5, times=10)
+    note(ledger, "apprentice", 0.1, times=10)
+    before = savings_of(ledger).master_only
+    note(ledger, "", None, state="passed_through", times=30)
+    after = savings_of(ledger).master_only
+    assert before is not None and before == after
+    assert after.estimated == 10
+
+
 def test_paid_failure_of_the_master_counts_on_both_sides(ledger: Ledger) -> None:
     note(ledger, "master", 0.5, times=10)
     before = savings_of(ledger)

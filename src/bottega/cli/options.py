@@ -78,7 +78,7 @@ Database = Annotated[
         "--database",
         metavar="URL",
         help="PostgreSQL database that the gateways share, instead of a data folder.",
-        show_default="BOTTEGA_DATABASE, else [state] of ./bottega.toml, else none",
+        show_default="BOTTEGA_DATABASE, else state.database_env of ./bottega.toml, else none",
     ),
 ]
 

@@ -92,7 +92,7 @@ def _print_alone(found: Savings) -> None:
         )
     note(
         f"an estimate: {alone.estimated} requests not answered by the master, at the mean cost of"
-        f" {found.master!r}'s own answers (n = {alone.usd.n}) in the same namespace{borrowed}"
+        f" the answers of {found.master!r} (n = {alone.usd.n}) in the same namespace{borrowed}"
     )
 
 

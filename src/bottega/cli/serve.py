@@ -83,7 +83,9 @@ def serve(
     ] = False,
     workers: Annotated[
         int,
-        Option(min=1, help="Number of server processes on this port. More than one needs [state]."),
+        Option(
+            min=1, help="Number of server processes on this port; several need state.database_env."
+        ),
     ] = 1,
     log_format: Annotated[str, Option(help="Format of log lines on stderr: json or text.")] = "",
 ) -> None:

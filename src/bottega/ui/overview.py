@@ -26,6 +26,7 @@ PERIODS = {
 DEFAULT_PERIOD = "24h"
 SAMPLE = 20_000  # newest answers used for latencies and similarities
 REFRESH_SECONDS = 5
+NO_TIER = "without a model"  # such as embeddings
 BUCKETS = """
 SELECT CAST(time / {width} AS INTEGER) AS bucket, tier, state,
     CASE WHEN state = 'failed' AND status BETWEEN 400 AND 498 THEN 1 ELSE 0 END AS rejected,
@@ -141,10 +142,10 @@ def _by_bucket(rows: Sequence[Row]) -> tuple[Sums, Sums]:
     cost: Sums = defaultdict(float)
     for bucket, tier, state, rejected, count, usd in rows:
         if usd:
-            cost[int(bucket), tier or "unknown"] += usd
+            cost[int(bucket), tier or NO_TIER] += usd
         if state == "shadow":  # shadow samples have a cost but are not requests of clients
             continue
-        name = tier or "unknown"
+        name = tier or NO_TIER
         if state == "failed":
             name = REJECTED if rejected else FAILED
         elif state == "replayed":

@@ -40,7 +40,8 @@ class Estimate:
 @dataclass(frozen=True)
 class MasterOnlyCost:
     """Estimated cost if the master had answered every request. Its own answers and paid failures
-    count at their actual cost. Each of the `estimated` requests that other tiers answered counts
+    count at their actual cost, and requests that call no model, such as embeddings, not at all. Each
+    of the `estimated` requests that other tiers answered counts
     as the mean cost of the master's answers in the same namespace or, for the `pooled` ones, in all
     namespaces. Each `n` is the number of answers in these means. `saved` is `usd` minus the
     amount spent."""
@@ -199,11 +200,12 @@ GROUP BY state, answered_by, shots
 ORDER BY state = 'shadow', state = 'rejected', state = 'failed', state = 'passed_through',
     state = 'answered', answered_by = ?, answered_by, shots
 """
-# Requests answered without a master call. Replays count: their answer was paid for before.
+# Requests answered without a master call. Replays count: their answer was paid for before. Requests
+# without a tier, such as embeddings, call no model, so they save nothing.
 OTHER_REQUESTS = """
 SELECT namespace, CAST(sum(requests) AS BIGINT) FROM {source} AS days
 WHERE state NOT IN ('failed', 'rejected', 'shadow') AND (tier != ? OR state = 'replayed')
-    {and_where}
+    AND (tier != '' OR state = 'replayed') {and_where}
 GROUP BY namespace
 """
 MASTER_COSTS = """
