@@ -93,7 +93,7 @@ def test_the_command_warns_once(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce RLIMIT_AS")
-@pytest.mark.parametrize("command", ["--version", "stats"])
+@pytest.mark.parametrize("command", [pytest.param("--version", marks=pytest.mark.slow), "stats"])
 def test_a_limited_process_ends_with_the_error_instead_of_a_crash(command: str) -> None:
     code = (
         "import resource as r\n"

@@ -88,7 +88,7 @@ def figures(run: Run, *arguments: object) -> dict[str, dict[str, Any]]:
     [
         ("blip2_opt", None),
         ("instructblip_t5", None),
-        ("instructblip_llama", "instructblip_t5"),
+        pytest.param("instructblip_llama", "instructblip_t5", marks=pytest.mark.slow),
         pytest.param("instructblip_t5", "blip2_opt", marks=pytest.mark.slow),
     ],
 )

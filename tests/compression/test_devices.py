@@ -31,7 +31,7 @@ from tests.kv_prefix.tiny_models import END, tiny
 
 HALF, FULL = torch.bfloat16, torch.float32
 PLACES = [
-    pytest.param(("cpu", HALF), ("cpu", FULL), id="half before full"),
+    pytest.param(("cpu", HALF), ("cpu", FULL), id="half before full", marks=pytest.mark.slow),
     pytest.param(("cpu", FULL), ("cpu", HALF), id="full before half"),
     pytest.param(("cpu", HALF), ("cpu", HALF), id="half"),
     pytest.param(("cuda", FULL), ("cpu", FULL), id="hyper on a GPU", marks=pytest.mark.gpu),

@@ -112,7 +112,9 @@ def test_damaged_checkpoint_is_an_error(tmp_path: Path) -> None:
         losses(ready(), config_of(), tmp_path)
 
 
-@pytest.mark.parametrize(("answer", "cache"), [(1.0, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("answer", "cache"), [(1.0, 0.0), pytest.param(0.0, 1.0, marks=pytest.mark.slow)]
+)
 def test_loss_falls(answer: float, cache: float) -> None:
     found = losses(ready(), config_of(steps=30, answer_weight=answer, cache_weight=cache))
 

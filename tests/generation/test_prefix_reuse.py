@@ -36,6 +36,7 @@ FAMILIES = {
     "qwen2_vl": tiny_models.qwen2_vl,
     "qwen2_5_vl": tiny_models.qwen2_5_vl,
 }
+SLOW = ("idefics3", "llava", "qwen2_5_vl")  # the others cover both kinds of positions
 SHORT = Sampling(max_tokens=4)
 # Shades far apart, of sizes that get one, two and four tokens of Qwen.
 SCENES = [
@@ -54,8 +55,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("llava", "qwen2_5_vl") else [])
-        for name in FAMILIES
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in FAMILIES
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

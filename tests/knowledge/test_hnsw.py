@@ -55,7 +55,13 @@ def reached(exact: FaissIndex, graph: FaissIndex, k: int, **options: object) -> 
 
 
 @pytest.mark.parametrize(
-    ("copies", "apart"), [(4, 0), (10, 0), (40, 0), (100, 0), (40, 1e-7), (40, 1e-3)]
+    ("copies", "apart"),
+    [
+        (4, 0),
+        (100, 0),
+        (40, 1e-7),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((10, 0), (40, 0), (40, 1e-3))),
+    ],
 )
 def test_repeated_rows_keep_recall(copies: int, apart: float) -> None:
     noise = np.random.default_rng(2).standard_normal((ROWS, WIDTH)) * apart

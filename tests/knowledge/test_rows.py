@@ -286,7 +286,7 @@ except StoreError as error:
 """
 
 
-@pytest.mark.parametrize("folder_mode", ["555", "777"])
+@pytest.mark.parametrize("folder_mode", ["555", pytest.param("777", marks=pytest.mark.slow)])
 def test_read_only_file_can_be_read(public_folder: Path, folder_mode: str) -> None:
     rows = SqliteRows(str(public_folder / "kb.db"))
     put(rows, text_example("a"))

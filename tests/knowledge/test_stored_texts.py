@@ -27,7 +27,7 @@ def example(draw: st.DrawFn) -> Example:
 
 
 @given(st.composite(example)(), TEXTS)
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_texts_are_returned_unchanged(example: Example, namespace: str) -> None:
     with TemporaryDirectory() as folder:
         path, copy, embed = Path(folder) / "kb.db", Path(folder) / "copy.db", SeededEmbedder()

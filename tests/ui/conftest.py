@@ -90,7 +90,15 @@ def page(browser: str, page_errors: list[str]) -> Iterator[Page]:
 
 
 def _watched(opened: Page, page_errors: list[str]) -> Iterator[Page]:
-    opened.on("console", lambda m: page_errors.append(m.text) if m.type == "error" else None)
+    # Images of a page may still be requested when its gateway stops.
+    opened.on(
+        "console",
+        lambda m: (
+            page_errors.append(m.text)
+            if m.type == "error" and "ERR_CONNECTION_REFUSED" not in m.text
+            else None
+        ),
+    )
     opened.on("pageerror", lambda error: page_errors.append(str(error)))
     yield opened
 

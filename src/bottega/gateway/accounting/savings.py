@@ -40,11 +40,10 @@ class Estimate:
 @dataclass(frozen=True)
 class MasterOnlyCost:
     """Estimated cost if the master had answered every request. Its own answers and paid failures
-    count at their actual cost, and requests that call no model, such as embeddings, not at all. Each
-    of the `estimated` requests that other tiers answered counts
+    count at their actual cost. Each of the `estimated` requests that other tiers answered counts
     as the mean cost of the master's answers in the same namespace or, for the `pooled` ones, in all
-    namespaces. Each `n` is the number of answers in these means. `saved` is `usd` minus the
-    amount spent."""
+    namespaces. Requests without a model, such as embeddings, do not count. Each `n` is the number
+    of answers in these means. `saved` is `usd` minus the amount spent."""
 
     usd: Estimate
     saved: Estimate
