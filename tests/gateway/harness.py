@@ -199,9 +199,11 @@ def user_messages(*shades: int, text: str = QUESTION) -> list[Any]:
 
 def raw(harness: Harness, messages: list[Any], model: str = "bottega", **more: Any) -> Any:
     with client(harness.url) as real:
-        return real.chat.completions.with_raw_response.create(
+        reply = real.chat.completions.with_raw_response.create(
             model=model, messages=messages, **more
         )
+        reply.http_response.read()  # a stream too: the client closes the connection
+        return reply
 
 
 class FastShutdownServer(uvicorn.Server):

@@ -405,9 +405,9 @@ def test_configured_search_is_in_the_ledger_the_metrics_and_the_traces(
         rows = gateway_server.ledger.read(
             "SELECT prompt_tokens, completion_tokens, cost_usd FROM entries WHERE tier = 'small'"
         )
-        exposition = gateway_server.metrics.exposition().decode()
         [account] = gateway_server.accounts.list()
         spent_usd = gateway_server.ledger.spent_this_month(account.id)
+    exposition = gateway_server.metrics.exposition().decode()  # all requests have ended
     bodies = [body for body in endpoint.bodies if body.get("model") == "qwen"]
     samples = sum(body.get("n", 1) for body in bodies)
     assert 8 < samples <= 40
