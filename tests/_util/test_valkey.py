@@ -55,3 +55,26 @@ async def test_refused_command_can_be_repeated(redis: RedisServer) -> None:
     finally:
         redis.run("CONFIG", "SET", "maxmemory", "0")
         await client.aclose()
+
+
+def test_eviction_of_keys_is_a_warning(
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(memory: str, policy: str, url: str = redis.url) -> list[str]:
+        caplog.clear()
+        redis.run("CONFIG", "SET", "maxmemory", memory)
+        redis.run("CONFIG", "SET", "maxmemory-policy", policy)
+        check_redis(url)
+        return caplog.messages
+
+    redis.run("ACL", "SETUSER", "limited", "on", ">secret", "~*", "+@all", "-info")
+    limited = redis.url.replace("redis://", "redis://limited:secret@")
+    try:
+        assert check("0", "allkeys-lru") == check("100mb", "noeviction") == []
+        assert check("100mb", "volatile-lru", limited) == []  # it may not ask
+        (message,) = check("100mb", "volatile-lru")
+    finally:
+        redis.run("ACL", "DELUSER", "limited")
+        check("0", "noeviction")
+    assert "state.redis" in message and "volatile-lru" in message and "noeviction" in message
+    assert redis.url in message

@@ -280,6 +280,39 @@ async def test_lost_redis_restores_spending_once(
                 await asyncio.sleep(0.05)
 
 
+async def test_evicted_account_never_exceeds_its_budget(
+    database: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running requests keep their reservations, and the spending is read from the ledger."""
+    _shorten(monkeypatch)
+    account = Account("a", "a", usd_per_month=1.0)
+    async with process(database, redis.url) as one, process(database, redis.url) as other:
+        reservations = [each.limiter.reservation(account) for each in (one, other, other)]
+        for reservation in reservations[:2]:
+            await reservation.reserve(0.4)
+        await one.call(reservations[0], 0.4)
+        assert redis.run("DEL", "bottega:limit:a") == 1
+        with pytest.raises(BudgetError) as refused:
+            await reservations[2].reserve(0.25)
+        assert refused.value.code == "rate_limit_exceeded"
+        await reservations[2].reserve(0.2)
+        assert redis.run("DEL", "bottega:limit:a") == 1
+        await other.call(reservations[1], 0.7)  # more than reserved
+        for each in (one, other):
+            with pytest.raises(BudgetError) as refused:
+                await each.limiter.admit(account)
+            assert refused.value.code == "insufficient_quota"
+
+
+async def test_evicted_rate_begins_with_a_full_minute(database: str, redis: RedisServer) -> None:
+    account = Account("a", "a", requests_per_minute=2)
+    async with process(database, redis.url) as one:
+        for _ in range(2):
+            waits = [await one.limiter.admit(account) for _ in range(3)]
+            assert waits[:2] == [None, None] and waits[2] is not None
+            assert redis.run("DEL", "bottega:limit:a") == 1
+
+
 async def test_restarted_redis_keeps_budgets(
     database: str,
     redis: RedisServer,

@@ -1,11 +1,17 @@
-"""Exact repeats and flights over gateways: in process, in PostgreSQL and in Redis."""
+"""Exact repeats and flights over gateways: in PostgreSQL and in Redis.
+
+Without shared state they are a `ReplyCache` and a `LeaderFlight`, which have no leases, epochs and
+changes (test_repeats.py); test_shared_gateways.py compares the behaviour of whole gateways.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import cast
 
 import pytest
 
@@ -33,12 +39,16 @@ def database(gateway_database: str) -> str:
 async def opened_store(database: str, redis: str | None) -> AsyncIterator[RepeatStore]:
     if redis is None:
         pool = PostgresPool(database, GATEWAY_TABLES)
-        yield PostgresRepeats(pool)
-        await pool.close()
+        try:
+            yield PostgresRepeats(pool)
+        finally:
+            await pool.close()
     else:
         pipe = ValkeyPipe(redis)
-        yield RedisRepeats(pipe)
-        await pipe.aclose()
+        try:
+            yield RedisRepeats(pipe)
+        finally:
+            await pipe.aclose()
 
 
 @pytest.fixture(params=["postgres", "redis"])
@@ -134,7 +144,8 @@ async def test_changes_name_the_replaced_keys(store: RepeatStore) -> None:
     await store.replace("k", OTHER)
     await store.replace("unknown", OTHER)
     changed = await store.changes(start.position)
-    assert changed.keys is not None and set(changed.keys) == {"k"}
+    assert changed.keys is not None and set(changed.keys) == {"k", "unknown"}
+    assert (await store.begin("unknown", "one")).kind == "lead"
     assert (await store.begin("k", "two")).reply == OTHER
     await store.invalidate_all()
     assert (await store.changes(changed.position)).keys is None
@@ -254,3 +265,97 @@ async def test_lost_connection_stops_replays(
         assert process.memory.get("k") is None
         assert isinstance(await process.repeats.begin("k"), Flight)
         await process.repeats.aclose()
+
+
+@pytest.mark.parametrize("evicted", ["bottega:feed", "bottega:reply:*"])
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_correction_survives_an_eviction(
+    redis: RedisServer, evicted: str, is_last: bool
+) -> None:
+    """A correction is not lost if a key is evicted before it or after it, also if another change
+    creates the key again."""
+    async with opened_store("", redis.url) as store:
+        process = Process(store)
+        for before in (True, False):
+            flight = await store.begin("k", "one")
+            await store.land("k", "one", flight.epoch, REPLY, 60.0)
+            await process.repeats.refresh()
+            process.memory.put("k", REPLY)
+            if before:
+                evict(redis, evicted)
+            await store.replace("k", OTHER)
+            if not before:
+                evict(redis, evicted)
+            if not is_last:
+                await store.replace("l", OTHER)
+            await process.repeats.refresh()
+            assert process.memory.get("k") is None
+            assert (await store.begin("k", "two")).reply in (None, OTHER)
+            await store.invalidate_all()
+            await store.land("k", "two", 0, None, 60.0)
+
+
+def evict(redis: RedisServer, pattern: str) -> None:
+    names = names_in(redis, pattern)
+    assert names
+    redis.run("DEL", *(name.decode() for name in names))
+
+
+def names_in(redis: RedisServer, pattern: str) -> list[bytes]:
+    return cast(list[bytes], redis.run("KEYS", pattern))
+
+
+async def test_evicted_flight_costs_a_call_and_no_wrong_reply(redis: RedisServer) -> None:
+    async with opened_store("", redis.url) as store:
+        first = await store.begin("k", "one")
+        evict(redis, "bottega:flight:*")
+        await store.renew({"k": "one"})
+        assert (await store.begin("k", "two")).kind == "wait"
+        evict(redis, "bottega:flight:*")
+        second = await store.begin("k", "two")
+        assert second.kind == "lead"
+        await store.renew({"k": "one"})
+        await store.land("k", "one", first.epoch, REPLY, 60.0)
+        assert (await store.begin("k", "three")).reply == REPLY
+        assert await store.running(["k"]) == {"k"}  # that of "two"
+        await store.land("k", "two", second.epoch, OTHER, 60.0)
+        assert (await store.begin("k", "three")).reply == OTHER
+        assert await store.running(["k"]) == set()
+
+
+STEPS = {"request": 12, "correct": 8, "read": 8, "evict": 3, "delete": 1}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_order_of_evictions_causes_a_wrong_replay(redis: RedisServer, seed: int) -> None:
+    """A reply from before a correction or a deletion is wrong after it."""
+    rng, wrong = random.Random(seed), set[CachedReply]()
+    stored: dict[str, list[CachedReply]] = {"a": [], "b": []}
+    async with opened_store("", redis.url) as store:
+        two = [Process(store), Process(store)]
+        for step in range(400):
+            key, process = rng.choice("ab"), rng.choice(two)
+            reply = CachedReply(b"%d" % step, key, "m")
+            (kind,) = rng.choices(list(STEPS), STEPS.values())
+            match kind:
+                case "request":
+                    begun = await store.begin(key, "f")
+                    if begun.reply is None:
+                        await store.land(key, "f", begun.epoch, reply, 60.0)
+                    assert begun.reply not in wrong
+                    process.memory.put(key, begun.reply or reply)
+                    stored[key].append(begun.reply or reply)
+                case "correct":
+                    await store.replace(key, reply)
+                    wrong.update(stored[key])
+                    stored[key].append(reply)
+                case "delete":
+                    await store.invalidate_all()
+                    wrong.update(stored["a"], stored["b"])
+                case "evict":
+                    kinds = {name.split(b":")[1].decode() for name in names_in(redis, "*")}
+                    if kinds:
+                        evict(redis, f"bottega:{rng.choice(sorted(kinds))}*")
+                case "read":
+                    await process.repeats.refresh()
+                    assert not wrong & {process.memory.get("a"), process.memory.get("b")}

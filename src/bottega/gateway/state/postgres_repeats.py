@@ -58,11 +58,10 @@ class PostgresRepeats:
 
     async def replace(self, key: str, reply: CachedReply, /) -> None:
         async with self._pool.transaction() as connection:
-            replaced = await connection.fetch(REPLACE, key, reply.payload, reply.route, reply.model)
-            if replaced:
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", CHANGES_LOCK)
-                await connection.execute("INSERT INTO gateway_changes (key) VALUES ($1)", key)
-                await connection.execute(PRUNE)
+            await connection.execute(REPLACE, key, reply.payload, reply.route, reply.model)
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", CHANGES_LOCK)
+            await connection.execute("INSERT INTO gateway_changes (key) VALUES ($1)", key)
+            await connection.execute(PRUNE)
 
     async def invalidate_all(self) -> None:
         async with self._pool.transaction() as connection:
@@ -98,5 +97,5 @@ INSERT INTO gateway_replies VALUES (
 """
 REPLACE = """
 UPDATE gateway_replies SET payload = $2, route = $3, model = $4
-WHERE key = $1 AND epoch = gateway_epoch() AND expires > clock_timestamp() RETURNING 1
+WHERE key = $1 AND epoch = gateway_epoch() AND expires > clock_timestamp()
 """

@@ -10,17 +10,25 @@ from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, BeginResu
 
 LEASE = int(FLIGHT_SECONDS * 1000)
 REPLY, FLIGHT = "bottega:reply:", "bottega:flight:"
-# The epoch is part of the key of a reply. It is a time, so the epoch that replaces a lost one never
-# matches old replies.
-EPOCH = """
+# One sorted set is both feed and epoch, so an eviction loses both or nothing: changed keys by
+# number, and `ALL` by the epoch, the first number. The epoch is part of the key of a reply. It is a
+# time in microseconds, so the epoch that replaces a lost one never matches old replies.
+FEED, ALL = "bottega:feed", "*"
+EPOCH = f"""
+local function text(number) return string.format('%.0f', number) end
+local function begin_epoch(first)
+    local time = redis.call('TIME')
+    local new = text(math.max(time[1] * 1000000 + time[2], first))
+    redis.call('DEL', '{FEED}')
+    redis.call('ZADD', '{FEED}', new, '{ALL}')
+    return new
+end
 local function epoch()
-    local found = redis.call('GET', 'bottega:epoch')
-    if not found then
-        local time = redis.call('TIME')
-        found = string.format('%.0f', time[1] * 1000000 + time[2])
-        redis.call('SET', 'bottega:epoch', found)
-    end
-    return found
+    local found = redis.call('ZSCORE', '{FEED}', '{ALL}')
+    return found and text(found) or begin_epoch(0)
+end
+local function latest()
+    return redis.call('ZREVRANGE', '{FEED}', 0, 0, 'WITHSCORES')[2]
 end
 """
 BEGIN = f"""{EPOCH}
@@ -58,22 +66,22 @@ for i = 2, #ARGV, 2 do
 end
 """
 REPLACE = f"""{EPOCH}
-local name = '{REPLY}' .. epoch() .. ':' .. ARGV[1]
+local now = epoch()
+local name = '{REPLY}' .. now .. ':' .. ARGV[1]
 if redis.call('EXISTS', name) == 1 then
     redis.call('HSET', name, 'payload', ARGV[2], 'route', ARGV[3], 'model', ARGV[4])
-    local number = redis.call('INCR', 'bottega:changed')
-    redis.call('ZADD', 'bottega:changes', number, ARGV[1])
-    redis.call('ZREMRANGEBYSCORE', 'bottega:changes', '-inf', number - {MAX_CHANGES})
 end
+local number = latest() + 1
+redis.call('ZADD', '{FEED}', text(number), ARGV[1])
+redis.call('ZREMRANGEBYSCORE', '{FEED}', '(' .. now, text(number - {MAX_CHANGES}))
 """
 INVALIDATE_ALL = f"""{EPOCH}
-local time = redis.call('TIME')
-local now = math.max(time[1] * 1000000 + time[2], tonumber(epoch()) + 1)
-redis.call('SET', 'bottega:epoch', string.format('%.0f', now))
+epoch()
+begin_epoch(latest() + 1)
 """
 CHANGES = f"""{EPOCH}
-local number = tonumber(redis.call('GET', 'bottega:changed') or '0')
-return {{epoch(), number, redis.call('ZRANGEBYSCORE', 'bottega:changes', '(' .. ARGV[1], '+inf')}}
+local now = epoch()
+return {{now, text(latest()), redis.call('ZRANGEBYSCORE', '{FEED}', '(' .. ARGV[1], '+inf')}}
 """
 
 
@@ -120,6 +128,6 @@ class RedisRepeats:
         epoch, last = position or (0, 0)
         found_epoch, number, keys = await self._changes([], [last])
         now = (int(found_epoch), int(number))
-        # False after a new epoch, a lost counter, or more changes than the server keeps.
-        is_complete = now[0] == epoch and last <= now[1] < last + MAX_CHANGES
+        # False after a new epoch, or more changes than the server keeps.
+        is_complete = now[0] == epoch and now[1] < last + MAX_CHANGES
         return Changes(now, [key.decode() for key in keys] if is_complete else None)

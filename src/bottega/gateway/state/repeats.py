@@ -62,7 +62,8 @@ class RepeatStore(Protocol):
         ...
 
     async def replace(self, key: str, reply: CachedReply, /) -> None:
-        """Replace a stored reply and add the change to the feed. Do nothing without a reply."""
+        """Replace the stored reply, if there is one, and add the change to the feed: gateways may
+        have a reply in memory that the store has lost."""
         ...
 
     async def invalidate_all(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from typing import Any
 
 from bottega._util.event_loops import BACKGROUND_LOOP, gather_or_cancel
 from bottega._util.outage import OutageLog
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 # Maximum wait of a reply for the commit of its ledger entry, which then stays in memory.
 COMMIT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
+NO_EVICTION = "noeviction"
 
 
 class SharedState:
@@ -102,14 +104,25 @@ class SharedState:
 
 
 def check_redis(url: str) -> None:
-    """Raise `StoreError` if the server cannot be used. Blocks."""
+    """Raise `StoreError` if the server cannot be used, and warn if it may evict keys. Blocks."""
+    name = display_valkey_url(url)
 
-    async def ping() -> None:
+    async def read_memory() -> dict[str, Any]:
         client = valkey_client(url)
         try:
-            with valkey_errors(display_valkey_url(url)):
+            with valkey_errors(name):
                 await client.ping()
+            with suppress(StoreError), valkey_errors(name):  # the user may lack the right to INFO
+                return dict(await client.info("memory"))
+            return {}
         finally:
             await client.aclose()
 
-    BACKGROUND_LOOP.run(ping())
+    memory = BACKGROUND_LOOP.run(read_memory())
+    policy = memory.get("maxmemory_policy", NO_EVICTION)
+    if memory.get("maxmemory") and policy != NO_EVICTION:
+        log.warning(
+            "the server of state.redis, %s, evicts keys when its memory is full (%s), so keys may"
+            " exceed their rate and repeats cost calls: set its maxmemory-policy to %s",
+            *(name, policy, NO_EVICTION),
+        )
