@@ -82,6 +82,19 @@ class MissingDependencyError(BottegaError):
 
 
 @contextmanager
+def store_of_setting(setting: str | None) -> Iterator[None]:
+    """Name the setting with a server's URL in the hint of a `StoreError` that the block raises."""
+    try:
+        yield
+    except StoreError as error:
+        if setting is not None:
+            named = f"the URL is that of {setting}"
+            error.hint = f"{error.hint}; {named}" if error.hint else named
+            error.add_note(f"hint: {named}")
+        raise
+
+
+@contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
     """Raise `MissingDependencyError` if an import inside the block fails. An import of this
     package's own modules that fails is a bug, and raises as it is."""

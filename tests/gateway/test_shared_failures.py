@@ -31,7 +31,7 @@ def refused(database: str, folder: Path) -> StoreError:
     config = parse_config((CONFIG + TIER + STATE).format(data=folder, url="http://127.0.0.1:1/v1"))
     with pytest.raises(StoreError) as caught:
         build(config, {**ENVIRONMENT, "DATABASE": database})
-    assert caught.value.hint
+    assert "state.database_env, the environment variable DATABASE" in caught.value.hint
     for secret in ("secret", "wrong"):
         assert secret not in f"{caught.value}{caught.value.hint}"
     return caught.value
@@ -47,6 +47,25 @@ def test_database_that_refuses_is_named_at_the_start(
     error = refused(database.replace("postgres:secret", "reader:secret"), tmp_path)
     assert "permission denied for schema public" in str(error) and "CREATE" in error.hint
     postgres.execute(database, "DROP ROLE reader")
+
+
+def test_setting_of_each_database_is_named(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = database.replace(":secret", "")
+    monkeypatch.setenv("PGPASSWORD", "wrong")
+    monkeypatch.setenv("CACHE", url)
+    places = {
+        "cache.database_env, the environment variable CACHE": "database_env = 'CACHE'\n",
+        "cache.database": f"database = '{url}'\n",
+        "state.database": f"[state]\ndatabase = '{url}'\n",
+    }
+    for place, lines in places.items():
+        text = (CONFIG + lines + TIER).format(data=tmp_path, url="http://127.0.0.1:1/v1")
+        with pytest.raises(StoreError, match="rejects the user or the password") as caught:
+            build(parse_config(text), ENVIRONMENT)
+        assert caught.value.hint.endswith(f"; the URL is that of {place}")
+        assert caught.value.__notes__[-1] == f"hint: the URL is that of {place}"
 
 
 def test_newer_format_is_refused(postgres: PostgresServer, database: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from bottega._util.postgres import display_url
 from bottega._util.valkey import display_valkey_url
 from bottega.cli.output import say
+from bottega.errors import store_of_setting
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.config.loading import MASTER_RATE, MIN_SIMILARITY, PARAMETERS
@@ -223,7 +224,10 @@ def _keys(config: Config, environment: Mapping[str, str]) -> str:
     created, data = list[Account](), config.gateway.data
     location = config.state.database_url(environment) or data / FILE
     if isinstance(location, str) or location.exists():
-        with closing(Accounts(location, create=False)) as accounts:
+        with (
+            store_of_setting(config.state.database_setting),
+            closing(Accounts(location, create=False)) as accounts,
+        ):
             created = accounts.list()
     option = f" --data {data}" if isinstance(location, Path) else ""
     if not config.needs_keys(bool(created)):

@@ -149,6 +149,11 @@ class CacheSettings:
         url = _server_url(self.database, self.database_env, environment, "cache.database")
         return StoreLocation(url or self.file or data / CACHE_FILE)
 
+    @property
+    def database_setting(self) -> str | None:
+        """Setting with the URL of the database, None without one."""
+        return _setting("cache.database", self.database, self.database_env)
+
     def vectors_url(self, environment: Mapping[str, str]) -> str | None:
         """Return the URL of a Milvus server, None without one. Raises `SettingError`."""
         return _server_url(self.vectors, self.vectors_env, environment, "cache.vectors")
@@ -295,6 +300,11 @@ class StateSettings:
     def is_shared(self) -> bool:
         return self.database is not None or self.database_env is not None
 
+    @property
+    def database_setting(self) -> str | None:
+        """Setting with the URL of the database, None without one."""
+        return _setting("state.database", self.database, self.database_env)
+
     def database_url(self, environment: Mapping[str, str]) -> str | None:
         """Return the URL of the PostgreSQL database, None without one. Raises `SettingError`."""
         return _server_url(self.database, self.database_env, environment, "state.database")
@@ -317,6 +327,12 @@ def _server_url(
             hint=f"export {variable}={sample_url(name)}",
         )
     return found
+
+
+def _setting(name: str, url: str | None, variable: str | None) -> str | None:
+    if variable is not None:
+        return f"{name}_env, the environment variable {variable}"
+    return None if url is None else name
 
 
 def sample_url(name: str) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 
 from starlette.routing import BaseRoute
 
-from bottega.errors import SettingError
+from bottega.errors import SettingError, store_of_setting
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
@@ -176,11 +176,12 @@ def _open_stores(
         database = config.state.database_url(environment)
         redis = config.state.redis_url(environment)
         location = database or config.gateway.data / FILE
-        accounts = Accounts(location)
-        opened.callback(accounts.close)
-        ledger = Ledger(location, repeat_seconds=config.replay.seconds)
-        opened.callback(ledger.close)
-        ledger.set_master(config.master.name)
+        with store_of_setting(config.state.database_setting):
+            accounts = Accounts(location)
+            opened.callback(accounts.close)
+            ledger = Ledger(location, repeat_seconds=config.replay.seconds)
+            opened.callback(ledger.close)
+            ledger.set_master(config.master.name)
         if redis is not None:
             check_redis(redis)
         connect = None
@@ -198,8 +199,10 @@ def _open_traces(config: Config, environment: Mapping[str, str]) -> RequestTrace
     if config.traces.store == "none":
         return None
     location = config.state.database_url(environment) or config.gateway.data / TRACES_FILE
+    with store_of_setting(config.state.database_setting):
+        store = TraceStore.open(location)
     return RequestTraces(
-        TraceStore.open(location),
+        store,
         images=config.traces.store == "images",
         keep_days=config.traces.keep_days,
         image_bytes=config.traces.images_mb * MB,

@@ -9,7 +9,12 @@ from contextlib import suppress
 
 from bottega._util.event_loops import BACKGROUND_LOOP
 from bottega._util.locations import StoreLocation
-from bottega.errors import SettingError, StoreBusyError, StoreReadOnlyError
+from bottega.errors import (
+    SettingError,
+    StoreBusyError,
+    StoreReadOnlyError,
+    store_of_setting,
+)
 from bottega.gateway.config.settings import Config
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.embedders.names import NOTE, packaged_name
@@ -36,7 +41,11 @@ def check_cache(config: Config) -> None:
     if not location.may_hold_examples():
         return
     # A start of the gateway retries a busy file.
-    with suppress(StoreBusyError), KnowledgeBase.open(location.target, None) as base:
+    with (
+        suppress(StoreBusyError),
+        store_of_setting(config.cache.database_setting),
+        KnowledgeBase.open(location.target, None) as base,
+    ):
         stored, cache = next(iter(base.views().values()), None), config.cache
         if stored is None or cache.retrieve != NEAREST:
             return
