@@ -31,9 +31,16 @@ ANSWER_SECONDS = 5.0
 class BlockingPool:
     """Pool of connections to the gateway's tables for blocking callers."""
 
-    def __init__(self, url: str, answer_seconds: float | None = ANSWER_SECONDS) -> None:
+    def __init__(
+        self, url: str, answer_seconds: float | None = ANSWER_SECONDS, *, migrates: bool = True
+    ) -> None:
         self.pool = PostgresPool(
-            url, GATEWAY_TABLES, size=POOL_SIZE, answer_seconds=answer_seconds, resets=False
+            url,
+            GATEWAY_TABLES,
+            size=POOL_SIZE,
+            answer_seconds=answer_seconds,
+            resets=False,
+            migrates=migrates,
         )
         self.name = self.pool.name
 
@@ -139,7 +146,8 @@ class EntryTables:
 
     def __init__(self, url: str) -> None:
         self._pool = BlockingPool(url)
-        self._reports = BlockingPool(url, None)
+        # It may connect after a newer version has migrated the tables.
+        self._reports = BlockingPool(url, None, migrates=False)
         self.name = self._pool.name
         self._owner, self._numbers = token_hex(8), count()
 

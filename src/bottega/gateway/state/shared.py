@@ -46,8 +46,8 @@ class SharedState:
         memory: ReplyCache,
     ) -> None:
         self._ledger = ledger
-        self._pool = PostgresPool(
-            database, GATEWAY_TABLES, answer_seconds=ANSWER_SECONDS, resets=False
+        self._pool = PostgresPool(  # the ledger has migrated the tables
+            database, GATEWAY_TABLES, answer_seconds=ANSWER_SECONDS, resets=False, migrates=False
         )
         self._pipe = None if redis is None else ValkeyPipe(redis)
         limits: LimitStore = PostgresLimits(self._pool)
