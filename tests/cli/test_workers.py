@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,7 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -38,21 +42,27 @@ from tests.server import Server, ok, slowly
 
 REPLACED = re.compile(r"worker (\d+) ended with status (-?\d+)")
 REQUESTS = 40
-STATE = '[state]\ndatabase_env = "TEST_DATABASE"\n[keys]\nrequired = false\n'
+STATE = '[state]\ndatabase_env = "TEST_DATABASE"\n'
+OPEN = f"{STATE}[keys]\nrequired = false\n"
 
 
-def shared_config(folder: Path, url: str) -> Path:
+def shared_config(folder: Path, url: str, state: str = OPEN) -> Path:
     file = write_config(folder, url)
-    file.write_text(f"{file.read_text()}\n{STATE}")
+    file.write_text(f"{file.read_text()}\n{state}")
     return file
 
 
 @contextmanager
 def workers(
-    folder: Path, endpoint: Server, database: str, monkeypatch: pytest.MonkeyPatch, number: int = 2
+    folder: Path,
+    endpoint: Server,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int = 2,
+    state: str = OPEN,
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     monkeypatch.setenv("TEST_DATABASE", database)
-    file = shared_config(folder, endpoint.url)
+    file = shared_config(folder, endpoint.url, state)
     options = ("--config", str(file), "--workers", str(number), "--log-format", "json")
     with served(*options, folder=folder) as (url, process):
         wait_until(lambda: len(children(process.pid)) == number)
@@ -153,6 +163,37 @@ def test_workers_sum_metrics_and_are_replaced(
         _, err = wait_for_exit(process)
     assert process.returncode == 0
     assert [code for _, code in REPLACED.findall(err)] == ["-9"]
+
+
+@pytest.mark.slow
+def test_rate_of_a_key_holds_over_all_workers(
+    endpoint: Server, tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Accounts(database)) as accounts:
+        _, key = accounts.add("team", requests_per_minute=60)
+    with (
+        workers(tmp_path, endpoint, database, monkeypatch, state=STATE) as (url, _),
+        ThreadPoolExecutor(8) as pool,
+    ):
+        started = time.monotonic()
+        statuses = Counter(pool.map(lambda number: status_of(url, key, number), range(120)))
+        elapsed = time.monotonic() - started
+    assert statuses.keys() == {200, 429}
+    # At most 62 within two seconds; a busy machine takes longer, and each second allows another.
+    assert 60 <= statuses[200] <= 60 + max(2.0, elapsed)
+
+
+def status_of(url: str, key: str, number: int) -> int:
+    """Send one request on a connection of its own, which may reach any worker."""
+    message = {"role": "user", "content": f"question {number}"}
+    body = json.dumps({"model": "bottega", "messages": [message]}).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/chat/completions", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def keep_sending(url: str, stop: threading.Event) -> int:

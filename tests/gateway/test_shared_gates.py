@@ -1,4 +1,4 @@
-"""Gates and cold starts of several gateways that share a ledger."""
+"""Gates and cold starts of gateways that share a ledger; of a single gateway also in a file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import asyncio
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
 
 from bottega.gateway.accounting.database import ShadowSample
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.decode_budget import DecodeBudget
+from bottega.gateway.ports import RequestRecord
+from bottega.gateway.running.caches import NamespaceOpener
+from bottega.gateway.running.tiers import build_tiers
 from bottega.gateway.state.gates import SharedGates
-from bottega.routing import BenefitGate
+from bottega.gateway.telemetry.metrics import Metrics
+from bottega.routing import AgreementPair, BenefitGate
 from bottega.routing.benefit_gate import PairedSample
+from bottega.types import Candidate, Example, Query
+from tests.gateway.gateways import ENVIRONMENT, gateway_config
 from tests.gateway.test_shared_gateways import gateways
 from tests.server import Server
 
@@ -81,16 +90,6 @@ async def test_gates_of_all_gateways_are_equal(ledgers: list[Ledger]) -> None:
     assert (await asyncio.to_thread(SharedGates(ledgers[2]).open, "b")).state()["samples"] == []
 
 
-async def test_own_samples_count_once(ledgers: list[Ledger]) -> None:
-    gates = SharedGates(ledgers[0])
-    gate = await asyncio.to_thread(gates.open, "a")
-    gate.learn([], 1.0, 0.0)
-    await asyncio.to_thread(record, ledgers[0], samples(1)[0])
-    await gates.update()
-    await gates.update()
-    assert gate.state()["samples"] == [list(samples(1)[0])]
-
-
 async def test_sample_of_a_slow_transaction_is_not_skipped(
     ledgers: list[Ledger], database: str
 ) -> None:
@@ -117,11 +116,76 @@ async def test_sample_of_a_slow_transaction_is_not_skipped(
     assert [gate.state()["samples"] for gate in opened] == [expected, expected]
 
 
-def test_damaged_state_is_read_again(ledgers: list[Ledger]) -> None:
-    record(ledgers[0], samples(1)[0])
-    for state in ("[", "{}", '{"cursor": [1, 2]}', '{"cursor": 5}'):
-        ledgers[0].set_gate("a", state)
-        assert len(SharedGates(ledgers[0]).open("a").state()["samples"]) == 1  # type: ignore[arg-type]
+@pytest.fixture(params=["file", "postgres"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("database")
+        return url
+    return str(tmp_path / "gateway.db")
+
+
+class Gates:
+    """Gates of one gateway, opened and fed as its namespaces do it."""
+
+    def __init__(self, ledger: Ledger, folder: Path) -> None:
+        config = gateway_config(folder, "http://localhost:9/v1")
+        tiers, metrics = build_tiers(config, ENVIRONMENT), Metrics(["small"])
+        shared = SharedGates(ledger) if ledger.tables is not None else None
+        self._ledger = ledger
+        self._opener = NamespaceOpener(
+            config, tiers, metrics, ledger, DecodeBudget(1), shared_gates=shared
+        )
+
+    def open(self, namespace: str) -> BenefitGate:
+        return self._opener._gate(namespace)
+
+    def measure(self, namespace: str, sample: PairedSample) -> None:
+        """Learn as `ShadowSampler` does, then store the sample."""
+        near = Candidate(Example(Query("q"), "a", id="1"), sample.similarity)
+        self.open(namespace).learn([near], sample.shown, sample.hidden)
+        record = RequestRecord("r", namespace=namespace)
+        pair = AgreementPair(sample.shown, sample.hidden, True)
+        self._opener.record_shadow_sample(record, sample.similarity, pair)
+        self._ledger.flush()
+        if (shared := self._opener.shared_gates) is not None:
+            asyncio.run(shared.update())
+            self._ledger.flush()
+
+
+def test_each_sample_counts_once_in_its_namespace(location: str, tmp_path: Path) -> None:
+    with closing(Ledger(location)) as ledger:
+        gates = Gates(ledger, tmp_path)
+        for number, sample in enumerate(samples(6)):
+            gates.measure("ab"[number % 2], sample)
+        for number, name in enumerate("ab"):
+            assert gates.open(name).state()["samples"] == list(map(list, samples(6)[number::2]))
+        assert gates.open("c").state()["samples"] == []
+
+
+def test_restarted_gateway_has_the_same_gate(location: str, tmp_path: Path) -> None:
+    with closing(Ledger(location)) as ledger:
+        gates = Gates(ledger, tmp_path)
+        for sample in samples(25):
+            gates.measure("a", sample)
+        before = gates.open("a")
+        assert before.is_measured
+    with closing(Ledger(location)) as ledger:
+        gates = Gates(ledger, tmp_path)
+        assert gates.open("a").state() == before.state()
+        gates.measure("a", samples(1, seed=9)[0])
+        assert len(cast(list[object], gates.open("a").state()["samples"])) == 26
+
+
+def test_damaged_state_does_not_prevent_a_start(location: str, tmp_path: Path) -> None:
+    with closing(Ledger(location)) as ledger:
+        Gates(ledger, tmp_path).measure("a", samples(1)[0])
+        # A file has only the state; PostgreSQL reads the samples again.
+        kept = [list(samples(1)[0])] if ledger.tables is not None else []
+        for state in ("[", "{}", '{"cursor": [1, 2]}', '{"cursor": 5}'):
+            ledger.set_gate("a", state)
+            gates = Gates(ledger, tmp_path)
+            assert gates.open("a").state()["samples"] == kept
+            assert not gates.open("a").is_measured
 
 
 def test_cold_start_is_claimed_once(ledgers: list[Ledger]) -> None:

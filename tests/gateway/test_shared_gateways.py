@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 
 from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.database import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
@@ -72,9 +73,18 @@ def database(gateway_database: str) -> str:
 
 
 # The limits and repeats of each store have tests of their own.
-@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.slow), "redis"])
-def state(request: pytest.FixtureRequest, database: str) -> str:
-    """Settings of the shared state."""
+SHARED = pytest.mark.parametrize("state", ["postgres", "redis"], indirect=True)
+ALL = pytest.mark.parametrize(
+    "state", ["memory", pytest.param("postgres", marks=pytest.mark.slow), "redis"], indirect=True
+)
+
+
+@pytest.fixture
+def state(request: pytest.FixtureRequest) -> str:
+    """Settings of the shared state; without any, one gateway takes all requests."""
+    if request.param == "memory":
+        return ""
+    database = request.getfixturevalue("database")
     if request.param == "postgres":
         return f"[state]\ndatabase_env = 'DATABASE'\n#{database}"
     server: RedisServer = request.getfixturevalue("redis")
@@ -85,15 +95,17 @@ def state(request: pytest.FixtureRequest, database: str) -> str:
 def gateways(
     endpoint: Server, folder: Path, state: str, tiers: str = TIER, count: int = 3, **limits: Any
 ) -> Iterator[Gateways]:
-    """Run gateways in threads of this process, each with its own data folder."""
+    """Run gateways in threads of this process, each with its own data folder, or without shared
+    state a single one."""
     database = state.rpartition("#")[2]
-    with closing(Accounts(database)) as accounts:
+    (folder / "0").mkdir(exist_ok=True)
+    with closing(Accounts(database or folder / "0" / FILE)) as accounts:
         _, key = accounts.add("team", **limits)
     meter = Meter(token_seconds=0.0)
     endpoint.answers = [meter]
     with ExitStack() as opened:
         servers, urls = [], []
-        for number in range(count):
+        for number in range(count if database else 1):
             data = folder / str(number)
             text = (CONFIG + tiers + state).format(data=data, url=endpoint.url)
             servers.append(build(parse_config(text), {**ENVIRONMENT, "DATABASE": database}))
@@ -105,6 +117,7 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
 
+@SHARED
 async def test_rate_is_that_of_one_gateway(endpoint: Server, tmp_path: Path, state: str) -> None:
     with gateways(endpoint, tmp_path, state, requests_per_minute=60) as three:
         async with _session() as session:
@@ -116,6 +129,7 @@ async def test_rate_is_that_of_one_gateway(endpoint: Server, tmp_path: Path, sta
         assert statuses.count(429) == 120 - statuses.count(200)
 
 
+@SHARED
 async def test_budget_overshoots_by_one_request_at_most(
     endpoint: Server, tmp_path: Path, state: str
 ) -> None:
@@ -208,6 +222,7 @@ def _allow_old_changes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"bottega.gateway.state.repeats.{name}", 30.0)
 
 
+@ALL
 async def test_identical_requests_at_once_cost_one_call(
     endpoint: Server, tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +240,7 @@ async def test_identical_requests_at_once_cost_one_call(
         assert spent == pytest.approx(three.meter.tokens * PRICE)
 
 
+@ALL
 async def test_repeats_over_gateways_cost_one_call(
     endpoint: Server, tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +255,7 @@ async def test_repeats_over_gateways_cost_one_call(
         assert three.meter.calls == 12
 
 
+@SHARED
 async def test_deleted_answer_is_forgotten_by_all(
     endpoint: Server, tmp_path: Path, state: str
 ) -> None:

@@ -31,16 +31,17 @@ for i in range(100_000):
 """
 
 
+EXAMPLES = (
+    image_example(1),
+    text_example("a", tags={"hue": "red"}, source="s"),
+    text_example("b"),
+)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
-        kb.add(
-            [
-                image_example(1),
-                text_example("a", tags={"hue": "red"}, source="s"),
-                text_example("b"),
-            ]
-        )
+        kb.add(EXAMPLES)
     return tmp_path / "kb.db"
 
 

@@ -1,8 +1,9 @@
 """Behaviour of a knowledge base in PostgreSQL, also with Milvus: the tests of a file that use the
-fixture `kb`."""
+fixture `kb`, with the `EXAMPLES` of their module in it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from inspect import signature
 from types import ModuleType
@@ -13,6 +14,7 @@ import pytest
 from bottega.knowledge import KnowledgeBase
 from tests.knowledge import (
     test_add,
+    test_annotate,
     test_base,
     test_choices,
     test_listing,
@@ -20,14 +22,17 @@ from tests.knowledge import (
 )
 from tests.knowledge.doubles import SeededEmbedder
 
-MODULES = (test_add, test_base, test_choices, test_listing, test_replace)
+MODULES = (test_add, test_annotate, test_base, test_choices, test_listing, test_replace)
 # Tests of SQLite's connections, caches and damaged rows.
 OF_FILES: set[str] = set()
 
 
 @pytest.fixture
-def kb(database: str, vectors: dict[str, Any]) -> Iterator[KnowledgeBase]:
+def kb(
+    request: pytest.FixtureRequest, database: str, vectors: dict[str, Any]
+) -> Iterator[KnowledgeBase]:
     with KnowledgeBase.open(database, SeededEmbedder(), **vectors) as opened:
+        opened.add(getattr(sys.modules[request.function.__module__], "EXAMPLES", ()))
         yield opened
 
 

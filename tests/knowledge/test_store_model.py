@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,12 +18,14 @@ from hypothesis.stateful import (
     invariant,
     multiple,
     rule,
+    run_state_machine_as_test,
 )
 
 from bottega.errors import EmptyKnowledgeBaseError
 from bottega.knowledge import Eq, KnowledgeBase
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, text_example, vector_of
+from tests.postgres import PostgresServer
 
 HANDLES, HUES = st.integers(0, 1), ("red", "green", "blue")
 CAPACITY = 40
@@ -39,16 +42,22 @@ class TwoHandles(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.folder = Path(tempfile.mkdtemp())
+        self.location = self.created()
         self.derived: dict[str, str] = {}  # question to id
         self.pinned: set[str] = set()
         self.rationales: dict[str, str] = {}
         self.handles = [self.opened(), self.opened()]
 
+    def created(self) -> str:
+        """Return the location of a new knowledge base."""
+        return str(Path(tempfile.mkdtemp()) / "kb.db")
+
+    def remove(self) -> None:
+        shutil.rmtree(Path(self.location).parent, ignore_errors=True)
+
     def opened(self) -> KnowledgeBase:
-        path = self.folder / "kb.db"
         embed = SeededEmbedder()
-        return KnowledgeBase.open(path, embed, hnsw_above=HNSW_ABOVE, capacity=CAPACITY)
+        return KnowledgeBase.open(self.location, embed, hnsw_above=HNSW_ABOVE, capacity=CAPACITY)
 
     @rule(target=texts, handle=HANDLES, numbers=st.lists(st.integers(0, 99), max_size=12))
     def add(self, handle: int, numbers: list[int]) -> object:
@@ -139,8 +148,22 @@ class TwoHandles(RuleBasedStateMachine):
     def teardown(self) -> None:
         for kb in getattr(self, "handles", []):
             kb.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if hasattr(self, "location"):
+            self.remove()
 
 
+STEPS = settings(max_examples=25, stateful_step_count=25)
 TestTwoHandles = TwoHandles.TestCase
-TestTwoHandles.settings = settings(max_examples=25, stateful_step_count=25)
+TestTwoHandles.settings = STEPS
+
+
+@pytest.mark.slow
+def test_two_handles_in_postgres(postgres: PostgresServer) -> None:
+    class PostgresHandles(TwoHandles):
+        def created(self) -> str:
+            return postgres.create_schema()
+
+        def remove(self) -> None:
+            postgres.drop_schema(self.location)
+
+    run_state_machine_as_test(PostgresHandles, settings=STEPS)
