@@ -13,8 +13,9 @@ import aiohttp
 from benchmarks.replica_servers import Cluster
 from bottega.gateway.accounting.ledger import Ledger
 
-MASTER = "bottega/master"
+MASTER, APPRENTICE = "bottega/master", "bottega/apprentice"
 PAGE = 200
+CENT = 0.01
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Client:
             text = ""
             if response.status == 200:
                 text = json.loads(raw)["choices"][0]["message"]["content"]
-            return Reply(response.status, text or raw[:200].decode(errors="replace"), named)
+            return Reply(response.status, text or raw[:400].decode(errors="replace"), named)
 
     async def delete(self, key: str, id: str, url: str) -> int:
         path = f"{url}/admin/cache/{id}?namespace={key}"

@@ -33,7 +33,8 @@ from bottega.gateway.accounting.database import FILE
 
 REPLICAS = 3
 COLD_START = 20
-PRICES = {"mock-small": (10.0, 40.0), "mock-large": (40.0, 160.0)}
+APPRENTICE_MODEL, MASTER_MODEL = "mock-small", "mock-large"
+PRICES = {APPRENTICE_MODEL: (10.0, 40.0), MASTER_MODEL: (40.0, 160.0)}
 """US dollars per million prompt and completion tokens: 0.5 and 2 cents per call."""
 CONFIG = """
 [gateway]
@@ -62,14 +63,15 @@ cold_start = {cold_start}
 
 [cache]
 embed = "words"
+{cache}
 
 [keys]
 required = true
 """
-STATE = """
+DATABASE = 'database_env = "BENCH_DATABASE"\n'
+STATE = f"""
 [state]
-database_env = "BENCH_DATABASE"
-"""
+{DATABASE}"""
 
 
 def cost_of(model: str) -> float:
@@ -80,7 +82,8 @@ def cost_of(model: str) -> float:
 
 @dataclass
 class Cluster:
-    """Three gateways, their model endpoint and nginx. `keys` are tokens by name."""
+    """Three gateways, their model endpoint and nginx. `keys` are the tokens and `accounts` the ids
+    of keys, by name."""
 
     folder: Path
     mock: Server
@@ -89,6 +92,7 @@ class Cluster:
     gateways: list[Server] = field(default_factory=list)
     proxy: Server | None = None
     keys: dict[str, str] = field(default_factory=dict)
+    accounts: dict[str, str] = field(default_factory=dict)
 
     @property
     def urls(self) -> list[str]:
@@ -108,7 +112,8 @@ class Cluster:
     def add_key(self, name: str, **limits: Any) -> None:
         accounts = Accounts(self.location)
         try:
-            _, self.keys[name] = accounts.add(name, namespace=name, **limits)
+            account, self.keys[name] = accounts.add(name, namespace=name, **limits)
+            self.accounts[name] = account.id
         finally:
             accounts.close()
 
@@ -128,7 +133,8 @@ def running_cluster(
     folder: Path, database: str | None, redis: str | None, keys: dict[str, dict[str, Any]]
 ) -> Iterator[Cluster]:
     """Start all servers. Without a database the gateways share one data folder, as embedded
-    gateways can; with one, each has its own folder, as on separate machines."""
+    gateways can; with one, each has its own folder, as on separate machines, and the examples are
+    in the database, as in deploy/bottega.toml."""
     with contextlib.ExitStack() as stack:
         port = free_port()
         mock = start(
@@ -148,7 +154,12 @@ def running_cluster(
             cluster.add_key(name, **limits)
         for number in range(REPLICAS):
             own = data if database is None else folder / f"data-{number}"
-            text = CONFIG.format(data=own, upstream=mock.url, cold_start=COLD_START)
+            text = CONFIG.format(
+                data=own,
+                upstream=mock.url,
+                cold_start=COLD_START,
+                cache="" if database is None else DATABASE,
+            )
             if database is not None:
                 text += STATE + ('redis_env = "BENCH_REDIS"\n' if redis else "")
             (folder / f"gateway-{number}.toml").write_text(text)

@@ -26,12 +26,17 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
 from benchmarks.peers.counting_upstream import expected_reply
-from benchmarks.replica_client import Client, Requirement, admitted, gathered, ledger_rows
-from benchmarks.replica_crashes import crash_requirements
-from benchmarks.replica_servers import Cluster, cost_of, running_cluster, running_redis
+from benchmarks.replica_client import CENT, Client, Requirement, admitted, gathered, ledger_rows
+from benchmarks.replica_crashes import BUDGETED, crash_requirements
+from benchmarks.replica_servers import (
+    MASTER_MODEL,
+    Cluster,
+    cost_of,
+    running_cluster,
+    running_redis,
+)
 from tests.postgres import PostgresServer, running_postgres
 
-LARGE = "mock-large"
 NO_REPLAY = {"x-bottega-cache": "no-store,no-replay"}
 PER_MINUTE, BUDGET, FRESH_BUDGET = 60, 0.50, 0.10
 ALL_TIERS: dict[str, Any] = {"tiers": ["*"], "max_concurrent": 256}
@@ -41,10 +46,10 @@ KEYS: dict[str, dict[str, Any]] = {
     "budget": {**ALL_TIERS, "usd_per_month": BUDGET},
     "fresh": {**ALL_TIERS, "usd_per_month": FRESH_BUDGET},
     **dict.fromkeys(("repeats", "identical", "delete", "cold", "crash"), ALL_TIERS),
+    BUDGETED: {**ALL_TIERS, "usd_per_month": 10_000.0},
 }
 FORGOTTEN_SECONDS = 1.0
 LEDGER_SECONDS = 3.0
-CENT = 0.01
 
 
 async def rate_requirement(client: Client) -> AsyncIterator[Requirement]:
@@ -60,14 +65,14 @@ async def rate_requirement(client: Client) -> AsyncIterator[Requirement]:
 
 
 async def budget_requirements(client: Client) -> AsyncIterator[Requirement]:
-    cost = cost_of("mock-large")
+    cost = cost_of(MASTER_MODEL)
     for key, budget in (("budget", BUDGET), ("fresh", FRESH_BUDGET)):
-        before = client.cluster.calls()[LARGE]
+        before = client.cluster.calls()[MASTER_MODEL]
         for n in range(4):  # rejected requests may fit after the reservations of others are settled
             calls = [client.ask(key, f"{key} {n} {i}", headers=NO_REPLAY) for i in range(40)]
             admitted(await gathered(list(calls), 16))
             await asyncio.sleep(1.2)
-        spent = (client.cluster.calls()[LARGE] - before) * cost
+        spent = (client.cluster.calls()[MASTER_MODEL] - before) * cost
         limit = budget + cost
         held = budget / 2 <= spent <= limit * (1 + 1e-9)
         name = f"a {'fresh ' * (key == 'fresh')}budget of ${budget:.2f} spends"
@@ -127,11 +132,11 @@ async def delete_requirement(client: Client) -> AsyncIterator[Requirement]:
 
 
 async def cold_start_requirement(client: Client) -> AsyncIterator[Requirement]:
-    before = client.cluster.calls()[LARGE]
+    before = client.cluster.calls()[MASTER_MODEL]
     for n in range(15):
         calls = [client.ask("cold", f"cold {n} {i}", model="bottega") for i in range(4)]
         admitted(await gathered(list(calls), 4))
-    count = client.cluster.calls()[LARGE] - before
+    count = client.cluster.calls()[MASTER_MODEL] - before
     yield Requirement(
         "a cold start of 20 asks the master", f"{count} of 60 times", "20", count == 20
     )
