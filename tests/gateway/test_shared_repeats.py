@@ -336,7 +336,7 @@ async def test_no_order_of_evictions_causes_a_wrong_replay(redis: RedisServer, s
         for step in range(400):
             key, process = rng.choice("ab"), rng.choice(two)
             reply = CachedReply(b"%d" % step, key, "m")
-            (kind,) = rng.choices(list(STEPS), STEPS.values())
+            (kind,) = rng.choices(list(STEPS), list(STEPS.values()))
             match kind:
                 case "request":
                     begun = await store.begin(key, "f")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +16,7 @@ import pytest
 
 from bottega._util.postgres import PostgresKind, PostgresPool
 from bottega.gateway.accounting.accounts import Account, Accounts
-from bottega.gateway.accounting.database import entry_row, month_of
+from bottega.gateway.accounting.database import dollars, entry_row, month_of
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from bottega.gateway.accounting.migrations import ENTRY_COLUMNS, FIRST_COLUMNS, GATEWAY_TABLES
 from bottega.gateway.response_cache import CachedReply
@@ -69,10 +69,11 @@ def stored(entry: Entry) -> tuple[object, ...]:
 
 
 def spending(rows: Sequence[Entry]) -> dict[tuple[str, str], float]:
-    total = Counter[tuple[str, str]]()
+    total = defaultdict[tuple[str, str], float](float)
     for one in rows:
-        total[month_of(one.time), one.account] += max(0.0, float(entry_row(one)[12] or 0))  # type: ignore[arg-type]
-    return {key: pytest.approx(usd) for key, usd in total.items() if usd}
+        if (usd := dollars(one.cost_usd) or 0.0) > 0:
+            total[month_of(one.time), one.account] += usd
+    return total
 
 
 @pytest.mark.parametrize("number", [1, WRITE_FUNCTION, VARIANTS])
@@ -107,7 +108,7 @@ def check_rows(database: str, rows: Sequence[Entry]) -> None:
         assert ledger.read("SELECT sum(requests), sum(prompt_tokens) FROM rollups") == [
             (len(rows), sum(one.prompt_tokens for one in rows))
         ]
-        assert ledger._file.spent_since("") == spending(rows)
+        assert ledger._file.spent_since("") == pytest.approx(spending(rows))
         assert (ledger.gate("a"), ledger.master(), ledger.total_lost()) == ("{}", "large", 5)
         assert ledger.tables is not None
         assert [len(ledger.tables.shadows_after(one, (0, 0), 9)) for one in "ab"] == [1, 0]
@@ -146,7 +147,7 @@ async def test_running_gateway_of_an_older_version_continues(database: str) -> N
     assert (await limits.decide(LimitRequest(account, month))).kind == "wait"
     variants = "SELECT variant, count(*) FROM entries GROUP BY variant ORDER BY variant"
     assert await asyncio.to_thread(ledger.read, variants) == [("", 30), ("v:a", 10)]
-    assert await asyncio.to_thread(ledger._file.spent_since, "") == spending(rows)
+    assert await asyncio.to_thread(ledger._file.spent_since, "") == pytest.approx(spending(rows))
     await asyncio.to_thread(ledger.close)
     new = await PostgresPool.open(database, GATEWAY_TABLES)
     for number in (0, 1, 3):
@@ -162,8 +163,9 @@ async def test_gateway_serves_while_a_newer_version_migrates(
     entries_only = "ALTER TABLE gateway_entries ADD COLUMN later text NOT NULL DEFAULT 'x'"
     every_table = "".join(f"ALTER TABLE {name} ADD COLUMN next text;" for name in TABLES)
     state = f"[state]\ndatabase_env = 'DATABASE'\n#{database}"
-    limits = {"requests_per_minute": 6000, "usd_per_month": 100.0}
-    with gateways(endpoint, tmp_path, state, count=1, **limits) as one:
+    with gateways(
+        endpoint, tmp_path, state, count=1, requests_per_minute=6000, usd_per_month=100.0
+    ) as one:
         async with aiohttp.ClientSession() as session:
 
             async def post(name: str) -> None:
