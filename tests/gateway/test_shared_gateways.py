@@ -121,11 +121,14 @@ def _session() -> aiohttp.ClientSession:
 async def test_rate_is_that_of_one_gateway(endpoint: Server, tmp_path: Path, state: str) -> None:
     with gateways(endpoint, tmp_path, state, requests_per_minute=60) as three:
         async with _session() as session:
+            started = time.monotonic()
             replies = await asyncio.gather(
                 *(three.post(session, n, f"question {n}", max_tokens=5) for n in range(120))
             )
+            elapsed = time.monotonic() - started
         statuses = [status for status, _ in replies]
-        assert 60 <= statuses.count(200) <= 62
+        # At most 62 within two seconds; each second allows another.
+        assert 60 <= statuses.count(200) <= 60 + max(2.0, elapsed)
         assert statuses.count(429) == 120 - statuses.count(200)
 
 
