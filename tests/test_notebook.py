@@ -162,8 +162,10 @@ def test_colours_are_those_of_the_notebook() -> None:
     )
 
 
-def test_progress_is_displayed_and_updated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The part of IPython that a notebook's kernel provides; tests/docs runs a real kernel."""
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is displayed by the part of IPython that a notebook's kernel provides; tests/docs
+    runs a real kernel."""
     pages: list[str] = []
 
     def display(html: str, *, display_id: bool) -> SimpleNamespace:
@@ -175,8 +177,34 @@ def test_progress_is_displayed_and_updated(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setattr(notebook, "REFRESH_SECONDS", 0.0)
+    return pages
+
+
+def test_progress_is_displayed_and_updated(pages: list[str]) -> None:
     with notebook.progress_bar("Answering", 3) as advance:
-        advance()
-        advance()
+        advance(1)
+        advance(1)
     assert [Elements(page).text.split()[1] for page in pages] == ["0/3", "1/3,", "2/3,", "2/3,"]
     assert not notebook.is_notebook()
+
+
+def test_a_bar_without_a_total_counts_steps(pages: list[str]) -> None:
+    with notebook.progress_bar("Adding", None) as advance:
+        advance(64)
+    assert [Elements(page).text.split() for page in pages] == [
+        ["Adding", "0"],
+        *[["Adding", "64"]] * 2,
+    ]
+    assert all(name != "value" for name, _ in Elements(pages[-1]).attributes)
+
+
+def test_adding_shows_a_bar_in_a_notebook(
+    pages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebook, "is_notebook", lambda: True)
+    with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as base:
+        examples = [Example(Query("?", (noise_image(side=8 + i),)), "a") for i in range(3)]
+        base.add(examples, batch_size=2, progress=True)
+    texts = [Elements(page).text.split() for page in pages]
+    assert texts[0] == ["Adding", "0/3"]
+    assert texts[1][:2] == ["Adding", "2/3,"] and texts[-1] == ["Adding", "3/3"]

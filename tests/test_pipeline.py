@@ -266,6 +266,12 @@ def test_progress_is_written_to_standard_error(
     assert ("2/2" in written.err) == shown
 
 
+def test_a_callback_receives_the_progress_of_a_batch() -> None:
+    counts: list[int] = []
+    echo_pipeline().answer_batch_sync([Query("a"), Query("b")], progress=counts.append)
+    assert counts == [1, 1]
+
+
 async def test_concurrent_queries_do_not_mix() -> None:
     model = ScriptedGenerator(lambda prompt: str(prompt.messages[-1].parts[-1]), latency=0.001)
     pipeline = Pipeline(

@@ -69,9 +69,9 @@ def is_notebook() -> bool:
 
 
 @contextmanager
-def progress_bar(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yield a function that advances a progress bar in the notebook by one step, without
-    widgets."""
+def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function that advances a progress bar in the notebook by some steps, without
+    widgets. `total` is None if unknown."""
     from IPython.display import HTML, display  # installed in every notebook
 
     started = shown = time.monotonic()
@@ -79,12 +79,12 @@ def progress_bar(title: str, total: int) -> Iterator[Callable[[], None]]:
     handle = display(HTML(render("progress", title, 0, total, None)), display_id=True)
 
     def show() -> None:
-        left = (time.monotonic() - started) * (total - done) / done if done else None
+        left = (time.monotonic() - started) * (total - done) / done if total and done else None
         handle.update(HTML(render("progress", title, done, total, left)))
 
-    def advance() -> None:
+    def advance(steps: int) -> None:
         nonlocal done, shown
-        done += 1
+        done += steps
         if time.monotonic() - shown >= REFRESH_SECONDS:
             shown = time.monotonic()
             show()

@@ -9,16 +9,15 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 from PIL.Image import Image as PILImage
 
-from bottega import notebook
 from bottega._util.event_loops import BACKGROUND_LOOP, for_each
+from bottega._util.progress import Progress, showing_progress
 from bottega._util.tracing import Attributes, Tracer, span, use_tracer
 from bottega.errors import BatchError, BottegaError, SettingError, check_count
 from bottega.image import Image
@@ -172,17 +171,18 @@ class Pipeline:
         return run_sync(self.trace(query))
 
     def answer_batch_sync(
-        self, queries: Iterable[QueryInput], *, concurrency: int = 8, progress: bool = False
+        self, queries: Iterable[QueryInput], *, concurrency: int = 8, progress: Progress = False
     ) -> list[Answer]:
         """Return the answers to many queries: `answer_batch` for synchronous code."""
         return run_sync(self.answer_batch(queries, concurrency=concurrency, progress=progress))
 
     async def answer_batch(
-        self, queries: Iterable[QueryInput], *, concurrency: int = 8, progress: bool = False
+        self, queries: Iterable[QueryInput], *, concurrency: int = 8, progress: Progress = False
     ) -> list[Answer]:
         """Return the answers in the order of the queries, `concurrency` of them at a time.
 
-        `progress` shows a progress bar on standard error. Every query is tried. If some fail,
+        `progress=True` shows a progress bar on standard error, or in the notebook; a callback
+        receives the number of queries done since its last call. Every query is tried. If some fail,
         `BatchError` is raised at the end: it holds the other answers and the errors.
         """
         if isinstance(queries, str | os.PathLike):
@@ -194,14 +194,14 @@ class Pipeline:
         inputs = list(queries)
         answers: list[Answer | None] = [None] * len(inputs)
         errors: dict[int, Exception] = {}
-        with _progress(len(inputs), shown=progress) as advance:
+        with showing_progress("Answering", len(inputs), progress) as step:
 
             async def answer(index: int) -> None:
                 try:
                     answers[index] = await self.answer(inputs[index])
                 except Exception as error:  # raised below, with the answers to the other queries
                     errors[index] = error
-                advance()
+                step(1)
 
             await for_each(range(len(inputs)), answer, limit=concurrency)
         if errors:
@@ -354,22 +354,3 @@ def _image(given: Image | PILImage | str | os.PathLike[str]) -> Image:
         f"query must be a Query, an image or a path, got {type(given).__name__}",
         hint='pass Query("..."), Image.open(path), Image.from_bytes(data) or a PIL image',
     )
-
-
-@contextmanager
-def _progress(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Yield a function that advances the bar by one query."""
-    if not shown:
-        yield lambda: None
-        return
-    if notebook.is_notebook():
-        with notebook.progress_bar("Answering", total) as advance:
-            yield advance
-        return
-    from rich.console import Console  # slow to import
-    from rich.progress import MofNCompleteColumn, Progress
-
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("Answering", total=total)
-        yield lambda: bar.advance(task)

@@ -109,6 +109,19 @@ async def test_concurrency_is_limited_and_progress_is_reported() -> None:
     assert (most, steps) == (3, 10)
 
 
+async def test_true_shows_a_bar_and_a_callback_gets_the_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answers: list[ScoredAnswer | None] = []
+    method, counts = Method("m", 5, always_a), list[int]()
+    await evaluate(BENCHMARK, method, done=answers.append, progress=True)
+    written = capsys.readouterr()
+    assert (written.out, "m 5" in written.err, "10/10" in written.err) == ("", True, True)
+    await evaluate(BENCHMARK, method, progress=counts.append)
+    assert (len(answers), counts) == (10, [1] * 10)
+    assert capsys.readouterr().err == ""
+
+
 async def test_multi_label_items_are_scored_by_macro_f1() -> None:
     multi_label = replace(BENCHMARK, metrics=(MacroF1(("a", "b")),))
     result, _ = await evaluate(multi_label, Method("m", 0, always_a), RunConfig(concurrency=4))

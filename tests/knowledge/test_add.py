@@ -44,6 +44,16 @@ def test_adding_counts_what_is_new(kb: KnowledgeBase) -> None:
     assert len(kb) == 6
 
 
+def test_true_shows_a_bar(kb: KnowledgeBase, capsys: pytest.CaptureFixture[str]) -> None:
+    examples = [image_example(i) for i in range(5)]
+    kb.add(examples, progress=True)
+    kb.add(iter(examples), progress=True)
+    kb.add(examples)
+    written = capsys.readouterr()
+    assert (written.out, written.err.count("Adding")) == ("", 2)
+    assert "5/5" in written.err and "5/?" in written.err
+
+
 def test_image_question_and_answer_make_an_example(kb: KnowledgeBase) -> None:
     base = image_example(1, "cat", "What?")
     variants = [

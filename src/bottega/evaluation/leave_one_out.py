@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bottega._util.identity import image_hashes
+from bottega._util.progress import Progress, showing_progress
 from bottega.errors import SettingError
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.logistic import LabelledVectors, LogisticClassifier, check_labelled
@@ -130,11 +131,14 @@ def cached_embedders(
     return {spec: whole(spec) for spec in specs}
 
 
-def logistic_trial(sample: LabelledSample, embedder: Embedder, seed: int) -> tuple[bool, ...]:
+def logistic_trial(
+    sample: LabelledSample, embedder: Embedder, seed: int, progress: Progress = False
+) -> tuple[bool, ...]:
     """Return which items a logistic regression names correctly, fitted to the examples of the pool
     outside of the item's fold.
 
-    Copies of an image are in one fold.
+    Copies of an image are in one fold. `progress` receives the number of items named since its last
+    call.
     """
     different = dict.fromkeys(item.query.images for item in sample.items)
     fold_of = {images: n % FOLDS for n, images in enumerate(different)}
@@ -143,12 +147,14 @@ def logistic_trial(sample: LabelledSample, embedder: Embedder, seed: int) -> tup
         data, vectors = LabelledVectors.of(base), unit(embedder.embed(sample.queries))
         folds = {str(one.id): fold_of.get(one.query.images) for one in base}
     answers: list[Answer] = [Answer("", valid=False)] * len(sample.items)
-    for fold in sorted(set(fold_of.values())):
-        rest = data.without({id for id, one in folds.items() if one == fold})
-        model = LogisticClassifier(rest, multi_label=sample.multi_label, seed=seed)
-        for number, item in enumerate(sample.items):
-            if fold_of[item.query.images] == fold:
-                answers[number] = model(vectors[number])
+    with showing_progress("Logistic regression", len(sample.items), progress) as step:
+        for fold in sorted(set(fold_of.values())):
+            rest = data.without({id for id, one in folds.items() if one == fold})
+            model = LogisticClassifier(rest, multi_label=sample.multi_label, seed=seed)
+            for number, item in enumerate(sample.items):
+                if fold_of[item.query.images] == fold:
+                    answers[number] = model(vectors[number])
+                    step(1)
     return sample.correct(answers)
 
 
@@ -156,7 +162,7 @@ def vote_trials(
     sample: LabelledSample,
     embedders: Mapping[str, Embedder],
     shots: Sequence[int],
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = False,
 ) -> dict[tuple[str, int], tuple[bool, ...]]:
     """Return which items `knn` names correctly, by embedder and number of neighbours.
 
@@ -179,7 +185,7 @@ async def model_trials(
     embedder: Embedder,
     generator: Generator,
     settings: Sequence[tuple[int, DemonstrationOrder]],
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = False,
 ) -> list[tuple[bool, ...]]:
     """Return which items the model names correctly, for each number and order of demonstrations.
 
@@ -198,8 +204,8 @@ async def model_trials(
                 order=order,
                 multi_label=sample.multi_label,
             )
-            answers = await pipeline.answer_batch(sample.queries, concurrency=CONCURRENCY)
+            answers = await pipeline.answer_batch(
+                sample.queries, concurrency=CONCURRENCY, progress=progress
+            )
             found.append(sample.correct(answers))
-            if progress is not None:
-                progress(len(answers))
     return found

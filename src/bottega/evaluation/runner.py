@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from bottega import notebook
 from bottega._util.event_loops import for_each
+from bottega._util.progress import Progress, showing_progress
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
@@ -130,17 +131,25 @@ async def evaluate(
     state: RunState | None = None,
     *,
     done: Callable[[ScoredAnswer | None], None] = lambda scored: None,
+    progress: Progress = False,
 ) -> tuple[Result, list[ScoredAnswer]]:
     """Run a method over all items that the store lacks; stop when the budget is spent.
 
-    `done` receives each answer, stored ones included, and None for each failure. Raises the first
-    error that would affect every item.
+    `done` receives each answer, stored ones included, and None for each failure. `progress=True`
+    shows a progress bar on standard error, or in the notebook; a callback receives the number of
+    items done since its last call. Raises the first error that would affect every item.
     """
     started = time.perf_counter()
     config = config or RunConfig()
-    run = _MethodRun(benchmark, method, config, state or RunState(), done)
-    for indices in _rounds(len(benchmark.items), config.round_size):
-        await run.round(indices)
+    with showing_progress(method.title, len(benchmark.items), progress) as step:
+
+        def count(scored: ScoredAnswer | None) -> None:
+            done(scored)
+            step(1)
+
+        run = _MethodRun(benchmark, method, config, state or RunState(), count)
+        for indices in _rounds(len(benchmark.items), config.round_size):
+            await run.round(indices)
     scored = [run.scored[index] for index in sorted(run.scored)]
     seconds = round(time.perf_counter() - started, 3)
     figures = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -12,6 +12,14 @@ from typing import Literal, Self
 from bottega._util.executor import batched
 from bottega._util.identity import identity
 from bottega._util.postgres import postgres_url
+from bottega._util.progress import (
+    Progress,
+    Stages,
+    Step,
+    no_stages,
+    showing_progress,
+    size_of,
+)
 from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, embedded_batches, reindex, replace_batch
@@ -25,7 +33,7 @@ from bottega.knowledge.reader import unknown_id_error
 from bottega.knowledge.records import RowMetadata, View, Views, is_text, to_json
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.search import FileSearch, KnowledgeBaseSearch
-from bottega.knowledge.transfer import export, read_export
+from bottega.knowledge.transfer import count_exported, export, read_export
 from bottega.knowledge.verification import VerificationReport, makes_vectors, verify
 from bottega.protocols import Embedder
 from bottega.types import Example, ExampleChange
@@ -202,23 +210,25 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         *,
         batch_size: int = 64,
         on_error: OnError | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = False,
     ) -> AddResult:
         """Store the new examples. Each batch is durable before the next begins.
 
         Examples are duplicates if images, context, question, choices and answer are equal. An
         example that cannot be decoded or embedded goes to `on_error`, which raises by default;
-        earlier batches remain. `progress` receives the number of examples done since its last call.
-        `new` includes examples that a `capacity` has evicted again.
+        earlier batches remain. `progress=True` shows a progress bar on standard error, or in the
+        notebook; a callback receives the number of examples done since its last call. `new`
+        includes examples that a `capacity` has evicted again.
         """
-        return self._added(examples, batch_size, on_error, progress)
+        with showing_progress("Adding", size_of(examples), progress) as step:
+            return self._added(examples, batch_size, on_error, step)
 
     def _added(
         self,
         examples: Iterable[Example],
         batch_size: int,
         on_error: OnError | None,
-        progress: Callable[[int], None] | None,
+        step: Step,
         metadata_by_id: Mapping[str, RowMetadata] | None = None,
     ) -> AddResult:
         self._check_embeds()
@@ -233,8 +243,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
             if batch.valid:
                 new = self._rows.put(batch.valid, batch.vectors, self._capacity, metadata_by_id)
             total += AddResult(new, batch.size - new - batch.failed, batch.failed)
-            if progress is not None:
-                progress(batch.size)
+            step(batch.size)
         return total
 
     def replace(
@@ -343,28 +352,33 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         view: View | Embedder,
         *,
         batch_size: int = 64,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = False,
     ) -> int:
         """Embed every example of the file, in all namespaces, with another embedder or for a new
         view; return the number embedded.
 
         Searches use the old vectors until all new ones exist. An interrupted run resumes.
-        `progress` first receives the number that earlier runs have done.
+        `progress` is as in `add`; a callback first receives the number that earlier runs have done.
         """
         view = view if isinstance(view, View) else View(view)
-        done = reindex(self._rows, name, view, batch_size=batch_size, progress=progress)
+        total = sum(self._rows.namespaces().values())
+        with showing_progress("Embedding", total, progress) as step:
+            done = reindex(self._rows, name, view, batch_size=batch_size, progress=step)
         self._views.replace(name, view, self._rows.views())
         self._searcher.close_indexes()
         return done
 
-    def verify(self, *, deep: bool = False, repair: bool = False) -> VerificationReport:
+    def verify(
+        self, *, deep: bool = False, repair: bool = False, stages: Stages = no_stages
+    ) -> VerificationReport:
         """Compare images with their hashes, vectors with their checksums, and change log and index
         files with the rows, in all namespaces. `deep` also re-embeds every example, and finds
         vectors of another example or embedder. `repair` rebuilds derived parts (vectors with this
-        handle's embedders)."""
+        handle's embedders). `stages` begins each stage of the work, given its title and number of
+        steps, and returns a context with the function that counts them."""
         self._searcher.close_indexes()  # writes the index files, which are verified too
         views = self._views.resolve(self._rows.views()) if self._views else {}
-        return verify(self._rows, views, deep=deep, repair=repair)
+        return verify(self._rows, views, deep=deep, repair=repair, stages=stages)
 
     def is_made_by(self, name: str, view: View) -> bool:
         """Return whether the view reproduces any vector of that name among the first examples. A
@@ -376,12 +390,13 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         folder: str | Path,
         *,
         on_error: OnError | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = False,
     ) -> int:
         """Write this namespace as examples.jsonl and images/ to a new folder; return the number of
         examples written. A damaged example goes to `on_error`, which raises by default."""
         self._uses.flush()
-        return export(self._rows, Path(folder), error_handler(on_error), progress)
+        with showing_progress("Exporting", len(self), progress) as step:
+            return export(self._rows, Path(folder), error_handler(on_error), step)
 
     def import_from(
         self,
@@ -389,16 +404,17 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         *,
         batch_size: int = 64,
         on_error: OnError | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = False,
     ) -> AddResult:
         """Add the examples of an export, with age, pins and counters, and embed them again."""
         total = AddResult()
         pending = read_export(Path(folder), error_handler(on_error))
-        while batch := list(islice(pending, batch_size)):
-            examples = [example for example, _ in batch]
-            # Of equal examples the first is stored.
-            metadata_by_id = {identity(example): metadata for example, metadata in reversed(batch)}
-            total += self._added(examples, batch_size, on_error, progress, metadata_by_id)
+        with showing_progress("Adding", count_exported(Path(folder)), progress) as step:
+            while batch := list(islice(pending, batch_size)):
+                examples = [example for example, _ in batch]
+                # Of equal examples the first is stored.
+                metadata = {identity(example): one for example, one in reversed(batch)}
+                total += self._added(examples, batch_size, on_error, step, metadata)
         return total
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from bottega._util.identity import json_digest
 from bottega._util.locations import StoreLocation
 from bottega._util.postgres import postgres_url
+from bottega._util.progress import Step
 from bottega._util.sqlite import MEMORY
 from bottega.errors import SettingError, StoreError
 from bottega.knowledge.copy_store import (
@@ -28,7 +29,6 @@ from bottega.knowledge.records import StoredView
 
 LOG_PAGE = 4096
 MAX_NAMED = 3
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class BaseCopy:
         self.source_name, self.target_name = source.name, target.name
         self.total = source.sizes()[0]
 
-    def run(self, progress: Progress | None = None) -> int:
+    def run(self, progress: Step | None = None) -> int:
         """Copy all rows, changes and settings. Return the number of examples written."""
         written = 0
         for after, last, rows in self._row_ranges():
@@ -119,7 +119,7 @@ class BaseCopy:
         self._target.write_settings(notes, pruned)
         return written
 
-    def finish(self, progress: Progress | None = None) -> Comparison:
+    def finish(self, progress: Step | None = None) -> Comparison:
         """Compare the contents of both stores. If they are equal, make the target usable."""
         checks = [*self._check_rows(progress), self._check_log()]
         views, notes = _Check("views"), _Check("settings")
@@ -153,7 +153,7 @@ class BaseCopy:
         found = self._target.logged(after, LOG_PAGE)
         return [entry for entry in found if entry.seq <= last]
 
-    def _check_rows(self, progress: Progress | None) -> list[_Check]:
+    def _check_rows(self, progress: Step | None) -> list[_Check]:
         checks = [_Check(part) for part in RowDigests._fields]
         for after, last, rows in self._row_ranges():
             ours, theirs = _digests(rows), self._stored(after, last)

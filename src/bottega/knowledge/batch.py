@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bottega._util.executor import computed_ahead
 from bottega._util.identity import CONTEXT, identity, question_digest
+from bottega._util.progress import Step
 from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError
 from bottega.knowledge.eviction import Capacity
 from bottega.knowledge.ports import Rows
@@ -184,7 +185,7 @@ def reindex(
     view: View,
     *,
     batch_size: int,
-    progress: Callable[[int], None] | None,
+    progress: Step,
 ) -> int:
     """Embed all examples of every namespace that lack the new vector and return their number.
 
@@ -196,8 +197,7 @@ def reindex(
     if batch_size < 1:
         raise SettingError(f"batch_size must be at least 1, got {batch_size}", hint="use 64")
     number, complete = rows.begin_view(name, view.embed.fingerprint, view.embed.dimension)
-    if progress is not None:
-        progress(rows.count_vectors(number))
+    progress(rows.count_vectors(number))
     done = 0
     # Again until none is missing: other processes may add examples meanwhile.
     while not rows.complete_view(name, number):
@@ -209,8 +209,7 @@ def reindex(
             # Indexes of a complete view lack these vectors, so the log must name them.
             rows.set_vectors(number, dict(zip(examples, vectors(), strict=True)), logged=complete)
             done += len(examples)
-            if progress is not None:
-                progress(len(examples))
+            progress(len(examples))
     return done
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mimetypes
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from bottega._util.identity import identity
+from bottega._util.progress import Step
 from bottega.errors import ImageError, LoadError, OnError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.folders import open_within
@@ -33,9 +34,7 @@ MAX_NUMBER = 2**62
 NO_NUMBERS = "its metadata must be numbers"
 
 
-def export(
-    rows: Rows, folder: Path, on_error: OnError, progress: Callable[[int], None] | None
-) -> int:
+def export(rows: Rows, folder: Path, on_error: OnError, progress: Step) -> int:
     """Write the undamaged examples and return their number.
 
     examples.jsonl gets its name last, so a folder that contains it is complete.
@@ -50,8 +49,7 @@ def export(
             for example, metadata in _readable_rows(rows, on_error):
                 file.write(orjson.dumps(_line(example, metadata, folder)) + b"\n")
                 count += 1
-                if progress is not None:
-                    progress(1)
+                progress(1)
         part.replace(folder / EXAMPLES)
     except OSError as error:
         raise StoreError(
@@ -133,6 +131,18 @@ def _write_image(image: Image, folder: Path) -> str:
     if not path.exists():
         path.write_bytes(image.data)
     return name
+
+
+def count_exported(folder: Path) -> int | None:
+    """Return the number of lines of an export, None if it cannot be read."""
+    path = folder / EXAMPLES
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as lines:
+            return sum(1 for _ in lines)
+    except OSError:
+        return None
 
 
 def read_export(folder: Path, on_error: OnError) -> Iterator[tuple[Example, RowMetadata]]:

@@ -11,6 +11,7 @@ from itertools import chain
 
 import numpy as np
 
+from bottega._util.progress import Stages, no_stages
 from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.batch import embed_again, reindex
 from bottega.knowledge.index_files import index_file_problems, index_files
@@ -33,6 +34,14 @@ def paged_keys(rows: Rows, size: int = PAGE) -> Iterator[list[int]]:
         key = keys[-1]
 
 
+def _counted_pages(rows: Rows, title: str, stages: Stages, size: int = PAGE) -> Iterator[list[int]]:
+    """Yield pages of keys as one stage of the verification."""
+    with stages(title, rows.sizes()[0]) as step:
+        for keys in paged_keys(rows, size):
+            yield keys
+            step(len(keys))
+
+
 def statement_repair(rows: SqliteRows, statement: str) -> Repair:
     def fix() -> None:
         with rows.transaction() as connection:
@@ -46,13 +55,16 @@ SHOWN = "SELECT DISTINCT sha256 FROM example_images JOIN examples USING (key)"
 ADD_AGAIN = "and add again, or restore the file from a copy"
 
 
-def find_damaged_images(rows: SqliteRows) -> Iterator[Finding]:
+def find_damaged_images(rows: SqliteRows, stages: Stages = no_stages) -> Iterator[Finding]:
     """Yield images whose bytes are missing or do not match their hash."""
-    for (sha256,) in rows.read(f"{SHOWN} ORDER BY sha256"):
-        with rows.snapshot():  # another process may delete it
-            wrong = _wrong_image(rows, sha256)
-        if wrong is not None:
-            yield wrong, None
+    images = rows.read(f"{SHOWN} ORDER BY sha256")
+    with stages("checking images", len(images)) as step:
+        for (sha256,) in images:
+            with rows.snapshot():  # another process may delete it
+                wrong = _wrong_image(rows, sha256)
+            if wrong is not None:
+                yield wrong, None
+            step(1)
 
 
 def _wrong_image(rows: SqliteRows, sha256: str) -> str | None:
@@ -75,9 +87,9 @@ def _wrong_image(rows: SqliteRows, sha256: str) -> str | None:
     return f"{wrong}; delete example{plural} {', '.join(named)} {ADD_AGAIN}"
 
 
-def find_wrong_ids(rows: SqliteRows) -> Iterator[Finding]:
+def find_wrong_ids(rows: SqliteRows, stages: Stages) -> Iterator[Finding]:
     """Yield examples that cannot be read or whose content does not match their id."""
-    for keys in paged_keys(rows):
+    for keys in _counted_pages(rows, "checking examples", stages):
         try:
             for wrong in _wrong_ids(rows, keys):
                 yield wrong, None
@@ -90,9 +102,9 @@ def find_wrong_ids(rows: SqliteRows) -> Iterator[Finding]:
                     yield f"row {key} cannot be read: {error}", None
 
 
-def find_damaged_examples(rows: Rows) -> Iterator[Finding]:
+def find_damaged_examples(rows: Rows, stages: Stages) -> Iterator[Finding]:
     """Yield examples whose images or content do not match their hashes."""
-    for keys in paged_keys(rows):
+    for keys in _counted_pages(rows, "checking examples", stages):
         for example in rows.by_keys(keys).values():
             if (damage := find_damage(example)) is not None:
                 yield f"example {example.id}: {damage}; delete it {ADD_AGAIN}", None
@@ -114,14 +126,15 @@ MAX_NAMED = 3
 TOLERANCE = 0.045
 
 
-def find_missing_views(rows: Rows, views: Mapping[str, View]) -> Iterator[Finding]:
+def find_missing_views(rows: Rows, views: Mapping[str, View], stages: Stages) -> Iterator[Finding]:
     """Yield a problem if there are examples but no complete view. Other checks would not notice."""
     if rows.views() or not rows.all_keys(0, 1):
         return
 
     def fix() -> None:
         for name, view in views.items():
-            reindex(rows, name, view, batch_size=EMBED_BATCH, progress=None)
+            with stages("embedding", rows.sizes()[0]) as step:
+                reindex(rows, name, view, batch_size=EMBED_BATCH, progress=step)
 
     if views:
         yield "the examples have no vectors at all", fix
@@ -129,12 +142,14 @@ def find_missing_views(rows: Rows, views: Mapping[str, View]) -> Iterator[Findin
         yield "the examples have no vectors at all; repaired only with the embedder", None
 
 
-def find_damaged_vectors(rows: Rows, views: Mapping[str, View]) -> Iterator[Finding]:
+def find_damaged_vectors(
+    rows: Rows, views: Mapping[str, View], stages: Stages
+) -> Iterator[Finding]:
     """Yield vectors that are missing or damaged: wrong size, wrong checksum, or not finite."""
     for stored in rows.views().values():
         wrong = [
             key
-            for keys in paged_keys(rows)
+            for keys in _counted_pages(rows, "checking vectors", stages)
             for key, vector in rows.checked_vectors(keys, stored).items()
             if vector is None
         ]
@@ -144,12 +159,14 @@ def find_damaged_vectors(rows: Rows, views: Mapping[str, View]) -> Iterator[Find
         what += _example_names(rows, wrong)
         view = views.get(stored.name)
         if view is not None:
-            yield what, _embedding_repair(rows, wrong, stored, view)
+            yield what, _embedding_repair(rows, wrong, stored, view, stages)
         else:
             yield f"{what}; repaired only with the embedder", None
 
 
-def find_mismatched_vectors(rows: Rows, views: Mapping[str, View]) -> Iterator[Finding]:
+def find_mismatched_vectors(
+    rows: Rows, views: Mapping[str, View], stages: Stages
+) -> Iterator[Finding]:
     """Yield valid vectors that differ from the embedder's output."""
     for name, stored in rows.views().items():
         view = views.get(name)
@@ -163,13 +180,13 @@ def find_mismatched_vectors(rows: Rows, views: Mapping[str, View]) -> Iterator[F
             continue
         mismatched: list[int] = []
         failed: list[BottegaError] = []
-        for keys in paged_keys(rows, EMBED_BATCH):
+        for keys in _counted_pages(rows, "embedding again", stages, EMBED_BATCH):
             mismatched += _mismatched_keys(rows, keys, stored, view, failed)
         if mismatched:
             what = f"{len(mismatched)} vectors {name!r} are not what the embedder makes"
             yield (
                 what + _example_names(rows, mismatched),
-                _embedding_repair(rows, mismatched, stored, view),
+                _embedding_repair(rows, mismatched, stored, view, stages),
             )
         if failed:
             yield f"{len(failed)} vectors {name!r} cannot be compared: {failed[0]}", None
@@ -221,11 +238,16 @@ def _mismatched_keys(
     ]
 
 
-def _embedding_repair(rows: Rows, keys: list[int], stored: StoredView, view: View) -> Repair:
+def _embedding_repair(
+    rows: Rows, keys: list[int], stored: StoredView, view: View, stages: Stages
+) -> Repair:
     def fix() -> None:
         _check_width(stored, view)
-        for start in range(0, len(keys), PAGE):
-            embed_again(rows, keys[start : start + PAGE], stored.number, view)
+        with stages("repairing vectors", len(keys)) as step:
+            for start in range(0, len(keys), PAGE):
+                page = keys[start : start + PAGE]
+                embed_again(rows, page, stored.number, view)
+                step(len(page))
 
     return fix
 
@@ -268,16 +290,16 @@ class VerificationReport:
 
 
 def verify(
-    rows: Rows, views: Mapping[str, View], *, deep: bool = False, repair: bool = False
+    rows: Rows, views: Mapping[str, View], *, deep: bool, repair: bool, stages: Stages
 ) -> VerificationReport:
     """Check the file; `deep` also embeds every example again and compares, `repair` rebuilds
     derived data."""
     found = [
         (what, repair and fix is not None and _run_repair(fix))
-        for what, fix in _findings(rows, views, deep)
+        for what, fix in _findings(rows, views, deep, stages)
     ]
     again = any(fixed for _, fixed in found)
-    remaining = [what for what, _ in _findings(rows, views, deep)] if again else []
+    remaining = [what for what, _ in _findings(rows, views, deep, stages)] if again else []
     problems = [Problem(what, fixed and what not in remaining) for what, fixed in found]
     already_found = {what for what, _ in found}
     problems += [Problem(what, repaired=False) for what in remaining if what not in already_found]
@@ -285,22 +307,24 @@ def verify(
     return VerificationReport(*rows.sizes(), snapshots, tuple(problems))
 
 
-def _findings(rows: Rows, views: Mapping[str, View], deep: bool) -> Iterator[Finding]:
+def _findings(
+    rows: Rows, views: Mapping[str, View], deep: bool, stages: Stages
+) -> Iterator[Finding]:
     """Yield problems in order; each is repaired before the next check runs."""
     if not isinstance(rows, SqliteRows):  # the server checks its own pages and indexes
         return chain(
-            find_missing_views(rows, views),
-            find_damaged_examples(rows),
-            find_damaged_vectors(rows, views),
-            find_mismatched_vectors(rows, views) if deep else (),
+            find_missing_views(rows, views, stages),
+            find_damaged_examples(rows, stages),
+            find_damaged_vectors(rows, views, stages),
+            find_mismatched_vectors(rows, views, stages) if deep else (),
         )
     return chain(
         _page_and_orphan_findings(rows),
-        find_missing_views(rows, views),
-        find_damaged_images(rows),
-        find_wrong_ids(rows),
-        find_damaged_vectors(rows, views),
-        find_mismatched_vectors(rows, views) if deep else (),
+        find_missing_views(rows, views, stages),
+        find_damaged_images(rows, stages),
+        find_wrong_ids(rows, stages),
+        find_damaged_vectors(rows, views, stages),
+        find_mismatched_vectors(rows, views, stages) if deep else (),
         _log_findings(rows),
         (
             (what, partial(path.unlink, missing_ok=True) if path.is_file() else None)

@@ -4,15 +4,26 @@ Each loader is a generator. Unreadable examples go to `on_error`; without it, th
 """
 
 from bottega.knowledge.loaders.folders import (
+    count_images,
+    count_manyicl,
     has_splits,
     load_digits,
     load_image_folder,
     load_manyicl,
 )
-from bottega.knowledge.loaders.jsonl import load_jsonl, load_passage_lines, read_jsonl
-from bottega.knowledge.loaders.tables import load_hugging_face
+from bottega.knowledge.loaders.jsonl import (
+    count_lines,
+    load_jsonl,
+    load_passage_lines,
+    read_jsonl,
+)
+from bottega.knowledge.loaders.tables import count_rows, load_hugging_face
 
 __all__ = [
+    "count_images",
+    "count_lines",
+    "count_manyicl",
+    "count_rows",
     "has_splits",
     "load_digits",
     "load_hugging_face",

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega.errors import ImageError, LoadError, OnRowError, error_handler
+from bottega.errors import BottegaError, ImageError, LoadError, OnRowError, error_handler
 from bottega.image import Image, path_text
 from bottega.types import IMAGE_QUESTION, Example, Query
 
@@ -135,6 +135,15 @@ def load_image_folder(
             yield labelled_example(image, (label,), question=question, source=path_text(path))
 
 
+def count_images(folder: str | Path, split: str | None = None) -> int:
+    """Return the number of images that `load_image_folder` reads. Raises `LoadError`."""
+    return len(_labelled_paths(_root(Path(folder), split), _ignore))
+
+
+def _ignore(error: BottegaError) -> None:
+    """Ignore the error, which the loader reports."""
+
+
 def has_splits(folder: str | Path) -> bool:
     """Return whether the folder has the subfolders train and test."""
     return all((Path(folder) / split).is_dir() for split in SPLITS)
@@ -226,6 +235,11 @@ def load_manyicl(
             report(ImageError(f"{source}: {error}", hint=error.hint))
         else:
             yield labelled_example(image, labels, question=question, source=source, multi=multi)
+
+
+def count_manyicl(folder: str | Path, split: str = "demo") -> int:
+    """Return the number of rows that `load_manyicl` reads. Raises `LoadError`."""
+    return len(_rows(Path(folder) / f"{split}.csv", _ignore))
 
 
 def manyicl_classes(folder: str | Path, split: str = "demo") -> list[str]:

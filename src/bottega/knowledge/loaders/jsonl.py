@@ -45,6 +45,12 @@ def load_jsonl(
         )
 
 
+def count_lines(path: str | Path) -> int:
+    """Return the number of lines that are not blank. Raises `LoadError`."""
+    with _open(Path(path)) as lines:
+        return sum(1 for line in lines if line.strip())
+
+
 def load_passage_lines(
     path: str | Path, *, on_error: OnRowError | None = None
 ) -> Iterator[Example]:

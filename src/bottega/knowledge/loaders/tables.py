@@ -228,6 +228,30 @@ def load_hugging_face(
             yield example
 
 
+def count_rows(id_or_path: str | Path, split: str = "train") -> int | None:
+    """Return the number of rows that `load_hugging_face` reads, None if it is not known without
+    reading them."""
+    name, path = str(id_or_path), Path(id_or_path)
+    try:
+        with library_errors(name):
+            import datasets
+            from pyarrow import parquet
+
+            files: Sequence[str] = [name]
+            if not path.is_file():
+                builder = datasets.load_dataset_builder(name)
+                known = (builder.info.splits or {}).get(split)
+                if known is not None and known.num_examples:
+                    return int(known.num_examples)
+                files = (builder.config.data_files or {}).get(split, ())
+            paths = [Path(file) for file in files]
+            if not all(path.suffix == PARQUET and path.is_file() for path in paths):
+                return None
+            return sum(parquet.read_metadata(path).num_rows for path in paths) or None
+    except LoadError:  # the loader reports it
+        return None
+
+
 def _stream(name: str, split: str) -> datasets.IterableDataset:
     import datasets
 
