@@ -22,9 +22,9 @@ PACKAGE = ROOT / "src" / "bottega"
 # Packages with a list of public names, and modules whose classes and functions are public.
 PACKAGES = (
     *("knowledge", "retrieval", "reranking", "routing", "prompting", "parsing", "generation"),
-    *("recording", "recipes", "compression", "evaluation"),
+    *("recording", "recipes", "compression", "evaluation", "telemetry"),
 )
-MODULES = ("types", "image", "protocols", "pipeline", "errors", "rationales")
+MODULES = ("types", "image", "protocols", "pipeline", "errors", "rationales", "shadowing")
 # The methods of a protocol are its content, with or without a docstring.
 PROTOCOL_OPTIONS = """
     options:

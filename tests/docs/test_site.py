@@ -16,7 +16,13 @@ from bottega.gateway.config.tiers import TierSettings
 from docs.site.diagrams import DIAGRAMS
 from docs.site.navigation import NOTEBOOK_PAGE, write_config
 from docs.site.pages import DOCS, FENCED, ROOT, page_text, sources, stage
-from docs.site.references import cli_page, configuration_page, descriptions, write_references
+from docs.site.references import (
+    cli_page,
+    configuration_page,
+    descriptions,
+    python_pages,
+    write_references,
+)
 
 RELATIVE = re.compile(r"\]\((?!https?:|#|mailto:)([^()\s#]+)")
 
@@ -83,6 +89,24 @@ def test_cli_reference_has_every_command_and_option() -> None:
         for param in one.params:
             if param.param_type_name == "option" and not param.hidden:
                 assert param.opts[0] in text
+
+
+def test_packages_that_documents_import_have_a_page() -> None:
+    pages = python_pages()
+    texts = [path.read_text("utf-8") for path in [ROOT / "README.md", *DOCS.rglob("*.md")]]
+    imported = {
+        (package, name.strip())
+        for text in texts
+        for package, names in re.findall(r"^ *from bottega\.(\w+) import ([\w, ]+)$", text, re.M)
+        for name in names.split(",")
+    }
+    assert ("telemetry", "instrument") in imported
+    missing = [
+        f"{package}.{name}"
+        for package, name in imported
+        if f"::: bottega.{package}.{name}" not in pages.get(f"python/{package}", "").splitlines()
+    ]
+    assert missing == []
 
 
 def test_configuration_reference_has_every_setting_with_its_description() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from bottega.telemetry.export import Exporter
 
-__all__ = ["DEFAULT_ENDPOINT", "ENDPOINT", "check_exporter", "instrument", "open_exporter"]
+__all__ = ["instrument"]
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 DEFAULT_ENDPOINT = "http://localhost:4318"
