@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer.main
 
+from bottega.cli.app import app
 from bottega.cli.eval_options import PANELS
 from tests.cli.conftest import Run
 
@@ -37,3 +42,27 @@ def test_options_of_eval_are_in_panels_and_fit_80_columns(
     end = next(i for i, line in enumerate(lines) if line.startswith("│ --embed-text "))
     assert end - start < 16
     assert not any("…" in line for line in lines)
+
+
+def paths(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command."""
+    yield path
+    for name, inner in getattr(command, "commands", {}).items():
+        if not inner.hidden:
+            yield from paths(inner, (*path, name))
+
+
+def test_every_help_screen_is_readable_at_80_columns(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line is truncated, and no Python type appears: flags take no value."""
+    monkeypatch.setenv("COLUMNS", "80")
+    found = list(paths(typer.main.get_command(app)))
+    assert ("keys", "rotate") in found and ("verify",) in found
+    for path in found:
+        lines = run(*path, "--help").out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert [line for line in lines if re.search(r"…|<[A-Za-z]", line)] == [], path
+        flag = next(line for line in lines if "--help" in line)
+        words = [word for word in flag.split() if word != "-h"]
+        assert words[1:5] == ["--help", "Show", "this", "message"], path

@@ -31,8 +31,10 @@ from bottega.cli import (
     ui,
 )
 from bottega.cli.eval_options import EvalCommand
+from bottega.cli.help import HelpCommand, HelpGroup
 
 app = typer.Typer(
+    cls=HelpGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,7 +64,7 @@ def _paragraphs(text: str) -> str:
 
 
 NAMES = {"import_": "import", "evaluate": "eval"}
-CLASSES = {"evaluate": EvalCommand}
+CLASSES: dict[str, type[HelpCommand]] = {"evaluate": EvalCommand}
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Classify and ask": (
         demo.demo,
@@ -103,7 +105,7 @@ for panel, commands in PANELS.items():
             NAMES.get(command.__name__),
             help=_paragraphs(command.__doc__ or ""),
             rich_help_panel=panel,
-            cls=CLASSES.get(command.__name__),
+            cls=CLASSES.get(command.__name__, HelpCommand),
         )(command)
 app.command("serve-worker", hidden=True)(serve.serve_worker)
 app.add_typer(keys.keys, name="keys", rich_help_panel="Serve")

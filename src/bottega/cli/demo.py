@@ -60,10 +60,15 @@ class DemoDataset:
 
 
 def demo(
-    out: Annotated[Path, Option(help="Write the page to this file.")] = Path("bottega-demo.html"),
+    out: Annotated[Path, Option(metavar="FILE", help="Write the page to this file.")] = Path(
+        "bottega-demo.html"
+    ),
     folder: Annotated[
         Path | None,
-        Option(help="Show these images instead: a folder with one subfolder per class."),
+        Option(
+            metavar="FOLDER",
+            help="Show these images instead: a folder with one subfolder per class.",
+        ),
     ] = None,
     limit: Annotated[int, Option(min=1, help="Images evaluated by each method.")] = 200,
     kb_per_class: Annotated[

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Option
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
 
 from bottega._util.locations import StoreLocation
+from bottega.cli.help import HelpCommand
 from bottega.cli.method_actor import ANSWER_TOKENS
 from bottega.cli.options import ORDER_HELP, knowledge_option
 from bottega.evaluation.methods import LABEL_METHODS, METHODS
@@ -150,9 +151,9 @@ RolloutsOption = Annotated[
 RewardOption = Annotated[
     RewardName | None,
     Option(
-        metavar="self|mutual|both|ensemble",
-        help="Reward of an answer: self-consistency (eq. 7), the accuracy on retrieved examples "
-        "(eq. 8), both (eq. 9), or the share of other samples with the same answer.",
+        metavar="NAME",
+        help="Reward of an answer: self (self-consistency, eq. 7), mutual (accuracy on retrieved "
+        "examples, eq. 8), both (eq. 9) or ensemble (share of other samples with the same answer).",
         show_default="both; ensemble for models that give no rationales",
     ),
 ]
@@ -313,7 +314,7 @@ PANELS = {
 }
 
 
-class EvalCommand(TyperCommand):
+class EvalCommand(HelpCommand):
     """Command whose help screen shows the options in panels."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:

@@ -8,13 +8,16 @@ from typing import Annotated
 
 from typer import Option, Typer
 
+from bottega.cli.help import HelpCommand, HelpGroup
 from bottega.cli.options import Database, DataFolder, Json, gateway_store, parse_time, timestamp
 from bottega.cli.output import note, print_json, print_table, say
 from bottega.gateway.accounting.experiment_report import experiment_report
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.sequential import MIN_VALUES, SequentialEstimate
 
-experiment = Typer(no_args_is_help=True, help="Compare the variants of an experiment.")
+experiment = Typer(
+    cls=HelpGroup, no_args_is_help=True, help="Compare the variants of an experiment."
+)
 NAMES = {
     "agreement": "agreement with the master",
     "rating": "rating",
@@ -30,7 +33,7 @@ def group() -> None:
     """Compare the variants of an experiment."""
 
 
-@experiment.command()
+@experiment.command(cls=HelpCommand)
 def report(
     data: DataFolder = None,
     database: Database = None,

@@ -37,7 +37,8 @@ def explain(
         ),
     ] = None,
     image: Annotated[
-        list[Path] | None, Option(help="Image of the question, for the page; may be repeated.")
+        list[Path] | None,
+        Option(metavar="FILE", help="Image of the question, for the page; may be repeated."),
     ] = None,
     traces: TraceFile = None,
     namespace: Namespace = "",

@@ -10,12 +10,15 @@ from typing import Annotated
 
 from typer import Option, Typer
 
+from bottega.cli.help import HelpCommand, HelpGroup
 from bottega.cli.options import Database, DataFolder, gateway_store, parse_time, timestamp
 from bottega.cli.output import note, say
 from bottega.gateway.accounting.feedback import read_feedback
 from bottega.gateway.accounting.ledger import Ledger
 
-feedback = Typer(no_args_is_help=True, help="Read the feedback that clients have sent.")
+feedback = Typer(
+    cls=HelpGroup, no_args_is_help=True, help="Read the feedback that clients have sent."
+)
 
 
 @feedback.callback()
@@ -23,12 +26,12 @@ def group() -> None:
     """Read the feedback that clients have sent."""
 
 
-@feedback.command()
+@feedback.command(cls=HelpCommand)
 def export(
     data: DataFolder = None,
     database: Database = None,
     namespace: Annotated[
-        str | None, Option(help="Only this namespace (default: all of them).")
+        str | None, Option(metavar="NAME", help="Only this namespace (default: all of them).")
     ] = None,
     since: Annotated[
         datetime | None,

@@ -52,7 +52,9 @@ VIEW_FIELDS = ("views", "embedder", "dimension")
 
 def ls(
     file: KnowledgeFile,
-    label: Annotated[str | None, Option(help="Only examples with this label.")] = None,
+    label: Annotated[
+        str | None, Option(metavar="NAME", help="Only examples with this label.")
+    ] = None,
     tag: Annotated[
         list[str] | None,
         Option(metavar="NAME=VALUE", help="Only examples with this tag; may be repeated."),
@@ -107,7 +109,10 @@ def show(
     id: Annotated[str, Argument(metavar="ID", help="Id, or its beginning.")],
     image: Annotated[
         Path | None,
-        Option(help="Write the example's first image to this file, in its stored format."),
+        Option(
+            metavar="FILE",
+            help="Write the example's first image to this file, in its stored format.",
+        ),
     ] = None,
     namespace: Namespace = "",
     json: Json = False,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
+from bottega.cli.help import HelpCommand, HelpGroup
 from bottega.cli.options import CONFIG, Database, DataFolder, Json, gateway_store
 from bottega.cli.output import note, plural, print_json, print_result, print_table
 from bottega.gateway.accounting.accounts import Account, Accounts
@@ -22,17 +23,21 @@ COLUMNS = (
     *("concurrent", "tiers", "namespaces", "created", "expires", "revoked"),
 )
 DAY = 86_400
-keys = Typer(no_args_is_help=True, help="Create, list, rotate and revoke the gateway's keys.")
+keys = Typer(
+    cls=HelpGroup, no_args_is_help=True, help="Create, list, rotate and revoke the gateway's keys."
+)
 
 
-@keys.command()
+@keys.command(cls=HelpCommand)
 def add(
     name: Annotated[
         str, Argument(metavar="NAME", help="Name of the key's owner, for display only.")
     ],
     data: DataFolder = None,
     database: Database = None,
-    namespace: Annotated[str, Option(help="Cache namespace that the key reads and fills.")] = "",
+    namespace: Annotated[
+        str, Option(metavar="NAME", help="Cache namespace that the key reads and fills.")
+    ] = "",
     admin: Annotated[
         bool, Option("--admin", help="Allow /admin: keys and caches of all namespaces.")
     ] = False,
@@ -43,7 +48,8 @@ def add(
         int | None, Option(help="Maximum requests per minute (default: no limit).")
     ] = None,
     usd_per_month: Annotated[
-        float | None, Option(help="Budget per calendar month, UTC (default: no limit).")
+        float | None,
+        Option(metavar="USD", help="Budget per calendar month, UTC (default: no limit)."),
     ] = None,
     max_concurrent: Annotated[
         int | None, Option(help="Maximum concurrent requests (default: keys.max_concurrent).")
@@ -51,15 +57,16 @@ def add(
     tiers: Annotated[
         str | None,
         Option(
+            metavar="LIST",
             help="Tiers that the key may request, comma-separated, or * for all"
-            " (default: keys.tiers)."
+            " (default: keys.tiers).",
         ),
     ] = None,
     max_namespaces: Annotated[
         int | None, Option(help="Maximum namespaces below its own (default: keys.max_namespaces).")
     ] = None,
     expires_days: Annotated[
-        float | None, Option(help="Days until the key expires (default: never).")
+        float | None, Option(metavar="DAYS", help="Days until the key expires (default: never).")
     ] = None,
     viewer: Annotated[
         bool,
@@ -100,7 +107,7 @@ def add(
         note(f"{plural(same, 'other valid key')} named {name!r}: see bottega keys ls")
 
 
-@keys.command()
+@keys.command(cls=HelpCommand)
 def ls(data: DataFolder = None, database: Database = None, json: Json = False) -> None:
     """List the accounts of all keys with their permissions and limits, not the keys themselves."""
     with closing(Accounts(gateway_store(data, database), create=False)) as accounts:
@@ -113,13 +120,14 @@ def ls(data: DataFolder = None, database: Database = None, json: Json = False) -
         note("no keys yet; create one with bottega keys add NAME")
 
 
-@keys.command()
+@keys.command(cls=HelpCommand)
 def rotate(
     id: Annotated[str, Argument(metavar="ID", help="Id as shown by ls.")],
     data: DataFolder = None,
     database: Database = None,
     keep_hours: Annotated[
-        float, Option(help="Hours for which the old key remains valid, at most 720.")
+        float,
+        Option(metavar="HOURS", help="Hours for which the old key remains valid, at most 720."),
     ] = 0.0,
     json: Json = False,
 ) -> None:
@@ -131,7 +139,7 @@ def rotate(
         note(f"this is the new key of {account.name!r} (id {account.id}); it is not shown again")
 
 
-@keys.command()
+@keys.command(cls=HelpCommand)
 def revoke(
     id: Annotated[str, Argument(metavar="ID", help="Id as shown by ls, or a leaked key.")],
     data: DataFolder = None,

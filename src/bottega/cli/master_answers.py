@@ -64,7 +64,7 @@ SHOWN_FAILURES = 10
 def answer(
     file: KnowledgeFile,
     benchmark: BenchmarkSpec,
-    model: Annotated[str, Option(help=f"The master: {MODELS_HELP}")],
+    model: Annotated[str, Option(metavar="NAME", help=f"The master: {MODELS_HELP}")],
     trust_remote_code: TrustRemoteCode = False,
     limit: Annotated[
         int | None, Option(min=1, help="Answer only the first labelled questions.")
@@ -77,7 +77,8 @@ def answer(
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = ANSWER_TOKENS,
     concurrency: Annotated[int, Option(min=1, help="Maximum concurrent questions.")] = 32,
     budget: Annotated[
-        float | None, Option(help="Stop before the cost exceeds this many US dollars.")
+        float | None,
+        Option(metavar="USD", help="Stop before the cost exceeds this many US dollars."),
     ] = None,
     synonyms: Synonyms = None,
     dry_run: DryRun = False,

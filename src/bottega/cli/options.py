@@ -55,11 +55,15 @@ def knowledge_option(*names: str, help: str) -> Any:
     return Option(*names, metavar="K.db", parser=StoreLocation.from_argument, help=help)
 
 
-Namespace = Annotated[str, Option("--namespace", help="Namespace (default: the unnamed one).")]
+Namespace = Annotated[
+    str, Option("--namespace", metavar="NAME", help="Namespace (default: the unnamed one).")
+]
 By = Annotated[
     str | None,
     Option(
-        "--by", help="View to search, as listed by stats (default: the only one, or 'default')."
+        "--by",
+        metavar="NAME",
+        help="View to search, as listed by stats (default: the only one, or 'default').",
     ),
 ]
 
@@ -68,6 +72,7 @@ DataFolder = Annotated[
     Path | None,
     Option(
         "--data",
+        metavar="FOLDER",
         help="Data folder of the gateway.",
         show_default="BOTTEGA_DATA, else gateway.data of ./bottega.toml, else bottega-data",
     ),
@@ -164,11 +169,11 @@ JsonFile = Annotated[
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 MODELS_HELP = (
-    "bundled (same as bundled:apprentice), bundled:photos, bundled:master, openai:NAME or "
-    "openai-completions:NAME (plain text prompts; endpoint: OPENAI_BASE_URL), or a Hugging Face id "
-    "or folder."
+    "bundled (same as bundled:apprentice), bundled:photos, bundled:master or another one of "
+    "`bottega models`, openai:NAME or openai-completions:NAME (plain text prompts; endpoint: "
+    "OPENAI_BASE_URL), or a Hugging Face id or folder."
 )
-Model = Annotated[str, Option(metavar="NAME", help=MODELS_HELP)]
+Model = Annotated[str, Option(metavar="NAME", help=f"Model: {MODELS_HELP}")]
 TrustRemoteCode = Annotated[
     bool,
     Option(
@@ -180,7 +185,7 @@ DefaultModel = Annotated[
     str | None,
     Option(
         metavar="NAME",
-        help=MODELS_HELP,
+        help=f"Model: {MODELS_HELP}",
         show_default="bundled:photos or photos-lite2 with that embedder, else bundled",
     ),
 ]
@@ -188,10 +193,11 @@ Embed = Annotated[
     str | None,
     Option(
         metavar="NAME",
-        help="photos, bundled, pixels, photos+pixels:WEIGHT (both, with this weight of the pixels, "
-        "default 0.3), words or minilm (of the question), dual (bundled and words), or a "
-        "sentence-transformers id or folder[:image|text|average] (default: the embedder of the "
-        "file, else photos for photographs if its extra is installed, else bundled).",
+        help="Embedder: photos, photos-lite2, bundled, pixels, photos+pixels:WEIGHT (both, with "
+        "this weight of the pixels, default 0.3), words or minilm (of the question), dual (bundled "
+        "and words), or a sentence-transformers id or folder[:image|text|average] (default: the "
+        "embedder of the file, else photos for photographs if its extra is installed, else "
+        "bundled).",
     ),
 ]
 PromptStyle = Annotated[

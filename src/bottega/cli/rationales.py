@@ -148,7 +148,11 @@ def _figure(scores: Sequence[float]) -> Figure:
 def rationales(
     file: KnowledgeFile,
     model: Annotated[
-        str, Option(help="openai:NAME (endpoint: OPENAI_BASE_URL), or a Hugging Face id or folder.")
+        str,
+        Option(
+            metavar="NAME",
+            help="openai:NAME (endpoint: OPENAI_BASE_URL), or a Hugging Face id or folder.",
+        ),
     ],
     candidates: Annotated[int, Option(min=1, help="Candidate rationales for each example.")] = 10,
     predictions: Annotated[int, Option(min=1, help="Predicted answers for each candidate.")] = 10,
@@ -175,7 +179,8 @@ def rationales(
         int, Option(min=1, help="Maximum concurrent examples and requests.")
     ] = 16,
     budget: Annotated[
-        float | None, Option(help="Stop before the cost exceeds this many US dollars.")
+        float | None,
+        Option(metavar="USD", help="Stop before the cost exceeds this many US dollars."),
     ] = None,
     price: PriceOption = None,
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the cost confirmation.")] = False,

@@ -25,7 +25,7 @@ def savings(
     data: DataFolder = None,
     database: Database = None,
     namespace: Annotated[
-        str | None, Option(help="Only this namespace (default: all of them).")
+        str | None, Option(metavar="NAME", help="Only this namespace (default: all of them).")
     ] = None,
     since: Annotated[
         datetime | None,
@@ -34,7 +34,8 @@ def savings(
         ),
     ] = None,
     master: Annotated[
-        str | None, Option(help="Tier to compare with (default: the gateway's master).")
+        str | None,
+        Option(metavar="NAME", help="Tier to compare with (default: the gateway's master)."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -66,17 +66,25 @@ def serve(
         str | None,
         Argument(metavar="MODULE:PIPELINE", help="Serve this pipeline instead of a configuration."),
     ] = None,
-    config: Annotated[Path | None, Option(help="TOML file (default: ./bottega.toml).")] = None,
+    config: Annotated[
+        Path | None, Option(metavar="FILE", help="TOML file (default: ./bottega.toml).")
+    ] = None,
     demo: Annotated[
         bool, Option("--demo", help="Serve the bundled models with a temporary cache.")
     ] = False,
-    host: Annotated[str | None, Option(help="Listen address; overrides the file.")] = None,
+    host: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Listen address; overrides the file.")
+    ] = None,
     port: Annotated[
         int | None, Option(min=0, max=65535, help="Port; 0 selects a free one.")
     ] = None,
     data: Annotated[
         Path | None,
-        Option(envvar="BOTTEGA_DATA", help="Data folder of the gateway: cache, keys, ledger."),
+        Option(
+            metavar="FOLDER",
+            envvar="BOTTEGA_DATA",
+            help="Data folder of the gateway: cache, keys, ledger.",
+        ),
     ] = None,
     check: Annotated[
         bool, Option("--check", help="Print the effective configuration and exit.")
@@ -87,7 +95,9 @@ def serve(
             min=1, help="Number of server processes on this port; several need state.database_env."
         ),
     ] = 1,
-    log_format: Annotated[str, Option(help="Format of log lines on stderr: json or text.")] = "",
+    log_format: Annotated[
+        str, Option(metavar="json|text", help="Format of log lines on stderr: json or text.")
+    ] = "",
 ) -> None:
     """Serve several models to OpenAI clients at one base URL, with Cache-of-Thought."""
     with needs_extra("serve"):

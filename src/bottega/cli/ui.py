@@ -28,7 +28,7 @@ def ui(
             metavar="TARGET", help="Knowledge base, run folder, folder of runs, or traces.db."
         ),
     ],
-    host: Annotated[str, Option(help="Listen address.")] = "127.0.0.1",
+    host: Annotated[str, Option(metavar="ADDRESS", help="Listen address.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 selects a free one.")] = PORT,
 ) -> None:
     """Open the console without a gateway, for a knowledge base, evaluation runs or traces.
