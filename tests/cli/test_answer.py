@@ -59,6 +59,25 @@ def test_more_shots_than_examples_shows_all_examples(run: Run, pets: Path) -> No
     assert "requested" not in run("classify", "k.db", "query.jpg", "--shots", 12).err
 
 
+def test_ask_and_eval_say_that_shots_are_limited(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "bundled")
+    ask = ("ask", "What is it?", "--image", "query.jpg", "--kb", "k.db", "--json", "--shots")
+    for shots, noted in ((5000, True), (12, False)):
+        done = run(*ask, shots)
+        assert isinstance(done.json, dict)
+        assert len(done.json["demonstrations"]) == 12
+        assert ("5000 shots requested; all 12 examples are shown" in done.err) == noted
+    evaluation = ("eval", f"image-folder:{pets}", "--methods", "vote", "--shots")
+    note = "shots requested; all 9 available examples are shown"
+    assert f"5000 {note}" in run(*evaluation, "2,5000").err
+    assert note not in run(*evaluation, 9).err
+
+
+def test_eval_suggests_the_nearest_method(run: Run, pets: Path) -> None:
+    done = run("eval", f"image-folder:{pets}", "--methods", "visualrag")
+    assert (done.code, "did you mean visual-rag?" in done.err) == (2, True), done.err
+
+
 def test_an_unknown_order_is_rejected(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     done = run("classify", "k.db", "query.jpg", "--order", "best")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bottega.bundled import bundled_folder
+from bottega.cli import store_building
 from bottega.cli.compressor_plan import load_plan
 from bottega.compression import CompressorConfig, Manifest, PassageStore, load, save
 from bottega.compression.objective import TrainingObjective
@@ -313,6 +314,31 @@ def test_only_new_passages_are_compressed(
     for wrong in ((*command[:3], "--compressor", other, *command[5:]), (*command, "--int8")):
         refused = run(*wrong)
         assert (refused.code, "store was built with" in refused.err) == (1, True)
+
+
+def test_an_interrupted_build_says_what_it_keeps(
+    run: Run, compressor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
+        kb.add([text_example(f"The home of n{i} is h{i}.", "") for i in range(5)])
+    compress, calls = store_building.StoreBuilder._compress, []
+
+    def interrupted(self: store_building.StoreBuilder, batch: Any) -> Tensor | None:
+        calls.append(batch)
+        if len(calls) == 2:
+            send_interrupt()
+        return compress(self, batch)
+
+    monkeypatch.setattr(store_building, "BATCH", 2)
+    monkeypatch.setattr(store_building.StoreBuilder, "_compress", interrupted)
+    command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
+    stopped = run(*command)
+    kept = (
+        "interrupted: 2 of 5 examples of kb.db are done, and store keeps their compressed passages;"
+        " repeat the command to compress the rest"
+    )
+    assert (stopped.code, stopped.err) == (130, f"{kept}\n")
+    assert "5 passages, 3 compressed now, 5 in store" in run(*command).out
 
 
 def test_the_int8_error_is_reported(run: Run, compressor: Path, tmp_path: Path) -> None:

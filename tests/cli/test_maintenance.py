@@ -138,10 +138,11 @@ def test_an_interrupted_reindex_reports_its_progress(
     command = ("reindex", "k.db", "--embed", "words", "--by", "text")
     stopped = run(*command)
     assert stopped.code == 130
-    assert stopped.err == "stopped at 64 of 100 examples; repeat the command to resume\n"
+    kept = "k.db keeps new vectors of 64 of 100 examples; repeat the command to resume\n"
+    assert stopped.err == f"interrupted: {kept}"
     batches[1:] = []
     again = run(*command)
-    assert (again.code, "stopped at 64 of 100" in again.err) == (130, True)
+    assert (again.code, "vectors of 64 of 100" in again.err) == (130, True)
     assert "36 examples embedded" in run(*command).out
 
 

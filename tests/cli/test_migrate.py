@@ -68,5 +68,6 @@ def test_stopped_migrate_resumes(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as patch:
         patch.setattr(BaseCopy, "run", stop)
         stopped = run("migrate", "k.db", "copy.db")
-    assert (stopped.code, stopped.err) == (130, "stopped; repeat the command to resume\n")
+    kept = "copy.db keeps the rows copied so far; repeat the command to resume"
+    assert (stopped.code, stopped.err) == (130, f"interrupted: {kept}\n")
     assert run("migrate", "k.db", "copy.db").code == 0

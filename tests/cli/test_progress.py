@@ -32,12 +32,12 @@ def test_long_work_writes_lines_even_before_its_first_step(
 def test_the_time_left_is_estimated() -> None:
     status = Status(2000)
     assert status.text(9) == "0:09"
-    status.step(500, 0.25)
+    status(500, 0.25)
     assert status.text(90) == "0.2500 USD, 1:30, about 4:30 left"
-    status.step(1500)
+    status(1500)
     assert status.text(7200) == "0.2500 USD, 2:00:00, about 0:00 left"
     unknown = Status(None)
-    unknown.step(7)
+    unknown(7)
     assert unknown.text(61) == "1:01"
 
 
@@ -49,5 +49,5 @@ async def test_calls_estimate_the_time_before_the_first_item() -> None:
         await model.generate(Prompt(()), Sampling(n=9))
         await model.generate(Prompt(()), Sampling())
     assert status.text(5) == "10 calls, 0:05, at most about 0:15 left"
-    status.step(1)
+    status(1)
     assert status.text(5) == "10 calls, 0:05, about 0:35 left"

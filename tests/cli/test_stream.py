@@ -263,3 +263,23 @@ def test_options_without_an_effect(
     done = run("stream", f"image-folder:{pets}", *MODELS, *options)
     assert done.code == 2 and message in done.err, done.err
     assert served.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ((), "3 answers"),
+        (("--start", "warm"), "12 answers"),
+        (("--start", "none,cold", "--cold", 2), "5 answers"),
+        (("--capacity", 1), "1 answer"),
+        (("--capacity", 1, "--evict", "lru,none"), "3 answers"),
+    ],
+)
+def test_a_stream_says_that_shots_are_limited(
+    run: Run, pets: Path, options: tuple[object, ...], most: str
+) -> None:
+    command = ("stream", f"image-folder:{pets}", *MODELS, "--dry-run", *options, "--shots")
+    noted = run(*command, 5000)
+    note = f"5000 shots requested; a cache has at most {most} to show\n"
+    assert (noted.code, noted.err) == (0, note)
+    assert run(*command, 1).err == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,6 +13,7 @@ from typer import Argument, Exit, Option
 
 from bottega._util.event_loops import for_each
 from bottega._util.locations import StoreLocation
+from bottega.cli.answer_output import ImageResult, answer_document, kept_text, report_images
 from bottega.cli.answer_search import (
     AskCompressor,
     AskStore,
@@ -49,7 +49,12 @@ from bottega.cli.options import (
     knowledge_option,
     parse_stop,
 )
-from bottega.cli.output import note, print_json, print_table, say, warn
+from bottega.cli.output import (
+    note,
+    noting_interruption,
+    print_json,
+    say,
+)
 from bottega.cli.progress import progress
 from bottega.cli.vector_answer import (
     VECTOR_METHODS,
@@ -61,6 +66,7 @@ from bottega.cli.vector_answer import (
 from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
+from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.loaders.folders import SUFFIXES
 from bottega.knowledge.tuned_settings import tuned_for
 from bottega.naming import default_master, default_model, open_model
@@ -70,10 +76,10 @@ from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.recipes import share_features, visual_rag
 from bottega.recipes.visual_rag import LABEL_TOKENS
-from bottega.recording import ABSTENTION, is_abstention
+from bottega.recording import is_abstention
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
-from bottega.types import IMAGE_QUESTION, Answer, Candidate, Query, Sampling, Trace
+from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
 
 CONCURRENCY = 16
 SHOTS, ASK_SHOTS = 10, 3  # defaults of classify and ask
@@ -90,8 +96,9 @@ def classify(
     method: Annotated[
         str,
         Option(
+            metavar="NAME",
             help="visual-rag (a model with demonstrations); or, without a model, knn (the weighted"
-            " vote of the nearest examples) or logreg (logistic regression on all examples)."
+            " vote of the nearest examples) or logreg (logistic regression on all examples).",
         ),
     ] = VISUAL_RAG,
     shots: Annotated[
@@ -145,13 +152,12 @@ def classify(
     found = list(chain.from_iterable(map(_images, images)))
     generator = open_model(model) if model else None  # fails before the files are opened
     uses_model = method not in VECTOR_METHODS
-    results = [_ImageResult(path) for path in found]
+    results = [ImageResult(path) for path in found]
     with (
         open_to_search(file, embed, namespace, by) as knowledge,
         open_recorder(traces if uses_model else StoreLocation(Path(NO_TRACES))) as record,
     ):
-        if shots is not None and shots > len(knowledge):
-            note(f"{shots} shots requested; all {len(knowledge)} examples are shown")
+        _note_clamped(shots, knowledge)
         if (tuned := tuned_for(knowledge)) is not None:
             shots, ordered = shots or tuned.shots, ordered if order else tuned.order
         shots = shots or SHOTS
@@ -175,17 +181,28 @@ def classify(
             work = partial(_classify_by_model, pipeline)
         else:
             work = partial(_classify_all, VectorClassifier(knowledge, method, shots))
-        with progress("classifying", len(found)) as step:
-            asyncio.run(work(results, step))
-    _report(results, json)
+        with noting_interruption(lambda: kept_text(results)):
+            try:
+                with progress("classifying", len(found)) as step:
+                    asyncio.run(work(results, step))
+            except KeyboardInterrupt:
+                report_images([one for one in results if one.is_done], json)
+                raise
+    report_images(results, json)
     if any(one.error for one in results):
         raise Exit(1)
+
+
+def _note_clamped(shots: int | None, knowledge: KnowledgeBase) -> None:
+    if shots is not None and shots > len(knowledge):
+        note(f"{shots} shots requested; all {len(knowledge)} examples are shown")
 
 
 def ask(
     question: Annotated[str, Argument(metavar="QUESTION", help="The question.")],
     image: Annotated[
-        list[Path] | None, Option("--image", "-i", help="An image; may be repeated.")
+        list[Path] | None,
+        Option("--image", "-i", metavar="FILE", help="An image; may be repeated."),
     ] = None,
     kb: Annotated[
         StoreLocation | None,
@@ -234,9 +251,10 @@ def ask(
         default_model(knowledge.embedder()) if knowledge else default_master(query.images)
     )
     tuned = tuned_for(knowledge) if knowledge else None
-    shots = shots or (tuned.shots if tuned else ASK_SHOTS)
     if knowledge:
+        _note_clamped(shots, knowledge)
         share_features(generator, knowledge)
+    shots = shots or (tuned.shots if tuned else ASK_SHOTS)
     prompt = InterleavedPrompter(show_choices=False)
     rerank = TopKReranker(tuned.order if tuned else NEAREST_LAST)
     searcher = choice.searcher(
@@ -255,11 +273,12 @@ def ask(
             price=open_prices(price),
             sampling=sampling,
         )
-        trace = asyncio.run(_closing(pipeline, pipeline.trace(query)))
+        with choice.progress(generator):
+            trace = asyncio.run(_closing(pipeline, pipeline.trace(query)))
     if knowledge:
         knowledge.close()
     if json:
-        print_json(_answer(trace))
+        print_json(answer_document(trace))
         return
     say(trace.answer.text)
     if trace.tree is not None:
@@ -305,35 +324,18 @@ def _images(path: Path) -> list[Path]:
     return found
 
 
-@dataclass
-class _ImageResult:
-    """Image given on the command line with its trace, its vector answer or its error."""
-
-    path: Path
-    trace: Trace | VectorAnswer | None = None
-    error: BottegaError | None = None
-
-    @property
-    def outcome(self) -> dict[str, object]:
-        if isinstance(self.trace, VectorAnswer):
-            return _vector_answer(self.trace)
-        if self.trace:
-            return _answer(self.trace)
-        return {"error": str(self.error), "hint": self.error.hint if self.error else ""}
-
-
 async def _classify_by_model(
-    pipeline: Pipeline, results: Sequence[_ImageResult], done: Callable[[int], None]
+    pipeline: Pipeline, results: Sequence[ImageResult], done: Callable[[int], None]
 ) -> None:
     await _closing(pipeline, _classify_all(pipeline.trace, results, done))
 
 
 async def _classify_all(
     classify: Callable[[Query], Awaitable[Trace | VectorAnswer]],
-    results: Sequence[_ImageResult],
+    results: Sequence[ImageResult],
     done: Callable[[int], None],
 ) -> None:
-    async def one(item: _ImageResult) -> None:
+    async def one(item: ImageResult) -> None:
         try:
             image = await asyncio.to_thread(Image.open, item.path)
             item.trace = await classify(Query(IMAGE_QUESTION, (image,)))
@@ -352,89 +354,3 @@ async def _closing(pipeline: Pipeline, work: Awaitable[T]) -> T:
     finally:
         tier = await pipeline.route(Query(""))
         await tier.generator.aclose()
-
-
-def _vector_answer(found: VectorAnswer) -> dict[str, object]:
-    """Return the keys of `_answer`, for a method that calls no model."""
-    return {
-        **_label(found.answer),
-        "reply": None,
-        "model": None,
-        "demonstrations": _shown(found.candidates),
-        "calls": 0,
-        "prompt_tokens": 0,
-        "completion_tokens": 0,
-        "cost_usd": 0.0,
-        "seconds": round(found.seconds, 4),
-        "trace": None,
-        "method": found.method,
-    }
-
-
-def _label(answer: Answer) -> dict[str, object]:
-    return {
-        "answer": answer.text if answer.valid else None,
-        "labels": list(answer.labels),
-        "valid": answer.valid,
-        "confidence": answer.confidence,
-    }
-
-
-def _shown(candidates: Sequence[Candidate]) -> list[dict[str, object]]:
-    return [{"id": c.example.id, "answer": c.example.answer, "score": c.score} for c in candidates]
-
-
-def _answer(trace: Trace) -> dict[str, object]:
-    usage = trace.usage
-    return {
-        **_label(trace.answer),
-        "reply": trace.reply.completions[0].text,
-        "model": trace.reply.model,
-        "demonstrations": _shown(trace.candidates),
-        "calls": trace.calls,
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "cost_usd": trace.cost_usd,
-        "seconds": round(trace.seconds, 4),
-        "trace": trace.id,
-    }
-
-
-def _report(results: Sequence[_ImageResult], json: bool) -> None:
-    if json:
-        print_json([{"image": str(one.path), **one.outcome} for one in results])
-        return
-    for one in results:
-        if one.error:
-            warn(one.error, about=str(one.path))
-    rows = [_row(one.path, one.trace) for one in results if one.trace]
-    if rows:
-        by_model = isinstance(next(one.trace for one in results if one.trace), Trace)
-        shown = "agreeing demonstrations" if by_model else "agreeing neighbours"
-        print_table(("image", "label", "confidence", shown), rows)
-    if any(one.trace and _abstains(one.trace) for one in results):
-        note(
-            f"{ABSTENTION}: no example resembles the image enough, or the examples disagree;"
-            " --method knn and --method logreg always choose a label"
-        )
-
-
-def _row(path: Path, trace: Trace | VectorAnswer) -> tuple[str, str, float | None, str]:
-    answer = trace.answer
-    reply = trace.reply.completions[0].text if isinstance(trace, Trace) else answer.text
-    label = answer.text if answer.valid else f"(invalid) {reply[:60]!r}"
-    if _abstains(trace):
-        label = ABSTENTION
-    agree = sum(c.example.answer == answer.text for c in trace.candidates)
-    shown = " ".join(str(path).splitlines())  # one line per image
-    count = f"{agree} of {len(trace.candidates)}" if trace.candidates else "-"
-    return shown, label, answer.confidence, count
-
-
-def _abstains(trace: Trace | VectorAnswer) -> bool:
-    """Return whether the model declined to choose a label."""
-    return (
-        isinstance(trace, Trace)
-        and not trace.answer.valid
-        and is_abstention(trace.reply.completions[0].text)
-    )

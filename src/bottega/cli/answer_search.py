@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Option
 
-from bottega.cli.output import note
+from bottega._util.tracing import use_tracer
+from bottega.cli.output import note, waiting
+from bottega.cli.progress import CallCounter, progress
 from bottega.errors import SettingError
 from bottega.naming import check_torch
 from bottega.protocols import Generator, Parser, Prompter, Reranker, Searcher, turns_only
@@ -134,14 +138,27 @@ class SearchChoice:
         if self.search == "none":
             return None
         check_depth(shots)
-        limits = SearchLimits(
-            self.calls, self.tokens, self.seconds or SECONDS, brief=turns_only(generator)
-        )
+        limits = self._limits(generator)
         limits.check(lambda name: f"--search-{name}", sampling.max_tokens)
         tree = limits.tree_search(
             generator, prompt=prompt, parse=parse, shots=shots, sampling=sampling
         )
         return LimitedSearcher(tree, limits, rerank, on_error=_note_fallback)
+
+    @contextmanager
+    def progress(self, generator: Generator) -> Iterator[None]:
+        """Show the progress of the answer: with a search, its completions and the time left."""
+        if self.search == "none":
+            with waiting("answering"):
+                yield
+            return
+        calls = CallCounter(self._limits(generator).max_calls)
+        with use_tracer(calls), progress("searching", None, calls=calls):
+            yield
+
+    def _limits(self, generator: Generator) -> SearchLimits:
+        seconds = self.seconds or SECONDS
+        return SearchLimits(self.calls, self.tokens, seconds, brief=turns_only(generator))
 
 
 def _note_fallback(error: SearchError) -> None:

@@ -11,6 +11,7 @@ from typer import Argument, Exit, Option, Typer
 
 from bottega.cli.components import LOCAL, check_executor, local_model, open_executor
 from bottega.cli.compressor_plan import load_plan
+from bottega.cli.help import HelpCommand, HelpGroup
 from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import (
     CompressorFolder,
@@ -21,8 +22,8 @@ from bottega.cli.options import (
     TrustRemoteCode,
     WorkerCount,
 )
-from bottega.cli.output import note, print_json, say
-from bottega.cli.progress import Step, progress
+from bottega.cli.output import note, noting_interruption, print_json, say
+from bottega.cli.progress import Status, Step, progress
 from bottega.evaluation.examples import is_passage
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch
@@ -30,11 +31,13 @@ from bottega.recipes.racc import bundled_compressor_for
 from bottega.types import Example
 
 compress = Typer(
-    no_args_is_help=True, help="Train a passage compressor (RACC) and pre-compress passages."
+    cls=HelpGroup,
+    no_args_is_help=True,
+    help="Train a passage compressor (RACC) and pre-compress passages.",
 )
 
 
-@compress.command()
+@compress.command(cls=HelpCommand)
 def train(
     config: Annotated[
         Path,
@@ -84,14 +87,18 @@ def train(
     )
 
 
-@compress.command()
+@compress.command(cls=HelpCommand)
 def build(
     file: KnowledgeFile,
-    store: Annotated[Path, Option(help="Folder of the store; created if missing.")],
+    store: Annotated[
+        Path, Option(metavar="FOLDER", help="Folder of the store; created if missing.")
+    ],
     compressor: CompressorFolder = None,
     model: Annotated[
         str,
-        Option(help="Model of the compressor: bundled, a folder, or a Hugging Face id."),
+        Option(
+            metavar="NAME", help="Model of the compressor: bundled, a folder, or a Hugging Face id."
+        ),
     ] = BUNDLED,
     int8: Annotated[
         bool, Option("--int8", help="Store one byte per number instead of two; report the loss.")
@@ -116,12 +123,19 @@ def build(
     factory = CompressorFactory(folder, model, trust_remote_code)
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
+        status = Status(len(knowledge))
         with (
+            noting_interruption(
+                lambda: (
+                    f"{status.count('example')} of {file} are done, and {store} keeps their"
+                    " compressed passages; repeat the command to compress the rest"
+                )
+            ),
             open_executor(on, workers) as executor,
             closing(StoreBuilder(factory, store, int8=int8, executor=executor)) as builder,
-            progress("compressing", len(knowledge)) as step,
+            progress("compressing", status),
         ):
-            builder.build(_chosen(knowledge, all_examples, step), step)
+            builder.build(_chosen(knowledge, all_examples, status), status)
     summary = builder.summary()
     if not summary["passages"]:
         note("all examples have an answer; compress them as demonstrations with --all")

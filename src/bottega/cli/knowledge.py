@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,7 @@ from typer import Argument, Exit, Option
 
 from bottega._util.locations import StoreLocation
 from bottega.cli.components import LOCAL, check_executor, embedder_opener
+from bottega.cli.example_source import open_passages, open_source
 from bottega.cli.knowledge_files import (
     counted,
     note_embedder,
@@ -23,27 +24,24 @@ from bottega.cli.knowledge_files import (
     whole_name,
 )
 from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace, On, WorkerCount
-from bottega.cli.output import SkippedExamples, note, plural, print_json, print_result, say
-from bottega.cli.progress import progress
-from bottega.errors import BottegaError, LoadError, OnError, SettingError
-from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
-from bottega.evaluation.benchmarks.passages import load_passages
-from bottega.knowledge import (
-    AddResult,
-    KnowledgeBase,
-    load_digits,
-    load_hugging_face,
-    load_image_folder,
-    load_jsonl,
-    load_manyicl,
+from bottega.cli.output import (
+    SkippedExamples,
+    note,
+    noting_interruption,
+    plural,
+    print_json,
+    print_result,
+    say,
 )
+from bottega.cli.progress import Status, progress
+from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.embedders.names import reads_text_only
 from bottega.knowledge.records import DEFAULT
+from bottega.knowledge.transfer import count_exported
 from bottega.naming import SAMPLED, default_embedder
 from bottega.recording import ABSTENTION
 from bottega.types import Example
-
-TRAIN = "train"
 
 
 def add(
@@ -57,7 +55,9 @@ def add(
             "mathvision:DIR.",
         ),
     ],
-    split: Annotated[str | None, Option(help="Split of the source: train, test, demo, ...")] = None,
+    split: Annotated[
+        str | None, Option(metavar="NAME", help="Split of the source: train, test, demo, ...")
+    ] = None,
     passages: Annotated[
         bool,
         Option(
@@ -85,26 +85,20 @@ def add(
             raise error
         skipped(error)
 
-    if not passages:
-        examples = load(source, split, on_error)
-    elif split in (None, TRAIN):
-        examples = load_passages(source, train=split == TRAIN, on_error=on_error)
-    else:
-        raise SettingError(
-            f"split of passages must be {TRAIN}, got {split}",
-            hint=f"use --split {TRAIN} for the training part of the Google Search corpus",
-        )
+    found = (open_passages if passages else open_source)(source, split, on_error)
     # Read some examples first: a mistyped folder must not leave an empty file.
-    first = list(islice(examples, SAMPLED))
+    first = list(islice(found.examples, SAMPLED))
     default = default_embedder(chain.from_iterable(one.query.images for one in first))
     if embed is not None:
         _check_texts_differ(embed, first)
+    status = Status(found.total)
     with (
+        noting_interruption(lambda: _kept(status, file)),
         embedder_opener(on, workers) as opener,
         open_to_add(file, embed, namespace, default, opener) as knowledge,
-        progress("adding", None) as step,
+        progress("adding", status),
     ):
-        added = knowledge.add(chain(first, examples), on_error=on_error, progress=step)
+        added = knowledge.add(chain(first, found.examples), on_error=on_error, progress=status)
         total = len(knowledge)
         _note_doubtful_labels(knowledge, file)
     if skipped and added.new == added.duplicates == 0:
@@ -115,6 +109,10 @@ def add(
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
     text = _added_text(added, skipped, whole_name(file, namespace), total)
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
+
+
+def _kept(status: Status, file: StoreLocation) -> str:
+    return f"{file} keeps {status.count('example')}; repeat the command to add the rest"
 
 
 def _check_texts_differ(embed: str, examples: Sequence[Example]) -> None:
@@ -154,34 +152,6 @@ def _added_text(added: AddResult, skipped: SkippedExamples, file: str, total: in
     )
 
 
-def load(source: str, split: str | None, on_error: OnError) -> Iterator[Example]:
-    """Return the examples of a source. Raises `LoadError` and `SettingError`."""
-    path = Path(source)
-    if source == "digits":
-        return load_digits()
-    if source.startswith("hf:"):
-        return load_hugging_face(source.removeprefix("hf:"), split or "train", on_error=on_error)
-    if source.partition(":")[0] in PUBLISHED:
-        return iter(load_benchmark(source, seed=0, on_error=on_error).knowledge)
-    if not path.exists():
-        raise LoadError(
-            f"{source} does not exist",
-            hint="pass a folder, a .jsonl or .parquet file, or hf:OWNER/NAME",
-        )
-    if path.suffix == ".jsonl":
-        return load_jsonl(path, on_error=on_error)
-    if path.suffix == ".parquet" or any(path.glob("*.parquet")):
-        return load_hugging_face(source, split or "train", on_error=on_error)
-    if (path / "demo.csv").exists():
-        return load_manyicl(path, split or "demo", on_error=on_error)
-    if not path.is_dir():
-        raise SettingError(
-            f"{source} is not a folder, .jsonl or .parquet file",
-            hint="add --passages for data without answers; see bottega add --help",
-        )
-    return load_image_folder(path, split=split, on_error=on_error)
-
-
 Ids = Annotated[list[str], Argument(metavar="ID", help="Ids, or their beginnings, as shown by ls.")]
 
 
@@ -208,8 +178,17 @@ def export(
     """Export a namespace as examples.jsonl and a folder of images. Exits with 1 if examples are
     damaged; they are reported and skipped."""
     skipped = SkippedExamples()
-    with open_rows(file, namespace) as knowledge, progress("exporting", len(knowledge)) as step:
-        count = knowledge.export_to(folder, on_error=skipped, progress=step)
+    with (
+        open_rows(file, namespace) as knowledge,
+        progress("exporting", len(knowledge)) as status,
+        noting_interruption(
+            lambda: (
+                f"{folder} is incomplete with {status.count('example')}; delete it and repeat"
+                " the command"
+            )
+        ),
+    ):
+        count = knowledge.export_to(folder, on_error=skipped, progress=status)
         left = others(knowledge, namespace)
     text = f"{count} examples written to {folder}, {len(skipped)} skipped"
     print_result(json, {"examples": count, "skipped": skipped.reasons}, text)
@@ -227,9 +206,13 @@ def import_(
     json: Json = False,
 ) -> None:
     """Import a folder of bottega export, with pins and counters; embed its examples again."""
-    skipped = SkippedExamples()
-    with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
-        added = knowledge.import_from(folder, on_error=skipped, progress=step)
+    skipped, status = SkippedExamples(), Status(count_exported(folder))
+    with (
+        noting_interruption(lambda: _kept(status, file)),
+        open_to_add(file, embed, namespace) as knowledge,
+        progress("adding", status),
+    ):
+        added = knowledge.import_from(folder, on_error=skipped, progress=status)
         total = len(knowledge)
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
     text = _added_text(added, skipped, whole_name(file, namespace), total)
@@ -248,9 +231,13 @@ def verify(
     json: Json = False,
 ) -> None:
     """Check images, vectors and index files against the rows. Exits with 1 if any is wrong."""
-    # The embedder is needed only to embed examples again.
-    with open_to_repair(file, embed) if deep or repair else open_rows(file) as knowledge:
-        found = knowledge.verify(deep=deep, repair=repair)
+    kept = f"{file} keeps the repairs made so far" if repair else f"{file} is unchanged"
+    with (
+        noting_interruption(lambda: f"{kept}; repeat the command to check all of it"),
+        # The embedder is needed only to embed examples again.
+        open_to_repair(file, embed) if deep or repair else open_rows(file) as knowledge,
+    ):
+        found = knowledge.verify(deep=deep, repair=repair, stages=progress)
     if json:
         print_json({"sound": found.sound, **vars(found)})
     else:
@@ -272,7 +259,10 @@ def reindex(
     embed: Embed = None,
     by: Annotated[
         str | None,
-        Option(help="View to embed again, or a new one (default: the only one, or 'default')."),
+        Option(
+            metavar="NAME",
+            help="View to embed again, or a new one (default: the only one, or 'default').",
+        ),
     ] = None,
     on: On = LOCAL,
     workers: WorkerCount = None,
@@ -288,19 +278,16 @@ def reindex(
         if name == DEFAULT:
             _check_texts_differ(spec, knowledge.get_many(knowledge.ids()[:SAMPLED]))
         embedder = opener(spec)
-        total, done = sum(knowledge.namespaces().values()), 0
-        with progress("embedding", total) as step:
-
-            def count_and_step(steps: int) -> None:
-                nonlocal done
-                done += steps
-                step(steps)
-
-            try:
-                count = knowledge.reindex(name, embedder, progress=count_and_step)
-            except KeyboardInterrupt:
-                note(f"stopped at {done} of {total} examples; repeat the command to resume")
-                raise Exit(130) from None
+        with (
+            progress("embedding", sum(knowledge.namespaces().values())) as status,
+            noting_interruption(
+                lambda: (
+                    f"{file} keeps new vectors of {status.count('example')}; repeat the command"
+                    " to resume"
+                )
+            ),
+        ):
+            count = knowledge.reindex(name, embedder, progress=status)
         note_embedder(knowledge, name, spec)
     text = f"{count} examples embedded by {embedder.fingerprint} as {name}"
     print_result(json, {"view": name, "embedded": count, "embedder": embedder.fingerprint}, text)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Argument, Exit
+from typer import Argument
 
 from bottega._util.locations import StoreLocation
 from bottega.cli.options import Json
-from bottega.cli.output import note, plural, print_json, print_table, say
+from bottega.cli.output import note, noting_interruption, plural, print_json, print_table, say
 from bottega.cli.progress import progress
 from bottega.errors import StoreError
 from bottega.knowledge.base_copy import BaseCopy, Comparison, open_copy
@@ -41,14 +41,12 @@ def migrate(
     to FROM first. After an interruption, the same command resumes. Exits with 1 if the copy
     differs."""
     with open_copy(source.target, target.target) as copy:
-        try:
+        kept = f"{copy.target_name} keeps the rows copied so far; repeat the command to resume"
+        with noting_interruption(lambda: kept):
             with progress("copying", copy.total) as step:
                 written = copy.run(step)
             with progress("comparing", copy.total) as step:
                 compared = copy.finish(step)
-        except KeyboardInterrupt:
-            note("stopped; repeat the command to resume")
-            raise Exit(130) from None
         if json:
             _print_document(copy, written, compared)
         else:

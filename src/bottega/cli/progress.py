@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,11 +21,11 @@ from rich.progress import (
 from rich.text import Text
 
 from bottega._util.tracing import NO_HEADERS, NO_OP_SPAN, Attributes, ModelCall, NoOpSpan
-from bottega.cli.output import note, notes
+from bottega.cli.output import note, notes, plural
 
 # Without a terminal, the first line appears after this time; each pause is twice as long as the
 # one before, up to the longest one. Logs of long runs stay short.
-FIRST_SECONDS, LONGEST_SECONDS = 15.0, 300.0
+FIRST_SECONDS, LONGEST_SECONDS = 5.0, 300.0
 
 
 class Step(Protocol):
@@ -64,16 +64,25 @@ class CountedCall(NoOpSpan):
 
 @dataclass
 class Status:
-    """Progress of a task of `total` steps, None if unknown."""
+    """Progress of a task of `total` steps, None if unknown. A call counts finished steps and their
+    cost in US dollars."""
 
     total: int | None
     calls: CallCounter = field(default_factory=CallCounter)
     done: int = 0
     usd: float = 0.0
+    advance: Callable[[int], object] = lambda steps: None
 
-    def step(self, steps: int, cost_usd: float = 0.0, /) -> None:
+    def __call__(self, steps: int, cost_usd: float = 0.0, /) -> None:
         self.done += steps
         self.usd += cost_usd
+        self.advance(steps)
+
+    def count(self, noun: str) -> str:
+        """Return text such as `64 of 100 examples`."""
+        if self.total is None:
+            return plural(self.done, noun)
+        return f"{self.done} of {plural(self.total, noun)}"
 
     def text(self, seconds: float, *, shows_cost: bool = False) -> str:
         """Return the calls, the cost, the elapsed `seconds` and the estimated time left."""
@@ -95,21 +104,21 @@ class Status:
 @contextmanager
 def progress(
     title: str,
-    total: int | None,
+    total: int | Status | None,
     *,
     counts_money: bool = False,
     calls: CallCounter | None = None,
-) -> Iterator[Step]:
-    """Yield a function that counts finished steps and their cost in US dollars. Shows the elapsed
-    time and an estimate of the time left."""
-    status = Status(total, calls or CallCounter())
+) -> Iterator[Status]:
+    """Show the progress of the status that is yielded, or of `total` if that is a status: the
+    elapsed time and an estimate of the time left."""
+    status = total if isinstance(total, Status) else Status(total, calls or CallCounter())
     if notes.is_terminal:
-        with _bar(title, status, counts_money) as step:
-            yield step
+        with _bar(title, status, counts_money):
+            yield status
         return
     lines = ProgressLines(title, status)
     try:
-        yield status.step
+        yield status
     finally:
         lines.close()
 
@@ -124,7 +133,7 @@ class StatusColumn(ProgressColumn):
 
 
 @contextmanager
-def _bar(title: str, status: Status, counts_money: bool) -> Iterator[Step]:
+def _bar(title: str, status: Status, counts_money: bool) -> Iterator[None]:
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -136,12 +145,8 @@ def _bar(title: str, status: Status, counts_money: bool) -> Iterator[Step]:
     )
     with bar:
         task = bar.add_task(title, total=status.total)
-
-        def step(steps: int, cost_usd: float = 0.0, /) -> None:
-            status.step(steps, cost_usd)
-            bar.update(task, advance=steps)
-
-        yield step
+        status.advance = lambda steps: bar.update(task, advance=steps)
+        yield
 
 
 class ProgressLines:

@@ -8,7 +8,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from bottega.cli.options import BenchmarkSpec, ItemLimit, Seed
-from bottega.cli.output import note, say, warn
+from bottega.cli.output import note, noting_interruption, say, warn
+from bottega.cli.progress import progress
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.export import FORMATS, write_dataset
 from bottega.evaluation.report.render import write_report
@@ -20,7 +21,11 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        Option(help="Write to this folder.", show_default="report/ in the first folder"),
+        Option(
+            metavar="FOLDER",
+            help="Write to this folder.",
+            show_default="report/ in the first folder",
+        ),
     ] = None,
 ) -> None:
     """Write a page about runs, with CSV, Markdown and plots.
@@ -28,7 +33,9 @@ def report(
     Several runs are compared, item by item if their items are equal. Runs may be in progress or
     have failures: the page lists missing items.
     """
-    done = write_report(folders, out or folders[0] / "report")
+    target = out or folders[0] / "report"
+    with noting_interruption(lambda: f"{target} may be incomplete; repeat the command"):
+        done = write_report(folders, target, progress)
     for section in done.sections:
         for row in section.rows:
             result = row.result
@@ -51,8 +58,8 @@ def report(
 
 def dataset(
     benchmark: BenchmarkSpec,
-    format: Annotated[str, Option(help=f"{' or '.join(FORMATS)}.")],
-    out: Annotated[Path, Option(help="Write to this folder.")],
+    format: Annotated[str, Option(metavar="NAME", help=f"Format: {' or '.join(FORMATS)}.")],
+    out: Annotated[Path, Option(metavar="FOLDER", help="Write to this folder.")],
     limit: ItemLimit = None,
     seed: Seed = 0,
 ) -> None:

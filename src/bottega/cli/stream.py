@@ -26,7 +26,7 @@ from bottega.cli.options import (
     knowledge_option,
     parse_stop,
 )
-from bottega.cli.output import warn
+from bottega.cli.output import note, plural, warn
 from bottega.cli.stream_run import StreamRun
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
@@ -60,10 +60,13 @@ Name = TypeVar("Name", bound=str)
 
 def stream(
     benchmark: BenchmarkSpec,
-    master: Annotated[str | None, Option(help=f"The large model: {MODELS_HELP}")] = None,
+    master: Annotated[
+        str | None, Option(metavar="NAME", help=f"The large model: {MODELS_HELP}")
+    ] = None,
     apprentice: Annotated[
         str | None,
         Option(
+            metavar="NAME",
             help="The small model; accepts the same names.",
             show_default="bundled:photos with the embedder photos, else bundled",
         ),
@@ -71,36 +74,42 @@ def stream(
     tiers: Annotated[
         str | None,
         Option(
+            metavar="LIST",
             help="Two or more models, comma-separated, the cheapest first and the master last, "
-            "instead of --master and --apprentice."
+            "instead of --master and --apprentice.",
         ),
     ] = None,
     router: Annotated[
         str,
         Option(
+            metavar="NAME",
             help="Router: coin (random), coverage (the items least similar to the cache go to the "
-            "master) or half-first (half of the master's share first, then random)."
+            "master) or half-first (half of the master's share first, then random).",
         ),
     ] = "coin",
     master_rate: Annotated[
-        str, Option(help="Shares of the items that go to the master, comma-separated.")
+        str,
+        Option(metavar="LIST", help="Shares of the items that go to the master, comma-separated."),
     ] = "0.1,0.3,0.5,0.7,0.9",
     start: Annotated[
         str,
         Option(
+            metavar="LIST",
             help="Contents of the cache at the start, comma-separated: none (empty), cold (some of "
-            "the master's answers to the labelled questions), warm (all of them)."
+            "the master's answers to the labelled questions), warm (all of them).",
         ),
     ] = "none",
     retrieve: Annotated[
-        str, Option(help=f"Retrieval methods, comma-separated: {', '.join(RETRIEVE)}.")
+        str,
+        Option(metavar="LIST", help=f"Retrieval methods, comma-separated: {', '.join(RETRIEVE)}."),
     ] = "image",
     controls: Annotated[
         str,
         Option(
+            metavar="LIST",
             help="Controls, comma-separated: no-cache (no demonstrations, also for the apprentice "
             "alone and the master alone), random (random examples of the cache), vote (a vote of "
-            "the demonstrations instead of the apprentice); or none."
+            "the demonstrations instead of the apprentice); or none.",
         ),
     ] = "no-cache,random,vote",
     shots: Annotated[int, Option(min=1, help="Number of demonstrations.")] = 1,
@@ -118,6 +127,7 @@ def stream(
     evict: Annotated[
         str | None,
         Option(
+            metavar="LIST",
             help="Eviction policies with --capacity, comma-separated: lru, lfu, least-saving, "
             "fifo, random, or none (no limit).",
             show_default="lru with --capacity",
@@ -148,23 +158,32 @@ def stream(
     embed: Annotated[
         str | None,
         Option(
+            metavar="NAME",
             help="Image embedder, as for eval.",
             show_default="photos for photographs if its extra is installed, else bundled",
         ),
     ] = None,
     embed_text: Annotated[
         str | None,
-        Option(help="Text embedder: words, minilm or FOLDER:text.", show_default="words"),
+        Option(
+            metavar="NAME",
+            help="Text embedder: words, minilm or FOLDER:text.",
+            show_default="words",
+        ),
     ] = None,
     metric: Annotated[
         Literal["cosine", "l2"],
-        Option(help="Distance between vectors; l2 changes the results of raw-average only."),
+        Option(
+            metavar="cosine|l2",
+            help="Distance between vectors; l2 changes the results of raw-average only.",
+        ),
     ] = "cosine",
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = ANSWER_TOKENS,
     stop: Stop = None,
     apprentice_url: Annotated[
         str | None,
         Option(
+            metavar="URL",
             help="Base URL of the apprentice's endpoint; its key is APPRENTICE_API_KEY.",
             show_default="the master's endpoint: OPENAI_BASE_URL, OPENAI_API_KEY",
         ),
@@ -172,20 +191,26 @@ def stream(
     seed: Seed = 0,
     concurrency: Annotated[int, Option(min=1, help="Maximum concurrent streams.")] = 32,
     budget: Annotated[
-        float | None, Option(help="Stop before the cost exceeds this many US dollars.")
+        float | None,
+        Option(metavar="USD", help="Stop before the cost exceeds this many US dollars."),
     ] = None,
     master_price: Annotated[
         str | None,
-        Option(help="USD per million tokens of the master, IN,OUT (default: published prices)."),
+        Option(
+            metavar="IN,OUT",
+            help="USD per million tokens of the master, IN,OUT (default: published prices).",
+        ),
     ] = None,
     apprentice_price: Annotated[
-        str | None, Option(help="USD per million tokens of all other models, IN,OUT.")
+        str | None,
+        Option(metavar="IN,OUT", help="USD per million tokens of all other models, IN,OUT."),
     ] = None,
     out: Annotated[
         Path | None,
         Option(
+            metavar="FOLDER",
             help="Store every reply and answer in this folder. The same command resumes the run; "
-            "`bottega report` reads it."
+            "`bottega report` reads it.",
         ),
     ] = None,
     json: JsonFile = None,
@@ -247,6 +272,9 @@ def stream(
         tiers=_models(tiers, master, apprentice, embed),
         cold=cold or round(COLD_SHARE * len(data.items)),
     )
+    most = config.max_cached(len(data.items), len(labelled_questions(data)))
+    if shots > most:
+        note(f"{shots} shots requested; a cache has at most {plural(most, 'answer')} to show")
     for name in config.retrieve:
         check_images(data, name)
     if len(set(config.tiers)) < len(config.tiers) and master_price != apprentice_price:

@@ -21,7 +21,7 @@ from bottega.cli.knowledge_files import (
     whole_name,
 )
 from bottega.cli.options import DefaultModel, Json, KnowledgeFile, Namespace, Seed
-from bottega.cli.output import note, plural, print_json, print_table, say
+from bottega.cli.output import note, noting_interruption, plural, print_json, print_table, say
 from bottega.cli.progress import progress
 from bottega.cli.vector_answer import VISUAL_RAG
 from bottega.errors import SettingError
@@ -72,14 +72,16 @@ def tune(
     method: Annotated[
         str,
         Option(
+            metavar="NAME",
             help="Choose shots and order by visual-rag (a model with demonstrations), or only "
-            "shots by knn (the weighted vote, without a model)."
+            "shots by knn (the weighted vote, without a model).",
         ),
     ] = VISUAL_RAG,
     model: DefaultModel = None,
     embed: Annotated[
         str | None,
         Option(
+            metavar="LIST",
             help="Embedders to compare with that of the file, comma-separated.",
             show_default="bundled, pixels and, with the extra [photos], photos and photos+pixels",
         ),
@@ -100,7 +102,11 @@ def tune(
     below 0.05), estimated on images that did not select it. If the embedder changes, all examples
     are embedded again. The other commands use the stored shots and order by default."""
     names = _checked_options(method, model, embed)
-    with open_to_search(file, None, namespace, None) as knowledge:
+    kept = f"{file} is unchanged; repeat the command, or set a smaller --sample"
+    with (
+        noting_interruption(lambda: kept),
+        open_to_search(file, None, namespace, None) as knowledge,
+    ):
         with open_rows(file) as rows:
             view, spec = to_reindex(rows, None, None, file)
         labelled = LabelledSample.of(knowledge, sample, seed)
@@ -110,10 +116,15 @@ def tune(
         embedder = embedders[by_vote.chosen.embedder]
         generator = open_model(model or default_model(embedder)) if method == VISUAL_RAG else None
         by_shots = _compare_shots(labelled, embedder, by_vote.chosen, generator, seed)
-        logistic = Trial(by_shots.chosen, logistic_trial(labelled, embedder, seed))
+        with progress("logistic regression", len(labelled.items)) as step:
+            logistic = Trial(by_shots.chosen, logistic_trial(labelled, embedder, seed, step))
         scorer = generator.name if generator else KNN
         result = Tuning(labelled, scorer, by_vote, by_shots, logistic)
         if result.is_change and not dry_run:
+            kept = (
+                f"{file} keeps its settings until all examples are embedded again; repeat the"
+                " command to resume"
+            )
             _store(knowledge, view, result, embedder)
         elsewhere = others(knowledge, namespace)
     if json:
@@ -175,7 +186,8 @@ def _compare_shots(
     settings = [current, *(replace(current, shots=count) for count in shots)]
     if generator is None:
         name, counts = current.embedder, [one.shots for one in settings]
-        found = vote_trials(sample, {name: embedder}, counts)
+        with progress("comparing shots", len(sample.pool)) as step:
+            found = vote_trials(sample, {name: embedder}, counts, step)
         trials = [Trial(one, found[name, one.shots]) for one in settings]
         return select(trials, seed=seed)
     orders = [one for one in get_args(DemonstrationOrder) if one != current.order]

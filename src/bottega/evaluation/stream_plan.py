@@ -150,6 +150,15 @@ class StreamConfig:
         retrieve = self.retrieve[0] if control == "random" else curve.retrieve
         return replace(curve, retrieve=retrieve, control=control)
 
+    def max_cached(self, items: int, labelled: int) -> int:
+        """Return the maximum number of answers in a cache, for a stream of `items` and a corpus of
+        `labelled` answers."""
+        sizes = {"none": 0, "cold": min(self.cold or 0, labelled), "warm": labelled}
+        most = items + max(sizes[start] for start in self.starts)
+        return (
+            most if self.capacity is None or UNLIMITED in self.evict else min(most, self.capacity)
+        )
+
     @property
     def master(self) -> str:
         """Name of the master's tier."""

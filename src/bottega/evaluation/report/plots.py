@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bottega._util.progress import Step
 from bottega.errors import require_extra
 from bottega.evaluation.charts import Series, pareto_front, result_point, shot_series
 from bottega.evaluation.report.sections import Row, Section
@@ -73,30 +74,30 @@ SIZE, DPI = (6.4, 4.0), 160
 OFFSET = 0.02
 
 
-def plot(sections: Sequence[Section], folder: Path) -> list[Path]:
-    """Write the plots; return their paths. Raises `MissingDependencyError` without matplotlib."""
+def plot(sections: Sequence[Section], folder: Path, step: Step) -> list[Path]:
+    """Write the plots; return their paths. `step` counts the sections. Raises
+    `MissingDependencyError` without matplotlib."""
     require_extra("matplotlib", "eval")
-    return [
-        path
-        for index, section in enumerate(sections)
-        if any(row.result.value is not None for row in section.rows)
-        for path in _section(section, folder, _stem(section, index, len(sections)))
-    ]
+    paths: list[Path] = []
+    for index, section in enumerate(sections):
+        if any(row.result.value is not None for row in section.rows):
+            paths += _section(section, folder, _stem(section, index, len(sections)))
+        step(1)
+    return paths
 
 
-def plot_streams(sections: Sequence[StreamSection], folder: Path) -> list[Path]:
-    """Write the figures by the apprentice's share and along the streams; return their paths."""
-    return [
-        _save_plot(
-            figure.series,
-            folder / f"streams-{number}-{index}.png",
-            (figure.title, figure.x_title, section.metric),
-            by_shots=False,
-        )
-        for number, section in enumerate(sections, start=1)
-        if section.points
-        for index, figure in enumerate(figures(section), start=1)
-    ]
+def plot_streams(sections: Sequence[StreamSection], folder: Path, step: Step) -> list[Path]:
+    """Write the figures by the apprentice's share and along the streams; return their paths.
+    `step` counts the sections."""
+    paths: list[Path] = []
+    for number, section in enumerate(sections, start=1):
+        shown = figures(section) if section.points else ()
+        for index, figure in enumerate(shown, start=1):
+            titles = (figure.title, figure.x_title, section.metric)
+            path = folder / f"streams-{number}-{index}.png"
+            paths.append(_save_plot(figure.series, path, titles, by_shots=False))
+        step(1)
+    return paths
 
 
 def _stem(section: Section, index: int, of: int) -> str:

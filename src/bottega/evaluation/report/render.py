@@ -15,6 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from bottega import __version__
+from bottega._util.progress import Stages, no_stages
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.charts import Chart, by_cost, by_shots
 from bottega.evaluation.page import page_environment, style_sheet
@@ -208,11 +209,16 @@ class Report:
     unplotted: MissingDependencyError | None
 
 
-def write_report(folders: Sequence[Path], out: Path) -> Report:
-    """Write a report of the runs in `folders` to `out`."""
-    runs = dict(zip(_names(folders), map(read_run, folders), strict=True))
-    found = sections({name: run for name, run in runs.items() if not is_stream_run(run)})
-    streams = [stream_section(name, run) for name, run in runs.items() if is_stream_run(run)]
+def write_report(folders: Sequence[Path], out: Path, stages: Stages = no_stages) -> Report:
+    """Write a report of the runs in `folders` to `out`. `stages` shows the progress of reading the
+    runs, scoring their methods and drawing the plots."""
+    runs = {}
+    with stages("reading runs", len(folders)) as step:
+        for name, folder in zip(_names(folders), folders, strict=True):
+            runs[name] = read_run(folder)
+            step(1)
+    found = sections({name: run for name, run in runs.items() if not is_stream_run(run)}, stages)
+    streams = _stream_sections({n: run for n, run in runs.items() if is_stream_run(run)}, stages)
     names = [
         *(f"{one.config.benchmark}: streams" for one in streams),
         *(f.benchmark for f in found),
@@ -229,10 +235,21 @@ def write_report(folders: Sequence[Path], out: Path) -> Report:
     }
     files = [_written(out / name, text) for name, text in texts.items()]
     try:
-        plots = [*plot(found, out), *plot_streams(streams, out)]
+        with stages("drawing plots", len(found) + len(streams)) as step:
+            plots = [*plot(found, out, step), *plot_streams(streams, out, step)]
         return Report(found, streams, [*files, *plots], None)
     except MissingDependencyError as error:
         return Report(found, streams, files, error)
+
+
+def _stream_sections(runs: Mapping[str, StoredRun], stages: Stages) -> list[StreamSection]:
+    found = []
+    if runs:
+        with stages("scoring streams", len(runs)) as step:
+            for name, run in runs.items():
+                found.append(stream_section(name, run))
+                step(1)
+    return found
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

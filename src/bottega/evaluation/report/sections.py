@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from bottega._util.progress import Stages, Step, no_stages
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.metric import Judgement, MacroF1, macro_f1
@@ -226,12 +227,13 @@ class Section:
         return len(self.items)
 
 
-def sections(runs: Mapping[str, StoredRun]) -> list[Section]:
+def sections(runs: Mapping[str, StoredRun], stages: Stages = no_stages) -> list[Section]:
     """Group runs over the same items in the same order, which can be compared item by item."""
     groups: dict[object, dict[str, StoredRun]] = {}
     for name, run in runs.items():
         groups.setdefault(_identity(run), {})[name] = run
-    return [_section(some) for some in groups.values()]
+    with stages("scoring methods", sum(len(run.methods) for run in runs.values())) as step:
+        return [_section(some, step) for some in groups.values()]
 
 
 def estimate(metric: str, index: int, scored: Sequence[ScoredAnswer], seed: int) -> Estimate | None:
@@ -264,9 +266,13 @@ def _identity(run: StoredRun) -> object:
     return run.settings["benchmark"], tuple(run.settings["metrics"]), items
 
 
-def _section(runs: Mapping[str, StoredRun]) -> Section:
+def _section(runs: Mapping[str, StoredRun], step: Step) -> Section:
     some, several = next(iter(runs.values())), len(runs) > 1
-    rows = [_row(name, several, run, key) for name, run in runs.items() for key in run.methods]
+    rows = []
+    for name, run in runs.items():
+        for key in run.methods:
+            rows.append(_row(name, several, run, key))
+            step(1)
     pairs = [*_within(rows), *_across(rows, _seed(some))]
     return Section(
         some.settings["benchmark"],

@@ -1,0 +1,128 @@
+"""Output of `bottega classify` and `ask`: answers as JSON, and a table of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bottega.cli.output import note, plural, print_json, print_table, warn
+from bottega.cli.vector_answer import VectorAnswer
+from bottega.errors import BottegaError
+from bottega.recording import ABSTENTION, is_abstention
+from bottega.types import Answer, Candidate, Trace
+
+
+@dataclass
+class ImageResult:
+    """Image given on the command line with its trace, its vector answer or its error."""
+
+    path: Path
+    trace: Trace | VectorAnswer | None = None
+    error: BottegaError | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.trace is not None or self.error is not None
+
+    @property
+    def outcome(self) -> dict[str, object]:
+        if isinstance(self.trace, VectorAnswer):
+            return _vector_answer(self.trace)
+        if self.trace:
+            return answer_document(self.trace)
+        return {"error": str(self.error), "hint": self.error.hint if self.error else ""}
+
+
+def kept_text(results: Sequence[ImageResult]) -> str:
+    done = sum(one.is_done for one in results)
+    return (
+        f"{done} of {plural(len(results), 'image')} are classified, as printed; repeat the command"
+        " with the others"
+    )
+
+
+def _vector_answer(found: VectorAnswer) -> dict[str, object]:
+    """Return the keys of `_answer`, for a method that calls no model."""
+    return {
+        **_label(found.answer),
+        "reply": None,
+        "model": None,
+        "demonstrations": _shown(found.candidates),
+        "calls": 0,
+        "prompt_tokens": 0,
+        "completion_tokens": 0,
+        "cost_usd": 0.0,
+        "seconds": round(found.seconds, 4),
+        "trace": None,
+        "method": found.method,
+    }
+
+
+def _label(answer: Answer) -> dict[str, object]:
+    return {
+        "answer": answer.text if answer.valid else None,
+        "labels": list(answer.labels),
+        "valid": answer.valid,
+        "confidence": answer.confidence,
+    }
+
+
+def _shown(candidates: Sequence[Candidate]) -> list[dict[str, object]]:
+    return [{"id": c.example.id, "answer": c.example.answer, "score": c.score} for c in candidates]
+
+
+def answer_document(trace: Trace) -> dict[str, object]:
+    usage = trace.usage
+    return {
+        **_label(trace.answer),
+        "reply": trace.reply.completions[0].text,
+        "model": trace.reply.model,
+        "demonstrations": _shown(trace.candidates),
+        "calls": trace.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cost_usd": trace.cost_usd,
+        "seconds": round(trace.seconds, 4),
+        "trace": trace.id,
+    }
+
+
+def report_images(results: Sequence[ImageResult], json: bool) -> None:
+    if json:
+        print_json([{"image": str(one.path), **one.outcome} for one in results])
+        return
+    for one in results:
+        if one.error:
+            warn(one.error, about=str(one.path))
+    rows = [_row(one.path, one.trace) for one in results if one.trace]
+    if rows:
+        by_model = isinstance(next(one.trace for one in results if one.trace), Trace)
+        shown = "agreeing demonstrations" if by_model else "agreeing neighbours"
+        print_table(("image", "label", "confidence", shown), rows)
+    if any(one.trace and _abstains(one.trace) for one in results):
+        note(
+            f"{ABSTENTION}: no example resembles the image enough, or the examples disagree;"
+            " --method knn and --method logreg always choose a label"
+        )
+
+
+def _row(path: Path, trace: Trace | VectorAnswer) -> tuple[str, str, float | None, str]:
+    answer = trace.answer
+    reply = trace.reply.completions[0].text if isinstance(trace, Trace) else answer.text
+    label = answer.text if answer.valid else f"(invalid) {reply[:60]!r}"
+    if _abstains(trace):
+        label = ABSTENTION
+    agree = sum(c.example.answer == answer.text for c in trace.candidates)
+    shown = " ".join(str(path).splitlines())  # one line per image
+    count = f"{agree} of {len(trace.candidates)}" if trace.candidates else "-"
+    return shown, label, answer.confidence, count
+
+
+def _abstains(trace: Trace | VectorAnswer) -> bool:
+    """Return whether the model declined to choose a label."""
+    return (
+        isinstance(trace, Trace)
+        and not trace.answer.valid
+        and is_abstention(trace.reply.completions[0].text)
+    )
