@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import http.server
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +29,12 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("site")
-    assert main(folder / "site") == 0
-    handler = functools.partial(Quiet, directory=str(folder / "site"))
+    """Serve the site that BOTTEGA_SITE names, as in `.ci/run`, else one that is built now."""
+    folder = os.environ.get("BOTTEGA_SITE")
+    if folder is None:
+        folder = str(tmp_path_factory.mktemp("site") / "site")
+        assert main(Path(folder)) == 0
+    handler = functools.partial(Quiet, directory=folder)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
