@@ -100,7 +100,7 @@ from bottega.cli.options import (
     parse_numbers,
     parse_stop,
 )
-from bottega.cli.output import SkippedExamples, note, noting_interruption, say
+from bottega.cli.output import SkippedExamples, note, noting_interruption, say, waiting
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import (
@@ -319,16 +319,17 @@ def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmar
     """Return the benchmark, the number of unreadable examples, each with a warning, and the source
     of the rationales."""
     skipped = SkippedExamples()
-    data = load_benchmark(
-        config.benchmark,
-        seed=config.seed,
-        limit=config.limit,
-        per_class=config.kb_per_class,
-        kb_share=config.kb_share,
-        label_noise=0.0 if config.answers_from else config.label_noise,
-        allow_overlap=config.allow_overlap,
-        on_error=skipped,
-    )
+    with waiting("reading the benchmark"):
+        data = load_benchmark(
+            config.benchmark,
+            seed=config.seed,
+            limit=config.limit,
+            per_class=config.kb_per_class,
+            kb_share=config.kb_share,
+            label_noise=0.0 if config.answers_from else config.label_noise,
+            allow_overlap=config.allow_overlap,
+            on_error=skipped,
+        )
     if config.passages is not None:
         data = with_passages(data, config.passages, on_error=skipped)
     source = rationale_source(data)

@@ -32,7 +32,7 @@ from bottega.cli.options import (
     TrustRemoteCode,
     WorkerCount,
 )
-from bottega.cli.output import note, noting_interruption, plural, say, warn
+from bottega.cli.output import note, noting_interruption, plural, say, waiting, warn
 from bottega.cli.progress import progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
@@ -94,7 +94,8 @@ def answer(
     check_model(model)
     Budget(budget)  # fail before anything is loaded
     check_executor(on, workers)
-    data = load_benchmark(benchmark, seed=seed, per_class=kb_per_class, on_error=warn)
+    with waiting("reading the benchmark"):
+        data = load_benchmark(benchmark, seed=seed, per_class=kb_per_class, on_error=warn)
     data = with_synonyms(data, synonyms)
     questions = labelled_questions(data)
     if not questions:

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from bottega.cli.options import BenchmarkSpec, ItemLimit, Seed
-from bottega.cli.output import note, noting_interruption, say, warn
+from bottega.cli.output import note, noting_interruption, say, waiting, warn
 from bottega.cli.progress import progress
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.export import FORMATS, write_dataset
@@ -69,7 +69,8 @@ def dataset(
     Knowledge-base examples and metrics with several right answers are not exported.
     """
     # Overlap is harmless here: no examples are shown.
-    data = load_benchmark(benchmark, seed=seed, limit=limit, allow_overlap=True, on_error=warn)
+    with waiting("reading the benchmark"):
+        data = load_benchmark(benchmark, seed=seed, limit=limit, allow_overlap=True, on_error=warn)
     path = write_dataset(data, format, out)
     say(f"{len(data.items)} items: {path}")
     bare = sum(not item.query.images for item in data.items)

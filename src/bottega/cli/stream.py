@@ -26,7 +26,7 @@ from bottega.cli.options import (
     knowledge_option,
     parse_stop,
 )
-from bottega.cli.output import note, plural, warn
+from bottega.cli.output import note, plural, waiting, warn
 from bottega.cli.stream_run import StreamRun
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
@@ -263,7 +263,8 @@ def stream(
         check_embedder(embed)
     prices = {"master": master_price, "apprentice": apprentice_price}
     tables = {name: open_prices(price, f"--{name}-price") for name, price in prices.items()}
-    data = load_benchmark(benchmark, seed=seed, limit=limit, on_error=warn)
+    with waiting("reading the benchmark"):
+        data = load_benchmark(benchmark, seed=seed, limit=limit, on_error=warn)
     data = with_synonyms(data, synonyms)
     embed = embed or default_embedder(i for e in data.knowledge for i in e.query.images)
     config = replace(
