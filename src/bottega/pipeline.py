@@ -228,6 +228,7 @@ class Pipeline:
         # Copy even if nothing changes: `retrieval.SharedRetriever` compares queries by identity.
         query = replace(query, choices=query.choices or self.choices)
         (tier, found), dismissed = await run(_QuerySteps(self, query))
+        earlier = [one for one, _ in dismissed]
         results = (*(one for _, one in dismissed), found)
         # The usage of a search includes that of its chosen reply.
         usages = [one.tree.usage if one.tree else one.reply.usage for one in results]
@@ -246,6 +247,7 @@ class Pipeline:
             dismissed=tuple(one.reply for _, one in dismissed),
             tree=found.tree,
             compression=found.compression,
+            reason="; ".join(one.reason for one in (*earlier, tier) if one.reason),
         )
         if self.record is not None:
             with span("record"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -62,7 +62,8 @@ def turns_only(generator: Generator) -> bool:
 class Tier:
     """Model that a router can choose, with its number of demonstrations (`shots`).
 
-    `prompt` and `sampling` default to those of the pipeline.
+    `prompt` and `sampling` default to those of the pipeline. A router or an escalation may return a
+    copy whose `reason` states why it chose this tier.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Tier:
     shots: int = 0
     prompt: Prompter | None = None
     sampling: Sampling | None = None
+    reason: str = field(default="", compare=False)
 
 
 class Router(Protocol):

@@ -244,7 +244,8 @@ class Trace:
     `seconds` is the wall time of the whole answer. `dismissed` are the replies of earlier tiers,
     whose answers led to an escalation. `cost_usd` includes them and all requests of a search; it is
     None if a price is unknown. `tree` is the search that chose the candidates. With `compression`,
-    the candidates are passages that the model read as a KV prefix, not in the prompt.
+    the candidates are passages that the model read as a KV prefix, not in the prompt. `reason`
+    states why the tier was chosen, as far as the router states it.
     """
 
     id: str
@@ -260,6 +261,7 @@ class Trace:
     dismissed: tuple[Reply, ...] = ()
     tree: SearchTree | None = None
     compression: Compression | None = None
+    reason: str = ""
 
     @property
     def usage(self) -> Usage:

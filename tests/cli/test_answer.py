@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
+from dataclasses import replace
 from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from bottega.recipes import rcts
 from bottega.recording import TraceStore
 from tests.cli.conftest import Run
 from tests.reasoner import Reasoner
+from tests.recording.test_traces import trace
 from tests.server import Server, ok, raw, refuse, reply
 
 
@@ -266,6 +269,17 @@ def test_the_log_shows_and_finds_questions_and_files(run: Run, pets: Path, serve
     assert found("--text", "elephant") == found("--tier", "master") == 0
     assert found("--since", "2020-01-01") == 2
     assert found("--since", "2999-01-01") == found("--namespace", "team") == 0
+
+
+def test_the_log_states_why_a_tier_answered_and_where_examples_are_from(run: Run) -> None:
+    first, second = trace().candidates
+    first = replace(first, example=replace(first.example, source="master:big"))
+    with closing(TraceStore.open("traces.db")) as store:
+        store.write([replace(trace(), candidates=(first, second), reason="cold start")])
+    out = run("log", "abc123").out
+    assert "route:    cold start\n" in out
+    rows = [line.split()[-1] for line in out.splitlines() if line.lstrip()[:1] in ("1", "2")]
+    assert rows == ["master:big", "-"]
 
 
 def test_a_given_price_sets_the_cost(run: Run, pets: Path, served: Server) -> None:

@@ -26,6 +26,11 @@ def test_request_goes_to_a_tier_that_supports_it(tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             raw(server, user_messages(1, 2), "bottega/apprentice")
         assert refused.value.code == "unsupported_by_tier"
+        assert [server.wait(n).ledger_reason for n in (1, 2, 3)] == [
+            "",  # the router of this test gives no reason
+            "apprentice does not support the request",
+            "tier requested by the client; failed: unsupported by tier",
+        ]
 
 
 def test_another_tier_answers_after_a_failure(tmp_path: Path) -> None:
@@ -63,6 +68,8 @@ def test_failed_tiers_are_reported(tmp_path: Path) -> None:
         assert "x-bottega-fallback" not in raw(server, user_messages(3)).headers
         server.wait(3)
     assert [one.fallback for one in server.records] == ["apprentice", "apprentice", ""]
+    reason = "fell back from apprentice: upstream failed"
+    assert [one.ledger_reason for one in server.records] == [reason, reason, ""]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -116,6 +123,9 @@ def test_dismissed_answer_is_used_only_if_fallback_allows_it(
     ) as server:
         if fallback == "any":
             assert raw(server, user_messages(1)).headers["x-bottega-fallback"] == "master"
+            assert server.wait(1).ledger_reason == (
+                "escalated from apprentice; kept the answer of apprentice: upstream failed"
+            )
         else:
             with pytest.raises(openai.InternalServerError):
                 raw(server, user_messages(1))

@@ -15,7 +15,7 @@ import pytest
 from bottega.errors import StoreError
 from bottega.gateway.accounting import pending_rows
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.database import EntryFile, LedgerBatch, ShadowSample
+from bottega.gateway.accounting.database import MAX_REASON, EntryFile, LedgerBatch, ShadowSample
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
@@ -43,13 +43,16 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
         0.75,
         200,
         0.05,
+        variant="more-shots:b",
+        reason="cold start\0" + "x" * 400,
     )
     ledger.record(whole)
     ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.flush()
     row = ledger.read("SELECT * FROM entries")[0]
     assert row[:15] == (*(getattr(whole, n) for n in Entry.__slots__[:13]), 0.05, 0.75)
-    assert row[15] == 200
+    assert row[15:17] == (200, "more-shots:b")
+    assert row[17] == f"cold start\N{REPLACEMENT CHARACTER}{'x' * (MAX_REASON - 11)}"
     assert ledger.read("SELECT * FROM shadows") == [(6.0, "r", "ns", 0.9, 1.0, 0.0)]
 
 

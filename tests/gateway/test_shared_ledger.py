@@ -133,12 +133,14 @@ def test_concurrent_claims_respect_the_limit(accounts: Accounts, location: str) 
 
 def test_rows_are_stored(ledger: Ledger) -> None:
     whole = replace(entries(1)[0], cost_usd=0.25, similarity=0.5)
+    whole = replace(whole, variant="more-shots:b", reason="cold start")
     ledger.record(whole)
     ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.set_gate("ns", "{}")
     ledger.set_repeat("key", "example")
     ledger.flush()
-    columns = "time, account, namespace, tier, model, state, shots, similarity, cost_usd, status"
+    columns = "time, account, namespace, tier, model, state, shots, similarity, cost_usd, status,"
+    columns += " variant, reason"
     stored = ledger.read(f"SELECT {columns} FROM entries")
     assert stored == [
         (
@@ -149,7 +151,7 @@ def test_rows_are_stored(ledger: Ledger) -> None:
                 whole.tier,
                 "model\N{REPLACEMENT CHARACTER}é",
             ),
-            *(whole.state, whole.shots, 0.5, 0.25, whole.status),
+            *(whole.state, whole.shots, 0.5, 0.25, whole.status, "more-shots:b", "cold start"),
         )
     ]
     assert ledger.gate("ns") == "{}" and ledger.gate("other") is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import sqlite3
 import subprocess
@@ -27,6 +28,9 @@ from bottega.recording import (
     StoredPart,
     TraceStore,
     TraceSummary,
+    from_json,
+    json_text,
+    stored_trace,
 )
 from bottega.types import Answer, Candidate, Completion, Message, Prompt, Query, Reply, Trace, Usage
 from tests.builders import QUESTION, example, solid_image
@@ -72,6 +76,28 @@ async def test_everything_but_the_pixels_is_kept(traces: TraceStore) -> None:
     assert found.completions == trace().reply.completions
     assert (found.answer, found.usage) == (trace().answer, Usage(30, 2, 10))
     assert (found.seconds, found.model_seconds, found.cost_usd) == (0.3, 0.2, 0.5)
+
+
+async def test_the_reason_and_the_origin_of_demonstrations_are_kept(traces: TraceStore) -> None:
+    master, file = trace().candidates
+    tags = {"request": "req_1", "provenance": "human", "ward": "3"}
+    master = replace(master, example=replace(master.example, source="master:big", tags=tags))
+    await traces(replace(trace(), candidates=(master, file), reason="cold start"))
+    found = traces.get("abc123")
+    assert found.reason == "cold start"
+    assert [(one.source, one.provenance, one.request) for one in found.demonstrations] == [
+        ("master:big", "human", "req_1"),
+        ("", "", ""),
+    ]
+
+
+def test_a_trace_of_an_earlier_version_has_no_reason_and_no_origins() -> None:
+    row = json.loads(json_text(stored_trace(trace())))
+    del row["reason"]
+    for shown in row["demonstrations"]:
+        for name in ("source", "provenance", "request"):
+            del shown[name]
+    assert from_json(json.dumps(row)) == stored_trace(trace())
 
 
 async def test_the_file_has_no_pixels(in_file: TraceStore) -> None:

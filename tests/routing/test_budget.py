@@ -43,7 +43,7 @@ def windows(costs: list[float], length: int) -> list[float]:
 
 
 def prices(small: float, large: Callable[[int], float]) -> Cost:
-    return lambda i, tier: large(i) if tier is LARGE else small
+    return lambda i, tier: large(i) if tier == LARGE else small
 
 
 STREAMS: dict[str, tuple[Cost, float, float]] = {
@@ -93,7 +93,7 @@ async def test_the_master_is_called_once_to_learn_its_price() -> None:
     router = BudgetRouter(TWO, 4)
     first = [await router(QUERY) for _ in range(51)]
     assert first == [LARGE, *[SMALL] * 50]
-    assert await router(QUERY) is LARGE  # the first must have failed
+    assert await router(QUERY) == LARGE  # the first must have failed
     assert [await router(QUERY) for _ in range(51)] == [*[SMALL] * 50, LARGE]
     await router.observe(traced(LARGE, 0.04))
     assert 0 < router.rate < 0.2

@@ -30,7 +30,7 @@ async def test_invalid_or_uncertain_answers_escalate_by_one_tier(
         answer.confidence is not None and answer.confidence < min_confidence
     )
     if unsure and place < 2:
-        assert better is TIERS[place + 1]
+        assert better == TIERS[place + 1]
     else:
         assert better is None
 

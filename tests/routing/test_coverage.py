@@ -28,7 +28,7 @@ class Cache:
 
 async def sent(router: CoverageRouter, n: int) -> list[bool]:
     """Return whether each of n queries went to the master."""
-    return [await router(QUERY) is LARGE for _ in range(n)]
+    return [await router(QUERY) == LARGE for _ in range(n)]
 
 
 async def test_dissimilar_queries_go_to_the_master() -> None:
@@ -51,7 +51,7 @@ async def test_cached_answers_cover_later_queries() -> None:
     draw, went = random.Random(0), 0
     for _ in range(200):
         place = draw.random()
-        if await router(Query(str(place))) is LARGE:
+        if await router(Query(str(place))) == LARGE:
             scores.append(place)
             went += 1
     assert 5 <= went <= 10  # intervals of 0.2 that cover the unit interval

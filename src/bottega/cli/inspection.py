@@ -331,9 +331,11 @@ def print_trace(trace: StoredTrace) -> None:
         say(f"file:     {file}")
     for sha256 in trace.images:
         say(f"image:    {sha256}")
-    rows = [(d.order, d.answer, d.score, d.id) for d in trace.demonstrations]
+    if trace.reason:
+        say(f"route:    {trace.reason}")
+    rows = [(d.order, d.answer, d.score, d.id, d.source or "-") for d in trace.demonstrations]
     if rows:
-        print_table(("position", "answer", "score", "example"), rows)
+        print_table(("position", "answer", "score", "example", "source"), rows)
     if (one := trace.compression) is not None:
         store = f", store {one.store}" if one.store else ""
         say(f"prefix:   {one.tokens} tokens by the compressor {one.compressor}{store}")

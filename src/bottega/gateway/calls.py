@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, TypeVar
 
 from bottega.gateway.accounting.limiter import TokenEstimates
 from bottega.gateway.ports import RequestRecord, TierCapabilities, UpstreamCall
+from bottega.gateway.reasoning import HiddenChunks
+from bottega.openai_api.client import CallState, track_call
 from bottega.openai_api.fields import DataUrl, messages_json
 from bottega.openai_api.request import (
     IMAGE_TOKENS,
@@ -304,3 +308,24 @@ async def with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenera
             yield chunk
     finally:
         await chunks.aclose()
+
+
+@asynccontextmanager
+async def reserved_call(
+    bill: Bill, call: UpstreamCall, hidden: HiddenChunks | None = None
+) -> AsyncGenerator[CallState]:
+    """Reserve the cost of a call, and book or release it if the call fails. Raises
+    `BudgetError`."""
+    await bill.reserve(call)
+    try:
+        with track_call() as state:
+            yield state
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and not state.is_waiting:
+            # The upstream was working: it charges what it generated until now.
+            hidden = hidden or HiddenChunks()
+            silent = (hidden.first_text or perf_counter()) - state.started
+            bill.cut_off(call, silent, hidden.chunks)
+        else:
+            bill.failed()
+        raise

@@ -6,8 +6,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -28,13 +27,14 @@ from bottega.gateway.calls import (
     augmented,
     fitting,
     prompted,
+    reserved_call,
     shield_for,
     with_first,
     without_rationales,
 )
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.drafts import SEND
-from bottega.gateway.errors import MisconfiguredError, unsupported_request
+from bottega.gateway.errors import MisconfiguredError, reason_of, unsupported_request
 from bottega.gateway.jobs import ChatJob, ChatResult, ChatStream, replayed_chunks
 from bottega.gateway.ports import PrefixUpstream, ServedTier, TierPassages, UpstreamCall
 from bottega.gateway.reasoning import (
@@ -48,7 +48,6 @@ from bottega.gateway.reasoning import (
 from bottega.gateway.request_search import RequestSearch, may_search
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
-from bottega.openai_api.client import CallState, track_call
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import DataUrl
 from bottega.openai_api.request import Body, ChatRequest
@@ -99,6 +98,8 @@ class Completer:
             ):
                 raise
             result = steps.dismissed.pop()
+            kept = f"kept the answer of {result.call.served.name}: {reason_of(error)}"
+            job.record.add_route_reason(kept)
         dismissed = tuple((one.call, one.completed) for one in steps.dismissed)
         completed = self.without_extras(job, result.call, result.completed)
         if result.call.reasons:
@@ -119,7 +120,7 @@ class Completer:
         # A free call has no cost to learn: cancel it when its client leaves.
         seconds = 0.0 if job.bill.is_free(call) else self.finish_seconds
         has_left = job.record.has_left
-        async with _reserved(job, call) as state:
+        async with reserved_call(job.bill, call) as state:
             work = call.served.upstream.complete(call.body)
             completed = await shield_for(work, seconds, has_left, state.idle)
         call.abandoned = has_left()
@@ -135,7 +136,7 @@ class Completer:
         if call.reasons:
             keep = partial(setattr, call, "rationale")
             chunks = trim_stream(chunks, _trimmer(job, call), keep, hidden)
-        async with _reserved(job, call, hidden) as state:
+        async with reserved_call(job.bill, call, hidden) as state:
             # Until the first chunk another tier may still answer.
             first = await anext(chunks, None)
             if first is None:
@@ -185,6 +186,8 @@ class Completer:
         order = [self.served[position], *([] if is_named else others)]
         able = [served for served in order if served.capabilities.support(job.request)]
         if able:
+            if able[0] is not order[0]:
+                job.record.add_route_reason(f"{routed} does not support the request")
             return [able[0], *(one for one in able[1:] if self._may_replace(job, able[0], one))]
         capabilities = [served.capabilities for served in order]
         raise unsupported_request(job.request, capabilities, routed if is_named else "")
@@ -199,24 +202,33 @@ class Completer:
 
     async def _routed(self, job: ChatJob) -> tuple[str, bool]:
         """Return the name of the routed tier, and whether the client named it."""
-        overrides, query = job.overrides, job.query
+        overrides, query, record = job.overrides, job.query, job.record
+        requested = f"requested by the {'experiment' if record.variant else 'client'}"
         if overrides.tier is not None:
+            record.add_route_reason(f"tier {requested}")
             return overrides.tier, True
         if overrides.master_rate is not None:
+            record.add_route_reason(f"random share {overrides.master_rate:g} {requested}")
             use_master = self.random.random() < overrides.master_rate
             return self.served[-1 if use_master else 0].name, False
         if query is None:
             # Clients control which requests pass, so the tiers of the key apply here, too.
             cheap = job.bypass in CHEAP or not job.may_use_master
+            if job.bypass is None:
+                record.add_route_reason("the cache is not available")
             return self.served[0 if cheap else -1].name, False
         try:
-            return (await query.pipeline.route(query.query)).name, False
+            tier = await query.pipeline.route(query.query)
         except ApiError:
             raise
         except BottegaError as error:
-            job.record.degraded = True
+            record.degraded = True
+            record.add_route_reason("routing failed")
             self.warn("routing failed, cheapest tier used", error)
             return self.served[0].name, False
+        if tier.reason:
+            record.add_route_reason(tier.reason)
+        return tier.name, False
 
 
 def _trimmer(job: ChatJob, call: UpstreamCall) -> Trim:
@@ -234,27 +246,6 @@ def _stream_of(job: ChatJob, result: ChatResult) -> ChatStream:
     if call.reasons:
         completed, call.rationale = _trimmer(job, call)(completed)
     return ChatStream(call, replayed_chunks(completed.payload), perf_counter())
-
-
-@asynccontextmanager
-async def _reserved(
-    job: ChatJob, call: UpstreamCall, hidden: HiddenChunks | None = None
-) -> AsyncGenerator[CallState]:
-    """Reserve the cost of a call, and book or release it if the call fails. Raises
-    `BudgetError`."""
-    await job.bill.reserve(call)
-    try:
-        with track_call() as state:
-            yield state
-    except BaseException as error:
-        if isinstance(error, asyncio.CancelledError) and not state.is_waiting:
-            # The upstream was working: it charges what it generated until now.
-            hidden = hidden or HiddenChunks()
-            silent = (hidden.first_text or perf_counter()) - state.started
-            job.bill.cut_off(call, silent, hidden.chunks)
-        else:
-            job.bill.failed()
-        raise
 
 
 class _JobSteps(Generic[Outcome]):
@@ -411,6 +402,7 @@ class _JobSteps(Generic[Outcome]):
                 "%s rejected the demonstrations, retrying without them: %s", served.name, error
             )
             self._without_examples = True
+            self._job.record.add_route_reason(f"{served.name} rejected the demonstrations")
             return served
         self.failed.append(served.name)
         # Other tiers would reject it, too; one that is too long here may fit into another.
@@ -422,6 +414,7 @@ class _JobSteps(Generic[Outcome]):
         log.warning("%s failed, using another tier: %s", served.name, error)
         if not self._waiting:
             raise error
+        self._job.record.add_route_reason(f"fell back from {served.name}: {reason_of(error)}")
         return self._waiting.pop(0)
 
     async def escalate(self, outcome: Outcome) -> ServedTier | None:
@@ -439,6 +432,9 @@ class _JobSteps(Generic[Outcome]):
             return None
         if outcome.call.abandoned:
             raise asyncio.CancelledError  # no client: do not escalate
+        assert tier is not None
+        reason = tier.reason or f"escalated from {outcome.call.served.name}"
+        job.record.add_route_reason(reason)
         self.dismissed.append(outcome)
         self._waiting = [served for served in self._waiting if served is not better]
         return better

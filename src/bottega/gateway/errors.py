@@ -111,6 +111,11 @@ def to_api_error(error: Exception) -> ApiError:
     return _failure(500, None, "the gateway failed; see its log")
 
 
+def reason_of(error: Exception) -> str:
+    """Return a few words about a failure, without texts of clients and upstreams."""
+    return (to_api_error(error).code or type(error).__name__).replace("_", " ")
+
+
 CLOSING = ApiError(
     "the gateway is shutting down",
     status=503,

@@ -121,6 +121,7 @@ def _trace(job: ChatJob, query: TenantQuery, result: ChatResult) -> Trace:
         dismissed=tuple(_reply(one) for _, one in result.dismissed),
         tree=call.tree,
         compression=call.compression,
+        reason=record.route_reason,
     )
 
 

@@ -213,6 +213,7 @@ class RequestRecord:
     fallback: str = ""  # tiers that failed before the one that answered
     degraded: bool = False  # router or examples were not available
     variant: str = ""  # of an experiment
+    route_reason: str = ""  # why the router chose the tier, and later changes of the tier
     reason: str = ""  # for a failure, or for passing through without routing
     shots: int = 0
     similarity: float | None = None
@@ -227,6 +228,15 @@ class RequestRecord:
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.clock
+
+    @property
+    def ledger_reason(self) -> str:
+        """Return the reasons for the tier and for the end of the request."""
+        ended = f"{self.state}: {self.reason}".replace("_", " ") if self.reason else ""
+        return "; ".join(filter(None, (self.route_reason, ended)))
+
+    def add_route_reason(self, reason: str) -> None:
+        self.route_reason = f"{self.route_reason}; {reason}" if self.route_reason else reason
 
 
 @dataclass(slots=True)

@@ -159,7 +159,8 @@ class StoredMessage:
 @dataclass(frozen=True)
 class StoredDemonstration:
     """Demonstration number `order`, from 1. `id` is that of the knowledge base, None for an example
-    of another source."""
+    of another source. `source` is that of the example. `provenance` is its tag, such as `human`;
+    `request` is the id of the gateway's request whose answer or correction it is."""
 
     order: int
     id: str | None
@@ -167,6 +168,9 @@ class StoredDemonstration:
     text: str
     images: tuple[str, ...]
     answer: str
+    source: str = ""
+    provenance: str = ""
+    request: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,7 @@ class StoredTrace:
     context: str = ""
     files: tuple[str, ...] = ()
     compression: Compression | None = None
+    reason: str = ""
 
 
 def stored_trace(trace: Trace) -> StoredTrace:
@@ -224,14 +229,22 @@ def stored_trace(trace: Trace) -> StoredTrace:
         query.context,
         tuple(image.source for image in query.images if image.source),
         trace.compression,
+        trace.reason,
     )
 
 
 def _demonstration(order: int, candidate: Candidate) -> StoredDemonstration:
     example = candidate.example
-    images = image_hashes(example.query)
     return StoredDemonstration(
-        order, example.id, float(candidate.score), example.query.text, images, example.answer
+        order,
+        example.id,
+        float(candidate.score),
+        example.query.text,
+        image_hashes(example.query),
+        example.answer,
+        example.source or "",
+        example.tags.get("provenance", ""),
+        example.tags.get("request", ""),
     )
 
 

@@ -7,6 +7,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from bottega.errors import SettingError, check_count, check_fraction
 from bottega.protocols import Recorder, Retriever, Router, Tier
@@ -46,7 +47,7 @@ class ColdStartRouter:
         claim: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self._left = n
-        self._master = master
+        self._master = replace(master, reason="cold start")
         self._then = then
         self._claim = claim
 
@@ -81,7 +82,6 @@ class RandomRouter:
     def __init__(
         self, tiers: Sequence[Tier], master_rate: float | Sequence[float], seed: int = 0
     ) -> None:
-        self._tiers = tiers
         if isinstance(master_rate, int | float):
             others = (1 - master_rate) / max(1, len(tiers) - 1)
             shares = [others] * (len(tiers) - 1) + [float(master_rate)]
@@ -94,6 +94,10 @@ class RandomRouter:
                 f" {master_rate}",
                 hint="set it between 0 and 1, or pass one probability for each tier with the sum 1",
             )
+        self._tiers = [
+            replace(tier, reason=f"random share {share:g}")
+            for tier, share in zip(tiers, shares, strict=True)
+        ]
         self._shares = shares
         self._rng = random.Random(seed)
 
@@ -144,20 +148,28 @@ class CoverageRouter:
     async def __call__(self, query: Query, /) -> Tier:
         found = await self._retrieve(query, 1)
         score = found[0].score if found else None
-        if self._min_similarity is not None:
-            covered = score is not None and score >= self._min_similarity
+        if self._min_similarity is None:
+            covered, reason = self._coverage_by_rank(score)
         else:
-            covered = self._is_covered_by_rank(score)
-        return self._apprentice if covered else self._master
+            covered = score is not None and score >= self._min_similarity
+            reason = f"{_relation(covered)} threshold {self._min_similarity:g}"
+        reason = "no example found" if score is None else f"similarity {score:.3f} {reason}"
+        return replace(self._apprentice if covered else self._master, reason=reason)
 
-    def _is_covered_by_rank(self, score: float | None) -> bool:
-        covered = score is not None and self._rank(score) >= self._threshold
+    def _coverage_by_rank(self, score: float | None) -> tuple[bool, str]:
+        """Return whether the cache covers a query, and a text for the reason."""
+        rank = -1.0 if score is None else self._rank(score)
+        covered = score is not None and rank >= self._threshold
+        reason = (
+            f"higher than {100 * rank:.0f} % of recent ones, {_relation(covered)} threshold"
+            f" {100 * self._threshold:.0f} %"
+        )
         self._threshold += STEP * (self._rate - (not covered))
         # A long time without examples must not be followed by a long time without the master.
         self._threshold = min(max(self._threshold, -STEP), 1 + STEP)
         if score is not None:
             self._last.append(score)
-        return covered
+        return covered, reason
 
     def _rank(self, score: float) -> float:
         """Return the fraction of recent scores that are lower. Ties are broken at random: in
@@ -165,6 +177,10 @@ class CoverageRouter:
         lower = sum(other < score for other in self._last)
         equal = sum(other == score for other in self._last)
         return (lower + self._random.random() * (equal + 1)) / (len(self._last) + 1)
+
+
+def _relation(covered: bool) -> str:
+    return "at or above" if covered else "below"
 
 
 log = logging.getLogger(__name__)
@@ -202,8 +218,12 @@ class ConfidenceEscalation:
                     tier.name,
                 )
             return None
-        confidence = answer.confidence if answer.valid and answer.confidence is not None else -1.0
-        return None if confidence >= self._min_confidence else better
+        if not answer.valid or answer.confidence is None:
+            return replace(better, reason=f"escalated from {tier.name}: invalid answer")
+        if answer.confidence >= self._min_confidence:
+            return None
+        found = f"confidence {answer.confidence:.2f} below {self._min_confidence:g}"
+        return replace(better, reason=f"escalated from {tier.name}: {found}")
 
 
 PATIENCE = 50  # queries until the first call to the master counts as failed
@@ -272,16 +292,19 @@ class BudgetRouter:
             # Ask the master once, to learn its price; again only after that call must have failed.
             self._since_master += 1
             if self._since_master <= PATIENCE:
-                return self._apprentice
+                return replace(self._apprentice, reason="the master's price is not known yet")
             self._since_master = 0
-            return self._master
-        return self._master if self._is_masters_turn() else self._apprentice
+            return replace(self._master, reason="first call to the master, to learn its price")
+        rate = self.rate
+        tier = self._master if self._is_masters_turn(rate) else self._apprentice
+        within = f"within budget: {100 * rate:.1f} % of queries go to the master"
+        return replace(tier, reason=within if rate else "over budget")
 
-    def _is_masters_turn(self) -> bool:
+    def _is_masters_turn(self, rate: float) -> bool:
         """Whether this query goes to the master: one query in each unit of the summed rate, at a
         random position in the unit. Independent sampling would scatter the spending on an expensive
         master far more."""
-        before, self._rate_sum = self._rate_sum, self._rate_sum + self.rate
+        before, self._rate_sum = self._rate_sum, self._rate_sum + rate
         chosen = before < self._position <= self._rate_sum
         if self._rate_sum >= 1:
             self._rate_sum -= 1

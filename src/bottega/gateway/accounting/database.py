@@ -43,6 +43,7 @@ AccountMonth = tuple[str, str]
 
 MAX_USD = 1e12
 MAX_COUNT = 2**40  # so daily sums stay below 2**63
+MAX_REASON = 300  # characters
 PRUNE_BATCH = 5_000
 FLUSH_SECONDS = 0.3
 INSERT_BATCH = 250
@@ -53,7 +54,8 @@ class Entry:
     """Ledger entry of one request. `cost_usd` is None if the price is unknown; it includes
     `dismissed_usd`, the cost of tiers whose answers were escalated. `similarity` is that of the
     nearest example found, shown or not, None without a retrieval or a candidate. `variant` is that
-    of an experiment, such as "more-shots:b". `time` is in unix seconds."""
+    of an experiment, such as "more-shots:b". `reason` states why this tier was asked, and why the
+    request failed or passed through. `time` is in unix seconds."""
 
     time: float
     request_id: str
@@ -73,6 +75,7 @@ class Entry:
     dismissed_usd: float = 0.0
     id: str = ""  # set by stores that several gateways share
     variant: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,7 @@ def entry_row(entry: Entry) -> tuple[Value, ...]:
         max(0.0, _finite(entry.seconds) or 0.0),
         _count(entry.status),
         text_of(entry.variant),
+        text_of(entry.reason[:MAX_REASON]),
     )
 
 

@@ -24,7 +24,8 @@ FIRST_COLUMNS = {
     "status": "bigint",
     "id": "text",
 }
-ENTRY_COLUMNS = {**FIRST_COLUMNS, "variant": "text"}
+VARIANT_COLUMNS = {**FIRST_COLUMNS, "variant": "text"}
+ENTRY_COLUMNS = {**VARIANT_COLUMNS, "reason": "text"}
 SHADOW_COLUMNS = {
     "time": "double precision",
     "request_id": "text",
@@ -334,15 +335,20 @@ ALTER TABLE gateway_accounts
 VARIANTS = f"""
 ALTER TABLE gateway_entries ADD COLUMN variant text COLLATE "C" NOT NULL DEFAULT '';
 CREATE INDEX gateway_entries_by_variant ON gateway_entries (variant, time) WHERE variant != '';
-{_write(ENTRY_COLUMNS)}
+{_write(VARIANT_COLUMNS)}
 """
 
 WITHOUT_IDS = "DROP INDEX gateway_entries_by_request"
+
+REASONS = f"""
+ALTER TABLE gateway_entries ADD COLUMN reason text NOT NULL DEFAULT '';
+{_write(ENTRY_COLUMNS)}
+"""
 
 GATEWAY_TABLES = PostgresKind(
     "gateway",
     migrations=(
         *(FIRST, LIMITS, REPEATS, _write(FIRST_COLUMNS)),
-        *(FEEDBACK, RESPONSES, ACCOUNTS, VARIANTS, WITHOUT_IDS),
+        *(FEEDBACK, RESPONSES, ACCOUNTS, VARIANTS, WITHOUT_IDS, REASONS),
     ),
 )

@@ -194,5 +194,6 @@ GATEWAY_DB = FileKind(
         CREATE INDEX entries_by_variant ON entries (variant, time) WHERE variant != '';
         """,
         "DROP INDEX entries_by_request",
+        "ALTER TABLE entries ADD COLUMN reason TEXT NOT NULL DEFAULT ''",
     ),
 )

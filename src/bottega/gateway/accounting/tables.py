@@ -170,7 +170,7 @@ class EntryTables:
         their triggers lock sums that other gateways need as well."""
         statements = list(_other_rows(batch))
         rows = ((entry_row(one), one.id) for one in batch.entries)
-        entries = [(*row, id, variant) for (*row, variant), id in rows]
+        entries = [(*row[:ID_COLUMN], id, *row[ID_COLUMN:]) for row, id in rows]
         columns = [*zip(*entries, strict=True)] or [()] * len(ENTRY_COLUMNS)
         # A single statement is its own transaction and needs no further round trips.
         opened = pool.transaction if statements else pool.connection
@@ -296,6 +296,7 @@ def _by_month(rows: Iterable[Row]) -> dict[AccountMonth, float]:
     return {(month, account): usd for month, account, usd in rows}
 
 
+ID_COLUMN = [*ENTRY_COLUMNS].index("id")  # only PostgreSQL has it
 PARAMETERS = ", ".join(f"${n}" for n in range(1, len(ENTRY_COLUMNS) + 3))
 WRITE = f"SELECT * FROM gateway_write({PARAMETERS})"
 SHADOWS = _insert("gateway_shadows", SHADOW_COLUMNS, "ON CONFLICT (id) DO NOTHING")

@@ -97,7 +97,8 @@ def build_router(
     """Return the router and the escalation of one namespace, which share no state with other
     namespaces. Its cache has `held` examples, which count towards the cold start. `claim` counts
     queries across all gateways."""
-    router: Router = FixedRouter(next((t for t in tiers if t.name == route.tier), tiers[0]))
+    first = next((t for t in tiers if t.name == route.tier), tiers[0])
+    router: Router = FixedRouter(replace(first, reason="fixed tier"))
     escalation = None
     match route.router:
         case "random":
@@ -110,6 +111,7 @@ def build_router(
             router = CoverageRouter(tiers, retrieve, least, master_rate=share, seed=route.seed)
         case "confidence":
             assert route.min_confidence is not None
+            router = FixedRouter(replace(first, reason="cheapest tier first"))
             escalation = ConfidenceEscalation(tiers, route.min_confidence)
     left = route.cold_start - held
     if left > 0:

@@ -412,4 +412,5 @@ def ledger_entry(record: RequestRecord) -> Entry:
         record.status,
         dismissed_usd=record.dismissed_usd,
         variant=record.variant,
+        reason=record.ledger_reason,
     )
