@@ -193,6 +193,33 @@ def test_each_item_of_a_method_is_right_or_wrong(client: Client) -> None:
     assert sum(counts) == 12 and min(counts) > 0
 
 
+def test_two_chosen_methods_have_a_paired_difference(client: Client, folder: Path) -> None:
+    run = read_run(folder / "done")
+    top, random = (
+        {index: one.scored.score for index, one in run.answers[key].items()}
+        for key in (("top-k", 3), ("random", 3))
+    )
+    both = top.keys() & random.keys()
+    gain = sum(top[index] - random[index] for index in both) / len(both)
+    assert len(both) == 11 and gain > 0
+    wanted = {"run": "done", "method": "top-k 3", "other": "random 3"}
+    _, text = client.get("/evaluations/items", **wanted)
+    found = dict(re.findall("<dt>([^<]*)</dt><dd>([^<]*)</dd>", text))
+    assert found["accuracy of top-k 3 minus random 3"] == f"+{gain:.3f}"
+    assert found["items that both answered"] == "11"
+    low, high = (
+        float(one.replace("\N{MINUS SIGN}", "-")) for one in found["95 % interval"].split(" to ")
+    )
+    assert low < gain < high and 0 < float(found["p"]) <= 1
+    _, text = client.get(
+        "/evaluations/items", **wanted | {"method": "random 3", "other": "top-k 3"}
+    )
+    assert f"<dd>\N{MINUS SIGN}{gain:.3f}</dd>" in text
+    for other in ("", "top-k 3"):
+        _, text = client.get("/evaluations/items", **wanted | {"other": other})
+        assert "95 % interval" not in text and "No paired difference" not in text
+
+
 def test_other_folders_and_damaged_runs_are_reported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("text", "cut"):

@@ -14,7 +14,7 @@ from bottega.evaluation.examples import labels_of
 from bottega.evaluation.report.progress import RunProgress
 from bottega.evaluation.report.render import content_policy, settings_of, stream_view
 from bottega.evaluation.report.runs import read_thumbnail
-from bottega.evaluation.report.sections import Section
+from bottega.evaluation.report.sections import Section, compare_rows
 from bottega.openai_api.errors import ApiError
 from bottega.pixels import media_type
 from bottega.ui.background import RELOAD_SECONDS, BackgroundComputations
@@ -112,6 +112,8 @@ class EvaluationPages:
             {
                 **_item_values(visit, loaded, chosen, section),
                 "title": f"Items of {loaded.name}",
+                "pair": compare_rows(section, *chosen.rows) if len(chosen.methods) == 2 else None,
+                "metric": section.metric.replace("_", " "),
                 "count": len(matches),
                 "shown": shown,
                 "first": first,

@@ -339,5 +339,14 @@ def _across(rows: Sequence[Row], seed: int) -> list[PairedDifference]:
     return compared
 
 
+def compare_rows(section: Section, ours: Row, theirs: Row) -> PairedDifference | None:
+    """Compare two rows on the items that both answered. Return None if there are none, and for
+    metrics of a whole set."""
+    if ours.result.metric.startswith(SET_METRICS):
+        return None
+    seed = _seed(section.runs[ours.run])
+    return compare(ours.title, theirs.title, ours.result.shots, ours.scored, theirs.scored, seed)
+
+
 def _seed(run: StoredRun) -> int:
     return int(run.settings.get("seed", 0))
