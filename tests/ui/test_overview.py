@@ -7,10 +7,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page, expect
 
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from bottega.ui.charts import HEIGHT, nice_limit, stacked_bars
 from bottega.ui.overview import PERIODS, statistics
+from bottega.ui.pages import format_percent
+from tests.gateway.gateways import ask
+from tests.server import Server
+from tests.ui.conftest import console, log_in
 
 
 @pytest.fixture(params=["file", "database"])
@@ -79,3 +84,26 @@ def test_bars_are_stacked_to_their_sum() -> None:
 def test_axes_end_at_round_numbers(value: float, limit: float) -> None:
     assert nice_limit(value) == limit
     assert nice_limit(value / 1000) >= value / 1000
+
+
+def test_shares_of_tiers_have_percentages() -> None:
+    shares = (0.0, 0.0004, 0.004, 0.25, 0.6666, 1.0)
+    expected = ["0 %", "< 0.1 %", "0.4 %", "25 %", "67 %", "100 %"]
+    assert [format_percent(share) for share in shares] == expected
+
+
+def test_the_overview_refreshes_itself(
+    page: Page, endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.ui.overview.REFRESH_SECONDS", 0.2)
+    with console(tmp_path, endpoint) as served:
+        log_in(page, served.url)
+        page.evaluate("window.same = true")
+        expect(page.locator("#live")).to_contain_text("No requests in this period")
+        for number in range(3):
+            ask(served.api, f"What is 3 + {number}?")
+        ask(served.api, "What is 3 + 9?", model="bottega/large")
+        legend = page.locator(".legend").first
+        expect(legend).to_contain_text("large: 2 (50 %)", timeout=15_000)
+        expect(legend).to_contain_text("small: 2 (50 %)")
+        assert page.evaluate("window.same")  # the page was not loaded again

@@ -172,6 +172,7 @@ class Renderer:
             "moment": format_moment,
             "seconds": format_seconds,
             "fixed": format_fixed,
+            "percent": format_percent,
         }
         self._environment.globals |= {"root": ROOT, "query": query_string}
 
@@ -298,6 +299,15 @@ def format_count(value: float) -> str:
 
 def format_fixed(value: float | None, digits: int = 3) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def format_percent(share: float) -> str:
+    """Return a share from 0 to 1 as a percentage; small ones have a decimal, and none is 0 unless
+    the share is."""
+    percent = 100 * share
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    return f"{percent:.0f} %" if percent >= 10 or not percent else f"{percent:.1f} %"
 
 
 def format_seconds(value: float | None) -> str:
