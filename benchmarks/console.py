@@ -48,7 +48,8 @@ LOADS = 5
 RUN = "animals"
 PAGES = (
     *("overview?period=24h", "overview?period=30d", "requests", "requests?text=case%2077"),
-    *("requests?state=failed", "playground", "keys"),
+    *("requests?state=failed", "requests?text=case%2077&state=failed&period=30d"),
+    *("playground", "keys"),
     *(
         f"cache?namespace={TEAM}",
         f"cache?namespace={TEAM}&text=case",

@@ -83,6 +83,8 @@ class PlaygroundPage:
                 "can_add": visit.user.can_store and self.open_base is not None,
                 "value": visit.value,
                 "max_shots": MAX_SHOTS,
+                "namespace": visit.namespace,
+                "has_cache": self.open_base is not None,
             },
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,13 +12,15 @@ from starlette.responses import Response
 
 from bottega.errors import ImageError, NotFoundError
 from bottega.evaluation.page import ENDED, image_hashes, render_explanation
-from bottega.gateway.accounting.database import Row
+from bottega.gateway.accounting.database import Row, Value
+from bottega.gateway.accounting.feedback import request_time
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.recording import StoredTrace, TraceStore
 from bottega.ui.gateway_client import GatewayClient, Settings
+from bottega.ui.overview import PERIODS
 from bottega.ui.pages import (
     REPORT_HEADERS,
     Page,
@@ -32,12 +34,14 @@ PAGE_SIZE = 50
 STATES = ("answered", "replayed", "passed_through", "failed", "shadow")
 FIELDS = (
     "time, request_id, account, namespace, tier, model, state, shots, similarity, prompt_tokens,"
-    " completion_tokens, cost_usd, dismissed_usd, seconds, status"
+    " completion_tokens, cost_usd, dismissed_usd, seconds, status, variant, reason"
 )
 # The time narrows the search: it has an index, the id has none.
 ROW = f"SELECT {FIELDS} FROM entries WHERE time >= ? AND time <= ? AND request_id = ?"
 WRITE_SECONDS = 1.5  # until the ledger and the traces of a request are written
 POLL_SECONDS = 0.1
+# Texts are those of answered requests, so a search for another state may find few of many.
+SEARCH_ROUNDS = 10
 STORE_HINT = 'set [traces] store = "images"'
 
 
@@ -61,7 +65,50 @@ class RecordedRequest:
     dismissed_usd: float
     seconds: float
     status: int
+    variant: str = ""
+    reason: str = ""
     trace: StoredTrace | None = None
+
+
+@dataclass(frozen=True)
+class RequestFilter:
+    """Filter of requests. `text` is in the question, the answer or a file name; `state` is "" for
+    any, and `namespace` None for all. Times are in unix seconds."""
+
+    text: str
+    tier: str
+    state: str
+    namespace: str | None
+    since: float | None
+    before: float | None
+
+    @classmethod
+    def of(cls, visit: Visit) -> RequestFilter:
+        """Return the filter of a form. Raises `ApiError` for a namespace of others."""
+        state, period = visit.value("state"), PERIODS.get(visit.value("period"))
+        return cls(
+            visit.value("text").strip(),
+            visit.value("tier"),
+            state if state in STATES else "",
+            _scope(visit),
+            None if period is None else time.time() - period[0],
+            _moment(visit.value("before")),
+        )
+
+    def condition(self) -> tuple[str, list[Value]]:
+        """Return the SQL condition on the ledger, except that on the text, and its values."""
+        parts: list[tuple[str, Value]] = [
+            ("state = ?", self.state) if self.state else ("state != ?", "shadow")
+        ]
+        if self.namespace is not None:
+            parts.append(("namespace = ?", self.namespace))
+        if self.tier:
+            parts.append(("tier = ?", self.tier))
+        if self.since is not None:
+            parts.append(("time >= ?", self.since))
+        if self.before is not None:
+            parts.append(("time < ?", self.before))
+        return " AND ".join(sql for sql, _ in parts), [value for _, value in parts]
 
 
 @dataclass(frozen=True)
@@ -79,23 +126,20 @@ class RequestPages:
     feedback: FeedbackEndpoint | None = None
 
     def browse(self, visit: Visit) -> Result:
-        user, text = visit.user, visit.value("text").strip()
-        namespace = _scope(visit)
-        before = _moment(visit.value("before"))
-        if self.ledger is None or text:
-            found = self._search(text, namespace, visit.value("tier"), before)
+        chosen = RequestFilter.of(visit)
+        if self.ledger is None or chosen.text:
+            found, older = self._search(chosen)
         else:
-            found = self._listed(visit, namespace, before)
-        more = found[-1].time if len(found) > PAGE_SIZE else None
-        names = self.account_names() if user.sees_all else {}
+            found, older = self._listed(chosen)
         return Page(
             "requests.html",
             {
                 "title": "Requests",
                 "requests": found[:PAGE_SIZE],
-                "older": found[PAGE_SIZE - 1].time if more is not None else None,
+                "older": found[PAGE_SIZE - 1].time if len(found) > PAGE_SIZE else older,
                 "states": STATES if self.ledger is not None else (),
-                "names": names,
+                "periods": list(PERIODS),
+                "names": self.account_names() if visit.user.sees_all else {},
                 "searchable": self.traces is not None,
             },
         )
@@ -115,6 +159,8 @@ class RequestPages:
                 "can_replay": visit.user.can_edit and bool(models),
                 "can_rate": visit.user.can_edit and self.feedback is not None,
                 "can_correct": visit.user.can_store,
+                "stores_texts": self.traces is not None,
+                "request_time": request_time,
             },
         )
 
@@ -185,65 +231,81 @@ class RequestPages:
         it: the error must not reveal that it exists."""
         id = visit.part("id")
         moment = _moment(visit.value("time"))
-        recorded = self._found(id, moment)
+        recorded, is_complete = self._found(id, moment)
         # The ledger and the traces are written in the background.
-        while (recorded is None or (recorded.trace is None and self.traces)) and _is_recent(moment):
+        while not is_complete and _is_recent(moment):
             time.sleep(POLL_SECONDS)
-            recorded = self._found(id, moment)
+            recorded, is_complete = self._found(id, moment)
         if recorded is None or not visit.user.may_read(recorded.namespace):
             raise NotFoundError(
                 f"no request {id[:60]!r} is stored", hint="search for it on the page Requests"
             )
         return recorded
 
-    def _found(self, id: str, moment: float | None) -> RecordedRequest | None:
+    def _found(self, id: str, moment: float | None) -> tuple[RecordedRequest | None, bool]:
+        """Return the request, and whether both the ledger and the traces have it."""
         trace = None if self.traces is None else self.traces.find([id]).get(id)
         around = trace.time if trace is not None else moment
         if self.ledger is not None and around is not None:
             rows = self.ledger.read(ROW, around - 1.0, around + 1.0, id)
             own = [_from_row(row, trace) for row in rows if row[6] != "shadow"]
             if own:
-                return own[0]
+                return own[0], trace is not None or self.traces is None
         if trace is None:
-            return None
+            return None, False
         assert self.traces is not None
-        return _from_trace(trace, self.traces.namespace(id))
+        return _from_trace(trace, self.traces.namespace(id)), self.ledger is None
 
-    def _listed(
-        self, visit: Visit, namespace: str | None, before: float | None
-    ) -> list[RecordedRequest]:
+    def _listed(self, chosen: RequestFilter) -> tuple[list[RecordedRequest], float | None]:
+        """Return the requests of a page and the next one. The second value is that of `_search`."""
         assert self.ledger is not None
-        state = visit.value("state")
-        conditions: list[tuple[str, str | float]] = []
-        if namespace is not None:
-            conditions.append(("namespace = ?", namespace))
-        if tier := visit.value("tier"):
-            conditions.append(("tier = ?", tier))
-        conditions.append(("state = ?", state) if state in STATES else ("state != ?", "shadow"))
-        if before is not None:
-            conditions.append(("time < ?", before))
-        where = " AND ".join(condition for condition, _ in conditions)
+        where, values = chosen.condition()
         rows = self.ledger.read(
             f"SELECT {FIELDS} FROM entries WHERE {where} ORDER BY time DESC LIMIT ?",
-            *(value for _, value in conditions),
+            *values,
             PAGE_SIZE + 1,
         )
         traces = {} if self.traces is None else self.traces.find([str(row[1]) for row in rows])
-        return [_from_row(row, traces.get(str(row[1]))) for row in rows]
+        return [_from_row(row, traces.get(str(row[1]))) for row in rows], None
 
-    def _search(
-        self, text: str, namespace: str | None, tier: str, before: float | None
-    ) -> list[RecordedRequest]:
+    def _search(self, chosen: RequestFilter) -> tuple[list[RecordedRequest], float | None]:
+        """Return the requests with this text, and the time before which older ones may have it if
+        the search has stopped early. Raises `ApiError`."""
         if self.traces is None:
             raise ApiError(
                 "questions and answers are not stored, so they cannot be searched",
                 hint='set [traces] store = "texts" or "images"',
             )
-        found = self.traces.search(
-            text, namespace=namespace, tier=tier or None, before=before, limit=PAGE_SIZE + 1
-        )
-        # A trace does not contain its namespace: it is known only if the search filtered by it.
-        return [_from_trace(trace, namespace or "") for trace in found]
+        found: list[RecordedRequest] = []
+        before = chosen.before
+        for _ in range(SEARCH_ROUNDS):
+            traces = self.traces.search(
+                chosen.text,
+                namespace=chosen.namespace,
+                tier=chosen.tier or None,
+                before=before,
+                since=chosen.since,
+                limit=PAGE_SIZE + 1,
+            )
+            joined = self._joined(traces, chosen.namespace or "")
+            found += [one for one in joined if chosen.state in ("", one.state)]
+            if len(found) > PAGE_SIZE or len(traces) <= PAGE_SIZE:
+                return found, None
+            before = traces[-1].time
+        return found, before
+
+    def _joined(self, traces: Sequence[StoredTrace], namespace: str) -> list[RecordedRequest]:
+        """Return the requests of the traces, with the fields of the ledger where it has them."""
+        rows: dict[str, Row] = {}
+        if self.ledger is not None and traces:
+            # An entry has the time of its trace, and times have an index.
+            marks = ", ".join("?" * len(traces))
+            sql = f"SELECT {FIELDS} FROM entries WHERE time IN ({marks}) AND state != 'shadow'"
+            rows = {str(row[1]): row for row in self.ledger.read(sql, *(t.time for t in traces))}
+        return [
+            _from_row(rows[one.id], one) if one.id in rows else _from_trace(one, namespace)
+            for one in traces
+        ]
 
 
 def _scope(visit: Visit) -> str | None:
@@ -288,5 +350,6 @@ def _from_trace(trace: StoredTrace, namespace: str) -> RecordedRequest:
         0.0,
         trace.seconds,
         200,
-        trace,
+        reason=trace.reason,
+        trace=trace,
     )
