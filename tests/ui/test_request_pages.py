@@ -58,15 +58,16 @@ def test_a_request_states_why_and_where_its_demonstrations_are_from(
 
         def page(text: str, **more: Any) -> str:
             _, headers = ask(served.api, text, key=key, **more)
-            id = headers["x-request-id"]
-            return reader.text(f"requests/{id}", time=time.time())
+            return reader.text(f"requests/{headers['x-request-id']}")
 
         first = page("What is 3 + 4?")
         assert "<li>cold start</li>" in first and "<dd>fewer:b</dd>" in first
         assert "answer of" not in first  # no demonstrations
         second = page("What is 3 + 4, please?")
         assert "<li>fixed tier</li>" in second
-        [moment] = re.findall(r"answer of large:\S+ · <a href=\S+>request of ([^<]*)</a>", second)
+        [moment] = re.findall(
+            r"answer of large \(huge\) · <a href=\S+>request of ([^<]*)</a>", second
+        )
         assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", moment)
         named = page("What is 3 + 4, again?", model="bottega/large")
         assert "<li>tier requested by the client</li>" in named and "fewer:b" not in named

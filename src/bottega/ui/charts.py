@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 720, 180
-LEFT, BOTTOM, TOP = 56, 22, 8  # margins for the labels, in pixels
+LEFT, BOTTOM, TOP = 72, 22, 8  # margins for the labels, in pixels
 GAP = 0.15  # share of a bar's width
 MAX_SERIES = 8
 # Series with a style of their own; the others share `MAX_SERIES` styles by rank.
@@ -34,6 +34,7 @@ class StackedBars:
     legend: Sequence[tuple[str, str, float]]
     ticks: Sequence[tuple[float, float]]
     positions: Sequence[float]
+    left: int = LEFT
     width: int = WIDTH
     height: int = HEIGHT
 

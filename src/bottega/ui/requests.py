@@ -230,7 +230,7 @@ class RequestPages:
         """Return the request of the address. Raises `NotFoundError` also if the user may not see
         it: the error must not reveal that it exists."""
         id = visit.part("id")
-        moment = _moment(visit.value("time"))
+        moment = _moment(visit.value("time")) or request_time(id)
         recorded, is_complete = self._found(id, moment)
         # The ledger and the traces are written in the background.
         while not is_complete and _is_recent(moment):
