@@ -14,8 +14,9 @@ import typer
 from pydantic import TypeAdapter
 
 from bottega.cli.app import app
-from bottega.gateway.config.loading import SECTIONS
+from bottega.gateway.config.loading import SECTIONS, VARIANT_SECTIONS
 from bottega.gateway.config.tiers import TierSettings
+from bottega.gateway.config.variants import VariantSettings
 from docs.site.pages import ROOT
 
 PACKAGE = ROOT / "src" / "bottega"
@@ -31,6 +32,7 @@ PROTOCOL_OPTIONS = """
       show_if_no_docstring: true
       filters: ["!^_(?!_call__)"]"""
 EXAMPLE = ROOT / "examples" / "bottega.toml"
+SECTION_NAMES = re.compile(r"\A(\[[^]]+\](, )?)+: ")
 SETTING = re.compile(r"(?:# )?(\w+) = [^#\n]*(?:# (.*))?")
 CONTINUED = re.compile(r"#?\s{8,}# (.*)")
 
@@ -81,17 +83,20 @@ def configuration_page() -> str:
         "values. What they mean together: [the gateway](../gateway.md) and [its reference]"
         "(../gateway-reference.md#the-configuration-by-section).",
     ]
-    for section, kind in {"tiers.NAME": TierSettings, **SECTIONS}.items():
+    variant = {f"experiment.b.{name}": kind for name, kind in VARIANT_SECTIONS.items()}
+    sections = {"tiers.NAME": TierSettings, **SECTIONS, "experiment.b": VariantSettings, **variant}
+    for section, kind in sections.items():
         lines.append(f"## {section}")
-        summary = cleandoc(getdoc(kind) or "").removeprefix(f"[{section}]: ")
+        summary = SECTION_NAMES.sub("", cleandoc(getdoc(kind) or ""))
         lines.append(summary[:1].upper() + summary[1:])
         schema = TypeAdapter(kind).json_schema()
+        described_as = section.removeprefix("experiment.b.").partition(".")[0]
         rows = [
             (
                 f"`{name}`",
                 _kind(value),
                 _default(value),
-                _text(described.get((section.partition(".")[0], name), "")),
+                _text(described.get((described_as, name), "")),
             )
             for name, value in schema["properties"].items()
             if (section, name) != ("tiers.NAME", "name")
@@ -120,8 +125,10 @@ def descriptions(text: str) -> dict[tuple[str, str], str]:
 
 def _kind(schema: dict[str, Any]) -> str:
     """Return the values that a JSON schema allows, in words."""
+    if "$ref" in schema:  # another section
+        return "table, or text" if schema["$ref"].endswith("VariantSettings") else "table"
     if "anyOf" in schema:
-        return ", or ".join(_kind(one) for one in schema["anyOf"] if one["type"] != "null")
+        return ", or ".join(_kind(one) for one in schema["anyOf"] if one.get("type") != "null")
     if "enum" in schema:
         return ", ".join(f'`"{word}"`' for word in schema["enum"])
     if schema["type"] == "array":
@@ -137,6 +144,8 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def _default(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        return ""
     if "default" not in schema:
         return "required" if schema.get("type") != "object" else "`{}`"
     return "" if schema["default"] is None else f"`{json.dumps(schema['default'])}`"

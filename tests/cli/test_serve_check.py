@@ -57,6 +57,25 @@ def block(lines: list[str], first: str, number: int) -> list[str]:
     return lines[start : start + number]
 
 
+def test_variants_of_an_experiment_are_printed(run: Run) -> None:
+    more = """
+        [experiment]
+        name = "by-image"
+        share = 0.1
+        [experiment.b]
+        options = "shots=4"
+        cache = { retrieve = "image" }
+        route = { router = "coverage", min_similarity = 0.9 }
+    """
+    lines = printed(run, TIERS + more)
+    assert block(lines, "experiment", 3) == [
+        "experiment by-image: 0.1 get b",
+        "a as configured",
+        "b shots=4, cache.retrieve=image, cache.min_similarity=0.3, route.router=coverage,"
+        " route.min_similarity=0.9",
+    ]
+
+
 def test_a_search_is_printed_and_its_budget_is_checked(run: Run) -> None:
     search = 'shots = 2\nsearch = "rcts"\nsearch_tokens = 400000\nsearch_seconds = 30'
     text = TIERS.replace("shots = 2", search)

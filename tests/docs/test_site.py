@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from bottega.cli.app import app
-from bottega.gateway.config.loading import SECTIONS
+from bottega.gateway.config.loading import SECTIONS, VARIANT_SECTIONS
 from bottega.gateway.config.tiers import TierSettings
 from docs.site.diagrams import DIAGRAMS
 from docs.site.navigation import NOTEBOOK_PAGE, write_config
@@ -111,11 +111,15 @@ def test_packages_that_documents_import_have_a_page() -> None:
 
 def test_configuration_reference_has_every_setting_with_its_description() -> None:
     text = configuration_page()
-    for section, kind in {"tiers.NAME": TierSettings, **SECTIONS}.items():
+    variant = {f"experiment.b.{name}": kind for name, kind in VARIANT_SECTIONS.items()}
+    for section, kind in {"tiers.NAME": TierSettings, **SECTIONS, **variant}.items():
         body = text.partition(f"## {section}\n")[2].partition("\n## ")[0]
         for one in fields(kind):
             assert one.name == "name" or f"| `{one.name}` |" in body, f"{section}.{one.name}"
     assert "| `port` | whole number, 0 to 65535 | `8000` |" in text
+    assert "| `a` | table, or text |" in text
+    retrieve = re.search(r"(?s)## experiment\.b\.cache\n.*?\| `retrieve` \| (.*)", text)
+    assert retrieve and "`\"bm25\"`" in retrieve[1] and not retrieve[1].endswith("| |")
 
 
 def test_descriptions_are_the_comments_of_the_example() -> None:

@@ -56,7 +56,7 @@ class Harness:
     gateway: Gateway
     caches: dict[str, KnowledgeBase]
     records: list[RequestRecord] = field(default_factory=list)
-    pairs: list[tuple[float, AgreementPair]] = field(default_factory=list)
+    pairs: list[tuple[float | None, AgreementPair]] = field(default_factory=list)
 
     def examples(self, namespace: str = "") -> list[Example]:
         return list(self.caches[namespace]) if namespace in self.caches else []
@@ -78,6 +78,7 @@ class TenantPool:
     path: str
     make: Callable[[KnowledgeBase], Pipeline]
     customize: Callable[[Tenant], Tenant]
+    asks: Mapping[str, object]
     caches: dict[str, KnowledgeBase] = field(default_factory=dict)
 
     async def open(self, namespace: str, /) -> Tenant:
@@ -88,7 +89,8 @@ class TenantPool:
         cache = self.caches[namespace]
         stored_tiers = frozenset({self.tiers[-1].name})
         writer = CacheRecorder(cache, stored_tiers=stored_tiers)
-        return self.customize(Tenant(self.make(cache), writer, stored_tiers))
+        asks = {self.tiers[0].name: self.asks}
+        return self.customize(Tenant(self.make(cache), writer, stored_tiers, asks=asks))
 
 
 class NoSpending:
@@ -140,7 +142,6 @@ def harness(
             tier,
             LocalUpstream(part) if hasattr(part, "generate") else part,  # type: ignore[arg-type]
             (capabilities or {}).get(tier.name, TierCapabilities()),
-            asks or {} if tier.name == "apprentice" else {},
         )
         for tier, part in zip(tiers, parts.values(), strict=True)
     ]
@@ -152,7 +153,7 @@ def harness(
             )
         )
 
-    tenants = TenantPool(tiers, str(folder / "cache.db"), make, customize)
+    tenants = TenantPool(tiers, str(folder / "cache.db"), make, customize, asks or {})
     response_cache = ResponseCache(
         ReplyCache(1 << 20, 60.0), BodyCache(1 << 20), LeaderFlight(), identity
     )

@@ -27,7 +27,7 @@ from bottega.gateway.accounting.limiter import Access, KeyDefaults
 from bottega.gateway.accounting.schema import GATEWAY_DB
 from bottega.gateway.decode_budget import CLIENT
 from bottega.gateway.running.build import build
-from bottega.gateway.running.caches import NamespacePool
+from bottega.gateway.running.namespace_pool import NamespacePool
 from bottega.gateway.running.server import GatewayServer
 from bottega.openai_api.errors import ApiError
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway

@@ -12,12 +12,14 @@ from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
+from bottega.gateway.requests import Overrides
 from bottega.gateway.running.build import build
 from bottega.gateway.running.process import RELOADED, DrainingServer, reload
 from bottega.gateway.running.server import Admission
 from bottega.openai_api.errors import ApiError
 from bottega.types import Usage
 from tests.gateway.gateways import ENVIRONMENT, gateway_config
+from tests.gateway.test_experiments import chat
 
 CHANGED = """
 [limits]
@@ -71,6 +73,37 @@ async def test_reload_applies_settings_and_logs_the_others(
     with caplog.at_level(logging.INFO):
         reload(gateway_server, lambda: changed(config))
     assert caplog.records[0].getMessage().endswith("changed: nothing")
+    await gateway_server.aclose()
+
+
+async def test_share_of_an_experiment_is_reloaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "\n[experiment]\nname = 'x'\nshare = {share}\nb.route = {{ router = '{router}' }}\n"
+
+    def config(share: float, router: str) -> Config:
+        more = text.format(share=share, router=router)
+        return gateway_config(tmp_path, "http://localhost:9/v1", more)
+
+    gateway_server = build(config(1.0, "random"), ENVIRONMENT)
+
+    def variants() -> set[str]:
+        experiment = gateway_server.gateway.experiment
+        assert experiment is not None
+        return {
+            experiment.assign(Overrides(), Account("t", "team"), "", chat(str(number)))[0]
+            for number in range(9)
+        }
+
+    assert variants() == {"x:b"}
+    reload(gateway_server, lambda: config(0.0, "fixed"))
+    assert variants() == {"x:a"}
+    # A router needs a restart, so the variant keeps the one that it has.
+    assert caplog.records[-1].getMessage().endswith("need a restart: experiment.b")
+    assert gateway_server.config.experiment.b.route == config(1.0, "random").experiment.b.route
+    reload(gateway_server, lambda: config(0.0, "unknown"))
+    assert "not reloaded: bottega.toml: experiment.b.route.router must be one of" in caplog.text
+    assert variants() == {"x:a"}
     await gateway_server.aclose()
 
 

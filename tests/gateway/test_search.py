@@ -472,7 +472,7 @@ def test_invalid_searches_are_rejected_at_start(
 def test_sampled_confidence_and_a_search_exclude_each_other(tmp_path: Path) -> None:
     route = '[route]\nrouter = "confidence"\nmin_confidence = 0.5\nsamples = 3'
     message, _ = rejected(tmp_path, 'search = "rcts"', route)
-    assert "search must not be set together with route.samples" in message
+    assert "route.samples must not be set together with tiers.small.search" in message
 
 
 def test_smallest_budgets_are_accepted(tmp_path: Path) -> None:

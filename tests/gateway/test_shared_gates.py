@@ -54,8 +54,8 @@ def ledgers(database: str) -> Iterator[list[Ledger]]:
         ledger.close()
 
 
-def record(ledger: Ledger, sample: PairedSample, namespace: str = "a") -> None:
-    ledger.record_shadow(ShadowSample(0.0, "r", namespace, *sample))
+def record(ledger: Ledger, sample: PairedSample, namespace: str = "a", retrieve: str = "") -> None:
+    ledger.record_shadow(ShadowSample(0.0, "r", namespace, *sample, retrieve=retrieve))
     ledger.flush()
 
 
@@ -88,6 +88,27 @@ async def test_gates_of_all_gateways_are_equal(ledgers: list[Ledger]) -> None:
     late = await asyncio.to_thread(SharedGates(ledgers[2]).open, "a")
     assert late.state() == single.state()
     assert (await asyncio.to_thread(SharedGates(ledgers[2]).open, "b")).state()["samples"] == []
+
+
+async def test_each_retrieval_method_has_a_gate(ledgers: list[Ledger]) -> None:
+    first, second, third = samples(3)
+    gates = SharedGates(ledgers[0])
+    await asyncio.to_thread(record, ledgers[0], first, retrieve="image")
+    await asyncio.to_thread(record, ledgers[0], second, retrieve="none")
+    by_image = await asyncio.to_thread(gates.open, "a", "image")
+    configured = await asyncio.to_thread(gates.open, "a")
+    assert by_image.state()["samples"] == [list(first)]
+    assert configured.state()["samples"] == []
+    await asyncio.to_thread(record, ledgers[1], third)
+    await gates.update()
+    assert by_image.state()["samples"] == [list(first)]
+    assert configured.state()["samples"] == [list(third)]
+    await asyncio.to_thread(ledgers[0].flush)
+    # A gateway that starts now reads the stored states.
+    late = SharedGates(ledgers[2])
+    for one, retrieve in ((by_image, "image"), (configured, "")):
+        opened = await asyncio.to_thread(late.open, "a", retrieve)
+        assert opened.state() == one.state()
 
 
 async def test_sample_of_a_slow_transaction_is_not_skipped(
@@ -195,6 +216,44 @@ def test_cold_start_is_claimed_once(ledgers: list[Ledger]) -> None:
         assert sum(claim.result() for claim in claims) == 17
     assert tables[0].claim_cold_start("b", 0, 1)
     assert not tables[1].claim_cold_start("b", 0, 1)
+
+
+async def test_gateways_agree_on_variants_and_their_replies(
+    endpoint: Server, tmp_path: Path, database: str
+) -> None:
+    """Each question has the same variant in all gateways, whose replies are repeated within it; the
+    cold start counts the requests of all variants in all gateways."""
+    tiers = (
+        TIERS
+        + """
+        [route]
+        router = "fixed"
+        cold_start = 4
+        [experiment]
+        name = "shared"
+        b.cache = { retrieve = "bm25" }
+        b.route = { router = "coverage", master_rate = 0.0 }
+        """
+    )
+    state = f"[state]\ndatabase_env = 'DATABASE'\n#{database}"
+    with gateways(endpoint, tmp_path, state, tiers, count=2) as two:
+        headers = {"Authorization": f"Bearer {two.key}"}
+
+        async def ask(session: aiohttp.ClientSession, gateway: int, text: str) -> tuple[str, str]:
+            body = {"model": "bottega", "messages": [{"role": "user", "content": text}]}
+            url = f"{two.urls[gateway]}/chat/completions"
+            async with session.post(url, json=body, headers=headers) as response:
+                found = response.headers
+                return found["x-bottega-variant"], found["x-bottega-cache"]
+
+        async with aiohttp.ClientSession() as session:
+            asked = [await ask(session, n % 2, f"question {n}") for n in range(12)]
+            again = [await ask(session, (n + 1) % 2, f"question {n}") for n in range(12)]
+    assert {variant for variant, _ in asked} == {"shared:a", "shared:b"}
+    assert [variant for variant, _ in again] == [variant for variant, _ in asked]
+    assert {cache for _, cache in again} == {"replayed"}
+    models = [body["model"] for body in endpoint.bodies if body]
+    assert (models.count("huge"), models.count("qwen")) == (4, 8)
 
 
 async def test_cold_start_asks_the_master_once_for_all(

@@ -55,6 +55,49 @@ def test_search_by_vectors_equals_search_by_queries(tmp_path: Path) -> None:
         assert kb.vectors([]).shape == (0, 8)
 
 
+@pytest.fixture(params=["file", "postgres"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("database"))
+    return str(tmp_path / "kb.db")
+
+
+def test_dropped_view_is_missed_only_where_it_is_searched(path: str) -> None:
+    optional = {name: replace(view, optional=name == "keywords") for name, view in two().items()}
+    with KnowledgeBase.open(path, optional, namespace="a") as kb:
+        kb.add([text_example("a", "one"), text_example("b", "two")])
+        assert kb.search(Query("two"), 1, by="keywords")[0].example.query.text == "b"
+        with KnowledgeBase.open(path, None) as other:
+            other.drop_view("keywords")
+            assert other.views().keys() == {"text"}
+            with pytest.raises(SettingError, match="only one"):
+                other.drop_view("text")
+        assert kb.search(Query("b"), 1)[0].example.query.text == "b"
+        with pytest.raises(SettingError, match="'keywords' does not exist"):
+            kb.search(Query("two"), 1, by="keywords")
+    with KnowledgeBase.open(path, optional, namespace="a") as kb:
+        kb.add([text_example("c", "three")])
+        assert kb.reindex("keywords", optional["keywords"]) == 3
+        assert kb.search(Query("three"), 1, by="keywords")[0].example.query.text == "c"
+        kb.add([text_example("d", "four")])
+        assert kb.search(Query("four"), 1, by="keywords")[0].example.query.text == "d"
+        assert kb.verify(deep=True).problems == ()
+
+
+def test_dropped_view_leaves_no_index_files(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, two(), namespace="a", hnsw_above=1) as kb:
+        kb.add([text_example(str(number), f"answer {number}") for number in range(4)])
+        for name in two():
+            kb.search(Query("1"), 1, by=name)
+        kb.wait_for_indexes()
+    kept = {one.name.split(".")[2] for one in tmp_path.glob("kb.db.*.index")}
+    assert kept == {"text", "keywords"}
+    with KnowledgeBase.open(path, None) as kb:
+        kb.drop_view("keywords")
+    assert {one.name.split(".")[2] for one in tmp_path.glob("kb.db.*.index")} == {"text"}
+
+
 def test_unknown_views_are_an_error() -> None:
     with KnowledgeBase.open(":memory:", two()) as kb:
         with pytest.raises(EmptyKnowledgeBaseError):

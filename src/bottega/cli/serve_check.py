@@ -12,9 +12,11 @@ from bottega.cli.output import say
 from bottega.errors import store_of_setting
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
-from bottega.gateway.config.loading import MASTER_RATE, MIN_SIMILARITY, PARAMETERS
+from bottega.gateway.config.checks import PARAMETERS
+from bottega.gateway.config.loading import MASTER_RATE, MIN_SIMILARITY
 from bottega.gateway.config.settings import Config
 from bottega.gateway.config.tiers import TierSettings
+from bottega.gateway.config.variants import VariantSettings
 from bottega.gateway.running.cache_views import cache_location
 from bottega.gateway.running.process import base_url
 from bottega.gateway.running.tiers import OPENAI, key_variable
@@ -183,7 +185,9 @@ def _serving(config: Config, environment: Mapping[str, str]) -> Rows:
     yield "responses", "stored" if config.responses.store else "not stored"
     tried = config.experiment
     yield "experiment", "off" if tried.name is None else f"{tried.name}: {tried.share:g} get b"
-    yield from _changed(tried, skip=("name", "share"))
+    yield from _changed(tried, skip=("name", "share", "a", "b"))
+    for id, variant in tried.variants.items():
+        yield f"  {id[-1]}", _variant(variant)
     limits = [*_changed(config.limits)]
     yield "limits", "the defaults, except" if limits else "the defaults"
     yield from limits
@@ -194,6 +198,19 @@ def _serving(config: Config, environment: Mapping[str, str]) -> Rows:
     yield from _telemetry(config, environment)
     yield "keys", _keys(config, environment)
     yield from _changed(config.keys, skip=("required",))
+
+
+def _variant(variant: VariantSettings) -> str:
+    """Return the options and settings of a variant, such as "shots=4, cache.retrieve=image"."""
+    words = [variant.options] if variant.options else []
+    for section, own in (("cache", variant.cache), ("route", variant.route)):
+        defaults = {} if own is None else vars(type(own)())
+        words += [
+            f"{section}.{name}={getattr(own, name)}"
+            for name, default in defaults.items()
+            if getattr(own, name) != default
+        ]
+    return ", ".join(words) or "as configured"
 
 
 def _state(config: Config, environment: Mapping[str, str]) -> Rows:

@@ -150,10 +150,8 @@ class Gateway:
         # A repeat skips the checks below, so everything that they depend on is part of its key.
         tiers = self.access.tiers_of(record.account)
         rights = f"admin={record.account.admin} tiers={','.join(tiers)}"
-        scope = (record.namespace, rights, *options)
-        if self.experiment is not None and self.experiment.depends_on_account:
-            scope = (*scope, f"account={record.account.id}")
-        cache = self.response_cache
+        split = self.experiment.body_scope(record.account) if self.experiment else ()
+        scope, cache = (record.namespace, rights, *options, *split), self.response_cache
         repeated = cache.bodies.get(raw, scope)
         if repeated is not None and (reply := cache.replies.get(repeated.key)) is not None:
             return replayed(record, repeated, reply)
@@ -192,8 +190,7 @@ class Gateway:
         )
         cache.bodies.put(raw, scope, repeated, [image.url for image in request.images])
         # Other bytes may mean the same request: other order of fields, streamed or not.
-        reply = cache.replies.get(key)
-        if reply is None and job.query is not None:
+        if (reply := cache.replies.get(key)) is None and job.query is not None:
             reply = await self._stored(key, job.query)
         # No other await before `lead`: otherwise two identical requests would both lead.
         reply = reply or await cache.flights.wait(key)
@@ -321,7 +318,8 @@ class Gateway:
             return None
         shown = [images[part.url] for part in job.request.images]
         query = to_query(job.request, shown, tenant.pipeline.choices)
-        return TenantQuery(query, tenant, images)
+        chosen = tenant.variants.get(job.record.variant, tenant)
+        return TenantQuery(query, chosen, images, tenant)
 
     async def _key(self, job: ChatJob, images: Mapping[str, Image]) -> str | None:
         cache = self.response_cache
@@ -342,7 +340,8 @@ class Gateway:
         overrides = replace(job.overrides, store=True, namespace=None)
         body = {name: value for name, value in job.request.body.items() if name != "model"}
         request = replace(job.request, body=body)
-        scope = (job.record.namespace, repr(overrides))
+        variant = self.experiment.reply_scope(job.record.variant) if self.experiment else ()
+        scope = (job.record.namespace, repr(overrides), *variant)
         return exact_key(request, digests, scope=scope, sampled=cache.sampled)
 
     async def _stored(self, key: str, query: TenantQuery) -> CachedReply | None:

@@ -1,4 +1,4 @@
-"""Experiments: requests split between two variants of their options."""
+"""Experiments: requests split between two variants."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ NO_OVERRIDES = Overrides()
 
 @dataclass(frozen=True)
 class Experiment:
-    """Split of requests between the variants a and b. All requests of one `unit` get the same
-    variant; `share` is the fraction of units that get b."""
+    """Split of requests between the variants a and b, each with its options. All requests of one
+    `unit` get the same variant; `share` is the fraction of units that get b. `settings` identify
+    the settings of a and b that are not options."""
 
     name: str
     unit: Unit
     share: float
     a: Overrides
     b: Overrides
+    settings: tuple[str, str] = ("", "")
 
     def assign(
         self, overrides: Overrides, account: Account, namespace: str, request: ChatRequest
@@ -41,9 +43,14 @@ class Experiment:
         kept = {name: getattr(overrides, name) for name in ("namespace", "store", "replay")}
         return f"{self.name}:{'b' if is_b else 'a'}", replace(chosen, **kept)
 
-    @property
-    def depends_on_account(self) -> bool:
-        return self.unit in ("account", "user")
+    def body_scope(self, account: Account) -> tuple[str, ...]:
+        """Return what the variant depends on besides the body and the namespace."""
+        by_account = self.unit in ("account", "user")
+        return f"share={self.share}", *([f"account={account.id}"] if by_account else ())
+
+    def reply_scope(self, variant: str) -> tuple[str, ...]:
+        """Return what keeps the replies of this variant apart from all others."""
+        return (variant, self.settings[variant.endswith(":b")]) if variant else ()
 
     def _unit_of(self, account: Account, namespace: str, request: ChatRequest) -> list[bytes]:
         match self.unit:

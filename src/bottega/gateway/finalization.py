@@ -134,14 +134,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ShadowRunner:
-    """Background measurement of the benefit of demonstrations. `on_end` is called with the record
-    of every call that only measures, `measured` with every comparison. The answer of a stored tier
-    replaces the apprentice's in `repeats`. No client waits for it."""
+    """Background measurement of the benefit of demonstrations, and of the agreement of the variants
+    of an experiment with the master. `on_end` is called with the record of every call that only
+    measures, `measured` with every comparison and the similarity of its nearest demonstration. The
+    answer of a stored tier replaces the apprentice's in `repeats`. No client waits for it."""
 
     completer: Completer
     finalizer: Finalizer
     on_end: Callable[[RequestRecord], None]
-    measured: Callable[[RequestRecord, float, AgreementPair], None]
+    measured: Callable[[RequestRecord, float | None, AgreementPair], None]
     repeats: ReplyCache
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -151,8 +152,11 @@ class ShadowRunner:
         if query is None or query.tenant.shadow is None:
             return
         own = self._apprentice_answer(job, query, result)
-        if own is not None and query.tenant.shadow.begins():
-            measurement = self._measure(job, query, result, *own)
+        if own is not None and (reason := query.tenant.shadow.begins()):
+            # Variants may find demonstrations for different questions: without this, the questions
+            # of their samples would differ.
+            with_all = bool(job.record.variant) and reason == "sampled"
+            measurement = self._measure(job, query, result, *own, with_all)
             task = asyncio.create_task(_in_span("shadow", measurement))
             # The event loop holds its tasks by weak references only.
             self._tasks.add(task)
@@ -168,30 +172,39 @@ class ShadowRunner:
     ) -> tuple[UpstreamCall, str] | None:
         """Return the call and the answer of an apprentice, also if it was dismissed: otherwise a
         gate that hides useful demonstrations would never learn of them."""
-        if not (job.overrides.retrieve and job.overrides.tier is None):
+        in_variant = bool(job.record.variant)
+        if not (in_variant or _is_comparable(job)):
             return None
-        for call, completed in (*result.dismissed, (result.call, result.completed)):
+        for call, completed in ((result.call, result.completed), *result.dismissed):
             reply = self.completer.without_extras(job, call, completed)
             learns = call.served.name not in query.tenant.stored_tiers
-            if learns and call.served.tier.shots > 0 and _is_complete(reply):
+            if learns and (in_variant or call.served.tier.shots > 0) and _is_complete(reply):
                 return call, reply.completions[0].text
         return None
 
     async def _measure(
-        self, job: ChatJob, query: TenantQuery, result: ChatResult, call: UpstreamCall, answer: str
+        self,
+        job: ChatJob,
+        query: TenantQuery,
+        result: ChatResult,
+        call: UpstreamCall,
+        answer: str,
+        with_all: bool,
     ) -> None:
+        """Compare an answer with and without demonstrations; one without candidates only
+        `with_all`."""
         tenant, served = query.tenant, call.served
         assert tenant.shadow is not None
         found: list[Candidate] = []
         try:
-            found = list(call.shown)
-            if not found:  # the gate hides them
+            found = list(call.shown) if _is_comparable(job) else []
+            if not found and _is_comparable(job):  # the gate hides them
                 pipeline = tenant.ungated or query.pipeline
                 hidden = await pipeline.demonstrations(query.query, served.tier)
                 found = fitting(hidden, job.request, served.capabilities)
         except BottegaError as error:
             log.info("request %s is not measured: %s", job.record.request_id, error)
-        if not found:
+        if not (found or with_all):
             tenant.shadow.cancel()
             return
         expensive_first = self.completer.served[::-1]
@@ -206,12 +219,12 @@ class ShadowRunner:
         pair = await tenant.shadow.measure(
             query.query,
             found,
-            shown=lambda: _given(answer) if call.shown else ask(served, found),
-            hidden=lambda: ask(served, ()) if call.shown else _given(answer),
+            shown=lambda: ask(served, found) if found and not call.shown else _given(answer),
+            hidden=lambda: ask(served, ()) if found and call.shown else _given(answer),
             master=lambda: ask(master, ()) if master_answer is None else _given(master_answer),
         )
         if pair is not None:
-            self.measured(job.record, max(one.score for one in found), pair)
+            self.measured(job.record, max((one.score for one in found), default=None), pair)
 
     async def _ask(self, job: ChatJob, served: ServedTier, shown: Sequence[Candidate]) -> str:
         """Return an answer that no client waits for, with a ledger entry of its own."""
@@ -245,6 +258,12 @@ class ShadowRunner:
         finally:
             # Also after a cancellation: the ledger must get what the call has cost.
             self.on_end(record)
+
+
+def _is_comparable(job: ChatJob) -> bool:
+    """Return whether the answer can be repeated with and without demonstrations: the options of the
+    request choose neither the tier nor to retrieve none."""
+    return job.overrides.retrieve and job.overrides.tier is None
 
 
 async def _in_span(name: str, work: Awaitable[None]) -> None:

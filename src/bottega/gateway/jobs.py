@@ -9,7 +9,7 @@ from bottega.gateway.calls import Bill
 from bottega.gateway.ports import RequestRecord, Tenant, UpstreamCall
 from bottega.gateway.requests import Overrides
 from bottega.image import Image
-from bottega.openai_api.request import ChatRequest
+from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import to_chunks
 from bottega.pipeline import Pipeline
@@ -44,15 +44,22 @@ class ChatJob:
             and self.request.body.get("n") in (None, 1)
         )
 
+    @property
+    def asks(self) -> Mapping[str, Body]:
+        """Fields by tier that report the confidence of an answer which may escalate."""
+        return self.query.tenant.asks if self.query is not None and self.escalates else {}
+
 
 @dataclass(slots=True)
 class TenantQuery:
-    """Query of a request and the tenant whose examples it may get. `images` are all images of the
-    request by URL."""
+    """Query of a request and the tenant whose examples it may get, as the variant of the request
+    sees it. `images` are all images of the request by URL. `opened` is the tenant that the pool
+    returned, which keeps the namespace open."""
 
     query: Query
     tenant: Tenant
     images: Mapping[str, Image]
+    opened: Tenant
 
     @property
     def pipeline(self) -> Pipeline:

@@ -69,18 +69,16 @@ class Upstream(Protocol):
 
 @dataclass(frozen=True)
 class ServedTier:
-    """A tier as the gateway calls it. `asks` are fields that report the confidence of an answer,
-    such as `logprobs` or `n`, sent where the answer may escalate. `extra` are the operator's
-    fields, which override the client's. A request without a token limit gets `max_tokens`; if that
-    is None, it is expected to generate at most `output_tokens`. `prompt` is set for the tiers of a
-    user's pipeline; without it the demonstrations become turns before the client's own. With
-    `reasons`, the tier is instructed to reason before its answers. With `search`, a tree search
-    selects its demonstrations. With `passages`, it reads them as a KV prefix."""
+    """A tier as the gateway calls it. `extra` are the operator's fields, which override the
+    client's. A request without a token limit gets `max_tokens`; if that is None, it is expected to
+    generate at most `output_tokens`. `prompt` is set for the tiers of a user's pipeline; without it
+    the demonstrations become turns before the client's own. With `reasons`, the tier is instructed
+    to reason before its answers. With `search`, a tree search selects its demonstrations. With
+    `passages`, it reads them as a KV prefix."""
 
     tier: Tier
     upstream: Upstream
     capabilities: TierCapabilities = TierCapabilities()
-    asks: Body = field(default_factory=dict)
     extra: Body = field(default_factory=dict)
     output_tokens: int = 4096
     max_tokens: int | None = None
@@ -166,7 +164,9 @@ class Tenant:
     where the gate of `pipeline` hides them: `ungated` shows them. `charge` is called with the cost
     of measurements, for a router that holds a budget. `best` returns the similarity of the nearest
     example found for a query, shown or not; `example` reads a stored one by its id, and `embed`
-    returns the vectors of queries by the embedder of the cache; both block."""
+    returns the vectors of queries by the embedder of the cache; both block. `asks` are fields that
+    report the confidence of an answer, such as `logprobs` or `n`, by tier. `variants` are the
+    tenant as the variants of an experiment see it, by id."""
 
     pipeline: Pipeline
     writer: ExampleWriter | None = None
@@ -177,6 +177,8 @@ class Tenant:
     best: Callable[[Query], float | None] = lambda query: None
     example: Callable[[str], Example | None] = lambda id: None
     embed: Callable[[Sequence[Query]], Vectors] | None = None
+    asks: Mapping[str, Body] = field(default_factory=dict)
+    variants: Mapping[str, Tenant] = field(default_factory=dict)
 
 
 class Tenants(Protocol):

@@ -28,6 +28,7 @@ from bottega.knowledge.database import CloseOnExit
 from bottega.knowledge.embedders.names import note_of, open_embedder, packaged_name
 from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction, UsageBuffer
 from bottega.knowledge.index import Metric
+from bottega.knowledge.index_files import delete_index_files
 from bottega.knowledge.ports import Rows, VectorSearch
 from bottega.knowledge.reader import unknown_id_error
 from bottega.knowledge.records import RowMetadata, View, Views, is_text, to_json
@@ -367,6 +368,19 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         self._views.replace(name, view, self._rows.views())
         self._searcher.close_indexes()
         return done
+
+    def drop_view(self, name: str) -> None:
+        """Delete the vectors of a view, in all namespaces. Other handles that were opened with it
+        fail unless it is `optional`. Raises `SettingError` for the only view."""
+        stored = self._rows.views()
+        if stored.keys() == {name}:
+            raise SettingError(
+                f"the view {name!r} is the only one", hint="add another view with reindex first"
+            )
+        self._searcher.close_indexes()  # writes index files
+        if isinstance(self._rows, SqliteRows):
+            delete_index_files(self._rows, name)
+        self._rows.drop_view(name)
 
     def verify(
         self, *, deep: bool = False, repair: bool = False, stages: Stages = no_stages

@@ -161,12 +161,21 @@ def index_file_problems(rows: SqliteRows) -> Iterator[tuple[str, Path]]:
                 yield f"{path.name} does not match the rows", path
 
 
-def index_files(rows: SqliteRows) -> list[Path]:
-    """Return the files beside the database whose names match an index of one of its views."""
+def delete_index_files(rows: SqliteRows, view: str) -> None:
+    """Delete the index files of a view, in all namespaces."""
+    for path in index_files(rows, view):
+        with suppress(OSError):
+            path.unlink()
+
+
+def index_files(rows: SqliteRows, view: str | None = None) -> list[Path]:
+    """Return the files beside the database whose names match an index of this view, by default of
+    any of its views."""
     if rows.path == MEMORY:
         return []
     path = Path(rows.path)
-    views = "|".join(re.escape(row[0]) for row in rows.read("SELECT DISTINCT name FROM views"))
+    stored = [row[0] for row in rows.read("SELECT DISTINCT name FROM views")]
+    views = "|".join(map(re.escape, stored if view is None else [view]))
     # Other files beside the database belong to the user.
     ours = re.compile(
         rf"{re.escape(path.name)}\.({views})(\.[0-9a-f]{{12}})?"

@@ -223,10 +223,11 @@ SURROGATES = re.compile(r"[\ud800-\udfff]")
 @dataclass(frozen=True)
 class View:
     """Embedder of a named vector. `to_query` selects the content to embed; by default the example's
-    query."""
+    query. A knowledge base that lacks the vectors of an `optional` view is used without it."""
 
     embed: Embedder
     to_query: Callable[[Example], Query] | None = None
+    optional: bool = False
 
     def vectors(self, examples: Sequence[Example]) -> Vectors:
         """Return one finite row (n, dimension) per example. Raises `EmbeddingError`."""
@@ -267,6 +268,7 @@ class Views:
                 raise EmbedderMismatchError(first.fingerprint, embed.fingerprint)
             named = {name: self._bare}
         if stored:
+            named = {name: one for name, one in named.items() if name in stored or not one.optional}
             check_views(stored, {name: view.embed.fingerprint for name, view in named.items()})
         return named
 

@@ -79,6 +79,12 @@ class ViewRows(Database):
             connection.execute("INSERT INTO changes (op, key) VALUES ('view', 0)")
         return True
 
+    def drop_view(self, name: str) -> None:
+        """Delete the view and its vectors."""
+        with self.transaction() as connection:
+            _drop(connection, name, "number != ?", 0)  # numbers begin at 1
+            connection.execute("INSERT INTO changes (op, key) VALUES ('view', 0)")
+
     def checked_vectors(self, keys: Sequence[int], view: StoredView) -> dict[int, Vectors | None]:
         """Return the vector of each key, None if missing or damaged. Keys that another process has
         deleted since they were read are absent."""

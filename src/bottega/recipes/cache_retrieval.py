@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from bottega._util.identity import Exclude
 from bottega.errors import SettingError
@@ -97,8 +97,9 @@ class CacheRetrieval:
 
     `tokens` embeds for `hybrid`. `groups` is a fixed number of level-1 hashtags (10 in the paper's
     code); None adapts it to the best leave-one-out retrieval. With `group_images`, `hashtag` groups
-    images instead of questions: use it where all questions are equal. Raises `SettingError` if a
-    part is missing.
+    images instead of questions: use it where all questions are equal. `names` are the names of the
+    views in a knowledge base that several methods search, by their own names. Raises `SettingError`
+    if a part is missing.
     """
 
     name: RetrievalName
@@ -111,6 +112,7 @@ class CacheRetrieval:
     extract: KeywordExtractor = field(default_factory=lambda: TfidfKeywordExtractor(longest=1))
     groups: int | None = None
     group_images: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
     exclude: Exclude = "same-question"
     seed: int = 0
 
@@ -140,11 +142,16 @@ class CacheRetrieval:
         return self.average or DualEmbedder(self.image, self.text)
 
     def views(self) -> dict[str, View]:
-        """Return the views of the knowledge base; the first one is searched."""
+        """Return the views of the knowledge base, by their own names; the first one is searched."""
         views = {DEFAULT: View(self.embedder, self._cached_side())}
         if self.name in GROUPED:
             views[HASHTAGS] = self._hashtags()
         return views
+
+    @property
+    def _searched(self) -> str | None:
+        """Name of the searched view, None for the first one of the knowledge base."""
+        return self.names.get(DEFAULT)
 
     def _hashtags(self) -> View:
         """Return the view of the level-2 hashtags."""
@@ -156,11 +163,11 @@ class CacheRetrieval:
     def retriever(self, knowledge: KnowledgeBase, within: Sequence[str] | None = None) -> Retriever:
         """Return the retriever over a knowledge base that was opened with `views`, or over its
         examples with the ids `within`. Blocks while it groups stored examples."""
-        search = partial(knowledge.search, exclude=self.exclude, within=within)
-        dense = DenseRetriever(search)
+        scope: dict[str, Any] = {"exclude": self.exclude, "within": within, "by": self._searched}
+        dense = DenseRetriever(partial(knowledge.search, **scope))
         match self.name:
             case "crossed":
-                nearest = partial(knowledge.nearest, exclude=self.exclude, within=within)
+                nearest = partial(knowledge.nearest, **scope)
                 return self._with_draft(CrossModalRetriever(self.embedder, nearest))
             case "probe":
                 return self._with_draft(dense)
@@ -221,16 +228,17 @@ class CacheRetrieval:
             found = knowledge.get_many(ids)
             return text.embed([Query(response_text(one) or one.query.text) for one in found])
 
-        count = LeaveOneOutGroupCount(knowledge.vectors, responses, seed=self.seed)
+        vectors = partial(knowledge.vectors, by=self._searched)
+        count = LeaveOneOutGroupCount(vectors, responses, seed=self.seed)
         groups, adapt = (count, True) if self.groups is None else (self.groups, False)
         changes: ChangeReader = knowledge.changes
         if within is not None:
             changes = StaticExamples(_Subset(knowledge, within)).changes
         retrieve = HashtagRetriever(
             changes,
-            partial(knowledge.vectors, by=HASHTAGS),
+            partial(knowledge.vectors, by=self.names.get(HASHTAGS, HASHTAGS)),
             self._hashtags().embed,
-            partial(knowledge.search, exclude=self.exclude),
+            partial(knowledge.search, exclude=self.exclude, by=self._searched),
             HashtagTree(groups, adapt=adapt, seed=self.seed),
         )
         if len(knowledge) if within is None else within:

@@ -23,12 +23,14 @@ from bottega.ui.sessions import ConsoleUser
 @dataclass(frozen=True)
 class Settings:
     """Options of one question: model id, number of demonstrations (None: the tier's), whether the
-    cache is searched, and whether the answer is stored."""
+    cache is searched, and whether the answer is stored. With `variant`, retrieval and router are
+    those of a variant of the experiment."""
 
     model: str = "bottega"
     shots: int | None = None
     retrieve: bool = True
     store: bool = False
+    variant: str = ""
 
     def headers(self, namespace: str) -> dict[str, str]:
         """Return the request headers. Exact repeats are never replayed."""
@@ -56,9 +58,10 @@ class Outcome:
 
 @dataclass
 class _TracedTenants:
-    """Tenants whose pipelines also append to `traces`."""
+    """Tenants, as a variant sees them, whose pipelines also append to `traces`."""
 
     tenants: Tenants
+    variant: str = ""
     traces: list[Trace] = field(default_factory=list)
     # The pool closes a namespace when nothing holds its tenant.
     _held: list[Tenant] = field(default_factory=list)
@@ -66,8 +69,9 @@ class _TracedTenants:
     async def open(self, namespace: str, /) -> Tenant:
         tenant = await self.tenants.open(namespace)
         self._held.append(tenant)
-        record = CompositeRecorder(tenant.pipeline.record, self._record)
-        return replace(tenant, pipeline=replace(tenant.pipeline, record=record))
+        chosen = tenant.variants.get(self.variant, tenant)
+        record = CompositeRecorder(chosen.pipeline.record, self._record)
+        return replace(chosen, pipeline=replace(chosen.pipeline, record=record))
 
     async def _record(self, trace: Trace, /) -> None:
         self.traces.append(trace)
@@ -86,6 +90,19 @@ class GatewayClient:
     def models(self, user: ConsoleUser) -> list[str]:
         """Return the ids of the models that the user may request."""
         return self.gateway.models_of(user.account)
+
+    def variants(self) -> dict[str, str]:
+        """Return the variants with their own retrieval or router by id, and what they have."""
+        config = self.server.config
+        views = {
+            id: config.of_variant(one)
+            for id, one in config.experiment.variants.items()
+            if one.has_own_settings
+        }
+        return {
+            id: f"variant {id}: {one.cache.retrieve}, router {one.route.router}"
+            for id, one in views.items()
+        }
 
     def ask(
         self,
@@ -121,12 +138,13 @@ class GatewayClient:
             self.gateway.limits.check_size(len(raw))
             return raw
 
-        tenants = _TracedTenants(self.gateway.tenants)
+        tenants = _TracedTenants(self.gateway.tenants, settings.variant)
         protected = self.gateway.authenticate is not None
         gateway = replace(
             self.gateway,
             tenants=tenants,
             authenticate=(lambda _: user.account) if protected else None,
+            experiment=None,  # questions of the console are not part of it
         )
         record = RequestRecord(request_id())
         outcome = Outcome(settings, record)

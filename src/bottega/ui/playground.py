@@ -78,6 +78,7 @@ class PlaygroundPage:
             {
                 "title": "Playground",
                 "models": self.client.models(visit.user),
+                "variants": self.client.variants(),
                 "results": results,
                 "added": added,
                 "can_add": visit.user.can_store and self.open_base is not None,
@@ -94,6 +95,7 @@ def _settings(visit: Visit, column: str) -> Settings:
     return Settings(
         visit.value(f"model_{column}", "bottega"),
         visit.number(f"shots_{column}", 0, most=MAX_SHOTS) if shots else None,
-        retrieve=visit.value(f"retrieve_{column}") != "no",
+        retrieve=(retrieve := visit.value(f"retrieve_{column}")) != "no",
         store=bool(visit.value("store")),
+        variant=retrieve,
     )

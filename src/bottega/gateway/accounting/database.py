@@ -81,7 +81,8 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class ShadowSample:
     """Shadow sample: the agreement of an answer with the master's, from 0 to 1, with and without
-    demonstrations."""
+    demonstrations. `retrieve` is the retrieval method of a variant of an experiment that differs
+    from the gateway's, or "none" if the question had no demonstrations."""
 
     time: float
     request_id: str
@@ -90,6 +91,7 @@ class ShadowSample:
     with_score: float
     without_score: float
     id: str = ""  # as of an entry
+    retrieve: str = ""
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,7 @@ def shadow_row(shadow: ShadowSample) -> tuple[Value, ...]:
         _finite(shadow.similarity) or 0.0,
         _finite(shadow.with_score) or 0.0,
         _finite(shadow.without_score) or 0.0,
+        text_of(shadow.retrieve),
     )
 
 

@@ -193,12 +193,12 @@ class Ledger:
         self._rows.add_shadow(replace(shadow, id=self._file.new_id()))
         self._writer.wake()
 
-    def set_gate(self, namespace: str, state: str) -> None:
-        """Store a gate's state, a JSON text. Does not block."""
-        self._set_note(GATE + namespace, state)
+    def set_gate(self, namespace: str, state: str, retrieve: str = "") -> None:
+        """Store the state of a gate, a JSON text; `retrieve` as of its samples. Does not block."""
+        self._set_note(_gate_note(namespace, retrieve), state)
 
-    def gate(self, namespace: str) -> str | None:
-        return self._note(GATE + namespace)
+    def gate(self, namespace: str, retrieve: str = "") -> str | None:
+        return self._note(_gate_note(namespace, retrieve))
 
     def set_repeat(self, key: str, example: str) -> None:
         """Record the id of the stored answer to the request with this `exact_key`. Does not
@@ -390,6 +390,11 @@ class Ledger:
             self.delete_old_repeats()
         if self._keep_days is not None:
             self.prune(self._keep_days)
+
+
+def _gate_note(namespace: str, retrieve: str) -> str:
+    """Return the name of the note with the state of a gate."""
+    return f"{GATE}{namespace}" if not retrieve else f"{retrieve}-{GATE}{namespace}"
 
 
 def _end(waiters: Sequence[WriteCallback], error: BaseException | None) -> None:

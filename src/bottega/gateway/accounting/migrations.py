@@ -26,7 +26,7 @@ FIRST_COLUMNS = {
 }
 VARIANT_COLUMNS = {**FIRST_COLUMNS, "variant": "text"}
 ENTRY_COLUMNS = {**VARIANT_COLUMNS, "reason": "text"}
-SHADOW_COLUMNS = {
+FIRST_SHADOW_COLUMNS = {
     "time": "double precision",
     "request_id": "text",
     "namespace": "text",
@@ -35,6 +35,7 @@ SHADOW_COLUMNS = {
     "without_score": "double precision",
     "id": "text",
 }
+SHADOW_COLUMNS = {**FIRST_SHADOW_COLUMNS, "retrieve": "text"}
 # Sorted as in SQLite, so reports of both have the same figures.
 TYPES = {"text": 'text COLLATE "C"'}
 NULLABLE = ("similarity", "cost_usd")
@@ -101,7 +102,7 @@ CREATE TABLE gateway_spending (
 );
 CREATE TABLE gateway_notes (name text PRIMARY KEY, value text NOT NULL);
 CREATE TABLE gateway_shadows (
-    {_columns(SHADOW_COLUMNS)}, PRIMARY KEY (id),
+    {_columns(FIRST_SHADOW_COLUMNS)}, PRIMARY KEY (id),
     transaction bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
     number bigint GENERATED ALWAYS AS IDENTITY
 );
@@ -345,10 +346,14 @@ ALTER TABLE gateway_entries ADD COLUMN reason text NOT NULL DEFAULT '';
 {_write(ENTRY_COLUMNS)}
 """
 
+SHADOW_RETRIEVAL = """
+ALTER TABLE gateway_shadows ADD COLUMN retrieve text COLLATE "C" NOT NULL DEFAULT '';
+"""
+
 GATEWAY_TABLES = PostgresKind(
     "gateway",
     migrations=(
         *(FIRST, LIMITS, REPEATS, _write(FIRST_COLUMNS)),
-        *(FEEDBACK, RESPONSES, ACCOUNTS, VARIANTS, WITHOUT_IDS, REASONS),
+        *(FEEDBACK, RESPONSES, ACCOUNTS, VARIANTS, WITHOUT_IDS, REASONS, SHADOW_RETRIEVAL),
     ),
 )

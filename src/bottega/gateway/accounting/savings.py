@@ -176,7 +176,7 @@ def _wald(values: Floats, added: Mapping[float, float]) -> Estimate:
 
 # Up to this many master answers in a namespace each cost is read; above, only their sums.
 MAX_EXACT_COSTS = 2_000
-SHADOWS = "SELECT with_score, without_score FROM shadows WHERE {where}"
+SHADOWS = "SELECT with_score, without_score FROM shadows WHERE {where} AND retrieve != 'none'"
 # Times of the first and the last entry; each subquery uses an index.
 PERIOD = """
 SELECT (SELECT time FROM entries WHERE {where} ORDER BY time LIMIT 1),

@@ -234,20 +234,21 @@ class EntryTables:
         return len(rows)
 
     def shadows_after(
-        self, namespace: str, cursor: tuple[int, int], limit: int
+        self, namespace: str, retrieve: str, cursor: tuple[int, int], limit: int
     ) -> list[tuple[int, int, float, float, float]]:
-        """Return up to `limit` samples after a cursor: transaction, row number, similarity and both
-        scores. The order is the same for all readers: a transaction is read once all earlier ones
-        have ended, because row numbers are not in commit order."""
+        """Return up to `limit` samples of a retrieval method after a cursor: transaction, row
+        number, similarity and both scores. The order is the same for all readers: a transaction is
+        read once all earlier ones have ended, because row numbers are not in commit order."""
         return [
             tuple(row)
             for row in self._pool.fetch(
                 "SELECT transaction, number, similarity, with_score, without_score"
                 " FROM gateway_shadows WHERE namespace = $1 AND (transaction, number) > ($2, $3)"
                 " AND transaction < pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-                " ORDER BY transaction, number LIMIT $4",
+                " AND retrieve = $4 ORDER BY transaction, number LIMIT $5",
                 namespace,
                 *cursor,
+                retrieve,
                 limit,
             )
         ]
@@ -288,7 +289,8 @@ def _other_rows(batch: LedgerBatch) -> Iterator[tuple[str, Sequence[object]]]:
     if batch.lost:
         yield LOST, (str(batch.lost),)
     if batch.shadows:
-        shadows = [(*shadow_row(one), one.id) for one in batch.shadows]
+        rows = ((shadow_row(one), one.id) for one in batch.shadows)
+        shadows = [(*row, id, retrieve) for (*row, retrieve), id in rows]
         yield SHADOWS, [*zip(*shadows, strict=True)]
 
 

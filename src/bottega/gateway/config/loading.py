@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bottega._util.settings import (
     SettingPath,
@@ -16,13 +16,23 @@ from bottega._util.settings import (
     read_settings,
     read_toml,
 )
+from bottega.gateway.config.checks import (
+    VARIABLE,
+    WITHOUT_SIMILARITY,
+    check_cache_settings,
+    check_hosts,
+    check_route,
+    check_shadow,
+    check_similarities,
+    check_state,
+    check_tiers,
+)
 from bottega.gateway.config.settings import (
     VIRTUAL,
     BatchSettings,
     CacheSettings,
     Config,
     ConsoleSettings,
-    ExperimentSettings,
     FeedbackSettings,
     KeySettings,
     LimitSettings,
@@ -34,32 +44,24 @@ from bottega.gateway.config.settings import (
     StateSettings,
     TelemetrySettings,
     TraceSettings,
-    is_server_url,
     reject_secrets,
-    sample_url,
 )
 from bottega.gateway.config.tiers import TierSettings
+from bottega.gateway.config.variants import (
+    ExperimentSettings,
+    RouterSettings,
+    VariantCacheSettings,
+    VariantSettings,
+)
 from bottega.gateway.experiments import has_only_variant_options, read_variant
-from bottega.gateway.requests import has_port
 from bottega.naming import COMPLETIONS, REMOTE
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import SERVICE_TIER
-from bottega.reranking.selection import MAX_SHOWN
 
-# Settings that each router reads, and those of which it needs exactly one.
-PARAMETERS = {
-    "fixed": ("tier",),
-    "random": ("master_rate", "seed"),
-    "budget": ("usd_per_1k", "seed"),
-    "coverage": ("min_similarity", "master_rate", "seed"),
-    "confidence": ("min_confidence", "samples"),
+VARIANT_SECTIONS: dict[str, type[VariantCacheSettings | RouterSettings]] = {
+    "cache": VariantCacheSettings,
+    "route": RouterSettings,
 }
-NEEDED = {
-    "budget": ("usd_per_1k",),
-    "coverage": ("min_similarity", "master_rate"),
-    "confidence": ("min_confidence",),
-}
-SAMPLES = {"usd_per_1k": 1.0, "min_similarity": 0.8, "min_confidence": 0.7}
+Route = TypeVar("Route", bound=RouterSettings)
 SECTIONS: dict[str, type] = {
     "gateway": ServerSettings,
     "route": RouteSettings,
@@ -87,9 +89,7 @@ RENAMED = {
 MASTER_RATE = 0.2
 # A cosine: three of four unrelated texts are below it, but hardly any two images.
 MIN_SIMILARITY = 0.3
-WITHOUT_SIMILARITY = ("bm25", "hybrid")
 TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 EXAMPLE = "examples/bottega.toml describes every setting"
 
 
@@ -112,32 +112,76 @@ def _build(document: dict[str, object], file: str) -> Config:
             kind, document.get(name, {}), path / name, renamed=RENAMED.get(name, {})
         )
         for name, kind in SECTIONS.items()
+        if kind is not ExperimentSettings
     }
+    sections["experiment"] = _experiment(document.get("experiment", {}), path / "experiment")
     config = Config(file, _tiers(document.get("tiers"), path / "tiers"), **sections)
-    config = replace(config, route=_default_route(config))
-    if config.cache.min_similarity is None and config.cache.retrieve not in WITHOUT_SIMILARITY:
-        # Unrelated examples reduce accuracy. Scores without a fixed scale get no threshold.
-        config = replace(config, cache=replace(config.cache, min_similarity=MIN_SIMILARITY))
-    _check_route(config, as_table(document.get("route", {}), path / "route"), path / "route")
-    _check_hosts(config, path)
-    _check_tiers(config, path)
-    _check_retrieval(config, path)
-    _check_cache(config, path / "cache")
-    _check_state(config, path / "state")
+    config = _with_defaults(config)
+    check_route(config, as_table(document.get("route", {}), path / "route"), path / "route")
+    check_hosts(config, path)
+    check_tiers(config, path)
+    check_similarities(config, path)
+    check_shadow(config, path)
+    check_cache_settings(config, path / "cache")
+    check_state(config, path / "state")
     _check_experiment(config, path / "experiment")
     config.check_public()
     return config
 
 
-def _default_route(config: Config) -> RouteSettings:
+def _with_defaults(config: Config) -> Config:
+    """Set the defaults that depend on other settings, also of variants."""
+    route, cache, given = config.route, config.cache, config.experiment
+    least = _default_similarity(cache.retrieve, cache.min_similarity)
+    cache = replace(cache, min_similarity=least)
+
+    def resolved(variant: VariantSettings) -> VariantSettings:
+        own = variant.cache
+        if own is not None:
+            retrieve, least = own.retrieve or cache.retrieve, own.min_similarity
+            if least is None and retrieve == cache.retrieve:
+                least = cache.min_similarity
+            own = VariantCacheSettings(retrieve, _default_similarity(retrieve, least))
+        routed = variant.route and _default_route(variant.route, config)
+        return replace(variant, cache=own, route=routed)
+
+    experiment = replace(given, a=resolved(given.a), b=resolved(given.b))
+    route = _default_route(route, config)
+    return replace(config, route=route, cache=cache, experiment=experiment)
+
+
+def _default_route(route: Route, config: Config) -> Route:
     """Return the route with defaults: one tier answers every query, several are chosen at
     random."""
-    route = config.route
     if route.router is None:
         route = replace(route, router="random" if len(config.tiers) > 1 else "fixed")
     if route.router == "random" and route.master_rate is None:
         route = replace(route, master_rate=MASTER_RATE)
     return route
+
+
+def _default_similarity(retrieve: str, least: float | None) -> float | None:
+    """Return the threshold of examples. Unrelated ones reduce accuracy. Scores without a fixed
+    scale get no threshold."""
+    return MIN_SIMILARITY if least is None and retrieve not in WITHOUT_SIMILARITY else least
+
+
+def _experiment(table: object, path: SettingPath) -> ExperimentSettings:
+    entries = dict(as_table(table, path))
+    variants = {name: _variant(entries.pop(name, ""), path / name) for name in ("a", "b")}
+    return read_settings(ExperimentSettings, entries, path, **variants)
+
+
+def _variant(value: object, path: SettingPath) -> VariantSettings:
+    if isinstance(value, str):
+        return VariantSettings(value)
+    entries = dict(as_table(value, path))
+    own = {
+        name: read_settings(kind, entries.pop(name), path / name)
+        for name, kind in VARIANT_SECTIONS.items()
+        if name in entries
+    }
+    return read_settings(VariantSettings, entries, path, **own)
 
 
 def _tiers(table: object, path: SettingPath) -> tuple[TierSettings, ...]:
@@ -189,147 +233,6 @@ def _check_price(price: object, path: SettingPath) -> None:
         )
 
 
-def _check_route(config: Config, given: Iterable[str], path: SettingPath) -> None:
-    by, names = str(config.route.router), [tier.name for tier in config.tiers]
-    for other, parameters in PARAMETERS.items():
-        for name in parameters:
-            if name in given and name not in PARAMETERS[by]:
-                raise (path / name).error(
-                    f"is not a setting of the route {by!r}",
-                    hint=f'write router = "{other}", or remove {name}',
-                )
-    if config.route.tier is not None and config.route.tier not in names:
-        problem = f"is not one of the tiers, got {config.route.tier!r}"
-        raise (path / "tier").error(problem, hint=f"use {', '.join(names)}")
-    needed = NEEDED.get(by, ())
-    if needed and (count := len(set(given) & set(needed))) != 1:
-        raise path.error(
-            f"router {by!r} needs {'either ' * (len(needed) > 1)}{' or '.join(needed)}"
-            f"{', not both' * (count > 1)}",
-            hint="remove one of them" if count else f"write {needed[0]} = {SAMPLES[needed[0]]}",
-        )
-    if by != "fixed" and len(names) == 1:
-        raise (path / "router").error("needs several tiers, got 1", hint='write router = "fixed"')
-
-
-def _check_hosts(config: Config, path: SettingPath) -> None:
-    if config.limits.fetch_hosts and not config.limits.fetch_images:
-        raise (path / "limits" / "fetch_hosts").error(
-            "has no effect while images are not fetched", hint="write fetch_images = true"
-        )
-    for host in config.gateway.allowed_hosts:
-        if has_port(host):
-            raise (path / "gateway" / "allowed_hosts").error(
-                f"contains a port, got {host!r}", hint="write the name only, without the port"
-            )
-    if config.gateway.metrics_port and config.gateway.metrics_port == config.gateway.port:
-        raise (path / "gateway" / "metrics_port").error(
-            f"must differ from gateway.port, got {config.gateway.metrics_port}",
-            hint="use another port, such as 9100",
-        )
-
-
-def _check_tiers(config: Config, path: SettingPath) -> None:
-    names = {"*", *(tier.name for tier in config.tiers)}
-    if not names.issuperset(config.keys.tiers):
-        raise (path / "keys" / "tiers").error(
-            f"must be tiers of this file, got {', '.join(config.keys.tiers)}",
-            hint=f"use {', '.join(sorted(names))}",
-        )
-    if SERVICE_TIER in config.limits.fields:
-        raise (path / "limits" / "fields").error(
-            f"must not contain {SERVICE_TIER}: its prices are not published",
-            hint='give a tier extra_body = { service_tier = "flex" } and its price',
-        )
-    for tier in config.tiers:
-        if SERVICE_TIER in tier.extra_body and tier.price is None:
-            raise (path / "tiers" / tier.name / "price").error(
-                f"is missing: published prices do not depend on {SERVICE_TIER}",
-                hint="set price = [1.0, 4.0], in US dollars per million tokens",
-            )
-        _check_search(config, tier, path / "tiers" / tier.name)
-        _check_passages(config, tier, path / "tiers" / tier.name)
-
-
-def _check_search(config: Config, tier: TierSettings, path: SettingPath) -> None:
-    if tier.search == "none":
-        defaults = TierSettings(tier.name, tier.model)
-        for name in ("search_calls", "search_tokens", "search_seconds"):
-            if getattr(tier, name) != getattr(defaults, name):
-                raise (path / name).error(
-                    "has no effect without a search", hint='write search = "rcts"'
-                )
-        return
-    if not config.shots(tier):
-        raise (path / "search").error(
-            "needs demonstrations, and the tier has 0 shots", hint="write shots = 3"
-        )
-    if config.shots(tier) > MAX_SHOWN:
-        raise (path / "shots").error(
-            f"must be at most {MAX_SHOWN} with a search, got {config.shots(tier)}",
-            hint="write shots = 3",
-        )
-    if config.route.samples is not None:
-        raise (path / "search").error(
-            "must not be set together with route.samples: each completion would be sampled"
-            f" {config.route.samples} times",
-            hint="remove route.samples; the confidence is then the reply's probability",
-        )
-
-
-def _check_passages(config: Config, tier: TierSettings, path: SettingPath) -> None:
-    if tier.passages is None:
-        if tier.compressor is not None:
-            raise (path / "compressor").error(
-                "has no effect without passages",
-                hint='write passages = "FOLDER", a store of bottega compress build',
-            )
-        return
-    if tier.is_remote:
-        raise (path / "passages").error(
-            "needs a model in this process: a KV prefix cannot be sent over HTTP",
-            hint='write model = "bundled", or a Hugging Face id or folder',
-        )
-    if tier.search != "none":
-        raise (path / "passages").error(
-            "must not be set together with a search", hint="remove passages or search"
-        )
-    if not config.shots(tier):
-        raise (path / "passages").error(
-            "are not read, since the tier has 0 shots", hint="write shots = 5"
-        )
-
-
-def _check_retrieval(config: Config, path: SettingPath) -> None:
-    scale = config.cache.retrieve not in WITHOUT_SIMILARITY
-    for section, number in (
-        ("cache", config.cache.min_similarity),
-        ("route", config.route.min_similarity),
-    ):
-        if not scale and number is not None:
-            raise (path / section / "min_similarity").error(
-                f"needs similarities, and {config.cache.retrieve} has none",
-                hint='write retrieve = "nearest"',
-            )
-    if config.shadow.gate and not config.shadow.rate:
-        raise (path / "shadow" / "gate").error(
-            "needs shadow samples, and shadow.rate is 0",
-            hint="write rate = 0.02 to compare one answer in fifty",
-        )
-
-
-def _check_state(config: Config, path: SettingPath) -> None:
-    state = config.state
-    for name in ("database", "redis"):
-        _check_server(state, name, path)
-    has_redis = state.redis is not None or state.redis_env is not None
-    if has_redis and not state.is_shared:
-        raise (path / "redis").error(
-            "needs a database, which stores accounts and spending",
-            hint=f'write database = "{sample_url("database")}"',
-        )
-
-
 def tier_of_model(tiers: Sequence[TierSettings], aliases: Collection[str] = ()) -> dict[str, str]:
     """Return the tier of each model name; "" means that the router chooses."""
     names = [VIRTUAL, *sorted(aliases)]
@@ -347,50 +250,39 @@ def _check_experiment(config: Config, path: SettingPath) -> None:
             f"is not a valid name, got {given.name[:64]!r}",
             hint="use up to 32 lower-case letters, digits, - and _",
         )
-    variants = []
-    for name, text in (("a", given.a), ("b", given.b)):
-        try:
-            variants.append(read_variant(text, tier_of_model(config.tiers)))
-        except ApiError as error:
-            raise (path / name).error(str(error), hint=error.hint) from error
-        if not has_only_variant_options(variants[-1]):
-            raise (path / name).error(
-                f"must not set namespace, no-store or no-replay, got {text!r}",
-                hint="use route, shots, master-rate and no-retrieve",
-            )
-    if variants[0] == variants[1]:
+    a = _checked_variant(config, given.a, path / "a")
+    if a == _checked_variant(config, given.b, path / "b"):
         raise (path / "b").error("must differ from a", hint='write b = "shots=4"')
 
 
-def _check_cache(config: Config, path: SettingPath) -> None:
-    cache = config.cache
-    _check_server(cache, "database", path)
-    if cache.file is not None and (cache.database or cache.database_env):
-        raise (path / "file").error(
-            "must not be set together with a database",
-            hint="remove file, or database and database_env",
+def _checked_variant(
+    config: Config, variant: VariantSettings, path: SettingPath
+) -> tuple[object, ...]:
+    """Return all settings of a variant. Raises `SettingError`."""
+    own = config.of_variant(variant)
+    options_path = path / "options" if variant.has_own_settings else path
+    try:
+        options = read_variant(variant.options, tier_of_model(config.tiers))
+    except ApiError as error:
+        raise options_path.error(str(error), hint=error.hint) from error
+    if not has_only_variant_options(options):
+        raise options_path.error(
+            f"must not set namespace, no-store or no-replay, got {variant.options!r}",
+            hint="use route, shots, master-rate and no-retrieve",
         )
-    _check_server(cache, "vectors", path)
-    if (cache.vectors or cache.vectors_env) and not (cache.database or cache.database_env):
-        raise (path / "vectors").error(
-            "needs a database, which stores the examples",
-            hint=f'write database = "{sample_url("database")}", or remove vectors',
+    if variant.route is not None:
+        if options.tier is not None or options.master_rate is not None:
+            raise options_path.error(
+                f"must not contain route or master-rate: {path.key}.route chooses the tier",
+                hint=f"remove [{path.key}.route], or route and master-rate",
+            )
+        defaults = vars(RouterSettings())
+        given = [name for name, value in vars(variant.route).items() if value != defaults[name]]
+        check_route(own, given, path / "route")
+    if variant.cache is not None and not options.retrieve:
+        raise options_path.error(
+            f"must not contain no-retrieve: {path.key}.cache sets the retrieval",
+            hint=f"remove [{path.key}.cache], or no-retrieve",
         )
-
-
-def _check_server(settings: StateSettings | CacheSettings, name: str, path: SettingPath) -> None:
-    """Raise `SettingError` if the setting `name` is not a URL or is also set as a variable."""
-    url, variable = getattr(settings, name), getattr(settings, f"{name}_env")
-    if url is not None and variable is not None:
-        raise (path / name).error(
-            f"must not be set together with {name}_env", hint=f"remove {name} or {name}_env"
-        )
-    if url is not None and not is_server_url(name, url):
-        raise (path / name).error(
-            "is not the URL of a supported server", hint=f'write {name} = "{sample_url(name)}"'
-        )
-    if variable is not None and not VARIABLE.fullmatch(variable):
-        raise (path / f"{name}_env").error(
-            "must be the name of an environment variable",
-            hint=f'write {name}_env = "BOTTEGA_{name.upper()}"',
-        )
+    check_similarities(own, path)
+    return options, own.cache, own.route

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,14 @@ from bottega._util.settings import FilePath, SettingPath, TextList
 from bottega._util.valkey import is_valkey_url
 from bottega.errors import SettingError
 from bottega.gateway.config.tiers import TierSettings
+from bottega.gateway.config.variants import (
+    Cosine,
+    ExperimentSettings,
+    Fraction,
+    Retrieve,
+    RouterSettings,
+    VariantSettings,
+)
 from bottega.knowledge.milvus.url import is_milvus_url
 from bottega.openai_api.endpoint import is_loopback
 
@@ -25,8 +33,6 @@ SECRET = re.compile(
     r"|\b[Bb]earer\s+\S{8,}|://[^/@\s]+@"
 )
 Port = Annotated[int, Field(ge=0, le=65535)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Cosine = Annotated[float, Field(ge=-1, le=1)]
 
 
 SECRET_HINT = (
@@ -85,18 +91,10 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
-class RouteSettings:
+class RouteSettings(RouterSettings):
     """[route]: choice of the tier. The first `cold_start` queries of a namespace go to the master.
     `fallback` selects the tiers that may answer for a tier that failed."""
 
-    router: Literal["fixed", "random", "budget", "coverage", "confidence"] | None = None
-    tier: str | None = None
-    master_rate: Fraction | None = None
-    seed: NonNegativeInt = 0
-    usd_per_1k: PositiveFloat | None = None
-    min_similarity: Cosine | None = None
-    min_confidence: Fraction | None = None
-    samples: Annotated[int, Field(ge=2, le=16)] | None = None
     cold_start: NonNegativeInt = 0
     fallback: Literal["any", "up", "never"] = "any"
 
@@ -119,19 +117,7 @@ class CacheSettings:
     vectors_env: str | None = None
     embed: str = "dual"
     embed_text: str = "words"
-    retrieve: Literal[
-        "nearest",
-        "image",
-        "text",
-        "dual",
-        "crossed",
-        "probe",
-        "keywords",
-        "hashtag",
-        "keyword-hashtag",
-        "bm25",
-        "hybrid",
-    ] = "nearest"
+    retrieve: Retrieve = "nearest"
     groups: PositiveInt | None = None
     capacity: PositiveInt | None = 100_000
     evict: Literal[
@@ -275,17 +261,6 @@ class ResponseSettings:
 
 
 @dataclass(frozen=True)
-class ExperimentSettings:
-    """[experiment]: split of requests between the options `a` and `b`, off without a `name`."""
-
-    name: str | None = None
-    unit: Literal["question", "user", "account", "namespace"] = "question"
-    share: Fraction = 0.5
-    a: str = ""
-    b: str = ""
-
-
-@dataclass(frozen=True)
 class StateSettings:
     """[state]: servers that several gateways share, as URLs or as names of environment variables
     with URLs, which may contain passwords. By default, state is in this process and in files of
@@ -370,7 +345,7 @@ class Config:
     console: ConsoleSettings = ConsoleSettings()
     feedback: FeedbackSettings = FeedbackSettings()
     responses: ResponseSettings = ResponseSettings()
-    experiment: ExperimentSettings = ExperimentSettings()
+    experiment: ExperimentSettings = field(default_factory=ExperimentSettings)
 
     @property
     def master(self) -> TierSettings:
@@ -388,6 +363,12 @@ class Config:
         """Return the number of demonstrations for a tier."""
         default = 0 if tier.name in self.stored_tiers else 1
         return default if tier.shots is None else tier.shots
+
+    def of_variant(self, variant: VariantSettings) -> Config:
+        """Return the configuration with the cache and route settings of a variant."""
+        cache = {} if variant.cache is None else vars(variant.cache)
+        route = {} if variant.route is None else vars(variant.route)
+        return replace(self, cache=replace(self.cache, **cache), route=replace(self.route, **route))
 
     @property
     def keys_required(self) -> bool:

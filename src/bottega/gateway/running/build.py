@@ -33,7 +33,8 @@ from bottega.gateway.requests import Fetch, Limits
 from bottega.gateway.response_cache import BodyCache, ReplyCache, StoredReplies
 from bottega.gateway.response_store import ResponseStore
 from bottega.gateway.running.cache_views import check_cache
-from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
+from bottega.gateway.running.caches import NamespaceOpener
+from bottega.gateway.running.namespace_pool import NamespacePool
 from bottega.gateway.running.server import GatewayServer, TenantPool
 from bottega.gateway.running.tiers import PipelineTenantPool, TierSet, build_tiers, pipeline_tiers
 from bottega.gateway.state.shared import SharedState, check_redis
@@ -296,8 +297,9 @@ def build_experiment(config: Config) -> Experiment | None:
     given, tiers = config.experiment, tier_of_model(config.tiers)
     if given.name is None:
         return None
-    a, b = (read_variant(text, tiers) for text in (given.a, given.b))
-    return Experiment(given.name, given.unit, given.share, a, b)
+    a, b = (read_variant(one.options, tiers) for one in (given.a, given.b))
+    own = (repr((given.a.cache, given.a.route)), repr((given.b.cache, given.b.route)))
+    return Experiment(given.name, given.unit, given.share, a, b, own)
 
 
 def _response_cache(config: Config) -> ResponseCache:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from bottega._util.event_loops import BACKGROUND_LOOP
@@ -16,9 +16,10 @@ from bottega.errors import (
     store_of_setting,
 )
 from bottega.gateway.config.settings import Config
-from bottega.knowledge import KnowledgeBase, View
+from bottega.gateway.running.retrievals import EXPERIMENT, Retrievals
+from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.embedders.names import NOTE, packaged_name
-from bottega.knowledge.records import DEFAULT
+from bottega.knowledge.records import DEFAULT, StoredView
 from bottega.naming import EMBEDDERS
 from bottega.recipes.cache_retrieval import BY_RESPONSE, CacheRetrieval
 from bottega.retrieval import tag_keywords
@@ -46,7 +47,8 @@ def check_cache(config: Config) -> None:
         store_of_setting(config.cache.database_setting),
         KnowledgeBase.open(location.target, None) as base,
     ):
-        stored, cache = next(iter(base.views().values()), None), config.cache
+        views = [one for name, one in base.views().items() if not name.startswith(EXPERIMENT)]
+        stored, cache = next(iter(views), None), config.cache
         if stored is None or cache.retrieve != NEAREST:
             return
         filled = base.note(NOTE) or packaged_name(stored.fingerprint)
@@ -63,27 +65,38 @@ def filled_with_error(config: Config, stored: str) -> SettingError:
     )
 
 
-def prepare_views(
-    file: StoreLocation, views: Mapping[str, View], retrieval: CacheRetrieval | None
-) -> None:
+def prepare_views(file: StoreLocation, retrievals: Retrievals) -> None:
     """Embed the stored examples again for views that `file` lacks, or that another retrieval
-    method filled. Blocks. Raises `SettingError` for a file with further views."""
+    method filled, and delete the views of earlier experiments. Blocks. Raises `SettingError` for a
+    file with further views."""
     if not file.may_hold_examples():
         return
-    name = NEAREST if retrieval is None else retrieval.name
     with KnowledgeBase.open(file.target, None) as base:
         stored, prepared = base.views(), base.note(PREPARED)
-        namespaces = list(base.namespaces())
-    if prepared == name or not stored or (retrieval is None and DEFAULT not in stored):
-        return
-    if more := stored.keys() - views.keys():
+    if not stored:
+        return  # the first example creates the views
+    has_parts = retrievals.main.parts is not None
+    name = retrievals.main.name if has_parts else NEAREST
+    if prepared != name and (has_parts or DEFAULT in stored):
+        _prepare_main(file, retrievals, [one for one in stored if not one.startswith(EXPERIMENT)])
+    try:
+        _prepare_variants(file, retrievals, stored)
+    except StoreReadOnlyError as error:
+        log.warning("variants of the experiment cannot search the cache: %s", error)
+
+
+def _prepare_main(file: StoreLocation, retrievals: Retrievals, stored: Collection[str]) -> None:
+    parts = retrievals.main.parts
+    name = NEAREST if parts is None else parts.name
+    views = {name: view for name, view in retrievals.views.items() if not view.optional}
+    if more := set(stored) - views.keys():
         raise SettingError(
             f"{file} has the view {min(more)!r}, which cache.retrieve does not fill",
             hint="set cache.retrieve to the method that filled it, or export it and import it into"
             " a new file",
         )
-    if retrieval is not None and retrieval.name in BY_RESPONSE:
-        _tag_all(file, namespaces, retrieval)
+    if parts is not None and name in BY_RESPONSE:
+        _tag_all(file, parts)
     own = {name: view for name, view in views.items() if name in stored}
     with KnowledgeBase.open(file.target, own) as base:
         if not all(base.is_made_by(*one) for one in own.items()):
@@ -95,7 +108,30 @@ def prepare_views(
             base.set_note(PREPARED, name)
 
 
-def _tag_all(file: StoreLocation, namespaces: list[str], retrieval: CacheRetrieval) -> None:
+def _prepare_variants(
+    file: StoreLocation, retrievals: Retrievals, stored: Mapping[str, StoredView]
+) -> None:
+    missing = {
+        name: view
+        for name, view in retrievals.views.items()
+        if view.optional
+        and (name not in stored or stored[name].fingerprint != view.embed.fingerprint)
+    }
+    if missing and retrievals.tagged_by is not None:
+        _tag_all(file, retrievals.tagged_by)
+    with KnowledgeBase.open(file.target, None) as base:
+        for name in stored:
+            if name.startswith(EXPERIMENT) and name not in retrievals.views:
+                log.info("deleting the view %s of %s: no variant searches it", name, file)
+                base.drop_view(name)
+        for name, view in missing.items():
+            log.info("embedding the examples of %s for the view %s of a variant", file, name)
+            base.reindex(name, view)
+
+
+def _tag_all(file: StoreLocation, retrieval: CacheRetrieval) -> None:
+    with KnowledgeBase.open(file.target, None) as base:
+        namespaces = list(base.namespaces())
     for namespace in namespaces:
         with KnowledgeBase.open(file.target, None, namespace=namespace) as base:
             examples = list(base)

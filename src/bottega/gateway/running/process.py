@@ -23,7 +23,12 @@ import uvicorn
 from bottega.errors import SettingError
 from bottega.gateway.config.loading import SECTIONS
 from bottega.gateway.config.settings import Config, ServerSettings
-from bottega.gateway.running.build import build_fetch, key_defaults, request_limits
+from bottega.gateway.running.build import (
+    build_experiment,
+    build_fetch,
+    key_defaults,
+    request_limits,
+)
 from bottega.gateway.running.server import Admission, Connection, GatewayServer, unmap_large_blocks
 from bottega.gateway.running.tiers import price_overrides
 from bottega.recording import PriceTable
@@ -255,6 +260,7 @@ ServerFactory = Callable[
 # Settings that need no restart, by section.
 RELOADED = {
     "gateway": ("max_concurrent", "allowed_hosts", "finish_seconds"),
+    "experiment": ("share",),
     "keys": ("max_concurrent", "tiers", "max_namespaces"),
     "limits": (
         *("messages", "text_characters", "images", "image_mb", "image_pixels", "request_pixels"),
@@ -282,6 +288,7 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
     gateway.allowed_hosts = applied.gateway.allowed_hosts
     gateway.more_fields = frozenset(applied.limits.fields)
     gateway.completer.finish_seconds = applied.gateway.finish_seconds
+    gateway.experiment = build_experiment(applied)
     gateway.access.defaults = key_defaults(applied)
     gateway_server.app.limit = applied.gateway.max_concurrent
     log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")

@@ -91,7 +91,9 @@ def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
     served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
     prices = PriceTable(price_overrides(config, served))
-    for one in served if config.route.router == "budget" else ():
+    configs = [config, *map(config.of_variant, config.experiment.variants.values())]
+    has_budget = any(one.route.router == "budget" for one in configs)
+    for one in served if has_budget else ():
         if prices(one.upstream.model, Usage(1, 1)) is None:
             raise SettingError(
                 f"{config.file}: router 'budget' needs the price of tiers.{one.name}",
@@ -99,6 +101,18 @@ def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
                 " tokens",
             )
     return TierSet(served, prices, tuple(filter(None, keys.values())))
+
+
+def confidence_fields(config: Config) -> dict[str, Body]:
+    """Return the request fields by tier that report the confidence of an answer."""
+    if config.route.router != "confidence":
+        return {}
+    fields: dict[str, Body] = {
+        tier.name: REMOTE_CONFIDENCE_FIELDS if tier.is_remote else LOCAL_CONFIDENCE_FIELDS
+        for tier in config.tiers[:-1]
+    }
+    samples = config.route.samples
+    return fields if samples is None else {name: {"n": samples} for name in fields}
 
 
 def pipeline_tiers(pipeline: Pipeline) -> TierSet:
@@ -158,10 +172,6 @@ def _served(tier: TierSettings, key: str, config: Config) -> ServedTier:
             generator = open_model(tier.model)
         sampling = Sampling(max_tokens=tier.max_tokens) if tier.max_tokens else None
         upstream = LocalUpstream(generator, sampling=sampling)
-    unsure = config.route.router == "confidence" and tier is not config.master
-    asks = REMOTE_CONFIDENCE_FIELDS if tier.is_remote else LOCAL_CONFIDENCE_FIELDS
-    if config.route.samples is not None:
-        asks = {"n": config.route.samples}
     search = _search_limits(tier, generator, config.file)
     passages = None
     if tier.passages is not None:
@@ -171,7 +181,6 @@ def _served(tier: TierSettings, key: str, config: Config) -> ServedTier:
         Tier(tier.name, generator, config.shots(tier)),
         upstream,
         TierCapabilities(tier.images, tier.takes_tools, tier.audio, tier.context, tier.image_urls),
-        asks if unsure else {},
         tier.extra_body,
         tier.output_tokens,
         tier.max_tokens,

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 BATCH = 200
+GateKey = tuple[str, str]  # namespace and retrieval method
 Cursor = tuple[int, int]
 SampleRow = tuple[int, int, float, float, float]
 START: Cursor = (0, 0)
@@ -42,22 +43,24 @@ class _TrackedGate:
 
 
 class SharedGates:
-    """Gates of all open namespaces. Each has read the ledger's samples up to a cursor. State and
-    cursor are stored, so a gateway that starts reads only newer samples."""
+    """Gates of all open namespaces, by retrieval method. Each has read the ledger's samples up to a
+    cursor. State and cursor are stored, so a gateway that starts reads only newer samples."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._outage = OutageLog(log)
-        self._tracked: dict[str, _TrackedGate] = {}
+        self._tracked: dict[GateKey, _TrackedGate] = {}
 
-    def open(self, namespace: str) -> BenefitGate:
-        """Return the gate of a namespace with all samples so far. Blocks. Raises `StoreError`."""
-        if namespace not in self._tracked:
-            tracked = self._stored(namespace)
-            while self._apply(tracked, self._read(namespace, tracked.cursor)):
+    def open(self, namespace: str, retrieve: str = "") -> BenefitGate:
+        """Return the gate of a namespace with all samples so far; `retrieve` as of a
+        `ShadowSample`. Blocks. Raises `StoreError`."""
+        key = namespace, retrieve
+        if key not in self._tracked:
+            tracked = self._stored(key)
+            while self._apply(tracked, self._read(key, tracked.cursor)):
                 pass
-            self._tracked[namespace] = tracked
-        return self._tracked[namespace].gate
+            self._tracked[key] = tracked
+        return self._tracked[key].gate
 
     async def run(self) -> None:
         """Read new samples until cancelled."""
@@ -74,16 +77,17 @@ class SharedGates:
 
     async def update(self) -> None:
         """Read new samples of all open namespaces once. Raises `StoreError`."""
-        for namespace, tracked in list(self._tracked.items()):
-            rows = await asyncio.to_thread(self._read, namespace, tracked.cursor)
+        for key, tracked in list(self._tracked.items()):
+            rows = await asyncio.to_thread(self._read, key, tracked.cursor)
             # In the event loop, where requests use the gate.
             if self._apply(tracked, rows):
                 state = {**tracked.gate.state(), "cursor": tracked.cursor}
-                self._ledger.set_gate(namespace, orjson.dumps(state).decode())
+                namespace, retrieve = key
+                self._ledger.set_gate(namespace, orjson.dumps(state).decode(), retrieve)
 
-    def _read(self, namespace: str, cursor: Cursor) -> Sequence[SampleRow]:
+    def _read(self, key: GateKey, cursor: Cursor) -> Sequence[SampleRow]:
         assert self._ledger.tables is not None
-        return self._ledger.tables.shadows_after(namespace, cursor, BATCH)
+        return self._ledger.tables.shadows_after(*key, cursor, BATCH)
 
     def _apply(self, tracked: _TrackedGate, rows: Sequence[SampleRow]) -> bool:
         for transaction, number, *sample in rows:
@@ -91,8 +95,8 @@ class SharedGates:
             tracked.cursor = (transaction, number)
         return bool(rows)
 
-    def _stored(self, namespace: str) -> _TrackedGate:
-        state = self._ledger.gate(namespace)
+    def _stored(self, key: GateKey) -> _TrackedGate:
+        state = self._ledger.gate(*key)
         tracked = _TrackedGate(ReplicatedGate())
         if state is None:
             return tracked
@@ -104,7 +108,7 @@ class SharedGates:
         except (BottegaError, ValueError, TypeError, KeyError) as error:
             log.warning(
                 "the stored benefit gate %r is invalid, its samples are read again: %s",
-                namespace,
+                key[0],
                 error,
             )
             return _TrackedGate(ReplicatedGate())

@@ -72,6 +72,10 @@ class PostgresViewRows(PostgresReader):
 
         return self.write(work)
 
+    def drop_view(self, name: str) -> None:
+        """Delete the view and its vectors."""
+        self.write(lambda connection: _drop_views(connection, name, "number != $2", 0))
+
 
 async def claim_views(connection: Connection, views: Mapping[str, EmbeddedBatch]) -> list[int]:
     """Return the numbers of the views, in order. The first batch defines the views."""
