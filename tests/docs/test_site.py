@@ -119,7 +119,7 @@ def test_configuration_reference_has_every_setting_with_its_description() -> Non
     assert "| `port` | whole number, 0 to 65535 | `8000` |" in text
     assert "| `a` | table, or text |" in text
     retrieve = re.search(r"(?s)## experiment\.b\.cache\n.*?\| `retrieve` \| (.*)", text)
-    assert retrieve and "`\"bm25\"`" in retrieve[1] and not retrieve[1].endswith("| |")
+    assert retrieve and '`"bm25"`' in retrieve[1] and not retrieve[1].endswith("| |")
 
 
 def test_descriptions_are_the_comments_of_the_example() -> None:

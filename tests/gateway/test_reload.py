@@ -79,13 +79,13 @@ async def test_reload_applies_settings_and_logs_the_others(
 async def test_share_of_an_experiment_is_reloaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = "\n[experiment]\nname = 'x'\nshare = {share}\nb.route = {{ router = '{router}' }}\n"
+    text = "\n[experiment]\nname = 'x'\nshare = {share}\nb.route = {{ master_rate = {rate} }}\n"
 
-    def config(share: float, router: str) -> Config:
-        more = text.format(share=share, router=router)
+    def config(share: float, rate: float) -> Config:
+        more = text.format(share=share, rate=rate)
         return gateway_config(tmp_path, "http://localhost:9/v1", more)
 
-    gateway_server = build(config(1.0, "random"), ENVIRONMENT)
+    gateway_server = build(config(1.0, 0.5), ENVIRONMENT)
 
     def variants() -> set[str]:
         experiment = gateway_server.gateway.experiment
@@ -96,13 +96,15 @@ async def test_share_of_an_experiment_is_reloaded(
         }
 
     assert variants() == {"x:b"}
-    reload(gateway_server, lambda: config(0.0, "fixed"))
+    reload(gateway_server, lambda: config(0.0, 0.7))
     assert variants() == {"x:a"}
     # A router needs a restart, so the variant keeps the one that it has.
     assert caplog.records[-1].getMessage().endswith("need a restart: experiment.b")
-    assert gateway_server.config.experiment.b.route == config(1.0, "random").experiment.b.route
-    reload(gateway_server, lambda: config(0.0, "unknown"))
-    assert "not reloaded: bottega.toml: experiment.b.route.router must be one of" in caplog.text
+    assert gateway_server.config.experiment.b.route == config(1.0, 0.5).experiment.b.route
+    reload(gateway_server, lambda: config(0.0, 7.0))
+    assert (
+        "not reloaded: bottega.toml: experiment.b.route.master_rate must be at most" in caplog.text
+    )
     assert variants() == {"x:a"}
     await gateway_server.aclose()
 

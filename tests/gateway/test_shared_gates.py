@@ -231,8 +231,11 @@ async def test_gateways_agree_on_variants_and_their_replies(
         cold_start = 4
         [experiment]
         name = "shared"
-        b.cache = { retrieve = "bm25" }
-        b.route = { router = "coverage", master_rate = 0.0 }
+        [experiment.b.cache]
+        retrieve = "bm25"
+        [experiment.b.route]
+        router = "coverage"
+        master_rate = 0.0
         """
     )
     state = f"[state]\ndatabase_env = 'DATABASE'\n#{database}"

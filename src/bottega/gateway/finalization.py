@@ -152,10 +152,13 @@ class ShadowRunner:
         if query is None or query.tenant.shadow is None:
             return
         own = self._apprentice_answer(job, query, result)
-        if own is not None and (reason := query.tenant.shadow.begins()):
+        if own is None:
+            return
+        sampled = query.tenant.shadow.draw()
+        if query.tenant.shadow.begins(sampled):
             # Variants may find demonstrations for different questions: without this, the questions
             # of their samples would differ.
-            with_all = bool(job.record.variant) and reason == "sampled"
+            with_all = bool(job.record.variant) and sampled
             measurement = self._measure(job, query, result, *own, with_all)
             task = asyncio.create_task(_in_span("shadow", measurement))
             # The event loop holds its tasks by weak references only.

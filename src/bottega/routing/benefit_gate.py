@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from operator import mul
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from bottega.errors import GenerationError, SettingError, check_count, check_fraction
 from bottega.types import Candidate, Query
@@ -327,15 +327,19 @@ class ShadowSampler:
         self._failed = 0
         self._random = random.Random(seed)
 
-    def begins(self) -> Literal["sampled", "eager", ""]:
-        """Return why to measure this query, "" if it is not measured. If it is, it occupies one of
-        `at_once` slots until `measure` ends."""
-        sampled = self._random.random() < self._rate
+    def draw(self) -> bool:
+        """Return whether a query is among those that `rate` samples."""
+        return self._random.random() < self._rate
+
+    def begins(self, sampled: bool | None = None) -> bool:
+        """Whether to measure this query. If so, it occupies one of `at_once` slots until `measure`
+        ends. `sampled` is the result of `draw`, by default of a new one."""
+        sampled = self.draw() if sampled is None else sampled
         wanted = sampled or (self._eager and not self.gate.is_measured)
         if not wanted or self._free == 0:
-            return ""
+            return False
         self._free -= 1
-        return "sampled" if sampled else "eager"
+        return True
 
     def cancel(self) -> None:
         """Release the slot of a query that is not measured."""

@@ -168,15 +168,15 @@ def _default_similarity(retrieve: str, least: float | None) -> float | None:
 
 def _experiment(table: object, path: SettingPath) -> ExperimentSettings:
     entries = dict(as_table(table, path))
-    variants = {name: _variant(entries.pop(name, ""), path / name) for name in ("a", "b")}
-    return read_settings(ExperimentSettings, entries, path, **variants)
+    a, b = (_variant(entries.pop(name, ""), path / name) for name in ("a", "b"))
+    return read_settings(ExperimentSettings, entries, path, a=a, b=b)
 
 
 def _variant(value: object, path: SettingPath) -> VariantSettings:
     if isinstance(value, str):
         return VariantSettings(value)
     entries = dict(as_table(value, path))
-    own = {
+    own: dict[str, Any] = {
         name: read_settings(kind, entries.pop(name), path / name)
         for name, kind in VARIANT_SECTIONS.items()
         if name in entries
