@@ -174,10 +174,18 @@ def test_a_configured_gateway_lets_requests_finish(endpoint: Server, tmp_path: P
 
 
 def status_with_key(url: str, key: str, model: str) -> int:
+    return status(question(url, key, model))
+
+
+def question(url: str, key: str, model: str = "bottega") -> urllib.request.Request:
     body = {"model": model, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
-    return status(request)
+    return urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
+
+
+def variant_with_key(url: str, key: str) -> str | None:
+    with urllib.request.urlopen(question(url, key), timeout=20) as reply:
+        return reply.headers["x-bottega-variant"]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -193,6 +201,7 @@ def test_sighup_reloads_and_metrics_have_a_port(endpoint: Server, tmp_path: Path
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     text = file.read_text().replace("[gateway]", f"[gateway]\nmetrics_port = {port}")
+    text += "[experiment]\nname = 'x'\nb = 'no-retrieve'\nshare = 1.0\n"
     file.write_text(text)
     key = run("keys", "add", "team", "--data", tmp_path / "bottega-data").out.strip()
     with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
@@ -201,9 +210,11 @@ def test_sighup_reloads_and_metrics_have_a_port(endpoint: Server, tmp_path: Path
         assert [status(f"{address}/metrics") for address in (root, metrics)] == [401, 200]
         assert [status(f"{address}/admin/keys") for address in (root, metrics)] == [401, 404]
         assert status_with_key(url, key, "bottega/large") == 403
-        file.write_text(text + '[keys]\ntiers = ["large"]\n')
+        assert variant_with_key(url, key) == "x:b"
+        file.write_text(text.replace("share = 1.0", "share = 0.0") + '[keys]\ntiers = ["large"]\n')
         process.send_signal(signal.SIGHUP)
         wait_until(lambda: status_with_key(url, key, "bottega/large") == 200)
+        assert variant_with_key(url, key) == "x:a"
         file.write_text("[gateway\n")
         process.send_signal(signal.SIGHUP)
         time.sleep(0.1)
@@ -211,7 +222,7 @@ def test_sighup_reloads_and_metrics_have_a_port(endpoint: Server, tmp_path: Path
         process.send_signal(signal.SIGTERM)
         _, err = wait_for_exit(process)
     events = [json.loads(line)["event"] for line in err.splitlines()]
-    assert any("changed: keys.tiers" in event for event in events)
+    assert any("changed: keys.tiers, experiment.share" in event for event in events)
     assert any("not reloaded" in event and "TOML" in event for event in events)
     assert (process.returncode, events[-1]) == (0, "stopped")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import SettingError
+from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.experiment_report import experiment_report
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.savings import savings
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
 from bottega.gateway.experiments import Experiment
@@ -250,6 +255,37 @@ def test_replies_of_variants_are_never_mixed(endpoint: Server, tmp_path: Path) -
         changed = send(real, 1, "Which metal is liquid?", B)
     assert changed.headers["x-bottega-route"] == "small"
     assert changed.headers["x-bottega-cache"] != "replayed"
+
+
+def test_report_compares_all_questions_of_variants(endpoint: Server, tmp_path: Path) -> None:
+    """Also those for which only one of the methods finds demonstrations. Gates and savings use the
+    samples of their method alone."""
+    endpoint.answers = [by_question]
+    more = 'b.cache = { retrieve = "text", min_similarity = 0.2 }\n[shadow]\nrate = 1.0\n'
+    with gateway(configured(tmp_path, endpoint.url, more)) as (real, server):
+        send(real, 0, "Which metal is liquid?", model="bottega/large")
+        for user in (A, B):
+            # Both variants find the first question, only a finds the second one.
+            for text in ("Which metal is liquid here?", "An unrelated wording"):
+                send(real, 250, text, user)
+        rows: list[Any] = []
+        end = time.monotonic() + 30
+        while len(rows) < 4:
+            assert time.monotonic() < end
+            server.ledger.flush()
+            rows = server.ledger.read(
+                "SELECT e.variant, s.retrieve FROM shadows AS s JOIN entries AS e"
+                " ON e.request_id = s.request_id WHERE e.variant != ''"
+                " ORDER BY e.variant, s.retrieve"
+            )
+    assert rows == [("try:a", ""), ("try:a", ""), ("try:b", "none"), ("try:b", "text")]
+    with closing(Ledger(tmp_path / FILE)) as ledger:
+        agreement = experiment_report(ledger).comparisons[0]
+        found = savings(ledger).agreement
+        assert agreement.metric == "agreement" and agreement.a and agreement.b and found
+        assert (agreement.a.n, agreement.b.n, found.gain.n) == (2, 2, 3)
+        sizes = [len(orjson.loads(ledger.gate("", name) or "")["samples"]) for name in ("", "text")]
+        assert sizes == [2, 1]
 
 
 @pytest.mark.parametrize("variant", ["no-retrieve", "route=apprentice", ""])
