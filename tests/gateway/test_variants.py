@@ -115,6 +115,7 @@ def test_each_variant_shows_the_demonstrations_of_its_retrieval(
         "try:b": "answer to Which metal is liquid?",  # the nearest text
     }
     assert far.headers["x-bottega-demonstrations"] == "0"
+    assert 0 <= float(far.headers["x-bottega-similarity"]) < 0.2  # of the text
     assert "x-bottega-variant" not in outside.headers
     assert demonstration(endpoint) == "answer to How tall is the tower?"
 
