@@ -183,9 +183,9 @@ def question(url: str, key: str, model: str = "bottega") -> urllib.request.Reque
     return urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
 
 
-def variant_with_key(url: str, key: str) -> str | None:
+def variant_with_key(url: str, key: str) -> str:
     with urllib.request.urlopen(question(url, key), timeout=20) as reply:
-        return reply.headers["x-bottega-variant"]
+        return str(reply.headers["x-bottega-variant"])
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

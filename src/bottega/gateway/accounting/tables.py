@@ -234,7 +234,7 @@ class EntryTables:
         return len(rows)
 
     def shadows_after(
-        self, namespace: str, retrieve: str, cursor: tuple[int, int], limit: int
+        self, namespace: str, cursor: tuple[int, int], limit: int, retrieve: str = ""
     ) -> list[tuple[int, int, float, float, float]]:
         """Return up to `limit` samples of a retrieval method after a cursor: transaction, row
         number, similarity and both scores. The order is the same for all readers: a transaction is

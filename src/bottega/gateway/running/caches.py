@@ -326,7 +326,7 @@ class NamespaceOpener:
         name = config.cache.retrieve
         return "" if name == self.config.cache.retrieve else name
 
-    def _gate(self, namespace: str, retrieve: str) -> BenefitGate:
+    def _gate(self, namespace: str, retrieve: str = "") -> BenefitGate:
         if self.shared_gates is not None:
             return self.shared_gates.open(namespace, retrieve)
         key = namespace, retrieve

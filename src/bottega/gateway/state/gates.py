@@ -87,7 +87,8 @@ class SharedGates:
 
     def _read(self, key: GateKey, cursor: Cursor) -> Sequence[SampleRow]:
         assert self._ledger.tables is not None
-        return self._ledger.tables.shadows_after(*key, cursor, BATCH)
+        namespace, retrieve = key
+        return self._ledger.tables.shadows_after(namespace, cursor, BATCH, retrieve)
 
     def _apply(self, tracked: _TrackedGate, rows: Sequence[SampleRow]) -> bool:
         for transaction, number, *sample in rows:
