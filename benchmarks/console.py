@@ -3,9 +3,10 @@
 
 The time of each page of a gateway with 100,000 requests, 20,000 cached entries and an evaluation of
 six methods on 2,000 items: the longest load at its first opening after a start, and the median of
-five later loads by one client. And the CPU time of gateways with the console and stored traces,
-compared with one without both: all run at the same time, requests alternate between them, and each
-ratio compares one round. One line per bar, held or MISSED.
+five later loads by one client. And the CPU time of gateways with the console, which store no traces,
+their texts or also images, compared with one without console and traces: all run at the same time,
+requests alternate between them, and each ratio compares one round. One line per bar, held or
+MISSED.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ PAGES = (
     ),
 )
 STORED = {
+    "nothing stored": '\n[traces]\nstore = "none"\n',
     "texts stored": '\n[traces]\nstore = "texts"\nkeep_days = 60.0\n',
     "images stored": '\n[traces]\nstore = "images"\nkeep_days = 60.0\n',
 }

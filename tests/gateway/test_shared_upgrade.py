@@ -18,7 +18,12 @@ from bottega._util.postgres import PostgresKind, PostgresPool
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import dollars, entry_row, month_of
 from bottega.gateway.accounting.ledger import Entry, Ledger
-from bottega.gateway.accounting.migrations import ENTRY_COLUMNS, FIRST_COLUMNS, GATEWAY_TABLES
+from bottega.gateway.accounting.migrations import (
+    ENTRY_COLUMNS,
+    FIRST_COLUMNS,
+    GATEWAY_TABLES,
+    VARIANT_COLUMNS,
+)
 from bottega.gateway.response_cache import CachedReply
 from bottega.gateway.state.limits import LimitRequest
 from bottega.gateway.state.postgres_limits import PostgresLimits
@@ -30,7 +35,9 @@ from tests.postgres import PostgresServer
 from tests.server import Server
 
 MIGRATIONS = GATEWAY_TABLES.migrations
-WRITE_FUNCTION, VARIANTS = 4, 8  # first versions with gateway_write, and with the column variant
+# First versions with gateway_write, the column variant and the column reason.
+WRITE_FUNCTION, VARIANTS, REASONS = 4, 8, 10
+COLUMNS = {REASONS: ENTRY_COLUMNS, VARIANTS: VARIANT_COLUMNS, 0: FIRST_COLUMNS}
 TABLES = re.findall(r"CREATE (?:UNLOGGED )?TABLE (\w+)", "".join(MIGRATIONS))
 SECRET = "ab" * 32
 # The columns of the first version.
@@ -52,7 +59,7 @@ def version(number: int) -> PostgresKind:
 
 async def write(pool: PostgresPool, number: int, rows: Sequence[Entry]) -> None:
     """Write entries as the version with this number of migrations did."""
-    columns = ENTRY_COLUMNS if number >= VARIANTS else FIRST_COLUMNS
+    columns = COLUMNS[next(first for first in COLUMNS if number >= first)]
     values = [*zip(*(stored(one)[: len(columns)] for one in rows), strict=True)]
     marks = ", ".join(f"${n}::{kind}[]" for n, kind in enumerate(columns.values(), 1))
     if number < WRITE_FUNCTION:
@@ -64,8 +71,8 @@ async def write(pool: PostgresPool, number: int, rows: Sequence[Entry]) -> None:
 
 def stored(entry: Entry) -> tuple[object, ...]:
     """Return the columns of an entry in the order of the tables."""
-    *row, variant = entry_row(entry)
-    return (*row, f"id-{entry.request_id}", variant)
+    *row, variant, reason = entry_row(entry)
+    return (*row, f"id-{entry.request_id}", variant, reason)
 
 
 def spending(rows: Sequence[Entry]) -> dict[tuple[str, str], float]:
@@ -76,7 +83,7 @@ def spending(rows: Sequence[Entry]) -> dict[tuple[str, str], float]:
     return total
 
 
-@pytest.mark.parametrize("number", [1, WRITE_FUNCTION, VARIANTS])
+@pytest.mark.parametrize("number", [1, WRITE_FUNCTION, VARIANTS, REASONS])
 async def test_older_tables_are_upgraded_with_their_rows(
     postgres: PostgresServer, database: str, number: int
 ) -> None:
@@ -104,7 +111,7 @@ def check_rows(database: str, rows: Sequence[Entry]) -> None:
         assert accounts.claim_namespace(team.id, "a/b", 1)
         assert not accounts.claim_namespace(team.id, "a/c", 1)
         found = ledger.read(f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries ORDER BY id")
-        assert found == sorted(map(stored, rows), key=lambda row: str(row[-2]))
+        assert found == sorted(map(stored, rows), key=lambda row: str(row[-3]))
         assert ledger.read("SELECT sum(requests), sum(prompt_tokens) FROM rollups") == [
             (len(rows), sum(one.prompt_tokens for one in rows))
         ]
