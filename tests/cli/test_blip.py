@@ -50,7 +50,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    kinds = ("blip2_opt", "instructblip_t5", "instructblip_llama")
+    kinds = ("blip2_opt", "blip2_t5", "instructblip_t5", "instructblip_llama")
     return {name: getattr(tiny_blip, name)(root / name) for name in kinds}
 
 
@@ -87,7 +87,9 @@ def figures(run: Run, *arguments: object) -> dict[str, dict[str, Any]]:
     ("base", "hyper"),
     [
         ("blip2_opt", None),
+        ("blip2_t5", None),
         ("instructblip_t5", None),
+        ("instructblip_llama", None),
         pytest.param("instructblip_llama", "instructblip_t5", marks=pytest.mark.slow),
         pytest.param("instructblip_t5", "blip2_opt", marks=pytest.mark.slow),
     ],
@@ -148,13 +150,21 @@ def test_another_tokenizer_is_refused(run: Run, models: dict[str, Path], tmp_pat
     run("add", "kb.db", "corpus.csv", "--passages", "--embed", "words")
     build = ("compress", "build", "kb.db", "--compressor", "made", "--store", "store", "--model")
     other = blip2_opt(tmp_path / "other", tokenizer=byte_tokenizer(reverse=True))
-    for command in (
-        (*build, other),
-        (*EVAL, "--methods", "racc", "--compressor", "made", "--model", other),
-    ):
+    racc = ("--compressor", "made", "--model", other)
+    evaluation = (*EVAL, "--methods", "zero-shot,racc", *racc)
+    expected = "another tokenizer of the hyper model"
+    for command in ((*build, other), evaluation):
         refused = run(*command)
-        assert (refused.code, "another tokenizer of the hyper model" in refused.err) == (1, True)
+        assert (refused.code, expected in refused.err) == (1, True)
     assert not Path("store").exists()
+    assert run(*build, *name[1:]).code == 0
+    asking = ("ask", "Where is Rome?", "--kb", "kb.db", *racc, "--traces", "asked.db")
+    for command in (evaluation, asking):
+        refused = run(*command, "--store", "store")
+        assert (refused.code, expected in refused.err) == (1, True)
+        # Not even another method has answered.
+        assert refused.out == "" and not Path("out.json").exists()
+    assert not Path("asked.db").exists()
 
 
 def test_training_of_an_earlier_version_continues(run: Run, models: dict[str, Path]) -> None:

@@ -17,6 +17,19 @@ IMAGE_TOKEN = "<image>"
 QUERIES = 3  # tokens per image
 CHARACTERS = [*string.ascii_letters, *string.digits, *".,:?!-'\""]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+T5 = {
+    "model_type": "t5",
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 2,
+    "dropout_rate": 0.0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
 
 
 def byte_tokenizer(*, reverse: bool = False) -> Any:
@@ -63,21 +76,12 @@ def blip2_opt(folder: Path, *, tokenizer: Any = None) -> Path:
     return _save(folder, "Blip2", {**text, **ends}, tokenizer or byte_tokenizer())
 
 
+def blip2_t5(folder: Path) -> Path:
+    return _save(folder, "Blip2", T5, t5_tokenizer())
+
+
 def instructblip_t5(folder: Path) -> Path:
-    text = {
-        "model_type": "t5",
-        "d_model": 16,
-        "d_kv": 8,
-        "d_ff": 24,
-        "num_layers": 2,
-        "num_decoder_layers": 2,
-        "num_heads": 2,
-        "dropout_rate": 0.0,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "decoder_start_token_id": 0,
-    }
-    return _save(folder, "InstructBlip", text, t5_tokenizer())
+    return _save(folder, "InstructBlip", T5, t5_tokenizer())
 
 
 def instructblip_llama(folder: Path) -> Path:

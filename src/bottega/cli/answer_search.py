@@ -15,6 +15,7 @@ from bottega.cli.output import note, waiting
 from bottega.cli.progress import CallCounter, progress
 from bottega.errors import SettingError
 from bottega.naming import check_torch
+from bottega.pipeline import run_sync
 from bottega.protocols import Generator, Parser, Prompter, Reranker, Searcher, turns_only
 from bottega.recipes import compression_searcher
 from bottega.recipes.limited_search import (
@@ -127,11 +128,12 @@ class SearchChoice:
     ) -> Searcher | None:
         """Return the search, None for the nearest demonstrations. Raises `SettingError` for a
         budget smaller than one rollout or a model that is not local, `LoadError` and `StoreError`
-        for folders that do not belong together."""
+        for a model and folders that do not belong together."""
         if self.compresses:
             check_torch()
             folder = self.compressor or bundled_compressor_for(require_local(generator))
-            compressor_loader(folder, generator, store=self.store).check()
+            with waiting("loading the compressor"):  # before anything is retrieved
+                run_sync(compressor_loader(folder, generator, store=self.store).open())
             return compression_searcher(
                 folder, generator, store=self.store, prompt=prompt, parse=parse, sampling=sampling
             )

@@ -17,7 +17,7 @@ from bottega.cli.components import (
     open_prompt,
     open_retrieval,
 )
-from bottega.cli.output import note, plural, warn
+from bottega.cli.output import note, plural, waiting, warn
 from bottega.cli.progress import Step, progress
 from bottega.errors import BottegaError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
@@ -31,6 +31,7 @@ from bottega.generation import ReplayGenerator, TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.index import Metric
 from bottega.naming import ModelSpec
+from bottega.pipeline import run_sync
 from bottega.protocols import Generator, Pricer, Prompter, Reranker, turns_only
 from bottega.recipes import Classifier, default_prompter, novelty_gate
 from bottega.recipes.cache_retrieval import (
@@ -40,6 +41,7 @@ from bottega.recipes.cache_retrieval import (
     CacheRetrieval,
     DraftModel,
 )
+from bottega.recipes.racc import bundled_compressor_for, compressor_loader
 from bottega.recording import PriceTable
 from bottega.reranking import LabelCoverageReranker, MMRReranker
 from bottega.retrieval import tag_keywords
@@ -77,7 +79,7 @@ class MethodActor:
     """Methods of a run over its knowledge base. A call takes the key of a method and the index of
     a benchmark item.
 
-    The constructor embeds the knowledge base. `report` receives the cost of drafts at the end,
+    The constructor loads a given compressor, and embeds the knowledge base. `report` receives the cost of drafts at the end,
     `on_error` the errors of examples that cannot be embedded; `warnings` are returned to the
     caller of a worker process with the next answer.
     """
@@ -99,6 +101,7 @@ class MethodActor:
         self._warnings = [] if warnings is None else warnings
         self._models = [settings.generator, *([hyper] if hyper else [])]
         self._collector = TraceCollector()
+        _check_compressor(config, settings.generator, hyper)
         self._drafts = _drafts(config, settings, budget or Budget(), drafts_file)
         step: Step | None = None  # of the second embedding, by late interaction alone
         again = progress("embedding tokens", len(data.knowledge))
@@ -184,6 +187,18 @@ class MethodFactory:
             on_error=warnings.append,
             warnings=warnings,
         )
+
+
+def _check_compressor(
+    config: RunConfig, generator: Generator, hyper: TransformersGenerator | None
+) -> None:
+    """Raise the errors of `CompressorLoader.open` before anything is embedded or answered."""
+    if config.compressor is None and config.store is None:
+        return
+    folder = config.compressor or bundled_compressor_for(generator)
+    loader = compressor_loader(folder, generator, hyper=hyper, store=config.store)
+    with waiting("loading the compressor"):
+        run_sync(loader.open())
 
 
 def _planned(
