@@ -48,6 +48,12 @@ def examples(path: Path) -> dict[str, Example]:
         return {e.query.text: e for e in kb}
 
 
+def test_a_dry_run_counts_the_calls_and_sends_none(run: Run, kb: Path, served: Server) -> None:
+    done = run(*COMMAND, "--fresh", 1, "--limit", 2, "--dry-run")
+    plan = "kb.db: 2 examples to explain, 1 with a rationale; openai:m; at most 20 calls\n"
+    assert (done.code, done.out, served.bodies) == (0, plan, [])
+
+
 def test_the_table_counts_entries_kept_and_candidates(run: Run, kb: Path, served: Server) -> None:
     before = examples(kb)
     done = run(*COMMAND, "--price", "1,1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from PIL import Image
 from bottega.cli.master_answers import MASTER, NOTE
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.master_answers import labelled_questions
+from bottega.evaluation.run_store import RunStore
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
 from bottega.recipes.racc import COMPRESSOR, STORE
-from bottega.types import Example
+from bottega.types import Example, Query
 from tests.builders import solid_image
 from tests.cli.conftest import Run
 from tests.evaluation.benchmarks import (
@@ -38,6 +40,12 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 CONFIGS = dict(re.findall(r"^```toml\n# (\S+)\n(.*?)^```", PAGE.read_text("utf-8"), re.S | re.M))
+# The benchmark of each run that a command of the page writes.
+EVALUATED = {
+    command[command.index("--out") + 1]: command[1]
+    for command in COMMANDS
+    if command[0] == "eval" and "--out" in command
+}
 SETS = ("HAM10000", "FIVES", "CheXpert", "TerraIncognita", "UCMerced", "EuroSAT", "Pets", "DTD")
 
 
@@ -111,6 +119,7 @@ def write_rationales(file: str) -> None:
 
 def write_passages(root: Path) -> None:
     """The sets and passages of RACC, and the settings on the page."""
+    (root / "BLIP2-Vicuna7B").mkdir()
     test_okvqa.published(root / "OKVQA", train2014=[1, 2, 3], val2014=[7])
     questions = [test_aokvqa.question(number) for number in (1, 2, 7)]
     test_aokvqa.published(root / "AOKVQA", questions[:2], questions[2:])
@@ -123,18 +132,35 @@ def write_passages(root: Path) -> None:
 
 
 def compress(run: Run, command: list[str]) -> None:
-    """Plan a training, or parse a build; write the names of their files."""
+    """Plan a training or a build; write the names of their files."""
+    done = run(*command, "--dry-run")
+    assert done.code == 0, (command, done.err)
     if command[1] == "build":
-        assert run(*command, "--help").code == 0  # after all options are parsed
         folder, files = command[command.index("--store") + 1], [STORE]
+        assert re.search(rf"^{command[2]}: 5 passages; .*; store {folder}$", done.out), done.out
     else:
-        done = run(*command, "--dry-run")
-        assert done.code == 0, (command, done.err)
         assert re.search(r"\d training questions.*\d steps of 2 examples", done.out, re.S), done.out
         folder, files = command[command.index("--out") + 1], [*COMPRESSOR]
+    assert not Path(folder).exists()
     Path(folder).mkdir()
     for name in files:
         Path(folder, name).touch()
+
+
+def report(run: Run, command: list[str]) -> None:
+    """Report runs without items, in the folders that other commands of the page name."""
+    folders = [Path(part) for part in takewhile(lambda part: part[:2] != "--", command[1:])]
+    for folder in folders:
+        benchmark = EVALUATED[str(folder)]
+        if not folder.exists():
+            item = Example(Query(f"q of {benchmark}", id="q"), "a")
+            settings = {"benchmark": benchmark, "model": "m", "seed": 0, "metrics": ["accuracy"]}
+            RunStore.open(folder, settings, (item,)).close()
+    done = run(*command)
+    assert done.code == 0, (command, done.err)
+    out = command[command.index("--out") + 1] if "--out" in command else folders[0] / "report"
+    page = Path(out, "index.html").read_text("utf-8")
+    assert all(EVALUATED[str(folder)] in page for folder in folders)
 
 
 def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
@@ -148,13 +174,17 @@ def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
     planned = 0
     for command in COMMANDS:
         if command[0] == "report":
-            assert {f"--out {one}" for one in command[1 : command.index("--out")]} <= _outs()
+            report(run, command)
             continue
         if command[0] == "add":
             assert run(*command).code == 0
             continue
         if command[0] == "rationales":
-            assert run(*command, "--help").code == 0  # after all options are parsed
+            done = run(*command, "--dry-run")
+            assert done.code == 0, (command, done.err)
+            # Two examples or more, with ten candidates, ten predictions each and ten new ones.
+            count, calls = re.findall(r"\d+(?= example)|\d+(?= calls)", done.out)
+            assert int(calls) == int(count) * (10 + 10 * 10 + 10) > 0
             write_rationales(command[1])
             continue
         if command[0] == "compress":
@@ -163,12 +193,51 @@ def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
         done = run(*command, "--dry-run")
         assert done.code == 0, (command, done.err)
         assert re.search(r"\d calls?", done.out), done.out
-        assert not list(tmp_path.glob("table*")) and not list(tmp_path.glob("figure*"))
+        assert "--out" not in command or not Path(command[command.index("--out") + 1]).exists()
         if command[0] == "answer":
             write_answers(command[1], command[2], command[command.index("--model") + 1])
         planned += 1
-    assert planned >= 46
+    assert planned >= 93
 
 
-def _outs() -> set[str]:
-    return {f"--out {one[one.index('--out') + 1]}" for one in COMMANDS if "--out" in one}
+def test_searches_retrieve_as_the_authors_and_read_the_nearest_first() -> None:
+    embed = "flmr:PreFLMR,query_tokens=512,choices=yes,instruction=Question:"
+    searches = [command for command in COMMANDS if "--preset" in command]
+    assert len(searches) >= 38
+    for command in searches:
+        assert command[command.index("--embed") + 1] == embed
+        assert "--order" not in command
+
+
+def test_sets_of_the_search_are_shown_nearest_first(tmp_path: Path) -> None:
+    write_mmmu(tmp_path / "MMMU")
+    write_reasoning_sets(tmp_path)
+    for name in ("scienceqa:ScienceQA", "mmmu:MMMU", "mathvision:MathVision", "vizwiz:VizWiz"):
+        kind, _, folder = name.partition(":")
+        assert load_benchmark(f"{kind}:{tmp_path / folder}", seed=0).order == "nearest-first"
+    vsr = load_benchmark(f"vsr-mc:{tmp_path}/VSR/splits/random", seed=0)
+    assert vsr.order == "nearest-first"
+
+
+def test_every_row_of_the_ablations_is_trained_and_evaluated() -> None:
+    trained = {one[one.index("--out") + 1] for one in COMMANDS if one[:2] == ["compress", "train"]}
+    used = {one[one.index("--compressor") + 1] for one in COMMANDS if "--compressor" in one}
+    assert {f"ablation-{row}" for row in range(1, 9)} < trained == used
+
+
+def test_the_page_names_every_table_and_figure() -> None:
+    sections = PAGE.read_text("utf-8").split("## ")
+    for title, tables, figures in (("RCTS", 6, 16), ("RACC", 6, 1)):
+        [text] = [section for section in sections if section.startswith(f"{title}\n")]
+        for kind, count in (("Table", tables), ("Figure", figures)):
+            named = _numbers(text, kind)
+            assert set(range(1, count + 1)) <= named, (title, kind, named)
+
+
+def _numbers(text: str, kind: str) -> set[int]:
+    """Return the numbers in bold, such as 6 and 11 to 16 in `**Figures 6 and 11 to 16**`."""
+    found: set[int] = set()
+    for bold in re.findall(rf"(?i)\*\*{kind}s? ([^*]+)\*\*", text):
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", bold):
+            found |= set(range(int(first), int(last or first) + 1))
+    return found

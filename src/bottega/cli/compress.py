@@ -22,12 +22,12 @@ from bottega.cli.options import (
     TrustRemoteCode,
     WorkerCount,
 )
-from bottega.cli.output import note, noting_interruption, print_json, say
+from bottega.cli.output import note, noting_interruption, plural, print_json, say
 from bottega.cli.progress import Status, Step, progress
 from bottega.evaluation.examples import is_passage
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch
-from bottega.recipes.racc import bundled_compressor_for
+from bottega.recipes.racc import bundled_compressor_for, check_compressor_files
 from bottega.types import Example
 
 compress = Typer(
@@ -111,6 +111,9 @@ def build(
     namespace: Namespace = "",
     on: On = LOCAL,
     workers: WorkerCount = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Count the passages; load and compress nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Pre-compress the passages of a knowledge base. Unchanged passages are skipped: after an
@@ -120,6 +123,13 @@ def build(
     from bottega.cli.store_building import CompressorFactory, StoreBuilder
 
     folder = compressor or bundled_compressor_for(local_model(model))
+    check_compressor_files(folder, None)
+    if dry_run:
+        with open_rows(file, namespace) as knowledge:
+            check_filled(knowledge, file, namespace)
+            count = sum(all_examples or is_passage(example) for example in knowledge)
+        say(f"{file}: {plural(count, 'passage')}; {model} with {folder}; store {store}")
+        return
     factory = CompressorFactory(folder, model, trust_remote_code)
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)

@@ -79,9 +79,9 @@ class MethodActor:
     """Methods of a run over its knowledge base. A call takes the key of a method and the index of
     a benchmark item.
 
-    The constructor loads a given compressor, and embeds the knowledge base. `report` receives the cost of drafts at the end,
-    `on_error` the errors of examples that cannot be embedded; `warnings` are returned to the
-    caller of a worker process with the next answer.
+    The constructor loads a given compressor, and embeds the knowledge base. `report` receives the
+    cost of drafts at the end, `on_error` the errors of examples that cannot be embedded; `warnings`
+    are returned to the caller of a worker process with the next answer.
     """
 
     def __init__(

@@ -15,10 +15,11 @@ from typer import Option
 from bottega._util.executor import LocalExecutor, Workers
 from bottega.cli.components import LOCAL, check_executor, open_executor, open_prices
 from bottega.cli.knowledge_files import check_filled, open_rows
-from bottega.cli.options import Json, KnowledgeFile, Namespace, On, PriceOption, WorkerCount
+from bottega.cli.options import DryRun, Json, KnowledgeFile, Namespace, On, PriceOption, WorkerCount
 from bottega.cli.output import (
     note,
     noting_interruption,
+    plural,
     print_json,
     print_table,
     say,
@@ -183,6 +184,7 @@ def rationales(
         Option(metavar="USD", help="Stop before the cost exceeds this many US dollars."),
     ] = None,
     price: PriceOption = None,
+    dry_run: DryRun = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the cost confirmation.")] = False,
     on: On = LOCAL,
     workers: WorkerCount = None,
@@ -206,6 +208,17 @@ def rationales(
         max_tokens=max_tokens,
         price=price,
     )
+    if dry_run:
+        with open_rows(file, namespace) as knowledge:
+            check_filled(knowledge, file, namespace)
+            pending = find_pending(knowledge, again=again)
+        count = len(pending.ids[:limit])
+        calls = count * (candidates * (1 + predictions) + fresh)
+        say(
+            f"{file}: {plural(count, 'example')} to explain, {pending.given} with a rationale;"
+            f" {model}; at most {calls:,} calls"
+        )
+        return
     run = Run()
     with open_executor(on, workers) as executor:
         executor = executor or LocalExecutor()
