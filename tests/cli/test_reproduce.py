@@ -28,6 +28,7 @@ from tests.evaluation.benchmarks import (
     test_vizwiz,
     test_vsr,
 )
+from tests.evaluation.benchmarks.published import write_image, write_json
 from tests.paths import ROOT
 
 pa = pytest.importorskip("pyarrow")
@@ -123,6 +124,8 @@ def write_passages(root: Path) -> None:
     test_okvqa.published(root / "OKVQA", train2014=[1, 2, 3], val2014=[7])
     questions = [test_aokvqa.question(number) for number in (1, 2, 7)]
     test_aokvqa.published(root / "AOKVQA", questions[:2], questions[2:])
+    write_json(root / "AOKVQA" / "aokvqa_v1p0_test.json", [questions[2] | {"direct_answers": None}])
+    write_image(root / "AOKVQA" / "test2017" / f"{7:012}.jpg", 7)
     texts = [f"Surfers swim in sea {number}." for number in range(5)]
     rows = ["kid,text", *(f"{number},{text}" for number, text in enumerate(texts))]
     (root / "okvqa_full_corpus.csv").write_text("\n".join(rows))
@@ -161,6 +164,8 @@ def report(run: Run, command: list[str]) -> None:
     out = command[command.index("--out") + 1] if "--out" in command else folders[0] / "report"
     page = Path(out, "index.html").read_text("utf-8")
     assert all(EVALUATED[str(folder)] in page for folder in folders)
+    if "--predictions" in command:
+        assert Path(command[command.index("--predictions") + 1]).read_text() == "{}"
 
 
 def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
@@ -197,7 +202,7 @@ def test_every_command_plans_a_run(run: Run, tmp_path: Path) -> None:
         if command[0] == "answer":
             write_answers(command[1], command[2], command[command.index("--model") + 1])
         planned += 1
-    assert planned >= 93
+    assert planned >= 94
 
 
 def test_searches_retrieve_as_the_authors_and_read_the_nearest_first() -> None:

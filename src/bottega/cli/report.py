@@ -12,6 +12,7 @@ from bottega.cli.output import note, noting_interruption, say, waiting, warn
 from bottega.cli.progress import progress
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.export import FORMATS, write_dataset
+from bottega.evaluation.predictions import write_predictions
 from bottega.evaluation.report.render import write_report
 
 
@@ -27,12 +28,25 @@ def report(
             show_default="report/ in the first folder",
         ),
     ] = None,
+    predictions: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Also write the answers as JSON for A-OKVQA's leaderboard: of one run, or of one "
+            "with answers=choices and one without.",
+        ),
+    ] = None,
 ) -> None:
     """Write a page about runs, with CSV, Markdown and plots.
 
     Several runs are compared, item by item if their items are equal. Runs may be in progress or
     have failures: the page lists missing items.
     """
+    if predictions is not None:
+        count = write_predictions(folders, predictions)
+        say(f"{count.questions} predictions: {predictions}")
+        if count.missing:
+            note(f"{count.missing} items have no valid answer, and no prediction")
     target = out or folders[0] / "report"
     with noting_interruption(lambda: f"{target} may be incomplete; repeat the command"):
         done = write_report(folders, target, progress)

@@ -14,6 +14,7 @@ from bottega.evaluation.metrics.intervals import (
     paired_mean_difference,
     sign_flips,
 )
+from bottega.evaluation.metrics.metric import NotScored
 from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.runner import Result
 
@@ -45,10 +46,11 @@ def paired_differences(
     """Compare methods with their baselines, the differences to `REFERENCE` first.
 
     Both have the same number of shots. A method with a single number of shots is compared at each
-    number of the other method. Metrics of a whole set (macro-F1) have no pairs.
+    number of the other method. Metrics of a whole set (macro-F1) and `NotScored` have no pairs.
     """
+    unpaired = ("macro", NotScored.name)
     by_name = {
-        (r.method, r.shots): scored for r, scored in runs if not r.metric.startswith("macro")
+        (r.method, r.shots): scored for r, scored in runs if not r.metric.startswith(unpaired)
     }
     compared = [
         compare(method, against, max(shots, other), scored, by_name[against, other], seed)

@@ -153,9 +153,9 @@ async def evaluate(
     scored = [run.scored[index] for index in sorted(run.scored)]
     seconds = round(time.perf_counter() - started, 3)
     figures = [
-        _figure(metric.name, metric.estimate(_judgements(scored, i), seed=config.seed))
+        _figure(metric.name, estimate)
         for i, metric in enumerate(benchmark.metrics)
-        if scored
+        if scored and (estimate := metric.estimate(_judgements(scored, i), seed=config.seed))
     ]
     result = summarize(
         (method.name, method.shots),

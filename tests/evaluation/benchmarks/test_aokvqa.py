@@ -79,6 +79,35 @@ def test_hub_table_lists_are_parsed_from_text(tmp_path: Path) -> None:
     assert ["direct_answers is not a list" in str(error) for error in bad] == [True]
 
 
+@pytest.mark.parametrize("answers", ["direct", "choices"])
+def test_questions_without_answers_are_not_scored(tmp_path: Path, answers: str) -> None:
+    published(tmp_path, [question(1)], [])
+    row = question(7)
+    for name in ("correct_choice_idx", "direct_answers", "rationales"):
+        del row[name]
+    hard = {**row, "question_id": "q8", "difficult_direct_answer": True}
+    write_json(tmp_path / "aokvqa_v1p0_test.json", [row, hard])
+    write_image(tmp_path / "test2017" / f"{7:012}.jpg", 7)
+    spec = f"aokvqa:{tmp_path},split=test,answers={answers},rationales=yes"
+    data = load_benchmark(spec, seed=0)
+    by_choice = answers == "choices"
+    assert [one.rationale for one in data.knowledge] == ["No tracks."]
+    # A leaderboard for direct answers excludes the difficult question too.
+    assert {item.query.id for item in data.items} == ({"q7", "q8"} if by_choice else {"q7"})
+    item = data.items[0]
+    assert item.query.choices == (tuple(CHOICES) if by_choice else ())
+    answer = data.parse(item.query, Completion("(D)" if by_choice else "taxi"))
+    assert (answer.valid, answer.text) == (True, "cab" if by_choice else "taxi")
+    [metric] = data.metrics
+    assert (metric.name, metric.estimate([], seed=0)) == ("not_scored", None)
+
+
+def test_a_missing_test_file_is_named(tmp_path: Path) -> None:
+    published(tmp_path, [question(1)], [question(7)])
+    with pytest.raises(LoadError, match="aokvqa_v1p0_test"):
+        load_benchmark(f"aokvqa:{tmp_path},split=test", seed=0)
+
+
 def test_invalid_choice_is_reported(tmp_path: Path) -> None:
     published(tmp_path, [question(1)], [question(7), question(8, correct_choice_idx=4)])
     bad: list[BottegaError] = []

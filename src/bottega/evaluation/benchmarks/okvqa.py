@@ -23,6 +23,7 @@ from bottega.evaluation.benchmarks.tables import (
     required,
     texts,
 )
+from bottega.evaluation.metrics.metric import NotScored
 from bottega.evaluation.metrics.vqa import direct_answer, vqa_accuracy
 from bottega.image import Image
 from bottega.parsing import ChoiceParser
@@ -193,24 +194,33 @@ def _published(downloads: Downloads, split: str, source: Source) -> list[Annotat
 AOKVQA_QUESTIONS = "aokvqa_v1p0_{}.json"
 AOKVQA_LAYOUT = (
     "use aokvqa_v1p0_train.json and aokvqa_v1p0_val.json (aokvqa_v1p0.tar.gz of"
-    " allenai/aokvqa) and the folders or zips train2017 and val2017 (cocodataset.org)"
+    " allenai/aokvqa) and the folders or zips train2017 and val2017 (cocodataset.org); for"
+    " split=test also those of test"
 )
-OPTIONS = {"answers": ("direct", "choices"), "rationales": ("no", "yes")}
+OPTIONS = {"split": ("val", "test"), "answers": ("direct", "choices"), "rationales": ("no", "yes")}
+UNPUBLISHED = "?"  # the answer of every question of test
+SPLITS = {"val": ("validation", "val"), "test": ("test",)}  # in tables
 ImagesOf = Callable[[Row, str], tuple[Image, ...]]
 
 
 def aokvqa(source: Source) -> Benchmark:
     """Load A-OKVQA: validation items, with the training questions as the knowledge base.
 
-    `answers=choices` requests one of the four choices; direct answers exclude the questions marked
-    as too difficult. `rationales=yes` adds one annotator's rationale to each example.
+    `split=test` replaces the items by the questions of test, whose answers are not published: they
+    are not scored (`evaluation.predictions` exports the replies). `answers=choices` requests one
+    of the four choices; direct answers exclude the questions marked as too difficult.
+    `rationales=yes` adds one annotator's rationale to each example.
     """
     location, options = read_location(source, OPTIONS)
     by_choice = options["answers"] == "choices"
     shown, items = _parts(location, source, options)
     whole = Benchmark(source.spec, examples(shown), examples(items), prompt=LetteredPrompter())
     if by_choice:
-        return replace(whole, parse=ChoiceParser(whole_words=True))
+        whole = replace(whole, parse=ChoiceParser(whole_words=True))
+    if options["split"] == "test":
+        return replace(whole, metrics=(NotScored(),))
+    if by_choice:
+        return whole
     answers = references([*shown, *items])  # examples may be training items
     metrics = (direct_answer(answers), direct_answer(answers, "always-normalised"))
     return replace(whole, metrics=metrics)
@@ -221,13 +231,16 @@ def _parts(
 ) -> tuple[list[AnnotatedQuestion], list[AnnotatedQuestion]]:
     downloads = Downloads(Path(location), AOKVQA_LAYOUT)
     rows: list[Iterable[NamedRow]]
-    if Path(location).is_dir() and downloads.find(AOKVQA_QUESTIONS.format("val")):
-        rows = [downloads.rows(AOKVQA_QUESTIONS.format(split)) for split in ("train", "val")]
-        make = [_maker(_photographs(downloads, split), options) for split in ("train", "val")]
+    split = options["split"]
+    files = (AOKVQA_QUESTIONS.format(part) for part in (split, "val"))
+    if Path(location).is_dir() and downloads.find(*files):
+        rows = [downloads.rows(AOKVQA_QUESTIONS.format(part)) for part in ("train", split)]
+        images = [_photographs(downloads, part) for part in ("train", split)]
     else:
         shown = example_split(location, "train", layout=AOKVQA_LAYOUT)
-        rows = [shown, first_split(location, "validation", "val")]
-        make = [_maker(lambda row, name: row_images(row, location, name), options)] * 2
+        rows = [shown, first_split(location, *SPLITS[split])]
+        images = [lambda row, name: row_images(row, location, name)] * 2
+    make = [_maker(images[0], options), _maker(images[1], options, unpublished=split == "test")]
     if options["answers"] == "direct":
         rows[1] = _answerable(rows[1])
     both = [
@@ -236,18 +249,19 @@ def _parts(
     return both[0], both[1]
 
 
-def _maker(images: ImagesOf, options: Mapping[str, str]) -> Make:
+def _maker(images: ImagesOf, options: Mapping[str, str], *, unpublished: bool = False) -> Make:
     def make(row: Row, source: str) -> AnnotatedQuestion:
-        id, answers = required(row, "question_id"), annotator_answers(row, "direct_answers")
+        id = required(row, "question_id")
+        answers = (UNPUBLISHED,) if unpublished else annotator_answers(row, "direct_answers")
         one = annotated_question(row, source, id=id, answers=answers, images=images(row, source))
         example = one.example
-        if options["rationales"] == "yes":
+        if options["rationales"] == "yes" and not unpublished:
             example = replace(
                 example, rationale=next(iter(annotator_answers(row, "rationales")), None)
             )
         if options["answers"] == "choices":
             choices = annotator_answers(row, "choices")
-            gold = option(choices, row.get("correct_choice_idx"))
+            gold = UNPUBLISHED if unpublished else option(choices, row.get("correct_choice_idx"))
             query = replace(example.query, choices=choices)
             example = replace(example, query=query, answer=gold)
         return replace(one, example=example)

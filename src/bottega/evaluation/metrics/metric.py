@@ -37,8 +37,8 @@ class Metric(Protocol):
 
     def score(self, item: Example, answer: Answer, /) -> float: ...
 
-    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
-        """Return the value over at least one item with its 95 % interval."""
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate | None:
+        """Return the value over at least one item with its 95 % interval, None for `NotScored`."""
         ...
 
 
@@ -52,6 +52,18 @@ class Accuracy:
 
     def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         return mean([one.score for one in judged], seed=seed)
+
+
+class NotScored:
+    """Metric of items whose answers are not published: results have no value."""
+
+    name = "not_scored"
+
+    def score(self, item: Example, answer: Answer, /) -> float:
+        return 0.0
+
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> None:
+        return None
 
 
 class MacroF1(Accuracy):

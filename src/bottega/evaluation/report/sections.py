@@ -11,7 +11,7 @@ from typing import Literal
 from bottega._util.progress import Stages, Step, no_stages
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.intervals import Estimate, mean
-from bottega.evaluation.metrics.metric import Judgement, MacroF1, macro_f1
+from bottega.evaluation.metrics.metric import Judgement, MacroF1, NotScored, macro_f1
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
 from bottega.evaluation.paired import (
@@ -154,8 +154,8 @@ def _cells(
     return {name: Cell(len(some), mean(some, seed=0)) for name, some in scores.items()}
 
 
-# Metrics of a whole set are not the mean of item scores.
-SET_METRICS = ("macro", "answerability")
+# Metrics of a whole set, and of items without answers, are not the mean of item scores.
+SET_METRICS = ("macro", "answerability", NotScored.name)
 ANSWERABILITY: Mapping[str, Literal["ap", "f1"]] = {
     "answerability_ap": "ap",
     "answerability_f1": "f1",
