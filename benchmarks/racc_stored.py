@@ -2,8 +2,9 @@
 benchmarks.racc_stored [--limit 500] [--json F]`.
 
 Reports accuracy on `facts` with passages compressed in the request, stored as fp16 and stored as
-int8; seconds per answer, sequentially, with alternating methods; and bytes per passage. This is the
-paper's Table 3 on a small scale. See docs/experiments/racc.md.
+int8; seconds per answer, sequentially, with alternating methods; and bytes per passage, whose
+images count, as in the paper. This is the paper's Table 3 on a small scale. See
+docs/experiments/racc.md.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import torch
 
 from bottega.bundled import bundled_compressor
+from bottega.cli.store_building import source_bytes
 from bottega.compression import InputBuilder, Manifest, PassageCompressor, PassageStore, load
 from bottega.compression.store import Precision
 from bottega.evaluation.benchmark import Benchmark
@@ -60,8 +62,8 @@ async def _measured(limit: int, timed: int) -> dict[str, object]:
         ways = planned(data, model, {kind: Path(folder) / kind for kind in PRECISIONS})
         accuracy = {name: await answered(data, way) for name, way in ways.items()}
         seconds = await take_turns(data, ways, timed)
-    texts = [len(one.query.text.encode()) for one in data.knowledge]
-    bytes_per_passage = {"text": statistics.mean(texts)}
+    sizes = map(statistics.mean, zip(*map(source_bytes, data.knowledge), strict=True))
+    bytes_per_passage: dict[str, float] = dict(zip(("text", "images"), sizes, strict=True))
     bytes_per_passage |= {kind: store.bytes_per_passage for kind, store in stores.items()}
     return {"accuracy": accuracy, "seconds": seconds, "bytes a passage": bytes_per_passage}
 

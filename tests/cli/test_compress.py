@@ -289,7 +289,11 @@ def test_only_new_passages_are_compressed(
     assert first.code == 0, first.err
     assert "70 passages, 70 compressed now, 70 in store" in first.out
     width = load(compressor).racc.config.width
-    assert f"{8 * width} as fp16, {4 * width + 16} as int8" in first.out
+    text = sum(len(f"The home of n{i} is h{i}.") for i in range(70)) / 70
+    assert (
+        f"a passage: {text:.0f} bytes of text and 0 of images; compressed {8 * width} as fp16"
+        f" ({8 * width / text:.1%}), {4 * width + 16} as int8 ({(4 * width + 16) / text:.1%})"
+    ) in first.out
     assert run(*command, "--json").json["compressed"] == 0  # type: ignore[index]
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
         kb.delete([kb.ids()[3]])

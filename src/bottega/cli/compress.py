@@ -156,11 +156,8 @@ def build(
         f"{summary['passages']} passages, {summary['compressed']} compressed now,"
         f" {summary['kept']} in {store}"
     )
-    if summary["text_bytes"] is not None:
-        say(
-            f"a passage: {summary['text_bytes']:.0f} bytes of text, {summary['fp16_bytes']} as"
-            f" fp16, {summary['int8_bytes']} as int8"
-        )
+    if summary["passages"]:
+        say(f"a passage: {builder.sizes}")
     if summary["int8_error"] is not None:
         say(f"mean error of int8 relative to fp16: {summary['int8_error']:.2%} (compressed now)")
 

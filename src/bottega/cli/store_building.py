@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,14 @@ from bottega._util.event_loops import BACKGROUND_LOOP
 from bottega._util.executor import Executor, LocalExecutor, batched, computed_ahead
 from bottega.cli.components import local_model
 from bottega.cli.output import waiting
-from bottega.compression import InputBuilder, Manifest, PassageCompressor, PassageStore, load
+from bottega.compression import (
+    CompressorConfig,
+    InputBuilder,
+    Manifest,
+    PassageCompressor,
+    PassageStore,
+    load,
+)
 from bottega.errors import SettingError
 from bottega.generation import TransformersGenerator
 from bottega.generation.loaded import LoadedModel
@@ -75,6 +83,35 @@ class CompressorFactory:
         return CompressorActor(self.folder, load_model(generator), self.digest)
 
 
+@dataclass(frozen=True)
+class PassageSizes:
+    """Mean bytes of a passage: its text with its reply, its encoded images, and its prompts as
+    fp16 and as int8, which has a float32 scale per prompt."""
+
+    text: float
+    images: float
+    fp16: int
+    int8: int
+
+    @classmethod
+    def of(cls, text: float, images: float, config: CompressorConfig) -> PassageSizes:
+        numbers = config.document_prompts * config.width
+        return cls(float(text), float(images), 2 * numbers, numbers + 4 * config.document_prompts)
+
+    def __str__(self) -> str:
+        whole = self.text + self.images
+        return (
+            f"{self.text:.0f} bytes of text and {self.images:.0f} of images; compressed {self.fp16}"
+            f" as fp16 ({self.fp16 / whole:.1%}), {self.int8} as int8 ({self.int8 / whole:.1%})"
+        )
+
+
+def source_bytes(passage: Example) -> tuple[int, int]:
+    """Return the bytes of a passage's text, with its reply, and of its encoded images."""
+    text = f"{passage.query.text}{passage.reply}".encode()
+    return len(text), sum(len(image.data) for image in passage.query.images)
+
+
 class StoreBuilder:
     """Builder of a store of compressed passages by workers. Raises `LoadError` for another model
     and `StoreError` for a store of another compressor."""
@@ -97,7 +134,7 @@ class StoreBuilder:
         self._workers = (executor or LocalExecutor()).start(factory, concurrency=1)
         self._ahead = 1 if executor is None else AHEAD * executor.count
         self._ids: set[str] = set()
-        self._compressed, self._text_bytes = 0, 0
+        self._compressed, self._bytes = 0, np.zeros(2)  # text and images
         self._errors: list[float] = []
 
     def build(
@@ -123,8 +160,7 @@ class StoreBuilder:
         self, batch: Sequence[tuple[str, Example]], compress: Callable[[], Tensor | None]
     ) -> None:
         self._ids |= {id for id, _ in batch}
-        for _, one in batch:
-            self._text_bytes += len(f"{one.query.text}{one.reply}".encode())
+        self._bytes += np.sum([source_bytes(one) for _, one in batch], axis=0)
         missing, rows = self.store.missing(batch), compress()
         if rows is None:
             return
@@ -136,16 +172,23 @@ class StoreBuilder:
             norm = torch.linalg.vector_norm
             self._errors += (norm(stored.flatten(1) - half, dim=1) / norm(half, dim=1)).tolist()
 
+    @property
+    def sizes(self) -> PassageSizes:
+        """Mean sizes of the passages given so far."""
+        text, images = self._bytes / max(1, len(self._ids))
+        return PassageSizes.of(text, images, self._config)
+
     def summary(self) -> dict[str, float | None]:
         """Return counts and sizes in bytes per passage. `int8_error` is the mean of |int8 - fp16| /
         |fp16| over the passages compressed now."""
-        numbers, count = self._config.document_prompts * self._config.width, len(self._ids)
+        count, sizes = len(self._ids), self.sizes
         return {
             "passages": count,
             "compressed": self._compressed,
             "kept": len(self.store),
-            "text_bytes": self._text_bytes / count if count else None,
-            "fp16_bytes": 2 * numbers,
-            "int8_bytes": numbers + 4 * self._config.document_prompts,
+            "text_bytes": sizes.text if count else None,
+            "image_bytes": sizes.images if count else None,
+            "fp16_bytes": sizes.fp16,
+            "int8_bytes": sizes.int8,
             "int8_error": sum(self._errors) / len(self._errors) if self._errors else None,
         }
